@@ -47,11 +47,11 @@ class LateCommitReporter:
     It goes by whether they still exist. A message that another operation has removed meanwhile is reported twice;
     none is missed unless this process ends before.
 
-    :param tell: called with them.
+    :param listener: called with them.
     """
 
-    def __init__(self, tell: RemovalListener) -> None:
-        self._tell = tell
+    def __init__(self, listener: RemovalListener) -> None:
+        self._listener = listener
 
     async def find_missing(self, transaction: Transaction, removed: Sequence[RemovedMessage]) -> UndoCallback | None:
         """Part of an undo: find which of the messages do not exist, to report them when the undo is durable."""
@@ -70,7 +70,7 @@ class LateCommitReporter:
                 "operations reported as failed had removed messages: {reasons}",
                 reasons=", ".join(f"{number} {reason}" for reason, number in sorted(reasons.items())),
             )
-            self._tell(removed)
+            self._listener(removed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,8 +78,8 @@ class MongoStore(MongoAccountStore):
     :param space_limits: on the size of the database and the free space of its disk.
     :param on_fault: called when the database becomes full and when that is over.
     :param migrations: beyond those of the schema.
-    :param tell: called with messages removed by operations that were reported as failed.
-    :param tell_events: the same for events of the Decentrl half.
+    :param on_late_removals: called with messages removed by operations that were reported as failed.
+    :param on_late_acknowledgements: the same for events of the Decentrl half.
     :ivar space_quota: refuses writes that need more space.
     """
 
@@ -94,8 +94,8 @@ class MongoStore(MongoAccountStore):
         on_fault: Callable[[StoreFault, bool], None] = lambda fault, present: None,
         max_nonces: int = 1_000_000,
         migrations: Sequence[MongoMigration] = (),
-        tell: RemovalListener = lambda removed: None,
-        tell_events: RemovalListener = lambda removed: None,
+        on_late_removals: RemovalListener = lambda removed: None,
+        on_late_acknowledgements: RemovalListener = lambda removed: None,
     ) -> None:
         super().__init__(client, clock, SpaceQuota(client, space_limits, on_fault))
         self._schema = MongoSchema(ALL_COLLECTIONS, (*MIGRATIONS, *migrations))
@@ -104,7 +104,7 @@ class MongoStore(MongoAccountStore):
         self._session_owner = SessionOwnerRecord(client)
         did_cache = RecipientDIDCache()
         self._queues = MessageQueueReader(did_cache)
-        late_commits = LateCommitReporter(tell)
+        late_commits = LateCommitReporter(on_late_removals)
         self._enqueue_operation = EnqueueBatchOperation(limits, MessageQueueFinder(), late_commits)
         self._remove_operation = RemoveBatchOperation(did_cache, late_commits)
         self._nonces = NonceCapacity(client, max_nonces)
@@ -113,7 +113,13 @@ class MongoStore(MongoAccountStore):
         self._read_serializer = AccountReadSerializer(client)
         self._clocks = ClockSkewMonitor(client, MAX_CLOCK_SKEW)
         self._decentrl = MongoDecentrlStore(
-            client, clock, caps, self._nonces, self._clocks, LateCommitReporter(tell_events), self.space_quota.refuses
+            client,
+            clock,
+            caps,
+            self._nonces,
+            self._clocks,
+            LateCommitReporter(on_late_acknowledgements),
+            self.space_quota.refuses,
         )
         self.decentrl: IDecentrlStore = self._decentrl
         self.cluster: IClusterStore = MongoClusterStore(client, self._clocks)

@@ -1,4 +1,4 @@
-"""Operations that are done for one request, which has one deadline, on servers that are slow."""
+"""Operations of one request, which share a deadline, on slow servers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SLOW = 900
 
 
 class ShiftedClock:
-    """The time that it was, for a request that began then."""
+    """A clock that is behind, for a request that began earlier."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -36,7 +36,7 @@ class ShiftedClock:
 
 
 def began(seconds: float) -> Any:
-    """Within a request that began so many seconds ago."""
+    """A request that began some seconds ago."""
     return request_scope(cast(Any, ShiftedClock(seconds)))
 
 
@@ -51,7 +51,7 @@ class DeadlineCase(MongoTestCase):
         self.asked.append(operation)
 
     async def fails(self, work: Deferred[Any]) -> None:
-        """See it fail for lack of a store, in time."""
+        """Check that it fails with StoreUnavailable in time."""
         begun = CLOCK.seconds()
         with self.assertRaises(StoreUnavailable):
             await work
@@ -59,10 +59,10 @@ class DeadlineCase(MongoTestCase):
 
 
 class RequestTests(DeadlineCase):
-    """However many operations there are, and though each would be done in time."""
+    """However many operations it has, though each alone would be done in time."""
 
     async def test_one_after_the_other(self) -> None:
-        """A request whose operations are slow fails in time; the same without a request does not."""
+        """A request with slow operations fails in time; the same operations without a request do not."""
         store = await self.a_store()
 
         async def ask() -> None:
@@ -78,7 +78,7 @@ class RequestTests(DeadlineCase):
             await ask()
 
     async def test_forward(self) -> None:
-        """What a slow commit had no time for after a slow question is not there, and can be sent once more."""
+        """A message whose commit was too slow is not queued, and can be sent again."""
         store = await self.a_store()
         store._owner_cache.clear()
 
@@ -95,7 +95,7 @@ class RequestTests(DeadlineCase):
         self.assertEqual(self.kept(), ["a"])
 
     async def test_claim(self) -> None:
-        """What was claimed before there was no more time can be claimed again: it was not done."""
+        """A nonce whose request ran out of time can be claimed again."""
         store = await self.a_store()
         later = CLOCK.seconds() + 60
         with began(0.5):
@@ -106,7 +106,7 @@ class RequestTests(DeadlineCase):
         self.assertTrue(await store.claim_nonce(b"key", later))
 
     async def test_command(self) -> None:
-        """Nor is a command begun, nor its nonce used up."""
+        """A command is not started, and its nonce is not used."""
         store = await self.a_store()
         guard = CommandGuard(b"nonce", CLOCK.seconds() + 60)
         with began(PATIENCE), self.assertRaises(StoreUnavailable):
@@ -114,7 +114,7 @@ class RequestTests(DeadlineCase):
         await store.decentrl.check_guard(guard)
 
     async def test_hardly_any_time(self) -> None:
-        """What could only be left in doubt is not begun, of any kind; and that is no fault of the server."""
+        """Operations with hardly any time left are not started, and the server is not blamed."""
         server = await self.an_open_server(observe=self.observe)
         gathering = TransactionBatcher(server, at_once=1, bounds=BatchLimits())
         gathering.start()
@@ -133,7 +133,7 @@ class RequestTests(DeadlineCase):
         self.assertEqual((self.asked, self.states, server.transactions.has_uncertain_commits), ([], [True], False))
 
     async def test_too_much_at_once(self) -> None:
-        """Nor does a request wait longer for its turn when the server has more to do than it may at a time."""
+        """A request does not wait beyond its deadline when too many transactions are open."""
         server = await self.an_open_server()
         ended: list[Transaction] = []
 
@@ -150,7 +150,7 @@ class RequestTests(DeadlineCase):
         await gatherResults(lasts)
 
     async def test_owner(self) -> None:
-        """Two that ask for the same: one gives up when it has to, and the other one is answered."""
+        """Of two lookups of one DID one times out, and the other succeeds."""
         store = await self.a_store()
         store._owner_cache.clear()
         with self.servers.failpoint("aggregate", blockConnection=True, blockTimeMS=SLOW, times=1):
@@ -167,7 +167,7 @@ class SharedBatchTests(DeadlineCase):
     """Works of several requests, and of none."""
 
     async def a_gathering(self) -> TransactionBatcher:
-        """One that does one batch at a time; works are the seconds that a batch lasts."""
+        """A batcher that runs one batch at a time; works are the seconds that a batch lasts."""
         gathering = TransactionBatcher(await self.an_open_server(), at_once=1, bounds=BatchLimits(batch=3))
         gathering.start()
         self.batches: list[tuple[int, float]] = []
@@ -183,7 +183,7 @@ class SharedBatchTests(DeadlineCase):
         return gathering
 
     async def test_the_earliest_counts(self) -> None:
-        """Those that are done together are done by the deadline of the first of their requests."""
+        """A batch has the deadline of its earliest request."""
         gathering = await self.a_gathering()
         asked = [gathering.submit("free", self.last, 0.0, ())]
         before = CLOCK.seconds()
@@ -197,7 +197,7 @@ class SharedBatchTests(DeadlineCase):
         self.assertTrue(before - 0.2 <= deadline - PATIENCE <= after - 0.2)
 
     async def test_others_do_not_hurry(self) -> None:
-        """Those with less time left are apart, and still in the order of what they have in common."""
+        """Works with less time are in a batch of their own, in the order of common keys."""
         gathering = await self.a_gathering()
         now = CLOCK.seconds()
         asked = [gathering.submit("free", self.last, 0.0, ())]
@@ -224,7 +224,7 @@ class SharedBatchTests(DeadlineCase):
         self.assertGreaterEqual(deadline, now + PATIENCE)
 
     async def test_waiting(self) -> None:
-        """Whoever waits is told when it is too late for it, though nothing ends and others wait before it."""
+        """A waiting work is rejected in time even if no batch ends and others are before it."""
         self.patch(server_module, "REQUEST_TIME_LIMIT", 4.0)
         gathering = await self.a_gathering()
         hanging = gathering.submit("hanging", self.last, 1.5, ())
@@ -241,7 +241,7 @@ class SharedBatchTests(DeadlineCase):
         await gathering.drain()
 
     async def test_half_written(self) -> None:
-        """Of several payloads that are deposited too late none is there."""
+        """Of several payloads that are queued too late none is stored."""
         store = await self.a_store()
         payloads = [Payload(id, b"payload", "json") for id in "abc"]
         with self.servers.failpoint("commitTransaction", blockConnection=True, blockTimeMS=1_500):

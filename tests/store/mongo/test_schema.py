@@ -33,7 +33,7 @@ THINGS = CollectionSpec(
 
 
 class SchemaCase(MongoTestCase):
-    """An entirely new database."""
+    """A new database."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -43,7 +43,7 @@ class SchemaCase(MongoTestCase):
         self.documents = self.servers.client[self.database]
 
     def indexes(self, collection: str) -> dict[str, Any]:
-        """Definitions by name, those of `_id` left out."""
+        """Definitions by name, without that of `_id`."""
         found = self.documents[collection].index_information()
         return {
             name: {key: value for key, value in one.items() if key != "v"}
@@ -56,7 +56,7 @@ class SchemaCase(MongoTestCase):
 
 
 class IndexTests(SchemaCase):
-    """What there has to be is made, and what is different is made anew."""
+    """Missing indexes are created, and different ones rebuilt."""
 
     EXPECTED = {
         "thing_name": {
@@ -73,7 +73,7 @@ class IndexTests(SchemaCase):
         self.assertEqual(self.indexes("things"), self.EXPECTED)
 
     async def test_new(self) -> None:
-        """Collections and indexes of all parts are there once it is open, with their version."""
+        """All collections and indexes exist once the store is open, with their version."""
         await self.a_store()
         for collection in schema.ALL_COLLECTIONS:
             self.assertEqual(set(self.indexes(collection.name)), {index.name for index in collection.indexes})
@@ -85,13 +85,13 @@ class IndexTests(SchemaCase):
         await self.prepare()
 
     async def test_something_missing(self) -> None:
-        """What was dropped is made again."""
+        """A dropped index is created again."""
         await self.prepare()
         self.documents["things"].drop_index("thing_name")
         await self.prepare()
 
     async def test_other_definition(self) -> None:
-        """An index of a name that we know, but another definition, is made anew."""
+        """An index with another definition is rebuilt."""
         for other in (
             {"keys": [("place", -1), ("name", 1)], "unique": True},
             {"keys": [("name", 1), ("place", -1)]},
@@ -102,19 +102,19 @@ class IndexTests(SchemaCase):
             await self.prepare()
 
     async def test_other_name(self) -> None:
-        """One that is ours under another name makes room."""
+        """An index with another name is replaced."""
         self.documents["things"].create_index([("end", 1)], name="end_1", expireAfterSeconds=60)
         await self.prepare()
 
     async def test_other_time(self) -> None:
-        """One that deletes after another time is made anew."""
+        """An index with another expiry is rebuilt."""
         for time in (61, 10_000):
             self.documents["things"].drop_indexes()
             self.documents["things"].create_index([("end", 1)], name="thing_end", expireAfterSeconds=time)
             await self.prepare()
 
     async def test_being_built(self) -> None:
-        """One that somebody else is still building is waited for, and built by a majority of the members."""
+        """A build in progress is awaited, and needs a majority of the members."""
         self.documents["things"].insert_many([{"name": number, "place": 2} for number in range(100)])
         hang = {"configureFailPoint": "hangAfterStartingIndexBuild"}
         self.servers.client.admin.command({**hang, "mode": "alwaysOn"})
@@ -133,7 +133,7 @@ class IndexTests(SchemaCase):
         self.assertTrue(any("building indexes of things: thing_name, thing_end" in line for line in self.said))
 
     async def test_other_being_built(self) -> None:
-        """One that is another makes room, even before it is there."""
+        """A build in progress with another definition is replaced."""
         self.documents["things"].create_index([("end", 1)], name="thing_end", expireAfterSeconds=60)
         self.documents["things"].insert_many([{"name": number, "place": 2} for number in range(100)])
         hang = {"configureFailPoint": "hangAfterStartingIndexBuild"}
@@ -150,7 +150,7 @@ class IndexTests(SchemaCase):
         self.assertEqual(self.indexes("things"), self.EXPECTED)
 
     async def test_longer_than_anybody_waits(self) -> None:
-        """One that takes longer than a start waits goes on, and the next start waits for the same."""
+        """A build that exceeds the time limit goes on, and the next start waits for the same."""
         self.documents["things"].insert_many([{"name": number, "place": 2} for number in range(100)])
         patience = self.patch(schema_module, "_BUILD_TIMEOUT", 1.0)
         hang = {"configureFailPoint": "hangAfterStartingIndexBuild"}
@@ -169,7 +169,7 @@ class IndexTests(SchemaCase):
         await self.prepare()
 
     async def test_altered_last(self) -> None:
-        """One that makes room is there while others are built, for those who name it in what they ask."""
+        """An index that is to be replaced exists while others are built, for queries that name it."""
         self.documents["things"].insert_many([{"name": number, "place": 2} for number in range(100)])
         self.documents["things"].create_index([("end", 1)], name="thing_end", expireAfterSeconds=61)
         hang = {"configureFailPoint": "hangAfterStartingIndexBuild"}
@@ -184,7 +184,7 @@ class IndexTests(SchemaCase):
         self.assertEqual(self.indexes("things"), self.EXPECTED)
 
     def described(self) -> list[Any]:
-        """Its indexes, those that are being built too."""
+        """Its indexes, with those that are being built."""
         reply = self.documents.command({"listIndexes": "things", "includeBuildUUIDs": True})
         found: list[Any] = reply["cursor"]["firstBatch"]
         return found
@@ -198,21 +198,21 @@ class IndexTests(SchemaCase):
         )
 
     def building(self) -> int:
-        """How many are making indexes of our collection."""
+        """Number of builds of our collection."""
         operations = self.servers.client.admin.command("currentOp")["inprog"]
         commands = [one.get("command", {}) for one in operations if "client" in one]
         wanted = [one for one in commands if one.get("createIndexes") == "things" and one["$db"] == self.database]
         return len(wanted)
 
     async def test_others_stay(self) -> None:
-        """Indexes of somebody else stay as they are."""
+        """Unknown indexes stay."""
         self.documents["things"].create_index([("other", 1)], name="theirs")
         with self.assertRaises(AssertionError):
             await self.prepare()
         self.assertEqual(self.indexes("things").pop("theirs"), {"key": [("other", 1)]})
 
     async def test_at_the_same_time(self) -> None:
-        """Several nodes that start on a new database at the same time all come up."""
+        """Several nodes that start on a new database at the same time all succeed."""
         servers = [self.a_server() for _ in range(5)]
         self.documents["things"].create_index([("name", 1)], name="thing_name")
         await gatherResults(
@@ -221,7 +221,7 @@ class IndexTests(SchemaCase):
         self.assertEqual(self.indexes("things"), self.EXPECTED)
 
     async def test_no_answer(self) -> None:
-        """A server that is asked what there is and says nothing is not waited for."""
+        """A server that does not list its indexes is not awaited."""
         self.patch(schema_module, "_COMMAND_TIMEOUT", 0.3)
         server, begun = self.a_server(), CLOCK.seconds()
         with self.servers.failpoint("listIndexes", blockConnection=True, blockTimeMS=3_000):
@@ -230,7 +230,7 @@ class IndexTests(SchemaCase):
             self.assertLess(CLOCK.seconds() - begun, 2.5)
 
     async def test_cannot_be_made(self) -> None:
-        """Documents that a unique index does not allow prevent the start, and it is said where they are."""
+        """Documents that violate a unique index prevent the start, with an error that names the index."""
         self.documents["things"].insert_many([{"name": 1, "place": 2}, {"name": 1, "place": 2}])
         server = self.a_server()
         with self.assertRaisesRegex(StoreUnusable, "the index thing_name of the MongoDB collection things"):
@@ -239,19 +239,19 @@ class IndexTests(SchemaCase):
 
 
 class AuthorizationTests(MongoTestCase):
-    """As a user who may read and write, and nothing else."""
+    """A user with the role `readWrite` only."""
 
     def choose_servers(self) -> ReplicaSet:
         return authenticated_server()
 
     def uri(self, user: str) -> str:
-        """That of a new user."""
+        """The URI of a new user."""
         self.documents.command("createUser", user, pwd="p4ss", roles=["readWrite"], mechanisms=["SCRAM-SHA-1"])
         self.addCleanup(self.documents.command, "dropUser", user)
         return self.servers.uri(self.database, credentials=f"{user}:p4ss", authSource=self.database)
 
     async def test_other_time(self) -> None:
-        """An index that deletes after another time can be mended by that."""
+        """An index with another expiry can be rebuilt by that user."""
         await (await self.a_store(uri=self.uri("node"))).close()
         turns = self.documents["turns"]
         wanted = turns.index_information()
@@ -261,7 +261,7 @@ class AuthorizationTests(MongoTestCase):
         self.assertEqual(turns.index_information(), wanted)
 
     async def test_another_user(self) -> None:
-        """Nodes that are different users are told so, once, as neither can end the transactions of the other."""
+        """Nodes with different users warn once, as neither can abort the transactions of the other."""
         one, other = self.uri("one"), self.uri("other")
         await self.a_store(uri=one)
         self.assertEqual(self.warnings(), [])
@@ -277,7 +277,7 @@ class AuthorizationTests(MongoTestCase):
 
 
 class QuorumTests(SchemaCase):
-    """Three servers, one of which is away."""
+    """Three servers, one of which is down."""
 
     def choose_servers(self) -> ReplicaSet:
         servers = ReplicaSet(3)
@@ -286,7 +286,7 @@ class QuorumTests(SchemaCase):
         return servers
 
     async def test_member_away(self) -> None:
-        """An index is made by those that are there."""
+        """An index is built without the member that is down."""
         self.documents["things"].insert_one({"name": 1, "place": 2})
         away = next(number for number in range(3) if number != self.servers.primary())
         await self.elsewhere(self.servers.kill, away)
@@ -313,7 +313,7 @@ COUNTED = MongoMigration(_count_places, readable_from=2)
 
 
 class UpgradeTests(SchemaCase):
-    """A version that has another index, and one that knows nothing of it, at the same time."""
+    """Two versions with different indexes at the same time."""
 
     OTHERS = CollectionSpec("things", (IndexSpec("thing_name", {"name": 1}), THINGS.indexes[1]))
 
@@ -337,7 +337,7 @@ class UpgradeTests(SchemaCase):
         self.assertEqual(self.version(), {"_id": "schema", "version": 2, "readable_from": 1})
 
     async def test_while_it_migrates(self) -> None:
-        """The older leaves alone what is different, and makes what it misses."""
+        """The older version leaves changed definitions alone, and creates what is missing."""
         await self.open(MongoSchema([THINGS]))
         newer = self.open(self.newer())
         await self.migrating
@@ -350,7 +350,7 @@ class UpgradeTests(SchemaCase):
         self.assert_newer()
 
     async def test_older_first(self) -> None:
-        """What the older undoes, having looked before there was a newer one, is made again."""
+        """What the older version undoes before the announcement is repaired."""
         newer = self.open(self.newer())
         await self.migrating
         self.documents["things"].drop_index("thing_name")
@@ -360,7 +360,7 @@ class UpgradeTests(SchemaCase):
         self.assert_newer()
 
     async def test_at_the_same_time(self) -> None:
-        """In whichever order they come."""
+        """In any order."""
         self.migrate.callback(None)
         for order in (1, -1):
             self.migrating = Deferred()
@@ -370,7 +370,7 @@ class UpgradeTests(SchemaCase):
             self.assert_newer()
 
     async def test_too_new(self) -> None:
-        """One that is being brought to a version that the older must not use is not used by it."""
+        """A database that is being migrated to an incompatible version is rejected."""
         newer = self.open(self.newer(readable_from=2))
         await self.migrating
         with self.assertRaisesRegex(StoreUnusable, "its schema is version 2, this mediatord knows 1 at most"):
@@ -383,7 +383,7 @@ class VersionTests(SchemaCase):
     """Databases of other versions."""
 
     async def test_older(self) -> None:
-        """What is missing is done, in order, once; what was there stays."""
+        """Missing migrations are run in order, once, and keep the data."""
         old = await self.a_store()
         await self.put(old, "a")
         await old.close()
@@ -396,7 +396,7 @@ class VersionTests(SchemaCase):
         self.assertEqual(self.documents["counts"].find_one(), {"_id": 1, "n": 1})
 
     async def test_side_by_side(self) -> None:
-        """Nodes of this version and the next use one database at the same time, whoever comes first."""
+        """Nodes of this version and the next use one database at the same time, in any order of start."""
         for _ in range(2):
             ours = await self.a_store()
             newer = await self.a_store(migrations=(NAMED,))
@@ -410,7 +410,7 @@ class VersionTests(SchemaCase):
         self.assertEqual(self.version(), {"_id": "schema", "version": 2, "readable_from": 1})
 
     async def test_recorded(self) -> None:
-        """A database as any version left it is used by the next, with all that is in it."""
+        """A database of any recorded version is used by the next, with all data."""
         for version in RECORDED:
             for collection in self.documents.list_collection_names():
                 self.documents.drop_collection(collection)
@@ -441,7 +441,7 @@ class VersionTests(SchemaCase):
         self.assertEqual(await store.read_ledger(), books)
 
     async def test_too_new(self) -> None:
-        """A newer one that we must not use is left as it is."""
+        """A database of an incompatible version is not changed."""
         newer = await self.a_store(migrations=(NAMED, COUNTED))
         await newer.close()
         self.documents["messages"].drop_index("message_expiry")
@@ -453,7 +453,7 @@ class VersionTests(SchemaCase):
         await self.a_store(migrations=(NAMED,))
 
     async def test_fails(self) -> None:
-        """A migration that fails is done when the store is opened again."""
+        """A migration that fails is run when the store is opened again."""
         await self.a_store()
         with self.servers.failpoint("update", errorCode=8, times=1):
             with self.assertRaises(StoreUnavailable):

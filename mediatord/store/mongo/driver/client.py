@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import UTC
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
@@ -15,6 +15,7 @@ from mediatord.clock import REQUEST_TIME_LIMIT, NonDecreasingClock, get_request_
 from mediatord.errors import StoreUnavailable
 from mediatord.store.mongo.driver.commands import (
     Document,
+    FindOptions,
     MongoCommand,
     build_deletes,
     build_find,
@@ -151,19 +152,9 @@ class ReplicaSetClient:
         )
 
     async def find(
-        self,
-        name: str,
-        collection: str,
-        filter: Document,
-        *,
-        sort: Document | None = None,
-        limit: int = 0,
-        projection: Document | None = None,
-        hint: str | None = None,
+        self, name: str, collection: str, filter: Document, **options: Unpack[FindOptions]
     ) -> list[Document]:
-        """:param limit: 0 for all."""
-        query = build_find(collection, filter, sort=sort, limit=limit, projection=projection, hint=hint)
-        return await self.query(name, query)
+        return await self.query(name, build_find(collection, filter, **options))
 
     async def query(
         self, name: str, query: MongoCommand, *, since: float | None = None, low_latency: bool = False

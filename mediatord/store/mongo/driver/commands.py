@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from bson import Int64, encode
 
@@ -80,20 +80,19 @@ def build_find_and_modify(
     )
 
 
-def build_find(
-    collection: str,
-    filter: Document,
-    *,
-    sort: Document | None = None,
-    limit: int = 0,
-    skip: int = 0,
-    projection: Document | None = None,
-    hint: str | None = None,
-) -> MongoCommand:
-    """:param limit: 0 for all."""
-    more = {"sort": sort, "limit": limit, "skip": skip, "projection": projection, "hint": hint}
+class FindOptions(TypedDict, total=False):
+    """Options of a `find` command; a limit of 0 is none."""
+
+    sort: Document | None
+    limit: int
+    skip: int
+    projection: Document | None
+    hint: str | None
+
+
+def build_find(collection: str, filter: Document, **options: Unpack[FindOptions]) -> MongoCommand:
     body = {"find": collection, "filter": filter, "batchSize": _CURSOR_BATCH_SIZE}
-    return MongoCommand(body | {name: value for name, value in more.items() if value})
+    return MongoCommand(body | {name: value for name, value in options.items() if value})
 
 
 def build_aggregate(collection: str, pipeline: Sequence[Document], *, hint: str | None = None) -> MongoCommand:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from random import uniform
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, Unpack
 
 from bson import Binary, Int64
 from bson.binary import UUID_SUBTYPE
@@ -19,6 +19,7 @@ from twisted.logger import Logger
 
 from mediatord.store.mongo.driver.commands import (
     Document,
+    FindOptions,
     MongoCommand,
     build_find,
     build_heartbeat_write,
@@ -205,20 +206,8 @@ class Transaction:
         """Whether it is open on the server."""
         return self._is_started and not self.is_committed
 
-    async def find(
-        self,
-        collection: str,
-        filter: Document,
-        *,
-        sort: Document | None = None,
-        limit: int = 0,
-        projection: Document | None = None,
-        hint: str | None = None,
-    ) -> list[Document]:
-        """:param limit: 0 for all."""
-        return await self.query(
-            build_find(collection, filter, sort=sort, limit=limit, projection=projection, hint=hint)
-        )
+    async def find(self, collection: str, filter: Document, **options: Unpack[FindOptions]) -> list[Document]:
+        return await self.query(build_find(collection, filter, **options))
 
     async def query(self, query: MongoCommand) -> list[Document]:
         """Return what a `find` or `aggregate` command finds."""

@@ -1,4 +1,4 @@
-"""Sessions in which transactions are numbered."""
+"""Server sessions."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ HOUR = 3600.0
 
 
 class SessionsTests(SynchronousTestCase):
-    """How many there are."""
+    """Number of sessions."""
 
     def setUp(self) -> None:
         self.clock = Clock()
         self.sessions = ServerSessionPool(self.clock)
 
     def test_idle(self) -> None:
-        """One that was not used for long is used again, with a higher number."""
+        """An idle session is reused with a higher transaction number."""
         first = self.sessions.check_out()
         number = first.begin()["txnNumber"]
         self.sessions.return_session(first)
@@ -31,7 +31,7 @@ class SessionsTests(SynchronousTestCase):
         self.assertGreater(first.begin()["txnNumber"], number)
 
     def test_laid_aside(self) -> None:
-        """One in which something may be going on is used again later."""
+        """A quarantined session is reused later."""
         first = self.sessions.check_out()
         self.sessions.quarantine_session(first)
         self.assertIsNot(self.sessions.check_out(), first)
@@ -39,7 +39,7 @@ class SessionsTests(SynchronousTestCase):
         self.assertIs(self.sessions.check_out(), first)
 
     def test_can_be_ended(self) -> None:
-        """For days, what is used is what others would end."""
+        """All sessions in use are among those that another process would end."""
         for _ in range(30):
             taken = [self.sessions.check_out() for _ in range(32)]
             for session in taken[::2]:
@@ -51,7 +51,7 @@ class SessionsTests(SynchronousTestCase):
         self.assertEqual([one for one in self.sessions.session_ids if one not in known], [])
 
     def test_very_many(self) -> None:
-        """After a time when very many were in use at once, it is those again that others would end."""
+        """After a peak the sessions that another process would end are used again."""
         known = list_session_ids(self.sessions.owner)
         for _ in range(20):
             taken = [self.sessions.check_out() for _ in range(300)]
@@ -65,7 +65,7 @@ class SessionsTests(SynchronousTestCase):
         self.assertEqual([session.id for session in taken if session.id not in known], [])
 
     def test_left_behind(self) -> None:
-        """Of those that nobody else would end, the latest in which something may be going on are known."""
+        """Of single-use sessions the latest that may be active are listed."""
         taken = [self.sessions.check_out() for _ in range(5_000)]
         for session in taken[:3_000]:
             self.sessions.return_session(session)
@@ -77,7 +77,7 @@ class SessionsTests(SynchronousTestCase):
 
 class OwnerTests(MongoTestCase):
     async def test_going_back(self) -> None:
-        """A process goes back to sessions that it had before, under an id that it had before."""
+        """A process can return to a former owner id."""
         server = await self.an_open_server()
 
         async def insert(transaction: Transaction) -> None:
