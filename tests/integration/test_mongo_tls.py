@@ -227,7 +227,7 @@ class MongoTLSTests(TestCase):
             for bad in (good.replace("u:s3", "u:S3"), servers.uri("m", credentials="", authSource="")):
                 with self.assertRaises(MongoCommandError) as caught:
                     await self.ask(parse_mongo_uri(bad), FIND)
-                self.assertTrue(caught.exception.unauthenticated)
+                self.assertTrue(caught.exception.is_unauthorized)
 
     async def test_certificates(self) -> None:
         """X.509: the subject of our certificate is the user."""
@@ -245,4 +245,4 @@ class MongoTLSTests(TestCase):
             self.assertEqual((await self.ask(parse_mongo_uri(uri(node)), FIND))["ok"], 1.0)
             with self.assertRaises(MongoCommandError) as caught:
                 await self.ask(parse_mongo_uri(uri(stranger)), FIND)
-            self.assertTrue(caught.exception.unauthenticated)
+            self.assertTrue(caught.exception.is_unauthorized)
