@@ -277,14 +277,17 @@ async def _expire_account(t: Transaction, did: str, reason: ExpiryReason, before
         if reason == "unused":
             t.write_at_end(build_updates(ACCOUNTS, [{"q": {"_id": id}, "u": {"$unset": {"fresh": 1}}}]))
         return None
-    t.write_at_end(
-        [
-            *build_deletes(RECIPIENTS, {"account": id}),
-            *build_deletes(LONG_FORM_DIDS, {"_id": did}),
-            *build_deletes(ACCOUNTS, {"_id": id}),
-        ]
-    )
+    t.write_at_end(build_account_deletes(id, did))
     return ExpiredAccount(did, found[0]["recipients"], reason)
+
+
+def build_account_deletes(id: ObjectId, did: str) -> list[MongoCommand]:
+    """Build the writes that delete an account with its recipient DIDs."""
+    return [
+        *build_deletes(RECIPIENTS, {"account": id}),
+        *build_deletes(LONG_FORM_DIDS, {"_id": did}),
+        *build_deletes(ACCOUNTS, {"_id": id}),
+    ]
 
 
 @dataclass(eq=False, slots=True)

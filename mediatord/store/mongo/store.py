@@ -11,6 +11,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from mediatord.errors import MediatorError, PayloadTooLarge, StoreUnavailable, UnknownRecipient
+from mediatord.store.interfaces.administration import IStoreAdministration
 from mediatord.store.interfaces.cluster import MAX_CLOCK_SKEW, IClusterStore
 from mediatord.store.interfaces.decentrl import DecentrlQuotas, IDecentrlStore
 from mediatord.store.interfaces.messages import (
@@ -33,6 +34,7 @@ from mediatord.store.interfaces.store import IStore, StoreFault, StoreUnusable
 from mediatord.store.message_operations import BatchLimits, enqueue_independently
 from mediatord.store.mongo import ledger, message_queues, queue_statistics
 from mediatord.store.mongo.accounts import MongoAccountStore, RecipientDIDCache
+from mediatord.store.mongo.administration import MongoStoreAdministration
 from mediatord.store.mongo.cluster import MongoClusterStore, SessionOwnerRecord
 from mediatord.store.mongo.decentrl_store import MongoDecentrlStore
 from mediatord.store.mongo.driver.client import ClockSkewMonitor, ReplicaSetClient
@@ -123,6 +125,9 @@ class MongoStore(MongoAccountStore):
         )
         self.decentrl: IDecentrlStore = self._decentrl
         self.cluster: IClusterStore = MongoClusterStore(client, self._clocks)
+        self.administration: IStoreAdministration = MongoStoreAdministration(
+            client, did_cache, self._owner_cache.clear
+        )
 
     @property
     def trouble(self) -> str:
