@@ -38,7 +38,6 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from sqlite3 import Connection
 from time import monotonic, sleep
 from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
@@ -63,6 +62,7 @@ from mediatord.store.sqlite import account_queries, decentrl_queries, message_wr
 from mediatord.store.sqlite.bulk_sql import hash_did, split_chunks
 from mediatord.store.sqlite.database_file import APPLICATION_ID, connect, read_schema_steps
 from mediatord.store.sqlite.locks import LOCK_TIMEOUT_SECONDS, begin_immediate, retry_while_locked
+from mediatord.store.sqlite.queue_accounting import StoreConnection
 
 if TYPE_CHECKING:
     from mediatord.probe.cycle import ProbeIdentities
@@ -510,9 +510,7 @@ class SQLiteQueueAccess:
             )
 
 
-def _delete_entries(
-    connection: sqlite3.Connection, entries: Sequence[QueuedMessage]
-) -> set[tuple[QueueProtocol, str]]:
+def _delete_entries(connection: StoreConnection, entries: Sequence[QueuedMessage]) -> set[tuple[QueueProtocol, str]]:
     """Which were still there."""
     messages = message_writes.purge_messages(connection, [one.id for one in entries if one.half == "didcomm"])
     gone: set[tuple[QueueProtocol, str]] = {("didcomm", one.id) for one in messages}
@@ -594,7 +592,7 @@ class SQLiteAccountAccess(SQLiteQueueAccess):
         """Remove an account for which nothing waits; whether that was done."""
         return self._write(lambda connection: account_queries.remove_account(connection, did))
 
-    def _write(self, work: Callable[[Connection], ResultT]) -> ResultT:
+    def _write(self, work: Callable[[StoreConnection], ResultT]) -> ResultT:
         with self._complaining(), closing(connect(self._path)) as connection:
             self._check(connection)
             connection.execute("PRAGMA busy_timeout = 0")  # it is waited for in another way
