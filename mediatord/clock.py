@@ -1,26 +1,16 @@
 """
-The time that all work on one request may take together, however often it asks the store.
+Time: a reactor clock that survives steps of the wall clock, the deadline of a request, and its computing time.
 
-What is done for a request finds in its context when that began: a coroutine keeps the context of whoever began it,
-while what the reactor calls has none. What a request has begun and does not wait for is done on its own; what others
-began earlier, or outlives it, is not the request's either.
+`MonotonicReactorClock` replaces the `seconds` of the program's reactor. Twisted schedules timers by `seconds`, which
+is the wall clock: setting that back by two minutes stops every timer for two minutes, and setting it forward, as after
+a suspend, runs all of them at once. The replacement starts at the wall clock and advances with the monotonic clock.
+Once a second both are compared; after a step, `seconds` follows the wall clock and all pending timers are moved along,
+so that each keeps its remaining time. Two readings of `seconds` may therefore differ by such a step, and the second
+may be the lower one; `NonDecreasingClock` is for code that cannot take that.
 
-How much of the time of a request went into what is computed, apart from what it waited for.
-
-As in :mod:`mediatord.clock`, a coroutine finds the stopwatch of its request in its context.
-
-The reactor's time where somebody may set the clock of the host.
-
-Twisted's reactor has one time for everything: `seconds` is the wall clock, and timers go by it. A wall clock that is
-set back by two minutes would stop every timer for two minutes, and one that is set forward, as after a suspend, would
-have them all run at once. With this, `seconds` is the wall clock still, but it goes on by the monotonic clock. Once a
-second it is looked whether the two have parted; if so, `seconds` follows the wall clock, and every pending timer is
-moved along, so that it keeps the time that it has left.
-
-What is left to those who keep a moment and not a timer: two readings of `seconds` may differ by such a step, and the
-second may be the lower one.
-
-Time for those who wait: that of the host goes back when somebody sets it.
+The deadline and the stopwatch of a request are kept in context variables: a coroutine keeps the context of its
+caller, and what the reactor calls has an empty one. Work that a request starts without awaiting it has no deadline
+once the request is over.
 """
 
 from __future__ import annotations
@@ -31,6 +21,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import wraps
+from itertools import repeat
+from operator import add
 from time import perf_counter
 from typing import Any, ParamSpec, TypeVar
 
@@ -39,13 +31,21 @@ from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from zope.interface import implementer
 
-# Seconds from the beginning of a request, or of what belongs to none.
+# Seconds that all store operations of one request may take together.
 REQUEST_TIME_LIMIT = 2.5
+# Seconds between comparisons of the clocks, and the difference that is tolerated.
+CLOCK_CHECK_INTERVAL = 1.0
+CLOCK_STEP_TOLERANCE = 0.1
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_log = Logger()
 
 
 @dataclass(slots=True)
 class _RequestTimer:
-    """:ivar began: None when it is over."""
+    """:ivar began: None once the request is over."""
 
     began: float | None
 
@@ -54,7 +54,7 @@ _current_request: ContextVar[_RequestTimer | None] = ContextVar("request", defau
 
 
 class request_scope:  # noqa: N801  it is used as a function
-    """All that is done inside is for one request, which begins now."""
+    """Context manager: the body is work on one request, which begins now."""
 
     __slots__ = ("_before", "_request")
 
@@ -68,14 +68,14 @@ class request_scope:  # noqa: N801  it is used as a function
     def __exit__(self, *_: object) -> None:
         request = self._request
         request.began = None
-        # A coroutine that nobody holds any more is ended in the context of somebody else.
+        # A coroutine that is garbage-collected ends in an unrelated context.
         if _current_request.get() is request:
             _current_request.set(self._before)
 
 
 @contextmanager
 def outside_request() -> Iterator[None]:
-    """What is begun inside is for no request, and has all its time."""
+    """Work that is started in the body belongs to no request and has the full time."""
     token = _current_request.set(None)
     try:
         yield
@@ -85,7 +85,7 @@ def outside_request() -> Iterator[None]:
 
 @contextmanager
 def pause_deadline(clock: IReactorTime) -> Iterator[None]:
-    """The time that passes inside is not the store's, and the request has so much more."""
+    """Extend the deadline of the current request by the time that the body takes."""
     request, begun = _current_request.get(), clock.seconds()
     try:
         yield
@@ -95,24 +95,20 @@ def pause_deadline(clock: IReactorTime) -> Iterator[None]:
 
 
 def get_request_start(now: float) -> float:
-    """When the request began that is being worked on; now if there is none, or if the clock was set back since."""
+    """Start of the current request; `now` if there is none, or if the clock was set back since."""
     request = _current_request.get()
     return now if request is None or request.began is None else min(request.began, now)
 
 
 def get_time_left(clock: IReactorTime) -> float:
-    """Seconds until the time is up, never less than 0."""
+    """Seconds until the deadline of the current request, never less than 0."""
     now = clock.seconds()
     return max(get_request_start(now) + REQUEST_TIME_LIMIT - now, 0.0)
 
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
 @dataclass(slots=True)
 class Stopwatch:
-    """:ivar seconds: that were spent so far."""
+    """:ivar seconds: measured so far."""
 
     seconds: float = 0.0
 
@@ -121,14 +117,14 @@ _current_stopwatch: ContextVar[Stopwatch | None] = ContextVar("stopwatch", defau
 
 
 def start_stopwatch() -> Stopwatch:
-    """The stopwatch of the request that begins here."""
+    """Make a stopwatch and let it be that of the current context."""
     watch = Stopwatch()
     _current_stopwatch.set(watch)
     return watch
 
 
 def measure_time(function: Callable[P, T]) -> Callable[P, T]:
-    """Count the time that a function takes for the request that calls it; such functions do not call each other."""
+    """Decorator: add a function's run time to the current stopwatch. Such functions must not call each other."""
 
     @wraps(function)
     def measured(*args: P.args, **options: P.kwargs) -> T:
@@ -144,20 +140,15 @@ def measure_time(function: Callable[P, T]) -> Callable[P, T]:
     return measured
 
 
-_log = Logger()
-
-# Seconds between looks, and by how much the clocks may differ.
-CLOCK_CHECK_INTERVAL = 1.0
-CLOCK_STEP_TOLERANCE = 0.1
-
-
 class MonotonicReactorClock:
     """
-    The time of one reactor.
+    The time of one reactor; see the module's documentation.
 
     :param reactor: one of Twisted's own.
     :param wall: seconds since the epoch.
-    :param steady: seconds since any time, which nobody can set.
+    :param steady: seconds since an arbitrary time, which cannot be set.
+    :ivar seconds: replacement for the reactor's method of this name. Read some twenty times a message, so it is put
+        together of built-ins, and reading it runs no Python code.
     """
 
     def __init__(
@@ -169,25 +160,23 @@ class MonotonicReactorClock:
         self._reactor = reactor
         self._wall = wall
         self._monotonic = steady
-        self._offset = wall() - steady()
-
-    def seconds(self) -> float:
-        """What the reactor's method of this name is to return."""
-        return self._offset + self._monotonic()
+        self._offset = [wall() - steady()]  # in a list, which `seconds` looks into each time
+        offsets = map(self._offset.__getitem__, repeat(0))
+        self.seconds: Callable[[], float] = map(add, offsets, iter(steady, None)).__next__
 
     def check_wall_clock(self) -> None:
         """Follow the wall clock, if it was set."""
         if self._measure_step():
-            # Not now: a reactor that is at its timers has read the time for all of them.
+            # Not now: a reactor that is running its timers has read the time for all of them.
             self._reactor.callFromThread(self._apply_step)
 
     def _apply_step(self) -> None:
         step = self._measure_step()
         if not step:
             return
-        self._offset += step
-        # DelayedCall.delay would look for each of them in the whole heap: with 20 000 timers that takes two minutes.
-        # The same step for all of them, those that were cancelled too, leaves the heap in order.
+        self._offset[0] += step
+        # DelayedCall.delay would search the whole heap for each of them: two minutes with 20 000 timers. The same
+        # step for all of them, cancelled ones included, leaves the heap in order.
         for call in (*self._reactor._pendingTimedCalls, *self._reactor._newTimedCalls):
             call.time += step
         _log.info(
@@ -197,32 +186,32 @@ class MonotonicReactorClock:
         )
 
     def _measure_step(self) -> float:
-        """By how many seconds the wall clock is ahead; 0.0 when that is hardly anything or cannot be told."""
+        """Seconds that the wall clock is ahead; 0.0 when within the tolerance or not measurable."""
         before, wall, after = self._monotonic(), self._wall(), self._monotonic()
-        step = wall - self._offset - before
+        step = wall - self._offset[0] - before
         return step if abs(step) > CLOCK_STEP_TOLERANCE and after - before < CLOCK_STEP_TOLERANCE / 2 else 0.0
 
 
 def install_monotonic_clock(reactor: Any) -> None:
     """
-    Have a reactor's timers go on whatever happens to the clock of the host.
+    Make a reactor's timers independent of steps of the wall clock.
 
     :param reactor: the program's own, with nothing scheduled yet.
     """
-    steady = MonotonicReactorClock(reactor)
-    reactor.seconds = steady.seconds
-    looks = LoopingCall(steady.check_wall_clock)
-    looks.clock = reactor
-    looks.start(CLOCK_CHECK_INTERVAL, now=False)
+    clock = MonotonicReactorClock(reactor)
+    reactor.seconds = clock.seconds
+    loop = LoopingCall(clock.check_wall_clock)
+    loop.clock = reactor
+    loop.start(CLOCK_CHECK_INTERVAL, now=False)
 
 
 @implementer(IReactorTime)
 class NonDecreasingClock:
     """
-    The time of a reactor, but that it never goes back, and that it has passed once what was to be called later is
-    called. So a deadline is never further away than it was, as long as its timers go on; see :mod:`mediatord.clock`.
+    A reactor clock that never goes back and that has reached a delayed call's time when the call runs: a deadline is
+    never further away than it was, as long as the reactor's timers run.
 
-    Delayed calls can be cancelled; they tell of the reactor's own time, so nobody may look at it or move them.
+    Delayed calls can be cancelled; their times are the reactor's own and must be neither read nor changed.
     """
 
     def __init__(self, reactor: IReactorTime) -> None:
@@ -231,8 +220,8 @@ class NonDecreasingClock:
         self._latest = reactor.seconds()
 
     def seconds(self) -> float:
-        """That of the reactor until it is set back for the first time."""
-        return self._pass(self._latest)
+        """The reactor's time until it is set back for the first time."""
+        return self._advance_to(self._latest)
 
     def callLater(  # noqa: N802  the interface's name
         self, delay: float, callable: Callable[..., object], *args: object, **kw: object
@@ -245,11 +234,11 @@ class NonDecreasingClock:
         return self._reactor.getDelayedCalls()
 
     def _call(self, due: float, callable: Callable[..., object], args: Any, kw: Any) -> None:
-        self._pass(due)
+        self._advance_to(due)
         callable(*args, **kw)
 
-    def _pass(self, moment: float) -> float:
-        """Now, which is no earlier than this."""
+    def _advance_to(self, moment: float) -> float:
+        """The present time, which is at least `moment`."""
         now = self._reactor.seconds() + self._ahead
         if now < moment:
             self._ahead += moment - now

@@ -22,14 +22,8 @@ from mediatord.didcomm.endpoint_delivery import (
     EndpointResolver,
     ReplyRouter,
 )
-from mediatord.didcomm.forward_fast_path import FastPathContext, ForwardFastPath
-from mediatord.didcomm.forward_router import (
-    DeliveryCallbacks,
-    ForwardContext,
-    ForwardRouter,
-    ForwardSettings,
-    RandomSources,
-)
+from mediatord.didcomm.forward_fast_path import ForwardFastPath
+from mediatord.didcomm.forward_router import ForwardContext, ForwardRouter, ForwardSettings
 from mediatord.didcomm.housekeeping import AccountExpiry, DelayedMessageScheduler, Housekeeping
 from mediatord.didcomm.live_delivery import (
     ClusterDeliveryHooks,
@@ -84,19 +78,23 @@ def build_didcomm(base: CoreServices, config: Config) -> DIDCommServices:
     remote_delivery, leader_lease = (
         (base.cluster.remote_delivery.message, base.cluster.leader_lease) if base.cluster else (None, None)
     )
-    dispatch = DeliveryDispatcher(live.push, remote_delivery, endpoints.enqueue)
-    due = DelayedMessageScheduler(reactor, store, dispatch, leader_lease)
+    fail_over = None if settings.failover == "none" else endpoints.enqueue
+    dispatcher = DeliveryDispatcher(live.push, remote_delivery, fail_over)
+    due = DelayedMessageScheduler(reactor, store, dispatcher.dispatch, leader_lease)
     route = ForwardContext(
         clock=reactor,
         store=store,
         unpacker=unpacker,
         forward_wrapper=forward_wrapper,
         admission=base.admission,
-        deliveries=DeliveryCallbacks(dispatch, due.schedule_wakeup, live.resolve_pushes),
+        dispatcher=dispatcher,
+        delayed=due,
+        live=live,
         recorder=recorder,
-        owns=identity.owns,
+        owns=identity.own_dids.__contains__,
         origins=base.origins,
-        sources=RandomSources(lambda: new_stored_message_id(reactor.seconds()), random.SystemRandom().uniform),
+        new_message_id=new_stored_message_id,
+        uniform=random.SystemRandom().uniform,
     )
     registration = MediationPolicy(
         access, settings.max_recipients, base.own.identities.is_probe_did, settings.require_ownership
@@ -136,7 +134,7 @@ def build_didcomm(base: CoreServices, config: Config) -> DIDCommServices:
         owns=identity.owns,
         access=access,
     )
-    lag = ReactorLagMonitor(reactor, base.steady, recorder.metrics.lag)
+    lag = ReactorLagMonitor(reactor, base.steady, recorder.metrics.observe_reactor_lag)
     expiry = AccountExpiry(
         reactor,
         store,
@@ -157,11 +155,9 @@ def build_didcomm(base: CoreServices, config: Config) -> DIDCommServices:
     register_core_buffers(base)
     register_didcomm_buffers(base, live, forward_router, resolver, endpoints)
     mediator = DIDCommDispatcher(context, protocols)
-    usual = FastForwardParser(identity.find_agreement_keys)
-    identity.on_change(usual.forget)
-    forward_fast_path = ForwardFastPath(
-        route, routing_settings, FastPathContext(base.gate, usual.read, forward_router, packer)
-    )
+    parser = FastForwardParser(identity.find_agreement_keys)
+    identity.on_change(parser.forget)
+    forward_fast_path = ForwardFastPath(route, routing_settings, base.gate, parser, forward_router, packer)
     return DIDCommServices(mediator, forward_fast_path, live, due, housekeeping, endpoints, lag)
 
 
@@ -173,7 +169,7 @@ def build_leader_lease(base: CoreServices, config: Config) -> LeaderLease | None
 
 def _build_resolver(base: CoreServices, config: Config) -> DIDResolver:
     private = config.outbound.allow_private
-    web = DIDWebResolver(base.reactor, base.outbound.get, base.admission.lookup, allow_private=private)
+    web = DIDWebResolver(base.reactor, base.outbound.get, base.admission.charge_did_lookup, allow_private=private)
     return DIDResolver(web, base.store.remember_did, base.store.recall_did)
 
 
@@ -205,7 +201,7 @@ def _build_access_list(base: CoreServices, config: Config) -> AccessList:
 
     def follow(new: Config) -> None:
         allow = new.didcomm.allow if new.didcomm.registration == "allow-list" else None
-        access.change(allow, new.didcomm.deny)
+        access.set_lists(allow, new.didcomm.deny)
         base.connections.close_denied(access.denies, lambda reader: reader is not None)
 
     follow(config)

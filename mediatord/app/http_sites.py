@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from autobahn.twisted.resource import WebSocketResource
 from twisted.application.service import Service
@@ -23,6 +23,7 @@ from mediatord.app.core_services import CoreServices
 from mediatord.app.decentrl import DecentrlServices
 from mediatord.app.didcomm import DIDCommServices
 from mediatord.app.metrics_collection import StoreMetricsRefresher, register_http_buffers
+from mediatord.clock import request_scope
 from mediatord.cluster.node_health import StoreHealthCheck
 from mediatord.config.settings import Config
 from mediatord.decentrl.context import DecentrlReply
@@ -43,38 +44,61 @@ from mediatord.store.interfaces.messages import QueueBacklog
 from mediatord.workers.shared_listeners import InheritedSocketReactor
 from mediatord.workers.supervisor_connection import SupervisorConnection
 
-T = TypeVar("T")
-
 
 class _ProtocolGateway:
-    """Both halves behind the gate: what comes once the daemon is stopping is counted and refused."""
+    """Both protocols behind the request gate: what comes while the daemon is stopping is recorded and refused."""
 
     def __init__(self, base: CoreServices, didcomm: DIDCommServices, decentrl: DecentrlServices) -> None:
-        self._base = base
+        self._gate = base.gate
+        self._clock = base.reactor
+        self._recorder = base.recorder
         self._didcomm = didcomm.mediator
         self._decentrl = decentrl.mediator
 
     async def receive(self, raw: bytes, origin: MessageOrigin) -> DIDCommReply:
         """One DIDComm message."""
-        return await self._run_request("didcomm", origin.peer, len(raw), lambda: self._didcomm.receive(raw, origin))
+        if not self._gate.enter():
+            await self._wait("didcomm", origin.peer, len(raw))
+        try:
+            with request_scope(self._clock):
+                return await self._didcomm.receive(raw, origin)
+        finally:
+            self._gate.leave()
 
     async def command(self, raw: bytes, peer: str) -> DecentrlReply:
         """One Decentrl command."""
-        return await self._run_request("decentrl", peer, len(raw), lambda: self._decentrl.receive(raw, peer))
+        if not self._gate.enter():
+            await self._wait("decentrl", peer, len(raw))
+        try:
+            with request_scope(self._clock):
+                return await self._decentrl.receive(raw, peer)
+        finally:
+            self._gate.leave()
 
     async def public(self, did: str, arguments: Mapping[bytes, Sequence[bytes]], peer: str) -> DecentrlReply:
         """A page of a public channel."""
-        return await self._run_request("decentrl", peer, 0, lambda: self._decentrl.public(did, arguments, peer))
+        if not self._gate.enter():
+            await self._wait("decentrl", peer, 0)
+        try:
+            with request_scope(self._clock):
+                return await self._decentrl.public(did, arguments, peer)
+        finally:
+            self._gate.leave()
 
     def record_early_rejection(self, half: ProtocolName, peer: str, error: MediatorError) -> None:
-        """A request was refused before anybody looked at it."""
-        self._base.recorder.record_early_rejection(half, peer, 0, error)
+        """A request was refused unread."""
+        self._recorder.record_early_rejection(half, peer, 0, error)
 
-    async def _run_request(self, half: ProtocolName, peer: str, size: int, work: Callable[[], Awaitable[T]]) -> T:
+    async def _wait(self, half: ProtocolName, peer: str, size: int) -> None:
+        """
+        Wait until the gate is open, and enter.
+
+        :raise ShutdownInProgress: the daemon is stopping.
+        """
         try:
-            return await self._base.gate.run_request(work)
+            await self._gate.wait()
         except ShutdownInProgress as error:
-            self._base.recorder.record_early_rejection(half, peer, size, error)
+            self._recorder.record_early_rejection(half, peer, size, error)
             raise
 
 
@@ -105,7 +129,7 @@ def build_site(
         clock=base.reactor,
         memory=memory,
         scheduler=scheduler,
-        admits=base.admission.request,
+        admits=base.admission.charge_request,
     )
     origins = AllowedOrigins(config.websocket_origins)
     pages = StaticDocuments(base.identity.did, base.identity.web_document, config.public_url)
@@ -129,7 +153,7 @@ def build_site(
         origins=origins,
         memory=memory,
         scheduler=scheduler,
-        admits=base.admission.request,
+        admits=base.admission.charge_request,
         metrics_allow=lambda: base.reloading.config.metrics.allow,
         ready=(lambda: readiness().ask()) if readiness else report_no_probe,
         forward_fast_path=didcomm.forward_fast_path.take,
@@ -164,16 +188,16 @@ def _build_store_ping(base: CoreServices, config: Config) -> Callable[[], Awaita
 
     if config.storage.backend != "sqlite":
         return ask
-    return StoreHealthCheck(ask, base.steady, lambda: base.recorder.metrics.count_rejections("store_unavailable"))
+    return StoreHealthCheck(ask, base.steady, lambda: base.recorder.metrics.get_rejection_count("store_unavailable"))
 
 
 async def _ping_store(base: CoreServices) -> None:
     try:
         await base.gate.run_request(base.store.ping)
     except StoreUnavailable:
-        base.recorder.metrics.storage_up(False)
+        base.recorder.metrics.set_storage_up(False)
         raise
-    base.recorder.metrics.storage_up(True)
+    base.recorder.metrics.set_storage_up(True)
 
 
 async def _render_metrics(base: CoreServices) -> bytes:
@@ -195,7 +219,7 @@ class ProcessMonitor(Service):
         self._node = node
         self._began = base.steady()
         self._troubles = RecentProblems(base.reactor)
-        self._traffic = TrafficHistory(base.reactor, base.recorder.metrics.totals)
+        self._traffic = TrafficHistory(base.reactor, base.recorder.metrics.collect_totals)
         self._samples = LoopingCall(self._traffic.sample)
         self._samples.clock = base.reactor
 

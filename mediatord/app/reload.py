@@ -36,10 +36,12 @@ class CurrentIdentity:
     The identity that counts, which is another one once keys have been rotated.
 
     :ivar now: the whole of it.
+    :ivar own_dids: as of :class:`MediatorIdentity`; always the same set, changed in place.
     """
 
     def __init__(self, identity: MediatorIdentity) -> None:
         self.now = identity
+        self.own_dids = set(identity.own_dids)
         self._forgetting: list[Callable[[], None]] = [jwe_algorithms.clear_key_caches]
 
     def on_change(self, forget: Callable[[], None]) -> None:
@@ -49,6 +51,8 @@ class CurrentIdentity:
     def become(self, identity: MediatorIdentity) -> None:
         """Be another; no secret that was agreed with keys outlives them."""
         self.now = identity
+        self.own_dids.clear()
+        self.own_dids.update(identity.own_dids)
         for forget in self._forgetting:
             forget()
 
@@ -356,7 +360,9 @@ class ConfigReloader:
 
     def _record_expiry(self, listener: Listener) -> None:
         if listener.certificate is not None:
-            self._recorder.metrics.certificate(listener.certificate.name, listener.certificate.expiry.timestamp())
+            self._recorder.metrics.set_certificate_expiry(
+                listener.certificate.name, listener.certificate.expiry.timestamp()
+            )
 
 
 def build_segment_limits(config: Config) -> SegmentLimits:

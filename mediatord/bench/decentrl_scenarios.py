@@ -66,7 +66,8 @@ from mediatord.bench.scenario import (
 )
 from mediatord.protocol import encoding
 from mediatord.protocol.decentrl.commands import ChannelType
-from mediatord.protocol.decentrl.signatures import encode_base64, sign_event
+from mediatord.protocol.decentrl.crypto import sign_event
+from mediatord.protocol.encoding import encode_base64
 from mediatord.wallet import decentrl_messages
 from mediatord.wallet.decentrl_client import DecentrlMediator, read_mediator_document
 from mediatord.wallet.decentrl_messages import (

@@ -344,7 +344,7 @@ class FastMessageCodec:
     def seal(self, plaintext: bytes) -> bytes:
         """An authcrypt from the wallet to the mediator."""
         key = secrets.token_bytes(_CONTENT_CIPHER.key_size)
-        iv, data, tag = _CONTENT_CIPHER.seal(key, plaintext, self._protected)
+        iv, data, tag = _CONTENT_CIPHER.encrypt(key, plaintext, self._protected)
         wrapped = aes_key_wrap(derive_kek(self._secret, self._info, tag), key)
         return (
             f'{self._frame}"encrypted_key":"{encode_base64url(wrapped)}"}}],"iv":"{encode_base64url(iv)}",'
@@ -377,7 +377,9 @@ class FastMessageCodec:
         wrapped = decode_base64url(value["recipients"][0]["encrypted_key"])
         key = aes_key_unwrap(derive_kek(secret + self._statics[header["skid"]], info, tag), wrapped)
         data = decode_base64url(value["ciphertext"])
-        return loads_object(_CONTENT_CIPHER.open(key, decode_base64url(value["iv"]), data, tag, protected.encode()))
+        return loads_object(
+            _CONTENT_CIPHER.decrypt(key, decode_base64url(value["iv"]), data, tag, protected.encode())
+        )
 
 
 def read_delivery_ids(delivery: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -262,7 +262,9 @@ def _items_per_cpu_second(work: Callable[[Item], object], items: Sequence[Item])
 
 
 def _open_envelope(raw: bytes, key: WalletKey, sender: WalletKey | None = None) -> bytes:
-    return jwe.decrypt_envelope(jwe.parse(raw), key.kid, key.private, sender.private.public if sender else None)
+    return jwe.decrypt_envelope(
+        jwe.parse_envelope(raw), key.kid, key.private, sender.private.public if sender else None
+    )
 
 
 def _seal_envelope(plaintext: bytes, sender: WalletKey, recipient: WalletKey) -> bytes:

@@ -9,6 +9,7 @@ Public channels (DCTRL-0007, reference section 10).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from mediatord.clock import measure_time
@@ -26,7 +27,7 @@ from mediatord.protocol.decentrl.commands import (
     UpdateEventTags,
     parse_public_query,
 )
-from mediatord.protocol.decentrl.signatures import verify_event_signature
+from mediatord.protocol.decentrl.crypto import verify_event_signature
 from mediatord.store.interfaces.decentrl import (
     EventFilter,
     PageRequest,
@@ -52,9 +53,7 @@ class PendingEventHandler:
         await context.store.enqueue_event(command_request.guard(recipient=recipient), event)
         context.event_pusher.pending(
             event,
-            lambda pushed: context.recorder.accepted(
-                command_request.request, event, command_request.sender, "live" if pushed else "queue", "decentrl"
-            ),
+            partial(context.recorder.accepted, command_request.request, event, command_request.sender, "decentrl"),
         )
         return {"pendingEventId": event.id}
 

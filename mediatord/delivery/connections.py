@@ -35,65 +35,65 @@ class CompactMultiMap(Generic[K, M, V]):
     the key has a dictionary, for as long as there are several.
     """
 
-    __slots__ = ("_groups",)
+    __slots__ = ("groups",)
 
     def __init__(self) -> None:
-        self._groups: dict[K, tuple[M, V] | dict[M, V]] = {}
+        self.groups: dict[K, tuple[M, V] | dict[M, V]] = {}
 
     def __len__(self) -> int:
         """How many keys have members."""
-        return len(self._groups)
+        return len(self.groups)
 
     def __iter__(self) -> Iterator[K]:
-        return iter(self._groups)
+        return iter(self.groups)
 
     def put(self, key: K, member: M, value: V) -> None:
         """Let it be a member, or give it another value."""
-        group = self._groups.get(key)
+        group = self.groups.get(key)
         if group is None or (isinstance(group, tuple) and group[0] == member):
-            self._groups[key] = (member, value)
+            self.groups[key] = (member, value)
         elif isinstance(group, tuple):
-            self._groups[key] = {group[0]: group[1], member: value}
+            self.groups[key] = {group[0]: group[1], member: value}
         else:
             group[member] = value
 
     def has(self, key: K, member: object) -> bool:
         """Whether it is a member."""
-        group = self._groups.get(key)
+        group = self.groups.get(key)
         if isinstance(group, tuple):
             return group[0] == member
         return group is not None and member in group
 
     def count(self, key: K) -> int:
         """How many members there are."""
-        group = self._groups.get(key)
+        group = self.groups.get(key)
         return 0 if group is None else 1 if isinstance(group, tuple) else len(group)
 
     def lookup(self, key: K) -> list[tuple[M, V]]:
         """The members and their values, as they are now."""
-        group = self._groups.get(key)
+        group = self.groups.get(key)
         if isinstance(group, tuple):
             return [group]
         return [] if group is None else list(group.items())
 
     def discard(self, key: K, member: M) -> bool:
         """Let it be none. Whether it was one, and the last."""
-        group = self._groups.get(key)
+        group = self.groups.get(key)
         if isinstance(group, tuple):
             if group[0] != member:
                 return False
-            del self._groups[key]
+            del self.groups[key]
             return True
         if group is not None and member in group:
             del group[member]
             if len(group) == 1:
-                self._groups[key] = next(iter(group.items()))
+                self.groups[key] = next(iter(group.items()))
         return False
 
     def pop(self, key: K) -> list[tuple[M, V]]:
         """The members and their values; the key has none any more."""
         members = self.lookup(key)
-        self._groups.pop(key, None)
+        self.groups.pop(key, None)
         return members
 
 
@@ -403,8 +403,10 @@ class ConnectionManager(Service, Generic[Recipient]):
             did so before the clock was set back.
         :param message: leaves out those for which the message with this id waited when they subscribed.
         """
+        if did not in self._live.groups:
+            return []
         recipients = self._live.lookup(did)
-        if (message is None and by == inf) or self._clock is None or not recipients:
+        if (message is None and by == inf) or self._clock is None:
             return recipients
         now, since = self._clock.seconds(), dict(self._since.lookup(did))
         return [

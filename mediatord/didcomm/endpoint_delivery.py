@@ -99,11 +99,6 @@ class EndpointResolver:
         self._settings = settings
         self._owns = owns
 
-    @property
-    def active(self) -> bool:
-        """Whether accounts are delivered to by POST at all."""
-        return self._settings.source != "none"
-
     def resolve_document(self, document: DIDDocument) -> list[EndpointTarget]:
         """The http(s) endpoints of a document that are not ours, in its order of preference."""
         return [
@@ -185,8 +180,6 @@ class EndpointDelivery:
 
     def enqueue(self, message: StoredMessage) -> None:
         """Begin delivering a stored message, unless too much of its account waits for that already."""
-        if not self._targets.active:
-            return
         size, account = len(message.payload), message.account
         waiting, held = self._waiting.get(account, (0, 0))
         room = (

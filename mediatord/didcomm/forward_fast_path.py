@@ -1,20 +1,20 @@
 """
-The short way of a forward (UC-021 main flow).
+Fast path of forwards (UC-021 main flow).
 
-Nearly all that comes is an anoncrypted forward with one payload for a wallet of ours. What :meth:`Mediator.receive`
-does with it step by step, ready to wait at each, is done here in one go, and only the commit is waited for. Whatever
-is not exactly that, and whatever would be refused, is left to the long way as if it had never been here.
+Nearly all traffic is anoncrypted forwards with one payload for a registered recipient. What
+:meth:`~mediatord.didcomm.dispatcher.DIDCommDispatcher.receive` does with one in coroutines is done here in plain
+calls, for all that arrive in one reactor iteration together; only the commit is awaited. Everything else, and all that
+would be refused before it is stored, is handed to the general path as if it had not been here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
-from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.defer import fail
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -25,247 +25,230 @@ from mediatord.errors import InternalFault, MediatorError
 from mediatord.failure_logging import redact_failure, release_traceback
 from mediatord.observability.event_recorder import RequestRecord
 from mediatord.protocol.canonical_did import canonicalize_did, is_did_peer_3
-from mediatord.protocol.didcomm.forward import FastForward, compute_expiry
+from mediatord.protocol.didcomm.forward import FastForward, FastForwardParser, compute_expiry
 from mediatord.ratelimit.rate_limiter import SMALL_REQUEST_BYTES
-from mediatord.store.interfaces.messages import EarlyResultCallback, EnqueueRequest, EnqueueResult, Payload
+from mediatord.store.interfaces.messages import EnqueueRequest, EnqueueResult, Payload
 
 _log = Logger()
 
 ReplyCallback = Callable[[DIDCommReply], None]
-# When it came, what, from whom, and where it leads to.
-_QueuedForward = tuple[float, bytes, str, ReplyCallback, Callable[[], None]]
+
+
+class _ReceivedMessage(NamedTuple):
+    """:ivar received_at: by the recorder's monotonic clock."""
+
+    received_at: float
+    raw: bytes
+    peer: str
+    answer: ReplyCallback
+    fallback: Callable[[], None]
 
 
 class _PendingForward(NamedTuple):
-    """A forward that is being stored. :param recipient: whose queue it goes to."""
+    """A forward that is being stored. :ivar recipient: owner of the queue."""
 
     record: RequestRecord
-    found: FastForward
+    forward: FastForward
     recipient: str
     answer: ReplyCallback
 
 
 class IRequestGate(Protocol):
-    """Where work is let in; :class:`mediatord.ratelimit.request_gate.RequestGate`."""
+    """Tracks requests in flight; :class:`mediatord.ratelimit.request_gate.RequestGate`."""
 
     def enter(self) -> bool:
-        """Whether work may begin at once."""
+        """Whether a request may begin at once."""
 
     def leave(self) -> None:
-        """It is done."""
-
-
-@dataclass(frozen=True, slots=True)
-class FastPathContext:
-    """
-    What the short way leads through, and where it may end.
-
-    :param read: a usual forward, or None for anything else; never raises.
-    """
-
-    gate: IRequestGate
-    read: Callable[[bytes], FastForward | None]
-    forward_router: ForwardRouter
-    packer: MessagePacker
+        """A request is done."""
 
 
 class ForwardFastPath:
     """
-    Takes usual forwards.
+    Takes forwards of the common form.
 
-    :param settings: some leave nothing to be taken.
+    :param settings: some of them disable the fast path.
     """
 
-    def __init__(self, route: ForwardContext, settings: ForwardSettings, context: FastPathContext) -> None:
-        self._route = route
-        self._settings = settings
+    def __init__(
+        self,
+        context: ForwardContext,
+        settings: ForwardSettings,
+        gate: IRequestGate,
+        parser: FastForwardParser,
+        router: ForwardRouter,
+        packer: MessagePacker,
+    ) -> None:
         self._context = context
-        self._waiting: list[_QueuedForward] = []
-        self._rejected: list[Callable[[], None]] = []
+        self._settings = settings
+        self._gate = gate
+        self._parser = parser
+        self._router = router
+        self._packer = packer
+        self._received: list[_ReceivedMessage] = []
+        self._over_limit: list[Callable[[], None]] = []
         self._is_enabled = not (settings.rewrap or settings.registered_senders_only)
 
     def take(self, raw: bytes, peer: str, answer: ReplyCallback, fallback: Callable[[], None]) -> bool:
         """
-        Take a message that came by POST, if it may be a usual forward.
+        Take a message that came by POST, if it may be a forward of the common form.
 
-        It is looked at when the reactor's turn ends, together with all others that came in it: going the same steps
-        for one after the other is a seventh faster than going all steps for each.
+        It is read at the end of the reactor iteration with all others that came in it: taking each step for all of
+        them in turn is a seventh faster than taking all steps for each.
 
-        :param peer: who is charged for it.
-        :param answer: called once, now or later, with what :meth:`Mediator.receive` would return.
-        :param otherwise: called instead if it is something else; then nothing has happened.
+        :param peer: rate limit key that is charged.
+        :param answer: called once, now or later, with what the general path would return.
+        :param fallback: called instead for any other message; then nothing has happened.
         :return: whether one of them will be called.
         """
-        gate = self._context.gate
-        if not self._is_enabled or not gate.enter():
+        if not self._is_enabled or not self._gate.enter():
             return False
-        if not self._route.admission.try_charge_anonymous(peer, 1 + len(raw) // SMALL_REQUEST_BYTES):
-            gate.leave()
-            if not self._waiting:
+        if not self._context.admission.try_charge_anonymous(peer, 1 + len(raw) // SMALL_REQUEST_BYTES):
+            self._gate.leave()
+            if not self._received:
                 return False
-            # Some of those that wait may turn out not to be charged to the address: that is to be known first.
-            self._rejected.append(fallback)
+            # Messages received before may turn out not to be charged to the address, which has to be known first.
+            self._over_limit.append(fallback)
             return True
-        if not self._waiting:
-            self._route.clock.callLater(0, self._process_queued)
-        self._waiting.append((self._route.recorder.steady(), raw, peer, answer, fallback))
+        if not self._received:
+            self._context.clock.callLater(0, self._process_received)
+        self._received.append(_ReceivedMessage(self._context.recorder.steady(), raw, peer, answer, fallback))
         return True
 
-    def _process_queued(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        rejected, self._rejected = self._rejected, []
-        now = self._route.clock.seconds()
-        requests = []
-        for one in waiting:
-            request = self._read(one, now)
-            if request is None:
-                self._leave(one)
-            else:
-                requests.append(request)
-        if requests:
-            self._deposit(requests, now)
-        for fallback in rejected:
+    def _process_received(self) -> None:
+        received, self._received = self._received, []
+        over_limit, self._over_limit = self._over_limit, []
+        now = self._context.clock.seconds()
+        pending: list[_PendingForward | None] = []
+        for one in received:
+            forward = self._read(one, now)
+            if forward is not None:
+                pending.append(forward)
+                continue
+            self._context.admission.refund_anonymous(one.peer, 1 + len(one.raw) // SMALL_REQUEST_BYTES)
+            self._gate.leave()
+            _call_fallback(one.fallback)
+        if pending:
+            self._enqueue(pending, now)
+        for fallback in over_limit:
             _call_fallback(fallback)
 
-    def _read(self, one: _QueuedForward, now: float) -> _PendingForward | None:
-        came, raw, peer, answer, _ = one
-        began = perf_counter()
+    def _read(self, received: _ReceivedMessage, now: float) -> _PendingForward | None:
+        """None for a message that the general path has to read, or to refuse."""
+        began, settings = perf_counter(), self._settings
         try:
-            found = self._context.read(raw)
-            recipient = None if found is None else self._recipient(found, now)
+            forward = self._parser.read(received.raw)
+            if forward is None or len(forward.payload) > settings.max_payload:
+                return None
+            if forward.expires_time is not None and forward.expires_time <= now:
+                return None
+            recipient = canonicalize_did(forward.next)
+            if self._context.owns(recipient) or is_did_peer_3(recipient) or recipient in settings.routing_keys:
+                return None
         except Exception:
             _log.failure("reading a message failed", redact_failure())
-            return None  # whatever it is, it concerns no other message
-        if found is None or recipient is None:
-            return None
-        record = self._route.recorder.begin("didcomm", peer, len(raw), Stopwatch(perf_counter() - began), came)
-        return _PendingForward(record, found, recipient, answer)
-
-    def _leave(self, one: _QueuedForward) -> None:
-        _, raw, peer, _, fallback = one
-        self._route.admission.refund_anonymous(peer, 1 + len(raw) // SMALL_REQUEST_BYTES)
-        self._context.gate.leave()
-        _call_fallback(fallback)
-
-    def _recipient(self, found: FastForward, now: float) -> str | None:
-        """Whose queue it goes to; None if that cannot be said at once, or it does not go there as it is."""
-        recipient = canonicalize_did(found.next)
-        if self._route.owns(recipient) or len(found.payload) > self._settings.max_payload:
-            return None
-        if found.expires_time is not None and found.expires_time <= now:
-            return None
-        if is_did_peer_3(recipient) or recipient in self._settings.routing_keys:
-            return None
-        return recipient
-
-    def _deposit(self, requests: Sequence[_PendingForward], now: float) -> None:
-        # None in place of what has been answered.
-        waiting: list[_PendingForward | None] = list(requests)
-        early: EarlyResultCallback = partial(self._answer_early, waiting)
-        done: Deferred[Sequence[DIDCommReply]] = maybeDeferred(self._begin, requests, now, early).addCallback(
-            self._replies, waiting
+            return None  # it concerns no other message
+        watch = Stopwatch(perf_counter() - began)
+        record = self._context.recorder.begin(
+            "didcomm", received.peer, len(received.raw), watch, received.received_at
         )
-        done.addErrback(self._refusals, waiting)
-        done.addCallback(self._finish_all, waiting)
-        done.addErrback(lambda failure: _log.failure("serving messages failed", redact_failure(failure)))
+        return _PendingForward(record, forward, recipient, received.answer)
 
-    def _begin(
-        self, requests: Sequence[_PendingForward], now: float, early: EarlyResultCallback
-    ) -> Deferred[list[EnqueueResult | MediatorError]]:
-        route = self._route
-        deposits = [
-            EnqueueRequest(
-                one.recipient,
-                (self._payload(one.found),),
-                compute_expiry(one.found, now, self._settings.ttl),
-                origin=route.origins.of(one.recipient, one.record.peer, None),
-            )
-            for one in requests
-        ]
-        with request_scope(route.clock):
-            return route.store.enqueue_each(deposits, early)
-
-    def _payload(self, found: FastForward) -> Payload:
-        return Payload(self._route.sources.new_message_id(), found.payload, found.form)
-
-    def _answer_early(
-        self, waiting: list[_PendingForward | None], outcomes: Sequence[tuple[int, EnqueueResult | MediatorError]]
-    ) -> None:
-        """Some are stored: they do not wait for strangers that came in the same reactor iteration."""
-        requests, replies = [], []
-        for place, outcome in outcomes:
-            one, waiting[place] = waiting[place], None
-            if one is not None:
-                requests.append(one)
-                replies.append(self._dispatch(one, outcome))
-        self._finish(replies, requests)
-
-    def _replies(
-        self, outcomes: Sequence[EnqueueResult | MediatorError], waiting: Sequence[_PendingForward | None]
-    ) -> Sequence[DIDCommReply]:
-        """Of those that wait, in order."""
-        return [
-            self._dispatch(one, outcome) for one, outcome in zip(waiting, outcomes, strict=True) if one is not None
-        ]
-
-    def _dispatch(self, one: _PendingForward, outcome: EnqueueResult | MediatorError) -> DIDCommReply:
-        if isinstance(outcome, MediatorError):
-            return self._refusal(one, outcome)
+    def _enqueue(self, pending: list[_PendingForward | None], now: float) -> None:
+        """:param pending: those that were answered are replaced by None."""
+        context, requests = self._context, []
         try:
-            self._context.forward_router.dispatch(one.record, outcome, None)
+            for one in pending:
+                assert one is not None
+                forward = one.forward
+                requests.append(
+                    EnqueueRequest(
+                        one.recipient,
+                        (Payload(context.new_message_id(now), forward.payload, forward.form),),
+                        compute_expiry(forward, now, self._settings.ttl),
+                        origin=context.origins.compute(one.recipient, one.record.peer, None),
+                    )
+                )
+            with request_scope(context.clock):
+                stored = context.store.enqueue_each(requests, partial(self._answer, pending))
         except Exception:
-            _log.failure("serving a message failed", redact_failure())
-            return self._refusal(one, InternalFault())
-        return ACCEPTED
+            stored = fail(Failure())
+        stored.addCallback(self._complete, pending)
+        stored.addErrback(self._refuse_all, pending)
+        stored.addErrback(lambda failure: _log.failure("serving messages failed", redact_failure(failure)))
 
-    def _refusals(self, failure: Failure, waiting: Sequence[_PendingForward | None]) -> Sequence[DIDCommReply]:
+    def _complete(
+        self, outcomes: Sequence[EnqueueResult | MediatorError], pending: list[_PendingForward | None]
+    ) -> None:
+        if len(outcomes) != len(pending):
+            raise ValueError("the store lost a message")
+        self._answer(pending, enumerate(outcomes))
+
+    def _refuse_all(self, failure: Failure, pending: list[_PendingForward | None]) -> None:
         error = failure.value
         if not isinstance(error, MediatorError):
             _log.failure("serving messages failed", redact_failure(failure))
             error = InternalFault()
-        return [self._refusal(one, error) for one in waiting if one is not None]
+        self._answer(pending, enumerate([error] * len(pending)))
 
-    def _refusal(self, one: _PendingForward, error: MediatorError) -> DIDCommReply:
-        release_traceback(error)
-        if isinstance(error, InternalFault):
-            return self._context.packer.refuse_unopened(error)
-        found = one.found
-        return self._context.packer.refuse_anonymous(error, found.id, found.thread, found.kid)
+    def _answer(
+        self,
+        pending: list[_PendingForward | None],
+        outcomes: Iterable[tuple[int, EnqueueResult | MediatorError]],
+    ) -> None:
+        """
+        Dispatch, record and answer those of which the outcome is known; whatever fails, each is answered once.
 
-    def _finish_all(self, replies: Sequence[DIDCommReply], waiting: Sequence[_PendingForward | None]) -> None:
-        self._finish(replies, [one for one in waiting if one is not None])
-
-    def _finish(self, replies: Sequence[DIDCommReply], requests: Sequence[_PendingForward]) -> None:
-        """Whatever fails on the way, each is answered, and nothing is waited for that is over."""
-        for one, reply in zip(requests, replies, strict=True):
+        :param outcomes: with their places in `pending`.
+        """
+        context, finished = self._context, []
+        for place, outcome in outcomes:
+            one = pending[place]
+            if one is None:
+                continue
+            pending[place] = None
+            reply = ACCEPTED
+            if isinstance(outcome, MediatorError):
+                reply = self._refuse(one, outcome)
+            else:
+                try:
+                    self._router.dispatch(one.record, outcome, None)
+                except Exception:
+                    _log.failure("serving a message failed", redact_failure())
+                    reply = self._refuse(one, InternalFault())
+            finished.append((one, reply))
             try:
-                self._end(one, reply)
+                context.recorder.end(
+                    one.record,
+                    status=reply.status,
+                    fault=reply.fault,
+                    kind=FORWARD_NAME,
+                    sender=None,
+                    session=None,
+                    code=reply.code,
+                )
             except Exception:
-                _log.failure("telling of a message failed", redact_failure())
-        # Answers are in the kernel before the turn ends: whoever is killed then has told the log of what it accepted.
-        self._route.recorder.settle()
-        for one, reply in zip(requests, replies, strict=True):
+                _log.failure("recording a message failed", redact_failure())
+        # Replies are written below and reach the kernel at once: the log has to have these messages before.
+        context.recorder.flush_events()
+        for one, reply in finished:
             try:
                 one.answer(reply)
             except Exception:
                 _log.failure("answering a message failed", redact_failure())
             finally:
-                self._context.gate.leave()
+                self._gate.leave()
 
-    def _end(self, one: _PendingForward, reply: DIDCommReply) -> None:
-        self._route.recorder.end(
-            one.record,
-            status=reply.status,
-            fault=reply.fault,
-            kind=FORWARD_NAME,
-            sender=None,
-            session=None,
-            code=reply.code,
-        )
+    def _refuse(self, one: _PendingForward, error: MediatorError) -> DIDCommReply:
+        release_traceback(error)
+        if isinstance(error, InternalFault):
+            return self._packer.refuse_unopened(error)
+        forward = one.forward
+        return self._packer.refuse_anonymous(error, forward.id, forward.thread, forward.kid)
 
 
 def _call_fallback(fallback: Callable[[], None]) -> None:
     try:
         fallback()
     except Exception:
-        _log.failure("beginning a request failed", redact_failure())  # and it concerns no other
+        _log.failure("beginning a request failed", redact_failure())  # it concerns no other

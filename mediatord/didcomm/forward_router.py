@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from twisted.internet.interfaces import IReactorTime
 
+from mediatord.didcomm.housekeeping import DelayedMessageScheduler
+from mediatord.didcomm.live_delivery import DeliveryDispatcher, LiveDelivery
 from mediatord.didcomm.messages import ForwardWrapper, MessageOrigin, MessageUnpacker, UnpackedMessage, WrapError
 from mediatord.errors import (
     InvalidAttachment,
@@ -35,7 +37,7 @@ from mediatord.protocol.didcomm.forward import (
 from mediatord.ratelimit.access_control import AccessList
 from mediatord.ratelimit.rate_limiter import RateLimiter, compute_request_cost
 from mediatord.ratelimit.sender_fingerprint import SenderFingerprint
-from mediatord.store.interfaces.messages import EnqueueRequest, EnqueueResult, Payload, StoredMessage
+from mediatord.store.interfaces.messages import EnqueueRequest, EnqueueResult, Payload
 from mediatord.store.interfaces.store import IStore
 
 FORWARD_KEY = ("routing", 2, "forward")
@@ -95,54 +97,35 @@ class _NestedForwardState:
 
 
 @dataclass(frozen=True, slots=True)
-class DeliveryCallbacks:
+class ForwardContext:
     """
-    What happens to a message once it is stored.
+    Collaborators of both paths of a forward.
 
-    :param hand_over: to whoever takes it, and tells whether a socket did.
-    :param wait_for: told when a delayed message becomes due.
-    :param settle: told of messages that are gone.
-    """
-
-    dispatch: Callable[[StoredMessage, Callable[[bool], None]], None]
-    schedule_wakeup: Callable[[float], None]
-    resolve_pushes: Callable[[Iterable[str]], object]
-
-
-@dataclass(frozen=True, slots=True)
-class RandomSources:
-    """
-    Where chance comes from.
-
-    :param new_message_id: ids of stored messages: unique, URI-safe.
+    :param owns: whether a canonical DID is one of the mediator's.
+    :param new_message_id: id of a stored message for a time: unique, URI-safe.
     :param uniform: as `random.uniform`.
     """
-
-    new_message_id: Callable[[], str]
-    uniform: Callable[[float, float], float]
-
-
-@dataclass(frozen=True, slots=True)
-class ForwardContext:
-    """The rooms that routing works with."""
 
     clock: IReactorTime
     store: IStore
     unpacker: MessageUnpacker
     forward_wrapper: ForwardWrapper
     admission: RateLimiter
-    deliveries: DeliveryCallbacks
+    dispatcher: DeliveryDispatcher
+    delayed: DelayedMessageScheduler
+    live: LiveDelivery
     recorder: EventRecorder
     owns: Callable[[str], bool]
     origins: SenderFingerprint
-    sources: RandomSources
+    new_message_id: Callable[[float], str]
+    uniform: Callable[[float, float], float]
 
 
 class ForwardRouter:
     """Takes forwards."""
 
-    def __init__(self, route: ForwardContext, settings: ForwardSettings) -> None:
-        self._route = route
+    def __init__(self, context: ForwardContext, settings: ForwardSettings) -> None:
+        self._context = context
         self._settings = settings
         self._seen: OrderedDict[bytes, None] = OrderedDict()
 
@@ -152,7 +135,7 @@ class ForwardRouter:
 
         The checks come in the order of reference 4.1, and nothing is stored unless all of them pass.
         """
-        await self._route.admission.charge_anonymous(origin.peer, compute_request_cost(record.size))
+        await self._context.admission.charge_anonymous(origin.peer, compute_request_cost(record.size))
         plans = await self._plan(received, origin, _NestedForwardState())
         enqueued = await self._deposit([await self._ready(plan) for plan in plans])
         for one in enqueued:
@@ -167,19 +150,19 @@ class ForwardRouter:
         if not 0 < count <= MAX_ATTACHMENTS:
             raise InvalidAttachment
         did = canonicalize_did(next_)
-        ours = self._route.owns(did)
+        ours = self._context.owns(did)
         recipient = "" if ours else await self._registered(did)
         if descent.depth == 0:
             descent.sender = await self._check_sender(received, origin, count)
         # One was paid for when it came in, or was opened.
-        await self._route.admission.charge_anonymous(origin.peer, count - 1)
-        now = self._route.clock.seconds()
+        await self._context.admission.charge_anonymous(origin.peer, count - 1)
+        now = self._context.clock.seconds()
         expires_at = compute_expiry(message, now, self._settings.ttl)
         payloads = read_payloads(message, encrypted_only=self._settings.encrypted_only or ours)
         if ours:
             return await self._unwrap(payloads, origin, descent)
-        held = compute_delay(message, self._settings.max_delay, self._route.sources.uniform)
-        party = self._route.origins.of(recipient, origin.peer, descent.sender)
+        held = compute_delay(message, self._settings.max_delay, self._context.uniform)
+        party = self._context.origins.compute(recipient, origin.peer, descent.sender)
         return [_ForwardPlan(recipient, party, payloads, expires_at, now + held if held > 0 else None)]
 
     async def _check_sender(self, received: UnpackedMessage, origin: MessageOrigin, count: int) -> str | None:
@@ -189,10 +172,10 @@ class ForwardRouter:
         # The very same forward again may be somebody else's doing, and is never charged to its sender twice.
         is_new = self._is_new(received.digest)
         if is_new:
-            await self._route.admission.sender(received.sender, received.message.sender, origin.peer, count)
+            await self._context.admission.charge_sender(received.sender, received.message.sender, origin.peer, count)
         if self._settings.registered_senders_only:
             sender = received.sender
-            if sender is None or await self._route.store.get_account(sender) is None:
+            if sender is None or await self._context.store.get_account(sender) is None:
                 raise MediationNotGranted
         return received.sender if is_new else None
 
@@ -216,10 +199,10 @@ class ForwardRouter:
         :raise UnknownRecipient: nobody has registered it.
         """
         if is_did_peer_3(did):
-            names = await self._route.store.list_registered_names(did)
+            names = await self._context.store.list_registered_names(did)
             if names:
                 return canonicalize_did(names[0])
-        elif await self._route.store.find_owner(did) is not None:
+        elif await self._context.store.find_owner(did) is not None:
             return did
         raise UnknownRecipient
 
@@ -238,7 +221,7 @@ class ForwardRouter:
         deposits: list[_ForwardPlan] = []
         for payload, _ in payloads:
             try:
-                inner = await self._route.unpacker.open(jwe.parse(payload), origin.peer)
+                inner = await self._context.unpacker.open(jwe.parse_envelope(payload), origin.peer)
             except (StoreUnavailable, RateLimitExceeded):
                 raise
             except MediatorError:
@@ -257,15 +240,15 @@ class ForwardRouter:
             data, form = await self._wrapped(opaque, plan.recipient)
             if len(data) > self._settings.max_payload:
                 raise PayloadTooLarge
-            payloads.append(Payload(self._route.sources.new_message_id(), data, form))
+            payloads.append(Payload(self._context.new_message_id(self._context.clock.seconds()), data, form))
         return EnqueueRequest(plan.recipient, tuple(payloads), plan.expires_at, plan.due_at, plan.origin)
 
     async def _deposit(self, deposits: Sequence[EnqueueRequest]) -> Sequence[EnqueueResult]:
         if len(deposits) > 1:
-            return await self._route.store.enqueue_all(deposits)
+            return await self._context.store.enqueue_all(deposits)
         (only,) = deposits
         return [
-            await self._route.store.enqueue(
+            await self._context.store.enqueue(
                 only.recipient_did,
                 only.payloads,
                 expires_at=only.expires_at,
@@ -280,30 +263,27 @@ class ForwardRouter:
 
         :param sender: the DID that is proven to have sent it, if any.
         """
-        recorder, deliveries = self._route.recorder, self._route.deliveries
+        context = self._context
         if enqueued.evicted:
             for evicted in enqueued.evicted:
-                recorder.evicted(evicted)
-            deliveries.resolve_pushes([evicted.id for evicted in enqueued.evicted])
+                context.recorder.evicted(evicted)
+            context.live.resolve_pushes([evicted.id for evicted in enqueued.evicted])
         for message in enqueued.messages:
-            tell = partial(self._accepted, record, message, sender)
+            record_accept = partial(context.recorder.accepted, record.request, message, sender, "didcomm")
             if message.due_at is None:
-                deliveries.dispatch(message, tell)
+                context.dispatcher.dispatch(message, record_accept)
             else:
-                tell(False)
-                deliveries.schedule_wakeup(message.due_at)
-
-    def _accepted(self, record: RequestRecord, message: StoredMessage, sender: str | None, pushed: bool) -> None:
-        self._route.recorder.accepted(record.request, message, sender, "live" if pushed else "queue", "didcomm")
+                record_accept(False)
+                context.delayed.schedule_wakeup(message.due_at)
 
     async def _wrapped(self, opaque: ForwardPayload, recipient: str) -> ForwardPayload:
         data, form = opaque
         keys = self._settings.routing_keys.get(recipient, ())
         try:
             if self._settings.rewrap:
-                data = await self._route.forward_wrapper.rewrap(data, recipient)
+                data = await self._context.forward_wrapper.rewrap(data, recipient)
             if keys:
-                data = await self._route.forward_wrapper.wrap(data, recipient, keys)
+                data = await self._context.forward_wrapper.wrap(data, recipient, keys)
         except WrapError:
             # The payload itself is for the recipient anyway: better delivered without decoration than not at all.
             return opaque

@@ -42,45 +42,46 @@ _log = Logger()
 
 class DeliveryDispatcher:
     """
-    Hands messages over.
+    Passes stored messages to sockets of this process, to other nodes, or to an endpoint of the account.
 
     :param push: writes to the sockets of this process; False when none took it.
-    :param elsewhere: has other nodes push; fires with whether a socket took it and never fails. None for one process.
-    :param fail_over: told of a message that no socket took.
+    :param remote_delivery: has other nodes push; fires with whether a socket took it and never fails. None for one
+        process.
+    :param fail_over: called with a message that no socket took; None to leave it in the queue.
     """
 
     def __init__(
         self,
         push: Callable[[StoredMessage], bool],
         remote_delivery: Callable[[StoredMessage], Deferred[bool]] | None,
-        fail_over: Callable[[StoredMessage], None],
+        fail_over: Callable[[StoredMessage], None] | None,
     ) -> None:
         self._push = push
         self._remote_delivery = remote_delivery
         self._fail_over = fail_over
 
-    def __call__(self, message: StoredMessage, tell: Callable[[bool], None] | None = None) -> None:
+    def dispatch(self, message: StoredMessage, on_result: Callable[[bool], None] | None = None) -> None:
         """
         Waits for nothing and never fails; what nobody takes stays in the queue.
 
-        :param tell: told whether a socket took it, as soon as that is known.
+        :param on_result: called with whether a socket took it, as soon as that is known.
         """
         pushed = self._push(message)
-        if self._remote_delivery is None:
-            self._done(message, tell, pushed)
-            return
-        # Its recipient may have sockets at several nodes, and all of them get it.
-        taken = self._remote_delivery(message)
-        if pushed:
-            self._done(message, tell, pushed)
-        else:
-            taken.addCallback(lambda there: self._done(message, tell, there))
-            taken.addErrback(lambda failure: _log.failure("handing over a message failed", redact_failure(failure)))
+        if self._remote_delivery is not None:
+            # The recipient may have sockets at several nodes, and all of them get it.
+            taken = self._remote_delivery(message)
+            if not pushed:
+                taken.addCallback(self._finish, message, on_result)
+                taken.addErrback(
+                    lambda failure: _log.failure("dispatching a message failed", redact_failure(failure))
+                )
+                return
+        self._finish(pushed, message, on_result)
 
-    def _done(self, message: StoredMessage, tell: Callable[[bool], None] | None, pushed: bool) -> None:
-        if tell is not None:
-            tell(pushed)
-        if not pushed:
+    def _finish(self, pushed: bool, message: StoredMessage, on_result: Callable[[bool], None] | None) -> None:
+        if on_result is not None:
+            on_result(pushed)
+        if not pushed and self._fail_over is not None:
             self._fail_over(message)
 
 
@@ -293,7 +294,8 @@ class LiveDelivery:
 
         Waits for nothing and never fails: False when no socket took it, and then it just stays in the queue.
         """
-        return self._push(message, self._connections.subscribers(message.account))
+        subscribers = self._connections.subscribers(message.account)
+        return bool(subscribers) and self._push(message, subscribers)
 
     def push_remote(self, message: StoredMessage, *, by: float = inf) -> bool:
         """

@@ -188,6 +188,8 @@ class FastHTTPChannel(Protocol):
     :param site: the :class:`~mediatord.http.site.MediatorSite`, whose stock channel takes what is not plain.
     """
 
+    transport: Any
+
     def __init__(self, site: Any, address: object) -> None:
         self._site = site
         self._front = site.front
@@ -217,16 +219,12 @@ class FastHTTPChannel(Protocol):
         self._default_rate_limit_key = ""
 
     @property
-    def _wire(self) -> Any:
-        return self.transport
-
-    @property
     def _busy(self) -> bool:
         return self._serving != self._served
 
     def connectionMade(self) -> None:
         """A client is there."""
-        self._wire.registerProducer(self, True)
+        self.transport.registerProducer(self, True)
         self._idle_since = self._front.clock.seconds()
         self._timer = self._front.clock.callLater(self._site.timeOut, self._check_timeout)
         self._default_rate_limit_key = self._front.peers.rate_limit_key(self._host, None)
@@ -249,7 +247,7 @@ class FastHTTPChannel(Protocol):
                 self._request_started, self._idle_since
             )  # later than now when the clock was set back
             if self._head is not None and self._idle_since - self._request_started > self._site.timeOut:
-                self._wire.abortConnection()
+                self.transport.abortConnection()
             else:
                 self._advance()
         if self._buffer:
@@ -349,7 +347,7 @@ class FastHTTPChannel(Protocol):
             self._begin_answer(number, head.half, respond_to_command(front.command(body, rate_limit_key)))
             return
         general_path = partial(self._serve_general_path, number, head, body, rate_limit_key)
-        if not front.forward_fast_path(body, rate_limit_key, partial(self._finish_fast, number), general_path):
+        if not front.forward_fast_path(body, rate_limit_key, partial(self._finish, number), general_path):
             general_path()
 
     def _serve_general_path(self, number: int, head: FastRequestHead, body: bytes, rate_limit_key: str) -> None:
@@ -371,10 +369,6 @@ class FastHTTPChannel(Protocol):
     def _begin_answer(self, number: int, half: ProtocolName, work: Awaitable[HTTPResponse]) -> None:
         Deferred.fromCoroutine(self._answer(number, half, work))
 
-    def _finish_fast(self, number: int, reply: DIDCommReply) -> None:
-        """The short way has led to an answer; nearly always to the same one."""
-        self._finish(number, ACCEPTED_RESPONSE if reply is ACCEPTED else build_didcomm_response(reply))
-
     async def _answer(self, number: int, half: ProtocolName, work: Awaitable[HTTPResponse]) -> None:
         try:
             answer = await work
@@ -383,17 +377,20 @@ class FastHTTPChannel(Protocol):
             answer = FAULT_RESPONSES[half]
         self._finish(number, answer)
 
-    def _finish(self, number: int, answer: HTTPResponse) -> None:
+    def _finish(self, number: int, answer: HTTPResponse | DIDCommReply) -> None:
         """Write the answer to the request of this number, unless it was given up or answered late already."""
         if number != self._serving or number == self._served or self._timer is None:
             return
         self._served = number
         self._idle_since = self._front.clock.seconds()
+        if isinstance(answer, DIDCommReply):
+            answer = ACCEPTED_RESPONSE if answer is ACCEPTED else build_didcomm_response(answer)
         if answer.body and not self._response_budget.has_room(self._rate_limit_key, len(answer.body)):
             answer = UNREAD_LIMIT_RESPONSES[self._half]
         now = int(self._idle_since)
         write_immediately(
-            self._wire, _serialize_accepted(now) if answer is ACCEPTED_RESPONSE else serialize_response(answer, now)
+            self.transport,
+            _serialize_accepted(now) if answer is ACCEPTED_RESPONSE else serialize_response(answer, now),
         )
         if self._congested:
             self._response_budget.add(self._rate_limit_key, len(answer.body))
@@ -407,14 +404,14 @@ class FastHTTPChannel(Protocol):
     def _pause(self) -> None:
         if self._reading:
             self._reading = False
-            self._wire.pauseProducing()
+            self.transport.pauseProducing()
 
     def _resume_reading(self) -> None:
         """Read from the client again, unless what was read has to be served before."""
         waits = self._busy and len(self._buffer) > _MAX_READ_AHEAD
         if not (self._reading or self._congested or self._suspended or self._half_closed or waits):
             self._reading = True
-            self._wire.resumeProducing()
+            self.transport.resumeProducing()
 
     def _check_timeout(self) -> None:
         """Time is up for a request, or for a client that sends none; or it is not, and then look again."""
@@ -428,17 +425,17 @@ class FastHTTPChannel(Protocol):
         if self._busy:
             self._finish(self._serving, TIMEOUT_RESPONSES[self._half])
         else:
-            self._wire.abortConnection()
+            self.transport.abortConnection()
 
     def _switch_to_standard_channel(self) -> None:
         """Let twisted.web have the connection, and all that was read of it."""
         self._resume_reading()
         self._cancel_timeout()
         self._site.reading.discard(self)
-        self._wire.unregisterProducer()
+        self.transport.unregisterProducer()
         data, self._buffer = bytes(self._buffer), bytearray()
         self._standard_channel = self._site.build_standard_channel(self._address)
-        self._standard_channel.makeConnection(self._wire)
+        self._standard_channel.makeConnection(self.transport)
         self._standard_channel.dataReceived(data)
         if self._half_closed:
             self._standard_channel.readConnectionLost()
@@ -453,11 +450,11 @@ class FastHTTPChannel(Protocol):
     def _close(self) -> None:
         """Close the connection once the client has what was written; nothing more of it is looked at."""
         self._is_closing = True
-        self._wire.unregisterProducer()  # or TLS would wait for us to write more
+        self.transport.unregisterProducer()  # or TLS would wait for us to write more
         if not self._reading:
             self._reading = True
-            self._wire.resumeProducing()  # or TLS would never see that the client closes as well
-        self._wire.loseConnection()
+            self.transport.resumeProducing()  # or TLS would never see that the client closes as well
+        self.transport.loseConnection()
 
     def _cancel_timeout(self) -> None:
         if self._timer is not None:

@@ -35,7 +35,12 @@ def write_immediately(transport: Any, data: bytes) -> None:
     What the kernel does not take, and everything on a transport that is more than a socket, such as one with TLS, is
     written as usual. A connection that turns out to be broken is left to be found so by the reactor.
     """
-    if isinstance(transport, Connection) and _can_write_directly(transport):
+    if (
+        isinstance(transport, Connection)
+        and transport.connected
+        and not (transport.dataBuffer or transport._tempDataBuffer or transport.disconnecting or transport.TLS)
+        and not (transport._aborting or transport._writeDisconnecting)
+    ):
         try:
             sent = transport.socket.send(data)
         except OSError:
@@ -44,15 +49,6 @@ def write_immediately(transport: Any, data: bytes) -> None:
             return
         data = data[sent:]
     transport.write(data)
-
-
-def _can_write_directly(transport: Connection) -> bool:
-    """Whether it is open and stays so, speaks no TLS and holds nothing back."""
-    return bool(
-        transport.connected
-        and not (transport.dataBuffer or transport._tempDataBuffer)
-        and not (transport.disconnecting or transport._aborting or transport._writeDisconnecting or transport.TLS)
-    )
 
 
 _log = Logger()

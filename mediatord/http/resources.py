@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, cast
 from urllib.parse import unquote_to_bytes
 
 from autobahn.twisted.resource import WebSocketResource
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.protocols.policies import ProtocolWrapper
 from twisted.web.resource import IResource, Resource
@@ -40,6 +41,7 @@ from mediatord.http.responses import (
     ExecuteCommand,
     HTTPResponse,
     ReceiveMessage,
+    build_didcomm_response,
     build_error,
     build_refusal,
     build_retry_after,
@@ -246,7 +248,17 @@ class PathResource(Resource):
         if half == "decentrl":
             return self.later(request, respond_to_command(self._front.command(body, rate_limit_key)), half)
         content_type = request.getHeader(b"content-type") or b""
-        return self.later(request, respond_to_message(self._front.receive, body, rate_limit_key, content_type), half)
+        return self.later(request, self._respond_to_message(body, rate_limit_key, content_type), half)
+
+    async def _respond_to_message(self, body: bytes, rate_limit_key: str, content_type: bytes) -> HTTPResponse:
+        """As :func:`respond_to_message`, by the fast path if the message is a forward of the common form."""
+        front = self._front
+        replied: Deferred[DIDCommReply | None] = Deferred()
+        if front.forward_fast_path(body, rate_limit_key, replied.callback, partial(replied.callback, None)):
+            reply = await replied
+            if reply is not None:
+                return build_didcomm_response(reply)
+        return await respond_to_message(front.receive, body, rate_limit_key, content_type)
 
     def rate_limit_key(self, request: Request) -> str:
         """Who is charged for the request."""
@@ -425,12 +437,12 @@ class HealthResource(PathResource):
             try:
                 await self._front.ping_store()
             except (StoreUnavailable, ShutdownInProgress) as error:
-                self._front.metrics.storage_up(False)
+                self._front.metrics.set_storage_up(False)
                 stopping = isinstance(error, ShutdownInProgress)
                 return _build_unavailable(
                     "stopping" if stopping else self._front.store_trouble() or "store unavailable"
                 )
-            self._front.metrics.storage_up(True)
+            self._front.metrics.set_storage_up(True)
             trouble = self._front.store_trouble() or self._front.trouble()
             return (
                 _build_unavailable(trouble) if trouble else HTTPResponse(200, b'{"status":"ok"}', JSON_CONTENT_TYPE)

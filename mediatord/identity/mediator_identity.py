@@ -53,6 +53,7 @@ class MediatorIdentity:
     :ivar prepared_dids: those of keys that are to be the current ones: accepted, and told to nobody.
     :ivar web_did: the did:web.
     :ivar web_document: its document, to be served as JSON.
+    :ivar own_dids: all DIDs of the mediator as they may be written, the canonical forms among them.
     :ivar decentrl_dids: the did:web and the former ones, which are what Decentrl wallets know it by.
     """
 
@@ -64,7 +65,7 @@ class MediatorIdentity:
         self._secrets = _index_private_keys(keys)
         self._agreement_keys_by_kid: dict[str, tuple[PrivateKey, ...]] = {}
         self._signing_key_by_did: dict[str, NamedKey] = {}
-        self._own: set[str] = set()
+        self.own_dids: set[str] = set()
         self.did, *former = _make_peer_dids(keys.generations, public_url)
         self.former_peer_dids = tuple(former)
         self.prepared_dids = tuple(_make_peer_dids(keys.prepared_generations, public_url))
@@ -80,7 +81,7 @@ class MediatorIdentity:
         self.decentrl_dids = frozenset((self.web_did, *webs))
 
     @property
-    def digest(self) -> bytes:
+    def fingerprint(self) -> bytes:
         """
         The same for processes that are the same mediator, whichever keys they have come to: the DIDs of its oldest
         keys are, which hold these and the public URL.
@@ -88,7 +89,7 @@ class MediatorIdentity:
         return sha256(f"{self._root_did} {self.web_did}".encode()).digest()
 
     @property
-    def secret(self) -> bytes:
+    def root_secret(self) -> bytes:
         """32 bytes that stay the same for as long as the oldest keys are not retired: a secret."""
         return hmac.digest(self._keys.oldest[1].secret, b"mediatord", "sha256")
 
@@ -122,7 +123,7 @@ class MediatorIdentity:
 
     def owns(self, did: str) -> bool:
         """Whether this is a DID of ours, in any of its forms."""
-        return did in self._own or canonicalize_did(did) in self._own
+        return did in self.own_dids or canonicalize_did(did) in self.own_dids
 
     def routing_did(self, addressed: str) -> str:
         """
@@ -167,7 +168,7 @@ class MediatorIdentity:
 
     def is_successor_of(self, before: MediatorIdentity) -> bool:
         """Whether this may be what an earlier identity has become: some of the keys are the same."""
-        return self.digest == before.digest or any(key in before.keys for key in self._keys)
+        return self.fingerprint == before.fingerprint or any(key in before.keys for key in self._keys)
 
     def find_missing_dids(self, before: MediatorIdentity) -> list[str]:
         """The DIDs that were accepted by an earlier identity and are not by this one."""
@@ -175,7 +176,7 @@ class MediatorIdentity:
         return [did for did in names if not self.owns(did)]
 
     def _current(self, curve: Curve) -> PrivateKey:
-        found = self._keys.first(curve)
+        found = self._keys.current_key(curve)
         if found is None:
             raise IdentityError(f"the key set lacks an {curve} key")
         return found[1]
@@ -191,7 +192,7 @@ class MediatorIdentity:
         document = make_mediator_document(did, self.signing_key, self.prekey_public, public_url, raw=self._raw_keys)
         former = [found for found in self._keys.keys if found[1].curve == "Ed25519"][1:]
         document["verificationMethod"] += [self._signing_method(kid, key.public) for kid, key in former]
-        others = [found for curve in _NIST_CURVES if (found := self._keys.first(curve))]
+        others = [found for curve in _NIST_CURVES if (found := self._keys.current_key(curve))]
         document["keyAgreement"] += [_make_json_web_key(did, kid, key.public) for kid, key in others]
         document["service"] += [
             {
@@ -246,7 +247,7 @@ class MediatorIdentity:
             if method.key.curve == "Ed25519" and method.key in self._secrets
         ]
         for did in (document.did, *document.also_known_as):
-            self._own |= {did, canonicalize_did(did)}
+            self.own_dids |= {did, canonicalize_did(did)}
             for method in signing[:1]:
                 self._signing_key_by_did[did] = method.id.partition("#")[2], self._secrets[method.key]
             for fragment, key in _list_spellings(ours):

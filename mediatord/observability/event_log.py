@@ -63,7 +63,7 @@ class BufferedLineFile:
 
     def __init__(self, path: Path, capacity: int) -> None:
         self._path = path
-        self._capacity = capacity
+        self.capacity = capacity
         self._descriptor: int | None = None
         self.pending = bytearray()
         self.size = 0
@@ -110,17 +110,11 @@ class BufferedLineFile:
         self._close()
         return int(torn)
 
-    def add(self, line: bytes) -> bool:
-        """Keep a line for the next flush; False when there is no room for it."""
-        if len(self.pending) + len(line) > self._capacity:
-            return False
-        self.pending += line
-        return True
-
     def flush(self) -> bool:
         """Write what waits; whether all of it went."""
         try:
-            self.open()
+            if self._descriptor is None:
+                self.open()
             while self.pending:
                 written = os.write(self._descriptor, self.pending)  # type: ignore[arg-type]  # open() has set it
                 if written < len(self.pending):
@@ -196,7 +190,8 @@ class _SealProcessProtocol(ProcessProtocol):
         self._sealer.ended(self._path, reason)
 
 
-_FLUSH_BYTES = 65_536
+# Records that are kept before they are encoded within a reactor iteration.
+_MAX_RECORDS = 256
 _RETRY_SECONDS = 1.0
 _SECONDS_PER_HOUR = 3600.0
 
@@ -232,13 +227,13 @@ class SegmentLimits:
 class EventLogObserver(Protocol):
     """Who counts what becomes of the log, and what the log is about."""
 
-    def totals(self) -> Mapping[str, int]:
+    def collect_totals(self) -> Mapping[str, int]:
         """Fields of the event `counters`."""
 
-    def lost(self) -> None:
+    def count_lost_line(self) -> None:
         """A line was not written."""
 
-    def deleted(self, segments: int, unread: int) -> None:
+    def count_deleted_segments(self, segments: int, unread: int) -> None:
         """So many closed segments were deleted, `unread` of them before the analysis had read them."""
 
     def count_recreated_directory(self) -> None:
@@ -276,6 +271,7 @@ class EventLogWriter(Service):
         self._seal = seal
         self._segments = SegmentDirectory(directory, origin.node, origin.boot)
         self._sink = BufferedLineFile(self._segments.active, limits.buffer)
+        self._records: list[tuple[str, float, Mapping[str, object]]] = []
         self._segment = _OpenSegment("", 0)
         self._heads = _encode_line_heads(origin)
         self._comparable = True
@@ -333,25 +329,28 @@ class EventLogWriter(Service):
         if not self.running:
             self._lost()
             return
-        self._append(event, fields)
-        if len(self._sink.pending) >= _FLUSH_BYTES and not self._sink.blocked:
-            self._flush()
-        elif self._flush_call is None:
-            self._flush_call = self._clock.callLater(0, self._turn_ended)
+        self._records.append((event, self._clock.seconds(), fields))
+        if len(self._records) >= _MAX_RECORDS:
+            self._encode_records()
+            self.flush()
+        if self._flush_call is None:
+            self._flush_call = self._clock.callLater(0, self._end_iteration)
 
     def flush(self) -> None:
         """As :meth:`EventLog.flush`."""
-        if self._flush_call is not None and not self._sink.blocked:
+        if not self._sink.blocked:
             self._flush()
 
     @property
     def pending(self) -> int:
         """Bytes of lines that are not in the file yet."""
+        self._encode_records()
         return len(self._sink.pending)
 
     @property
     def segment_lines(self) -> int:
         """Lines of the present segment."""
+        self._encode_records()
         return self._segment.lines
 
     def rotate(self, ignored_lines: int = 0) -> bool:
@@ -363,6 +362,7 @@ class EventLogWriter(Service):
         :param incidental: so many of its last lines are no reason to close it.
         :return: whether it was closed, and old segments were deleted.
         """
+        self._encode_records()
         self._segment.ignored_lines += ignored_lines
         has_lines = self._segment.lines - self._segment.ignored_lines > 1
         return bool(self.running) and has_lines and self._begin_next()
@@ -382,6 +382,7 @@ class EventLogWriter(Service):
 
     def set_key_epoch(self, epoch: int) -> None:
         """Tags are made with another key from now on: begin a segment."""
+        self._encode_records()
         self._origin = replace(self._origin, epoch=epoch)
         self._heads = _encode_line_heads(self._origin)
         if self.running:
@@ -400,26 +401,33 @@ class EventLogWriter(Service):
             self._written.discard("counters")
 
     def _append(self, event: str, fields: Mapping[str, object]) -> None:
-        self._seq += 1
-        now = self._clock.seconds()
-        second = int(now)
-        if second != self._second:
-            self._second = second
-            self._file_check_due = True
-            self._prefix = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second)).encode()
-        stamp = b"%b.%06dZ" % (self._prefix, (now - second) * 1e6)
-        line = encode_line(self._heads[event] % (stamp, self._seq), fields)
-        if self._sink.add(line):
-            self._segment.lines += 1
-        else:
-            self._lost()
-            self._segment.dropped += 1
-            self._unreported["disk"] += 1
+        self._records.append((event, self._clock.seconds(), fields))
+        self._encode_records()
+
+    def _encode_records(self) -> None:
+        """Turn the records into lines."""
+        records, self._records = self._records, []
+        for event, now, fields in records:
+            self._seq += 1
+            second = int(now)
+            if second != self._second:
+                self._second = second
+                self._file_check_due = True
+                self._prefix = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second)).encode()
+            stamp = b"%b.%06dZ" % (self._prefix, (now - second) * 1e6)
+            line = encode_line(self._heads[event] % (stamp, self._seq), fields)
+            if len(self._sink.pending) + len(line) <= self._sink.capacity:
+                self._sink.pending += line
+                self._segment.lines += 1
+            else:
+                self._lost()
+                self._segment.dropped += 1
+                self._unreported["disk"] += 1
 
     def _lost(self) -> None:
         self.dropped += 1
         if self.observer is not None:
-            self.observer.lost()
+            self.observer.count_lost_line()
 
     def _give_up(self, lines: int) -> None:
         """The disk took no more of a segment that is closed now."""
@@ -447,7 +455,7 @@ class EventLogWriter(Service):
                 segments=deleted.unread,
             )
         if deleted.segments and self.observer is not None:
-            self.observer.deleted(deleted.segments, deleted.unread)
+            self.observer.count_deleted_segments(deleted.segments, deleted.unread)
 
     def _read_segments(self) -> frozenset[str] | None:
         """None if there is no analysis. What it cannot say, it has not read."""
@@ -499,11 +507,14 @@ class EventLogWriter(Service):
                 self.observer.count_recreated_directory()
         return made
 
-    def _turn_ended(self) -> None:
+    def _end_iteration(self) -> None:
         self._flush_call = None
-        self._flush()
+        if self._records or self._sink.pending or self._unreported or self._file_check_due:
+            self._flush()
 
     def _flush(self) -> None:
+        if self._records:
+            self._encode_records()
         if self._file_check_due:
             self._ensure_file()
         if not (self._sink.flush() or self._flush_again()):
@@ -520,7 +531,7 @@ class EventLogWriter(Service):
     def _retry_later(self) -> None:
         self._file_check_due = True
         if self._flush_call is None:
-            self._flush_call = self._clock.callLater(_RETRY_SECONDS, self._turn_ended)
+            self._flush_call = self._clock.callLater(_RETRY_SECONDS, self._end_iteration)
 
     def _open_segment(self) -> None:
         """The first line waits in the buffer until the file can be opened."""
@@ -549,7 +560,7 @@ class EventLogWriter(Service):
         """
         segment = self._segment
         if self.observer is not None and "counters" in self._written:
-            self._append("counters", self.observer.totals())
+            self._append("counters", self.observer.collect_totals())
         last = {"seq_first": segment.seq_first, "seq_last": self._seq + 1, "lines": segment.lines + 1}
         self._append("log.close", {**last, "dropped": segment.dropped})
         self._sink.flush()

@@ -15,7 +15,7 @@ from twisted.internet.interfaces import IReactorTime
 
 from mediatord.clock import Stopwatch, start_stopwatch
 from mediatord.errors import MediatorError
-from mediatord.observability.event_schema import EventLog, round_milliseconds
+from mediatord.observability.event_schema import EventLog
 from mediatord.observability.metrics import Metrics
 from mediatord.observability.pseudonyms import Pseudonymizer
 from mediatord.protocol.error_codes import (
@@ -86,43 +86,41 @@ class MessageEventRecorder:
         self._own: Counter[str] = Counter()
         self.metrics = metrics
         self.is_own = is_own
+        # Writes the lines of this reactor iteration now, before their clients are answered.
+        self.flush_events = events.flush
 
     @property
     def remembered(self) -> int:
         """Messages whose pushes are counted."""
         return len(self._attempts)
 
-    def settle(self) -> None:
-        """What was told is in the log, before those are answered whom it is about."""
-        self._events.flush()
-
     def tag(self, did: str) -> str:
         """What stands for a DID in the log."""
         return self._pseudonymizer.did(did)
 
     def accepted(
-        self, request: str, message: MessageLike, sender: str | None, method: AcceptMethod, half: ProtocolName
+        self, request: str, message: MessageLike, sender: str | None, half: ProtocolName, pushed: bool
     ) -> None:
         """
         A payload was stored (UC-021 "Logging").
 
         :param request: id of the request that it came with.
-        :param method: `live` when a socket took it at once, else `queue`.
+        :param pushed: whether a socket took it at once.
         """
         if self.is_own(message.recipient_did):
             self._own["accepted"] += 1
             return
         expires_at = message.expires_at
-        self.metrics.forwarded.inc()
-        if method == "queue":
-            self.metrics.stored.inc()
+        self.metrics.forwarded.value += 1
+        if not pushed:
+            self.metrics.stored.value += 1
         fields: dict[str, object] = {
             "msg": self._pseudonymizer.message(message.id),
             "req": request,
             "rcpt": self._pseudonymizer.did(message.recipient_did),
             "proto": half,
             "size": len(message.payload),
-            "method": method,
+            "method": "live" if pushed else "queue",
         }
         if sender is not None:
             fields["sender"] = self._pseudonymizer.did(sender)
@@ -164,7 +162,7 @@ class MessageEventRecorder:
         """A push came to nothing: the message waits in the queue after all (UC-021 AF-6)."""
         if self.is_own(recipient_did):
             return
-        self.metrics.stored.inc()
+        self.metrics.stored.value += 1
         self._events.emit(
             "msg.push",
             msg=self._pseudonymizer.message(id_),
@@ -179,7 +177,7 @@ class MessageEventRecorder:
     def record_remote_push_failures(self, count: int) -> None:
         """So many pushes of a node that is gone came to nothing; which ones is not known here."""
         for _ in range(count):
-            self.metrics.stored.inc()
+            self.metrics.stored.value += 1
             self._events.emit("msg.push", proto="didcomm", path="live", ok=False)
 
     def acknowledged(self, removed: RemovedMessage, path: DeliveryPath, half: ProtocolName) -> None:
@@ -188,8 +186,9 @@ class MessageEventRecorder:
             self._own["acknowledged"] += 1
             return
         self._attempts.pop(removed.id, None)
-        self.metrics.delivered.inc()
-        self.metrics.latency(path, max(0.0, self._clock.seconds() - removed.received_at))
+        self.metrics.delivered.value += 1
+        seconds = max(0.0, self._clock.seconds() - removed.received_at)
+        self.metrics.observe_delivery_latency(path, seconds)
         self._events.write(
             "msg.ack",
             {
@@ -197,7 +196,7 @@ class MessageEventRecorder:
                 "rcpt": self._pseudonymizer.did(removed.recipient_did),
                 "proto": half,
                 "path": path,
-                "latency_ms": self._age_ms(removed.received_at),
+                "latency_ms": int(seconds * 1000),
             },
         )
 
@@ -206,7 +205,7 @@ class MessageEventRecorder:
         if self.is_own(removed.recipient_did):
             self._own["expired"] += 1
             return
-        self.metrics.expired.inc()
+        self.metrics.expired.value += 1
         self._lost("msg.expire", removed, "ttl")
 
     def evicted(self, removed: RemovedMessage) -> None:
@@ -214,7 +213,7 @@ class MessageEventRecorder:
         if self.is_own(removed.recipient_did):
             self._own["evicted"] += 1
             return
-        self.metrics.evicted.inc()
+        self.metrics.evicted.value += 1
         self._lost("msg.evict", removed, removed.reason or "fifo_count")
 
     def record_purge(self, removed: RemovedMessage, half: ProtocolName) -> None:
@@ -225,7 +224,7 @@ class MessageEventRecorder:
         """Have the metrics say what the store's own books say."""
         for half, ledger in (("didcomm", books.didcomm), ("decentrl", books.decentrl)):
             gone = {name: getattr(ledger, name) for name in LEDGER_ENTRIES}
-            self.metrics.ledger.tell(half, {**gone, "waiting": ledger.waiting}, ledger.difference)
+            self.metrics.ledger.update(half, {**gone, "waiting": ledger.waiting}, ledger.difference)
 
     def ledger(self, store: str, books: StoreLedger) -> None:
         """
@@ -366,44 +365,31 @@ class EventRecorder(MessageEventRecorder):
             return
         seconds = self.steady() - request_record.began
         outcome = "failed" if status >= 500 else "accepted" if fault is None else "rejected"
-        self.metrics.request(request_record.protocol, outcome, seconds)
+        self.metrics.observe_request(request_record.protocol, outcome, seconds)
         if fault is not None:
-            self.metrics.rejected(fault.reason)
+            self.metrics.count_rejection(fault.reason)
         if fault is not None or outcome == "failed":
             self.on_rejection(request_record.protocol, *_describe_rejection(request_record.protocol, fault, code))
-        code = None if fault is None else code or _find_error_code(request_record.protocol, fault).code
-        self._events.write("req.done", self._done(request_record, seconds, status, code, kind, sender, session))
-
-    def _done(
-        self,
-        request_record: RequestRecord,
-        seconds: float,
-        status: int,
-        code: str | None,
-        kind: str | None,
-        sender: str | None,
-        session: str | None,
-    ) -> dict[str, object]:
         fields: dict[str, object] = {
             "req": request_record.request,
             "proto": request_record.protocol,
             "status": status,
             "size": request_record.size,
-            "dur_ms": round_milliseconds(seconds * 1000),
+            "dur_ms": round(seconds * 1000, 3),
         }
         if session is not None:
             fields["conn"] = session
         if kind is not None:
             fields["mtype"] = kind
-        if code is not None:
-            fields["code"] = code
+        if fault is not None:
+            fields["code"] = code or _find_error_code(request_record.protocol, fault).code
         if request_record.crypto.seconds:
-            fields["crypto_ms"] = round_milliseconds(request_record.crypto.seconds * 1000)
+            fields["crypto_ms"] = round(request_record.crypto.seconds * 1000, 3)
         if sender is not None:
             fields["sender"] = self._pseudonymizer.did(sender)
         if peer := self._pseudonymizer.peer(request_record.peer):
             fields["peer"] = peer
-        return fields
+        self._events.write("req.done", fields)
 
     def record_early_rejection(self, protocol: ProtocolName, peer: str, size: int, fault: MediatorError) -> None:
         """A request was refused before anybody looked at it."""
@@ -468,7 +454,7 @@ class EventRecorder(MessageEventRecorder):
 
     def record_account_expired(self, account: ExpiredAccount) -> None:
         """An account was removed because nobody used it."""
-        self.metrics.record_account_expired(account.reason)
+        self.metrics.count_account_expiry(account.reason)
         self._events.emit(
             "acct.expire",
             did=self._pseudonymizer.did(account.did),
@@ -540,11 +526,11 @@ class EventRecorder(MessageEventRecorder):
     def gauge(self, **values: int | float | None) -> None:
         """The state, once a minute; and what the counters say."""
         self._events.emit("gauge", **values)
-        self._events.emit("counters", **self.metrics.totals())
+        self._events.emit("counters", **self.metrics.collect_totals())
 
     def started(self, version: str) -> None:
         """The daemon takes work."""
-        self.metrics.reloaded(self._clock.seconds(), True)
+        self.metrics.set_reload_result(self._clock.seconds(), True)
         self._events.emit("proc.start", version=version, reason="start", dur_ms=self._lap_ms())
 
     def stopped(self, version: str) -> None:
@@ -555,7 +541,7 @@ class EventRecorder(MessageEventRecorder):
         self, version: str, reason: Literal["ok", "refused", "restart_needed"], seconds: float, *, success: bool
     ) -> None:
         """The configuration was read again, in so many seconds. :param success: whether all files could be used."""
-        self.metrics.reloaded(self._clock.seconds(), success)
+        self.metrics.set_reload_result(self._clock.seconds(), success)
         self._events.emit("proc.reload", version=version, reason=reason, dur_ms=seconds * 1000)
 
     def _lap_ms(self) -> float:

@@ -49,18 +49,27 @@ class RequestGate(Service):
 
         :raise ShutdownInProgress: the daemon is stopping; `work` was not begun.
         """
-        if self._open and self._waiting is not None:
-            turn: Deferred[None] = Deferred()
-            self._waiting.append(turn)
-            await turn
-        if not self._open:
-            raise ShutdownInProgress
-        self._in_flight += 1
+        if not self.enter():
+            await self.wait()
         try:
             with request_scope(self._clock):
                 return await work()
         finally:
             self.leave()
+
+    async def wait(self) -> None:
+        """
+        Enter as soon as that is possible; to be followed by :meth:`leave`.
+
+        :raise ShutdownInProgress: the daemon is stopping.
+        """
+        if self._open and self._waiting is not None:
+            released: Deferred[None] = Deferred()
+            self._waiting.append(released)
+            await released
+        if not self._open:
+            raise ShutdownInProgress
+        self._in_flight += 1
 
     def enter(self) -> bool:
         """Whether work may begin at once; whoever begins it says when it is done, by :meth:`leave`."""

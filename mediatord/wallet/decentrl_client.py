@@ -22,8 +22,8 @@ from twisted.web.http_headers import Headers
 from mediatord.errors import UnresolvableDID
 from mediatord.protocol import encoding
 from mediatord.protocol.decentrl.commands import ChannelType
+from mediatord.protocol.decentrl.crypto import sign_event, verify_event_signature
 from mediatord.protocol.decentrl.did_decentrl import KeyType, decode_multibase_key, parse_did
-from mediatord.protocol.decentrl.signatures import sign_event, verify_event_signature
 from mediatord.protocol.didcomm.did_methods import locate_did_web
 from mediatord.wallet import decentrl_messages
 from mediatord.wallet.decentrl_messages import (

@@ -241,7 +241,7 @@ def _unpack_layers(raw: bytes, identity: WalletIdentity, resolve: ResolveDID) ->
     proven: set[str] = set()
     recipient_kid = ""
     for _ in range(_MAX_LAYERS):
-        envelope = jwe.parse(raw)
+        envelope = jwe.parse_envelope(raw)
         kid, raw = _open_layer(envelope, identity, resolve)
         recipient_kid = recipient_kid or kid
         if envelope.sender_kid is not None:

@@ -68,7 +68,7 @@ LOOK_SECONDS = 0.1
 
 
 @dataclass(slots=True)
-class Books:
+class ClientLedger:
     """
     What the clients know.
 
@@ -126,7 +126,7 @@ class EndToEndTests(TestCase):
 
     async def test_every_number(self) -> None:
         """From the wallets' first request to the report of the night, nothing is lost and nothing is made up."""
-        self.books = books = Books()
+        self.books = books = ClientLedger()
         first = datetime.now(UTC).date()
         self.daemon = daemon = prepare_daemon({"queue": {"max_messages": ROOM}})
         self.addCleanup(daemon.clean)

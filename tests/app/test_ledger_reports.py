@@ -17,7 +17,7 @@ from tests.in_memory_mediator import NOW, InMemoryMediator, InMemoryWallet, pack
 DID = "did:example:bob"
 
 
-class FirstAndLastTests(SynchronousTestCase):
+class StartStopRecordTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.in_memory = InMemoryMediator(self)
         self.service = StartStopLedgerRecorder(self.in_memory.base)
@@ -57,7 +57,7 @@ class FirstAndLastTests(SynchronousTestCase):
         self.assertEqual(self.told(), [])
 
 
-class OwnTests(SynchronousTestCase):
+class ProbeMessageTests(SynchronousTestCase):
     """Messages of the daemon to itself are in the books and have no lines: how many is told with the books."""
 
     def setUp(self) -> None:
@@ -69,7 +69,7 @@ class OwnTests(SynchronousTestCase):
         recorder = self.in_memory.base.recorder
         for id_ in ("1", "2"):
             message = StoredMessage(id_, did, did, b"{}", "json", NOW, NOW + 30)
-            recorder.accepted("r", message, None, "queue", "didcomm")
+            recorder.accepted("r", message, None, "didcomm", False)
         removed: Any = RemovedMessage("1", did, did, 2, NOW, 0)
         recorder.acknowledged(removed, "live", "didcomm")
         recorder.expired(removed)

@@ -429,7 +429,7 @@ class CertificateTests(SynchronousTestCase):
         return in_memory.counter("mediator_certificate_expiry_timestamp_seconds", listener="*:8443")
 
 
-class ChangeoverTests(SynchronousTestCase):
+class BarrierTests(SynchronousTestCase):
     """Steps that some workers are taken through."""
 
     def setUp(self) -> None:

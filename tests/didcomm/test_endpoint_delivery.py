@@ -24,7 +24,7 @@ INBOX = "https://wallet.example/inbox"
 
 
 @dataclass
-class Posted:
+class PendingPost:
     """A POST that was begun, and waits for its answer."""
 
     url: str
@@ -34,15 +34,15 @@ class Posted:
     answer: Deferred[OutboundResponse] = field(default_factory=Deferred)
 
 
-class PostOffice:
+class FakePoster:
     """Takes every POST and answers none before the test says so, in the place of Outbound."""
 
     def __init__(self) -> None:
-        self.posted: list[Posted] = []
+        self.posted: list[PendingPost] = []
 
     async def post(self, url: str, body: bytes, content_type: bytes, *, timeout: float) -> OutboundResponse:
         """Note it, and wait."""
-        posted = Posted(url, body, content_type, timeout)
+        posted = PendingPost(url, body, content_type, timeout)
         self.posted.append(posted)
         return await posted.answer
 
@@ -50,30 +50,30 @@ class PostOffice:
         """There is nothing to be had."""
         raise OutboundRequestError("ConnectionRefusedError")
 
-    def taken(self) -> list[Posted]:
+    def taken(self) -> list[PendingPost]:
         """What was begun since this was asked last."""
         posted, self.posted = self.posted, []
         return posted
 
-    def one(self) -> Posted:
+    def one(self) -> PendingPost:
         """The one that was begun since this was asked last."""
         (posted,) = self.taken()
         return posted
 
 
-def answer(posted: Posted, status: int) -> None:
+def answer(posted: PendingPost, status: int) -> None:
     """Have the peer answer."""
     posted.answer.callback(OutboundResponse(status, b"", b""))
 
 
-class PostingHouse(InMemoryMediator):
+class EndpointMediator(InMemoryMediator):
     """A house whose requests to the outside all end in a post office."""
 
     def __init__(self, test: SynchronousTestCase, **settings: Any) -> None:
         super().__init__(test, limits=PLENTY, **settings)
         for service in (self.half.due, self.half.housekeeping):
             service.stopService()
-        self.office = PostOffice()
+        self.office = FakePoster()
         self.base = replace(self.base, outbound=cast(Any, self.office))
         self.half = build_didcomm(self.base, self.config)
         for service in (self.half.due, self.half.housekeeping):
@@ -104,7 +104,7 @@ class FailoverTests(SynchronousTestCase):
         """An enrolled wallet; by default its account has the endpoint INBOX, named in the configuration."""
         identity = identity or WalletIdentity.fresh()
         settings = {"failover": "configured", "endpoints": {identity.did: INBOX}, **didcomm}
-        self.in_memory = PostingHouse(self, didcomm=settings)
+        self.in_memory = EndpointMediator(self, didcomm=settings)
         self.office = self.in_memory.office
         return InMemoryWallet(self.in_memory, identity).enrol()
 
@@ -244,13 +244,13 @@ class FailoverTests(SynchronousTestCase):
         ours = [url, f"{url}/", f"{url}/didcomm", f"{url}/didcomm/"]
         for uri in ours:
             identity = WalletIdentity.fresh()
-            self.in_memory = PostingHouse(
+            self.in_memory = EndpointMediator(
                 self, public_url=url, didcomm={"failover": "configured", "endpoints": {identity.did: uri}}
             )
             bob = InMemoryWallet(self.in_memory, identity).enrol()
             self.forward(bob.did, bob.letter())
             self.assertEqual(self.in_memory.office.taken(), [], uri)
-        self.in_memory = PostingHouse(self, public_url=url, didcomm={"failover": "account-did"})
+        self.in_memory = EndpointMediator(self, public_url=url, didcomm={"failover": "account-did"})
         did, web = self.in_memory.did, self.in_memory.base.identity.web_did
         services = [{"uri": uri} for uri in (*ours, did, web, "wss://x.example/ws", "didcomm:transport/queue", INBOX)]
         bob = InMemoryWallet(self.in_memory, with_services(*services)).enrol()

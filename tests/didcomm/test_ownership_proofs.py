@@ -13,7 +13,7 @@ from mediatord.protocol.didcomm.coordinate_mediation import OWNERSHIP_PROOF, mak
 from mediatord.wallet.didcomm_identity import WalletIdentity
 from mediatord.wallet.didcomm_messages import anoncrypt, authcrypt, build_attachment, compose_message, prove_ownership
 from tests.in_memory_mediator import CM3, MP, PING, InMemoryMediator, InMemoryWallet, from_header, pack_forward
-from tests.ratelimit.test_access_control import ReloadedHouse
+from tests.ratelimit.test_access_control import ReloadableMediator
 
 
 class OwnershipTestCase(SynchronousTestCase):
@@ -146,7 +146,7 @@ class RequiredTests(OwnershipTestCase):
 
     def test_not_used_up_by_what_was_not_charged(self) -> None:
         """Where there was no room for what the update adds, the very same one may come again."""
-        self.in_memory = ReloadedHouse(self, didcomm={"require_ownership": True})
+        self.in_memory = ReloadableMediator(self, didcomm={"require_ownership": True})
         self.bob = InMemoryWallet(self.in_memory).enrol()
         self.in_memory.change("limits", registration_bytes=1)
         update = [{"recipient_did": self.alias.did, "action": "add"}]
@@ -173,7 +173,7 @@ class RequiredTests(OwnershipTestCase):
         self.assertEqual(answers, 600 // 5)
 
 
-class TakingOverTests(OwnershipTestCase):
+class OwnershipTransferTests(OwnershipTestCase):
     """Where no proof is asked for, one counts all the same."""
 
     required = False

@@ -33,7 +33,7 @@ NODES = 3
 ASK_SECONDS = 0.05
 
 
-class Changes:
+class ChangeStreamRecorder:
     """Updates of stored messages, as they happen. :param stream: of pymongo's."""
 
     def __init__(self, stream: Any) -> None:
@@ -148,11 +148,11 @@ class DIDCommTests(ClusterTestCase):
             await self.bobs[2].acknowledge(again)
 
     @contextmanager
-    def changes(self) -> Iterator[Changes]:
+    def changes(self) -> Iterator[ChangeStreamRecorder]:
         """What becomes of stored messages from now on."""
         messages = shared_replica_set().client[self.cluster.database]["messages"]
         with messages.watch([{"$match": {"operationType": "update"}}], max_await_time_ms=500) as stream:
-            yield Changes(stream)
+            yield ChangeStreamRecorder(stream)
 
     async def test_hints_are_counted(self) -> None:
         """What was pushed at another node than the one that took it is in its figures."""

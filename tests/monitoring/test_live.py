@@ -89,7 +89,7 @@ class NightFile(BaseHTTPRequestHandler):
 
 
 @pytest.mark.exhaustive
-class AloneTests(TestCase):
+class SingleDaemonTests(TestCase):
     """A daemon over SQLite with TLS, one with workers, and the file of a night."""
 
     timeout = 600

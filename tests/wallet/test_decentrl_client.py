@@ -16,9 +16,14 @@ from twisted.web.server import Request
 
 from mediatord.protocol import encoding
 from mediatord.protocol.decentrl.contracts import countersign_contract, parse_registration_request
+from mediatord.protocol.decentrl.crypto import (
+    decode_public_key,
+    decrypt,
+    derive_shared_secret,
+    generate_key_pair,
+    verify_json,
+)
 from mediatord.protocol.decentrl.did_decentrl import parse_did
-from mediatord.protocol.decentrl.encryption import decode_public_key, decrypt, derive_shared_secret, generate_key_pair
-from mediatord.protocol.decentrl.signatures import verify_json
 from mediatord.wallet.decentrl_client import (
     CommandRefused,
     DecentrlMediator,

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from mediatord.protocol import encoding
+from mediatord.protocol.decentrl.crypto import derive_shared_secret, encrypt, verify_json
 from mediatord.protocol.decentrl.did_decentrl import make_mediator_document, parse_did
-from mediatord.protocol.decentrl.encryption import derive_shared_secret, encrypt
-from mediatord.protocol.decentrl.signatures import verify_json
 from mediatord.wallet import decentrl_messages
 from mediatord.wallet.decentrl_client import read_mediator_document
 from mediatord.wallet.decentrl_messages import (

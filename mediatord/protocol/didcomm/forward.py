@@ -258,8 +258,8 @@ class FastForwardParser:
     """
     Reads usual forwards to us.
 
-    :param keys_for: our private keys that a kid may denote, the likeliest first; as long as it gives the very same
-        object for a kid, that must not change.
+    :param find_agreement_keys: the mediator's private keys that a kid may denote, the likeliest first. What it returns
+        is kept until :meth:`forget`.
     """
 
     def __init__(self, find_agreement_keys: Callable[[str], Sequence[PrivateKey]]) -> None:
@@ -269,7 +269,39 @@ class FastForwardParser:
     def read(self, raw: bytes) -> FastForward | None:
         """None for everything else; never raises. No key is used unless the form is the usual one."""
         try:
-            return self._read(raw)
+            start = raw.index(b'"', raw.index(_CIPHERTEXT_MEMBER) + len(_CIPHERTEXT_MEMBER)) + 1
+            end = raw.index(b'"', start)
+            rest = b"".join((raw[:start], _CIPHERTEXT_PLACEHOLDER_BYTES, raw[end:]))
+            if len(rest) > MAX_VALUES:
+                return None
+            jwe = orjson.loads(rest)
+            protected = jwe["protected"]
+            if jwe["ciphertext"] != _CIPHERTEXT_PLACEHOLDER or len(protected) > MAX_PROTECTED:
+                return None
+            (entry,) = jwe["recipients"] if len(jwe) == _GENERAL_MEMBERS else (jwe,)
+            if entry is jwe and len(jwe) != _FLATTENED_MEMBERS:
+                return None
+            text = decode_base64url(protected)
+            shared, more = orjson.loads(text), entry["header"]
+            if orjson.dumps(shared) != text:
+                shared = loads_unique_members(text)
+            header = shared | more
+            own = self._recipient_keys.get(header["kid"]) or self._load_recipient_key(header["kid"])
+            if own is None or len(header) != len(shared) + len(more):
+                return None
+            info = own.find_other_info(header)
+            if info is None:
+                return None
+            layout = _JWE_LAYOUTS[header["enc"]]
+            small = layout.decoded(header["epk"]["x"], jwe["tag"], jwe["iv"], entry["encrypted_key"])
+            data = decode_unpadded_base64url(raw[start:end])
+            wrapping, wrapped = derive_kek(own.exchange(small[:_EPK_SIZE]), info), small[layout.key_at]
+            try:
+                cek = aes_key_unwrap(wrapping, wrapped)
+            except InvalidUnwrap:  # as much work as a wrong tag, see envelope.unwrapped
+                cek = token_bytes(len(wrapped) - _KEY_WRAP_OVERHEAD)
+            plaintext = layout.decrypt_raw(cek, small[layout.iv_at], data, small[layout.tag_at], protected.encode())
+            return _parse_forward(plaintext, own.kid)
         except _FALLBACK_ERRORS:
             return None
 
@@ -277,63 +309,24 @@ class FastForwardParser:
         """Hold on to no key, as when some are retired."""
         self._recipient_keys.clear()
 
-    def _read(self, raw: bytes) -> FastForward | None:
-        start = raw.index(b'"', raw.index(_CIPHERTEXT_MEMBER) + len(_CIPHERTEXT_MEMBER)) + 1
-        end = raw.index(b'"', start)
-        rest = b"".join((raw[:start], _CIPHERTEXT_PLACEHOLDER_BYTES, raw[end:]))
-        if len(rest) > MAX_VALUES:
-            return None
-        jwe = orjson.loads(rest)
-        protected = jwe["protected"]
-        if jwe["ciphertext"] != _CIPHERTEXT_PLACEHOLDER or len(protected) > MAX_PROTECTED:
-            return None
-        (entry,) = jwe["recipients"] if len(jwe) == _GENERAL_MEMBERS else (jwe,)
-        if entry is jwe and len(jwe) != _FLATTENED_MEMBERS:
-            return None
-        text = decode_base64url(protected)
-        shared, more = orjson.loads(text), entry["header"]
-        if orjson.dumps(shared) != text:
-            shared = loads_unique_members(text)
-        header = shared | more
-        own = self._find_recipient_key(header["kid"])
-        if own is None or len(header) != len(shared) + len(more):
-            return None
-        info = own.find_other_info(header)
-        if info is None:
-            return None
-        layout = _JWE_LAYOUTS[header["enc"]]
-        small = layout.decoded(header["epk"]["x"], jwe["tag"], jwe["iv"], entry["encrypted_key"])
-        data = decode_unpadded_base64url(raw[start:end])
-        wrapping, wrapped = derive_kek(own.exchange(small[:_EPK_SIZE]), info), small[layout.key_at]
-        try:
-            cek = aes_key_unwrap(wrapping, wrapped)
-        except InvalidUnwrap:  # as much work as a wrong tag, see envelope.unwrapped
-            cek = token_bytes(len(wrapped) - _KEY_WRAP_OVERHEAD)
-        plaintext = layout.decrypt_raw(cek, small[layout.iv_at], data, small[layout.tag_at], protected.encode())
-        return _parse_forward(plaintext, own.kid)
-
-    def _find_recipient_key(self, kid: str) -> _RecipientKey | None:
-        keys, own = self._find_agreement_keys(kid), self._recipient_keys.get(kid)
-        if own is not None and own.keys is keys:
-            return own
-        if own is not None or len(self._recipient_keys) >= _MAX_CACHED_KIDS:
-            self._recipient_keys.clear()
-        agreeing = [key for key in keys if key.curve == "X25519"]
+    def _load_recipient_key(self, kid: str) -> _RecipientKey | None:
+        agreeing = [key for key in self._find_agreement_keys(kid) if key.curve == "X25519"]
         if len(agreeing) != 1:
             return None
-        own = self._recipient_keys[kid] = _RecipientKey(kid, keys, load_key_exchange(agreeing[0].secret))
+        if len(self._recipient_keys) >= _MAX_CACHED_KIDS:
+            self._recipient_keys.clear()
+        own = self._recipient_keys[kid] = _RecipientKey(kid, load_key_exchange(agreeing[0].secret))
         return own
 
 
 class _RecipientKey:
     """A name of one of our X25519 keys, and what is the same in all envelopes to it."""
 
-    __slots__ = ("_apv", "_info", "_info_without_apv", "exchange", "keys", "kid")
+    __slots__ = ("_apv", "_info", "_info_without_apv", "exchange", "kid")
 
-    def __init__(self, kid: str, keys: Sequence[PrivateKey], exchange: KeyExchange) -> None:
+    def __init__(self, kid: str, exchange: KeyExchange) -> None:
         digest = compute_apv((kid,))
         self.kid = kid
-        self.keys = keys
         self.exchange = exchange
         self._apv = encode_base64url(digest)
         self._info = build_other_info(ANONCRYPT, b"", digest)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mediatord.errors import MediatorError
 from mediatord.protocol.didcomm.forward import FORWARD, FastForward, FastForwardParser, read_next, read_payloads
-from mediatord.protocol.didcomm.jwe import decrypt_envelope, encrypt_anoncrypt, encrypt_authcrypt, parse
+from mediatord.protocol.didcomm.jwe import decrypt_envelope, encrypt_anoncrypt, encrypt_authcrypt, parse_envelope
 from mediatord.protocol.didcomm.jwe_algorithms import Enc
 from mediatord.protocol.didcomm.keys import PrivateKey
 from mediatord.protocol.didcomm.message import parse_message
@@ -72,7 +72,7 @@ def sealed(message: dict[str, Any] | bytes, enc: Enc = "A256CBC-HS512") -> bytes
 def long_way(raw: bytes) -> FastForward | None:
     """What all the modules together make of it, as far as it is a forward that nobody has signed or delayed."""
     try:
-        envelope = parse(raw)
+        envelope = parse_envelope(raw)
         kid = next(kid for kid in envelope.kids if keys_for(kid))
         (key,) = [key for key in keys_for(kid) if key.curve == envelope.curve]
         plaintext = decrypt_envelope(envelope, kid, key, None)
@@ -374,18 +374,23 @@ def test_low_order(point: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_keys_come_and_go() -> None:
-    """What a kid means is asked each time: another key, none, two, and the first again."""
+    """Once the parser was told of a change, a kid means the new keys: another one, none, two, and the first again."""
     now: dict[str, Sequence[PrivateKey]] = {BOB: (KEY,)}
     usual = FastForwardParser(lambda kid: now.get(kid, ()))
+
+    def change(*keys: PrivateKey) -> None:
+        now[BOB] = keys
+        usual.forget()
+
     to_bob, to_carol = sealed(forward()), encrypt_anoncrypt(compact(forward()), [(BOB, CAROLS["X25519"].public)])
     assert usual.read(to_bob) and not usual.read(to_carol)
-    now[BOB] = (CAROLS["X25519"],)
+    change(CAROLS["X25519"])
     assert usual.read(to_carol) and not usual.read(to_bob)
-    now[BOB] = ()
+    change()
     assert not usual.read(to_bob)
-    now[BOB] = (KEY, CAROLS["X25519"])
+    change(KEY, CAROLS["X25519"])
     assert not usual.read(to_bob)
-    now[BOB] = (BOBS["P-256"], KEY)
+    change(BOBS["P-256"], KEY)
     assert usual.read(to_bob)
 
 
