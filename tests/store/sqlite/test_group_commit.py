@@ -114,6 +114,15 @@ class GroupCommitTests(CommitTestCase):
         self.assertEqual(self.stored(), ["a", "c"])
         self.assertEqual(count_wal_commits(self.path) - before, 1)
 
+    def test_acknowledge_once_is_one_commit(self) -> None:
+        """A nonce is claimed, messages are removed and the status is read in one transaction."""
+        self.done(self.put("a", "b"))
+        commits, reads = count_wal_commits(self.path), self.reader.hops
+        done = self.done(self.store.acknowledge_once(ALICE, ["a"], b"key", NOON + 60, with_status=True))
+        assert done is not None and done.status is not None
+        self.assertEqual((len(done.removed), done.status.message_count), (1, 1))
+        self.assertEqual((count_wal_commits(self.path) - commits, self.reader.hops - reads), (1, 0))
+
     def test_full_replay_memory_is_its_own(self) -> None:
         """A claim for which there is no room does not cost the others of its batch a commit each."""
         before = count_wal_commits(self.path)
