@@ -1,9 +1,9 @@
 """
 Statements on many rows.
 
-SQLite releases the interpreter's lock at every step of a statement, and gets it back when a busy reactor lets go of it:
-reading one row at a time would take as long as the reactor has other things to do. So many rows are inserted by one
-statement, and read as one row of JSON. Statements come in few wordings, because SQLite caches them.
+SQLite releases the interpreter's lock at every step of a statement, and gets it back when a busy reactor lets go of
+it: reading one row at a time would take as long as the reactor has other things to do. So many rows are inserted by
+one statement, and read as one row of JSON. Statements come in few wordings, because SQLite caches them.
 """
 
 from __future__ import annotations

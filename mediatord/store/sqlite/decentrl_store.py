@@ -99,32 +99,29 @@ def _execute_run(
     Check guards and execute commands during which nobody is registered, sorted by conflict class, so that commands of
     a kind are neighbours.
     """
-    dids: dict[str, None] = {}
+    dids: dict[str | None, None] = {}
     now = 0.0
     for one, is_new in zip(commands, claimed, strict=True):
         # A batch waits for a short time only, so one time will do: that of the last.
         now = max(now, one.now)
         if is_new is True:
-            if one.guard.sender is not None:
-                dids[one.guard.sender] = None
-            if one.guard.recipient is not None:
-                dids[one.guard.recipient] = None
-    registered = find_registered(connection, list(dids), now) if dids else ()
+            dids[one.guard.sender] = dids[one.guard.recipient] = None
+    registered = {None, *find_registered(connection, [did for did in dids if did is not None], now)}
     outcomes: dict[int, OperationOutcome] = {}
     passing: list[int] = []
     for place, (one, is_new) in enumerate(zip(commands, claimed, strict=True)):
-        sender, recipient = one.guard.sender, one.guard.recipient
         if is_new is not True:
             outcomes[place] = OperationOutcome(error=is_new or DuplicateNonce())
-        elif sender is not None and sender not in registered:
+        elif one.guard.sender not in registered:
             outcomes[place] = OperationOutcome(error=UnauthorizedCommand())
-        elif recipient is not None and recipient not in registered:
+        elif one.guard.recipient not in registered:
             outcomes[place] = OperationOutcome(error=RecipientNotRegistered())
         else:
             passing.append(place)
     if len(passing) > 1:
         passing.sort(key=lambda place: commands[place].conflict_class)
-    outcomes.update(zip(passing, run_operations(connection, [commands[place].command for place in passing])))
+    done = run_operations(connection, [commands[place].command for place in passing])
+    outcomes.update(zip(passing, done, strict=True))
     return [outcomes[place] for place in range(len(commands))]
 
 

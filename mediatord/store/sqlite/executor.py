@@ -66,8 +66,8 @@ _log = Logger(namespace="mediatord.store")
 
 class WALCheckpointer:
     """
-    Moves committed pages from the write-ahead log into the database: a passive checkpoint some time after the first of
-    several commits, in a thread of its own.
+    Moves committed pages from the write-ahead log into the database: a passive checkpoint some time after the first
+    of several commits, in a thread of its own.
 
     The log is written from its start again only if all of it was moved when the next transaction begins, which never
     happens while there is one transaction after another. So the last pages are moved by the thread that writes, where
@@ -158,8 +158,8 @@ class DatabaseFileHealth:
     """
     Faults of the database file and its disk, and the operations that are refused because of them.
 
-    A file that is put back is used again, and so is a disk with free space. Damage lasts until a restart of the daemon,
-    which checks the file: until then nothing is written, as that could destroy more.
+    A file that is put back is used again, and so is a disk with free space. Damage lasts until a restart of the
+    daemon, which checks the file: until then nothing is written, as that could destroy more.
 
     :param on_fault: called with each fault when it begins and when it ends.
     :ivar faults: current faults.
@@ -510,7 +510,7 @@ class SQLiteExecutor:
     def _retry_on_full_disk(
         self, connection: StoreConnection, operations: Sequence[SQLOperation], outcomes: Sequence[OperationOutcome]
     ) -> list[OperationOutcome]:
-        """Retry operations for which there was no space, with the log written from its start, so that it need not grow."""
+        """Retry operations that found no space, with the log written from its start, so that it need not grow."""
         patience = self._patience if self._ticket_lock is None else self._ticket_lock.enter(self._patience)
         try:
             # Waits for others that read or write.

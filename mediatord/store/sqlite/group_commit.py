@@ -2,11 +2,11 @@
 Threads that own a database connection, and group commit: operations that are submitted at the same time share a
 transaction.
 
-A commit costs a wait for the disk, however little is in it. An operation is a function of the connection without other
-effects, so that it can be run again, or an object with `run_batch` (:class:`BatchOperation`). Before its first write
-it may raise a :class:`~mediatord.errors.MediatorError`, which is its result and does not affect the others; to refuse
-and keep what it wrote it returns an :class:`OperationOutcome`. Any other exception rolls the transaction back; then
-each operation gets a transaction of its own, so that a bad one fails alone.
+A commit costs a wait for the disk, however little is in it. An operation is a function of the connection without
+other effects, so that it can be run again, or an object with `run_batch` (:class:`BatchOperation`). Before its first
+write it may raise a :class:`~mediatord.errors.MediatorError`, which is its result and does not affect the others; to
+refuse and keep what it wrote it returns an :class:`OperationOutcome`. Any other exception rolls the transaction back;
+then each operation gets a transaction of its own, so that a bad one fails alone.
 """
 
 from __future__ import annotations
@@ -315,13 +315,13 @@ class _BatchReply:
     deferred: Deferred[list[OperationOutcome]] = field(default_factory=Deferred)
 
     def report_early(self) -> None:
-        """Pass on the outcomes that are new, since those that are missing are in a later batch."""
-        assert self.early is not None
-        reported, self.reported = self.reported, len(self.outcomes)
-        try:
-            self.early(reported, self.outcomes[reported:])
-        except Exception as error:
-            log_store_fault("early result callback failed", error)
+        """Pass on the outcomes that are new, if some are missing, which are in a later batch then."""
+        if self.early is not None and len(self.outcomes) < self.number:
+            reported, self.reported = self.reported, len(self.outcomes)
+            try:
+                self.early(reported, self.outcomes[reported:])
+            except Exception as error:
+                log_store_fault("early result callback failed", error)
 
 
 @dataclass(slots=True)
@@ -453,29 +453,17 @@ class OperationBatcher:
             batch.append(operation)
             works.append(operation.work)
         self._queued_bytes -= size
-        self._thread.run(self._perform, works).addBoth(self._finish, batch, now)
+        done = self._thread.run(self._perform, works).addErrback(_make_failures, len(works))
+        done.addCallback(self._finish, batch, now)
 
-    def _finish(
-        self, performed: list[OperationOutcome] | Failure, batch: list[_QueuedOperation], begun: float
-    ) -> None:
+    def _finish(self, outcomes: list[OperationOutcome], batch: list[_QueuedOperation], begun: float) -> None:
         now = self._clock.seconds()
         self._last_duration = now - begun
         if self._after_batch is not None:
             self._after_batch(self._last_duration)
-        if isinstance(performed, Failure):
-            outcomes = [OperationOutcome(error=StoreUnavailable(), cause=performed.value) for _ in batch]
-        else:
-            outcomes = performed
-        for outcome in outcomes:
-            if outcome.cause is not None:
-                self._report_faults(outcomes, now)
-                break
-        if outcomes[-1].cause is not None and is_lock_error(outcomes[-1].cause):
-            # Queued operations have waited for the same lock, and would wait as long again.
-            batch = [*batch, *self._queue]
-            outcomes = [*outcomes, *(OperationOutcome(error=StoreUnavailable()) for _ in self._queue)]
-            self._queue.clear()
-            self._queued_bytes = 0
+        if [outcome for outcome in outcomes if outcome.cause is not None]:
+            self._report_faults(outcomes, now)
+            self._fail_locked_out(batch, outcomes)
         self._busy = False
         if self._queue:
             self._schedule(now)
@@ -485,14 +473,20 @@ class OperationBatcher:
             if len(reply.outcomes) == reply.number:
                 reply.deferred.callback(reply.outcomes)
         # Only operations of the last submission can be split between this batch and the next.
-        reply = batch[-1].reply
-        if reply.early is not None and len(reply.outcomes) < reply.number:
-            reply.report_early()
+        batch[-1].reply.report_early()
         for operation in batch:
             self._observe(operation.name, now - operation.since)
         if self._drained is not None and not self._busy:
             drained, self._drained = self._drained, None
             drained.callback(None)
+
+    def _fail_locked_out(self, batch: list[_QueuedOperation], outcomes: list[OperationOutcome]) -> None:
+        """Fail queued operations together with a batch that did not get the lock: they have waited for it as long."""
+        if is_lock_error(outcomes[-1].cause):
+            batch += self._queue
+            outcomes += [OperationOutcome(error=StoreUnavailable()) for _ in self._queue]
+            self._queue.clear()
+            self._queued_bytes = 0
 
     def _report_faults(self, outcomes: Sequence[OperationOutcome], now: float) -> None:
         """Log the first fault, but no more than one a second: on a full disk everything fails."""
@@ -504,6 +498,10 @@ class OperationBatcher:
             self._failures = 0
         for fault in faults:
             self._on_fault(fault)
+
+
+def _make_failures(failure: Failure, number: int) -> list[OperationOutcome]:
+    return [OperationOutcome(error=StoreUnavailable(), cause=failure.value) for _ in range(number)]
 
 
 def _get_single_value(outcomes: list[OperationOutcome]) -> Any:

@@ -508,7 +508,10 @@ _LAST_ID = "\U0010ffff"
 
 
 def collect_backlog(connection: Connection, bounds: Sequence[float], top: int) -> QueueBacklog:
-    """As :meth:`~mediatord.store.interfaces.messages.IMessageStore.read_backlog`; reads the tables of counters like `queue_sizes`."""
+    """
+    As :meth:`~mediatord.store.interfaces.messages.IMessageStore.read_backlog`; reads the tables of counters as
+    :func:`find_largest_queues` does.
+    """
     totals = {table: connection.execute(query).fetchone() for table, query in _TOTALS.items()}
     halves = [complete_buckets(_count_buckets(connection, table, bounds), *total) for table, total in totals.items()]
     largest, _ = find_largest_queues(connection, top)

@@ -1,6 +1,6 @@
 """
-Changes of messages in SQL: enqueue with eviction, acknowledgement, delivery marks, expiry. Each function runs inside a
-transaction of the caller.
+Changes of messages in SQL: enqueue with eviction, acknowledgement, delivery marks, expiry. Each function runs inside
+a transaction of the caller.
 
 SQLite releases the interpreter's lock at every step of a statement, and gets it back when the reactor lets go of it:
 the cost of an operation is mostly its number of steps. So enqueues, removals and marks that are neighbours in a batch
@@ -524,8 +524,8 @@ def choose_victims(
 
 def load_eviction_state(connection: StoreConnection, limits: QueueLimits, queue: CachedQueue) -> EvictionState:
     """
-    Usage of a queue by sender, read from an index, since the table has origins behind the payloads, and cached: a full
-    queue receives the next message soon.
+    Usage of a queue by sender, read from an index, since the table has origins behind the payloads, and cached: a
+    full queue receives the next message soon.
     """
     if queue.eviction_state is None:
         cache = connection.get_queue_cache()

@@ -271,7 +271,8 @@ class StoreConnection(Connection):
 def _format_ledger_update(halves: int, entries: Sequence[LedgerEntry]) -> str:
     rows = format_values(halves, len(entries) + 1)
     changes = ", ".join(f"{entry} = {entry} + excluded.{entry}" for entry in entries)
-    return f"INSERT OR ROLLBACK INTO ledger (half, {', '.join(entries)}) VALUES {rows} ON CONFLICT DO UPDATE SET {changes}"
+    into = f"INSERT OR ROLLBACK INTO ledger (half, {', '.join(entries)})"
+    return f"{into} VALUES {rows} ON CONFLICT DO UPDATE SET {changes}"
 
 
 # A time in two numbers, because JSON would round it.
