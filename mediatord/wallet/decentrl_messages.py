@@ -67,7 +67,7 @@ class DecentrlIdentity:
     storage_key: bytes = field(repr=False)
 
     @classmethod
-    def fresh(cls, alias: str, mediator_did: str) -> DecentrlIdentity:
+    def generate(cls, alias: str, mediator_did: str) -> DecentrlIdentity:
         """A new identity with new keys."""
         seed, prekey, storage_key = (secrets.token_bytes(_KEY_BYTES) for _ in range(3))
         return cls.of_keys(alias, mediator_did, seed=seed, prekey=prekey, storage_key=storage_key)

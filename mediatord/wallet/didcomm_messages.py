@@ -46,7 +46,7 @@ class DIDDocumentCache:
     def __init__(self) -> None:
         self._documents: dict[str, DIDDocument] = {}
 
-    def learn(self, document: DIDDocument) -> None:
+    def add(self, document: DIDDocument) -> None:
         """Use this document for its DID from now on; a did:peer:4 is known by both its forms."""
         self._documents[canonicalize_did(document.did)] = document
 
@@ -60,7 +60,7 @@ class DIDDocumentCache:
             return known
         document = resolve_local(did)
         if canonicalize_did(did) != did:
-            self.learn(document)
+            self.add(document)
         return document
 
 

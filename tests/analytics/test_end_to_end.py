@@ -207,7 +207,7 @@ class EndToEndTests(TestCase):
 
     async def refusals(self, wallet: DIDCommWallet, socket: DIDCommSocket) -> None:
         """Five, each with a code of its own."""
-        books, stranger = self.books, DIDCommWallet.fresh(wallet.mediator, open_http(reactor), reactor)
+        books, stranger = self.books, DIDCommWallet.generate(wallet.mediator, open_http(reactor), reactor)
         await books.refused(stranger.fetch())
         await books.refused(socket.request("https://example.org/unheard-of/1.0/ask"))
         for body in (prepare_forward(stranger, "lost").body, short_lived(wallet, "late", 1), b"no envelope"):

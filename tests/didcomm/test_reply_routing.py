@@ -29,7 +29,7 @@ class ReplyingTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.in_memory = EndpointMediator(self)
         self.office = self.in_memory.office
-        self.bare = InMemoryWallet(self.in_memory, WalletIdentity.fresh())
+        self.bare = InMemoryWallet(self.in_memory, WalletIdentity.generate())
         self.reachable = InMemoryWallet(self.in_memory, with_services({"uri": INBOX}))
 
     def ping(self, guest: InMemoryWallet, *, socket: FakeSocket | None = None, **headers: Any) -> str:
@@ -148,7 +148,7 @@ class ReplyingTests(SynchronousTestCase):
 
     def test_an_endpoint_behind_routing_keys(self) -> None:
         """The answer is wrapped for them, with the sender as `next`."""
-        guard = WalletIdentity.fresh()
+        guard = WalletIdentity.generate()
         endpoint = {"uri": INBOX, "routing_keys": [guard.did], "routingKeys": [guard.did]}
         guest = InMemoryWallet(self.in_memory, with_services(endpoint))
         self.in_memory.receive(guest.pack(PING))

@@ -159,7 +159,7 @@ class RawDecentrlClient:
 
     def __init__(self, daemon_client: DaemonClient, alias: str, *, mediator_did: str | None = None) -> None:
         self.daemon_client = daemon_client
-        self.identity = DecentrlIdentity.fresh(alias, mediator_did or daemon_client.mediator.did)
+        self.identity = DecentrlIdentity.generate(alias, mediator_did or daemon_client.mediator.did)
         self.did = self.identity.did
 
     @property

@@ -199,7 +199,7 @@ class MarkedRequests:
         yield replayed
 
     def _impostors(self) -> Iterator[bytes]:
-        stranger = WalletIdentity.fresh()
+        stranger = WalletIdentity.generate()
         body = {"comment": SECRET}
         yield self.auth(f"{MP}/status-request", body, **from_header(SECRET))
         yield self.auth(f"{MP}/status-request", body, **from_header(stranger.did))
@@ -468,7 +468,7 @@ def test_a_whole_daemon() -> None:
     with Daemon({"log": {"level": "debug"}}) as daemon:
         talk = DaemonConversation(daemon.port)
         did = talk.get("/did").decode()
-        bob = WalletIdentity.fresh(endpoint=did)
+        bob = WalletIdentity.generate(endpoint=did)
         salvo = MarkedRequests(bob, resolve_local(did), did)
         for type_, body in (
             (f"{CM3}/mediate-request", {}),

@@ -60,7 +60,7 @@ class DIDCommTests(ClusterTestCase):
         """Bob has an account; `bobs` is he at each node."""
         a, b, c = self.cluster.nodes
         http = open_http(reactor)
-        bob = DIDCommWallet.fresh(await discover_mediator(http, a.url), http, reactor)
+        bob = DIDCommWallet.generate(await discover_mediator(http, a.url), http, reactor)
         self.bobs = [wallet_at_node(bob, node.port, reactor) for node in (a, b, c)]
         await self.bobs[0].enrol()
         self.assertEqual(await self.bobs[1].register(), ["success"])

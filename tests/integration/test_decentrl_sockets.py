@@ -370,7 +370,7 @@ class EnvelopeTests(SocketTestCase):
         super().setUp()
         self.did = self.daemon_client.ask("GET", "/did").body.decode()
         self.document = resolve_local(self.did)
-        self.wallet = WalletIdentity.fresh()
+        self.wallet = WalletIdentity.generate()
 
     def ping(self) -> tuple[str, bytes]:
         """A ping that asks for an answer; its id, and the envelope."""

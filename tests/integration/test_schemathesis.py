@@ -73,7 +73,7 @@ class DaemonWithIdentities:
         document = requests.get(self.url, timeout=SECONDS).json()
         self._did: str = document["id"]
         self._prekey = decode_public_key(document["keyAgreement"][0]["publicKeyMultibase"])
-        self._alice, self._bob = (DecentrlIdentity.fresh(name, self._did) for name in ("alice", "bob"))
+        self._alice, self._bob = (DecentrlIdentity.generate(name, self._did) for name in ("alice", "bob"))
         for one in (self._alice, self._bob):
             self._do(one, DIRECT_CHANNEL, propose_contract(one, self._did, now()).payload(self._prekey))
         for one in (self._alice, self._bob):

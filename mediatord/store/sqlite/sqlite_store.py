@@ -24,6 +24,7 @@ from mediatord.store.interfaces.accounts import (
     RecipientUpdateAction,
     RecipientUpdateResult,
 )
+from mediatord.store.interfaces.administration import IStoreAdministration
 from mediatord.store.interfaces.cluster import ClusterJoinError, ClusterNode, IClusterStore, PresenceRecord
 from mediatord.store.interfaces.decentrl import DecentrlQuotas, IDecentrlStore
 from mediatord.store.interfaces.messages import (
@@ -48,6 +49,7 @@ from mediatord.store.message_operations import OperationObserver, ignore_observa
 from mediatord.store.quotas import SpaceLimits
 from mediatord.store.recipient_names import filter_valid_ids
 from mediatord.store.sqlite import account_queries, coordination_queries, decentrl_queries, message_queries
+from mediatord.store.sqlite.administration import SQLiteStoreAdministration
 from mediatord.store.sqlite.database_file import TableSizeEstimator
 from mediatord.store.sqlite.decentrl_store import SQLiteDecentrlStore, estimate_items_bytes
 from mediatord.store.sqlite.executor import SQLiteExecutor, SQLiteRunners, SQLiteTuning
@@ -189,6 +191,9 @@ class SQLiteStore:
         self._decentrl = SQLiteDecentrlStore(self._executor, clock, caps, tuning.max_nonces)
         self.decentrl: IDecentrlStore = self._decentrl
         self.cluster: IClusterStore = SQLiteClusterStore(self._executor, clock)
+        self.administration: IStoreAdministration = SQLiteStoreAdministration(
+            self._executor, lambda: self._forget_all(None)
+        )
 
     def open(self) -> Deferred[None]:
         self._decentrl.opened()
