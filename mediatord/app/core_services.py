@@ -68,11 +68,11 @@ class LateRemovalRecorder:
         """Messages have."""
         for one in removed:
             if one.reason is None:
-                self._recorder.acknowledged(one, "pickup", "didcomm")
+                self._recorder.record_acknowledgement(one, "pickup", "didcomm")
             elif one.reason == "ttl":
-                self._recorder.expired(one)
+                self._recorder.record_expiry(one)
             else:
-                self._recorder.evicted(one)
+                self._recorder.record_eviction(one)
 
     def tell_events(self, removed: Sequence[RemovedMessage]) -> None:
         """Events have."""
@@ -187,7 +187,11 @@ def build_core_services(
         connections.set_presence_publisher(cluster.presence_publisher, reactor)
     admission = _build_rate_limiter(reactor, recorder, config, cluster.allowances if cluster else None)
     registrations = RegistrationQuota(
-        reactor, store, recorder.limited, _build_registration_limits(config), cluster.allowances if cluster else None
+        reactor,
+        store,
+        recorder.record_rate_limit,
+        _build_registration_limits(config),
+        cluster.allowances if cluster else None,
     )
     reloading.follow(lambda new: _apply_limits(new, connections, admission))
     reloading.follow(lambda new: registrations.change(_build_registration_limits(new)))
@@ -317,7 +321,7 @@ def _build_rate_limiter(
 ) -> RateLimiter:
     return RateLimiter(
         reactor,
-        recorder.limited,
+        recorder.record_rate_limit,
         did_per_minute=config.limits.did_per_minute,
         ip_per_minute=config.limits.ip_per_minute,
         account_per_minute=config.limits.account_per_minute,

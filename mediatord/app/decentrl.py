@@ -38,7 +38,7 @@ def build_decentrl(base: CoreServices, config: Config) -> DecentrlServices:
     clock, recorder, store = base.reactor, base.recorder, base.store
     identity = base.identity
     key_directory = KeyDirectory(
-        lambda: identity.now.decentrl_dids, lambda: (identity.now.signing_key, *identity.now.former_signing_keys)
+        identity.decentrl_dids, lambda: (identity.now.signing_key, *identity.now.former_signing_keys)
     )
     remote_delivery, pickup_recorder, reader = None, None, None
     if base.cluster:
@@ -60,7 +60,7 @@ def build_decentrl(base: CoreServices, config: Config) -> DecentrlServices:
         key_directory=key_directory,
         event_pusher=event_pusher,
         recorder=recorder,
-        new_id=lambda: new_stored_message_id(clock.seconds()),
+        new_id=new_stored_message_id,
     )
     access = _build_access_list(base, config)
     authentication = CommandAuthenticator(

@@ -355,7 +355,7 @@ def build_admin_site(
         here=watch.told,
         figures=worker.page if worker else figures,
         backlog=backlog,
-        tag=base.recorder.tag,
+        tag=base.recorder.pseudonymize,
         reports=reports,
         is_own=base.own.identities.is_probe_did,
     )

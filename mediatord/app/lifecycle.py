@@ -307,7 +307,7 @@ class StatusNotifier(Service):
         super().startService()
         if not has_native_masking():
             _log.warn("Autobahn runs without its native code: reading from sockets is many times slower")
-        self._base.recorder.started(__version__)
+        self._base.recorder.record_start(__version__)
         self._base.reactor.callWhenRunning(self._begin)
 
     def reload(self, read: Callable[[], Config]) -> None:
@@ -367,4 +367,4 @@ class StatusNotifier(Service):
         for loop in self._loops:
             if loop.running:
                 loop.stop()
-        self._base.recorder.stopped(__version__)
+        self._base.recorder.record_stop(__version__)

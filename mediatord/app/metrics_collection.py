@@ -44,7 +44,7 @@ async def record_ledger(base: CoreServices) -> None:
 
     :raise StoreUnavailable: they could not be read.
     """
-    base.recorder.ledger(base.store_name, await base.store.read_ledger())
+    base.recorder.record_ledger(base.store_name, await base.store.read_ledger())
 
 
 class StartStopLedgerRecorder(Service):
@@ -157,12 +157,12 @@ async def record_gauges(base: CoreServices, lag: ReactorLagMonitor) -> None:
     try:
         waiting = await base.store.get_queue_totals()
     except StoreUnavailable:
-        base.recorder.gauge(**own)
+        base.recorder.record_gauge(**own)
         raise
     base.recorder.metrics.table_sizes(await base.store.table_sizes())
     since = waiting.oldest_received_at
     base.recorder.metrics.waiting(waiting.messages, since)
-    base.recorder.gauge(
+    base.recorder.record_gauge(
         depth=waiting.messages,
         bytes=waiting.bytes,
         rcpts=waiting.recipients,
@@ -198,7 +198,7 @@ def register_core_buffers(base: CoreServices) -> None:
     metrics.watch("event_log", lambda: (None, base.events.pending))
     metrics.watch("rate_limits", lambda: (len(base.admission) + len(base.registrations), None))
     metrics.watch("requests_in_progress", lambda: base.admission.memory.held)
-    metrics.watch("counted_pushes", lambda: (recorder.remembered, None))
+    metrics.watch("counted_pushes", lambda: (recorder.attempt_count, None))
     metrics.watch("subscriptions", lambda: (connections.subscriptions, None))
     metrics.watch("subscription_backlogs", lambda: (len(connections.backlogs), None))
 

@@ -36,12 +36,13 @@ class CurrentIdentity:
     The identity that counts, which is another one once keys have been rotated.
 
     :ivar now: the whole of it.
-    :ivar own_dids: as of :class:`MediatorIdentity`; always the same set, changed in place.
+    :ivar own_dids: as of :class:`MediatorIdentity`, like `decentrl_dids`; always the same set, changed in place.
     """
 
     def __init__(self, identity: MediatorIdentity) -> None:
         self.now = identity
         self.own_dids = set(identity.own_dids)
+        self.decentrl_dids = set(identity.decentrl_dids)
         self._forgetting: list[Callable[[], None]] = [jwe_algorithms.clear_key_caches]
 
     def on_change(self, forget: Callable[[], None]) -> None:
@@ -53,6 +54,8 @@ class CurrentIdentity:
         self.now = identity
         self.own_dids.clear()
         self.own_dids.update(identity.own_dids)
+        self.decentrl_dids.clear()
+        self.decentrl_dids.update(identity.decentrl_dids)
         for forget in self._forgetting:
             forget()
 
@@ -344,7 +347,7 @@ class ConfigReloader:
         except Exception:
             _log.failure("looking for the key of the event log failed")
         lines = self._log.events.segment_lines
-        self._recorder.reloaded(__version__, outcome, self._steady() - began, success=renewed)
+        self._recorder.record_reload(__version__, outcome, self._steady() - began, success=renewed)
         self._log.events.rotate(ignored_lines=self._log.events.segment_lines - lines)
 
     def become(self, identity: MediatorIdentity) -> None:

@@ -339,7 +339,7 @@ class EventLogWriter(Service):
     def flush(self) -> None:
         """As :meth:`EventLog.flush`."""
         if not self._sink.blocked:
-            self._flush()
+            self._write_lines()
 
     @property
     def pending(self) -> int:
@@ -510,9 +510,9 @@ class EventLogWriter(Service):
     def _end_iteration(self) -> None:
         self._flush_call = None
         if self._records or self._sink.pending or self._unreported or self._file_check_due:
-            self._flush()
+            self._write_lines()
 
-    def _flush(self) -> None:
+    def _write_lines(self) -> None:
         if self._records:
             self._encode_records()
         if self._file_check_due:

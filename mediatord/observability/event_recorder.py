@@ -90,15 +90,15 @@ class MessageEventRecorder:
         self.flush_events = events.flush
 
     @property
-    def remembered(self) -> int:
+    def attempt_count(self) -> int:
         """Messages whose pushes are counted."""
         return len(self._attempts)
 
-    def tag(self, did: str) -> str:
+    def pseudonymize(self, did: str) -> str:
         """What stands for a DID in the log."""
         return self._pseudonymizer.did(did)
 
-    def accepted(
+    def record_accept(
         self, request: str, message: MessageLike, sender: str | None, half: ProtocolName, pushed: bool
     ) -> None:
         """
@@ -128,7 +128,7 @@ class MessageEventRecorder:
             fields["ttl_s"] = round(expires_at - message.received_at)
         self._events.write("msg.accept", fields)
 
-    def pushed(
+    def record_push(
         self, message: MessageLike, sessions: Sequence[str | None], path: DeliveryPath, half: ProtocolName
     ) -> None:
         """
@@ -180,7 +180,7 @@ class MessageEventRecorder:
             self.metrics.stored.value += 1
             self._events.emit("msg.push", proto="didcomm", path="live", ok=False)
 
-    def acknowledged(self, removed: RemovedMessage, path: DeliveryPath, half: ProtocolName) -> None:
+    def record_acknowledgement(self, removed: RemovedMessage, path: DeliveryPath, half: ProtocolName) -> None:
         """A message was delivered and is gone."""
         if self.is_own(removed.recipient_did):
             self._own["acknowledged"] += 1
@@ -200,7 +200,7 @@ class MessageEventRecorder:
             },
         )
 
-    def expired(self, removed: RemovedMessage) -> None:
+    def record_expiry(self, removed: RemovedMessage) -> None:
         """A message was not fetched in time (UC-021 AF-5)."""
         if self.is_own(removed.recipient_did):
             self._own["expired"] += 1
@@ -208,7 +208,7 @@ class MessageEventRecorder:
         self.metrics.expired.value += 1
         self._lost("msg.expire", removed, "ttl")
 
-    def evicted(self, removed: RemovedMessage) -> None:
+    def record_eviction(self, removed: RemovedMessage) -> None:
         """A message made room for a newer one (UC-021 AF-4)."""
         if self.is_own(removed.recipient_did):
             self._own["evicted"] += 1
@@ -226,7 +226,7 @@ class MessageEventRecorder:
             gone = {name: getattr(ledger, name) for name in LEDGER_ENTRIES}
             self.metrics.ledger.tell(half, {**gone, "waiting": ledger.waiting}, ledger.difference)
 
-    def ledger(self, store: str, books: StoreLedger) -> None:
+    def record_ledger(self, store: str, books: StoreLedger) -> None:
         """
         Log what the store's own books say; and what of it this process did for itself since it was asked before,
         which has no lines.
@@ -311,7 +311,7 @@ class EventRecorder(MessageEventRecorder):
     What has a line in the log and a counter is counted right before its line is written, one by one: so the counters
     that stand in the log are those of the lines before (:meth:`Metrics.totals`).
 
-    :ivar steady: seconds since any time, by a clock that nobody sets.
+    :ivar monotonic: seconds since any time, by a clock that nobody sets.
     :ivar on_refusal: told of requests that were refused or failed: protocol, situation in words, and code.
     """
 
@@ -321,30 +321,30 @@ class EventRecorder(MessageEventRecorder):
         events: EventLog,
         metrics: Metrics,
         pseudonymizer: Pseudonymizer,
-        steady: Callable[[], float] | None = None,
+        monotonic: Callable[[], float] | None = None,
         is_own: Callable[[str], bool] = lambda did: False,
     ) -> None:
         super().__init__(clock, events, metrics, pseudonymizer, is_own)
-        self.steady = steady or clock.seconds
-        self._since = self.steady()
+        self.monotonic = monotonic or clock.seconds
+        self._since = self.monotonic()
         self.on_rejection: Callable[[ProtocolName, str, str], None] = lambda protocol, situation, code: None
         self._requests = 0
         self._connections: dict[str, _ConnectionRecord] = {}
 
-    def begin(
+    def begin_request(
         self, protocol: ProtocolName, peer: str, size: int, watch: Stopwatch | None = None, came: float | None = None
     ) -> RequestRecord:
         """
         A request or frame of `size` bytes came in.
 
         :param watch: of this request; by default one that those find who work for it.
-        :param came: when, by :attr:`steady`; by default now.
+        :param came: when, by :attr:`monotonic`; by default now.
         """
         self._requests += 1
-        began = self.steady() if came is None else came
+        began = self.monotonic() if came is None else came
         return RequestRecord(f"{self._requests:x}", protocol, peer, size, began, watch or start_stopwatch())
 
-    def end(
+    def end_request(
         self,
         request_record: RequestRecord,
         *,
@@ -363,7 +363,7 @@ class EventRecorder(MessageEventRecorder):
         """
         if request_record.peer == PROBE_CLIENT:
             return
-        seconds = self.steady() - request_record.began
+        seconds = self.monotonic() - request_record.began
         outcome = "failed" if status >= 500 else "accepted" if fault is None else "rejected"
         self.metrics.request(request_record.protocol, outcome, seconds)
         if fault is not None:
@@ -393,8 +393,8 @@ class EventRecorder(MessageEventRecorder):
 
     def record_early_rejection(self, protocol: ProtocolName, peer: str, size: int, fault: MediatorError) -> None:
         """A request was refused before anybody looked at it."""
-        request_record = self.begin(protocol, peer, size)
-        self.end(
+        request_record = self.begin_request(protocol, peer, size)
+        self.end_request(
             request_record,
             status=_find_error_code(protocol, fault).status,
             fault=type(fault),
@@ -403,7 +403,7 @@ class EventRecorder(MessageEventRecorder):
             session=None,
         )
 
-    def limited(self, bucket: str, who: str, peer: str, wait: int) -> None:
+    def record_rate_limit(self, bucket: str, who: str, peer: str, wait: int) -> None:
         """Somebody is over a limit; signature of :data:`mediatord.ratelimit.rate_limiter.RateLimitCallback`."""
         self._events.emit(
             "limit.hit",
@@ -431,16 +431,16 @@ class EventRecorder(MessageEventRecorder):
             age_ms=None if age_ms is None else int(max(-_MAX_AGE_MS, min(_MAX_AGE_MS, age_ms))),
         )
 
-    def granted(self, did: str, half: ProtocolName) -> None:
+    def record_grant(self, did: str, half: ProtocolName) -> None:
         """A wallet has mediation, or an identity is registered."""
         if not self.is_own(did):
             self._events.emit("acct.grant", did=self._pseudonymizer.did(did), proto=half)
 
-    def denied(self, did: str, reason: str, half: ProtocolName) -> None:
+    def record_denial(self, did: str, reason: str, half: ProtocolName) -> None:
         """A wallet or an identity was refused that; `reason` is one fixed word."""
         self._events.emit("acct.deny", did=self._pseudonymizer.did(did), proto=half, reason=reason)
 
-    def registered(self, did: str, added: int, removed: int) -> None:
+    def record_recipient_update(self, did: str, added: int, removed: int) -> None:
         """An account changed its recipient DIDs."""
         if (added or removed) and not self.is_own(did):
             self._events.emit(
@@ -463,7 +463,7 @@ class EventRecorder(MessageEventRecorder):
             n_removed=account.recipients,
         )
 
-    def moved(self, did: str) -> None:
+    def record_did_rotation(self, did: str) -> None:
         """An account goes by a new DID."""
         self._events.emit("acct.update", did=self._pseudonymizer.did(did), proto="didcomm", reason="rotated")
 
@@ -471,7 +471,7 @@ class EventRecorder(MessageEventRecorder):
         """A socket finished its handshake."""
         if peer == PROBE_CLIENT:
             return
-        self._connections[name] = _ConnectionRecord(self.steady())
+        self._connections[name] = _ConnectionRecord(self.monotonic())
         self.metrics.active_connections.inc()
         self._events.emit("conn.open", conn=name, transport="ws", peer=self._pseudonymizer.peer(peer) or None)
 
@@ -514,7 +514,7 @@ class EventRecorder(MessageEventRecorder):
             conn=name,
             did=None if connection.did is None else self._pseudonymizer.did(connection.did),
             proto=protocol,
-            dur_ms=(self.steady() - connection.began) * 1000,
+            dur_ms=(self.monotonic() - connection.began) * 1000,
             ws_code=code,
             reason=by,
             n_in=n_in,
@@ -523,21 +523,21 @@ class EventRecorder(MessageEventRecorder):
             bytes_out=bytes_out,
         )
 
-    def gauge(self, **values: int | float | None) -> None:
+    def record_gauge(self, **values: int | float | None) -> None:
         """The state, once a minute; and what the counters say."""
         self._events.emit("gauge", **values)
         self._events.emit("counters", **self.metrics.totals())
 
-    def started(self, version: str) -> None:
+    def record_start(self, version: str) -> None:
         """The daemon takes work."""
         self.metrics.reloaded(self._clock.seconds(), True)
         self._events.emit("proc.start", version=version, reason="start", dur_ms=self._lap_ms())
 
-    def stopped(self, version: str) -> None:
+    def record_stop(self, version: str) -> None:
         """The daemon is stopping."""
         self._events.emit("proc.stop", version=version, reason="signal", dur_ms=self._lap_ms())
 
-    def reloaded(
+    def record_reload(
         self, version: str, reason: Literal["ok", "refused", "restart_needed"], seconds: float, *, success: bool
     ) -> None:
         """The configuration was read again, in so many seconds. :param success: whether all files could be used."""
@@ -546,7 +546,7 @@ class EventRecorder(MessageEventRecorder):
 
     def _lap_ms(self) -> float:
         """Since it was made, or since this was asked last."""
-        before, self._since = self._since, self.steady()
+        before, self._since = self._since, self.monotonic()
         return (self._since - before) * 1000
 
 

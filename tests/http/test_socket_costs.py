@@ -27,8 +27,8 @@ PLENTY = {"ip_per_minute": 100_000, "did_per_minute": 100_000, "account_per_minu
 MANY = 40
 # Modules whose memory is that of sockets. What the store and the limits remember of messages is not.
 OURS = (
-    *("mediatord/web/", "mediatord/presence", "mediatord/outbox", "mediatord/few", "mediatord/journal"),
-    *("mediatord/didcomm/live", "mediatord/didcomm/exchange", "autobahn/", "twisted/web/", "txaio/"),
+    *("mediatord/http/", "mediatord/delivery/", "mediatord/observability/event_recorder"),
+    *("mediatord/didcomm/live", "mediatord/didcomm/messages", "autobahn/", "twisted/web/", "txaio/"),
 )
 
 
