@@ -183,11 +183,11 @@ class InMemoryDecentrlSocket:
         self.in_memory = in_memory
         self.socket: FakeSocket = in_memory.socket(**options)
         self.conversation: DecentrlSocketProtocol = in_memory.decentrl.converse(self.socket)
-        self.conversation.begin()
+        self.conversation.start()
 
     def say(self, frame: bytes, *, binary: bool = False) -> None:
         """Send one message."""
-        self.in_memory.done(self.conversation.hear(frame, binary))
+        self.in_memory.done(self.conversation.handle_message(frame, binary))
 
     def heard(self) -> list[dict[str, Any]]:
         """What came since this was asked last."""
@@ -196,7 +196,7 @@ class InMemoryDecentrlSocket:
 
     def hang_up(self) -> None:
         """The socket is gone."""
-        self.conversation.end()
+        self.conversation.stop()
         self.in_memory.base.connections.closed(self.socket)
 
 

@@ -73,17 +73,17 @@ class DecentrlSocketProtocol:
         self._timer: IDelayedCall | None = None
         self._has_first_frame = False
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """The socket is open."""
         self._timer = self._context.clock.callLater(AUTH_TIMEOUT, self._time_out)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """The socket is closed, or speaks DIDComm."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    async def hear(self, frame: bytes, binary: bool) -> None:
+    async def handle_message(self, frame: bytes, binary: bool) -> None:
         """
         Serve one message of the peer.
 
@@ -92,7 +92,7 @@ class DecentrlSocketProtocol:
         """
         if not self._has_first_frame:
             self._has_first_frame = True
-            self.end()
+            self.stop()
             await self._context.gate.run_request(lambda: self._serve(frame, binary))
 
     async def _serve(self, frame: bytes, binary: bool) -> None:
