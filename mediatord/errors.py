@@ -1,7 +1,7 @@
 """
-The situations in which mediatord says no.
+Exceptions for refused requests.
 
-Domain code raises a situation and never knows a status code; :mod:`mediatord.protocol.error_codes` gives each its form.
+Use cases raise them without knowing status codes; :mod:`mediatord.protocol.error_codes` maps them to each protocol.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import ClassVar
 
 
 class StartupError(Exception):
-    """The daemon cannot start; the text is one line for the operator."""
+    """The daemon cannot start; the message is one line for the operator."""
 
 
 class MediatorError(Exception):
     """
-    A refusal with a row in :mod:`mediatord.protocol.error_codes`.
+    A request that is refused or fails.
 
-    :cvar reason: label of this class in metrics and the event log; every subclass states its own.
+    :cvar reason: label of the class in metrics and the event log; each subclass states its own.
     """
 
     reason: ClassVar[str]
@@ -27,21 +27,21 @@ class MediatorError(Exception):
         cls.reason = reason
 
     def __init__(self, *, retry_after: float | None = None) -> None:
-        """:param retry_after: seconds after which trying again makes sense, if that is known here."""
+        """:param retry_after: seconds after which a retry may succeed, if known."""
         super().__init__()
         self.retry_after = retry_after
 
 
 class UnknownRecipient(MediatorError, reason="recipient_unknown"):
-    """`next` is not registered here (UC-021 AF-1)."""
+    """`next` is not registered with this mediator (UC-021 AF-1)."""
 
 
 class RateLimitExceeded(MediatorError, reason="rate_limited"):
-    """The sender or its address is over its limit (UC-021 AF-2)."""
+    """A rate limit of the sender or of its address is exceeded (UC-021 AF-2)."""
 
 
 class DecryptionError(MediatorError, reason="undecryptable"):
-    """The envelope does not open, for whichever reason (UC-021 AF-3); all reasons look alike from outside."""
+    """The envelope cannot be decrypted (UC-021 AF-3); peers cannot tell the causes apart."""
 
 
 class InvalidEnvelope(MediatorError, reason="not_an_envelope"):
@@ -49,15 +49,15 @@ class InvalidEnvelope(MediatorError, reason="not_an_envelope"):
 
 
 class UnsupportedMediaType(InvalidEnvelope, reason="alien_media_type"):
-    """The body is not a JWE and its Content-Type said so."""
+    """The body is not a JWE, and its Content-Type is not one of DIDComm's."""
 
 
 class EncryptionRequired(MediatorError, reason="not_encrypted"):
-    """A plaintext or merely signed message."""
+    """The message is plaintext or only signed."""
 
 
 class InvalidPlaintext(MediatorError, reason="not_a_message"):
-    """The envelope opened, but what is inside is no DIDComm message."""
+    """The decrypted content is not a DIDComm message."""
 
 
 class MissingNext(MediatorError, reason="next_missing"):
@@ -65,11 +65,11 @@ class MissingNext(MediatorError, reason="next_missing"):
 
 
 class InvalidAttachment(MediatorError, reason="bad_attachment"):
-    """A forward without attachments, or with one that cannot be read or is not encrypted."""
+    """A forward without attachments, or with one that is unreadable or not encrypted."""
 
 
 class LinkedAttachment(MediatorError, reason="linked_attachment"):
-    """A forward whose payload is only linked to."""
+    """A forward whose payload is only a link."""
 
 
 class ExpiredForward(MediatorError, reason="forward_expired"):
@@ -77,27 +77,27 @@ class ExpiredForward(MediatorError, reason="forward_expired"):
 
 
 class RoutingLoop(MediatorError, reason="routing_loop"):
-    """A forward that names this mediator as next hop too many times in a row."""
+    """A forward that is addressed to this mediator too many times in a row."""
 
 
 class PayloadTooLarge(MediatorError, reason="too_large"):
-    """The body is over the size limit."""
+    """The body exceeds the size limit."""
 
 
 class QueueFull(MediatorError, reason="queue_full"):
-    """What waits for the recipient leaves no room for this, by `queue.when_full: refuse`; nothing was stored."""
+    """The recipient's queue is full and `queue.when_full` is `refuse`; nothing was stored."""
 
 
 class StoreUnavailable(MediatorError, reason="store_unavailable"):
-    """The store did not take or give what was asked; nothing was stored."""
+    """The store failed or did not respond; nothing was stored."""
 
 
 class ReplayCacheFull(StoreUnavailable, reason="replay_memory_full"):
-    """What was received before takes all the room there is: what could be a repetition is refused, and not done."""
+    """The replay cache is full, so a request that could be a replay is refused."""
 
 
 class SenderMismatch(MediatorError, reason="sender_mismatch"):
-    """`from` is not the DID of the key that authenticated the message."""
+    """`from` is not the DID whose key authenticated the message."""
 
 
 class AuthcryptRequired(MediatorError, reason="authcrypt_required"):
@@ -105,19 +105,19 @@ class AuthcryptRequired(MediatorError, reason="authcrypt_required"):
 
 
 class UnresolvableDID(MediatorError, reason="sender_unresolvable"):
-    """The sender's DID does not resolve, or has no usable key of that id."""
+    """The sender's DID does not resolve, or its document lacks the key."""
 
 
 class UnsupportedDIDMethod(MediatorError, reason="sender_unsupported"):
-    """The sender's DID method is not one that is resolved here."""
+    """The sender's DID method is not supported."""
 
 
 class UnsupportedMessageType(MediatorError, reason="unsupported"):
-    """An unknown message type, or a version that is not served."""
+    """The message type or its version is not supported."""
 
 
 class InvalidBody(MediatorError, reason="bad_body"):
-    """The body of a request does not have the members its type asks for."""
+    """The body of a request lacks members that its type requires."""
 
 
 class InvalidLimit(InvalidBody, reason="bad_limit"):
@@ -125,7 +125,7 @@ class InvalidLimit(InvalidBody, reason="bad_limit"):
 
 
 class InvalidPagination(InvalidBody, reason="bad_paginate"):
-    """`paginate` of a query is incomplete or not made of natural numbers."""
+    """`paginate` of a query is incomplete or contains anything but natural numbers."""
 
 
 class InvalidUpdates(InvalidBody, reason="bad_updates"):
@@ -133,19 +133,19 @@ class InvalidUpdates(InvalidBody, reason="bad_updates"):
 
 
 class MisaddressedMessage(MediatorError, reason="misaddressed"):
-    """A coordination or pickup request whose `to` names somebody else (a replay from another mediator)."""
+    """`to` of a coordination or pickup request names another DID; it may be replayed from another mediator."""
 
 
 class MediationNotGranted(MediatorError, reason="not_enrolled"):
-    """The sender has no grant, or asks for a DID that is not its own."""
+    """The sender has no mediation grant, or requests a DID that is not its own."""
 
 
 class ReplayedMessage(MediatorError, reason="replayed"):
-    """The very same envelope came before."""
+    """The same envelope was received before."""
 
 
 class LiveModeUnsupported(MediatorError, reason="live_mode_unsupported"):
-    """Live delivery was asked for over a connection that cannot push."""
+    """Live delivery was requested on a transport that cannot push."""
 
 
 class ExpiredMessage(MediatorError, reason="message_expired"):
@@ -153,31 +153,31 @@ class ExpiredMessage(MediatorError, reason="message_expired"):
 
 
 class TooManyErrors(MediatorError, reason="too_many_errors"):
-    """A peer that reports problem after problem."""
+    """A peer sends too many problem reports."""
 
 
 class ShutdownInProgress(MediatorError, reason="shutting_down"):
-    """The daemon is stopping and takes no new work."""
+    """The daemon is shutting down and accepts no requests."""
 
 
 class DeadlineExceeded(MediatorError, reason="deadline_exceeded"):
-    """The answer took longer than the processing deadline."""
+    """The request took longer than the processing deadline."""
 
 
 class InternalFault(MediatorError, reason="internal_fault"):
-    """A fault of ours; the log has the details."""
+    """An internal error; details are in the daemon's log."""
 
 
 class InvalidCommand(MediatorError, reason="invalid_command"):
-    """The body of a Decentrl request fails its schema, or asks for what makes no sense (DCTRL-0004 11.2)."""
+    """The body of a Decentrl request does not match its schema, or is inconsistent (DCTRL-0004 11.2)."""
 
 
 class InvalidSignature(MediatorError, reason="invalid_signature"):
-    """The signature of a command or of a socket's authentication does not verify."""
+    """The signature of a command or of a socket authentication does not verify."""
 
 
 class InvalidContractSignatures(MediatorError, reason="invalid_contract_signatures"):
-    """A signature of a contract does not verify, or there is no key to verify it with."""
+    """A signature of a contract does not verify, or its key is unknown."""
 
 
 class InvalidEventSignature(MediatorError, reason="invalid_event_signature"):
@@ -185,11 +185,11 @@ class InvalidEventSignature(MediatorError, reason="invalid_event_signature"):
 
 
 class UnauthorizedCommand(MediatorError, reason="unauthorized_command"):
-    """The sender is not registered, or its command is not addressed to this mediator."""
+    """The sender is not registered, or the command is not addressed to this mediator."""
 
 
 class TimestampOutOfRange(MediatorError, reason="timestamp_out_of_range"):
-    """The clock of a sender is off by more than the window."""
+    """The timestamp of a command is outside the accepted window."""
 
 
 class DuplicateNonce(MediatorError, reason="duplicate_nonce"):
@@ -201,7 +201,7 @@ class SenderNotFound(MediatorError, reason="sender_not_found"):
 
 
 class SenderSigningKeyNotFound(MediatorError, reason="sender_signing_key_not_found"):
-    """The sender's DID document has no signing key of this id."""
+    """The sender's DID document has no signing key with this id."""
 
 
 class RecipientNotFound(MediatorError, reason="recipient_not_found"):
@@ -209,27 +209,27 @@ class RecipientNotFound(MediatorError, reason="recipient_not_found"):
 
 
 class RecipientNotRegistered(MediatorError, reason="recipient_not_registered"):
-    """The recipient has no registration here that has not expired."""
+    """The recipient has no unexpired registration here."""
 
 
 class ContractNotFound(MediatorError, reason="contract_not_found"):
-    """The recipient owns no contract with the sender that has not expired."""
+    """The recipient has no unexpired contract with the sender."""
 
 
 class PublicEventNotFound(MediatorError, reason="public_event_not_found"):
-    """The publisher has no public event of this id."""
+    """The publisher has no public event with this id."""
 
 
 class RegistrationLimitExceeded(RateLimitExceeded, reason="registration_limited"):
-    """As many accounts or registrations as are allowed have come from this address today."""
+    """The daily limit of accounts or registrations of the address is exceeded."""
 
 
 class RegistrationCapacityExceeded(RateLimitExceeded, reason="registrations_full"):
-    """As many accounts are kept as are allowed, or as much of their registrations."""
+    """The total limit of accounts or of registration bytes is reached."""
 
 
 class QuotaExceeded(RateLimitExceeded, reason="over_quota"):
-    """As much is kept for this DID as is allowed."""
+    """The storage quota of the DID is exceeded."""
 
 
 class AuthTimeout(MediatorError, reason="auth_timeout"):
@@ -237,4 +237,4 @@ class AuthTimeout(MediatorError, reason="auth_timeout"):
 
 
 class InvalidMessage(MediatorError, reason="invalid_message"):
-    """The first frame of a Decentrl socket is no authentication."""
+    """The first frame of a Decentrl socket is not an authentication."""

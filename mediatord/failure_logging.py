@@ -1,4 +1,4 @@
-"""Failures as they may be logged: where and what kind, without what the exception says, and not over and over."""
+"""Logging of failures without exception texts, and throttling of repeated warnings."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from twisted.python.failure import Failure
 
 def redact_failure(failure: Failure | None = None) -> Failure:
     """
-    The same failure with a bare exception of the same type, because a library may have put what it was given, part
-    of an envelope or a key, into its text.
+    Replace the exception of a failure with a bare one of the same type; libraries may put envelopes or keys into
+    texts.
 
-    :param failure: the exception being handled unless given.
+    :param failure: default: the exception being handled.
     """
     failure = failure or Failure()
     kind: type[BaseException] = failure.type or Exception
     try:
         bare = kind.__new__(kind)
-    except TypeError:  # it cannot be made without arguments
+    except TypeError:  # the exception class requires arguments
         kind, bare = Exception, Exception(kind.__name__)
     return Failure(bare, kind, failure.getTracebackObject())
 
 
 def release_traceback(error: BaseException) -> None:
     """
-    Drop the traceback of an exception that was handled, and the exceptions it came from.
+    Drop the traceback and the chained exceptions of a handled exception.
 
-    A frame that has the exception in a variable makes a reference cycle of everything in all of these frames, such as
-    the request that was refused: only the garbage collector would free it.
+    A frame that holds the exception in a variable forms a reference cycle with everything in its frames, such as the
+    refused request, which only the garbage collector would free.
     """
     error.__traceback__ = error.__context__ = error.__cause__ = None
 
 
-# A warning is not repeated for so many seconds.
+# Seconds between two warnings of the same kind.
 LOG_THROTTLE_SECONDS = 60.0
 
 
 class LogThrottle:
-    """Says how often something has happened, when it is time to speak of it again."""
+    """Decides when a recurring event is to be logged, and counts what was suppressed in between."""
 
     def __init__(self, clock: IReactorTime, pause: float = LOG_THROTTLE_SECONDS) -> None:
         self._clock = clock
@@ -47,8 +47,8 @@ class LogThrottle:
         self._said = -inf
         self._count = 0
 
-    def count(self) -> int:
-        """It has happened once more: how often since it was spoken of; 0 when that is not to be said now."""
+    def count_occurrence(self) -> int:
+        """Count one occurrence; the number since the last warning if a warning is due now, else 0."""
         self._count += 1
         now = self._clock.seconds()
         if 0.0 <= now - self._said < self._pause:

@@ -1,7 +1,6 @@
 """
-Credentials that systemd hands to a service (systemd.exec(5), "Credentials"), named as `credential:NAME`.
-
-Files with secrets: made whole or not at all, readable by their owner only.
+Files that hold secrets: mode 0600, created atomically; and systemd credentials, written as `credential:NAME`
+(systemd.exec(5), "Credentials").
 """
 
 from __future__ import annotations
@@ -19,15 +18,16 @@ _CREDENTIALS_VARIABLE = "CREDENTIALS_DIRECTORY"
 
 
 def get_credentials_directory() -> Path | None:
-    """Where those of this process are; None if it has none."""
+    """Directory of this process's credentials; None if systemd passed none."""
     value = os.environ.get(_CREDENTIALS_VARIABLE)
     return Path(value) if value else None
 
 
 def resolve_secret_path(base: Path, path: Path) -> Path:
     """
-    Where a file with a secret is, as the configuration names it: a path relative to `base`, or a credential. One that
-    this process was not given stays as it is written.
+    Resolve the path of a secret in the configuration: relative to `base`, or a credential.
+
+    A credential that was not passed to this process is returned as written.
     """
     if not str(path).startswith(CREDENTIAL_PREFIX):
         return base / path
@@ -36,26 +36,28 @@ def resolve_secret_path(base: Path, path: Path) -> Path:
 
 
 def is_missing_credential(path: Path) -> bool:
-    """Whether it is a credential that this process was not given."""
+    """Whether a path names a credential that was not passed to this process."""
     return str(path).startswith(CREDENTIAL_PREFIX)
 
 
 def is_credential(path: Path) -> bool:
-    """Whether it is one that this process was given: root's, and by a list of access for the service alone."""
+    """
+    Whether a path is a credential of this process. Such a file belongs to root; an ACL grants the service access.
+    """
     given = get_credentials_directory()
     return given is not None and path.parent == given
 
 
 class PrivateFileError(Exception):
-    """A file with secrets cannot be made or used; the text is one line for the operator."""
+    """A secret file cannot be created or used; the message is one line for the operator."""
 
 
 def create_private_file(path: Path, content: bytes, owner: tuple[int, int] | None = None) -> None:
     """
-    Write a new file of mode 0600: after a crash it is there whole or not at all.
+    Create a file of mode 0600 atomically; after a crash it is complete or absent.
 
-    :param owner: numbers of the user and the group that it is given to; None for those of this process.
-    :raise PrivateFileError: something is there already, or the directory cannot be written to.
+    :param owner: user and group id of the file; None for those of the process.
+    :raise PrivateFileError: the path exists, or the directory is not writable.
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -63,12 +65,12 @@ def create_private_file(path: Path, content: bytes, owner: tuple[int, int] | Non
         try:
             with os.fdopen(descriptor, "wb") as file:
                 if owner is not None:
-                    # By its descriptor: whoever may write to the directory could put a link in the place of the name.
+                    # By descriptor: somebody with write access to the directory could replace the name by a link.
                     os.fchown(descriptor, *owner)
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            # Unlike a rename, a link fails where something stands already.
+            # Unlike rename(2), link(2) fails if the target exists.
             os.link(draft, path)
         finally:
             os.unlink(draft)
@@ -80,7 +82,7 @@ def create_private_file(path: Path, content: bytes, owner: tuple[int, int] | Non
 
 def replace_private_file(path: Path, content: bytes) -> None:
     """
-    Write a file of mode 0600 in place of one that is there, of the same owner; after a crash it is either of them.
+    Replace a file atomically by one of mode 0600 and the same owner.
 
     :raise PrivateFileError: it cannot be written.
     """
@@ -97,7 +99,7 @@ def replace_private_file(path: Path, content: bytes) -> None:
 @contextmanager
 def lock_private_file(path: Path) -> Iterator[None]:
     """
-    Keep other processes that do the same from changing a file meanwhile.
+    Hold an exclusive lock against other processes that modify the file.
 
     :raise PrivateFileError: its directory cannot be opened or locked.
     """
@@ -117,13 +119,13 @@ def lock_private_file(path: Path) -> Iterator[None]:
 
 def read_private_file(path: Path) -> bytes:
     """
-    The content of a file that only its owner may read or write, or that systemd has handed to this process.
+    Read a file that only its owner can access, or a systemd credential.
 
-    :raise PrivateFileError: it is missing, unreadable, or open to others.
+    :raise PrivateFileError: it is missing, unreadable, or accessible to others.
     """
     if is_missing_credential(path):
         raise PrivateFileError(f"{path} is not there: this process was given no such credential by systemd")
-    # A list of access shows in the mode as the group's.
+    # The ACL of a credential appears in the mode as group permissions.
     others = 0o037 if is_credential(path) else 0o077
     try:
         with path.open("rb") as file:

@@ -86,9 +86,9 @@ class ClusterDemo:
         self._say.step("All have one DID, which names the balancer.", truncate_text(mediator.did, 80))
         book = DIDDocumentCache()
         for name in ("Alice", "Bob"):
-            wallet = DIDCommWallet.fresh(mediator, http, self._reactor)
+            wallet = DIDCommWallet.generate(mediator, http, self._reactor)
             wallet = DIDCommWallet(wallet.identity, http, self._reactor, mediator, book)
-            book.learn(wallet.identity.document)
+            book.add(wallet.identity.document)
             await wallet.enrol()
             self._say.check(f"{name} has a mailbox", await wallet.register() == ["success"])
             self._talkers.append(LatencyClient(name, wallet, self._front, self._times, self._reactor))

@@ -15,9 +15,15 @@ from mediatord.decentrl.context import DecentrlReply
 from mediatord.decentrl.socket_protocol import DecentrlSocketProtocol
 from mediatord.protocol import encoding
 from mediatord.protocol.decentrl.contracts import sign_contract, sign_contract_request
+from mediatord.protocol.decentrl.crypto import (
+    decode_public_key,
+    derive_shared_secret,
+    encrypt,
+    generate_key_pair,
+    sign_json,
+)
 from mediatord.protocol.decentrl.did_decentrl import make_did
-from mediatord.protocol.decentrl.encryption import decode_public_key, derive_shared_secret, encrypt, generate_key_pair
-from mediatord.protocol.decentrl.signatures import encode_base64, sign_json
+from mediatord.protocol.encoding import encode_base64
 from tests.in_memory_mediator import PEER, FakeSocket, InMemoryMediator
 
 DIRECT, PRIVATE, PUBLIC = "DIRECT_AUTHENTICATED", "TWO_WAY_PRIVATE", "ONE_WAY_PUBLIC"

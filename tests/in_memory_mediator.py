@@ -181,7 +181,7 @@ class InMemoryWallet:
 
     def __init__(self, in_memory: InMemoryMediator, identity: WalletIdentity | None = None) -> None:
         self.in_memory = in_memory
-        self.identity = identity or WalletIdentity.fresh(endpoint=in_memory.did)
+        self.identity = identity or WalletIdentity.generate(endpoint=in_memory.did)
         self.book = DIDDocumentCache()
 
     @property

@@ -46,7 +46,7 @@ class MutationGroup:
 
 GROUPS = {
     "envelope": MutationGroup(
-        tuple(f"protocol/didcomm/{name}.py" for name in ("jwe", "envelope", "content", "kdf", "usual", "agreement")),
+        tuple(f"protocol/didcomm/{name}.py" for name in ("jwe", "jwe_algorithms", "forward")),
         (
             "protocol/didcomm/test_key_agreement.py",
             "protocol/didcomm/test_jwe.py",
@@ -57,10 +57,10 @@ GROUPS = {
     ),
     "limits": MutationGroup(
         (
-            "protocol/limits.py",
-            "admission/bucket.py",
-            "admission/buckets.py",
-            "admission/share.py",
+            "ratelimit/sliding_window.py",
+            "ratelimit/rate_limiter.py",
+            "ratelimit/distributed_limiter.py",
+            "store/quotas.py",
         ),
         (
             "ratelimit/test_sliding_window.py",
@@ -74,17 +74,12 @@ GROUPS = {
     ),
     "queue": MutationGroup(
         (
-            "store/memory_messages.py",
-            "store/memory_queues.py",
-            "store/sql_messages.py",
-            "store/sql_deposits.py",
-            "store/sql_queue_counts.py",
-            "store/known_queues.py",
-            "store/memory_room.py",
-            "store/sql_room.py",
-            "store/shares.py",
-            "store/standings.py",
-            "store/sql_ledger.py",
+            "store/caches.py",
+            "store/fair_share.py",
+            "store/memory/messages.py",
+            "store/sqlite/message_queries.py",
+            "store/sqlite/message_writes.py",
+            "store/sqlite/queue_accounting.py",
         ),
         (
             "store/memory/test_contract.py",
@@ -93,7 +88,7 @@ GROUPS = {
             "store/sqlite/test_ledger.py",
             "store/test_queue_capacity.py",
         ),
-        "calls or MemoryDecentrl or SQLiteDecentrl or ClusterTests or NonceTests or AllowanceTests or KillTests",
+        "calls or MemoryDecentrl or SQLiteDecentrl or ClusterTests or NonceTests or QuotaTests or KillTests",
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Prints the size and shape of `mediatord/`: modules, lines of code, loose modules, repeated class names, package cycles."""
+"""Prints size and shape of `mediatord/`: modules, lines of code, loose modules, repeated class names, cycles."""
 
 from __future__ import annotations
 

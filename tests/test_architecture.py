@@ -198,7 +198,7 @@ def test_decentrl_rows_are_well_formed() -> None:
         assert 400 <= wire.status < 600 and wire.code.isupper(), kind
         assert (wire.retry_after is not None) == (wire.status in (429, 503)), kind
     for kind, socket in DECENTRL_CLOSE_CODES.items():
-        assert socket.close in (1011, 1013) or 4001 <= socket.close <= 4007, kind
+        assert socket.close_code in (1011, 1013) or 4001 <= socket.close_code <= 4007, kind
         assert socket.code.isupper(), kind
 
 
@@ -206,7 +206,7 @@ def test_rows_are_well_formed() -> None:
     """Statuses of HTTP, codes of Report Problem 2.0; what may be tried again says when."""
     for kind, wire in DIDCOMM_ERROR_CODES.items():
         assert 400 <= wire.status < 600, kind
-        assert wire.packed in (None, 200, wire.status), kind
+        assert wire.encrypted_status in (None, 200, wire.status), kind
         sorter, scope, *_ = wire.code.split(".")
         assert sorter in ("e", "w") and scope in ("p", "m"), kind
         assert (wire.retry_after is not None) == (wire.status in (429, 503)), kind

@@ -130,7 +130,7 @@ class DeadlineTests(SynchronousTestCase):
         self.assertEqual(get_time_left(self.clock), REQUEST_TIME_LIMIT)
 
 
-class HouseTests(SynchronousTestCase):
+class MediatorDeadlineTests(SynchronousTestCase):
     """What a mediator asks its store within a request and what on its own."""
 
     def setUp(self) -> None:
@@ -173,7 +173,7 @@ class HouseTests(SynchronousTestCase):
         self.assertEqual(self.asked, {"check_guard": NOW, "pending_events": NOW})
 
 
-class ServingTests(SynchronousTestCase):
+class PeerServerDeadlineTests(SynchronousTestCase):
     """A request of another node."""
 
     def test_is_one(self) -> None:

@@ -8,7 +8,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from mediatord.failure_logging import LOG_THROTTLE_SECONDS, LogThrottle
 
 
-class RarelyTests(SynchronousTestCase):
+class LogThrottleTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.clock.advance(10_000)
@@ -16,14 +16,14 @@ class RarelyTests(SynchronousTestCase):
 
     def test_once_a_minute(self) -> None:
         """At first, and then with how often it was not said."""
-        self.assertEqual([self.rarely.count() for _ in range(3)], [1, 0, 0])
+        self.assertEqual([self.rarely.count_occurrence() for _ in range(3)], [1, 0, 0])
         self.clock.advance(LOG_THROTTLE_SECONDS - 1)
-        self.assertEqual(self.rarely.count(), 0)
+        self.assertEqual(self.rarely.count_occurrence(), 0)
         self.clock.advance(1)
-        self.assertEqual(self.rarely.count(), 4)
+        self.assertEqual(self.rarely.count_occurrence(), 4)
 
     def test_a_clock_set_back(self) -> None:
         """It is said again, instead of never for so long."""
-        self.assertEqual(self.rarely.count(), 1)
+        self.assertEqual(self.rarely.count_occurrence(), 1)
         self.clock.rightNow -= 3600
-        self.assertEqual([self.rarely.count() for _ in range(2)], [1, 0])
+        self.assertEqual([self.rarely.count_occurrence() for _ in range(2)], [1, 0])

@@ -16,7 +16,7 @@ EPOCH = 1_700_000_000.0
 STEP = 0.25
 
 
-class SteadyTimeTests(SynchronousTestCase):
+class MonotonicReactorClockTests(SynchronousTestCase):
     """A reactor of its own, whose clocks are set by hand."""
 
     def setUp(self) -> None:
@@ -149,7 +149,7 @@ class SteadyTimeTests(SynchronousTestCase):
         self.assertAlmostEqual(self.reactor.seconds(), self.wall, places=3)
 
 
-class KeepSteadyTests(SynchronousTestCase):
+class InstalledClockTests(SynchronousTestCase):
     def test_a_reactor(self) -> None:
         """Looks now and then, and is otherwise what it was; no other reactor is touched."""
         reactor: Any = SelectReactor()

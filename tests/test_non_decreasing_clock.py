@@ -8,7 +8,7 @@ from mediatord.clock import NonDecreasingClock
 from tests.in_memory_mediator import InMemoryReactor
 
 
-class TickingTests(SynchronousTestCase):
+class NonDecreasingClockTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.wall = InMemoryReactor()
         self.wall.advance(1_000.0)

@@ -110,7 +110,7 @@ class TakenReactor(MemoryReactorClock):
         raise CannotListenError(interface, port, OSError(98, "Address already in use"))
 
 
-class WholeTests(SynchronousTestCase):
+class DaemonTests(SynchronousTestCase):
     """The daemon as `build` makes it, on a reactor of memory."""
 
     def config(self, **settings: Any) -> Config:

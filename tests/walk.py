@@ -1,7 +1,7 @@
 """
 Counts the files and calls that one request of each kind passes in a running daemon: `make walk`.
 
-The daemon is a real one, a process of its own with real sockets and SQLite; :mod:`tests.walk_tracer` records its calls.
+The daemon is a real one, a process with real sockets and SQLite; :mod:`tests.walk_tracer` records its calls.
 Each request is made several times after a warm-up, and the round with the fewest calls counts, which is one without a
 timer in between. So the counts are the same on every machine.
 """
@@ -181,7 +181,7 @@ class Sender:
 
 async def enrolled(reactor: Any, http: TreqClient, url: str) -> DIDCommWallet:
     """A wallet with an account at the daemon."""
-    wallet = DIDCommWallet.fresh(await discover_mediator(http, url), http, reactor)
+    wallet = DIDCommWallet.generate(await discover_mediator(http, url), http, reactor)
     await wallet.enrol()
     assert await wallet.register() == ["success"]
     return wallet
@@ -229,7 +229,7 @@ async def decentrl_walks(reactor: Any, url: str, tracers: Tracers) -> dict[str, 
     """The row of a Decentrl TWO_WAY_PRIVATE command."""
     http = persistent_http(reactor)
     alice, bob = [
-        DecentrlWallet.fresh(name, await discover_decentrl(http, url), http, reactor) for name in ("alice", "bob")
+        DecentrlWallet.generate(name, await discover_decentrl(http, url), http, reactor) for name in ("alice", "bob")
     ]
     for wallet in (alice, bob):
         await wallet.register()

@@ -118,11 +118,11 @@ class ClusterSubsystem:
         self._peer_queues = PeerQueues(reactor, self.peer_client.call, metrics)
         self.presence_publisher = PresencePublisher(reactor, store.cluster, node.boot, place.presence_epochs)
         presence_lookup = PresenceLookup(reactor, store.cluster)
-        metrics.watch("cluster_hints", lambda: self._peer_queues.held)
+        metrics.register_buffer("cluster_hints", lambda: self._peer_queues.held)
         self.remote_delivery = RemoteDelivery(
             reactor, node.boot, presence_lookup, self._peer_queues, metrics, place.presence_epochs
         )
-        metrics.watch("presence_lookups", lambda: self.remote_delivery.held)
+        metrics.register_buffer("presence_lookups", lambda: self.remote_delivery.held)
         self.leader_lease = _MemberLeaderLease(reactor, store.cluster, node.boot, self.node_health)
         self.allowances = QuotaStore(reactor, store.cluster, lambda: self._live_count, secret=place.keys.allowances)
 
@@ -149,7 +149,7 @@ class ClusterSubsystem:
     def nodes(self, live: Collection[ClusterNode]) -> None:
         """These are live."""
         self._live_count = len(live)
-        self._metrics.cluster_nodes(len(live))
+        self._metrics.set_cluster_nodes(len(live))
         for node in live:
             self._node_names.pop(node.boot, None)
             self._node_names[node.boot] = node.name

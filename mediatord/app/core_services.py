@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from mediatord import __version__
 from mediatord.app.cluster import ClusterSubsystem, resolve_node_settings
-from mediatord.app.pseudonym_key_rotation import PseudonymKeyRotation, to_utc_day
+from mediatord.app.pseudonym_key_rotation import PseudonymKeyRotation, log_failed_renewal, to_utc_day
 from mediatord.app.reload import (
     ConfigReloader,
     CurrentIdentity,
@@ -32,8 +32,7 @@ from mediatord.net.outbound_http import OutboundHTTPClient
 from mediatord.observability.event_log import EventLogWriter, LogOrigin, SegmentSealer
 from mediatord.observability.event_recorder import EventRecorder
 from mediatord.observability.metrics import Metrics
-from mediatord.observability.pseudonym_keys import renew_pseudonym_key
-from mediatord.observability.pseudonyms import Pseudonymizer
+from mediatord.observability.pseudonyms import Pseudonymizer, renew_pseudonym_key
 from mediatord.private_file import PrivateFileError
 from mediatord.probe.cycle import ProbeCredentials, derive_probe_credentials
 from mediatord.ratelimit.access_control import RegistrationLimits, RegistrationQuota
@@ -129,7 +128,9 @@ def load_pseudonymizer(config: Config, now: float) -> Pseudonymizer:
     :raise StartupError: the key cannot be used.
     """
     try:
-        key = renew_pseudonym_key(get_log_key_path(config), to_utc_day(now), config.log.key_days, make=True)
+        key = renew_pseudonym_key(
+            get_log_key_path(config), to_utc_day(now), config.log.key_days, log_failed_renewal, make=True
+        )
         return Pseudonymizer(config.log.dids, key)
     except PrivateFileError as error:
         raise StartupError(str(error)) from None
@@ -167,7 +168,7 @@ def build_core_services(
     )
     metrics = Metrics(CollectorRegistry(), version=__version__, label=lambda did: tags.did(did))
     events.observer = metrics
-    seed = worker.seed if worker else identity.secret
+    seed = worker.seed if worker else identity.root_secret
     itself = derive_probe_credentials(seed, worker.secret if worker else None)
     recorder = EventRecorder(reactor, events, metrics, tags, steady, itself.identities.is_probe_did)
     present = CurrentIdentity(identity)
@@ -182,7 +183,7 @@ def build_core_services(
     node = ClusterNode(origin.node, origin.boot, "", b"")
     connections: ConnectionManager[Any] = ConnectionManager(*_build_connection_limits(config))
     if place is not None:
-        node = ClusterNode(origin.node, origin.boot, place.address, place.keys.seal, identity.digest)
+        node = ClusterNode(origin.node, origin.boot, place.address, place.keys.seal, identity.fingerprint)
         cluster = ClusterSubsystem(reactor, store, metrics, node, place)
         connections.set_presence_publisher(cluster.presence_publisher, reactor)
     admission = _build_rate_limiter(reactor, recorder, config, cluster.allowances if cluster else None)
@@ -194,7 +195,7 @@ def build_core_services(
         cluster.allowances if cluster else None,
     )
     reloading.follow(lambda new: _apply_limits(new, connections, admission))
-    reloading.follow(lambda new: registrations.change(_build_registration_limits(new)))
+    reloading.follow(lambda new: registrations.set_limits(_build_registration_limits(new)))
     return CoreServices(
         reactor=reactor,
         identity=present,
@@ -239,7 +240,7 @@ def _open_configured_store(
             space_limits=_build_space_limits(config),
             uri=config.storage.mongodb.uri,
             observe=metrics.observe_store_operation,
-            on_up=metrics.storage_up,
+            on_up=metrics.set_storage_up,
             on_fault=metrics.set_storage_fault,
             tell=late.tell,
             tell_events=late.tell_events,
@@ -257,7 +258,7 @@ def _derive_store_name(config: Config, identity: MediatorIdentity, boot: str) ->
     """Nobody shares a store but one mediator, and what is in memory ends with its process."""
     backend = config.storage.backend
     of = f"{backend} {boot}" if backend == "memory" else backend
-    return sha256(identity.digest + of.encode()).hexdigest()[:_STORE_NAME_LENGTH]
+    return sha256(identity.fingerprint + of.encode()).hexdigest()[:_STORE_NAME_LENGTH]
 
 
 def _build_queue_limits(config: Config) -> QueueLimits:
@@ -284,7 +285,7 @@ def _build_caps(config: Config) -> DecentrlQuotas:
 def _apply_limits(config: Config, connections: ConnectionManager[Any], admission: RateLimiter) -> None:
     limits = config.limits
     connections.limit(*_build_connection_limits(config))
-    admission.change(
+    admission.set_limits(
         did_per_minute=limits.did_per_minute,
         ip_per_minute=limits.ip_per_minute,
         account_per_minute=limits.account_per_minute,

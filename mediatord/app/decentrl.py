@@ -53,7 +53,7 @@ def build_decentrl(base: CoreServices, config: Config) -> DecentrlServices:
         )
     event_pusher = EventPusher(base.connections, recorder, remote_delivery, pickup_recorder)
     base.late.events = event_pusher.resolve_pushes
-    recorder.metrics.watch("remembered_events", lambda: (event_pusher.remembered, None))
+    recorder.metrics.register_buffer("remembered_events", lambda: (event_pusher.remembered, None))
     context = DecentrlContext(
         clock=clock,
         store=store.decentrl,
@@ -89,7 +89,7 @@ def _build_access_list(base: CoreServices, config: Config) -> AccessList:
 
     def follow(new: Config) -> None:
         allow = new.decentrl.allow if new.decentrl.registration == "allow-list" else None
-        access.change(allow, new.decentrl.deny)
+        access.set_lists(allow, new.decentrl.deny)
         base.connections.close_denied(access.denies, lambda reader: reader is None)
 
     follow(config)

@@ -134,7 +134,7 @@ def build_didcomm(base: CoreServices, config: Config) -> DIDCommServices:
         owns=identity.owns,
         access=access,
     )
-    lag = ReactorLagMonitor(reactor, base.steady, recorder.metrics.lag)
+    lag = ReactorLagMonitor(reactor, base.steady, recorder.metrics.observe_reactor_lag)
     expiry = AccountExpiry(
         reactor,
         store,
@@ -169,7 +169,7 @@ def build_leader_lease(base: CoreServices, config: Config) -> LeaderLease | None
 
 def _build_resolver(base: CoreServices, config: Config) -> DIDResolver:
     private = config.outbound.allow_private
-    web = DIDWebResolver(base.reactor, base.outbound.get, base.admission.lookup, allow_private=private)
+    web = DIDWebResolver(base.reactor, base.outbound.get, base.admission.charge_did_lookup, allow_private=private)
     return DIDResolver(web, base.store.remember_did, base.store.recall_did)
 
 
@@ -201,7 +201,7 @@ def _build_access_list(base: CoreServices, config: Config) -> AccessList:
 
     def follow(new: Config) -> None:
         allow = new.didcomm.allow if new.didcomm.registration == "allow-list" else None
-        access.change(allow, new.didcomm.deny)
+        access.set_lists(allow, new.didcomm.deny)
         base.connections.close_denied(access.denies, lambda reader: reader is not None)
 
     follow(config)

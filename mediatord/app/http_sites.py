@@ -129,7 +129,7 @@ def build_site(
         clock=base.reactor,
         memory=memory,
         scheduler=scheduler,
-        admits=base.admission.request,
+        admits=base.admission.charge_request,
     )
     origins = AllowedOrigins(config.websocket_origins)
     pages = StaticDocuments(base.identity.did, base.identity.web_document, config.public_url)
@@ -153,7 +153,7 @@ def build_site(
         origins=origins,
         memory=memory,
         scheduler=scheduler,
-        admits=base.admission.request,
+        admits=base.admission.charge_request,
         metrics_allow=lambda: base.reloading.config.metrics.allow,
         ready=(lambda: readiness().ask()) if readiness else report_no_probe,
         forward_fast_path=didcomm.forward_fast_path.take,
@@ -188,16 +188,16 @@ def _build_store_ping(base: CoreServices, config: Config) -> Callable[[], Awaita
 
     if config.storage.backend != "sqlite":
         return ask
-    return StoreHealthCheck(ask, base.steady, lambda: base.recorder.metrics.count_rejections("store_unavailable"))
+    return StoreHealthCheck(ask, base.steady, lambda: base.recorder.metrics.get_rejection_count("store_unavailable"))
 
 
 async def _ping_store(base: CoreServices) -> None:
     try:
         await base.gate.run_request(base.store.ping)
     except StoreUnavailable:
-        base.recorder.metrics.storage_up(False)
+        base.recorder.metrics.set_storage_up(False)
         raise
-    base.recorder.metrics.storage_up(True)
+    base.recorder.metrics.set_storage_up(True)
 
 
 async def _render_metrics(base: CoreServices) -> bytes:
@@ -219,7 +219,7 @@ class ProcessMonitor(Service):
         self._node = node
         self._began = base.steady()
         self._troubles = RecentProblems(base.reactor)
-        self._traffic = TrafficHistory(base.reactor, base.recorder.metrics.totals)
+        self._traffic = TrafficHistory(base.reactor, base.recorder.metrics.collect_totals)
         self._samples = LoopingCall(self._traffic.sample)
         self._samples.clock = base.reactor
 

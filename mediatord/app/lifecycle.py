@@ -188,11 +188,11 @@ class StoreOpener(Service):
         self._open_store().addCallbacks(self._opened, self._failed)
 
     def _opened(self, _: None) -> None:
-        self._base.recorder.metrics.storage_up(True)
+        self._base.recorder.metrics.set_storage_up(True)
         self._tell_opened()
 
     def _failed(self, failure: Any) -> None:
-        self._base.recorder.metrics.storage_up(False)
+        self._base.recorder.metrics.set_storage_up(False)
         if failure.check(StoreUnusable):
             self._give_up(str(failure.value))
             return

@@ -159,9 +159,9 @@ async def record_gauges(base: CoreServices, lag: ReactorLagMonitor) -> None:
     except StoreUnavailable:
         base.recorder.record_gauge(**own)
         raise
-    base.recorder.metrics.table_sizes(await base.store.table_sizes())
+    base.recorder.metrics.set_table_sizes(await base.store.table_sizes())
     since = waiting.oldest_received_at
-    base.recorder.metrics.waiting(waiting.messages, since)
+    base.recorder.metrics.set_queued_messages(waiting.messages, since)
     base.recorder.record_gauge(
         depth=waiting.messages,
         bytes=waiting.bytes,
@@ -171,7 +171,7 @@ async def record_gauges(base: CoreServices, lag: ReactorLagMonitor) -> None:
     )
     await record_ledger(base)
     usage = await base.registrations.usage()
-    base.recorder.metrics.accounts(usage.accounts, usage.bytes)
+    base.recorder.metrics.set_accounts(usage.accounts, usage.bytes)
 
 
 def _read_resident_bytes() -> int | None:
@@ -194,13 +194,13 @@ def _count_descriptors() -> int | None:
 def register_core_buffers(base: CoreServices) -> None:
     """What both halves stand on."""
     metrics, recorder, connections = base.recorder.metrics, base.recorder, base.connections
-    metrics.watch("store_operations", base.store.get_buffered)
-    metrics.watch("event_log", lambda: (None, base.events.pending))
-    metrics.watch("rate_limits", lambda: (len(base.admission) + len(base.registrations), None))
-    metrics.watch("requests_in_progress", lambda: base.admission.memory.held)
-    metrics.watch("counted_pushes", lambda: (recorder.attempt_count, None))
-    metrics.watch("subscriptions", lambda: (connections.subscriptions, None))
-    metrics.watch("subscription_backlogs", lambda: (len(connections.backlogs), None))
+    metrics.register_buffer("store_operations", base.store.get_buffered)
+    metrics.register_buffer("event_log", lambda: (None, base.events.pending))
+    metrics.register_buffer("rate_limits", lambda: (len(base.admission) + len(base.registrations), None))
+    metrics.register_buffer("requests_in_progress", lambda: base.admission.memory.held)
+    metrics.register_buffer("counted_pushes", lambda: (recorder.attempt_count, None))
+    metrics.register_buffer("subscriptions", lambda: (connections.subscriptions, None))
+    metrics.register_buffer("subscription_backlogs", lambda: (len(connections.backlogs), None))
 
 
 def register_didcomm_buffers(
@@ -212,20 +212,20 @@ def register_didcomm_buffers(
 ) -> None:
     """The DIDComm half."""
     metrics = base.recorder.metrics
-    metrics.watch("live_pushes", lambda: (live.unacknowledged_pushes, None))
-    metrics.watch("remembered_pushes", lambda: (live.remembered, None))
-    metrics.watch("seen_forwards", lambda: (forward_router.remembered, None))
-    metrics.watch("did_documents", lambda: resolver.held)
-    metrics.watch("endpoint_deliveries", lambda: endpoints.held)
+    metrics.register_buffer("live_pushes", lambda: (live.unacknowledged_pushes, None))
+    metrics.register_buffer("remembered_pushes", lambda: (live.remembered, None))
+    metrics.register_buffer("seen_forwards", lambda: (forward_router.remembered, None))
+    metrics.register_buffer("did_documents", lambda: resolver.held)
+    metrics.register_buffer("endpoint_deliveries", lambda: endpoints.held)
 
 
 def register_http_buffers(base: CoreServices, sockets: MediatorSocketFactory, site: MediatorSite) -> None:
     """The listeners."""
     metrics = base.recorder.metrics
-    metrics.watch("socket_outboxes", sockets.unsent)
-    metrics.watch("socket_inboxes", sockets.unserved)
-    metrics.watch("http_requests", site.read_ahead)
-    metrics.watch("http_answers", lambda: site.unread.held)
+    metrics.register_buffer("socket_outboxes", sockets.unsent)
+    metrics.register_buffer("socket_inboxes", sockets.unserved)
+    metrics.register_buffer("http_requests", site.read_ahead)
+    metrics.register_buffer("http_answers", lambda: site.unread.held)
 
 
 # Seconds from which on a look counts as expensive, and how many times as long it is not repeated then.
@@ -242,7 +242,7 @@ async def refresh_store_metrics(base: CoreServices) -> None:
     largest = [one for one in found.largest if not base.own.identities.is_probe_did(one[0])]
     # What the daemon sends to itself has no series, but is in the sum as it is in the ledger.
     other = found.other + sum(number for _, number in found.largest) - sum(number for _, number in largest)
-    base.recorder.metrics.queue_sizes(largest, other)
+    base.recorder.metrics.set_queue_sizes(largest, other)
     base.recorder.update_ledger_metrics(found.books)
     base.recorder.metrics.set_store_read_time(base.reactor.seconds(), sum(number for _, number in largest) + other)
 

@@ -11,8 +11,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
 from mediatord.observability.event_log import EventLogWriter
-from mediatord.observability.pseudonym_keys import renew_pseudonym_key
-from mediatord.observability.pseudonyms import Pseudonymizer
+from mediatord.observability.pseudonyms import Pseudonymizer, renew_pseudonym_key
 from mediatord.private_file import PrivateFileError
 
 _log = Logger()
@@ -20,6 +19,11 @@ _log = Logger()
 _DAY_SECONDS = 86_400.0
 # Seconds: a timer keeps the time that it has left when the clock is set.
 _MAX_WAIT = 3_600.0
+
+
+def log_failed_renewal(reason: str) -> None:
+    """Tell the operator that the pseudonym key could not be renewed."""
+    _log.error("the key of the event log stays the same: {reason}", reason=reason)
 
 
 def to_utc_day(seconds: float) -> date:
@@ -68,12 +72,12 @@ class PseudonymKeyRotation(Service):
         Where there is no key, or another one of the same epoch, the one that is in use stays.
         """
         try:
-            key = renew_pseudonym_key(self._path, to_utc_day(self._clock.seconds()), self._days())
+            key = renew_pseudonym_key(self._path, to_utc_day(self._clock.seconds()), self._days(), log_failed_renewal)
         except PrivateFileError as error:
-            _log.error("the key of the event log stays the same: {reason}", reason=str(error))
+            log_failed_renewal(str(error))
             return
         if key.epoch != self._tags.epoch:
-            self._tags.use(key)
+            self._tags.set_key(key)
             self._events.set_key_epoch(key.epoch)
         elif key != self._tags.key:
             _log.warn(

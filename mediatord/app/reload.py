@@ -363,7 +363,9 @@ class ConfigReloader:
 
     def _record_expiry(self, listener: Listener) -> None:
         if listener.certificate is not None:
-            self._recorder.metrics.certificate(listener.certificate.name, listener.certificate.expiry.timestamp())
+            self._recorder.metrics.set_certificate_expiry(
+                listener.certificate.name, listener.certificate.expiry.timestamp()
+            )
 
 
 def build_segment_limits(config: Config) -> SegmentLimits:

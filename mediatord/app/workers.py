@@ -60,7 +60,7 @@ def build_supervisor(
         WorkerPoolSpec(
             [(one.node_name, one.model_dump_json()) for one in workers],
             _derive_worker_secret(identity, config),
-            identity.secret,
+            identity.root_secret,
             serialize_keys(identity.keys),
         ),
         check=lambda: check_store(config.storage.backend, config.storage.sqlite.path, config.log.directory),
@@ -152,11 +152,11 @@ class _WorkerMetricsReport:
         try:
             await self._base.gate.run_request(lambda: self._base.store.queue_sizes(0))
         except StoreUnavailable:
-            self._metrics.storage_up(False)
+            self._metrics.set_storage_up(False)
         except ShutdownInProgress:
             pass
         else:
-            self._metrics.storage_up(True)
+            self._metrics.set_storage_up(True)
 
 
 def _log_store_check_failure(failure: Failure) -> None:
@@ -171,4 +171,4 @@ def _derive_worker_secret(identity: MediatorIdentity, config: Config) -> bytes:
     use the same store, as workers are out of reach from there.
     """
     host = "" if config.storage.backend == "sqlite" else socket.gethostname()
-    return hmac.digest(identity.secret, f"mediatord workers of {config.node_name} at {host}".encode(), "sha256")
+    return hmac.digest(identity.root_secret, f"mediatord workers of {config.node_name} at {host}".encode(), "sha256")

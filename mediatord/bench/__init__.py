@@ -1,6 +1,6 @@
 """
-`mediatord bench`: how fast this machine runs the mediator, and how fast it could.
+`mediatord bench`: throughput, latency and memory of a mediator on this machine.
 
-Every figure stands beside a floor that was measured in the same run, interleaved with it, because absolute numbers
-say more about the machine and its neighbours than about the program. docs/performance.md explains how to read them.
+Every figure stands beside a baseline measured in the same run and interleaved with it, because absolute numbers
+depend more on the machine and its load than on the program. docs/performance.md explains how to read them.
 """

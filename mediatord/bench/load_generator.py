@@ -1,27 +1,8 @@
 """
-Keep-alive connections that POST prepared bodies as fast as they may.
+Load generator for HTTP, with closed and open loop, and plain blocking HTTP and WebSocket clients.
 
-Each connection waits for the answer before it sends the next request; at the end all of them wait for theirs, so that
-what was accepted can be compared with what was stored.
-
-It has to cost little, because it competes with what it measures for cores: requests are made beforehand, and an
-answer that has been seen before, byte by byte, is not taken apart again.
-
-The least a WebSocket client can be, so that a thousand of them cost this process next to nothing (RFC 6455).
-
-Requests at times that were fixed beforehand, whatever the server does meanwhile.
-
-A client that waits for its answer before it asks again asks a slow server less often, and so hardly notices when it
-stalls ("coordinated omission"). Here every request has a time at which it is to be sent, as those of independent
-senders have, and latency counts from that time. One that cannot be sent then, because no connection is free, is sent
-as soon as one is, and its wait is part of its latency; none is left out.
-
-The load generator, as a process of its own.
-
-It speaks by lines: it reads a job as JSON, says `ready` when all connections are open, starts at the next line, and
-ends with a JSON result.
-
-The parent's side of the load generator: start its processes, let them go together, add up what they found.
+Run as a child process (`python -m mediatord.bench.load_generator`) it reads a :class:`LoadJob` as a line of JSON,
+opens the connections, prints `ready`, waits for another line, and prints a :class:`JobResult`.
 """
 
 from __future__ import annotations
@@ -43,34 +24,47 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import cycle, islice
 from pathlib import Path
 from time import perf_counter, process_time
-from typing import Any
+from types import TracebackType
+from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
-from mediatord.bench.processes import cpu_seconds, read_line, spawn_module, write_line
-from mediatord.bench.scenario import Figures, compute_percentile, safe_ratio
+from mediatord.bench.processes import cpu_seconds, print_line, read_line, spawn_module, write_line
+from mediatord.bench.scenario import (
+    CLIENT_US,
+    PER_CPU_SECOND,
+    PER_SECOND,
+    Figures,
+    latency_figures,
+    safe_ratio,
+)
+from mediatord.protocol.didcomm.message import ENCRYPTED_MEDIA_TYPE
 
-ENVELOPE_TYPE = "application/didcomm-encrypted+json"
+# A request sent later than this counts as late; waking up takes half of it.
+LATE_SECONDS = 0.001
 
-_LOAD_TIMEOUT_SECONDS = 30.0
-# A struct timeval. The kernel watches, since a time-out of Python's would cost a system call each time.
-_SEND_TIMEOUT = struct.pack("ll", int(_LOAD_TIMEOUT_SECONDS), 0)
+_TIMEOUT_SECONDS = 30.0
+_SEND_TIMEOUT = struct.pack("ll", int(_TIMEOUT_SECONDS), 0)
+_READ_BYTES = 1 << 18
+_RESPONSE_BYTES = 16_384
 _LENGTH_BYTES = 4
-_READ_BYTES = 16_384
-# Answers differ by their Date, if they have one, and hardly otherwise.
 _MAX_KNOWN_RESPONSES = 64
+_CLIENT_TIMEOUT_SECONDS = 120.0
+# Servers close idle connections, but not this soon.
+_IDLE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class LoadJob:
     """
-    :param bodies: file with the bodies, written by :func:`write_bodies`.
-    :param offset: which body comes first, so that several processes do not send the same one together.
-    :param every: send every so-many-th body and none of them twice; 0 to send all, again and again.
-    :param seconds: when to stop; or after so many `requests`, if there are any.
-    :param rate: requests per second at times fixed beforehand, of which none is left out; 0 for as fast as may be.
-    :param even: those times are a beat; otherwise they are a Poisson process.
-    :param host: where to connect to.
-    :param method: of HTTP.
+    The work of one load generator process.
+
+    :param bodies: file of :func:`write_bodies`, posted over and over.
+    :param offset: index of the first body; also the seed of a Poisson process.
+    :param every: post only every n-th body, each once; 0 to repeat all.
+    :param seconds: duration, unless `requests` is given.
+    :param requests: number of requests; 0 for no limit.
+    :param rate: requests per second of the open loop; 0 for the closed loop.
+    :param even: the open loop sends at fixed intervals instead of a Poisson process.
     """
 
     port: int
@@ -91,11 +85,13 @@ class LoadJob:
 @dataclass(slots=True)
 class JobResult:
     """
-    :param statuses: how often each HTTP status came.
-    :param seconds: from the first request to the last answer.
-    :param latencies_us: of each request, from when it was sent, or was to be sent, to its answer.
-    :param late: how many were sent later than intended, because no connection was free or the generator was busy.
-    :param cpu_seconds: of this process.
+    What one load generator process measured.
+
+    :param statuses: number of responses by HTTP status.
+    :param seconds: from the first request to the last response.
+    :param latencies_us: from when a request was sent, or was due, to its response.
+    :param late: requests sent late, because no connection was free or the generator was busy.
+    :param cpu_seconds: of the generator.
     """
 
     statuses: dict[str, int] = field(default_factory=dict)
@@ -106,7 +102,7 @@ class JobResult:
 
 
 def write_bodies(path: Path, bodies: list[bytes]) -> None:
-    """Each with its length before it."""
+    """Write request bodies to a file, each with its length before it."""
     path.write_bytes(b"".join(len(body).to_bytes(_LENGTH_BYTES, "big") + body for body in bodies))
 
 
@@ -123,12 +119,12 @@ def encode_request(
     port: int,
     path: str,
     body: bytes,
-    content_type: str = ENVELOPE_TYPE,
+    content_type: str = ENCRYPTED_MEDIA_TYPE,
     *,
     host: str = "127.0.0.1",
     method: str = "POST",
 ) -> bytes:
-    """A request, a POST usually, with the headers that an ordinary client sends."""
+    """An HTTP request with the headers of an ordinary client."""
     head = f"{method} {path} HTTP/1.1\r\nHost: {host}:{port}\r\nUser-Agent: mediatord-bench\r\nAccept: */*\r\n"
     if method == "POST":
         head += f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n"
@@ -137,8 +133,8 @@ def encode_request(
 
 def is_complete_response(response: bytes) -> bool:
     """Whether a whole HTTP response is there."""
-    head, mark, body = response.partition(b"\r\n\r\n")
-    if not mark:
+    head, separator, body = response.partition(b"\r\n\r\n")
+    if not separator:
         return False
     head = head.lower()
     if b"transfer-encoding: chunked" in head:
@@ -147,19 +143,33 @@ def is_complete_response(response: bytes) -> bool:
     return not found or len(body) >= int(rest.partition(b"\r\n")[0])
 
 
+def read_response(response: bytes) -> tuple[int, bytes]:
+    """Status and body of a complete HTTP response."""
+    head, _, body = response.partition(b"\r\n\r\n")
+    if b"transfer-encoding: chunked" in head.lower():
+        chunks, rest = [], body
+        while rest:
+            size, _, rest = rest.partition(b"\r\n")
+            length = int(size.partition(b";")[0], 16)
+            chunks.append(rest[:length])
+            rest = rest[length + 2 :] if length else b""
+        body = b"".join(chunks)
+    return int(response[9:12]), body
+
+
 def loopback_address(number: int) -> str:
-    """One of the addresses of this machine, so that clients need not have the same."""
+    """One of the loopback addresses, to give clients addresses of their own."""
     return f"127.{1 + number // 62_500}.{number // 250 % 250}.{1 + number % 250}"
 
 
 def open_connection(host: str, port: int, source: str = "") -> socket.socket:
     """
-    A connection whose calls take one system call each; sending gives up after half a minute.
+    Open a TCP connection in blocking mode, with a time-out for sending.
 
-    :param source: our address, if it matters.
+    :param source: local address; any if empty.
     """
-    ours = (source, 0) if source else None
-    connection = socket.create_connection((host, port), timeout=_LOAD_TIMEOUT_SECONDS, source_address=ours)
+    local = (source, 0) if source else None
+    connection = socket.create_connection((host, port), timeout=_TIMEOUT_SECONDS, source_address=local)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIMEOUT)
     connection.settimeout(None)
@@ -167,130 +177,269 @@ def open_connection(host: str, port: int, source: str = "") -> socket.socket:
 
 
 def iterate_requests(job: LoadJob) -> Iterator[bytes]:
-    """What is posted, in order, and made beforehand."""
+    """The requests of a job in order, encoded beforehand."""
     bodies = read_bodies(Path(job.bodies))
     chosen = islice(bodies, job.offset, None, job.every) if job.every else bodies
-    where = {"host": job.host, "method": job.method}
-    requests = [encode_request(job.port, job.path, body, job.content_type, **where) for body in chosen]
+    address = {"host": job.host, "method": job.method}
+    requests = [encode_request(job.port, job.path, body, job.content_type, **address) for body in chosen]
     if job.every:
         return islice(requests, job.requests or None)
     return islice(cycle(requests), job.offset, job.offset + job.requests if job.requests else None)
 
 
 class ClientConnection:
-    """One connection: when its request was sent, and what has come of the answer."""
+    """
+    A connection with at most one request in flight.
 
-    __slots__ = ("begun", "close", "fileno", "partial", "receive", "send")
+    :ivar started: when the request was sent, or was due.
+    :ivar partial: what has been received of the response.
+    """
+
+    __slots__ = ("close", "fileno", "partial", "receive", "send", "started")
 
     def __init__(self, connection: socket.socket) -> None:
-        # Bound once, because looking them up costs as much as a tenth of the call.
+        # Bound once: looking the methods up costs a tenth of the call.
         self.send, self.receive = connection.sendall, connection.recv
         self.fileno, self.close = connection.fileno, connection.close
-        self.begun = 0.0
+        self.started = 0.0
         self.partial = b""
+
+    def receive_response(self) -> bytes | None:
+        """
+        Read what has arrived; the response once it is complete.
+
+        :raise ConnectionError: the server closed the connection.
+        """
+        data = self.receive(_READ_BYTES)
+        if not data:
+            raise ConnectionError("the server closed a connection")
+        self.partial += data
+        if not is_complete_response(self.partial):
+            return None
+        response, self.partial = self.partial, b""
+        return response
 
 
 class ResponseCounter:
-    """
-    Takes answers as they come, and counts them by status.
-
-    :ivar known: an answer as it was received at once, and its status: of those seen lately.
-    """
+    """Reads responses and counts them by status; a response equal to an earlier one is not parsed again."""
 
     def __init__(self) -> None:
-        self.known: dict[bytes, bytes] = {}
-        self.statuses: Counter[bytes] = Counter()
+        self._known: dict[bytes, bytes] = {}
+        self._statuses: Counter[bytes] = Counter()
 
-    def take(self, line: ClientConnection) -> bool:
+    def take(self, connection: ClientConnection) -> bool:
         """
-        Read what has come on a connection; whether the answer is complete.
+        Read what has arrived on a connection; whether the response is complete.
 
         :raise ConnectionError: the server closed it.
         """
-        data = line.receive(_READ_BYTES)
-        status = None if line.partial else self.known.get(data)
+        data = connection.receive(_RESPONSE_BYTES)
+        status = None if connection.partial else self._known.get(data)
         if status is None:
-            status = self._read(line, data)
+            status = self._parse(connection, data)
             if status is None:
                 return False
-        self.statuses[status] += 1
+        self._statuses[status] += 1
         return True
 
     def by_name(self) -> dict[str, int]:
-        """How often each status came."""
-        return {status.decode("ascii"): count for status, count in self.statuses.items()}
+        """Number of responses by status."""
+        return {status.decode("ascii"): count for status, count in self._statuses.items()}
 
-    def _read(self, line: ClientConnection, data: bytes) -> bytes | None:
+    def _parse(self, connection: ClientConnection, data: bytes) -> bytes | None:
         if not data:
             raise ConnectionError("the server closed a connection")
-        response = line.partial + data
+        response = connection.partial + data
         if not is_complete_response(response):
-            line.partial = response
+            connection.partial = response
             return None
         status = response[9:12]
-        if not line.partial:
-            if len(self.known) >= _MAX_KNOWN_RESPONSES:
-                self.known.clear()
-            self.known[data] = status
-        line.partial = b""
+        if not connection.partial:
+            if len(self._known) >= _MAX_KNOWN_RESPONSES:
+                self._known.clear()
+            self._known[data] = status
+        connection.partial = b""
         return status
 
 
 class ClosedLoopSender:
-    """Keeps every connection busy until the job is done, or there is nothing left to send."""
+    """Keeps every connection busy until the job is done or no request is left."""
 
-    def __init__(self, job: LoadJob, lines: dict[int, ClientConnection], requests: Iterator[bytes]) -> None:
+    def __init__(self, job: LoadJob, connections: dict[int, ClientConnection], requests: Iterator[bytes]) -> None:
         self._job = job
-        self._lines = lines
+        self._connections = connections
         self._requests = requests
 
     def run(self) -> JobResult:
-        """Until the last answer is there."""
-        start, start_cpu = perf_counter(), process_time()
-        answers, latencies_us = ResponseCounter(), array("I")
+        """Send until the end, and wait for the last response."""
+        connections, requests, clock = self._connections, self._requests, perf_counter
+        start, start_cpu = clock(), process_time()
+        responses, latencies_us = ResponseCounter(), array("I")
+        take = responses.take
         with select.epoll() as epoll:
-            for number in self._lines:
+            poll, busy = epoll.poll, 0
+            for number, connection in connections.items():
                 epoll.register(number, select.EPOLLIN)
-            busy = sum(self._send(line) for line in self._lines.values())
-            # However late it is by now: every connection has sent something.
+                if (request := next(requests, None)) is not None:
+                    connection.started = clock()
+                    connection.send(request)
+                    busy += 1
+            # Every connection has sent a request by now, even if the time is over.
             deadline = start + self._job.seconds if not self._job.requests else float("inf")
-            self._exchange(epoll, answers, latencies_us, busy, deadline)
-        seconds, spent = perf_counter() - start, process_time() - start_cpu
-        return JobResult(answers.by_name(), seconds, list(latencies_us), 0, spent)
-
-    def _send(self, line: ClientConnection) -> bool:
-        request = next(self._requests, None)
-        if request is None:
-            return False
-        line.begun = perf_counter()
-        line.send(request)
-        return True
-
-    def _exchange(
-        self, epoll: select.epoll, answers: ResponseCounter, latencies_us: array[int], busy: int, deadline: float
-    ) -> None:
-        lines, take, requests, poll, clock = self._lines, answers.take, self._requests, epoll.poll, perf_counter
-        while busy:
-            for number, _ in poll(_LOAD_TIMEOUT_SECONDS) or raise_timeout():
-                line = lines[number]
-                if not take(line):
-                    continue
-                now = clock()
-                latencies_us.append(int((now - line.begun) * 1e6))
-                if now < deadline and (request := next(requests, None)) is not None:
-                    line.begun = now
-                    line.send(request)
-                else:
-                    busy -= 1
+            while busy:
+                for number, _ in poll(_TIMEOUT_SECONDS) or raise_timeout():
+                    connection = connections[number]
+                    if not take(connection):
+                        continue
+                    now = clock()
+                    latencies_us.append(int((now - connection.started) * 1e6))
+                    if now < deadline and (request := next(requests, None)) is not None:
+                        connection.started = now
+                        connection.send(request)
+                    else:
+                        busy -= 1
+        seconds, spent = clock() - start, process_time() - start_cpu
+        return JobResult(responses.by_name(), seconds, list(latencies_us), 0, spent)
 
 
 def raise_timeout() -> list[Any]:
     """
-    Nothing came for half a minute.
+    The default of an empty list of events.
 
     :raise TimeoutError: always.
     """
     raise TimeoutError("the server stopped answering")
+
+
+def intended_times(rate: float, seconds: float, seed: int, *, even: bool = False) -> array[float]:
+    """
+    When requests are due, in seconds from the start, all before `seconds`.
+
+    :param rate: per second; the mean of a Poisson process.
+    :param even: at fixed intervals instead.
+    """
+    times = array("d")
+    if even:
+        times.extend(number / rate for number in range(int(rate * seconds)))
+        return times
+    draw = random.Random(seed).expovariate
+    at = draw(rate)
+    while at < seconds:
+        times.append(at)
+        at += draw(rate)
+    return times
+
+
+class OpenLoopSender:
+    """
+    Sends every request when it is due, or as soon afterwards as a connection is free.
+
+    Latency counts from when a request was due and no request is left out: a closed loop sends fewer requests to a
+    server that stalls, and hides the stall ("coordinated omission").
+    """
+
+    def __init__(self, job: LoadJob, connections: dict[int, ClientConnection], requests: Iterator[bytes]) -> None:
+        self._connections = connections
+        self._requests = requests
+        self._idle = list(connections.values())
+        self._times = intended_times(job.rate, job.seconds, job.offset, even=job.even)
+        self._next = self._late = 0
+
+    def run(self) -> JobResult:
+        """Send until the end, and wait for the last response."""
+        responses, latencies_us = ResponseCounter(), array("I")
+        with select.epoll() as epoll:
+            for number in self._connections:
+                epoll.register(number, select.EPOLLIN)
+            start, start_cpu = perf_counter(), process_time()
+            while self._send_due(start) or len(self._idle) < len(self._connections):
+                timeout = _TIMEOUT_SECONDS
+                if self._idle and self._next < len(self._times):
+                    timeout = max(0.0, start + self._times[self._next] - perf_counter())
+                select.select([epoll], [], [], timeout)  # epoll's own time-out has a resolution of milliseconds
+                self._receive(epoll, responses, latencies_us)
+        seconds, spent = perf_counter() - start, process_time() - start_cpu
+        return JobResult(responses.by_name(), seconds, list(latencies_us), self._late, spent)
+
+    def _send_due(self, start: float) -> bool:
+        """Send what is due; whether requests are left."""
+        times, idle = self._times, self._idle
+        while idle and self._next < len(times):
+            due = start + times[self._next]
+            lateness = perf_counter() - due
+            if lateness < 0:
+                break
+            connection = idle.pop()
+            connection.started = due
+            connection.send(next(self._requests))
+            self._next += 1
+            self._late += lateness > LATE_SECONDS
+        return self._next < len(times)
+
+    def _receive(self, epoll: select.epoll, responses: ResponseCounter, latencies_us: array[int]) -> None:
+        events = epoll.poll(0)
+        if not events and len(self._idle) < len(self._connections):
+            oldest = min(one.started for one in self._connections.values() if one not in self._idle)
+            if perf_counter() - oldest > _TIMEOUT_SECONDS:
+                raise_timeout()
+        for number, _ in events:
+            connection = self._connections[number]
+            if responses.take(connection):
+                latencies_us.append(int((perf_counter() - connection.started) * 1e6))
+                self._idle.append(connection)
+
+
+class HTTPResult(NamedTuple):
+    """A response. :param seconds: from the first byte sent to the last one received."""
+
+    status: int
+    seconds: float
+    body: bytes
+
+
+class KeepAliveClient:
+    """Blocking HTTP client with one connection, which is replaced after 10 s without a request; a context manager."""
+
+    def __init__(self, url: str) -> None:
+        target = urlsplit(url)
+        self._host = target.hostname or ""
+        self._port = target.port or 80
+        self._path = target.path or "/"
+        self._connect()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._connection.close()
+
+    def post(self, body: bytes, content_type: str = ENCRYPTED_MEDIA_TYPE) -> HTTPResult:
+        """POST to the path of the URL."""
+        return self._exchange(encode_request(self._port, self._path, body, content_type, host=self._host))
+
+    def get(self, path: str) -> HTTPResult:
+        """GET another path."""
+        return self._exchange(encode_request(self._port, path, b"", host=self._host, method="GET"))
+
+    def _connect(self) -> None:
+        connection = socket.create_connection((self._host, self._port), timeout=_CLIENT_TIMEOUT_SECONDS)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connection = ClientConnection(connection)
+        self._used = perf_counter()
+
+    def _exchange(self, request: bytes) -> HTTPResult:
+        if perf_counter() - self._used > _IDLE_SECONDS:
+            self._connection.close()
+            self._connect()
+        start = perf_counter()
+        self._connection.send(request)
+        while (response := self._connection.receive_response()) is None:
+            pass
+        self._used = perf_counter()
+        status, body = read_response(response)
+        return HTTPResult(status, self._used - start, body)
 
 
 TEXT_OPCODE = 1
@@ -298,29 +447,62 @@ CLOSE_OPCODE = 8
 PING_OPCODE = 9
 PONG_OPCODE = 10
 
-_WEBSOCKET_TIMEOUT_SECONDS = 30.0
-_SHORT_LENGTH, _MEDIUM_LENGTH = 126, 1 << 16
+_MEDIUM_LENGTH, _LONG_LENGTH = 126, 1 << 16
+
+
+def build_handshake(url: str) -> bytes:
+    """The opening handshake for a `ws://` URL (RFC 6455 4.1)."""
+    target = urlsplit(url)
+    key = base64.b64encode(secrets.token_bytes(16)).decode()
+    return (
+        f"GET {target.path or '/'} HTTP/1.1\r\nHost: {target.hostname}:{target.port or 80}\r\n"
+        f"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    ).encode()
+
+
+def split_handshake(received: bytes) -> bytes | None:
+    """
+    What follows the response to the handshake; None while that is incomplete.
+
+    :raise ConnectionError: the server did not switch protocols.
+    """
+    head, separator, rest = received.partition(b"\r\n\r\n")
+    if not separator:
+        return None
+    if not head.startswith(b"HTTP/1.1 101"):
+        raise ConnectionError("the server did not open a WebSocket")
+    return rest
 
 
 class WebSocketClient:
     """
-    An open WebSocket. Blocking, except :meth:`take`, which is for a socket that has something to read.
+    An open WebSocket. Blocking, except :meth:`take` on a socket that is readable.
 
     :param url: `ws://host:port/path`.
-    :param kernel_bytes: what the kernel shall keep for who does not read; as much as it likes by default.
-    :param source: our address, if it matters.
+    :param kernel_bytes: size of the kernel's receive buffer; its default if 0.
+    :param source: local address; any if empty.
     :raise ConnectionError: the server did not switch protocols.
     """
 
     def __init__(self, url: str, kernel_bytes: int = 0, source: str = "") -> None:
         target = urlsplit(url)
         address = (target.hostname or "", target.port or 80)
-        ours = (source, 0) if source else None
-        self._socket = socket.create_connection(address, timeout=_WEBSOCKET_TIMEOUT_SECONDS, source_address=ours)
+        local = (source, 0) if source else None
+        self._socket = socket.create_connection(address, timeout=_TIMEOUT_SECONDS, source_address=local)
         if kernel_bytes:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, kernel_bytes)
-        self._received = b""
-        self._shake_hands(f"{address[0]}:{address[1]}", target.path or "/")
+        self._socket.sendall(build_handshake(url))
+        received = b""
+        try:
+            while (rest := split_handshake(received)) is None:
+                data = self._socket.recv(4096)
+                if not data:
+                    raise ConnectionError("the server did not open a WebSocket")
+                received += data
+        except OSError:
+            self._socket.close()
+            raise
+        self._received = rest
 
     def fileno(self) -> int:
         """For a selector."""
@@ -330,8 +512,8 @@ class WebSocketClient:
         """Send one message in one frame."""
         self._socket.sendall(encode_frame(payload, opcode))
 
-    def take(self, most: int = 1 << 18) -> list[bytes]:
-        """What has come, as whole messages; pings are answered. :param most: bytes to read."""
+    def take(self, most: int = _READ_BYTES) -> list[bytes]:
+        """Read up to `most` bytes; the messages that are complete. Pings are answered."""
         data = self._socket.recv(most)
         if not data:
             raise ConnectionError("the server closed a WebSocket")
@@ -355,34 +537,17 @@ class WebSocketClient:
         return messages[0]
 
     def close(self) -> None:
-        """Without ceremony."""
+        """Close the connection without a closing handshake."""
         self._socket.close()
-
-    def _shake_hands(self, host: str, path: str) -> None:
-        key = base64.b64encode(secrets.token_bytes(16)).decode()
-        self._socket.sendall(
-            f"GET {path} HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-            f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
-        )
-        answer = b""
-        while b"\r\n\r\n" not in answer:
-            data = self._socket.recv(4096)
-            if not data:
-                break
-            answer += data
-        head, _, self._received = answer.partition(b"\r\n\r\n")
-        if not head.startswith(b"HTTP/1.1 101"):
-            self._socket.close()
-            raise ConnectionError("the server did not open a WebSocket")
 
 
 def encode_frame(payload: bytes, opcode: int) -> bytes:
     """A final, masked frame."""
     length = len(payload)
     head = bytes([0x80 | opcode])
-    if length < _SHORT_LENGTH:
+    if length < _MEDIUM_LENGTH:
         head += bytes([0x80 | length])
-    elif length < _MEDIUM_LENGTH:
+    elif length < _LONG_LENGTH:
         head += bytes([0x80 | 126]) + length.to_bytes(2, "big")
     else:
         head += bytes([0x80 | 127]) + length.to_bytes(8, "big")
@@ -393,12 +558,12 @@ def encode_frame(payload: bytes, opcode: int) -> bytes:
 
 
 def parse_frame(data: bytes) -> tuple[int, bytes, int] | None:
-    """The first unmasked frame: opcode, payload, bytes taken; None while it is incomplete."""
+    """Opcode, payload and size of the first unmasked frame; None while it is incomplete."""
     if len(data) < 2:
         return None
     length, start = data[1] & 0x7F, 2
-    if length >= _SHORT_LENGTH:
-        start += 2 if length == _SHORT_LENGTH else 8
+    if length >= _MEDIUM_LENGTH:
+        start += 2 if length == _MEDIUM_LENGTH else 8
         if len(data) < start:
             return None
         length = int.from_bytes(data[2:start], "big")
@@ -407,140 +572,32 @@ def parse_frame(data: bytes) -> tuple[int, bytes, int] | None:
     return data[0] & 0x0F, data[start : start + length], start + length
 
 
-# Later than this is late: half of it is what waking up takes.
-LATE_SECONDS = 0.001
-
-_RESPONSE_TIMEOUT_SECONDS = 30.0
-
-
-def intended_times(rate: float, seconds: float, seed: int, *, even: bool = False) -> array[float]:
-    """
-    When each request is to be sent, in seconds after the start, none at or after `seconds`.
-
-    :param rate: per second; of a Poisson process on average.
-    :param seed: another one gives other times of the same process.
-    """
-    times = array("d")
-    if even:
-        times.extend(number / rate for number in range(int(rate * seconds)))
-        return times
-    draw = random.Random(seed).expovariate
-    at = draw(rate)
-    while at < seconds:
-        times.append(at)
-        at += draw(rate)
-    return times
-
-
-class OpenLoopSender:
-    """Sends every request at its time, or as soon after it as a connection is free."""
-
-    def __init__(self, job: LoadJob, lines: dict[int, ClientConnection], requests: Iterator[bytes]) -> None:
-        self._lines = lines
-        self._requests = requests
-        self._idle = list(lines.values())
-        self._times = intended_times(job.rate, job.seconds, job.offset, even=job.even)
-        self._next = self._late = 0
-
-    def run(self) -> JobResult:
-        """Until the last answer is there."""
-        answers, latencies_us = ResponseCounter(), array("I")
-        with select.epoll() as epoll:
-            for number in self._lines:
-                epoll.register(number, select.EPOLLIN)
-            start, start_cpu = perf_counter(), process_time()
-            while self._send_due(start) or len(self._idle) < len(self._lines):
-                # The clock of epoll ticks in milliseconds.
-                select.select([epoll], [], [], self._patience(start))
-                self._receive(epoll, answers, latencies_us)
-        seconds, spent = perf_counter() - start, process_time() - start_cpu
-        return JobResult(answers.by_name(), seconds, list(latencies_us), self._late, spent)
-
-    def _send_due(self, start: float) -> bool:
-        """Send what is due; whether there is something left to be sent."""
-        times, idle = self._times, self._idle
-        while idle and self._next < len(times):
-            intended = start + times[self._next]
-            lateness = perf_counter() - intended
-            if lateness < 0:
-                break
-            line = idle.pop()
-            line.begun = intended
-            line.send(next(self._requests))
-            self._next += 1
-            self._late += lateness > LATE_SECONDS
-        return self._next < len(times)
-
-    def _patience(self, start: float) -> float:
-        if not self._idle or self._next == len(self._times):
-            return _RESPONSE_TIMEOUT_SECONDS
-        return max(0.0, start + self._times[self._next] - perf_counter())
-
-    def _receive(self, epoll: select.epoll, answers: ResponseCounter, latencies_us: array[int]) -> None:
-        events = epoll.poll(0)
-        if not events and len(self._idle) < len(self._lines):
-            self._expect_life()
-        for number, _ in events:
-            line = self._lines[number]
-            if answers.take(line):
-                latencies_us.append(int((perf_counter() - line.begun) * 1e6))
-                self._idle.append(line)
-
-    def _expect_life(self) -> None:
-        busy = (line for line in self._lines.values() if line not in self._idle)
-        if perf_counter() - min(line.begun for line in busy) > _RESPONSE_TIMEOUT_SECONDS:
-            raise_timeout()
-
-
-def run_load_job(job: LoadJob) -> JobResult:
-    """Open the connections, wait for the word, and post until the job is done."""
-    requests = iterate_requests(job)
-    lines = {
-        line.fileno(): line
-        for line in (ClientConnection(open_connection(job.host, job.port)) for _ in range(job.connections))
-    }
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
-    sys.stdin.readline()
-    try:
-        return (OpenLoopSender if job.rate else ClosedLoopSender)(job, lines, requests).run()
-    finally:
-        for line in lines.values():
-            line.close()
-
-
-ACCEPTED_STATUS = "202"
-PER_SECOND = "msg/s"
-PER_CPU_SECOND = "msg/CPU-s"
-# CPU of the load generator for each request.
-CLIENT_US = "client us"
-
 _MAX_PROCESSES = 4
-# Connections for what is asked one after the other, unless an answer is late.
+# Connections of requests that are sent one after the other, unless a response is late.
 _GET_CONNECTIONS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class TargetServer:
     """
-    Who is posted to.
+    A server that receives load.
 
-    :param pid: whose CPU time counts; 0 of a server that runs elsewhere.
-    :param success: the HTTP status that means so; more than one of them, separated by blanks.
+    :param pid: process whose CPU time is measured; 0 if it is remote.
+    :param success: HTTP statuses of success, separated by blanks.
     """
 
     pid: int
     port: int
     path: str
-    content_type: str = ENVELOPE_TYPE
-    success: str = ACCEPTED_STATUS
+    content_type: str = ENCRYPTED_MEDIA_TYPE
+    success: str = "202"
     host: str = "127.0.0.1"
 
     @classmethod
-    def at(
-        cls, url: str, pid: int, content_type: str = ENVELOPE_TYPE, success: str = ACCEPTED_STATUS
+    def from_url(
+        cls, url: str, pid: int, content_type: str = ENCRYPTED_MEDIA_TYPE, success: str = "202"
     ) -> TargetServer:
-        """One that has a URL."""
+        """The server at a URL."""
         target = urlsplit(url)
         return cls(pid, target.port or 80, target.path or "/", content_type, success, target.hostname or "127.0.0.1")
 
@@ -548,13 +605,13 @@ class TargetServer:
 @dataclass(frozen=True, slots=True)
 class LoadResult:
     """
-    What the clients saw, all of them together.
+    The merged results of all load generator processes.
 
-    :param accepted: how many requests succeeded.
-    :param seconds: of the one that took longest.
+    :param accepted: successful requests.
+    :param seconds: of the slowest process.
     :param cpu_seconds: of the servers.
-    :param late: how many requests were sent later than they should have been.
-    :param client_seconds: of CPU, of all clients.
+    :param late: requests sent late.
+    :param client_seconds: CPU time of all processes.
     """
 
     statuses: dict[str, int]
@@ -570,64 +627,65 @@ class LoadResult:
         return {
             PER_SECOND: safe_ratio(self.accepted, self.seconds),
             PER_CPU_SECOND: safe_ratio(self.accepted, self.cpu_seconds),
-            "p50 ms": compute_percentile(self.latencies_us, 0.50) / 1000,
-            "p99 ms": compute_percentile(self.latencies_us, 0.99) / 1000,
-            "p99.9 ms": compute_percentile(self.latencies_us, 0.999) / 1000,
+            **latency_figures(self.latencies_us, names=("p50", "p99", "p99.9")),
             CLIENT_US: 1e6 * safe_ratio(self.client_seconds, sum(self.statuses.values())),
         }
 
+    @property
+    def late_percent(self) -> float:
+        """Share of requests sent late."""
+        return 100 * safe_ratio(self.late, len(self.latencies_us))
+
 
 def post_for_seconds(server: TargetServer, bodies: Path, connections: int, seconds: float) -> LoadResult:
-    """Keep so many connections busy for so long."""
+    """Closed loop: keep the connections busy for some time."""
     return post_to_servers([server], bodies, connections, seconds)
+
+
+def post_to_servers(servers: Sequence[TargetServer], bodies: Path, connections: int, seconds: float) -> LoadResult:
+    """Closed loop over several servers, with an equal share of the connections each."""
+    shares = [share // len(servers) for share in _split_evenly(connections)]
+    jobs = [_make_job(server, bodies, share, seconds=seconds) for server in servers for share in shares]
+    return _run_generators(servers, _offset_jobs(jobs))
 
 
 def post_at_rate(
     server: TargetServer, bodies: Path, connections: int, seconds: float, rate: float, *, even: bool = False
 ) -> LoadResult:
     """
-    Post at times fixed beforehand, whether the server keeps up or not.
+    Open loop: post when requests are due, whether the server keeps up or not.
 
-    :param connections: at most so many requests are on their way at the same time; others wait, and are late.
+    :param connections: bound of requests in flight; further ones wait and are late.
     :param rate: requests per second.
-    :param even: those times are a beat; otherwise they are a Poisson process.
     """
-    shares = _split_evenly(connections)
-    jobs = [replace(_make_job(server, bodies, share, seconds=seconds), even=even) for share in shares]
-    return _run_generators(
-        [server], _offset_jobs([replace(job, rate=rate * job.connections / connections) for job in jobs])
-    )
+    jobs = [
+        replace(_make_job(server, bodies, share, seconds=seconds), rate=rate * share / connections, even=even)
+        for share in _split_evenly(connections)
+    ]
+    return _run_generators([server], _offset_jobs(jobs))
 
 
 def get_at_rate(server: TargetServer, place: Path, seconds: float, rate: float) -> LoadResult:
     """
-    GET the same thing again and again, in a beat.
+    Open loop of GET requests at fixed intervals.
 
-    :param place: a directory to write a file in.
+    :param place: a directory for a temporary file.
     """
-    nothing = place / "nothing"
-    write_bodies(nothing, [b""])
-    job = _make_job(server, nothing, _GET_CONNECTIONS, seconds=seconds)
+    empty = place / "empty"
+    write_bodies(empty, [b""])
+    job = _make_job(server, empty, _GET_CONNECTIONS, seconds=seconds)
     return _run_generators([server], [replace(job, method="GET", rate=rate, even=True)])
 
 
-def post_to_servers(servers: Sequence[TargetServer], bodies: Path, connections: int, seconds: float) -> LoadResult:
-    """The same over several servers that do one work, each of which gets so many of the connections as the others."""
-    shares = [share // len(servers) for share in _split_evenly(connections)]
-    jobs = [_make_job(server, bodies, share, seconds=seconds) for server in servers for share in shares]
-    return _run_generators(servers, _offset_jobs(jobs))
-
-
 def post_count(server: TargetServer, bodies: Path, connections: int, requests: int) -> LoadResult:
-    """Post an exact number of messages."""
+    """Closed loop of an exact number of requests."""
     parts = zip(_split_evenly(connections), _split_evenly(requests), strict=True)
-    return _run_generators(
-        [server], _offset_jobs([_make_job(server, bodies, share, requests=count) for share, count in parts])
-    )
+    jobs = [_make_job(server, bodies, share, requests=count) for share, count in parts]
+    return _run_generators([server], _offset_jobs(jobs))
 
 
 def post_each_once(server: TargetServer, bodies: Path, connections: int, seconds: float = float("inf")) -> LoadResult:
-    """Post no body twice, for so long or until all have been posted."""
+    """Closed loop that posts no body twice, for some time or until all are posted."""
     jobs = [_make_job(server, bodies, share, seconds=seconds) for share in _split_evenly(connections)]
     return _run_generators([server], [replace(job, offset=place, every=len(jobs)) for place, job in enumerate(jobs)])
 
@@ -640,7 +698,7 @@ def _make_job(
 
 
 def _offset_jobs(jobs: list[LoadJob]) -> list[LoadJob]:
-    """So that they do not post the same bodies at the same time."""
+    """Different first bodies, so that jobs do not post the same ones at the same time."""
     return [replace(job, offset=1000 * place) for place, job in enumerate(jobs)]
 
 
@@ -660,18 +718,35 @@ def _run_generators(servers: Sequence[TargetServer], jobs: list[LoadJob]) -> Loa
         before = sum(cpu_seconds(server.pid) for server in servers if server.pid)
         for client in clients:
             write_line(client, "go")
-        outcomes = [json.loads(read_line(client)) for client in clients]
+        results = [JobResult(**json.loads(read_line(client))) for client in clients]
         spent = sum(cpu_seconds(server.pid) for server in servers if server.pid) - before
     statuses: Counter[str] = Counter()
-    for outcome in outcomes:
-        statuses.update(outcome["statuses"])
-    latencies = [latency for outcome in outcomes for latency in outcome["latencies_us"]]
-    seconds = max(outcome["seconds"] for outcome in outcomes)
-    accepted = sum(statuses[status] for status in servers[0].success.split())
-    late = sum(outcome["late"] for outcome in outcomes)
-    client_seconds = sum(outcome["cpu_seconds"] for outcome in outcomes)
-    return LoadResult(dict(statuses), accepted, seconds, spent, latencies, late, client_seconds)
+    for result in results:
+        statuses.update(result.statuses)
+    return LoadResult(
+        dict(statuses),
+        sum(statuses[status] for status in servers[0].success.split()),
+        max(result.seconds for result in results),
+        spent,
+        [latency for result in results for latency in result.latencies_us],
+        sum(result.late for result in results),
+        sum(result.cpu_seconds for result in results),
+    )
+
+
+def run_load_job(job: LoadJob) -> JobResult:
+    """Open the connections, report readiness, wait for a line, and run the job."""
+    requests = iterate_requests(job)
+    opened = [ClientConnection(open_connection(job.host, job.port)) for _ in range(job.connections)]
+    connections = {one.fileno(): one for one in opened}
+    print_line("ready")
+    sys.stdin.readline()
+    try:
+        return (OpenLoopSender if job.rate else ClosedLoopSender)(job, connections, requests).run()
+    finally:
+        for one in opened:
+            one.close()
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(asdict(run_load_job(LoadJob(**json.loads(sys.stdin.readline()))))) + "\n")
+    print_line(json.dumps(asdict(run_load_job(LoadJob(**json.loads(sys.stdin.readline()))))))

@@ -1,29 +1,25 @@
-"""
-SQLite: what the daemon has stored, and how fast the bare library stores the same (the floor of durability).
-
-That everything which was accepted is stored, and nothing was refused.
-
-What is measured: a daemon of our own, started for it, or a mediator of any make that is running somewhere.
-
-That everything the subject accepted is kept by it, found out in the way that is open to us.
-"""
+"""The mediator that is measured, wallets enrolled at it, and the check that it keeps every message it accepts."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
-from itertools import cycle, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import perf_counter, process_time
 from typing import Any
 
-from mediatord.bench.didcomm_wallets import find_mediator
-from mediatord.bench.load_generator import PER_CPU_SECOND, PER_SECOND, LoadResult, TargetServer
+from mediatord.bench.didcomm_wallets import build_forwards, enrol_group, find_mediator
+from mediatord.bench.load_generator import (
+    LoadResult,
+    TargetServer,
+    post_for_seconds,
+    post_to_servers,
+    write_bodies,
+)
 from mediatord.bench.processes import (
     CoreAssignment,
     assign_cores,
@@ -33,150 +29,127 @@ from mediatord.bench.processes import (
     spawn_module,
     write_line,
 )
-from mediatord.bench.scenario import DAEMON_SETTINGS, BenchmarkPlan, Figures, compute_percentile
+from mediatord.bench.scenario import DAEMON_SETTINGS, DISTINCT_MESSAGES, RECIPIENTS, BenchmarkPlan, Figures
 from mediatord.bench.wallet_process import WalletSetup
 from mediatord.wallet.didcomm_client import DIDCommMediator
-from mediatord.wallet.temporary_daemon import run_temporary_daemon
+from mediatord.wallet.temporary_daemon import TemporaryDaemon, run_temporary_daemon
 
 DATABASE_FILE = "mediator.sqlite3"
+# Many mediators answer 202 as the specification says, some 200 or 204.
+_SUCCESS_STATUSES = "202 200 204"
 
-_BARE_SCHEMA = """
-CREATE TABLE message (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, recipient TEXT NOT NULL, payload BLOB NOT NULL,
-    received_at REAL NOT NULL, expires_at REAL NOT NULL
-) STRICT;
-CREATE INDEX waiting ON message (recipient, seq);
-"""
-_BARE_INSERT = "INSERT INTO message (id, recipient, payload, received_at, expires_at) VALUES (?, ?, ?, ?, ?)"
+
+def open_temporary_directory(stack: ExitStack) -> Path:
+    """A temporary directory that is removed with the stack."""
+    return Path(stack.enter_context(TemporaryDirectory(prefix="mediatord-bench-")))
+
+
+def query_database(database: Path, query: str) -> Any:
+    """The single value of a query, read by a connection of this process."""
+    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+        (value,) = connection.execute(query).fetchone()
+        return value
 
 
 def count_stored_rows(database: Path, table: str = "message") -> int:
-    """How many there are, seen by another process than the one that stores them."""
-    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
-        (count,) = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
-        return int(count)
-
-
-@contextmanager
-def create_bare_database() -> Iterator[sqlite3.Connection]:
-    """An empty database beside the daemon's: WAL, synchronous=FULL."""
-    with TemporaryDirectory(prefix="mediatord-bench-") as directory:
-        connection = sqlite3.connect(Path(directory) / "bare.sqlite3", isolation_level=None)
-        with closing(connection):
-            connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute("PRAGMA synchronous=FULL")
-            connection.executescript(_BARE_SCHEMA)
-            yield connection
-
-
-class BareSQLiteBaseline:
-    """
-    Inserts rows like the daemon's, one transaction per batch, on the calling thread.
-
-    :param batch: rows in one commit: as many as there are clients waiting for one.
-    """
-
-    def __init__(self, connection: sqlite3.Connection, payloads: list[tuple[str, bytes]], batch: int) -> None:
-        self._connection = connection
-        self._payloads = cycle(payloads)
-        self._batch = batch
-        self._next_id = 0
-
-    def run(self, seconds: float) -> Figures:
-        """Rows per second and commits' latency."""
-        start, start_cpu = perf_counter(), process_time()
-        latencies, done = [], 0
-        while perf_counter() - start < seconds:
-            begun = perf_counter()
-            self._connection.execute("BEGIN IMMEDIATE")
-            self._connection.executemany(_BARE_INSERT, self._rows())
-            self._connection.execute("COMMIT")
-            latencies.append((perf_counter() - begun) * 1000)
-            done += self._batch
-        spent, spent_cpu = perf_counter() - start, process_time() - start_cpu
-        return {
-            PER_SECOND: done / spent,
-            PER_CPU_SECOND: done / spent_cpu,
-            "p50 ms": compute_percentile(latencies, 0.50),
-            "p99 ms": compute_percentile(latencies, 0.99),
-        }
-
-    def _rows(self) -> Iterator[tuple[str, str, bytes, float, float]]:
-        for recipient, payload in islice(self._payloads, self._batch):
-            self._next_id += 1
-            yield f"{self._next_id:032x}", recipient, payload, 1.8e9, 1.8e9 + 259_200
+    """Number of committed rows."""
+    return int(query_database(database, f"SELECT count(*) FROM {table}"))
 
 
 class StoredMessageCheck:
     """
-    Compares what a server accepted in all runs with the rows in its database.
+    Compares what a server accepted in all runs with what it has stored.
 
-    :param count: how many rows there are now.
-    :param failures: the list that they are added to, if there is one already.
-    :ivar accepted: in all runs together.
-    :ivar stored: rows after the last run.
-    :ivar failures: sentences, one for each run in which something was missing or refused.
+    :param count: number of messages that are stored now.
+    :ivar failures: a sentence for each run with missing or rejected messages.
     """
 
-    def __init__(self, server: TargetServer, count: Callable[[], int], failures: list[str] | None = None) -> None:
+    def __init__(self, server: TargetServer, count: Callable[[], int]) -> None:
         self.server = server
         self.accepted = 0
         self.stored = 0
-        self.failures: list[str] = [] if failures is None else failures
+        self.failures: list[str] = []
         self._count = count
 
     def check(self, load: LoadResult, *, payloads: int = 1) -> Figures:
         """
-        Take note of one run; its figures.
+        Check one run; its figures.
 
-        :param payloads: rows that each request makes.
+        :param payloads: messages in each request.
         """
         self.accepted += load.accepted * payloads
         self.stored = self._count()
         if not set(load.statuses) <= set(self.server.success.split()):
-            self.failures.append(f"other answers than {self.server.success}: {load.statuses}")
+            self.failures.append(f"responses other than {self.server.success}: {load.statuses}")
         if self.stored != self.accepted:
             self.failures.append(f"{self.accepted} messages were accepted, {self.stored} are stored")
         return load.figures()
 
+    @property
+    def note(self) -> str:
+        """A sentence about all runs."""
+        return f"{self.accepted} forwards were accepted and {self.stored} messages were stored."
 
-# Many mediators answer 202 as the specification says, some 200 or 204.
-SUCCESS_STATUSES = "202 200 204"
+
+class ForwardLoad:
+    """
+    Forwards to wallets of a temporary daemon, and the check that they are stored.
+
+    :param bodies: file for the forwards.
+    :param recipients: number of wallets.
+    :param count: number of stored messages; by default the rows in the daemon's database.
+    """
+
+    def __init__(
+        self,
+        daemon: TemporaryDaemon,
+        bodies: Path,
+        *,
+        recipients: int = RECIPIENTS,
+        short: bool = False,
+        count: Callable[[], int] | None = None,
+    ) -> None:
+        self.database = daemon.directory / DATABASE_FILE
+        self.bodies = bodies
+        self.group = enrol_group(daemon.url, recipients, short=short)
+        self.server = TargetServer.from_url(self.group.mediator.http_uri, daemon.pid)
+        self.stored_check = StoredMessageCheck(self.server, count or (lambda: count_stored_rows(self.database)))
+
+    def prepare(self, size: int, count: int = DISTINCT_MESSAGES, *, payloads: int = 1) -> None:
+        """Write different forwards of one size."""
+        write_bodies(self.bodies, build_forwards(self.group, size, count, payloads=payloads))
+
+    def post(self, connections: int, seconds: float, servers: Sequence[TargetServer] = ()) -> Figures:
+        """Post in a closed loop, to other nodes of the daemon's cluster if given, and check what is stored."""
+        load = post_to_servers(servers or [self.server], self.bodies, connections, seconds)
+        return self.stored_check.check(load)
 
 
 class WalletProcess:
     """
-    The process that holds some wallets of the subject.
+    Proxy of a process of :mod:`mediatord.bench.wallet_process`.
 
-    :ivar bodies: the file with forwards to them.
+    :ivar bodies: file of forwards to its wallets.
     """
 
     def __init__(self, process: subprocess.Popen[str], bodies: Path) -> None:
         self._process = process
         self.bodies = bodies
 
-    def do(self, what: str, **details: Any) -> dict[str, Any]:
+    def do(self, command: str, **parameters: Any) -> dict[str, Any]:
         """
-        Have something done and wait for it.
+        Run a command; its result.
 
-        :raise RuntimeError: the process ended; what it said is on stderr.
+        :raise RuntimeError: the process ended; its stderr says why.
         """
-        self.begin(what, **details)
-        return self.result()
-
-    def begin(self, what: str, **details: Any) -> None:
-        """Have something done; :meth:`result` waits for it."""
-        write_line(self._process, json.dumps({"do": what, **details}))
-
-    def result(self) -> dict[str, Any]:
-        """What came of it."""
-        found: dict[str, Any] = json.loads(read_line(self._process))
-        return found
+        write_line(self._process, json.dumps({"do": command, **parameters}))
+        result: dict[str, Any] = json.loads(read_line(self._process))
+        return result
 
 
 @contextmanager
 def start_wallet_process(setup: WalletSetup) -> Iterator[WalletProcess]:
-    """Enrolled wallets in a process of their own, until it is ended."""
+    """Enrol wallets in a child process, which is stopped on exit."""
     with spawn_module("mediatord.bench.wallet_process") as process:
         write_line(process, json.dumps(asdict(setup)))
         read_line(process)
@@ -186,10 +159,11 @@ def start_wallet_process(setup: WalletSetup) -> Iterator[WalletProcess]:
 @dataclass(frozen=True, slots=True)
 class MediatorUnderTest:
     """
-    :param url: where it was found.
-    :param did: by which it was asked for, if it does not say so itself.
-    :param pid: 0 when it runs elsewhere.
-    :param database: its messages, if it is ours.
+    A temporary daemon, or the target of the plan.
+
+    :param did: given by the user, if the mediator does not publish it.
+    :param pid: 0 if it is remote.
+    :param database: of a temporary daemon; None for a target.
     """
 
     url: str
@@ -202,53 +176,68 @@ class MediatorUnderTest:
 
     @property
     def server(self) -> TargetServer:
-        """Where forwards go."""
-        return TargetServer.at(self.mediator.http_uri, self.pid, success=SUCCESS_STATUSES)
+        """Where forwards are posted."""
+        return TargetServer.from_url(self.mediator.http_uri, self.pid, success=_SUCCESS_STATUSES)
 
     @property
     def note(self) -> str:
-        """A sentence about who runs where."""
+        """A sentence about the cores in use."""
         return self.cores.note if self.database is not None else "The target runs where it was started."
 
     @property
-    def stored(self) -> int | None:
-        """How many messages are in its database; None when nobody can look."""
-        return None if self.database is None else count_stored_rows(self.database)
-
-    @property
     def cpu_seconds(self) -> float:
-        """So far; 0 of one that runs elsewhere."""
+        """CPU time so far; 0 if it is remote."""
         return cpu_seconds(self.pid) if self.pid else 0.0
 
     @contextmanager
-    def wallet_process(self, wallets: int, size: int, letters: int) -> Iterator[WalletProcess]:
+    def wallet_process(self, wallets: int, size: int, forwards: int) -> Iterator[WalletProcess]:
         """
-        Enrolled wallets in a process of their own.
+        Enrol wallets in a child process. Those of a target empty their queues and unregister in the end.
 
-        Those of a mediator that is not ours fetch and acknowledge in the end what waits for them, and leave.
-
-        :param letters: so many different forwards to them are prepared.
+        :param forwards: number of different forwards to prepare.
         """
-        with TemporaryDirectory(dir=self.place) as place, ExitStack() as stack:
-            setup = WalletSetup(self.url, self.did, wallets, size, letters, f"{place}/bodies")
-            wallet_process = stack.enter_context(start_wallet_process(setup))
-            yield wallet_process
-            if self.database is None:
-                wallet_process.do("close")
-                wallet_process.do("drain", connections=1, limit=50)
-                wallet_process.do("leave")
+        with TemporaryDirectory(dir=self.place) as place:
+            setup = WalletSetup(self.url, self.did, wallets, size, forwards, f"{place}/bodies")
+            with start_wallet_process(setup) as wallet_process:
+                yield wallet_process
+                if self.database is None:
+                    wallet_process.do("close")
+                    _drain(wallet_process)
+                    wallet_process.do("leave")
+
+    def make_stored_check(self, wallet_process: WalletProcess) -> StoredMessageCheck:
+        """A check by the rows in the database, or by what a target's wallets can fetch after each run."""
+        if self.database is not None:
+            database, before = self.database, count_stored_rows(self.database)
+            return StoredMessageCheck(self.server, lambda: count_stored_rows(database) - before)
+        fetched = 0
+
+        def count() -> int:
+            nonlocal fetched
+            fetched += _drain(wallet_process)
+            return fetched
+
+        return StoredMessageCheck(self.server, count)
+
+    def post(self, bodies: Path, connections: int, seconds: float) -> LoadResult:
+        """Post in a closed loop."""
+        return post_for_seconds(self.server, bodies, connections, seconds)
+
+
+def _drain(wallet_process: WalletProcess) -> int:
+    return int(wallet_process.do("drain", connections=2, limit=50)["messages"])
 
 
 @contextmanager
 def prepare_mediator(plan: BenchmarkPlan, settings: Mapping[str, str] | None = None) -> Iterator[MediatorUnderTest]:
     """
-    A daemon of our own on a core of its own, or the plan's target. Within, we run on the cores of the clients.
+    Start a temporary daemon on a core of its own, or take the plan's target; this process runs on the other cores.
 
-    :param settings: of a daemon of our own, besides the usual ones.
+    :param settings: of the daemon, in addition to the usual ones.
     """
     cores = assign_cores()
     with ExitStack() as stack:
-        place = Path(stack.enter_context(TemporaryDirectory(prefix="mediatord-bench-")))
+        place = open_temporary_directory(stack)
         if plan.target:
             mediator = find_mediator(plan.target, plan.target_did)
             yield MediatorUnderTest(plan.target, plan.target_did, mediator, plan.target_pid, None, cores, place)
@@ -256,45 +245,5 @@ def prepare_mediator(plan: BenchmarkPlan, settings: Mapping[str, str] | None = N
         with pin_to_cores(cores.server):
             daemon = stack.enter_context(run_temporary_daemon({**DAEMON_SETTINGS, **(settings or {})}))
         stack.enter_context(pin_to_cores(cores.clients))
-        mediator = find_mediator(daemon.url)
-        yield MediatorUnderTest(
-            daemon.url, None, mediator, daemon.pid, daemon.directory / DATABASE_FILE, cores, place
-        )
-
-
-_LIMIT = 50
-
-
-class RetentionCheck:
-    """
-    Compares what the mediator accepted with what it has: with the rows in the database of a daemon of ours, and with
-    what the wallets can fetch from any other, whose queues are emptied by that after each run.
-
-    :ivar failures: sentences, one for each run in which something was missing or refused.
-    """
-
-    def __init__(self, subject: MediatorUnderTest, wallet_process: WalletProcess) -> None:
-        self._subject = subject
-        self._wallet_process = wallet_process
-        self._before = subject.stored or 0
-        self._accepted = self._kept = 0
-        self.failures: list[str] = []
-
-    @property
-    def note(self) -> str:
-        """A sentence about all runs."""
-        return f"{self._accepted} forwards were accepted and {self._kept} messages were kept."
-
-    def check(self, load: LoadResult) -> Figures:
-        """Take note of one run; its figures."""
-        self._accepted += load.accepted
-        stored = self._subject.stored
-        if stored is None:
-            self._kept += self._wallet_process.do("drain", connections=2, limit=_LIMIT)["messages"]
-        else:
-            self._kept = stored - self._before
-        if load.accepted != sum(load.statuses.values()):
-            self.failures.append(f"forwards were refused: {load.statuses}")
-        if self._kept != self._accepted:
-            self.failures.append(f"{self._accepted} forwards were accepted, {self._kept} messages are kept")
-        return load.figures()
+        database = daemon.directory / DATABASE_FILE
+        yield MediatorUnderTest(daemon.url, None, find_mediator(daemon.url), daemon.pid, database, cores, place)

@@ -1,10 +1,4 @@
-"""
-Child processes, and what /proc says about them.
-
-Which cores the server has to itself and which ones its clients, so that "one core" is one.
-
-Stop a daemon of ours, do something to its files, and start it again.
-"""
+"""Child processes: their CPU time and memory in /proc, pinning to cores, and restarting a temporary daemon."""
 
 from __future__ import annotations
 
@@ -14,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -24,22 +18,24 @@ from mediatord.wallet.temporary_daemon import DaemonStartError, TemporaryDaemon,
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _CHILD_STOP_SECONDS = 15.0
+_DAEMON_STOP_SECONDS = 60.0
+_START_SECONDS = 60.0
+_POLL_SECONDS = 0.01
 
 
 def cpu_seconds(pid: int) -> float:
     """User and system time of a process and its children so far, in steps of 10 ms."""
-    return sum(_single_cpu_seconds(one) for one in _process_tree(pid))
+    total = 0.0
+    for member in _process_tree(pid):
+        # The program's name is in parentheses and may contain blanks; the fields after it are plain.
+        fields = Path(f"/proc/{member}/stat").read_text().rpartition(")")[2].split()
+        total += (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
+    return total
 
 
 def rss_bytes(pid: int) -> int:
     """Resident memory of a process and its children."""
     return sum(int(Path(f"/proc/{one}/statm").read_text().split()[1]) * _PAGE_BYTES for one in _process_tree(pid))
-
-
-def _single_cpu_seconds(pid: int) -> float:
-    # The name of the program is in parentheses and may hold blanks; the fields after it are plain.
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
 
 
 def _process_tree(pid: int) -> list[int]:
@@ -51,7 +47,7 @@ def _process_tree(pid: int) -> list[int]:
 
 
 def raise_file_limit() -> int:
-    """Raise the limit on open files as far as it goes, for us and for children started later; the limit."""
+    """Raise the soft limit on open files to the hard limit, for this process and later children; the limit."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     return most
@@ -59,7 +55,7 @@ def raise_file_limit() -> int:
 
 @contextmanager
 def spawn_module(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A module of this package as a process that is spoken to by lines; ended on leaving, if it still runs."""
+    """Run a module as a child process with line-based pipes; stopped on exit if it still runs."""
     process = subprocess.Popen(
         [sys.executable, "-m", module, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -70,7 +66,7 @@ def spawn_module(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]
 
 
 def stop_process(process: subprocess.Popen[str]) -> None:
-    """Have a child end, if it still runs: in an orderly way, or after 15 s in any."""
+    """Terminate a child process if it still runs; kill it after 15 s."""
     if process.poll() is None:
         process.terminate()
     try:
@@ -82,7 +78,7 @@ def stop_process(process: subprocess.Popen[str]) -> None:
 
 def read_line(process: subprocess.Popen[str]) -> str:
     """
-    The next line a child says.
+    Read the next line from a child process.
 
     :raise RuntimeError: it ended instead.
     """
@@ -94,17 +90,25 @@ def read_line(process: subprocess.Popen[str]) -> str:
 
 
 def write_line(process: subprocess.Popen[str], line: str) -> None:
-    """Say one line to a child."""
+    """Write a line to a child process."""
     assert process.stdin is not None
     process.stdin.write(line + "\n")
     process.stdin.flush()
 
 
+def print_line(line: str) -> None:
+    """Write a line to the parent process."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
 @dataclass(frozen=True, slots=True)
 class CoreAssignment:
     """
-    :param server: where servers and floors run, one at a time.
-    :param clients: where everything else runs; the same ones where there is only one.
+    Cores of the server and of its clients.
+
+    :param server: for servers and baselines, one at a time.
+    :param clients: for everything else; the same core if there is only one.
     """
 
     server: frozenset[int]
@@ -112,28 +116,23 @@ class CoreAssignment:
 
     @property
     def apart(self) -> bool:
-        """Whether servers and clients do not get into each other's way."""
+        """Whether servers and clients have different cores."""
         return not self.server & self.clients
 
     @property
     def note(self) -> str:
-        """A sentence that says so."""
+        """A sentence for the report."""
         if not self.apart:
             return "Servers and clients share one core."
-        return f"Servers are pinned to core {min(self.server)}, one at a time; clients have {_format_cores(self.clients)}."
+        names = ", ".join(map(str, sorted(self.clients)))
+        clients = f"core{'s' if len(self.clients) > 1 else ''} {names}"
+        return f"Servers are pinned to core {min(self.server)}, one at a time; clients have {clients}."
 
 
-def assign_cores(servers: int = 1) -> CoreAssignment:
-    """
-    So many of the cores that we may use for the server, the rest for its clients.
-
-    :param servers: at least one core is left to the clients, if there are two.
-    """
-    mine = sorted(os.sched_getaffinity(0))
-    if len(mine) == 1:
-        return CoreAssignment(frozenset(mine), frozenset(mine))
-    servers = min(servers, len(mine) - 1)
-    return CoreAssignment(frozenset(mine[:servers]), frozenset(mine[servers:]))
+def assign_cores() -> CoreAssignment:
+    """One of the available cores for the server, the rest for its clients."""
+    available = sorted(os.sched_getaffinity(0))
+    return CoreAssignment(frozenset(available[:1]), frozenset(available[1:] or available))
 
 
 @contextmanager
@@ -147,78 +146,48 @@ def pin_to_cores(cores: frozenset[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def process_cores(pid: int) -> frozenset[int]:
-    """Where the threads of a process may run, all of them together."""
-    return frozenset(
-        core for thread in Path(f"/proc/{pid}/task").iterdir() for core in os.sched_getaffinity(int(thread.name))
-    )
-
-
-def _format_cores(cores: frozenset[int]) -> str:
-    return f"core {min(cores)}" if len(cores) == 1 else f"cores {', '.join(map(str, sorted(cores)))}"
-
-
-_DAEMON_STOP_SECONDS = 60.0
-_START_SECONDS = 60.0
-_POLL_SECONDS = 0.01
-
-
 @dataclass(frozen=True, slots=True)
 class DaemonCommand:
-    """How a daemon was started: its command line, its environment, and where it runs."""
+    """How a daemon was started: command line, environment and cores."""
 
     words: tuple[str, ...]
     environment: dict[str, str] = field(repr=False)
     cores: frozenset[int]
 
-    @classmethod
-    def of(cls, pid: int) -> DaemonCommand:
-        """That of a running process."""
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-        pairs = (pair.partition(b"=") for pair in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if pair)
-        environment = {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
-        return cls(tuple(map(os.fsdecode, words)), environment, process_cores(pid))
-
 
 def stop_daemon(pid: int) -> DaemonCommand:
-    """End a child process in an orderly way, and wait for that; how it could be started again."""
-    daemon_command = DaemonCommand.of(pid)
+    """Terminate a daemon, wait for its end, and return how to start it again."""
+    process = Path(f"/proc/{pid}")
+    words = process.joinpath("cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    pairs = (pair.partition(b"=") for pair in process.joinpath("environ").read_bytes().split(b"\0") if pair)
+    environment = {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+    threads = process.joinpath("task").iterdir()
+    cores = frozenset(core for thread in threads for core in os.sched_getaffinity(int(thread.name)))
     os.kill(pid, signal.SIGTERM)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    return daemon_command
+    return DaemonCommand(tuple(map(os.fsdecode, words)), environment, cores)
 
 
 @contextmanager
-def restart_daemon(daemon_command: DaemonCommand, daemon: TemporaryDaemon) -> Iterator[tuple[TemporaryDaemon, float]]:
+def restart_daemon(command: DaemonCommand, daemon: TemporaryDaemon) -> Iterator[tuple[TemporaryDaemon, float]]:
     """
-    The daemon under another process id, and the seconds until it said that it is well; ended on leaving.
+    Start a stopped daemon again: the running daemon and the seconds until it was healthy; stopped on exit.
 
-    :param daemon: the one that was stopped.
-    :raise DaemonFailed: it did not start.
+    :raise DaemonStartError: it did not start.
     """
-    begun = perf_counter()
-    with pin_to_cores(daemon_command.cores), open(daemon.directory / "output.txt", "ab") as output:
+    start = perf_counter()
+    with pin_to_cores(command.cores), open(daemon.directory / "output.txt", "ab") as output:
         process = subprocess.Popen(
-            daemon_command.words,
-            env=daemon_command.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
+            command.words, env=command.environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
         )
     try:
         while not is_healthy(daemon.url):
-            if perf_counter() - begun > _START_SECONDS or process.poll() is not None:
+            if perf_counter() - start > _START_SECONDS or process.poll() is not None:
                 raise DaemonStartError("the daemon did not start again")
-            _wait_briefly(process)
-        yield TemporaryDaemon(daemon.url, daemon.directory, process.pid), perf_counter() - begun
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_POLL_SECONDS)
+        yield TemporaryDaemon(daemon.url, daemon.directory, process.pid), perf_counter() - start
     finally:
         if process.poll() is None:
             process.terminate()
         process.wait(_DAEMON_STOP_SECONDS)
-
-
-def _wait_briefly(process: subprocess.Popen[bytes]) -> None:
-    try:
-        process.wait(_POLL_SECONDS)
-    except subprocess.TimeoutExpired:
-        return

@@ -1,8 +1,4 @@
-"""
-What a run is to measure, and for how long.
-
-Turns, medians, percentiles, and the shape in which results are handed to the report.
-"""
+"""What a benchmark run measures, interleaved rounds of contenders, and the tables that scenarios return."""
 
 from __future__ import annotations
 
@@ -13,37 +9,41 @@ from statistics import median
 DEFAULT_SCENARIOS = (
     "opening", "forward", "latency", "cycle", "drain", "storm", "mixed", "command", "log", "push", "sockets", "memory"
 )  # fmt: skip
-# Those that need a MongoDB replica set.
+# Need a MongoDB replica set.
 MONGODB_SCENARIOS = ("mongodb", "nodes", "elsewhere", "presence")
-# Those that speak standard protocols only, so that any mediator can be their subject.
+# Use standard protocols only, so that any mediator can be measured.
 TARGET_SCENARIOS = ("forward", "latency", "cycle", "drain", "storm", "mixed")
-# What takes minutes, many cores or much room, or changes with a release only, has to be asked for.
+# Run on request only: they take minutes, many cores or much disk, or change with a release only.
 OPTIONAL_SCENARIOS = ("workers", "accounts", "disk", "soak", "cost", "pages", "abuse")
 SCENARIOS = (*DEFAULT_SCENARIOS, *OPTIONAL_SCENARIOS, *MONGODB_SCENARIOS)
 
-# Distinct messages per size: more than fit in any cache that could make the second one cheaper.
+# Distinct messages per size: more than fit in a cache that would make repetitions cheaper.
 DISTINCT_MESSAGES = 300
 RECIPIENTS = 100
+# Duration of a warm-up relative to that of a round.
+WARM_UP_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkPlan:
     """
-    :param seconds: each contender is measured for this long, in each round.
-    :param rounds: contenders take turns this often; medians count. Many short rounds are steadier than few long ones.
-    :param clients: keep-alive connections that post at the same time.
+    Parameters of a run.
+
+    :param seconds: measuring time of a contender in a round.
+    :param rounds: interleaved rounds; medians are reported. Many short rounds are steadier than few long ones.
+    :param clients: concurrent keep-alive connections.
     :param sockets: idle WebSockets to hold open.
     :param messages: forwards over which memory has to stay flat.
-    :param events: stored ones in the larger history of which pages are read, rounded down to thousands.
-    :param sizes: bytes of the plaintext inside the innermost envelope, and of a command's payload.
-    :param mongodb: URI of a replica set in which databases may be made and dropped.
-    :param accounts: how many DIDs are registered, in turn; the first number is what the others are compared with.
-    :param queued: messages that wait, beside so many accounts as the first number says.
-    :param minutes: of the soak.
-    :param even: requests at fixed times come in a beat, instead of at random.
-    :param target: URL of a running mediator that is measured instead of a daemon of our own; empty for none.
-    :param target_did: its DID, if it does not say so itself.
-    :param target_pid: of its process, if it runs on this machine; 0 otherwise, and its CPU time is unknown.
+    :param events: stored events of the large history, rounded down to thousands.
+    :param sizes: bytes of the innermost plaintext, and of a command's payload.
+    :param mongodb: URI of a replica set in which databases may be created and dropped.
+    :param accounts: numbers of registered DIDs; the first one is the baseline.
+    :param queued: queued messages, beside the first number of accounts.
+    :param minutes: duration of the soak.
+    :param even: open-loop requests are sent at fixed intervals instead of a Poisson process.
+    :param target: URL of a running mediator to measure instead of a temporary daemon; empty for none.
+    :param target_did: the target's DID, if it does not publish it.
+    :param target_pid: the target's process on this machine; 0 if it is remote, its CPU time is unknown then.
     """
 
     seconds: float = 1.0
@@ -63,7 +63,7 @@ class BenchmarkPlan:
     target_pid: int = 0
 
 
-# Everything stays on; only what would refuse this much load from one address is out of the way.
+# Everything stays on, except limits that would reject this much load from one address.
 DAEMON_SETTINGS = {
     "MEDIATORD_STORAGE__BACKEND": "sqlite",
     "MEDIATORD_LIMITS__DID_PER_MINUTE": "1000000000",
@@ -82,6 +82,13 @@ DAEMON_SETTINGS = {
     "MEDIATORD_DECENTRL__MAX_STORED_BYTES": "1000000000000",
 }
 
+# Names of figures that many scenarios report.
+PER_SECOND = "msg/s"
+PER_CPU_SECOND = "msg/CPU-s"
+# CPU time of the load generator for each request.
+CLIENT_US = "client us"
+PERCENTILES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
+
 Figures = dict[str, float]
 Contender = Callable[[], Figures]
 
@@ -89,10 +96,9 @@ Contender = Callable[[], Figures]
 @dataclass(frozen=True, slots=True)
 class PerformanceTarget:
     """
-    A figure that the project has set itself.
+    A goal of the project and what this run measured.
 
-    :param measured: of this run.
-    :param most: the goal is not to be exceeded, instead of to be reached.
+    :param most: the goal is an upper bound instead of a lower one.
     """
 
     name: str
@@ -102,18 +108,18 @@ class PerformanceTarget:
 
     @property
     def met(self) -> bool:
-        """Whether this run reached it."""
+        """Whether this run reached the goal."""
         return self.measured <= self.goal if self.most else self.measured >= self.goal
 
 
 @dataclass(frozen=True, slots=True)
 class ResultTable:
     """
-    What one scenario found.
+    The results of one scenario.
 
-    :param columns: what the figures of a row are called, in the order of printing.
-    :param rows: name and figures; a figure that a row has not is left out.
-    :param notes: sentences under the table.
+    :param columns: names of the figures, in the order of printing.
+    :param rows: figures by row name; a row may lack figures.
+    :param notes: sentences below the table.
     """
 
     title: str
@@ -127,30 +133,30 @@ class ResultTable:
 @dataclass(frozen=True, slots=True)
 class InterleavedResults:
     """
-    What all contenders did in all rounds.
+    The figures of all contenders in all rounds.
 
-    :param found: by contender, its figures of each round.
+    :param found: figures of each round, by contender.
     """
 
     found: Mapping[str, Sequence[Figures]]
 
     def medians(self, name: str) -> Figures:
-        """Each figure of a contender, over the rounds."""
+        """Median of each figure of a contender."""
         runs = self.found[name]
         return {figure: median(run[figure] for run in runs) for figure in runs[0]}
 
     def ratio(self, name: str, floor: str, figure: str) -> float:
         """
-        How one contender compares with another: the median of the ratios within a round.
+        Median of the ratios between a contender and the baseline `floor` within each round.
 
-        A neighbour that is busy for a while spoils absolute figures, and hardly those ratios.
+        Other load on the machine distorts absolute figures much more than ratios within a round.
         """
         pairs = zip(self.found[name], self.found[floor], strict=True)
         return median(safe_ratio(run[figure], beside[figure]) for run, beside in pairs)
 
 
 def run_interleaved(contenders: Mapping[str, Contender], rounds: int) -> InterleavedResults:
-    """Run every contender once a round; each round begins with another one."""
+    """Run every contender once per round, each round starting with another one."""
     names = list(contenders)
     found: dict[str, list[Figures]] = {name: [] for name in names}
     for number in range(rounds):
@@ -161,15 +167,28 @@ def run_interleaved(contenders: Mapping[str, Contender], rounds: int) -> Interle
 
 
 def compute_percentile(values: Sequence[float], share: float) -> float:
-    """The value that `share` of all values do not exceed; 0 of none."""
+    """The value that `share` of all values do not exceed; 0 without values."""
     if not values:
         return 0.0
     ordered = sorted(values)
     return float(ordered[min(len(ordered) - 1, int(share * len(ordered)))])
 
 
+def latency_figures(
+    latencies_us: Sequence[float], pattern: str = "{} ms", names: Sequence[str] = ("p50", "p99")
+) -> Figures:
+    """
+    Percentiles in milliseconds.
+
+    :param latencies_us: microseconds.
+    :param pattern: name of a figure, with `{}` for the percentile.
+    """
+    ordered = sorted(latencies_us)
+    return {pattern.format(name): compute_percentile(ordered, PERCENTILES[name]) / 1000 for name in names}
+
+
 def safe_ratio(part: float, whole: float) -> float:
-    """0 when there is nothing to compare with."""
+    """The quotient; 0 if the divisor is 0."""
     return part / whole if whole else 0.0
 
 

@@ -1,30 +1,11 @@
 """
-The whole way of a message to a wallet that is online: forward, push, acknowledgement.
+Enrolled wallets in a child process, and what they do: message cycles, draining of queues, connection storms, pings.
 
-Run by the process that holds the wallets (:mod:`mediatord.bench.wallet_process`). A forward is known again when it is
-pushed, by the tag of the envelope in it; of several that are the same, the oldest is taken to have come first.
-
-Wallets that come back and fetch what waits for them, over HTTP: delivery-request, messages-received, until nothing is
-left (Pickup 3.0).
-
-Run by the process that holds the wallets (:mod:`mediatord.bench.wallet_process`).
-
-How soon idle sockets are answered (RFC 6455 5.5.2).
-
-Run by the process that holds the wallets (:mod:`mediatord.bench.wallet_process`).
-
-Many wallets that connect at the same moment, as they do when a mediator or a network comes back.
-
-Run by the process that holds the wallets (:mod:`mediatord.bench.wallet_process`).
-
-Wallets and what they do, as a process of its own.
-
-It speaks by lines. The first one it reads, a :class:`Setup` as JSON, has it make wallets, enrol them, and write
-forwards to them into a file for others to post; then it says `ready`. After that it does what each further line asks
-for, and answers with one line of JSON. `{"do": "live"}` opens a socket for every wallet and switches live delivery
-on, and `close` closes them; `cycle` is a :class:`~mediatord.bench.wallet_process.CycleParameters`; `waiting` asks what is left, and
-`drain` fetches and acknowledges it; `storm` has all come at once; `ping` pings the sockets; `leave` takes the DIDs
-off the mediator's list.
+The process reads a :class:`WalletSetup` as a line of JSON, enrols the wallets, writes forwards to them into a file,
+and prints `ready`. Each further line is a command with its parameters, answered by a line of JSON: `{"do": "live"}`
+opens a socket with live delivery for every wallet and `close` closes them; `cycle` takes :class:`CycleParameters`;
+`waiting` counts queued messages; `drain` fetches and acknowledges them; `storm` opens many sockets at once; `ping`
+pings the sockets; `leave` unregisters the wallets.
 """
 
 from __future__ import annotations
@@ -36,7 +17,7 @@ import socket
 import sys
 from array import array
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from itertools import cycle
 from pathlib import Path
@@ -45,10 +26,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from mediatord.bench.didcomm_wallets import (
-    PICKUP,
     FastMessageCodec,
+    LiveSocket,
     build_tagged_forwards,
-    enrol_group_at,
+    enrol_group,
     find_mediator,
     read_delivery_ids,
     unregister_group,
@@ -60,42 +41,62 @@ from mediatord.bench.load_generator import (
     ClientConnection,
     ResponseCounter,
     WebSocketClient,
+    build_handshake,
     encode_frame,
     encode_request,
     intended_times,
-    is_complete_response,
     loopback_address,
     open_connection,
     parse_frame,
     raise_timeout,
+    read_response,
+    split_handshake,
     write_bodies,
 )
-from mediatord.bench.processes import raise_file_limit
+from mediatord.bench.processes import print_line, raise_file_limit
+from mediatord.wallet.didcomm_mediation import PICKUP
 from mediatord.wallet.didcomm_messages import UnreadableMessage
 
 _PUSH_TIMEOUT_SECONDS = 10.0
+_RESPONSE_TIMEOUT_SECONDS = 30.0
+# After the last push, how long to wait for a duplicate of it.
+_SILENCE_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class TaggedForward:
+class WalletSetup:
     """
-    A forward that is ready to be posted.
+    Parameters of a wallet process.
 
-    :param tag: of the envelope inside, by which it is known.
+    :param did: of the mediator, if it does not publish it.
+    :param size: of the innermost plaintext, in bytes.
+    :param forwards: number of different forwards, to the wallets in turn.
+    :param bodies: file to write the forwards to.
+    :param short: wallet DIDs without a service.
+    :param socket_url: of the WebSockets, if not as the mediator's document says.
     """
 
-    request: bytes = field(repr=False)
-    tag: str
+    url: str
+    did: str | None
+    wallets: int
+    size: int
+    forwards: int
+    bodies: str
+    short: bool = True
+    socket_url: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CycleParameters:
     """
-    :param seconds: for so long forwards are posted.
-    :param connections: they are posted on; without a rate, so many messages are on their way at most.
-    :param rate: forwards per second at times fixed beforehand; 0 for as many as come through.
-    :param seed: of those times.
-    :param apart: each connection has an address of its own, and they take turns.
+    Parameters of message cycles.
+
+    :param seconds: how long forwards are posted.
+    :param connections: for posting; without a rate also the bound of messages in flight.
+    :param rate: forwards per second of an open loop; 0 for a closed loop.
+    :param even: at fixed intervals instead of a Poisson process.
+    :param apart: each connection has its own source address, and they are used in turn.
+    :param acknowledge: acknowledge what is pushed.
     """
 
     seconds: float
@@ -104,18 +105,21 @@ class CycleParameters:
     even: bool = False
     seed: int = 0
     apart: bool = False
+    acknowledge: bool = True
 
 
 @dataclass(slots=True)
 class CycleResult:
     """
-    :param pushed: how many messages came out and were acknowledged.
-    :param missing: how many were accepted and never pushed.
-    :param repeated: how many were pushed more often than posted.
-    :param seconds: from the first forward to the last acknowledgement being read.
-    :param accepted_us: from when a forward was sent, or was to be sent, to its 202.
+    What became of the forwards.
+
+    :param missing: accepted and never pushed.
+    :param repeated: pushed more often than posted.
+    :param seconds: from the first forward until the last acknowledgement has been read.
+    :param accepted_us: from when a forward was sent, or was due, to its 202.
     :param pushed_us: likewise, to its push.
-    :param late: forwards that were sent later than intended.
+    :param after_us: from its 202 to its push, which may be negative.
+    :param late: forwards sent late.
     :param cpu_seconds: of this process.
     """
 
@@ -126,176 +130,164 @@ class CycleResult:
     seconds: float = 0.0
     accepted_us: list[int] = field(default_factory=list)
     pushed_us: list[int] = field(default_factory=list)
+    after_us: list[int] = field(default_factory=list)
     late: int = 0
     cpu_seconds: float = 0.0
 
 
-class LiveSocket:
-    """A wallet on its socket in live mode. :param source: its address, if it matters."""
+class _InFlight:
+    """A forward that has been posted; times in seconds, 0 while unknown."""
 
-    def __init__(self, codec: FastMessageCodec, url: str, source: str = "") -> None:
-        self.codec = codec
-        self.socket = WebSocketClient(url, source=source)
+    __slots__ = ("accepted", "posted", "pushed")
 
-    def ask(self, packed: bytes) -> dict[str, object]:
-        """Send a request, and the answer to it; what is pushed meanwhile is not taken note of."""
-        self.socket.send(packed)
-        while True:
-            for raw in self.socket.take():
-                answer = self.codec.open(raw)
-                if answer["type"] != f"{PICKUP}/delivery":
-                    return answer
-
-    def begin(self) -> None:
-        """
-        Switch live delivery on.
-
-        :raise Unreadable: it was not confirmed.
-        """
-        answer = self.ask(self.codec.request(f"{PICKUP}/live-delivery-change", {"live_delivery": True}))
-        if answer["type"] != f"{PICKUP}/status":
-            raise UnreadableMessage("live delivery was not switched on")
-
-    def waiting(self) -> int:
-        """How many messages the mediator still has for the wallet."""
-        answer = self.ask(self.codec.request(f"{PICKUP}/status-request", {}))
-        body = answer.get("body")
-        return int(body["message_count"]) if isinstance(body, dict) else 0
+    def __init__(self, posted: float) -> None:
+        self.posted, self.accepted, self.pushed = posted, 0.0, 0.0
 
 
 class CycleRunner:
-    """One turn."""
+    """
+    Posts forwards, receives their pushes and acknowledges them.
+
+    A push is matched to its forward by the tag of the envelope; of several equal ones the oldest counts.
+
+    :param forwards: encoded requests, with the tag of the envelope in each.
+    """
 
     def __init__(
         self,
         address: tuple[str, int],
-        letters: Sequence[TaggedForward],
+        forwards: Sequence[tuple[bytes, str]],
         live_sockets: Sequence[LiveSocket],
-        turn: CycleParameters,
+        parameters: CycleParameters,
     ) -> None:
-        self._turn = turn
-        self._letters = cycle(letters)
+        self._parameters = parameters
+        self._forwards = cycle(forwards)
         self._live_sockets = {live.socket.fileno(): live for live in live_sockets}
-        sources = [loopback_address(number) if turn.apart else "" for number in range(turn.connections)]
-        lines = [ClientConnection(open_connection(*address, source)) for source in sources]
-        self._lines = {line.fileno(): line for line in lines}
-        self._idle = deque(lines)
-        self._posted: dict[str, deque[float]] = {}
-        self._under_way = self._next = 0
-        self._answers = ResponseCounter()
-        self._accepted_us, self._pushed_us = array("I"), array("I")
-        self._found = CycleResult()
-        self._times = intended_times(turn.rate, turn.seconds, turn.seed, even=turn.even) if turn.rate else None
+        sources = [loopback_address(number) if parameters.apart else "" for number in range(parameters.connections)]
+        self._idle = deque(ClientConnection(open_connection(*address, source)) for source in sources)
+        self._connections = {connection.fileno(): connection for connection in self._idle}
+        self._posted: dict[str, deque[_InFlight]] = {}
+        self._by_connection: dict[ClientConnection, _InFlight] = {}
+        self._in_flight = self._next = 0
+        self._responses = ResponseCounter()
+        self._accepted_us, self._pushed_us, self._after_us = array("I"), array("I"), array("l")
+        self._result = CycleResult()
+        self._times: array[float] | None = None
+        if parameters.rate:
+            self._times = intended_times(parameters.rate, parameters.seconds, parameters.seed, even=parameters.even)
         self._last: LiveSocket | None = None
 
     def run(self) -> CycleResult:
-        """Until everything that was accepted has been pushed and acknowledged, or is missing."""
+        """Run until everything accepted has been pushed, or is missing."""
         start, start_cpu = perf_counter(), process_time()
         with select.epoll() as epoll:
-            for number in (*self._lines, *self._live_sockets):
+            for number in (*self._connections, *self._live_sockets):
                 epoll.register(number, select.EPOLLIN)
             self._exchange(epoll, start)
-        found = self._found
-        found.missing = self._under_way
-        if self._last is not None:
-            self._last.waiting()  # an answer: what was said before has been read
-        found.seconds, found.cpu_seconds = perf_counter() - start, process_time() - start_cpu
-        found.statuses = self._answers.by_name()
-        found.accepted_us, found.pushed_us = list(self._accepted_us), list(self._pushed_us)
-        for line in self._lines.values():
-            line.close()
-        return found
+        result = self._result
+        result.missing = self._in_flight
+        if self._last is not None and self._parameters.acknowledge:
+            self._last.count_queued()  # its answer means that the acknowledgements have been read
+        result.seconds, result.cpu_seconds = perf_counter() - start, process_time() - start_cpu
+        if not self._parameters.acknowledge:
+            readable, _, _ = select.select(list(self._live_sockets), [], [], _SILENCE_SECONDS)
+            for number in readable:
+                self._take_push(self._live_sockets[number])
+        result.statuses = self._responses.by_name()
+        result.accepted_us, result.pushed_us = list(self._accepted_us), list(self._pushed_us)
+        result.after_us = list(self._after_us)
+        for connection in self._connections.values():
+            connection.close()
+        return result
 
     def _exchange(self, epoll: select.epoll, start: float) -> None:
-        heard = start
-        while self._send(start) or self._under_way or len(self._idle) < len(self._lines):
-            select.select([epoll], [], [], self._patience(start))
+        last_event = start
+        while self._post_due(start) or self._in_flight or len(self._idle) < len(self._connections):
+            select.select([epoll], [], [], self._next_timeout(start))
             events = epoll.poll(0)
             now = perf_counter()
             if events:
-                heard = now
-            elif now - heard > _PUSH_TIMEOUT_SECONDS:
+                last_event = now
+            elif now - last_event > _PUSH_TIMEOUT_SECONDS:
                 break
             for number, _ in events:
                 live = self._live_sockets.get(number)
                 if live is not None:
                     self._take_push(live)
                 else:
-                    self._take_answer(self._lines[number])
+                    self._take_response(self._connections[number])
 
-    def _send(self, start: float) -> bool:
+    def _post_due(self, start: float) -> bool:
         """Post what may be posted now; whether there will be more."""
-        return self._send_punctually(start) if self._times is not None else self._send_freely(start)
-
-    def _send_freely(self, start: float) -> bool:
-        now = perf_counter()
-        more = now - start < self._turn.seconds
-        while more and self._idle and self._under_way < self._turn.connections:
-            self._post(perf_counter())
-        return more
-
-    def _send_punctually(self, start: float) -> bool:
-        assert self._times is not None
+        if self._times is None:
+            more = perf_counter() - start < self._parameters.seconds
+            while more and self._idle and self._in_flight < self._parameters.connections:
+                self._post(perf_counter())
+            return more
         while self._idle and self._next < len(self._times):
-            intended = start + self._times[self._next]
-            lateness = perf_counter() - intended
+            due = start + self._times[self._next]
+            lateness = perf_counter() - due
             if lateness < 0:
                 break
-            self._post(intended)
+            self._post(due)
             self._next += 1
-            self._found.late += lateness > LATE_SECONDS
+            self._result.late += lateness > LATE_SECONDS
         return self._next < len(self._times)
 
-    def _post(self, intended: float) -> None:
-        line = self._idle.popleft() if self._turn.apart else self._idle.pop()
-        letter = next(self._letters)
-        line.begun = intended
-        self._posted.setdefault(letter.tag, deque()).append(intended)
-        self._under_way += 1
-        line.send(letter.request)
-
-    def _patience(self, start: float) -> float:
+    def _next_timeout(self, start: float) -> float:
         if self._times is None:
-            return max(0.001, min(_PUSH_TIMEOUT_SECONDS, start + self._turn.seconds - perf_counter()))
+            return max(0.001, min(_PUSH_TIMEOUT_SECONDS, start + self._parameters.seconds - perf_counter()))
         if not self._idle or self._next == len(self._times):
             return _PUSH_TIMEOUT_SECONDS
         return max(0.0, start + self._times[self._next] - perf_counter())
 
-    def _take_answer(self, line: ClientConnection) -> None:
-        if self._answers.take(line):
-            self._accepted_us.append(int((perf_counter() - line.begun) * 1e6))
-            self._idle.append(line)
+    def _post(self, due: float) -> None:
+        connection = self._idle.popleft() if self._parameters.apart else self._idle.pop()
+        request, tag = next(self._forwards)
+        message = _InFlight(due)
+        self._by_connection[connection] = message
+        self._posted.setdefault(tag, deque()).append(message)
+        self._in_flight += 1
+        connection.send(request)
+
+    def _take_response(self, connection: ClientConnection) -> None:
+        if self._responses.take(connection):
+            message = self._by_connection[connection]
+            message.accepted = perf_counter()
+            self._accepted_us.append(int((message.accepted - message.posted) * 1e6))
+            self._idle.append(connection)
+            if message.pushed:
+                self._after_us.append(int((message.pushed - message.accepted) * 1e6))
 
     def _take_push(self, live: LiveSocket) -> None:
         for raw in live.socket.take():
-            came = perf_counter()
-            found = read_delivery_ids(live.codec.open(raw))
-            for _, tag in found:
-                self._note(tag, came)
-            live.socket.send(live.codec.acknowledgement([id_ for id_, _ in found]))
+            now = perf_counter()
+            delivered = read_delivery_ids(live.codec.open(raw))
+            for _, tag in delivered:
+                self._match(tag, now)
+            if self._parameters.acknowledge:
+                live.socket.send(live.codec.acknowledgement([id_ for id_, _ in delivered]))
             self._last = live
 
-    def _note(self, tag: str, came: float) -> None:
+    def _match(self, tag: str, now: float) -> None:
         posted = self._posted.get(tag)
         if not posted:
-            self._found.repeated += 1
+            self._result.repeated += 1
             return
-        self._under_way -= 1
-        self._found.pushed += 1
-        self._pushed_us.append(int((came - posted.popleft()) * 1e6))
-
-
-_READ_BYTES = 1 << 18
-_DRAIN_TIMEOUT_SECONDS = 30.0
-
-RequestSequence = Generator[bytes, bytes, None]
+        message = posted.popleft()
+        message.pushed = now
+        self._in_flight -= 1
+        self._result.pushed += 1
+        self._pushed_us.append(int((now - message.posted) * 1e6))
+        if message.accepted:
+            self._after_us.append(int((now - message.accepted) * 1e6))
 
 
 @dataclass(slots=True)
 class DrainResult:
     """
-    :param messages: fetched and acknowledged.
-    :param requests: that this took.
+    What was fetched and acknowledged.
+
     :param latencies_us: of each request.
     """
 
@@ -308,89 +300,80 @@ class DrainResult:
 
 class DrainRunner:
     """
-    Everything that waits for some wallets, fetched on several connections at once.
+    Fetches and acknowledges everything queued for some wallets (Pickup 3.0), over several HTTP connections.
 
-    :param address: host, port and path of the mediator.
+    :param url: of the mediator.
     :param limit: messages in one delivery at most.
     """
 
-    def __init__(
-        self, address: tuple[str, int, str], codecs: Iterable[FastMessageCodec], connections: int, limit: int
-    ) -> None:
-        self._host, self._port, self._path = address
+    def __init__(self, url: str, codecs: Sequence[FastMessageCodec], connections: int, limit: int) -> None:
+        target = urlsplit(url)
+        self._host, self._port, self._path = target.hostname or "", target.port or 80, target.path or "/"
         self._codecs = iter(codecs)
-        self._connections = connections
+        self._count = connections
         self._limit = limit
-        self.found = DrainResult()
+        self._result = DrainResult()
 
     def run(self) -> DrainResult:
         """
-        Until nothing waits any more.
+        Run until all queues are empty.
 
-        :raise Unreadable: an answer that is neither a delivery nor a status.
+        :raise UnreadableMessage: a response that is neither a delivery nor a status.
         """
-        lines = [ClientConnection(open_connection(self._host, self._port)) for _ in range(self._connections)]
+        connections = [ClientConnection(open_connection(self._host, self._port)) for _ in range(self._count)]
         start, start_cpu = perf_counter(), process_time()
+        busy: dict[int, tuple[ClientConnection, Generator[bytes, bytes]]] = {}
         try:
-            self._exchange(lines)
+            with select.epoll() as epoll:
+                for connection in connections:
+                    dialogue = self._dialogue(self._codecs)
+                    if (request := next(dialogue, None)) is not None:
+                        epoll.register(connection.fileno(), select.EPOLLIN)
+                        busy[connection.fileno()] = connection, dialogue
+                        self._send(connection, request)
+                while busy:
+                    for number, _ in epoll.poll(_RESPONSE_TIMEOUT_SECONDS) or raise_timeout():
+                        connection, dialogue = busy[number]
+                        response = connection.receive_response()
+                        if response is not None and not self._continue(connection, dialogue, response):
+                            del busy[number]
         finally:
-            for line in lines:
-                line.close()
-        self.found.seconds, self.found.cpu_seconds = perf_counter() - start, process_time() - start_cpu
-        return self.found
+            for connection in connections:
+                connection.close()
+        result = self._result
+        result.seconds, result.cpu_seconds = perf_counter() - start, process_time() - start_cpu
+        return result
 
-    def _exchange(self, lines: list[ClientConnection]) -> None:
-        sequences: dict[int, tuple[ClientConnection, RequestSequence]] = {}
-        with select.epoll() as epoll:
-            for line in lines:
-                sequence = self._request_sequences(self._codecs)
-                if (request := next(sequence, None)) is not None:
-                    epoll.register(line.fileno(), select.EPOLLIN)
-                    sequences[line.fileno()] = line, sequence
-                    self._send(line, request)
-            while sequences:
-                for number, _ in epoll.poll(_DRAIN_TIMEOUT_SECONDS) or raise_timeout():
-                    if not self._take(*sequences[number]):
-                        del sequences[number]
-
-    def _take(self, line: ClientConnection, sequence: RequestSequence) -> bool:
-        """Read what came on a connection; whether there is more to be said on it."""
-        data = line.receive(_READ_BYTES)
-        if not data:
-            raise ConnectionError("the server closed a connection")
-        line.partial += data
-        if not is_complete_response(line.partial):
-            return True
-        self.found.latencies_us.append(int((perf_counter() - line.begun) * 1e6))
-        response, line.partial = line.partial, b""
-        if response[9:12] != b"200":
-            raise UnreadableMessage(f"the mediator answered {response[9:12].decode('ascii', 'replace')} to a request")
+    def _continue(self, connection: ClientConnection, dialogue: Generator[bytes, bytes], response: bytes) -> bool:
+        """Take a response and send the next request; whether there is one."""
+        self._result.latencies_us.append(int((perf_counter() - connection.started) * 1e6))
+        status, body = read_response(response)
+        if status != 200:
+            raise UnreadableMessage(f"the mediator answered {status} to a request")
         try:
-            request = sequence.send(response.partition(b"\r\n\r\n")[2])
+            self._send(connection, dialogue.send(body))
         except StopIteration:
             return False
-        self._send(line, request)
         return True
 
-    def _send(self, line: ClientConnection, packed: bytes) -> None:
-        self.found.requests += 1
-        line.begun = perf_counter()
-        line.send(encode_request(self._port, self._path, packed, host=self._host))
+    def _send(self, connection: ClientConnection, packed: bytes) -> None:
+        self._result.requests += 1
+        connection.started = perf_counter()
+        connection.send(encode_request(self._port, self._path, packed, host=self._host))
 
-    def _request_sequences(self, codecs: Iterator[FastMessageCodec]) -> RequestSequence:
-        """What is asked for on one connection, for one wallet after the other."""
+    def _dialogue(self, codecs: Iterator[FastMessageCodec]) -> Generator[bytes, bytes]:
+        """The requests on one connection, for one wallet after the other."""
         for codec in codecs:
             left = 1
             while left:
-                asked = codec.request(f"{PICKUP}/delivery-request", {"limit": self._limit})
-                answer = codec.open((yield asked))
+                answer = codec.open((yield codec.request(f"{PICKUP}/delivery-request", {"limit": self._limit})))
                 if answer["type"] != f"{PICKUP}/delivery":
                     _require_status(answer)
                     break
                 ids = [id_ for id_, _ in read_delivery_ids(answer)]
                 status = codec.open((yield codec.acknowledgement(ids, route="all")))
                 _require_status(status)
-                self.found.messages += len(ids)
+                self._result.messages += len(ids)
                 left = status["body"]["message_count"]
 
 
@@ -399,40 +382,30 @@ def _require_status(answer: Mapping[str, Any]) -> None:
         raise UnreadableMessage(f"the mediator answered with a {answer['type']}")
 
 
-@dataclass(slots=True)
-class PingResult:
-    """:param latencies_us: from when a ping was to be sent to its pong."""
-
-    latencies_us: list[int] = field(default_factory=list)
-
-
-def ping_sockets(live_sockets: Sequence[LiveSocket], seconds: float, rate: float) -> PingResult:
-    """One socket after the other in a beat, on each of which nothing else is said."""
-    found = PingResult()
-    turns = cycle(live_sockets)
+def ping_sockets(live_sockets: Sequence[LiveSocket], seconds: float, rate: float) -> list[int]:
+    """Ping idle sockets in turn at fixed intervals; microseconds from when each ping was due to its pong."""
+    latencies_us = []
+    sockets = cycle(live_sockets)
     start = perf_counter()
     for due in intended_times(rate, seconds, 0, even=True):
         select.select([], [], [], max(0.0, start + due - perf_counter()))
-        socket = next(turns).socket
-        socket.send(b"", PING_OPCODE)
-        if socket.take():
+        client = next(sockets).socket
+        client.send(b"", PING_OPCODE)
+        if client.take():
             raise RuntimeError("a message on an idle socket")
-        found.latencies_us.append(int((perf_counter() - start - due) * 1e6))
-    return found
-
-
-_WEBSOCKET_KEY = "bWVkaWF0b3JkLWJlbmNoIQ=="
-_STORM_TIMEOUT_SECONDS = 30.0
+        latencies_us.append(int((perf_counter() - start - due) * 1e6))
+    return latencies_us
 
 
 @dataclass(slots=True)
 class StormResult:
     """
-    :param sockets: that are open and in live mode.
-    :param refused: connections that were closed instead.
-    :param seconds: until the last one was.
-    :param opened_us: from the beginning to each socket being open.
-    :param live_us: likewise, to live delivery being confirmed.
+    What became of the sockets.
+
+    :param sockets: open and in live mode.
+    :param refused: closed by the server instead.
+    :param opened_us: from the start until each socket was open.
+    :param live_us: likewise, until live delivery was confirmed.
     """
 
     sockets: int = 0
@@ -444,225 +417,155 @@ class StormResult:
 
 
 class _ConnectingSocket:
-    """One connection: at first it waits to be connected, then for the handshake, then for its status."""
+    """A socket that is connecting, then waits for its handshake, then for the status of live delivery."""
 
-    __slots__ = ("handshake", "open", "received", "socket", "live_request")
+    __slots__ = ("is_open", "live_request", "received", "socket")
 
-    def __init__(self, codec: FastMessageCodec, address: tuple[str, int], handshake: bytes) -> None:
+    def __init__(self, codec: FastMessageCodec, address: tuple[str, int]) -> None:
         self.socket = socket.socket()
         self.socket.setblocking(False)
-        self.handshake = handshake
-        self.open = False
+        self.is_open = False
         self.received = b""
-        live_request = codec.request(f"{PICKUP}/live-delivery-change", {"live_delivery": True})
-        self.live_request = encode_frame(live_request, TEXT_OPCODE)
+        request = codec.request(f"{PICKUP}/live-delivery-change", {"live_delivery": True})
+        self.live_request = encode_frame(request, TEXT_OPCODE)
         if self.socket.connect_ex(address) not in (0, errno.EINPROGRESS):
             raise ConnectionError("no connection")
-
-    def receive(self) -> None:
-        """
-        Read what has come.
-
-        :raise ConnectionError: the other side closed.
-        """
-        data = self.socket.recv(65536)
-        if not data:
-            raise ConnectionError("the server closed a WebSocket")
-        self.received += data
-
-    def has_opened(self) -> bool:
-        """Whether the handshake is through."""
-        head, mark, rest = self.received.partition(b"\r\n\r\n")
-        if not mark:
-            return False
-        if not head.startswith(b"HTTP/1.1 101"):
-            raise ConnectionError("the server did not open a WebSocket")
-        self.received, self.open = rest, True
-        return True
 
 
 class ConnectionStorm:
     """
-    So many sockets at once.
+    Opens many sockets at once, as wallets do after a network outage.
 
-    :param url: of the mediator's WebSocket endpoint.
-    :param couriers: of the wallets that come; more sockets than wallets make several sockets of one.
+    :param url: the mediator's WebSocket endpoint.
+    :param codecs: of the wallets; with more sockets than wallets several sockets belong to one.
     """
 
     def __init__(self, url: str, codecs: Sequence[FastMessageCodec], sockets: int) -> None:
         target = urlsplit(url)
         self._address = (target.hostname or "", target.port or 80)
-        self._handshake = (
-            f"GET {target.path or '/'} HTTP/1.1\r\nHost: {self._address[0]}:{self._address[1]}\r\n"
-            f"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: {_WEBSOCKET_KEY}\r\n"
-            "Sec-WebSocket-Version: 13\r\n\r\n"
-        ).encode()
+        self._handshake = build_handshake(url)
         self._codecs = codecs
         self._count = sockets
-        self._found = StormResult()
+        self._result = StormResult()
         self._start = 0.0
 
     def run(self) -> StormResult:
-        """Until everybody is there, or was refused; the sockets are closed then."""
+        """Run until every socket is in live mode or was refused, and close them."""
         start_cpu = process_time()
         self._start = perf_counter()
-        with select.epoll() as epoll:
-            connecting: dict[int, _ConnectingSocket] = {}
-            for number in range(self._count):
-                one = _ConnectingSocket(self._codecs[number % len(self._codecs)], self._address, self._handshake)
-                connecting[one.socket.fileno()] = one
-                epoll.register(one.socket.fileno(), select.EPOLLOUT)
-            try:
-                self._await_sockets(epoll, connecting)
-            finally:
-                for one in connecting.values():
-                    one.socket.close()
-        found = self._found
-        found.seconds, found.cpu_seconds = perf_counter() - self._start, process_time() - start_cpu
-        return found
+        result, connecting = self._result, dict[int, _ConnectingSocket]()
+        try:
+            with select.epoll() as epoll:
+                for number in range(self._count):
+                    one = _ConnectingSocket(self._codecs[number % len(self._codecs)], self._address)
+                    connecting[one.socket.fileno()] = one
+                    epoll.register(one.socket.fileno(), select.EPOLLOUT)
+                left = len(connecting)
+                while left:
+                    for number, event in epoll.poll(_RESPONSE_TIMEOUT_SECONDS) or raise_timeout():
+                        try:
+                            done = self._advance(connecting[number], event, epoll)
+                        except OSError:
+                            result.refused += 1
+                            done = True
+                        if done:
+                            epoll.unregister(number)
+                            left -= 1
+        finally:
+            for one in connecting.values():
+                one.socket.close()
+        result.seconds, result.cpu_seconds = perf_counter() - self._start, process_time() - start_cpu
+        return result
 
-    def _await_sockets(self, epoll: select.epoll, connecting: dict[int, _ConnectingSocket]) -> None:
-        left = len(connecting)
-        while left:
-            for number, event in epoll.poll(_STORM_TIMEOUT_SECONDS) or raise_timeout():
-                try:
-                    arrived = self._step(connecting[number], event, epoll)
-                except OSError:
-                    self._found.refused += 1
-                    arrived = True
-                if arrived:
-                    epoll.unregister(number)
-                    left -= 1
-
-    def _step(self, one: _ConnectingSocket, event: int, epoll: select.epoll) -> bool:
-        """Whether this one is where it wanted to be."""
+    def _advance(self, one: _ConnectingSocket, event: int, epoll: select.epoll) -> bool:
+        """Take one step; whether the socket is in live mode."""
         if event & select.EPOLLOUT and not event & (select.EPOLLERR | select.EPOLLHUP):
-            one.socket.send(one.handshake)
+            one.socket.send(self._handshake)
             epoll.modify(one.socket.fileno(), select.EPOLLIN)
             return False
-        one.receive()
-        if not one.open and one.has_opened():
-            self._found.opened_us.append(self._elapsed())
+        data = one.socket.recv(65536)
+        if not data:
+            raise ConnectionError("the server closed a WebSocket")
+        one.received += data
+        if not one.is_open and (rest := split_handshake(one.received)) is not None:
+            one.received, one.is_open = rest, True
+            self._result.opened_us.append(self._elapsed_us())
             one.socket.send(one.live_request)
-        if one.open and parse_frame(one.received) is not None:
-            self._found.live_us.append(self._elapsed())
-            self._found.sockets += 1
+        if one.is_open and parse_frame(one.received) is not None:
+            self._result.live_us.append(self._elapsed_us())
+            self._result.sockets += 1
             return True
         return False
 
-    def _elapsed(self) -> int:
+    def _elapsed_us(self) -> int:
         return int((perf_counter() - self._start) * 1e6)
 
 
-@dataclass(frozen=True, slots=True)
-class WalletSetup:
-    """
-    :param url: where the mediator is.
-    :param did: of the mediator, if it does not say so itself.
-    :param wallets: how many.
-    :param size: of the plaintext inside the innermost envelope, in bytes.
-    :param letters: how many different forwards, to the wallets in turn.
-    :param bodies: the file for them.
-    """
-
-    url: str
-    did: str | None
-    wallets: int
-    size: int
-    letters: int
-    bodies: str
-
-
 class WalletCommands:
-    """Those of one process."""
+    """The commands of a wallet process."""
 
     def __init__(self, setup: WalletSetup) -> None:
-        self._mediator = find_mediator(setup.url, setup.did)
-        self._group = enrol_group_at(self._mediator, setup.wallets, short=True)
-        self._codecs = [FastMessageCodec(wallet, self._mediator) for wallet in self._group.wallets]
+        mediator = find_mediator(setup.url, setup.did)
+        self._group = enrol_group(mediator, setup.wallets, short=setup.short)
+        self._codecs = self._group.make_codecs()
         self._live_sockets: list[LiveSocket] = []
-        target = urlsplit(self._group.hop.http_uri)
-        self._address = (target.hostname or "", target.port or 80)
-        own = urlsplit(self._mediator.http_uri)
-        self._own = (own.hostname or "", own.port or 80, own.path or "/")
-        packed = list(build_tagged_forwards(self._group, setup.size, setup.letters))
+        self._socket_url = setup.socket_url or mediator.ws_uri
+        hop = urlsplit(self._group.hop.http_uri)
+        self._address = (hop.hostname or "", hop.port or 80)
+        packed = list(build_tagged_forwards(self._group, setup.size, setup.forwards))
         write_bodies(Path(setup.bodies), [body for body, _ in packed])
-        self._letters = [
-            TaggedForward(encode_request(self._address[1], target.path or "/", body, host=self._address[0]), tag)
+        self._forwards = [
+            (encode_request(self._address[1], hop.path or "/", body, host=self._address[0]), tag)
             for body, tag in packed
         ]
 
-    def commands(self) -> dict[str, Callable[[dict[str, Any]], object]]:
-        """What may be asked for, and what does it."""
+    def commands(self) -> dict[str, Callable[..., object]]:
+        """The commands by name; their parameters are keyword arguments."""
         return {
-            "live": self._live,
-            "cycle": self._cycle,
-            "waiting": self._waiting,
-            "drain": self._drain,
-            "storm": self._storm,
-            "ping": self._ping,
-            "close": self._close,
-            "leave": self._leave,
+            "live": self._open_sockets,
+            "cycle": lambda **parameters: CycleRunner(
+                self._address, self._forwards, self._live_sockets, CycleParameters(**parameters)
+            ).run(),
+            "waiting": lambda: {"messages": sum(live.count_queued() for live in self._live_sockets)},
+            "drain": lambda **parameters: DrainRunner(
+                self._group.mediator.http_uri, self._codecs, **parameters
+            ).run(),
+            "storm": lambda sockets: ConnectionStorm(self._require_socket_url(), self._codecs, sockets).run(),
+            "ping": lambda **parameters: {"latencies_us": ping_sockets(self._live_sockets, **parameters)},
+            "close": self._close_sockets,
+            "leave": lambda: unregister_group(self._group),
         }
 
-    def _live(self, wanted: dict[str, Any]) -> object:
-        """:param wanted: `apart` for addresses of their own."""
-        sources = [loopback_address(number) if wanted.get("apart") else "" for number in range(len(self._codecs))]
-        url = self._socket_url()
-        self._live_sockets = [
-            LiveSocket(codec, url, source) for codec, source in zip(self._codecs, sources, strict=True)
-        ]
+    def _open_sockets(self, apart: bool = False) -> object:
+        """:param apart: each socket has its own source address."""
+        url = self._require_socket_url()
+        self._live_sockets = []
+        for number, codec in enumerate(self._codecs):
+            source = loopback_address(number) if apart else ""
+            self._live_sockets.append(LiveSocket(codec, WebSocketClient(url, source=source)))
         for live in self._live_sockets:
-            live.begin()
+            live.enable_live_delivery()
         return {"sockets": len(self._live_sockets)}
 
-    def _cycle(self, wanted: dict[str, Any]) -> object:
-        return CycleRunner(self._address, self._letters, self._live_sockets, CycleParameters(**wanted)).run()
-
-    def _waiting(self, _wanted: dict[str, Any]) -> object:
-        return {"messages": sum(live.waiting() for live in self._live_sockets)}
-
-    def _drain(self, wanted: dict[str, Any]) -> object:
-        return DrainRunner(self._own, self._codecs, **wanted).run()
-
-    def _storm(self, wanted: dict[str, Any]) -> object:
-        return ConnectionStorm(self._socket_url(), self._codecs, **wanted).run()
-
-    def _ping(self, wanted: dict[str, Any]) -> object:
-        return ping_sockets(self._live_sockets, **wanted)
-
-    def _close(self, _wanted: dict[str, Any]) -> object:
+    def _close_sockets(self) -> None:
         for live in self._live_sockets:
             live.socket.close()
         self._live_sockets = []
-        return {}
 
-    def _leave(self, _wanted: dict[str, Any]) -> object:
-        unregister_group(self._group)
-        return {}
-
-    def _socket_url(self) -> str:
-        if self._mediator.ws_uri is None:
+    def _require_socket_url(self) -> str:
+        if self._socket_url is None:
             raise RuntimeError("the mediator's DID document names no WebSocket")
-        return self._mediator.ws_uri
+        return self._socket_url
 
 
 def serve_wallets() -> None:
-    """Until there is nothing more to read."""
-    wallets = WalletCommands(WalletSetup(**json.loads(sys.stdin.readline())))
-    commands = wallets.commands()
-    _write_output_line("ready")
+    """Run the commands from standard input until its end."""
+    commands = WalletCommands(WalletSetup(**json.loads(sys.stdin.readline()))).commands()
+    print_line("ready")
     for line in sys.stdin:
-        wanted = json.loads(line)
-        found = commands[wanted.pop("do")](wanted)
-        _write_output_line(
-            json.dumps(asdict(found) if is_dataclass(found) and not isinstance(found, type) else found)
-        )
-
-
-def _write_output_line(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+        parameters = json.loads(line)
+        result = commands[parameters.pop("do")](**parameters)
+        print_line(json.dumps(asdict(result) if is_dataclass(result) and not isinstance(result, type) else result))
 
 
 if __name__ == "__main__":

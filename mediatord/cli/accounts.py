@@ -163,8 +163,7 @@ def _remove_account(did: str, records: AccountAccess, config: Config) -> list[Qu
 def _find_account(given: str, records: AccountAccess, config: Config) -> AccountSummary:
     """:raise ClickException: there is no such account."""
     from mediatord.app.core_services import get_log_key_path
-    from mediatord.observability.pseudonym_keys import read_pseudonym_keys
-    from mediatord.observability.pseudonyms import Pseudonymizer
+    from mediatord.observability.pseudonyms import Pseudonymizer, read_pseudonym_keys
     from mediatord.protocol.canonical_did import canonicalize_did
 
     record = records.account(canonicalize_did(given))

@@ -39,7 +39,7 @@ from mediatord.errors import StartupError
 from mediatord.identity.encrypted_file import make_passphrase_source
 from mediatord.identity.key_file import create_keys, load_keys
 from mediatord.net.listeners import ListenerCertificate, find_certificate_files
-from mediatord.observability.pseudonym_keys import create_pseudonym_key, read_pseudonym_keys
+from mediatord.observability.pseudonyms import create_pseudonym_key, read_pseudonym_keys
 from mediatord.private_file import PrivateFileError
 from mediatord.store.sqlite.database_file import APPLICATION_ID, describe_database_loss, read_schema_steps
 

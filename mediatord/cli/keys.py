@@ -39,8 +39,7 @@ from mediatord.identity.key_file import (
     rotate_keys,
 )
 from mediatord.identity.mediator_identity import IdentityError, MediatorIdentity, make_mediator_peer_did
-from mediatord.observability.pseudonym_keys import delete_epoch_key, read_pseudonym_keys, start_key_epoch
-from mediatord.observability.pseudonyms import Pseudonymizer
+from mediatord.observability.pseudonyms import Pseudonymizer, delete_epoch_key, read_pseudonym_keys, start_key_epoch
 from mediatord.private_file import PrivateFileError, read_private_file
 
 

@@ -209,8 +209,7 @@ def _is_valid_utf8(given: str) -> bool:
 def _find_by_pseudonym(given: str, waiting: QueueAccess, config: Config) -> str | None:
     """The DID that a short form or a pseudonym stands for."""
     from mediatord.app.core_services import get_log_key_path
-    from mediatord.observability.pseudonym_keys import read_pseudonym_keys
-    from mediatord.observability.pseudonyms import Pseudonymizer
+    from mediatord.observability.pseudonyms import Pseudonymizer, read_pseudonym_keys
 
     if given.startswith("did:") and "~" not in given:
         return None

@@ -52,8 +52,7 @@ from mediatord.errors import StartupError
 from mediatord.observability.event_log import EventLogWriter, LogOrigin, SegmentLimits
 from mediatord.observability.event_recorder import MessageEventRecorder
 from mediatord.observability.metrics import Metrics
-from mediatord.observability.pseudonym_keys import read_pseudonym_keys
-from mediatord.observability.pseudonyms import Pseudonymizer
+from mediatord.observability.pseudonyms import Pseudonymizer, read_pseudonym_keys
 from mediatord.observability.segments import RetentionLimits, seal_segment
 from mediatord.private_file import PrivateFileError
 from mediatord.protocol.canonical_did import canonicalize_did, compute_did_digest
@@ -346,7 +345,7 @@ class ProbeAccounts:
 
         given = self._config.identity
         keys = load_keys(given.keys, make_passphrase_source(given.passphrase_file))
-        return ProbeIdentities(MediatorIdentity(keys, self._config.public_url, given.former_dids).secret)
+        return ProbeIdentities(MediatorIdentity(keys, self._config.public_url, given.former_dids).root_secret)
 
 
 # In one transaction: the daemon cannot write meanwhile.

@@ -191,7 +191,7 @@ class PeriodicClusterTasks(Service):
         try:
             await task()
         except StoreUnavailable:
-            if self._warning.count():
+            if self._warning.count_occurrence():
                 _log.warn("the store was not available for a round of the cluster")
         except CancelledError:
             pass

@@ -318,7 +318,7 @@ class Membership(Service):
             self._listener.clock_differs(refused)
         else:
             self._listener.clock_agrees()
-            if self._warning.count():
+            if self._warning.count_occurrence():
                 _log.warn(f"{why}; this one tries to join them again, until it has")
         await self._sleep(JOIN_RETRY_DELAY)
         return ""

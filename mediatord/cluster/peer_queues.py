@@ -193,7 +193,7 @@ class PeerQueue:
         return None
 
     def _log_failure(self, why: str) -> None:
-        count = 0 if self._is_closed else self._warning.count()
+        count = 0 if self._is_closed else self._warning.count_occurrence()
         if count:
             _log.warn(
                 "node {name} at {address} {why}; times since this was last said: {count}",

@@ -217,7 +217,7 @@ class PeerServer:
     def _refuse(self, reason: str) -> PeerResponse:
         """Of what no node has sent, which counts."""
         self._refused(reason)
-        count = self._warning.count()
+        count = self._warning.count_occurrence()
         if count:
             _log.warn(
                 "refused {count} requests to cluster.listen, the last one because of its {reason}: from a stranger, "

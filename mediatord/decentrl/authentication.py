@@ -19,7 +19,7 @@ from mediatord.errors import (
 )
 from mediatord.observability.event_recorder import EventRecorder
 from mediatord.protocol.decentrl.commands import DecentrlCommand
-from mediatord.protocol.decentrl.signatures import verify_bytes
+from mediatord.protocol.decentrl.crypto import verify_bytes
 from mediatord.store.interfaces.decentrl import CommandGuard, IDecentrlStore
 
 _verify = measure_time(verify_bytes)

@@ -31,8 +31,8 @@ from mediatord.protocol.decentrl.contracts import (
     verify_contract_signatures,
     verify_request_signature,
 )
+from mediatord.protocol.decentrl.crypto import decode_public_key, decrypt, derive_shared_secret, generate_key_pair
 from mediatord.protocol.decentrl.did_decentrl import parse_did
-from mediatord.protocol.decentrl.encryption import decode_public_key, decrypt, derive_shared_secret, generate_key_pair
 from mediatord.ratelimit.access_control import AccessList, RegistrationQuota
 from mediatord.store.interfaces.decentrl import CommandGuard, Contract, ContractFilter, ContractRequest
 
@@ -221,7 +221,7 @@ class RegistrationHandler:
             digest=compute_contract_digest(signed),
             text=text,
         )
-        await self._quota.enrol(command_request.peer, len(text))
+        await self._quota.charge_account(command_request.peer, len(text))
         try:
             await self._context.store.save_contract(command_request.guard(), contract)
         except MediatorError:

@@ -94,13 +94,13 @@ class DecentrlDispatcher:
         command_request: CommandRequest | None = None
         command: DecentrlCommand | None = None
         memory, size = self._admission.memory, len(raw)
-        has_memory = memory.take(peer, size)
+        has_memory = memory.try_acquire(peer, size)
         try:
             if not has_memory:
-                await memory.wait(peer, size)
+                await memory.acquire(peer, size)
                 has_memory = True
             await self._admission.check_before_read(peer, len(raw))
-            await self._admission.command(peer, len(raw))
+            await self._admission.charge_command(peer, len(raw))
             try:
                 command = parse_command(raw)
             except MediatorError:
@@ -118,7 +118,7 @@ class DecentrlDispatcher:
             reply = build_error_reply(InternalFault())
         finally:
             if has_memory:
-                memory.refund(peer, size)
+                memory.release(peer, size)
         self._finish_record(
             record, reply, command.name if command else None, command_request.sender if command_request else None
         )
@@ -128,7 +128,7 @@ class DecentrlDispatcher:
         """`GET /public/:did`; never raises."""
         record = self._context.recorder.begin_request("decentrl", peer, 0)
         try:
-            await self._admission.reader(peer)
+            await self._admission.charge_public_read(peer)
             reply = DecentrlReply(200, encoding.dumps(await self._channels.read(did, arguments)))
         except MediatorError as error:
             release_traceback(error)
@@ -190,10 +190,10 @@ class DecentrlDispatcher:
         """
         if outgoing:
             await self._admission.charge_anonymous(peer, compute_request_cost(size))
-            await self._admission.sender(command_request.sender, None, peer)
+            await self._admission.charge_sender(command_request.sender, None, peer)
             return
         try:
-            await self._admission.account(command_request.sender, peer, cost)
+            await self._admission.charge_account(command_request.sender, peer, cost)
         except RateLimitExceeded:
             # The peer pays for reading and verifying; it need not be the identity itself.
             self._admission.charge_failure(peer, size)

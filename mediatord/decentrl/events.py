@@ -24,7 +24,7 @@ from mediatord.protocol.decentrl.commands import (
     UpdateEventTags,
     parse_public_query,
 )
-from mediatord.protocol.decentrl.signatures import verify_event_signature
+from mediatord.protocol.decentrl.crypto import verify_event_signature
 from mediatord.store.interfaces.decentrl import (
     EventFilter,
     PageRequest,

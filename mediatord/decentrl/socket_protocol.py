@@ -141,7 +141,7 @@ class DecentrlSocketProtocol:
         except MediatorError:
             context.admission.charge_failure(peer, len(frame))
             raise
-        await context.admission.account(message.did, peer)
+        await context.admission.charge_account(message.did, peer)
         return message.did
 
     def _read(self, frame: bytes, binary: bool) -> AuthenticationRequest:
@@ -167,7 +167,7 @@ class DecentrlSocketProtocol:
     def _fail(self, record: RequestRecord, fault: type[MediatorError]) -> None:
         wire = get_decentrl_close_code(fault)
         self._session.send(encoding.dumps({"type": "AUTH_FAILED", "code": wire.code}))
-        self._session.close(wire.close, wire.code)
+        self._session.close(wire.close_code, wire.code)
         self._context.recorder.record_authentication_failure(self._session.name, wire.code)
         self._finish_record(record, wire.status, None, fault, wire.code)
 

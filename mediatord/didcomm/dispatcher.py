@@ -165,7 +165,7 @@ class SmallProtocols:
         self, received: UnpackedMessage, account: Account | None, origin: MessageOrigin
     ) -> OutgoingMessage | None:
         """A `ping-response`, unless none is wanted or nobody is known to send it to."""
-        if not is_response_requested(received.message.object()) or received.authcrypt_sender is None:
+        if not is_response_requested(received.message.require_body()) or received.authcrypt_sender is None:
             return None
         return self._packer.answer(received.message, PING_RESPONSE, {})
 
@@ -173,7 +173,7 @@ class SmallProtocols:
         self, received: UnpackedMessage, account: Account | None, origin: MessageOrigin
     ) -> OutgoingMessage | None:
         """What is served, as far as it was asked for."""
-        found = select_features(parse_queries(received.message.object()), self._max_receive_bytes())
+        found = select_features(parse_queries(received.message.require_body()), self._max_receive_bytes())
         return self._packer.answer(received.message, DISCLOSE, {"disclosures": found})
 
     async def problem_report(
@@ -280,10 +280,10 @@ class DIDCommDispatcher:
         record = self._context.recorder.begin_request("didcomm", origin.peer, len(raw))
         received: UnpackedMessage | None = None
         memory, peer, size = self._context.admission.memory, origin.peer, len(raw)
-        has_memory = memory.take(peer, size)
+        has_memory = memory.try_acquire(peer, size)
         try:
             if not has_memory:
-                await memory.wait(peer, size)
+                await memory.acquire(peer, size)
                 has_memory = True
             received = await self._open(raw, origin)
             reply = await self._serve(record, received, origin)
@@ -296,7 +296,7 @@ class DIDCommDispatcher:
             reply = self._context.packer.refuse(InternalFault(), None)
         finally:
             if has_memory:
-                memory.refund(peer, size)
+                memory.release(peer, size)
         self._finish_record(record, received, reply, origin)
         return reply
 
@@ -304,7 +304,7 @@ class DIDCommDispatcher:
         admission = self._context.admission
         await admission.check_before_read(origin.peer, len(raw), compute_request_cost(len(raw)))
         try:
-            envelope = jwe.parse(raw)
+            envelope = jwe.parse_envelope(raw)
         except MediatorError as error:
             try:
                 admission.check_before_decryption(origin.peer, authenticated=False)
@@ -376,7 +376,7 @@ class DIDCommDispatcher:
         if account is None:
             await self._context.admission.charge_anonymous(origin.peer, compute_request_cost(record.size))
         else:
-            await self._context.admission.account(account.did, origin.peer, compute_request_cost(record.size))
+            await self._context.admission.charge_account(account.did, origin.peer, compute_request_cost(record.size))
 
     async def _answer(
         self, received: UnpackedMessage, account: Account | None, origin: MessageOrigin
@@ -407,7 +407,7 @@ class DIDCommDispatcher:
         if prior is None or any(map(self._context.access.denies, (prior, authcrypt_sender.did))):
             return False
         size = len(authcrypt_sender.did) + len(authcrypt_sender.document.did)
-        await self._context.registrations.register(origin.peer, size)
+        await self._context.registrations.charge_registration(origin.peer, size)
         try:
             moved = await self._context.store.move_account(prior, authcrypt_sender.did)
         except MediatorError:

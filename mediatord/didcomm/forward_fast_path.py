@@ -166,7 +166,7 @@ class ForwardFastPath:
                         one.recipient,
                         (Payload(context.new_message_id(now), forward.payload, forward.form),),
                         compute_expiry(forward, now, self._settings.ttl),
-                        origin=context.origins.of(one.recipient, one.record.peer, None),
+                        origin=context.origins.compute(one.recipient, one.record.peer, None),
                     )
                 )
             with request_scope(context.clock):

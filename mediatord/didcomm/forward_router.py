@@ -162,7 +162,7 @@ class ForwardRouter:
         if ours:
             return await self._unwrap(payloads, origin, descent)
         held = compute_delay(message, self._settings.max_delay, self._context.uniform)
-        party = self._context.origins.of(recipient, origin.peer, descent.sender)
+        party = self._context.origins.compute(recipient, origin.peer, descent.sender)
         return [_ForwardPlan(recipient, party, payloads, expires_at, now + held if held > 0 else None)]
 
     async def _check_sender(self, received: UnpackedMessage, origin: MessageOrigin, count: int) -> str | None:
@@ -172,7 +172,7 @@ class ForwardRouter:
         # The very same forward again may be somebody else's doing, and is never charged to its sender twice.
         is_new = self._is_new(received.digest)
         if is_new:
-            await self._context.admission.sender(received.sender, received.message.sender, origin.peer, count)
+            await self._context.admission.charge_sender(received.sender, received.message.sender, origin.peer, count)
         if self._settings.registered_senders_only:
             sender = received.sender
             if sender is None or await self._context.store.get_account(sender) is None:
@@ -221,7 +221,7 @@ class ForwardRouter:
         deposits: list[_ForwardPlan] = []
         for payload, _ in payloads:
             try:
-                inner = await self._context.unpacker.open(jwe.parse(payload), origin.peer)
+                inner = await self._context.unpacker.open(jwe.parse_envelope(payload), origin.peer)
             except (StoreUnavailable, RateLimitExceeded):
                 raise
             except MediatorError:

@@ -313,7 +313,7 @@ async def _run_logging_failures(work: Awaitable[None], what: str, warning: LogTh
     try:
         await work
     except StoreUnavailable:
-        if warning.count():
+        if warning.count_occurrence():
             _log.warn("the store was not available for {what}", what=what)
     except CancelledError:
         pass

@@ -96,9 +96,9 @@ class OwnershipVerifier:
             await self._store.release_nonce(digest)
 
     async def _proven(self, raw: bytes, account: Account, origin: MessageOrigin) -> dict[bytes, bytes]:
-        await self._admission.account(account.did, origin.peer)
+        await self._admission.charge_account(account.did, origin.peer)
         try:
-            proof = await self._unpacker.open(jwe.parse(raw), origin.peer)
+            proof = await self._unpacker.open(jwe.parse_envelope(raw), origin.peer)
         except (StoreUnavailable, RateLimitExceeded):
             raise
         except MediatorError:
@@ -211,7 +211,7 @@ class MediationCoordinator:
         # The long form of a did:peer:4 is kept as well.
         did, long = authcrypt_sender.did, authcrypt_sender.document.did
         size = len(did) + (len(long) if long != did else 0)
-        await self._quota.enrol(origin.peer, size)
+        await self._quota.charge_account(origin.peer, size)
         try:
             await self._store.grant(did)
         except MediatorError:
@@ -221,7 +221,7 @@ class MediationCoordinator:
     async def update(self, received: UnpackedMessage, account: Account, origin: MessageOrigin) -> ResponseContent:
         """One result an entry, in order; what does not concern the store is refused here."""
         mediation_version = MEDIATION_VERSIONS[received.message.type.major]
-        updates = parse_updates(received.message.object())
+        updates = parse_updates(received.message.require_body())
         proven = await self._ownership.proven(received, account, origin)
         try:
             allowed = [self._is_sane(one) and await self._may_add(one, account, proven) for one in updates]
@@ -266,10 +266,10 @@ class MediationCoordinator:
         names = [name for name, action in wanted if action == "add"]
         size = sum(map(len, names))
         try:
-            await self._quota.register(origin.peer, size)
+            await self._quota.charge_registration(origin.peer, size)
         except RateLimitExceeded:
             size = sum([len(name) for name in names if await self._is_new(name, account)])
-            await self._quota.register(origin.peer, size)
+            await self._quota.charge_registration(origin.peer, size)
         return size
 
     async def _is_new(self, name: str, account: Account) -> bool:
@@ -327,7 +327,7 @@ class MediationCoordinator:
     async def query(self, received: UnpackedMessage, account: Account, origin: MessageOrigin) -> ResponseContent:
         """The account's recipient DIDs in order of registration."""
         mediation_version: MediationVersion = MEDIATION_VERSIONS[received.message.type.major]
-        page = parse_pagination(received.message.object())
+        page = parse_pagination(received.message.require_body())
         dids, total = await self._store.list_recipients(account.did, offset=page.offset, limit=page.limit)
         return ResponseContent(
             mediation_version.type(mediation_version.query_response),

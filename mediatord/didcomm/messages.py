@@ -238,7 +238,7 @@ class MessageUnpacker:
             value = _parse_plaintext(inner)
             if "ciphertext" not in value:
                 break
-            envelope = jwe.parse_object(value)
+            envelope = jwe.parse_envelope_object(value)
         else:
             raise DecryptionError
         signer = None
@@ -288,7 +288,7 @@ class MessageUnpacker:
 
     async def keep(self, authcrypt_sender: AuthcryptSender) -> None:
         """Remember the DID of an account, so that its short form will do from now on (reference 8.4)."""
-        await self._resolver.keep(authcrypt_sender.document.did)
+        await self._resolver.remember_long_form(authcrypt_sender.document.did)
 
     async def rotation(self, message: Message, peer: str) -> str | None:
         """
@@ -430,9 +430,11 @@ class MessagePacker:
         if received.authcrypt_sender is None:
             return self.refuse_anonymous(error, message.id, message.thread, received.own_kid)
         report = self._report(error, message.id, message.thread)
-        if wire.packed is None:
+        if wire.encrypted_status is None:
             return self._reply(error, wire.status, self.plain(report), PLAINTEXT_MEDIA_TYPE)
-        return self._reply(error, wire.packed, self.pack(report, received.authcrypt_sender), ENCRYPTED_MEDIA_TYPE)
+        return self._reply(
+            error, wire.encrypted_status, self.pack(report, received.authcrypt_sender), ENCRYPTED_MEDIA_TYPE
+        )
 
     def refuse_anonymous(self, error: MediatorError, id_: str, thread: str, kid: str) -> DIDCommReply:
         """
@@ -446,7 +448,7 @@ class MessagePacker:
         :param kid: our key that it was encrypted to.
         """
         wire, report = get_didcomm_error_code(error), self._report(error, id_, thread)
-        named_key = self._signing_key_for(kid) if wire.signed else None
+        named_key = self._signing_key_for(kid) if wire.is_signed else None
         if named_key is None:
             return self._reply(error, wire.status, self.plain(report), PLAINTEXT_MEDIA_TYPE)
         plaintext = report.plaintext(sender=strip_did_url(kid), to=None, created_time=self._now())

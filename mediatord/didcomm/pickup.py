@@ -66,14 +66,14 @@ class Pickup:
         self, received: UnpackedMessage, account: Account, origin: MessageOrigin
     ) -> ResponseContent:
         """How much waits, for all of the account or for one of its recipient DIDs."""
-        named = parse_recipient(received.message.object())
+        named = parse_recipient(received.message.require_body())
         return await self._status(account, origin, named, await self._own(account, named))
 
     async def delivery_request(
         self, received: UnpackedMessage, account: Account, origin: MessageOrigin
     ) -> ResponseContent:
         """The oldest messages, or a `status` when there are none; nothing is removed by this."""
-        body = received.message.object()
+        body = received.message.require_body()
         named = parse_recipient(body)
         limit = parse_limit(body, self._settings.delivery_limit)
         recipient = await self._own(account, named)
@@ -93,7 +93,7 @@ class Pickup:
 
     async def acknowledge(self, received: UnpackedMessage, account: Account) -> None:
         """Remove what was acknowledged by a `messages-received`, if it belongs to this account."""
-        ids = parse_message_ids(received.message.object())
+        ids = parse_message_ids(received.message.require_body())
         if ids:
             removed = await self._store.acknowledge(account.did, ids)
             pushed = self._live.resolve_pushes(one.id for one in removed)
@@ -113,7 +113,7 @@ class Pickup:
 
         What came before other nodes know of the socket is in the status, what comes after that is pushed.
         """
-        wanted = parse_live_delivery(received.message.object())
+        wanted = parse_live_delivery(received.message.require_body())
         if wanted and origin.session is None:
             raise LiveModeUnsupported
         if origin.session is not None:

@@ -601,7 +601,7 @@ def _list_didcomm_statuses() -> list[int]:
         {
             status
             for wire in DIDCOMM_ERROR_CODES.values()
-            for status in (wire.status, wire.packed or 400)
+            for status in (wire.status, wire.encrypted_status or 400)
             if status >= 400
         }
     )
@@ -612,9 +612,9 @@ def _build_didcomm_content(status: int) -> dict[str, Schema]:
     A problem report, encrypted or signed where it can be; what is refused before anything is read is told in JSON.
     """
     content = {PLAINTEXT_MEDIA_TYPE: build_ref("ProblemReport")}
-    if status in {wire.status for wire in DIDCOMM_ERROR_CODES.values() if wire.signed}:
+    if status in {wire.status for wire in DIDCOMM_ERROR_CODES.values() if wire.is_signed}:
         content[SIGNED_TYPE] = build_ref("JWS")
-    if status in {wire.packed for wire in DIDCOMM_ERROR_CODES.values()}:
+    if status in {wire.encrypted_status for wire in DIDCOMM_ERROR_CODES.values()}:
         content[ENCRYPTED_MEDIA_TYPE] = build_ref("JWE")
     if status in _JSON_ERROR_STATUSES:
         content[_JSON_TYPE] = build_ref("Trouble")

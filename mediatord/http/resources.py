@@ -438,12 +438,12 @@ class HealthResource(PathResource):
             try:
                 await self._front.ping_store()
             except (StoreUnavailable, ShutdownInProgress) as error:
-                self._front.metrics.storage_up(False)
+                self._front.metrics.set_storage_up(False)
                 stopping = isinstance(error, ShutdownInProgress)
                 return _build_unavailable(
                     "stopping" if stopping else self._front.store_trouble() or "store unavailable"
                 )
-            self._front.metrics.storage_up(True)
+            self._front.metrics.set_storage_up(True)
             trouble = self._front.store_trouble() or self._front.trouble()
             return (
                 _build_unavailable(trouble) if trouble else HTTPResponse(200, b'{"status":"ok"}', JSON_CONTENT_TYPE)

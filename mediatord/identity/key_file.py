@@ -80,7 +80,7 @@ class KeySet:
     prepared: tuple[NamedKey, ...] = field(repr=False, default=())
     retired_root: RootKeys | None = None
 
-    def first(self, curve: Curve) -> NamedKey | None:
+    def current_key(self, curve: Curve) -> NamedKey | None:
         """Id and key of the current key of a curve."""
         return next(((kid, key) for kid, key in self.keys if key.curve == curve), None)
 
@@ -311,7 +311,7 @@ def _generate_next_keys(keys: KeySet) -> list[JWK]:
     """New keys of the curves that are served, with a number of their own."""
     taken = {kid for kid, _ in keys}
     number = 1 + max((int(found[1]) for kid in taken if (found := _NUMBERED_KID.fullmatch(kid))), default=1)
-    served = [(name, curve) for name, curve in _SERVED_CURVES if keys.first(curve) is not None]
+    served = [(name, curve) for name, curve in _SERVED_CURVES if keys.current_key(curve) is not None]
     return [{"kid": f"{name}-{number}", **PrivateKey.generate(curve).jwk()} for name, curve in served]
 
 
@@ -330,7 +330,7 @@ def _parse_key_set(document: dict[str, Any], name: object) -> KeySet:
         keys = KeySet(present, prepared, _parse_root(document["root"]) if "root" in document else None)
     except (ValueError, TypeError, KeyError, AttributeError):
         raise _make_key_set_error(name) from None
-    if keys.first("X25519") is None or keys.first("Ed25519") is None:
+    if keys.current_key("X25519") is None or keys.current_key("Ed25519") is None:
         raise PrivateFileError(f"{name} lacks a key: expected an X25519 and an Ed25519 key at least")
     if len({kid for kid, _ in keys}) != len(present) + len(prepared):
         raise PrivateFileError(f"{name} has two keys of one kid: expected each kid once")

@@ -81,7 +81,7 @@ class MediatorIdentity:
         self.decentrl_dids = frozenset((self.web_did, *webs))
 
     @property
-    def digest(self) -> bytes:
+    def fingerprint(self) -> bytes:
         """
         The same for processes that are the same mediator, whichever keys they have come to: the DIDs of its oldest
         keys are, which hold these and the public URL.
@@ -89,7 +89,7 @@ class MediatorIdentity:
         return sha256(f"{self._root_did} {self.web_did}".encode()).digest()
 
     @property
-    def secret(self) -> bytes:
+    def root_secret(self) -> bytes:
         """32 bytes that stay the same for as long as the oldest keys are not retired: a secret."""
         return hmac.digest(self._keys.oldest[1].secret, b"mediatord", "sha256")
 
@@ -168,7 +168,7 @@ class MediatorIdentity:
 
     def is_successor_of(self, before: MediatorIdentity) -> bool:
         """Whether this may be what an earlier identity has become: some of the keys are the same."""
-        return self.digest == before.digest or any(key in before.keys for key in self._keys)
+        return self.fingerprint == before.fingerprint or any(key in before.keys for key in self._keys)
 
     def find_missing_dids(self, before: MediatorIdentity) -> list[str]:
         """The DIDs that were accepted by an earlier identity and are not by this one."""
@@ -176,7 +176,7 @@ class MediatorIdentity:
         return [did for did in names if not self.owns(did)]
 
     def _current(self, curve: Curve) -> PrivateKey:
-        found = self._keys.first(curve)
+        found = self._keys.current_key(curve)
         if found is None:
             raise IdentityError(f"the key set lacks an {curve} key")
         return found[1]
@@ -192,7 +192,7 @@ class MediatorIdentity:
         document = make_mediator_document(did, self.signing_key, self.prekey_public, public_url, raw=self._raw_keys)
         former = [found for found in self._keys.keys if found[1].curve == "Ed25519"][1:]
         document["verificationMethod"] += [self._signing_method(kid, key.public) for kid, key in former]
-        others = [found for curve in _NIST_CURVES if (found := self._keys.first(curve))]
+        others = [found for curve in _NIST_CURVES if (found := self._keys.current_key(curve))]
         document["keyAgreement"] += [_make_json_web_key(did, kid, key.public) for kid, key in others]
         document["service"] += [
             {

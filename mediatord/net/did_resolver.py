@@ -46,7 +46,7 @@ class IDIDResolver(Interface):
         :raise StoreUnavailable: the long form of a did:peer:4 could not be looked up.
         """
 
-    def keep(did: str) -> Awaitable[None]:
+    def remember_long_form(did: str) -> Awaitable[None]:
         """
         Remember the long form of a did:peer:4 whose holder has proven itself, so that the short form resolves from
         now on, also after a restart (reference 8.4). Other DIDs need no memory.
@@ -268,7 +268,7 @@ class DIDResolver:
             return succeed(document)
         return Deferred.fromCoroutine(self._resolve(did, peer))
 
-    async def keep(self, did: str) -> None:
+    async def remember_long_form(self, did: str) -> None:
         """See :class:`~mediatord.net.did_resolver.IDIDResolver`."""
         short = canonicalize_did(did)
         if not did.startswith(f"{short}:") or self._remembered.get(did):

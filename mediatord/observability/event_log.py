@@ -226,13 +226,13 @@ class SegmentLimits:
 class EventLogObserver(Protocol):
     """Counts what happens to the log, and supplies the counters that are logged."""
 
-    def totals(self) -> Mapping[str, int]:
+    def collect_totals(self) -> Mapping[str, int]:
         """Fields of the event `counters`."""
 
-    def lost(self) -> None:
+    def count_lost_line(self) -> None:
         """A line was not written."""
 
-    def deleted(self, segments: int, unread: int) -> None:
+    def count_deleted_segments(self, segments: int, unread: int) -> None:
         """Closed segments were deleted, `unread` of them before the analysis had read them."""
 
     def count_recreated_directory(self) -> None:
@@ -425,7 +425,7 @@ class EventLogWriter(Service):
     def _lost(self) -> None:
         self.dropped += 1
         if self.observer is not None:
-            self.observer.lost()
+            self.observer.count_lost_line()
 
     def _give_up(self, lines: int) -> None:
         """Lines of a segment that is closed now could not be written."""
@@ -453,7 +453,7 @@ class EventLogWriter(Service):
                 segments=deleted.unread,
             )
         if deleted.segments and self.observer is not None:
-            self.observer.deleted(deleted.segments, deleted.unread)
+            self.observer.count_deleted_segments(deleted.segments, deleted.unread)
 
     def _read_segments(self) -> frozenset[str] | None:
         """Segments that the analysis has read, none if that is unknown; None if there is no analysis."""
@@ -558,7 +558,7 @@ class EventLogWriter(Service):
         """
         segment = self._segment
         if self.observer is not None and "counters" in self._written:
-            self._append("counters", self.observer.totals())
+            self._append("counters", self.observer.collect_totals())
         last = {"seq_first": segment.seq_first, "seq_last": self._seq + 1, "lines": segment.lines + 1}
         self._append("log.close", {**last, "dropped": segment.dropped})
         self._sink.flush()

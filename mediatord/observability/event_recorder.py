@@ -184,7 +184,7 @@ class MessageEventRecorder:
         self._attempts.pop(removed.id, None)
         self.metrics.delivered.value += 1
         seconds = max(0.0, self._clock.seconds() - removed.received_at)
-        self.metrics.latency(path, seconds)
+        self.metrics.observe_delivery_latency(path, seconds)
         self._events.write(
             "msg.ack",
             {
@@ -220,7 +220,7 @@ class MessageEventRecorder:
         """Set the ledger metrics from the store's ledger."""
         for half, ledger in (("didcomm", books.didcomm), ("decentrl", books.decentrl)):
             gone = {name: getattr(ledger, name) for name in LEDGER_ENTRIES}
-            self.metrics.ledger.tell(half, {**gone, "waiting": ledger.waiting}, ledger.difference)
+            self.metrics.ledger.update(half, {**gone, "waiting": ledger.waiting}, ledger.difference)
 
     def record_ledger(self, store: str, books: StoreLedger) -> None:
         """
@@ -360,7 +360,7 @@ class EventRecorder(MessageEventRecorder):
             return
         seconds = self.monotonic() - request_record.began
         outcome = "failed" if status >= 500 else "accepted" if fault is None else "rejected"
-        self.metrics.request(request_record.protocol, outcome, seconds)
+        self.metrics.observe_request(request_record.protocol, outcome, seconds)
         if outcome != "accepted":
             code = self._record_rejection(request_record.protocol, fault, code)
         fields: dict[str, object] = {
@@ -389,7 +389,7 @@ class EventRecorder(MessageEventRecorder):
             self.on_rejection(protocol, "internal_error", code or "")
             return None
         code = code or _find_error_code(protocol, fault).code
-        self.metrics.rejected(fault.reason)
+        self.metrics.count_rejection(fault.reason)
         self.on_rejection(protocol, fault.reason, code)
         return code
 
@@ -456,7 +456,7 @@ class EventRecorder(MessageEventRecorder):
 
     def record_account_expired(self, account: ExpiredAccount) -> None:
         """An unused account was removed."""
-        self.metrics.record_account_expired(account.reason)
+        self.metrics.count_account_expiry(account.reason)
         self._events.emit(
             "acct.expire",
             did=self._pseudonymizer.did(account.did),
@@ -528,11 +528,11 @@ class EventRecorder(MessageEventRecorder):
     def record_gauge(self, **values: int | float | None) -> None:
         """Log the gauges and the counters, once a minute."""
         self._events.emit("gauge", **values)
-        self._events.emit("counters", **self.metrics.totals())
+        self._events.emit("counters", **self.metrics.collect_totals())
 
     def record_start(self, version: str) -> None:
         """The daemon accepts requests."""
-        self.metrics.reloaded(self._clock.seconds(), True)
+        self.metrics.set_reload_result(self._clock.seconds(), True)
         self._events.emit("proc.start", version=version, reason="start", dur_ms=self._lap_ms())
 
     def record_stop(self, version: str) -> None:
@@ -543,7 +543,7 @@ class EventRecorder(MessageEventRecorder):
         self, version: str, reason: Literal["ok", "refused", "restart_needed"], seconds: float, *, success: bool
     ) -> None:
         """The configuration was reloaded in `seconds`. :param success: whether all files could be used."""
-        self.metrics.reloaded(self._clock.seconds(), success)
+        self.metrics.set_reload_result(self._clock.seconds(), success)
         self._events.emit("proc.reload", version=version, reason=reason, dur_ms=seconds * 1000)
 
     def _lap_ms(self) -> float:

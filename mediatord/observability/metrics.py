@@ -155,7 +155,7 @@ class LedgerMetrics:
         self._differences: dict[str, int | None] = {}
         registry.register(self)
 
-    def tell(self, half: str, entries: Mapping[str, int | None], difference: int | None) -> None:
+    def update(self, half: str, entries: Mapping[str, int | None], difference: int | None) -> None:
         """
         The books of one half were read.
 
@@ -313,16 +313,16 @@ class Metrics:
         self._accounts: tuple[int, int] | None = None
         Info("mediator_build", "The version that is running", registry=registry).info({"version": version})
 
-    def request(self, protocol: str, outcome: str, seconds: float) -> None:
+    def observe_request(self, protocol: str, outcome: str, seconds: float) -> None:
         """A request or frame was answered, whichever way, `seconds` after it came."""
         self._request_counter.series[protocol, outcome].value += 1
         self._duration[(protocol,)].observe(seconds)
 
-    def lost(self) -> None:
+    def count_lost_line(self) -> None:
         """A line of the event log was not written."""
         self._log_dropped.inc()
 
-    def deleted(self, segments: int, unread: int) -> None:
+    def count_deleted_segments(self, segments: int, unread: int) -> None:
         """So many closed segments of the event log were deleted, `unread` of them before the analysis read them."""
         self._log_deleted.inc(segments)
         self._log_deleted_unread.inc(unread)
@@ -331,7 +331,7 @@ class Metrics:
         """The directory of the event log had been removed, and was made again."""
         self._log_directory_recreated.inc()
 
-    def totals(self) -> dict[str, int]:
+    def collect_totals(self) -> dict[str, int]:
         """What the counters say that the event log can be compared with, as fields of the event `counters`."""
         totals = {
             "forwarded": self.forwarded.value,
@@ -348,15 +348,15 @@ class Metrics:
             totals[f"requests_{outcome}"] += tally.value
         return totals
 
-    def rejected(self, reason: str) -> None:
+    def count_rejection(self, reason: str) -> None:
         """A request or frame was refused. :param reason: name of the situation in words, as `recipient_unknown`."""
         self._rejected(reason).inc()
 
-    def count_rejections(self, reason: str) -> int:
+    def get_rejection_count(self, reason: str) -> int:
         """How often that was so."""
         return self._rejections.value(reason)
 
-    def latency(self, method: str, seconds: float) -> None:
+    def observe_delivery_latency(self, method: str, seconds: float) -> None:
         """A payload was acknowledged `seconds` after it was accepted. :param method: how it was handed over."""
         self._latency[(method,)].observe(seconds)
 
@@ -380,21 +380,21 @@ class Metrics:
         """A node-to-node request was refused: it was `malformed`, or because of its `seal`, `time` or `replay`."""
         self._refused(reason).inc()
 
-    def reloaded(self, now: float, success: bool) -> None:
+    def set_reload_result(self, now: float, success: bool) -> None:
         """The configuration was read, at the start or later. :param success: whether all of it could be used."""
         self._reload.set(success)
         if success:
             self._reloaded_at.set(now)
 
-    def certificate(self, listener: str, expiry: float) -> None:
+    def set_certificate_expiry(self, listener: str, expiry: float) -> None:
         """A listener has a certificate. :param expiry: when it ends, Unix seconds."""
         self._expiry.labels(listener).set(expiry)
 
-    def cluster_nodes(self, live: int) -> None:
+    def set_cluster_nodes(self, live: int) -> None:
         """So many nodes are live."""
         self._cluster_nodes.set(live)
 
-    def storage_up(self, up: bool) -> None:
+    def set_storage_up(self, up: bool) -> None:
         """Whether the store answered when last asked."""
         self.storage_is_up = up and not self._faults
         self._storage_up.set(self.storage_is_up)
@@ -403,26 +403,26 @@ class Metrics:
         """Something is wrong with the store, or is no longer; as long as it is, the store is not up."""
         (self._faults.add if present else self._faults.discard)(fault)
         self._storage_faults[fault].set(present)
-        self.storage_up(not self._faults)
+        self.set_storage_up(not self._faults)
 
-    def table_sizes(self, sizes: Mapping[str, int]) -> None:
+    def set_table_sizes(self, sizes: Mapping[str, int]) -> None:
         """So many bytes has each table of the store."""
         for table, size in sizes.items():
             self._table_size.labels(table).set(size)
 
-    def lag(self, seconds: float) -> None:
+    def observe_reactor_lag(self, seconds: float) -> None:
         """The reactor did so late what it was to do."""
         self._lag.observe(seconds)
 
-    def waiting(self, messages: int, oldest: float | None) -> None:
+    def set_queued_messages(self, messages: int, oldest: float | None) -> None:
         """So much waits for anybody. :param oldest: when the first of it came, Unix seconds; None if nothing does."""
         self._waiting, self._oldest = messages, oldest
 
-    def record_account_expired(self, reason: str) -> None:
+    def count_account_expiry(self, reason: str) -> None:
         """An account was removed because it was `unused` or `idle`."""
         self._accounts_expired[reason].inc()
 
-    def accounts(self, number: int, size: int) -> None:
+    def set_accounts(self, number: int, size: int) -> None:
         """There are so many accounts, whose DIDs and registrations take so many bytes."""
         self._accounts = number, size
 
@@ -440,7 +440,7 @@ class Metrics:
         """A readiness cycle did not get through. :param stage: where it ended."""
         self._failures(stage).inc()
 
-    def watch(self, buffer: str, held: Callable[[], BufferUsage]) -> None:
+    def register_buffer(self, buffer: str, held: Callable[[], BufferUsage]) -> None:
         """
         Show how full a buffer is.
 
@@ -481,7 +481,7 @@ class Metrics:
                 "mediator_oldest_message_timestamp_seconds", "When what waits longest came", self._oldest
             )
 
-    def queue_sizes(self, largest: Iterable[tuple[str, int]], other: int) -> None:
+    def set_queue_sizes(self, largest: Iterable[tuple[str, int]], other: int) -> None:
         """
         Replace all series of the queue size; empty queues have none.
 

@@ -1,8 +1,7 @@
 """
-Which DIDs are the same: one spelling for all forms of a DID and for all its DID URLs.
+Canonical form of DIDs: one spelling for all forms of a DID and for all its DID URLs.
 
-Whoever owns a DID owns it under every name, so this decides for every command that names one, for lists of DIDs and
-for the keys of stores.
+Used wherever DIDs are compared: commands, access lists, and keys of stores.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from mediatord.protocol.decentrl.did_decentrl import make_did, parse_did
 
 DIGEST_BYTES = 16
 
-# Nearly all that are forwarded to: nothing in them can be written in another way.
+# Fast check for the common forms, which have only one spelling.
 _CANONICAL_ALREADY = re.compile(r"did:(?:key:z|peer:[023])[A-Za-z0-9._-]*+")
 _DID = re.compile(r"did:([a-z0-9]++):(.++)", re.DOTALL)
-# With the parameters of former drafts of DID Core.
+# Includes the `;` parameters of former drafts of DID Core.
 _URL_PART = re.compile(r"[/?#;]")
 _ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
 _UNRESERVED = re.compile(r"[A-Za-z0-9._~-]")
@@ -28,29 +27,29 @@ _SIMPLE = re.compile(r"[A-Za-z0-9._:=-]*+")
 _STRAY_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _KEY_VERSION = re.compile(r"[0-9.]++:(?=z)")
 _PRISM_LONG = re.compile(r"([0-9a-f]{64}):.*+", re.DOTALL)
-# Nothing longer is taken anywhere.
+# Longer DIDs are rejected everywhere.
 _MAX_LENGTH = 32_768
 _DECENTRL = "did:decentrl:"
 _PEER_2 = "did:peer:2"
 _PEER_3 = "did:peer:3"
 _SHA2_256 = b"\x12\x20"
-# With a multibase prefix and the digits of a hash.
+# Multibase prefix and base58 digits of the hash.
 _PEER_3_LENGTH = len(_PEER_3) + 1 + 46
 
 
 def canonicalize_did(did_url: str) -> str:
     """
-    The DID that a DID or DID URL names, in the one spelling in which it is kept and compared.
+    The canonical spelling of the DID in a DID or DID URL.
 
-    A did:peer:4 is short, and a did:web names its host in small letters, without the usual port. What is no DID is
-    returned as it is. A did:peer:2 and its did:peer:3 are one DID too, but neither spelling can stand for the other
-    where its keys are needed: compare :func:`compute_did_digest` or ask :func:`is_same_did`.
+    A did:peer:4 is shortened; a did:web gets a lower-case host without the default port. Text that is no DID is
+    returned unchanged. A did:peer:2 and its did:peer:3 are the same DID, but both spellings are canonical, because
+    the keys are needed: compare :func:`compute_did_digest` or use :func:`is_same_did`.
     """
     return did_url if _CANONICAL_ALREADY.fullmatch(did_url) else _normalize(did_url)
 
 
 def compute_did_digest(did_url: str) -> bytes:
-    """16 bytes that are equal for all forms of one DID and all its DID URLs, and different for any other DID."""
+    """16 bytes that are equal for all forms and DID URLs of one DID, and different for any other DID."""
     did = canonicalize_did(did_url)
     if did.startswith(_PEER_2):
         hashed = sha256(did[len(_PEER_2) :].rstrip("=").encode("utf-8", "surrogatepass")).digest()
@@ -60,8 +59,11 @@ def compute_did_digest(did_url: str) -> bytes:
 
 def make_did_comparison_key(did: str) -> str:
     """
-    Of a canonical form a text that is equal for all canonical forms of one DID. It is only to be compared: it may be
-    no DID, and takes a tenth of the time of :func:`compute_did_digest`.
+    A text that is equal for all canonical forms of one DID, for comparison only; it need not be a DID.
+
+    Takes a tenth of the time of :func:`compute_did_digest`.
+
+    :param did: canonical.
     """
     if did.startswith(_PEER_2):
         hashed = sha256(did[len(_PEER_2) :].rstrip("=").encode("utf-8", "surrogatepass"))
@@ -77,15 +79,12 @@ def make_did_comparison_key(did: str) -> str:
 
 
 def is_same_did(one: str, other: str) -> bool:
-    """Whether two DIDs or DID URLs name one DID."""
+    """Whether two DIDs or DID URLs name the same DID."""
     return one == other or compute_did_digest(one) == compute_did_digest(other)
 
 
 def is_did_peer_3(did: str) -> bool:
-    """
-    Whether this canonical form may stand for a DID that has another one, a did:peer:2: what is remembered by text is
-    not to be remembered by this one.
-    """
+    """Whether a canonical form has another canonical form, a did:peer:2; it must not serve as a cache key."""
     return did.startswith(_PEER_3)
 
 
@@ -106,7 +105,7 @@ def _strip_url_parts(did_url: str) -> str:
 
 
 def _normalize_escapes(specific: str) -> str:
-    """RFC 3986, 6.2.2: what need not be escaped is not, and what must be is in capital letters."""
+    """Normalise percent-encoding (RFC 3986, 6.2.2): unescape unreserved characters, escape in upper case."""
 
     def spelling(escape: re.Match[str]) -> str:
         character = chr(int(escape[0][1:], 16))
@@ -116,7 +115,7 @@ def _normalize_escapes(specific: str) -> str:
 
 
 def _unescape(specific: str) -> str:
-    """For methods whose identifiers need no escapes: one that has some all the same is taken as what was meant."""
+    """Unescape an identifier of a method whose identifiers need no escapes."""
     plain = _strip_url_parts(unquote(specific)) if "%" in specific else specific
     return plain if _SIMPLE.fullmatch(plain) else specific
 
@@ -133,7 +132,7 @@ def _normalize_peer(specific: str) -> str:
 
 
 def _normalize_host(authority: str) -> str:
-    """:param authority: a host and perhaps a port, unescaped."""
+    """:param authority: unescaped host, with an optional port."""
     host, colon, port = authority.lower().partition(":")
     return quote(host.rstrip(".") + ("" if port in ("", "443") else colon + port), safe="")
 
@@ -144,7 +143,7 @@ def _normalize_web(specific: str) -> str:
         segments = [quote(unquote(one, errors="surrogateescape"), "", errors="surrogateescape") for one in path]
         return ":".join([_normalize_host(unquote(authority)), *([] if segments == [".well-known"] else segments)])
     except UnicodeEncodeError:
-        return specific  # half of a surrogate pair, which no DID has
+        return specific  # a lone surrogate, which no DID contains
 
 
 def _normalize_webvh(specific: str) -> str:
@@ -157,7 +156,7 @@ def _lower_case(specific: str) -> str:
 
 
 def _normalize_pkh(specific: str) -> str:
-    """Addresses of the chains of Ethereum are hexadecimal, in which capital letters are a check sum."""
+    """Addresses on Ethereum chains are hexadecimal; upper case is only a checksum."""
     specific = _normalize_escapes(specific)
     return specific.lower() if specific.startswith("eip155:") else specific
 
@@ -172,7 +171,7 @@ def _normalize_ion(specific: str) -> str:
 
 
 def _normalize_decentrl(did_url: str) -> str:
-    """Alphabets, padding and prefixes may differ; before any other part, as a slash is a digit of base64."""
+    """Unify alphabets, padding and prefixes. Tried before URL parts are stripped, since a slash is a base64 digit."""
     for text in (did_url, _strip_url_parts(did_url)):
         try:
             did = parse_did(text)

@@ -1,15 +1,8 @@
 """
-Base58 with the Bitcoin alphabet (base58btc), as multibase `z` values have it (reference 8.2).
+Base58, base64 and strict JSON of the wire formats, and access to the source text of JSON values (reference 1.6, 8.2,
+10.5).
 
-JSON and base64 as they come off the wire, read strictly and at C speed (reference 1.6 and 10.5).
-
-Every failure is a :class:`ValueError` whose text says nothing about the input.
-
-The source text of a value inside a JSON document.
-
-A parsed value does not say how it was written: integers beyond 64 bits have become floats, escapes and white space
-are gone, of members with the same name one is left. What somebody else's signature, hash or parser may depend on is
-therefore passed on as a slice of the document, not written again.
+Every decoder raises a :class:`ValueError` whose text reveals nothing of the input.
 """
 
 from __future__ import annotations
@@ -26,13 +19,13 @@ import pybase64
 
 _BASE58_ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _BASE58_DIGITS = {character: value for value, character in enumerate(_BASE58_ALPHABET)}
-# Ten digits fit in a machine word: long values (did:peer:4 documents) are worked on in pieces of that size.
+# Ten digits fit into a machine word. Long values (did:peer:4 documents) are converted in chunks of that size.
 _BASE58_CHUNK = 10
 _BASE58_CHUNK_BASE = 58**_BASE58_CHUNK
 
 
 def encode_base58(data: bytes) -> str:
-    """The digits; each leading zero byte is a leading `1`."""
+    """Encode as base58btc; each leading zero byte becomes a leading `1`."""
     rest = int.from_bytes(data, "big")
     pieces = []
     while rest:
@@ -52,7 +45,7 @@ def _encode_base58_digits(piece: int) -> str:
 
 def decode_base58(text: str) -> bytes:
     """
-    The bytes. The work grows with the square of the length, so bound it first (8192 characters take a millisecond).
+    Decode base58btc. Takes quadratic time, so callers bound the length first (8192 characters take 1 ms).
 
     :raise ValueError: a character outside the alphabet.
     """
@@ -70,8 +63,8 @@ def decode_base58(text: str) -> bytes:
     return bytes(len(text) - len(digits)) + number.to_bytes((number.bit_length() + 7) // 8, "big")
 
 
-# What the last character of an unpadded group may be: the bits it has too many must be zero, or one envelope could
-# be written in several ways.
+# Allowed last characters of an unpadded group: its unused bits must be zero, or one envelope would have several
+# encodings.
 _FINAL_CHARACTERS = ("", "", "AQgw", "AEIMQUYcgkosw048")
 _PADDING = ("", "", "==", "=")
 _FINAL_BYTES = tuple(last.encode() for last in _FINAL_CHARACTERS)
@@ -79,10 +72,10 @@ _PADDING_BYTES = tuple(padding.encode() for padding in _PADDING)
 _WHITE_SPACE = b" \t\r\n\f\v"
 _URL_TO_STANDARD = bytes.maketrans(b"-_", b"+/")
 
-# Values in one text. One that takes three bytes in it may take 200 in memory.
+# Maximum number of JSON values in one document. A value of three bytes can take 200 bytes of memory once parsed.
 MAX_VALUES = 50_000
-# Matches more than so many commas, brackets and braces outside of strings. Possessive, so that it looks at no byte
-# twice and keeps nothing.
+# Matches more than MAX_VALUES commas, brackets and braces outside of strings. Possessive: linear time, no
+# backtracking.
 _EXCESS_VALUES = re.compile(
     rb'(?>(?>[^",\[{]++|"(?>[^"\\]++|\\.)*+"?)*+[,\[{]){%d}+' % (MAX_VALUES + 1),
     re.DOTALL,
@@ -91,10 +84,10 @@ _EXCESS_VALUES = re.compile(
 
 def loads(raw: bytes | str) -> Any:
     """
-    Any JSON value. Integers beyond 64 bits come back as floats.
+    Parse JSON. Integers beyond 64 bits become floats.
 
-    :raise ValueError: not JSON, not UTF-8, NaN or an infinity, nested more than 1024 deep, or of more than
-        :data:`MAX_YAML_VALUES` values.
+    :raise ValueError: not JSON, not UTF-8, NaN or an infinity, nested more than 1024 deep, or more than
+        :data:`MAX_VALUES` values.
     """
     if len(raw) > MAX_VALUES:
         check_value_count(raw)
@@ -106,9 +99,9 @@ def loads(raw: bytes | str) -> Any:
 
 def loads_object(raw: bytes | str) -> dict[str, Any]:
     """
-    A JSON object; of members with the same name the last one counts.
+    Parse a JSON object; the last of duplicate members wins.
 
-    :raise ValueError: as :func:`loads`, or some other JSON value.
+    :raise ValueError: as :func:`loads`, or another JSON value.
     """
     if len(raw) > MAX_VALUES:
         check_value_count(raw)
@@ -123,9 +116,10 @@ def loads_object(raw: bytes | str) -> dict[str, Any]:
 
 def check_value_count(raw: bytes | str) -> None:
     """
-    Bound what parsing takes before it begins. Each value but the first has a comma, bracket or brace before it.
+    Limit the memory of a parsed document before parsing it: each value but the first follows a comma, bracket or
+    brace.
 
-    :raise ValueError: there are more than :data:`MAX_YAML_VALUES` values.
+    :raise ValueError: more than :data:`MAX_VALUES` values.
     """
     text = raw.encode("utf-8", "surrogatepass") if isinstance(raw, str) else raw
     marks = text.count(b",") + text.count(b"[") + text.count(b"{")
@@ -135,17 +129,17 @@ def check_value_count(raw: bytes | str) -> None:
 
 def loads_unique_members(raw: bytes) -> dict[str, Any]:
     """
-    A JSON object in which no object, however deep, has two members of the same name.
+    Parse a JSON object that has no duplicate members at any depth.
 
-    :raise ValueError: as :func:`loads_object`, or there is such a pair.
+    :raise ValueError: as :func:`loads_object`, or a duplicate.
     """
     value = loads_object(raw)
-    # Compact JSON comes back byte for byte unless a member was lost; only other spellings pay for the slow parser.
+    # Compact JSON round-trips byte by byte unless a member was lost; only other spellings need the slow parser.
     try:
         if orjson.dumps(value) == raw:
             return value
     except orjson.JSONEncodeError:
-        pass  # deeper than it writes, though not deeper than it reads
+        pass  # orjson reads deeper nesting than it writes
     try:
         json.loads(raw, object_pairs_hook=_check_unique_members)
     except (ValueError, RecursionError):
@@ -162,10 +156,10 @@ def _check_unique_members(members: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def dumps(value: object) -> bytes:
     """
-    Compact JSON in UTF-8, members in the order they have.
+    Serialise as compact UTF-8 JSON, members in their given order.
 
-    :raise ValueError: what JSON or orjson cannot write, which includes integers beyond 64 bits and values nested
-        more than 254 deep (:func:`loads` reads deeper ones).
+    :raise ValueError: not serialisable; this includes integers beyond 64 bits and nesting beyond 254 (:func:`loads`
+        reads deeper values).
     """
     try:
         return orjson.dumps(value)
@@ -175,11 +169,11 @@ def dumps(value: object) -> bytes:
 
 def decode_base64url(text: object) -> bytes:
     """
-    Base64url, without padding or with all of it, and with nothing else in between.
+    Decode base64url strictly, unpadded or fully padded.
 
-    :param text: str or bytes; whatever else JSON may have in its place is malformed too.
+    :param text: str or bytes; other JSON values are malformed.
     :raise ValueError: a foreign character (white space, `+` and `/` included), a wrong length, stray padding, or
-        bits left over at the end that are not zero.
+        unused bits that are not zero.
     """
     if not isinstance(text, str):
         text = _decode_latin1(text)
@@ -187,14 +181,14 @@ def decode_base64url(text: object) -> bytes:
     if not rest and text.endswith("="):
         text = text.rstrip("=")
         rest = len(text) % 4
-        # What is not padded to a multiple of four fails below: `=` is no last character.
+        # Wrong padding fails below, since `=` is no allowed last character.
         if not rest:
             raise ValueError("not base64url")
     if rest:
         if text[-1] not in _FINAL_CHARACTERS[rest]:
             raise ValueError("not base64url")
         text += _PADDING[rest]
-    # pybase64 takes the standard alphabet as well, even where it is told another one.
+    # pybase64 accepts the standard alphabet even if told another one.
     if "+" in text or "/" in text:
         raise ValueError("not base64url")
     try:
@@ -205,9 +199,9 @@ def decode_base64url(text: object) -> bytes:
 
 def decode_unpadded_base64url(text: bytes) -> bytes:
     """
-    The same for many bytes, without padding.
+    As :func:`decode_base64url`, for bytes without padding; faster for long input.
 
-    :raise ValueError: as :func:`decode_base64url`, or there is padding.
+    :raise ValueError: as :func:`decode_base64url`, or padding.
     """
     rest = len(text) % 4
     if rest:
@@ -234,10 +228,9 @@ def encode_base64url(data: bytes) -> str:
 
 def decode_lenient_base64(text: str) -> bytes:
     """
-    Base64 as it is found in attachments: either alphabet or both, padded or not, with white space anywhere
-    (reference 2.2).
+    Decode base64 of attachments: either alphabet, padded or not, white space anywhere (reference 2.2).
 
-    :raise ValueError: any other character, or a length that no data has.
+    :raise ValueError: any other character, or an impossible length.
     """
     try:
         body = text.encode("ascii").translate(_URL_TO_STANDARD, _WHITE_SPACE).rstrip(b"=").decode()
@@ -251,17 +244,33 @@ def decode_lenient_base64(text: str) -> bytes:
         raise ValueError("not base64") from None
 
 
+def decode_base64(text: object) -> bytes:
+    """
+    Decode base64 in either alphabet, unpadded or fully padded.
+
+    :raise ValueError: as :func:`decode_base64url`.
+    """
+    if not isinstance(text, str):
+        raise ValueError("not base64")
+    return decode_base64url(text.replace("+", "-").replace("/", "_"))
+
+
+def encode_base64(data: bytes) -> str:
+    """Base64 in the standard alphabet, padded."""
+    return pybase64.b64encode_as_string(data)
+
+
 def wrap_json_fragment(text: bytes) -> object:
-    """JSON that is written already, to be put into a larger value for :func:`dumps` as it is."""
+    """Embed serialised JSON verbatim in a value for :func:`dumps`."""
     return orjson.Fragment(text)
 
 
-# Members and items that are looked at one by one in a document. An attachment has three, a message a dozen.
+# Maximum number of members and items visited in one document. An attachment has three, a message a dozen.
 MAX_MEMBERS = 2000
 
 
 class PathStep(Enum):
-    """A step of a path."""
+    """A step of a path that is not a member name."""
 
     ITEM = "every item of an array"
 
@@ -271,7 +280,7 @@ EACH_ITEM: Final = PathStep.ITEM
 Span: TypeAlias = tuple[int, int]
 PatternMatcher: TypeAlias = Callable[[str, int], re.Match[str] | None]
 
-# Walks at C speed over a value of any size. Numbers stay texts: converting them can take quadratic time.
+# Scans values of any size at C speed. Numbers stay text, since converting them can take quadratic time.
 _scan_value = json.JSONDecoder(parse_int=str, parse_float=str).raw_decode
 _match_blank = re.compile(r"[ \t\n\r]*+").match
 _match_colon = re.compile(r"[ \t\n\r]*+:[ \t\n\r]*+").match
@@ -283,11 +292,11 @@ _DEPTH_STEPS = [1 if byte == ord("[") else -1 for byte in range(256)]
 
 
 def measure_nesting_depth(text: bytes) -> int:
-    """Objects and arrays within one another in a JSON text, the outermost counted; in linear time."""
+    """Nesting depth of objects and arrays in a JSON text, the outermost counted; linear time."""
     brackets = _STRING_LITERAL.sub(b"", text).translate(_BRACES_TO_BRACKETS, _ALL_BUT_BRACKETS)
     found = 0
     while brackets:
-        # Without the innermost pairs it is flatter by one. That is the faster way as long as they are many.
+        # Removing the innermost pairs reduces the depth by one. That is fast while there are many of them.
         fewer = brackets.replace(b"[]", b"")
         found += 1
         if 2 * len(fewer) > len(brackets):
@@ -298,9 +307,11 @@ def measure_nesting_depth(text: bytes) -> int:
 
 class JSONSource:
     """
-    A JSON document as text, and where its values stand.
+    The source text of a JSON document with access to the spans of its values.
 
-    Whether it is JSON is for a parser to say beforehand; of what is none, the spans mean nothing.
+    A parser loses details: integers beyond 64 bits become floats, escapes and white space vanish, duplicates
+    collapse. Values that are covered by somebody's signature or hash are therefore forwarded as slices of the source.
+    The document must have been validated by a parser; spans of invalid JSON are meaningless.
 
     :raise ValueError: not UTF-8.
     """
@@ -311,17 +322,16 @@ class JSONSource:
 
     def find(self, *path: str | PathStep) -> Any:
         """
-        Where a path leads to from the outermost value; of several members with the same name the last one counts, as
-        for a parser.
+        Locate a value by its path from the root; the last of duplicate members wins, as in a parser.
 
-        :param path: names of members, and :data:`EACH_ITEM` for all items of an array.
-        :return: the span of a value, None where there is none; for each item of an array, in a list.
-        :raise ValueError: it is nested too deep, or more was looked at than :data:`MAX_MEMBERS`.
+        :param path: member names, and :data:`EACH_ITEM` for every item of an array.
+        :return: the span of the value, None if absent; a list of these for each item of an array.
+        :raise ValueError: nested too deep, or more than :data:`MAX_MEMBERS` members visited.
         """
         return self._find(self._end(_match_blank, 0), path)[0]
 
     def text(self, span: Span) -> bytes:
-        """How a value is written."""
+        """The source text of a span."""
         start, end = span
         return self._text[start:end].encode()
 
@@ -329,11 +339,11 @@ class JSONSource:
         self, span: Span | None = None, *, without: Collection[str] = (), added: Mapping[str, bytes] | None = None
     ) -> bytes:
         """
-        An object with some members left out and others added; what stays is written as it was.
+        The source of an object with members removed and added; everything else stays verbatim.
 
-        :param span: of the object; the outermost value unless given.
-        :param added: JSON by name; members that have one of these names are left out.
-        :raise ValueError: as :meth:`find`, or it is no object.
+        :param span: of the object; default: the root.
+        :param added: JSON by member name; replaces members of these names.
+        :raise ValueError: as :meth:`find`, or not an object.
         """
         added = added or {}
         start = self._end(_match_blank, 0) if span is None else span[0]
@@ -352,7 +362,9 @@ class JSONSource:
         return b"{" + b",".join(members) + b"}"
 
     def _find(self, start: int, path: Sequence[str | PathStep]) -> tuple[Any, int]:
-        """What a path leads to from the value that begins there, and where that value ends: it is read only once."""
+        """
+        Locate a path below the value at `start`; also returns where that value ends, so that it is scanned only once.
+        """
         if not path or self._text[start : start + 1] != ("[" if path[0] is EACH_ITEM else "{"):
             end = self._scanned(start)[1]
             return (None if path else (start, end)), end
@@ -375,12 +387,12 @@ class JSONSource:
         return (items if step is EACH_ITEM else found), at
 
     def _first(self, start: int) -> tuple[int, bool]:
-        """Where the first entry of an object or array begins; without one, where that ends, and False."""
+        """Position of the first entry of an object or array and True; the end of an empty one and False."""
         at = self._end(_match_blank, start + 1)
         return (at + 1, False) if self._text[at : at + 1] in ("]", "}") else (at, self._counted())
 
     def _next(self, end: int) -> tuple[int, bool]:
-        """The same for the entry after the one that ends there."""
+        """As :meth:`_first`, for the entry after the one that ends at `end`."""
         separator = _match_separator(self._text, end)
         if separator is None:
             raise ValueError("not JSON")
@@ -393,7 +405,7 @@ class JSONSource:
         return True
 
     def _scanned(self, start: int) -> tuple[Any, int]:
-        """The value that begins there, with its numbers as texts, and where it ends."""
+        """The value at `start`, its numbers as text, and where it ends."""
         try:
             return _scan_value(self._text, start)
         except RecursionError:

@@ -1,24 +1,21 @@
-"""
-What the daemon sends to itself, to see whether it is well: by what such requests are known, and who counts as their
-client. They are charged to nobody, and stand in no counter and no event.
-"""
+"""Markers of the daemon's own probe requests, which are exempt from rate limits, metrics and the event log."""
 
 from __future__ import annotations
 
 from base64 import urlsafe_b64encode
 
-# Holds a secret of this daemon's processes, in lower case as HTTP heads are read.
+# Carries a secret of this daemon's processes. Lower case, as the HTTP parser delivers header names.
 PROBE_HEADER = "x-mediatord-readiness"
-# In the place of an address, and never one.
+# Client identity of probes. It is used in place of an address, and is never a valid one.
 PROBE_CLIENT = "itself"
 
-# The type of the service in DIDs of the daemon's own, and how the element that has it begins in each: as much of it
-# as base64 does not mix with what follows.
+# Service type in probe DIDs, and the beginning of that did:peer:2 element: its prefix whose base64 does not depend on
+# what follows.
 PROBE_SERVICE_TYPE = "mediatord-readiness"
 _SERVICE_PREFIX = f'{{"t":"{PROBE_SERVICE_TYPE}","s":"'.encode()
 PROBE_DID_INFIX = f".S{urlsafe_b64encode(_SERVICE_PREFIX[: len(_SERVICE_PREFIX) // 3 * 3]).decode()}"
 
 
 def resembles_probe_did(did: str) -> bool:
-    """Whether a DID has the form of the daemon's own; only who has the mediator's keys can tell whether it is one."""
+    """Whether a DID has the form of a probe DID; only a holder of the mediator's keys can verify that it is one."""
     return PROBE_DID_INFIX in did

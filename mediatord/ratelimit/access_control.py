@@ -32,7 +32,7 @@ class AccessList:
         self._allowed: _DIDPatterns | None = None
         self._denied = _DIDPatterns(())
 
-    def change(self, allow: Iterable[str] | None, deny: Iterable[str]) -> None:
+    def set_lists(self, allow: Iterable[str] | None, deny: Iterable[str]) -> None:
         """
         Go by other lists from now on.
 
@@ -89,7 +89,7 @@ class RegistrationLimits:
     trusted: frozenset[str] = frozenset()
     trusted_factor: int = 1
 
-    def overrides(self, usual: int) -> dict[str, int]:
+    def make_overrides(self, usual: int) -> dict[str, int]:
         """The limits of trusted addresses where others have the usual one."""
         return dict.fromkeys(self.trusted, usual * self.trusted_factor)
 
@@ -119,7 +119,7 @@ class RegistrationQuota:
         self._limits = limits
         self._accounts = KeyedLimiter(clock, "accounts a day", limits.accounts_per_day, allowances, DAY_SECONDS)
         self._bytes = KeyedLimiter(clock, "registered bytes a day", limits.bytes_per_day, allowances, DAY_SECONDS)
-        self.change(limits)
+        self.set_limits(limits)
         self._usage = AccountUsage(0, 0)
         self._asked_at = -inf
 
@@ -127,11 +127,11 @@ class RegistrationQuota:
         """How many keys are remembered, over both limits."""
         return len(self._accounts) + len(self._bytes)
 
-    def change(self, limits: RegistrationLimits) -> None:
+    def set_limits(self, limits: RegistrationLimits) -> None:
         """Go by other limits; what was used within the last day counts."""
         self._limits = limits
-        self._accounts.change(limits.accounts_per_day, limits.overrides(limits.accounts_per_day))
-        self._bytes.change(limits.bytes_per_day, limits.overrides(limits.bytes_per_day))
+        self._accounts.set_limit(limits.accounts_per_day, limits.make_overrides(limits.accounts_per_day))
+        self._bytes.set_limit(limits.bytes_per_day, limits.make_overrides(limits.bytes_per_day))
 
     async def usage(self) -> AccountUsage:
         """
@@ -145,7 +145,7 @@ class RegistrationQuota:
             self._asked_at = now
         return self._usage
 
-    async def enrol(self, peer: str, size: int) -> None:
+    async def charge_account(self, peer: str, size: int) -> None:
         """
         Charge an address for an account with a DID of so many bytes, or for a Decentrl registration.
 
@@ -155,7 +155,7 @@ class RegistrationQuota:
         if peer != PROBE_CLIENT:
             await self._charge(peer, 1, size)
 
-    async def register(self, peer: str, size: int) -> None:
+    async def charge_registration(self, peer: str, size: int) -> None:
         """
         Charge an address for registrations of so many bytes.
 

@@ -63,17 +63,17 @@ class QuotaStore:
         self._well = True
         self._rest_until = 0.0
 
-    def key(self, bucket: str, who: str) -> bytes:
+    def make_key(self, bucket: str, who: str) -> bytes:
         """What somebody's allowance is called in the store."""
         digest = blake2b(digest_size=16, key=self._secret)
         digest.update(f"{bucket} {who}".encode("utf-8", "surrogatepass"))
         return digest.digest()
 
-    def lease(self, limit: int) -> int:
+    def lease_size(self, limit: int) -> int:
         """How much to take of an allowance at a time, so that what nodes hold unused is 5 % of it at most."""
         return max(1, limit // (_LEASES_PER_LIMIT * max(1, self._nodes())))
 
-    def part(self, limit: int) -> int:
+    def local_limit(self, limit: int) -> int:
         """How much each process admits by itself while the store does not answer: all together, hardly more."""
         return max(1, limit // max(1, self._nodes()))
 
@@ -172,20 +172,20 @@ class _KeyQuota:
 
     def wanted(self, now: float) -> int:
         """What would do for all of them, and for what is owed."""
-        return sum([cost for cost, _ in self.waiting or ()]) - self.lease.left(now)
+        return sum([cost for cost, _ in self.waiting or ()]) - self.lease.remaining(now)
 
     def needed(self, now: float) -> int:
         """What would do for the first, and for what is owed."""
-        return (self.waiting[0][0] if self.waiting else 0) - self.lease.left(now)
+        return (self.waiting[0][0] if self.waiting else 0) - self.lease.remaining(now)
 
     def has_work(self, now: float) -> bool:
         """Whether anybody still waits, or something is owed that may be had."""
         self.serve(now)
-        return bool(self.waiting) or (self.lease.left(now) < 0 and not self.lease.wait(0, now))
+        return bool(self.waiting) or (self.lease.remaining(now) < 0 and not self.lease.wait(0, now))
 
     def serve(self, now: float) -> None:
         """Let all go on for whom there is enough, in the order in which they came."""
-        while self.waiting and self.lease.use(self.waiting[0][0], now):
+        while self.waiting and self.lease.try_use(self.waiting[0][0], now):
             self.waiting.popleft()[1].callback(0.0)
         if not self.waiting:
             self.waiting = None
@@ -248,7 +248,7 @@ class DistributedLimiter:
         self._max_keys = max_keys
         self._key_quotas: OrderedDict[str | bytes, _KeyQuota] = OrderedDict()
 
-    def change(self, limit: int, overrides: Mapping[str, int]) -> None:
+    def set_limit(self, limit: int, overrides: Mapping[str, int]) -> None:
         """
         Go by another limit, also for those who were refused before.
 
@@ -264,14 +264,14 @@ class DistributedLimiter:
         """Seconds for which `who` is known to have no more; 0.0 may be too good to be true."""
         line, now = self._key_quotas.get(shorten_key(who)), self._clock.seconds()
         wait = 0.0 if line is None else line.lease.wait(cost, now)
-        if wait or not self._allowances.is_backing_off() or (line is not None and line.lease.left(now) >= cost):
+        if wait or not self._allowances.is_backing_off() or (line is not None and line.lease.remaining(now) >= cost):
             return wait
         return self._local_wait(who, cost)
 
     def try_take(self, who: str, cost: int) -> bool:
         """As :meth:`take`, if there is enough here and nobody stands in line; otherwise nothing is used."""
         line, now = self._key_quotas.get(shorten_key(who)), self._clock.seconds()
-        return line is not None and not line.waiting and line.lease.use(cost, now)
+        return line is not None and not line.waiting and line.lease.try_use(cost, now)
 
     async def take(self, who: str, cost: int) -> float:
         """
@@ -281,7 +281,7 @@ class DistributedLimiter:
         """
         line, now = self._line(who), self._clock.seconds()
         self._trim(line, now)
-        if not line.waiting and line.lease.use(cost, now):
+        if not line.waiting and line.lease.try_use(cost, now):
             return 0.0
         wait = line.lease.wait(cost, now)
         if wait or self._allowances.is_backing_off():
@@ -305,7 +305,7 @@ class DistributedLimiter:
         wait = line.lease.wait(cost, now)
         if wait:
             return wait
-        if line.lease.use(cost, now):
+        if line.lease.try_use(cost, now):
             return 0.0
         if self._allowances.is_backing_off():
             return self._local_wait(who, 0)
@@ -316,7 +316,7 @@ class DistributedLimiter:
     def has_debt(self, who: str) -> bool:
         """Whether something was used that is not taken yet."""
         line = self._key_quotas.get(shorten_key(who))
-        return line is not None and line.lease.left(self._clock.seconds()) < 0
+        return line is not None and line.lease.remaining(self._clock.seconds()) < 0
 
     def refund(self, who: str, cost: int) -> None:
         """Undo a taking, as far as there was one."""
@@ -335,7 +335,7 @@ class DistributedLimiter:
         Let go of what nobody waits for, and say how much that was: no process holds a whole lot unused, so that all
         together are over the limit by less than their lots.
         """
-        return 0 if line.waiting else line.lease.keep(self._allowances.lease(line.limit) - 1, now)
+        return 0 if line.waiting else line.lease.trim(self._allowances.lease_size(line.limit) - 1, now)
 
     def _start_request(self, who: str, line: _KeyQuota) -> None:
         if not line.asking:
@@ -363,7 +363,7 @@ class DistributedLimiter:
         """
         now = self._clock.seconds()
         needed = line.needed(now)
-        wanted = max(line.wanted(now), self._allowances.lease(line.limit))
+        wanted = max(line.wanted(now), self._allowances.lease_size(line.limit))
         most = line.lease.limit_request(wanted, needed, now)
         taken = await self._try_take_amount(line, most) or (
             most > needed and await self._try_take_amount(line, needed)
@@ -376,9 +376,9 @@ class DistributedLimiter:
         wait = await self._allowances.take(line.key, amount, limit=line.limit, period=self._period)
         now = self._clock.seconds()
         if wait:
-            line.lease.refused(amount, wait, now)
+            line.lease.note_refusal(amount, wait, now)
             return False
-        line.lease.took(amount, asked_at, now)
+        line.lease.add_granted(amount, asked_at, now)
         line.serve(now)
         self._trim(line, now)
         return True
@@ -390,7 +390,7 @@ class DistributedLimiter:
             self._forget()
             limit = self._overrides.get(who, self._limit)
             line = self._key_quotas[short] = _KeyQuota(
-                self._allowances.key(self._bucket, who), QuotaLease(self._period), limit
+                self._allowances.make_key(self._bucket, who), QuotaLease(self._period), limit
             )
         else:
             self._key_quotas.move_to_end(short)
@@ -403,11 +403,11 @@ class DistributedLimiter:
             if not self._key_quotas:
                 return
             oldest = next(iter(self._key_quotas.values()))
-            if len(self._key_quotas) < self._max_keys and (oldest.asking or not oldest.lease.over(now)):
+            if len(self._key_quotas) < self._max_keys and (oldest.asking or not oldest.lease.is_idle(now)):
                 return
             self._key_quotas.popitem(last=False)
             # Who stands in its line still must not use that as well.
-            if left := oldest.lease.keep(0, now):
+            if left := oldest.lease.trim(0, now):
                 self._allowances.put_back(oldest.key, left)
 
 
@@ -430,7 +430,7 @@ class KeyedLimiter:
 
             def local_wait(key: str, more: int) -> float:
                 limit = self._overrides.get(key, self._window.limit)
-                return self._window.wait(key, clock.seconds(), more, allowances.part(limit))
+                return self._window.wait(key, clock.seconds(), more, allowances.local_limit(limit))
 
             self._share = DistributedLimiter(clock, allowances, name, limit, local_wait=local_wait, period=period)
 
@@ -438,7 +438,7 @@ class KeyedLimiter:
         """How many keys are remembered."""
         return len(self._window)
 
-    def change(self, limit: int, overrides: Mapping[str, int] | None = None) -> None:
+    def set_limit(self, limit: int, overrides: Mapping[str, int] | None = None) -> None:
         """
         Go by another limit from now on.
 
@@ -449,7 +449,7 @@ class KeyedLimiter:
             self._window.limit = limit
             self._overrides = overrides
             if self._share is not None:
-                self._share.change(limit, overrides)
+                self._share.set_limit(limit, overrides)
 
     def wait(self, key: str, cost: int = 1) -> int:
         """Whether `key` is known to be over its limit, or would be."""

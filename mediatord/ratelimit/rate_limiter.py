@@ -63,7 +63,7 @@ class RequestMemoryBudget:
         """Requests, and bytes that they may take."""
         return self._requests, self._total
 
-    def take(self, peer: str, size: int) -> bool:
+    def try_acquire(self, peer: str, size: int) -> bool:
         """Whether a request may be parsed at once; if so, :meth:`give_back` follows."""
         if peer == PROBE_CLIENT:
             return True
@@ -80,7 +80,7 @@ class RequestMemoryBudget:
         self._requests += 1
         return True
 
-    async def wait(self, peer: str, size: int) -> None:
+    async def acquire(self, peer: str, size: int) -> None:
         """
         Wait until a request may be parsed, where it may not at once; :meth:`give_back` follows.
 
@@ -105,7 +105,7 @@ class RequestMemoryBudget:
             del self._waiting[peer]
         place[1].errback(RateLimitExceeded(retry_after=5))
 
-    def refund(self, peer: str, size: int) -> None:
+    def release(self, peer: str, size: int) -> None:
         """A request is answered, or given up."""
         if peer == PROBE_CLIENT:
             return
@@ -165,7 +165,7 @@ class TrustedAddresses:
     peers: frozenset[str] = frozenset()
     per_minute: int = 6000
 
-    def limits(self, usual: int) -> dict[str, int]:
+    def make_overrides(self, usual: int) -> dict[str, int]:
         """The limit of each of them where others have the usual one."""
         return dict.fromkeys(self.peers, max(usual, self.per_minute))
 
@@ -206,14 +206,14 @@ class RateLimiter:
         self._lookups = bucket("lookups", _DID_LOOKUPS_PER_MINUTE)
         # Of this process alone: asking others would cost more than what is counted.
         self._requests = KeyedLimiter(clock, "requests", ip_per_minute, None)
-        self.change(
+        self.set_limits(
             did_per_minute=did_per_minute,
             ip_per_minute=ip_per_minute,
             account_per_minute=account_per_minute,
             trusted=trusted,
         )
 
-    def change(
+    def set_limits(
         self,
         *,
         did_per_minute: int,
@@ -223,16 +223,16 @@ class RateLimiter:
     ) -> None:  # noqa: B008  it cannot change
         """Go by other limits; what was used within the last minute counts."""
         self._trusted = trusted.peers
-        self._senders.change(did_per_minute)
-        self._accounts.change(account_per_minute)
+        self._senders.set_limit(did_per_minute)
+        self._accounts.set_limit(account_per_minute)
         for bucket in (self._peers, self._failed_decryptions):
-            bucket.change(ip_per_minute, trusted.limits(ip_per_minute))
+            bucket.set_limit(ip_per_minute, trusted.make_overrides(ip_per_minute))
         for bucket in (self._decryptions, self._readers):
-            bucket.change(account_per_minute, trusted.limits(account_per_minute))
+            bucket.set_limit(account_per_minute, trusted.make_overrides(account_per_minute))
         commands = _ACCOUNTS_PER_ADDRESS * account_per_minute
-        self._command_addresses.change(commands, trusted.limits(commands))
+        self._command_addresses.set_limit(commands, trusted.make_overrides(commands))
         requests = max(_MIN_REQUESTS, commands, _REQUESTS_PER_CHARGE * ip_per_minute)
-        self._requests.change(requests, trusted.limits(requests))
+        self._requests.set_limit(requests, trusted.make_overrides(requests))
 
     def __len__(self) -> int:
         """How many keys are remembered, over all buckets."""
@@ -241,7 +241,7 @@ class RateLimiter:
             map(len, (*buckets, self._command_addresses, self._failed_decryptions, self._lookups, self._requests))
         )
 
-    def request(self, peer: str, count: int = 1) -> bool:
+    def charge_request(self, peer: str, count: int = 1) -> bool:
         """
         Charge an address for requests or frames of any kind, before anything is done about them, and whether or not
         they are charged for something else as well.
@@ -312,7 +312,7 @@ class RateLimiter:
         if peer != PROBE_CLIENT:
             self._peers.refund(peer, cost)
 
-    async def sender(self, proven: str | None, claimed: str | None, peer: str, count: int = 1) -> None:
+    async def charge_sender(self, proven: str | None, claimed: str | None, peer: str, count: int = 1) -> None:
         """
         Charge the sender for payloads: the proven DID; else the claimed one, for this address only, so that nobody
         can use up the allowance of somebody else; else only the address pays. What a trusted address passes on is
@@ -341,7 +341,7 @@ class RateLimiter:
         else:
             self._refuse_if(self._accounts.wait(account), "account", account, peer)
 
-    async def account(self, did: str, peer: str, cost: int = 1) -> None:
+    async def charge_account(self, did: str, peer: str, cost: int = 1) -> None:
         """
         Charge an account for its own coordination and pickup, or its own commands.
 
@@ -350,7 +350,7 @@ class RateLimiter:
         if peer != PROBE_CLIENT:
             self._refuse_if(await self._accounts.admit(did, cost), "account", did, peer)
 
-    async def command(self, peer: str, size: int) -> None:
+    async def charge_command(self, peer: str, size: int) -> None:
         """
         Charge an address for reading a command, whatever it is: DIDs cost nothing, so their own limits do not bound
         what one address can ask for.
@@ -366,7 +366,7 @@ class RateLimiter:
         elif peer not in self._trusted:
             self._senders.refund(did, cost)
 
-    async def reader(self, peer: str) -> None:
+    async def charge_public_read(self, peer: str) -> None:
         """
         Charge an address for reading what is public.
 
@@ -374,7 +374,7 @@ class RateLimiter:
         """
         self._refuse_if(await self._readers.admit(peer), "account", peer, peer)
 
-    async def lookup(self, peer: str) -> int:
+    async def charge_did_lookup(self, peer: str) -> int:
         """Charge an address for a did:web document that has to be fetched; seconds to wait, or 0."""
         return await self._lookups.admit(peer)
 

@@ -30,7 +30,7 @@ class SenderFingerprint:
     def __init__(self, seed: bytes) -> None:
         self._key = hmac.digest(seed, b"mediatord origins of deposits", "sha256")
 
-    def of(self, recipient: str, peer: str, sender: str | None) -> int:
+    def compute(self, recipient: str, peer: str, sender: str | None) -> int:
         """
         Of what comes for a recipient; 0 if the daemon has sent it to itself.
 

@@ -189,27 +189,27 @@ class QuotaLease:
         self._refused = 0
         self._refused_until = 0.0
 
-    def left(self, now: float) -> int:
+    def remaining(self, now: float) -> int:
         """How much may be used; below zero, how much is owed."""
         if not self._in_force(self._until, now):
             self._left = 0
         return self._left
 
-    def took(self, amount: int, asked_at: float, now: float) -> None:
+    def add_granted(self, amount: int, asked_at: float, now: float) -> None:
         """So much was taken: when is not known, but not before it was asked for."""
-        self._left = self.left(now) + amount
+        self._left = self.remaining(now) + amount
         self._until = asked_at + self._period
 
-    def use(self, amount: int, now: float) -> bool:
+    def try_use(self, amount: int, now: float) -> bool:
         """Use so much of what is left, if there is."""
-        if self.left(now) < amount:
+        if self.remaining(now) < amount:
             return False
         self._left -= amount
         return True
 
     def charge_deferred(self, amount: int, now: float) -> None:
         """Use so much, whether or not it is left."""
-        if self.left(now) < amount:
+        if self.remaining(now) < amount:
             self._until = now + self._period
         self._left -= amount
 
@@ -218,15 +218,15 @@ class QuotaLease:
         if self._in_force(self._until, now):
             self._left += amount
 
-    def keep(self, most: int, now: float) -> int:
+    def trim(self, most: int, now: float) -> int:
         """Let go of what is left beyond `most`, and say how much that was."""
-        excess = self.left(now) - most
+        excess = self.remaining(now) - most
         if excess <= 0:
             return 0
         self._left = most
         return excess
 
-    def refused(self, amount: int, wait: float, now: float) -> None:
+    def note_refusal(self, amount: int, wait: float, now: float) -> None:
         """So much was not to be had, and will not be for so many seconds."""
         self._refused = amount
         self._refused_until = now + min(max(wait, _MIN_REFUSAL_SECONDS), self._period)
@@ -237,7 +237,7 @@ class QuotaLease:
 
     def wait(self, amount: int, now: float) -> float:
         """Seconds for which there is no point in asking for what is missing to use so much."""
-        missing = amount - self.left(now)
+        missing = amount - self.remaining(now)
         if missing <= 0 or missing < self._refused or not self._in_force(self._refused_until, now):
             return 0.0
         return self._refused_until - now
@@ -248,9 +248,9 @@ class QuotaLease:
             wanted = min(wanted, self._refused // 4)
         return max(wanted, needed)
 
-    def over(self, now: float) -> bool:
+    def is_idle(self, now: float) -> bool:
         """Nothing is left, owed or refused."""
-        return not self.left(now) and not self._in_force(self._refused_until, now)
+        return not self.remaining(now) and not self._in_force(self._refused_until, now)
 
     def _in_force(self, until: float, now: float) -> bool:
         # A clock set back must not shut anybody out for much longer than a period.

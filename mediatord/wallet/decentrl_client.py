@@ -22,8 +22,8 @@ from twisted.web.http_headers import Headers
 from mediatord.errors import UnresolvableDID
 from mediatord.protocol import encoding
 from mediatord.protocol.decentrl.commands import ChannelType
+from mediatord.protocol.decentrl.crypto import sign_event, verify_event_signature
 from mediatord.protocol.decentrl.did_decentrl import KeyType, decode_multibase_key, parse_did
-from mediatord.protocol.decentrl.signatures import sign_event, verify_event_signature
 from mediatord.protocol.didcomm.did_methods import locate_did_web
 from mediatord.wallet import decentrl_messages
 from mediatord.wallet.decentrl_messages import (
@@ -160,7 +160,7 @@ class MediatorDirectory:
         self._http = http
         self._known: dict[str, DecentrlMediator] = {}
 
-    def learn(self, mediator: DecentrlMediator) -> None:
+    def add(self, mediator: DecentrlMediator) -> None:
         """Remember it."""
         self._known[mediator.did] = mediator
 
@@ -175,7 +175,7 @@ class MediatorDirectory:
         except ValueError:
             raise UnreadableMessage("not a did:decentrl") from None
         if mediator_did not in self._known:
-            self.learn(await resolve_decentrl_mediator(self._http, mediator_did))
+            self.add(await resolve_decentrl_mediator(self._http, mediator_did))
         return self._known[mediator_did]
 
     def signing_key(self, did: str, key_id: str) -> bytes | None:
@@ -228,11 +228,11 @@ class DecentrlClient:
         self.mediator = mediator
         self.clock = clock
         self.directory = directory or MediatorDirectory(http)
-        self.directory.learn(mediator)
+        self.directory.add(mediator)
         self._http = http
 
     @classmethod
-    def fresh(
+    def generate(
         cls,
         alias: str,
         mediator: DecentrlMediator,
@@ -241,7 +241,7 @@ class DecentrlClient:
         directory: MediatorDirectory | None = None,
     ) -> Self:
         """One with a new identity that names this mediator; it is not registered yet."""
-        return cls(DecentrlIdentity.fresh(alias, mediator.did), mediator, http, clock, directory)
+        return cls(DecentrlIdentity.generate(alias, mediator.did), mediator, http, clock, directory)
 
     @property
     def did(self) -> str:

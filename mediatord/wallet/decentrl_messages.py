@@ -24,7 +24,7 @@ from pydantic import Field
 
 from mediatord.errors import InvalidCommand
 from mediatord.protocol import encoding
-from mediatord.protocol.decentrl import encryption, signatures
+from mediatord.protocol.decentrl import crypto
 from mediatord.protocol.decentrl.canonical_json import canonicalize
 from mediatord.protocol.decentrl.commands import ChannelType, WireModel
 from mediatord.protocol.decentrl.contracts import (
@@ -34,15 +34,16 @@ from mediatord.protocol.decentrl.contracts import (
     verify_contract_signatures,
     verify_request_signature,
 )
-from mediatord.protocol.decentrl.did_decentrl import make_did, parse_did
-from mediatord.protocol.decentrl.encryption import (
+from mediatord.protocol.decentrl.crypto import (
     decode_public_key,
     decrypt,
     derive_shared_secret,
     encrypt,
     generate_key_pair,
+    verify_json,
 )
-from mediatord.protocol.decentrl.signatures import encode_base64, verify_json
+from mediatord.protocol.decentrl.did_decentrl import make_did, parse_did
+from mediatord.protocol.encoding import encode_base64
 from mediatord.wallet.didcomm_messages import UnreadableMessage
 
 _KEY_BYTES = 32
@@ -66,7 +67,7 @@ class DecentrlIdentity:
     storage_key: bytes = field(repr=False)
 
     @classmethod
-    def fresh(cls, alias: str, mediator_did: str) -> DecentrlIdentity:
+    def generate(cls, alias: str, mediator_did: str) -> DecentrlIdentity:
         """A new identity with new keys."""
         seed, prekey, storage_key = (secrets.token_bytes(_KEY_BYTES) for _ in range(3))
         return cls.of_keys(alias, mediator_did, seed=seed, prekey=prekey, storage_key=storage_key)
@@ -96,15 +97,15 @@ class DecentrlIdentity:
 
     def sign(self, value: Any) -> str:
         """Sign JSON."""
-        return signatures.sign_json(value, self.seed)
+        return crypto.sign_json(value, self.seed)
 
     def tag(self, text: str) -> str:
         """What stands for a tag at the mediator: always the same, and nothing to anybody else (reference 5.3)."""
-        return signatures.make_encrypted_tag(text, self.seed)
+        return crypto.make_encrypted_tag(text, self.seed)
 
     def seal(self, text: str) -> str:
         """Encrypt for ourselves."""
-        return encryption.encrypt(text.encode(), self.storage_key)
+        return crypto.encrypt(text.encode(), self.storage_key)
 
     def unseal(self, text: str) -> str:
         """
@@ -112,7 +113,7 @@ class DecentrlIdentity:
 
         :raise ValueError: it was not encrypted by us, or not for us.
         """
-        return encryption.decrypt(text, self.storage_key).decode()
+        return crypto.decrypt(text, self.storage_key).decode()
 
 
 def derive_public_key(private: bytes) -> bytes:

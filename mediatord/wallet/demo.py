@@ -102,7 +102,7 @@ async def demonstrate_didcomm(reactor: Any, url: str, printer: DemoPrinter) -> N
     http = open_http(reactor)
     mediator = await _meet_mediator(http, url, printer)
     bob = await _enrol_bob(reactor, http, mediator, printer)
-    alice = DIDCommWallet.fresh(mediator, http, reactor)
+    alice = DIDCommWallet.generate(mediator, http, reactor)
     await _send_while_offline(alice, bob, printer)
     await _send_while_live(reactor, alice, bob, printer)
 
@@ -123,7 +123,7 @@ async def _enrol_bob(
     reactor: Any, http: TreqClient, mediator: DIDCommMediator, printer: DemoPrinter
 ) -> DIDCommWallet:
     printer.chapter("DIDComm: Bob gets a mailbox")
-    bob = DIDCommWallet.fresh(mediator, http, reactor)
+    bob = DIDCommWallet.generate(mediator, http, reactor)
     printer.step("Bob made himself a DID whose only address is the mediator's DID.", bob.did)
     await bob.ping()
     printer.step("Bob pinged the mediator; the answer is encrypted to him and proves who sent it.")
@@ -224,7 +224,7 @@ async def _register_wallet(
     reactor: Any, http: TreqClient, name: str, url: str, printer: DemoPrinter
 ) -> DecentrlWallet:
     mediator = await discover_decentrl_mediator(http, url)
-    wallet = DecentrlWallet.fresh(name.lower(), mediator, http, reactor)
+    wallet = DecentrlWallet.generate(name.lower(), mediator, http, reactor)
     printer.step(f"{name} made a DID that holds two public keys and the DID of a mediator.", wallet.did, mediator.did)
     registration = await wallet.register()
     printer.check(f"the mediator has signed its contract with {name}", registration.peer_did == mediator.did)

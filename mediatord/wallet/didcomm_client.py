@@ -80,7 +80,7 @@ class DIDCommMediator:
     ws_uri: str | None
 
     @classmethod
-    def of(cls, document: DIDDocument) -> DIDCommMediator:
+    def from_document(cls, document: DIDDocument) -> DIDCommMediator:
         """
         :raise Unreadable: the document has no HTTP endpoint.
         """
@@ -99,7 +99,7 @@ class DIDCommMediator:
 
         :raise LookupError: it does not.
         """
-        return cls.of(resolve_local(did))
+        return cls.from_document(resolve_local(did))
 
 
 def _is_websocket(endpoint: ServiceEndpoint) -> bool:
@@ -130,7 +130,7 @@ async def discover_mediator(http: TreqClient, url: str) -> DIDCommMediator:
         return DIDCommMediator.from_did(did)
     except DIDWebLookupRequired:
         document = await fetch_json(http, f"{url.rstrip('/')}/.well-known/did.json")
-        return DIDCommMediator.of(parse_did_document(did, document))
+        return DIDCommMediator.from_document(parse_did_document(did, document))
 
 
 async def fetch_json(http: TreqClient, url: str) -> dict[str, Any]:
@@ -187,15 +187,15 @@ class DIDCommWallet(MediationRequests):
         self._http = http
         self._mediator = mediator
         if mediator is not None:
-            self.book.learn(mediator.document)
+            self.book.add(mediator.document)
 
     @classmethod
-    def fresh(
+    def generate(
         cls, mediator: DIDCommMediator, http: TreqPoster, clock: IReactorTime, *, method: DIDMethod = "did:peer:2"
     ) -> DIDCommWallet:
         """A wallet with a new identity whose messages go to `mediator`; it is not enrolled yet."""
         endpoint = None if method == "did:key" else mediator.did
-        return cls(WalletIdentity.fresh(method, endpoint=endpoint), http, clock, mediator)
+        return cls(WalletIdentity.generate(method, endpoint=endpoint), http, clock, mediator)
 
     @property
     def did(self) -> str:
@@ -225,7 +225,7 @@ class DIDCommWallet(MediationRequests):
         """
         if mediator is not None:
             self._mediator = mediator
-            self.book.learn(mediator.document)
+            self.book.add(mediator.document)
         self.version = version or self.version
         granted = await self.grant()
         if canonicalize_did(self.mediator.did) not in map(canonicalize_did, granted):

@@ -45,7 +45,7 @@ class WalletIdentity:
     signing: WalletKey
 
     @classmethod
-    def fresh(
+    def generate(
         cls, method: DIDMethod = "did:peer:2", *, endpoint: str | None = None, curve: Curve = "X25519"
     ) -> WalletIdentity:
         """

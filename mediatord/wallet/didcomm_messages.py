@@ -46,7 +46,7 @@ class DIDDocumentCache:
     def __init__(self) -> None:
         self._documents: dict[str, DIDDocument] = {}
 
-    def learn(self, document: DIDDocument) -> None:
+    def add(self, document: DIDDocument) -> None:
         """Use this document for its DID from now on; a did:peer:4 is known by both its forms."""
         self._documents[canonicalize_did(document.did)] = document
 
@@ -60,7 +60,7 @@ class DIDDocumentCache:
             return known
         document = resolve_local(did)
         if canonicalize_did(did) != did:
-            self.learn(document)
+            self.add(document)
         return document
 
 
@@ -241,7 +241,7 @@ def _unpack_layers(raw: bytes, identity: WalletIdentity, resolve: ResolveDID) ->
     proven: set[str] = set()
     recipient_kid = ""
     for _ in range(_MAX_LAYERS):
-        envelope = jwe.parse(raw)
+        envelope = jwe.parse_envelope(raw)
         kid, raw = _open_layer(envelope, identity, resolve)
         recipient_kid = recipient_kid or kid
         if envelope.sender_kid is not None:

@@ -29,7 +29,7 @@ class InMemoryAdminSite(InMemoryMediator):
         test.addCleanup(shutil.rmtree, self.reports)
         admin = {"listen": "tcp:0", "token_file": "unused", "reports": str(self.reports)}
         super().__init__(test, **{"admin": admin, "node": "m1", **settings})
-        self.base.recorder.metrics.storage_up(True)
+        self.base.recorder.metrics.set_storage_up(True)
         self.watch = ProcessMonitor(self.base, self.config.node_name)
         self.watch.startService()
         test.addCleanup(self.watch.stopService)

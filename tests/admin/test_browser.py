@@ -34,7 +34,7 @@ DIDS = (
 )
 
 
-class Hour:
+class BusyMediator:
     """What a mediator has to show after a busy hour."""
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ def served(in_memory: InMemoryAdminSite) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    hour = Hour()
+    hour = BusyMediator()
     try:
         with served(hour.in_memory()) as url:
             yield url

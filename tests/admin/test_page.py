@@ -100,7 +100,7 @@ def test_a_page_needs_a_token(tmp_path: Path) -> None:
     assert (admin.token_file, admin.reports) == (tmp_path / "t", Path("/var/r"))
 
 
-class WholeTests(SynchronousTestCase):
+class DaemonPageTests(SynchronousTestCase):
     """The page in the daemon as `build` makes it, on a reactor of memory."""
 
     def setUp(self) -> None:

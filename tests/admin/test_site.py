@@ -232,7 +232,7 @@ class PageTests(AdminCase):
 
     def test_store_away(self) -> None:
         """The page is there all the same."""
-        self.in_memory.base.recorder.metrics.storage_up(False)
+        self.in_memory.base.recorder.metrics.set_storage_up(False)
         with self.in_memory.failing("read_backlog", StoreUnavailable()):
             status = self.in_memory.status()
             text = Document(self.in_memory.page()).text
@@ -409,7 +409,7 @@ class TrafficTests(AdminCase):
         self.in_memory.clock.set_by(seconds)
 
 
-class TroubleTests(AdminCase):
+class FailureTests(AdminCase):
     """What went wrong."""
 
     def test_refusals(self) -> None:

@@ -18,7 +18,7 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 
-class Room:
+class FakeDiskSpace:
     """Files of disks with so much free, by the beginning of the path; it can be asked for nothing else."""
 
     def __init__(self, **free: int) -> None:
@@ -67,7 +67,7 @@ def test_packed_segments_are_larger_than_they_look() -> None:
 )
 def test_too_little_room_is_one_line(out: int, scratch: int, keep_free: int, told: str) -> None:
     """With the numbers; one disk has to have room for both."""
-    room, needed = Room(out=out, scratch=scratch), Needs(3 * GIB, 2 * GIB)
+    room, needed = FakeDiskSpace(out=out, scratch=scratch), Needs(3 * GIB, 2 * GIB)
     if not told:
         disk.check(room, needed, "/out", "/scratch", keep_free)  # type: ignore[arg-type]
         return
@@ -97,7 +97,7 @@ def test_a_relative_scratch_is_of_this_machine(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     asked = []
 
-    class Asked(Room):
+    class Asked(FakeDiskSpace):
         def free_bytes(self, url: str) -> int:
             asked.append(url)
             return GIB

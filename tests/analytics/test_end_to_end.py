@@ -68,7 +68,7 @@ LOOK_SECONDS = 0.1
 
 
 @dataclass(slots=True)
-class Books:
+class ClientLedger:
     """
     What the clients know.
 
@@ -126,7 +126,7 @@ class EndToEndTests(TestCase):
 
     async def test_every_number(self) -> None:
         """From the wallets' first request to the report of the night, nothing is lost and nothing is made up."""
-        self.books = books = Books()
+        self.books = books = ClientLedger()
         first = datetime.now(UTC).date()
         self.daemon = daemon = prepare_daemon({"queue": {"max_messages": ROOM}})
         self.addCleanup(daemon.clean)
@@ -207,7 +207,7 @@ class EndToEndTests(TestCase):
 
     async def refusals(self, wallet: DIDCommWallet, socket: DIDCommSocket) -> None:
         """Five, each with a code of its own."""
-        books, stranger = self.books, DIDCommWallet.fresh(wallet.mediator, open_http(reactor), reactor)
+        books, stranger = self.books, DIDCommWallet.generate(wallet.mediator, open_http(reactor), reactor)
         await books.refused(stranger.fetch())
         await books.refused(socket.request("https://example.org/unheard-of/1.0/ask"))
         for body in (prepare_forward(stranger, "lost").body, short_lived(wallet, "late", 1), b"no envelope"):

@@ -32,7 +32,7 @@ LOUD = {day + after for day, _ in SCHEDULE.values() for after in (0, 1)} | set(r
 
 
 @dataclass(frozen=True)
-class Month:
+class MonthOfLogs:
     """:param before: rows of each table as they were before the late segment came."""
 
     truth: Truth
@@ -60,7 +60,7 @@ def read(warehouse: Warehouse, table: str, where: str = "true") -> list[Row]:
 
 
 @pytest.fixture(scope="module")
-def month(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Month]:
+def month(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MonthOfLogs]:
     """Made up and analysed once: all days, and then the last one again as a segment had come late."""
     place = tmp_path_factory.mktemp("month")
     truth = generate(place / "logs", SPEC)
@@ -70,7 +70,7 @@ def month(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
     found = find(warehouse, truth)
     truth.deliver_late()
     second = _run(spark, place, Span(SPEC.last_day, SPEC.last_day))
-    yield Month(truth, Warehouse(spark, files, str(place / "out")), first, second, before, found)
+    yield MonthOfLogs(truth, Warehouse(spark, files, str(place / "out")), first, second, before, found)
 
 
 def _run(spark: SparkSession, place: Path, span: Span) -> nightly.Outcome:
@@ -88,7 +88,7 @@ def _run(spark: SparkSession, place: Path, span: Span) -> nightly.Outcome:
 # --- everything adds up ---------------------------------------------------------------------------------------------
 
 
-def test_the_ledger_is_exact_before_and_after_the_late_segment(month: Month) -> None:
+def test_the_ledger_is_exact_before_and_after_the_late_segment(month: MonthOfLogs) -> None:
     assert _ledger(month.before["ledger_daily"]) == _true_ledger(month.truth.days_before_late)
     assert _ledger(month.rows("ledger_daily")) == _true_ledger(month.truth.days)
     assert not month.rows("ledger_daily", "difference <> 0")
@@ -106,7 +106,7 @@ def _true_ledger(days: Mapping[date, DayTruth]) -> dict[date, dict[str, int]]:
     return {day: asdict(truth.ledger) for day, truth in days.items()}
 
 
-def test_missing_lines_are_counted_exactly(month: Month) -> None:
+def test_missing_lines_are_counted_exactly(month: MonthOfLogs) -> None:
     for rows, days in (
         (month.before["boots_daily"], month.truth.days_before_late),
         (month.rows("boots_daily"), month.truth.days),
@@ -120,7 +120,7 @@ def test_missing_lines_are_counted_exactly(month: Month) -> None:
         assert counted == true
 
 
-def test_counters_differ_exactly_by_what_was_lost(month: Month) -> None:
+def test_counters_differ_exactly_by_what_was_lost(month: MonthOfLogs) -> None:
     for rows, days in (
         (month.before["reconciliation_daily"], month.truth.days_before_late),
         (month.rows("reconciliation_daily"), month.truth.days),
@@ -136,7 +136,7 @@ def test_counters_differ_exactly_by_what_was_lost(month: Month) -> None:
         assert counted == true
 
 
-def test_traffic_is_exact(month: Month) -> None:
+def test_traffic_is_exact(month: MonthOfLogs) -> None:
     counted: Counter[tuple[date, str, str]] = Counter()
     for row in month.rows("traffic_daily"):
         counted[row.dt, row.node, row.event] += row.n
@@ -148,12 +148,12 @@ def test_traffic_is_exact(month: Month) -> None:
     }
 
 
-def test_bytes_accepted_are_exact(month: Month) -> None:
+def test_bytes_accepted_are_exact(month: MonthOfLogs) -> None:
     rows = month.rows("traffic_daily", "event = 'msg.accept'")
     assert _summed(rows, "bytes") == {day: truth.bytes["msg.accept"] for day, truth in month.truth.days.items()}
 
 
-def test_losses_refusals_limits_and_replays_are_exact(month: Month) -> None:
+def test_losses_refusals_limits_and_replays_are_exact(month: MonthOfLogs) -> None:
     days = month.truth.days
     assert _summed(month.rows("lost_daily"), "n", "reason") == _true(days, "lost")
     assert _summed(month.rows("limits_daily"), "hits", "limit") == _true(days, "limits")
@@ -162,7 +162,7 @@ def test_losses_refusals_limits_and_replays_are_exact(month: Month) -> None:
     assert errors == {(day, *name): n for day, truth in days.items() for name, n in truth.errors.items()}
 
 
-def test_sockets_are_exact(month: Month) -> None:
+def test_sockets_are_exact(month: MonthOfLogs) -> None:
     counted = {(row.dt, row.node): (row.opened, row.authenticated, row.closed) for row in month.rows("sockets_daily")}
     assert counted == {
         (day, node): (sockets["opened"], sockets["authenticated"], sockets["closed"])
@@ -175,7 +175,7 @@ def test_sockets_are_exact(month: Month) -> None:
     }
 
 
-def test_top_senders_are_those_who_sent_most(month: Month) -> None:
+def test_top_senders_are_those_who_sent_most(month: MonthOfLogs) -> None:
     counted: dict[date, list[int]] = {day: [] for day in month.truth.days}
     shown: dict[date, list[int]] = {day: [] for day in month.truth.days}
     for row in sorted(month.rows("top_senders"), key=lambda row: (row.dt, row.rank)):
@@ -189,7 +189,7 @@ def test_top_senders_are_those_who_sent_most(month: Month) -> None:
         assert not Counter(shown[day]) - Counter(most)
 
 
-def test_damaged_lines_are_counted_and_kept(month: Month) -> None:
+def test_damaged_lines_are_counted_and_kept(month: MonthOfLogs) -> None:
     true = {day: sum(truth.damaged.values()) for day, truth in month.truth.days.items() if truth.damaged}
     assert _summed(month.rows("inputs", "corrupt > 0"), "corrupt") == true
     assert len(month.rows("quarantine")) == sum(true.values())
@@ -209,7 +209,7 @@ def _true(days: Mapping[date, DayTruth], field: str) -> dict[tuple[date, str], i
 # --- incidents ------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_says_that_lines_are_missing_and_where(month: Month) -> None:
+def test_a_run_says_that_lines_are_missing_and_where(month: MonthOfLogs) -> None:
     """The second one, which is about the last days only, finds nothing any more: the late segment has come."""
     assert (month.first.exit_status, month.second.exit_status) == (BROKEN, FINE)
     for name in ("crash", "disk_full", "late_segment"):
@@ -218,17 +218,17 @@ def test_a_run_says_that_lines_are_missing_and_where(month: Month) -> None:
     assert not month.second.broken
 
 
-def test_every_incident_was_planted(month: Month) -> None:
+def test_every_incident_was_planted(month: MonthOfLogs) -> None:
     assert set(month.truth.incidents) == set(SCHEDULE)
 
 
 @pytest.mark.parametrize("name", SCHEDULE)
-def test_an_incident_is_found(month: Month, name: str) -> None:
+def test_an_incident_is_found(month: MonthOfLogs, name: str) -> None:
     found = {one.incident.name: one.text for one in find(month.warehouse, month.truth)}
     assert found[name], month.truth.incidents[name]
 
 
-def test_what_is_found_of_an_incident_is_what_was_planted(month: Month) -> None:
+def test_what_is_found_of_an_incident_is_what_was_planted(month: MonthOfLogs) -> None:
     found = {one.incident.name: one.text for one in find(month.warehouse, month.truth)}
     planted = {name: incident.details for name, incident in month.truth.incidents.items()}
     assert f"{planted['crash']['missing']} lines missing, 2 damaged" in found["crash"]
@@ -247,7 +247,7 @@ def test_what_is_found_of_an_incident_is_what_was_planted(month: Month) -> None:
 # --- quiet days -----------------------------------------------------------------------------------------------------
 
 
-def test_nothing_of_the_kind_is_found_on_quiet_days(month: Month) -> None:
+def test_nothing_of_the_kind_is_found_on_quiet_days(month: MonthOfLogs) -> None:
     quiet = month.quiet
     assert len(quiet) >= 5
 
@@ -265,7 +265,7 @@ def test_nothing_of_the_kind_is_found_on_quiet_days(month: Month) -> None:
     assert len(on_quiet_days("node_compare", "flagged")) <= len(on_quiet_days("node_compare", "true")) / 100
 
 
-def test_false_alarms_are_few(month: Month) -> None:
+def test_false_alarms_are_few(month: MonthOfLogs) -> None:
     alarms = [row for row in month.rows("anomalies") if row.dt in month.quiet]
     looked_at = len([row for row in month.rows("series_hourly") if row.dt in month.quiet])
     assert len(alarms) <= looked_at / 200, [(row.dt, row.hour, row.metric, row.reason) for row in alarms]

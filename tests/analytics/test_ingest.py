@@ -23,7 +23,7 @@ from tests.analytics.lines import DAY, Writer, write
 Tables = dict[str, list[dict[str, Any]]]
 
 
-class Bench:
+class IngestFixture:
     """A directory of logs and what ingest makes of it."""
 
     def __init__(self, spark: SparkSession, root: Path) -> None:
@@ -65,8 +65,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench(spark: SparkSession, tmp_path: Path) -> Bench:
-    return Bench(spark, tmp_path)
+def bench(spark: SparkSession, tmp_path: Path) -> IngestFixture:
+    return IngestFixture(spark, tmp_path)
 
 
 def envelope(**changes: Any) -> bytes:
@@ -76,7 +76,7 @@ def envelope(**changes: Any) -> bytes:
     return json.dumps({name: value for name, value in fields.items() if value is not None}).encode() + b"\n"
 
 
-def test_whole_segments(bench: Bench) -> None:
+def test_whole_segments(bench: IngestFixture) -> None:
     """Packed or not: each field as it was written, in the day of its time, and the segments say what they hold."""
     writer = Writer(now=DAY + timedelta(hours=23, minutes=59, seconds=58))
     stem, lines = writer.segment(2)
@@ -149,7 +149,7 @@ ACCEPTED = [
 ]
 
 
-def test_damaged_lines(bench: Bench) -> None:
+def test_damaged_lines(bench: IngestFixture) -> None:
     """
     Each is in quarantine with its cause, whichever way it is read; blank lines are no lines.
 
@@ -191,7 +191,7 @@ def test_damaged_lines(bench: Bench) -> None:
     assert bench.made.corrupt == 2 * len(DAMAGED) and bench.made.lines == 2 * (1 + len(DAMAGED) + len(ACCEPTED))
 
 
-def test_damaged_lines_of_frequent_events(bench: Bench) -> None:
+def test_damaged_lines_of_frequent_events(bench: IngestFixture) -> None:
     """They are read by themselves, and end up the same; what is no field of theirs is not looked at."""
     gapless = Writer()
     gapless.seq = 47
@@ -209,7 +209,7 @@ def test_damaged_lines_of_frequent_events(bench: Bench) -> None:
     assert events[2:] == [(50, "msg.ack", None, None), (51, "msg.push", 2.0, None)]
 
 
-def test_whose_a_line_is(bench: Bench) -> None:
+def test_whose_a_line_is(bench: IngestFixture) -> None:
     """Each line is read once, by whatever it says its event is; two names in one are sorted out line by line."""
     odd, even = Writer("odd"), Writer("even")
     stem, lines = odd.segment(5)
@@ -235,7 +235,7 @@ def test_whose_a_line_is(bench: Bench) -> None:
     assert not tables["quarantine"]
 
 
-def test_what_the_quick_way_does_not_see(bench: Bench) -> None:
+def test_what_the_quick_way_does_not_see(bench: IngestFixture) -> None:
     """Whole lines glued into one and arrays are found to be damaged, as log.close says how many lines there were."""
     stem, lines = Writer().segment(6)
     glued = lines[3].rstrip() + lines[4]
@@ -247,7 +247,7 @@ def test_what_the_quick_way_does_not_see(bench: Bench) -> None:
     assert (row["state"], row["lines"], row["lines_said"], row["remarks"]) == ("closed", 7, 8, "separators")
 
 
-def test_what_the_quick_way_does_not_see_without_log_close(bench: Bench) -> None:
+def test_what_the_quick_way_does_not_see_without_log_close(bench: IngestFixture) -> None:
     """Then the numbers tell: where one is missing, lines are looked at one by one."""
     stem, lines = Writer().segment(8)
     array = b"[" + lines[6].rstrip() + b"," + lines[7].rstrip() + b"]\n"
@@ -259,7 +259,7 @@ def test_what_the_quick_way_does_not_see_without_log_close(bench: Bench) -> None
     assert (row["state"], row["lines"], row["lines_said"]) == ("crashed", 7, None)
 
 
-def test_files_that_are_not_whole(bench: Bench) -> None:
+def test_files_that_are_not_whole(bench: IngestFixture) -> None:
     """Half an archive is read as far as it goes, an empty or strange file not at all; the rest as if nothing was."""
     writer = Writer("half")
     half, lines = writer.segment(20_000)
@@ -288,7 +288,7 @@ def test_files_that_are_not_whole(bench: Bench) -> None:
     assert sum(row["stem"] == after for row in tables["events"]) == len(more)
 
 
-def test_a_growing_file(bench: Bench) -> None:
+def test_a_growing_file(bench: IngestFixture) -> None:
     """It is read as far as it went when it was found, but for a line that had no end; what it became is no matter."""
     writer = Writer()
     stem, lines = writer.segment(5)
@@ -306,7 +306,7 @@ def test_a_growing_file(bench: Bench) -> None:
     assert not tables["quarantine"]
 
 
-def test_files_that_vanish(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_vanish(bench: IngestFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """A segment that was packed meanwhile is read all the same; one that is gone is told."""
     writer = Writer()
     (packed, lines), (gone, more), (late, rest) = (writer.segment(n) for n in (2, 3, 4))
@@ -335,7 +335,7 @@ def test_files_that_vanish(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Non
     }
 
 
-def test_another_file_of_a_segment_that_vanishes(bench: Bench) -> None:
+def test_another_file_of_a_segment_that_vanishes(bench: IngestFixture) -> None:
     """It is read instead, wherever it is."""
     stem, lines = Writer().segment(3)
     bench.put(f"a/{stem}.jsonl", lines)
@@ -348,7 +348,7 @@ def test_another_file_of_a_segment_that_vanishes(bench: Bench) -> None:
     assert (row["state"], row["lines"], row["path"] != segments[0].path) == ("closed", len(lines), True)
 
 
-def test_doubled_lines(bench: Bench) -> None:
+def test_doubled_lines(bench: IngestFixture) -> None:
     """Every number of a start counts once: of a segment under two names and of a line written twice one is kept."""
     writer = Writer()
     stem, lines = writer.segment(100)
@@ -369,7 +369,7 @@ def test_doubled_lines(bench: Bench) -> None:
     }
 
 
-def test_nothing_but_damage(bench: Bench) -> None:
+def test_nothing_but_damage(bench: IngestFixture) -> None:
     """Without a single event there is no table of events, and no failure."""
     stem, _ = Writer().segment(1)
     bench.put(f"{stem}.jsonl", b"nothing\n")
@@ -377,7 +377,7 @@ def test_nothing_but_damage(bench: Bench) -> None:
     assert [row["cause"] for row in tables["quarantine"]] == ["not_json"] and not tables["events"]
 
 
-def test_plans(bench: Bench) -> None:
+def test_plans(bench: IngestFixture) -> None:
     """Nothing is done in Python, and who reads the events of a day looks into the partitions of that day only."""
     stem, lines = Writer().segment(1)
     bench.put(f"{stem}.jsonl", lines)

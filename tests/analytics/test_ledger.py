@@ -38,7 +38,7 @@ def push(ts: datetime, msg: str, **fields: Any) -> Row:
     return event(ts, "msg.push", msg=msg, rcpt="r1", **{"latency_ms": 1.0, "ok": True, **fields})
 
 
-class Books:
+class ExpectedLedger:
     """What a client would write down, message by message."""
 
     def __init__(self, seed: int, messages: int) -> None:
@@ -120,7 +120,7 @@ def no_cache(spark: SparkSession) -> Iterator[None]:
 
 @pytest.mark.exhaustive
 def test_five_days_at_once_and_in_parts_agree_with_the_truth(spark: SparkSession) -> None:
-    books = Books(seed=5, messages=200)
+    books = ExpectedLedger(seed=5, messages=200)
     span = Span(day(0), day(DAYS - 1))
     whole = run(JOB, tables(spark, books.lines), span)
 
@@ -147,7 +147,7 @@ def test_five_days_at_once_and_in_parts_agree_with_the_truth(spark: SparkSession
 
 
 def test_a_late_file_heals_the_books(spark: SparkSession) -> None:
-    books = Books(seed=6, messages=150)
+    books = ExpectedLedger(seed=6, messages=150)
     span = Span(day(0), day(DAYS - 1))
     late = [row for row in books.lines if row["event"] == "msg.accept" and row["node"] == "a"][::5]
     missing = [row for row in books.lines if row not in late]

@@ -135,7 +135,7 @@ def textfile(warehouse: Warehouse, at: date, path: str, facts: RunFacts) -> None
 STEPS = Steps(discover, ingest, (BOOTS, LEDGER), lambda request: lambda table, frame: frame, report, textfile)
 
 
-class World:
+class NightlyFixture:
     """Logs and results in one place."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
@@ -184,11 +184,11 @@ class World:
 
 
 @pytest.fixture
-def world(spark: SparkSession, tmp_path: Path) -> World:
-    return World(spark, tmp_path)
+def world(spark: SparkSession, tmp_path: Path) -> NightlyFixture:
+    return NightlyFixture(spark, tmp_path)
 
 
-def test_nights_late_input_and_back_fill(world: World, tmp_path: Path) -> None:
+def test_nights_late_input_and_back_fill(world: NightlyFixture, tmp_path: Path) -> None:
     """
     Night after night, with a late segment and one whose file is gone by then, makes the same as all at once.
 
@@ -241,7 +241,7 @@ def test_nights_late_input_and_back_fill(world: World, tmp_path: Path) -> None:
     assert (tmp_path / "m.prom").read_text() == str(day(2))
 
 
-def test_a_failed_run_changes_nothing(world: World) -> None:
+def test_a_failed_run_changes_nothing(world: NightlyFixture) -> None:
     """The last job fails, a job makes what it should not, the report fails: what is published stays, bit for bit."""
     world.segment(0, "x", 0)
     world.run(0)
@@ -281,7 +281,7 @@ class StoppedFiles(Files):
         raise Stopped
 
 
-def test_a_run_that_is_stopped_while_it_publishes(world: World) -> None:
+def test_a_run_that_is_stopped_while_it_publishes(world: NightlyFixture) -> None:
     """The next one brings it to its end, and finds it there."""
     world.segment(0, "x", 0)
     world.files = StoppedFiles(world.spark)
@@ -296,7 +296,7 @@ def test_a_run_that_is_stopped_while_it_publishes(world: World) -> None:
     assert sorted(path.name for path in world.out.iterdir()) == ["report", "runs", "tables"]
 
 
-def test_no_input(world: World) -> None:
+def test_no_input(world: NightlyFixture) -> None:
     """Nothing is written, and the exit status says so, unless that is fine; a gap between days is."""
     world.segment(0, "x", 0)
     outcome = world.run(3)
@@ -309,7 +309,7 @@ def test_no_input(world: World) -> None:
     assert world.ledger() == {0: (0, 1, 1), 1: (1, 0, 1), 2: (1, 1, 2)}
 
 
-def test_no_input_but_late_segments_of_the_days_before(world: World, tmp_path: Path) -> None:
+def test_no_input_but_late_segments_of_the_days_before(world: NightlyFixture, tmp_path: Path) -> None:
     """Those days are made again, and the exit status is that of a day without input."""
     for number in (0, 1):
         world.segment(number, "x", number)
@@ -332,7 +332,7 @@ def test_no_input_but_late_segments_of_the_days_before(world: World, tmp_path: P
     assert (again.exit_status, again.report_path) == (NO_INPUT, "")
 
 
-def test_events_that_prune_deleted(world: World) -> None:
+def test_events_that_prune_deleted(world: NightlyFixture) -> None:
     """Their segments are no new input, whatever is warned of, and prune deletes them."""
     for number in (0, 60):
         path = world.segment(number, "x", number)
@@ -348,7 +348,7 @@ def test_events_that_prune_deleted(world: World) -> None:
     assert list(world.logs.iterdir()) == [path]
 
 
-def test_too_little_room(world: World) -> None:
+def test_too_little_room(world: NightlyFixture) -> None:
     """It is told before anything is written."""
     world.segment(0, "x", 0)
     with pytest.raises(AnalyticsError, match="MiB free, about .* MiB needed"):
@@ -356,7 +356,7 @@ def test_too_little_room(world: World) -> None:
     assert list(world.out.iterdir()) == []
 
 
-def test_integrity_broken(world: World) -> None:
+def test_integrity_broken(world: NightlyFixture) -> None:
     """It is published, and said by day and kind."""
     world.segment(0, "x", 0)
 
@@ -377,7 +377,7 @@ def test_integrity_broken(world: World) -> None:
     assert world.ledger() == {0: (0, 1, 1)}
 
 
-def test_settings_that_changed_are_said(world: World) -> None:
+def test_settings_that_changed_are_said(world: NightlyFixture) -> None:
     """So that nobody compares what cannot be compared."""
     before = {"settings": {**SETTINGS.model_dump(), "top": 7}, "code_version": "0.0.1", "schema_version": 1}
     changes = runs.changes(before, SETTINGS)
@@ -401,7 +401,7 @@ def holder(**other: Any) -> bytes:
         ({"host": "elsewhere", "since": "2026-11-19T00:00:00+00:00"}, False),
     ],
 )
-def test_one_run_at_a_time(world: World, other: dict[str, Any], held: bool) -> None:
+def test_one_run_at_a_time(world: NightlyFixture, other: dict[str, Any], held: bool) -> None:
     """A lock counts while its process lives; of one elsewhere a day is believed."""
     path = f"{world.out}/{lock.PREFIX}other.json"
     world.files.write(path, holder(**other))

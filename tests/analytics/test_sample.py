@@ -133,7 +133,9 @@ def test_workers_are_nodes_with_directories_of_their_own(tmp_path: Path) -> None
 
 def test_codes_are_those_of_the_daemon() -> None:
     known = {(row.status, row.code) for row in DIDCOMM_ERROR_CODES.values()}
-    known |= {(row.packed, row.code) for row in DIDCOMM_ERROR_CODES.values() if row.packed is not None}
+    known |= {
+        (row.encrypted_status, row.code) for row in DIDCOMM_ERROR_CODES.values() if row.encrypted_status is not None
+    }
     known |= {(row.status, row.code) for row in DECENTRL_ERROR_CODES.values()}
     known |= {(row.status, row.code) for row in DECENTRL_CLOSE_CODES.values()}
     assert {(status, code) for _, _, status, code, _ in FAULTS} <= known

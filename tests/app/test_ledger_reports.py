@@ -17,7 +17,7 @@ from tests.in_memory_mediator import NOW, InMemoryMediator, InMemoryWallet, pack
 DID = "did:example:bob"
 
 
-class FirstAndLastTests(SynchronousTestCase):
+class StartStopRecordTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.in_memory = InMemoryMediator(self)
         self.service = StartStopLedgerRecorder(self.in_memory.base)
@@ -57,7 +57,7 @@ class FirstAndLastTests(SynchronousTestCase):
         self.assertEqual(self.told(), [])
 
 
-class OwnTests(SynchronousTestCase):
+class ProbeMessageTests(SynchronousTestCase):
     """Messages of the daemon to itself are in the books and have no lines: how many is told with the books."""
 
     def setUp(self) -> None:

@@ -112,7 +112,7 @@ class KeysTests(SocketTestCase):
         identity = self.site_fixture.base.identity
         document = parse_did_document(identity.web_did, identity.web_document)
         carol = InMemoryWallet(self.site_fixture)
-        carol.book.learn(document)
+        carol.book.add(document)
         self.site_fixture.did, self.site_fixture.document = identity.web_did, document
         message = carol.pack(PING, id="before")
         self.rotate()
@@ -429,7 +429,7 @@ class CertificateTests(SynchronousTestCase):
         return in_memory.counter("mediator_certificate_expiry_timestamp_seconds", listener="*:8443")
 
 
-class ChangeoverTests(SynchronousTestCase):
+class BarrierTests(SynchronousTestCase):
     """Steps that some workers are taken through."""
 
     def setUp(self) -> None:

@@ -63,7 +63,7 @@ class Base:
         self.lived.append("stopped")
 
 
-class SignsTests(SynchronousTestCase):
+class SystemdNotificationTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.base: Any = Base()
         self.said: list[str] = []

@@ -27,7 +27,7 @@ from tests.store.mongo.mongo_test_case import CLOCK, MongoTestCase, start_mongod
 ROUNDS = 60
 
 
-class Place:
+class StoreLocation:
     """Where a store is."""
 
     def __init__(self, case: MongoTestCase, where: Path | str) -> None:
@@ -70,29 +70,29 @@ class BetweenStoresTests(MongoTestCase):
         self.folder = Path(mkdtemp(prefix="mediatord-transfer-"))
         self.addCleanup(rmtree, self.folder)
 
-    def sqlite(self, name: str) -> Place:
-        return Place(self, self.folder / f"{name}.sqlite3")
+    def sqlite(self, name: str) -> StoreLocation:
+        return StoreLocation(self, self.folder / f"{name}.sqlite3")
 
-    def mongodb(self) -> Place:
+    def mongodb(self) -> StoreLocation:
         fresh = fresh_database(self.servers)
         name = fresh.__enter__()
         self.addCleanup(fresh.__exit__, None, None, None)
-        return Place(self, name)
+        return StoreLocation(self, name)
 
-    async def filled(self, place: Place) -> dict[str, Any]:
+    async def filled(self, place: StoreLocation) -> dict[str, Any]:
         """Fill a store; its answers, once it has been opened anew."""
         store = await place.opened()
         await StorePopulator(store, Random(7), CLOCK.seconds()).fill(ROUNDS)
         await store.close()
         return await self.asked(place)
 
-    async def asked(self, place: Place) -> dict[str, Any]:
+    async def asked(self, place: StoreLocation) -> dict[str, Any]:
         store = await place.opened()
         told = await query_everything(store)
         await store.close()
         return told
 
-    def moved(self, source: Place, target: Place, name: str) -> Path:
+    def moved(self, source: StoreLocation, target: StoreLocation, name: str) -> Path:
         """Export and import; the archive."""
         archive = self.folder / f"{name}.gz"
         with source.source() as store:
@@ -103,7 +103,7 @@ class BetweenStoresTests(MongoTestCase):
             self.assertTrue(import_archive(verify_archive(archive, accept=store.accept), store).is_equal)
         return archive
 
-    async def round_trip(self, one: Place, other: Place, back: Place) -> None:
+    async def round_trip(self, one: StoreLocation, other: StoreLocation, back: StoreLocation) -> None:
         told = await self.filled(one)
         there = await self.elsewhere(self.moved, one, other, "there")
         self.assertEqual(await self.asked(other), told)
@@ -114,7 +114,7 @@ class BetweenStoresTests(MongoTestCase):
         await self.goes_on(back)
         await self.goes_on(other)
 
-    async def goes_on(self, place: Place) -> None:
+    async def goes_on(self, place: StoreLocation) -> None:
         """What comes afterwards comes last, claims are remembered, and counters come down to nothing that is seen."""
         store = await place.opened()
         self.assertFalse(await store.claim_nonce(b"nonce 1", 1.0))

@@ -7,7 +7,6 @@ import json
 import pytest
 
 from mediatord.bench.didcomm_wallets import (
-    PICKUP,
     FastMessageCodec,
     WalletGroup,
     build_tagged_forwards,
@@ -17,6 +16,7 @@ from mediatord.protocol.didcomm.keys import PrivateKey, PublicKey
 from mediatord.protocol.encoding import encode_base64url
 from mediatord.wallet.didcomm_client import DIDCommMediator
 from mediatord.wallet.didcomm_identity import WalletIdentity
+from mediatord.wallet.didcomm_mediation import PICKUP
 from mediatord.wallet.didcomm_messages import (
     DIDDocumentCache,
     UnreadableMessage,
@@ -29,8 +29,8 @@ from mediatord.wallet.didcomm_messages import (
 @pytest.fixture(name="in_memory")
 def a_house() -> tuple[WalletIdentity, FastMessageCodec]:
     """A mediator's identity, and the courier of a wallet of it."""
-    mediator = WalletIdentity.fresh(endpoint="http://127.0.0.1:1/didcomm")
-    return mediator, FastMessageCodec(WalletIdentity.fresh(), DIDCommMediator.of(mediator.document))
+    mediator = WalletIdentity.generate(endpoint="http://127.0.0.1:1/didcomm")
+    return mediator, FastMessageCodec(WalletIdentity.generate(), DIDCommMediator.from_document(mediator.document))
 
 
 def answer_to(codec: FastMessageCodec, mediator: WalletIdentity) -> bytes:
@@ -85,9 +85,8 @@ def test_answers_of_others_are_not_taken(in_memory: tuple[WalletIdentity, FastMe
 
 def test_deliveries_name_their_messages() -> None:
     """A message is known by the tag of its envelope, attached in either form."""
-    group = WalletGroup(
-        DIDCommMediator.of(WalletIdentity.fresh(endpoint="http://127.0.0.1:1/").document), (WalletIdentity.fresh(),)
-    )
+    mediator = WalletIdentity.generate(endpoint="http://127.0.0.1:1/")
+    group = WalletGroup(DIDCommMediator.from_document(mediator.document), (WalletIdentity.generate(),))
     ((_, tag),) = build_tagged_forwards(group, 300, 1)
     plain = {"id": "a", "data": {"json": {"tag": tag}}}
     encoded = {"id": "b", "data": {"base64": encode_base64url(json.dumps({"tag": "x"}).encode())}}

@@ -13,10 +13,10 @@ from xml.etree import ElementTree
 import pytest
 
 from mediatord.bench.capacity_scenarios import add_accounts, add_messages, expire_messages
-from mediatord.bench.cli import BarChart, LineChart, format_table, render_svg, select_charts
 from mediatord.bench.didcomm_wallets import find_mediator
 from mediatord.bench.forward_scenarios import parse_openssl_rate
 from mediatord.bench.processes import assign_cores, pin_to_cores
+from mediatord.bench.report import BarChart, LineChart, format_table, render_svg, select_charts
 from mediatord.bench.scenario import PerformanceTarget, ResultTable
 from mediatord.wallet.didcomm_identity import WalletIdentity
 
@@ -76,12 +76,12 @@ def test_slower_is_higher() -> None:
 
 def test_mediator_is_found_by_its_invitation_or_did() -> None:
     """An out-of-band invitation names it, and so may whoever asks; what is neither is refused in a sentence."""
-    mediator = WalletIdentity.fresh(endpoint="http://127.0.0.1:1/didcomm")
+    mediator = WalletIdentity.generate(endpoint="http://127.0.0.1:1/didcomm")
     invitation = {"type": "https://didcomm.org/out-of-band/2.0/invitation", "from": mediator.did}
     packed = base64.urlsafe_b64encode(json.dumps(invitation).encode()).decode().rstrip("=")
     assert find_mediator(f"https://example.org/path?_oob={packed}").did == mediator.did
     assert find_mediator("https://example.org/", mediator.did).http_uri == "http://127.0.0.1:1/didcomm"
-    with pytest.raises(RuntimeError, match="give its DID by --target-did"):
+    with pytest.raises(RuntimeError, match="use --target-did to give its DID"):
         find_mediator("https://example.org/", "did:key:z6MkNonsense")
 
 

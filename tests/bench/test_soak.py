@@ -11,8 +11,8 @@ from mediatord.bench.resilience_scenarios import (
     SOAK_WALLETS,
     choose_reader_kind,
     compute_memory_growth,
+    find_soak_failures,
     read_stored_ids,
-    soak_failures,
 )
 
 CALM = {"prompt": 0, "slow": 0, "never": 1}
@@ -32,10 +32,10 @@ def test_growth() -> None:
 
 def test_troubles() -> None:
     """Refusals, losses, sockets that were shed wrongly or not at all."""
-    assert soak_failures({"202": 5}, 0, CALM, 600) == ()
-    assert soak_failures({"202": 5}, 0, {**CALM, "never": 0}, 60) == ()
-    assert len(soak_failures({"202": 5}, 0, {**CALM, "never": 0}, 600)) == 1
-    assert len(soak_failures({"202": 5, "503": 1}, 2, {**CALM, "prompt": 3}, 600)) == 3
+    assert find_soak_failures({202: 5}, 0, CALM, 600) == ()
+    assert find_soak_failures({202: 5}, 0, {**CALM, "never": 0}, 60) == ()
+    assert len(find_soak_failures({202: 5}, 0, {**CALM, "never": 0}, 600)) == 1
+    assert len(find_soak_failures({202: 5, 503: 1}, 2, {**CALM, "prompt": 3}, 600)) == 3
 
 
 def test_stored_ids(tmp_path: Path) -> None:

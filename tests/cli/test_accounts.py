@@ -6,27 +6,26 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mediatord.app.core_services import get_log_key_path
-from mediatord.observability.pseudonym_keys import read_pseudonym_keys
-from mediatord.observability.pseudonyms import Pseudonymizer
+from mediatord.observability.pseudonyms import Pseudonymizer, read_pseudonym_keys
 from tests.cli.test_commands import Capture, call, one_line
-from tests.cli.test_queue import ALICE, BOB, HOUR, INBOX, Office, office, printed
+from tests.cli.test_queue import ALICE, BOB, HOUR, INBOX, ConfiguredStore, office, printed
 from tests.store.builders import result_of
 
 __all__ = ["office"]
 
 
-def asked(office: Office, *arguments: str) -> tuple[str, ...]:
+def asked(office: ConfiguredStore, *arguments: str) -> tuple[str, ...]:
     """The arguments for `mediatord accounts`, with the configuration."""
     return ("accounts", *arguments, "--config", str(office.path))
 
 
-def shown(office: Office, capture: Capture, *arguments: str) -> Any:
+def shown(office: ConfiguredStore, capture: Capture, *arguments: str) -> Any:
     """What is said in JSON."""
     assert call(*asked(office, *arguments, "--json")) == 0
     return printed(capture)
 
 
-def test_list(office: Office, capsys: Capture) -> None:
+def test_list(office: ConfiguredStore, capsys: Capture) -> None:
     """The newest first, with what waits for each, and how many there are."""
     office.put("a", "b")
     office.clock.advance(HOUR)
@@ -45,7 +44,7 @@ def test_list(office: Office, capsys: Capture) -> None:
     assert text.endswith("2 accounts, of which the 1 newest are shown\n")
 
 
-def test_show(office: Office, capsys: Capture) -> None:
+def test_show(office: ConfiguredStore, capsys: Capture) -> None:
     """One by any form of its DID, or by its pseudonym, with all names that it has registered."""
     key = f"{INBOX}#key-1"
     result_of(office.store.update_recipients(ALICE, [(key, "add")], max_recipients=9))
@@ -58,14 +57,14 @@ def test_show(office: Office, capsys: Capture) -> None:
     assert key in capsys.readouterr().out
 
 
-def test_unknown(office: Office, capsys: Capture) -> None:
+def test_unknown(office: ConfiguredStore, capsys: Capture) -> None:
     """A DID without an account gives a line and exit status 1, whatever was asked."""
     for arguments in (("show", BOB), ("remove", BOB), ("remove", BOB, "--yes"), ("show", "nonsense\x1b")):
         assert call(*asked(office, *arguments)) == 1
         assert one_line(capsys).startswith("no account has the DID ")
 
 
-def test_remove(office: Office, capsys: Capture) -> None:
+def test_remove(office: ConfiguredStore, capsys: Capture) -> None:
     """It goes with its registrations and its mail, once that is confirmed; the mail is counted as removed."""
     office.put("a", "b")
     result_of(office.store.update_recipients(ALICE, [(INBOX, "remove")], max_recipients=9))
@@ -95,7 +94,7 @@ def test_remove(office: Office, capsys: Capture) -> None:
     assert result_of(office.store.grant(ALICE)).did == ALICE
 
 
-def test_without_mail(office: Office, capsys: Capture) -> None:
+def test_without_mail(office: ConfiguredStore, capsys: Capture) -> None:
     """One without mail needs no line in the event log."""
     assert call(*asked(office, "remove", ALICE, "--yes")) == 0
     assert "removed, with 0 messages" in capsys.readouterr().out

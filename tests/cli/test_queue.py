@@ -46,7 +46,7 @@ NODE = "m1"
 
 
 @dataclass
-class Office:
+class ConfiguredStore:
     """
     A configuration with its store, which a daemon would have open.
 
@@ -87,7 +87,7 @@ class Office:
 
 
 @pytest.fixture
-def office(tmp_path: Path, capsys: Capture) -> Iterator[Office]:
+def office(tmp_path: Path, capsys: Capture) -> Iterator[ConfiguredStore]:
     assert call("init", "--dir", str(tmp_path / "m")) == 0
     capsys.readouterr()
     path = tmp_path / "m" / "mediator.yaml"
@@ -104,11 +104,11 @@ def office(tmp_path: Path, capsys: Capture) -> Iterator[Office]:
     result_of(store.update_recipients(ALICE, [(INBOX, "add"), (ALICE, "add")], max_recipients=9))
     contract = Contract("c", CAROL, DAVE, 9e9, b"digest", b"{}")
     result_of(store.decentrl.save_contract(CommandGuard(b"contract", 9e9), contract))
-    yield Office(path, config, clock, store, began)
+    yield ConfiguredStore(path, config, clock, store, began)
     result_of(store.close())
 
 
-def asked(office: Office, *arguments: str) -> Sequence[str]:
+def asked(office: ConfiguredStore, *arguments: str) -> Sequence[str]:
     """The arguments for `mediatord queue`, with the configuration."""
     return ("queue", *arguments, "--config", str(office.path))
 
@@ -120,7 +120,7 @@ def printed(capture: Capture) -> Any:
     return json.loads(captured.out)
 
 
-def test_list(office: Office, capsys: Capture) -> None:
+def test_list(office: ConfiguredStore, capsys: Capture) -> None:
     """The longest queues come first, those of both halves, and the sum is of all."""
     office.put("a", "b", "c", size=1000)
     office.put("d", to=ALICE)
@@ -149,13 +149,13 @@ def test_list(office: Office, capsys: Capture) -> None:
     assert capsys.readouterr().out.splitlines()[-1] == "1 queue with 2 messages, 12 B"
 
 
-def test_list_of_nothing(office: Office, capsys: Capture) -> None:
+def test_list_of_nothing(office: ConfiguredStore, capsys: Capture) -> None:
     """Empty queues are none."""
     assert call(*asked(office, "list")) == 0
     assert capsys.readouterr().out == "0 queues with 0 messages, 0 B\n"
 
 
-def test_show(office: Office, capsys: Capture) -> None:
+def test_show(office: ConfiguredStore, capsys: Capture) -> None:
     """Messages of a recipient are shown with all that is known of them but their payloads."""
     office.put("pushed", "waiting")
     result_of(office.store.mark_delivered(["pushed"]))
@@ -180,7 +180,7 @@ def test_show(office: Office, capsys: Capture) -> None:
     assert text.endswith(f"1 messages, 6 B, for {CAROL}\n")
 
 
-def test_nothing_is_done_to_the_terminal(office: Office, capsys: Capture) -> None:
+def test_nothing_is_done_to_the_terminal(office: ConfiguredStore, capsys: Capture) -> None:
     """DIDs and ids that an import has brought are shown, and their times, whatever they are."""
     did = "did:example:\x1b[2Jtitle\x07"
     result_of(office.store.update_recipients(ALICE, [(did, "add")], max_recipients=9))
@@ -195,7 +195,7 @@ def test_nothing_is_done_to_the_terminal(office: Office, capsys: Capture) -> Non
 
 
 @pytest.mark.system
-def test_dids_on_a_terminal(office: Office) -> None:
+def test_dids_on_a_terminal(office: ConfiguredStore) -> None:
     """Are those that wait: `:key:` is no picture of one."""
     office.put("a")
     command = [sys.executable, "-m", "mediatord", *asked(office, "list")]
@@ -206,7 +206,7 @@ def test_dids_on_a_terminal(office: Office) -> None:
         assert INBOX.encode() in terminal.read(65_536)
 
 
-def test_tags_stand_for_dids(office: Office, capsys: Capture) -> None:
+def test_tags_stand_for_dids(office: ConfiguredStore, capsys: Capture) -> None:
     """A long DID is shown short, and is found by that as well as by its pseudonym in the log."""
     long = "did:peer:2." + "Ez6LS" * 40
     result_of(office.store.update_recipients(ALICE, [(long, "add")], max_recipients=9))
@@ -223,7 +223,7 @@ def test_tags_stand_for_dids(office: Office, capsys: Capture) -> None:
     assert printed(capsys)["halves"] == {"decentrl": 1}
 
 
-def test_any_form_of_a_did(office: Office, capsys: Capture) -> None:
+def test_any_form_of_a_did(office: ConfiguredStore, capsys: Capture) -> None:
     """Recipients, accounts and identities are found by all forms of their DIDs, also of one that is left over."""
     bob = "did:web:bob.example"
     result_of(office.store.grant(bob))
@@ -245,7 +245,7 @@ def test_any_form_of_a_did(office: Office, capsys: Capture) -> None:
 @pytest.mark.parametrize(
     "did", ["did:example:nobody", "did:peer:2.Ez~1a2b", "~1a2b3c", "", "\udcff", f"{INBOX}x", "*", "did:example:%"]
 )
-def test_dids_that_nobody_has(did: str, json_too: tuple[str, ...], office: Office, capsys: Capture) -> None:
+def test_dids_that_nobody_has(did: str, json_too: tuple[str, ...], office: ConfiguredStore, capsys: Capture) -> None:
     """Each costs a line and status 1, and nothing goes, wherever the mistake is."""
     office.put("a")
     office.send("b")
@@ -255,7 +255,7 @@ def test_dids_that_nobody_has(did: str, json_too: tuple[str, ...], office: Offic
     assert (office.ids(), office.ids(CAROL)) == (["a"], ["b"])
 
 
-def test_dids_that_nothing_waits_for(office: Office, capsys: Capture) -> None:
+def test_dids_that_nothing_waits_for(office: ConfiguredStore, capsys: Capture) -> None:
     """Whoever is registered has a queue, though it is empty; one that was given up has one while something waits."""
     tag = PurgeLog(office.config)._pseudonymizer.did(ALICE)
     for did in (ALICE, INBOX, DAVE, tag):
@@ -269,16 +269,16 @@ def test_dids_that_nothing_waits_for(office: Office, capsys: Capture) -> None:
         assert printed(capsys)["messages"] == 1
 
 
-def self_test(office: Office, *ids: str) -> str:
+def self_test(office: ConfiguredStore, *ids: str) -> str:
     """The DID of the daemon's self-test, with an account for which something waits."""
-    did = ProbeIdentities(read_identity(office.config).secret).identity(NODE).did
+    did = ProbeIdentities(read_identity(office.config).root_secret).identity(NODE).did
     result_of(office.store.grant(did))
     result_of(office.store.update_recipients(did, [(did, "add")], max_recipients=9))
     office.put(*ids, to=did)
     return did
 
 
-def test_the_self_test_is_marked(office: Office, capsys: Capture) -> None:
+def test_the_self_test_is_marked(office: ConfiguredStore, capsys: Capture) -> None:
     """What the daemon sends to itself is not taken for a wallet's, in tables and by programs."""
     did = self_test(office, "a", "b")
     office.put("c")
@@ -296,7 +296,7 @@ def test_the_self_test_is_marked(office: Office, capsys: Capture) -> None:
         assert capsys.readouterr().out.rstrip("\n").endswith("(self-test)") is marked
 
 
-def test_the_self_test_is_not_purged(office: Office, capsys: Capture) -> None:
+def test_the_self_test_is_not_purged(office: ConfiguredStore, capsys: Capture) -> None:
     """By whatever name it is called, and however little is asked for."""
     did = self_test(office, "a")
     tags = PurgeLog(office.config)._pseudonymizer
@@ -309,7 +309,7 @@ def test_the_self_test_is_not_purged(office: Office, capsys: Capture) -> None:
     assert office.ids(did) == ["a"]
 
 
-def test_who_only_looks_like_the_self_test(office: Office, capsys: Capture) -> None:
+def test_who_only_looks_like_the_self_test(office: ConfiguredStore, capsys: Capture) -> None:
     """Anybody can make such a DID, and fill its queue; without the mediator's keys it is one like any other."""
     did = ProbeIdentities(b"of another").identity(NODE).did
     result_of(office.store.update_recipients(ALICE, [(did, "add")], max_recipients=9))
@@ -320,7 +320,7 @@ def test_who_only_looks_like_the_self_test(office: Office, capsys: Capture) -> N
     assert office.ids(did) == []
 
 
-def test_the_self_test_without_keys(office: Office, capsys: Capture) -> None:
+def test_the_self_test_without_keys(office: ConfiguredStore, capsys: Capture) -> None:
     """Whoever may not read them sees the form of it, and removes nothing that may be it; other queues need none."""
     did = self_test(office, "a")
     office.put("b")
@@ -333,7 +333,7 @@ def test_the_self_test_without_keys(office: Office, capsys: Capture) -> None:
     assert (office.ids(did), office.ids()) == (["a"], [])
 
 
-def test_looking_changes_nothing(office: Office) -> None:
+def test_looking_changes_nothing(office: ConfiguredStore) -> None:
     """What a daemon has pushed stays pushed: the store is not opened as a daemon opens it."""
     office.put("pushed")
     result_of(office.store.mark_delivered(["pushed"]))
@@ -343,7 +343,7 @@ def test_looking_changes_nothing(office: Office) -> None:
     assert found.status == "delivered"
 
 
-def test_purge_shows_first(office: Office, capsys: Capture) -> None:
+def test_purge_shows_first(office: ConfiguredStore, capsys: Capture) -> None:
     """Without --yes nothing is removed and nothing is logged; it is shown what would be."""
     office.put(*(f"m{number}" for number in range(12)))
     before = sorted(office.config.log.directory.iterdir())
@@ -358,7 +358,7 @@ def test_purge_shows_first(office: Office, capsys: Capture) -> None:
     assert sorted(office.config.log.directory.iterdir()) == before
 
 
-def test_purge(office: Office, capsys: Capture) -> None:
+def test_purge(office: ConfiguredStore, capsys: Capture) -> None:
     """What is meant is removed from the store that the daemon has open, counted off, and told."""
     office.put("old", "older", size=100)
     office.send("event")
@@ -388,7 +388,7 @@ def test_purge(office: Office, capsys: Capture) -> None:
     )
 
 
-def test_purge_by_id(office: Office) -> None:
+def test_purge_by_id(office: ConfiguredStore) -> None:
     """Only those named go, and only if they are for this recipient."""
     office.put("a", "b", "c")
     office.put("d", to=ALICE)
@@ -397,7 +397,7 @@ def test_purge_by_id(office: Office) -> None:
     assert office.ids(ALICE) == ["d"]
 
 
-def test_purged_messages_are_logged(office: Office) -> None:
+def test_purged_messages_are_logged(office: ConfiguredStore) -> None:
     """Each removal has its line, written by a short process of a name of its own whose counters agree with it."""
     office.put("a", "b")
     result_of(office.store.mark_delivered(["a"]))
@@ -432,7 +432,7 @@ def test_purged_messages_are_logged(office: Office) -> None:
     assert all(900 * 60 > line["age_ms"] / 1000 > 599 * 60 for line in office.lines())
 
 
-def test_nothing_is_removed_without_a_log(office: Office, capsys: Capture) -> None:
+def test_nothing_is_removed_without_a_log(office: ConfiguredStore, capsys: Capture) -> None:
     """Where no daemon writes a log, its lines would be lost."""
     office.put("a")
     log = office.config.log.directory
@@ -444,7 +444,7 @@ def test_nothing_is_removed_without_a_log(office: Office, capsys: Capture) -> No
 
 @pytest.mark.system
 @pytest.mark.parametrize("room", [0, 100, 700])
-def test_nothing_is_removed_that_cannot_be_logged(room: int, office: Office) -> None:
+def test_nothing_is_removed_that_cannot_be_logged(room: int, office: ConfiguredStore) -> None:
     """Without room for its plan or its lines a message stays, and nothing is left behind."""
     office.put("a", "b")
     script = (
@@ -465,7 +465,7 @@ class Interrupted(Exception):
     """What a kill is to the process that is killed."""
 
 
-class Unheard(PurgeProgress):
+class FailingProgress(PurgeProgress):
     """Who is told does not live to hear it."""
 
     def end(self, removed: Sequence[QueuedMessage]) -> None:
@@ -476,13 +476,13 @@ class Killed(SQLiteQueueAccess):
     """A store beside which the process is killed after the first transaction, and cannot do anything any more."""
 
     def remove(self, entries: Sequence[QueuedMessage], progress: PurgeProgress) -> None:
-        super().remove(entries[:1], Unheard(progress._path))
+        super().remove(entries[:1], FailingProgress(progress._path))
 
     def missing(self, entries: Sequence[QueuedMessage]) -> list[QueuedMessage]:
         raise StartupError("killed")
 
 
-def test_a_removal_that_was_killed_is_entered_by_the_next(office: Office) -> None:
+def test_a_removal_that_was_killed_is_entered_by_the_next(office: ConfiguredStore) -> None:
     """What it had removed gets its line, once; what it had not stays, without one."""
     office.put("a", "b")
     path = office.config.storage.sqlite.path
@@ -517,7 +517,7 @@ class Stopped(SQLiteQueueAccess):
 
 
 @pytest.mark.parametrize("done", [0, 1])
-def test_what_a_wallet_fetches_after_a_kill_is_its_own(done: int, office: Office) -> None:
+def test_what_a_wallet_fetches_after_a_kill_is_its_own(done: int, office: ConfiguredStore) -> None:
     """What a removal that was killed had planned only, and has gone by itself since, gets no line."""
     ids = [f"m{number:03}" for number in range(120)]
     office.put(*ids)
@@ -532,7 +532,7 @@ def test_what_a_wallet_fetches_after_a_kill_is_its_own(done: int, office: Office
     assert office.ids() == ids[done * 50 : 100]
 
 
-def test_an_announcement_that_is_torn(office: Office) -> None:
+def test_an_announcement_that_is_torn(office: ConfiguredStore) -> None:
     """Was of what had not begun; one that is whole is of what may be done."""
     office.put("a", "b")
     path, progress = office.config.storage.sqlite.path, office.config.log.directory / "course"
@@ -545,7 +545,7 @@ def test_an_announcement_that_is_torn(office: Office) -> None:
     assert find_purged(progress, plan, SQLiteQueueAccess(path).missing) == []
 
 
-def test_what_was_killed_before_it_began(office: Office) -> None:
+def test_what_was_killed_before_it_began(office: ConfiguredStore) -> None:
     """A removal without a whole plan has removed nothing: what is left of it is thrown away."""
     draft = office.config.log.directory / ".purge-123456"
     draft.mkdir()
@@ -554,7 +554,7 @@ def test_what_was_killed_before_it_began(office: Office) -> None:
     assert not draft.exists()
 
 
-def test_two_at_a_time(office: Office) -> None:
+def test_two_at_a_time(office: ConfiguredStore) -> None:
     """One that is being carried out is left alone."""
     office.put("a")
     waiting = open_queue_access(office.config)
@@ -571,7 +571,7 @@ def test_two_at_a_time(office: Office) -> None:
 
 
 @pytest.mark.system
-def test_killed_for_real(office: Office) -> None:
+def test_killed_for_real(office: ConfiguredStore) -> None:
     """Wherever a removal is killed, once another one has been done each message has had one line."""
     ids = [f"m{number:03}" for number in range(999)]
     office.put(*ids)
@@ -589,7 +589,7 @@ def test_killed_for_real(office: Office) -> None:
     assert wrong_counter_lines(read_lines(log)) == []
 
 
-def test_what_goes_meanwhile_is_not_entered(office: Office) -> None:
+def test_what_goes_meanwhile_is_not_entered(office: ConfiguredStore) -> None:
     """A message that its wallet acknowledges between the look and the removal is the wallet's."""
     office.put("a", "b")
     waiting = open_queue_access(office.config)
@@ -599,7 +599,7 @@ def test_what_goes_meanwhile_is_not_entered(office: Office) -> None:
     assert len(office.lines()) == 1
 
 
-def test_plain_tags(office: Office) -> None:
+def test_plain_tags(office: ConfiguredStore) -> None:
     """Lines name what the daemon's name, as log.dids says."""
     config = office.config.model_copy(update={"log": office.config.log.model_copy(update={"dids": "plain"})})
     office.put("a")
@@ -611,7 +611,7 @@ def test_plain_tags(office: Office) -> None:
 
 
 @pytest.mark.parametrize("command", ["list", "show", "purge"])
-def test_memory(command: str, office: Office, capsys: Capture) -> None:
+def test_memory(command: str, office: ConfiguredStore, capsys: Capture) -> None:
     """Nobody can look into the memory of another process."""
     office.path.write_text(office.path.read_text().replace("backend: sqlite", "backend: memory"))
     arguments = [command] if command == "list" else [command, INBOX]
@@ -619,7 +619,7 @@ def test_memory(command: str, office: Office, capsys: Capture) -> None:
     assert one_line(capsys).startswith("storage.backend: nobody but the daemon itself knows")
 
 
-def test_no_database(office: Office, capsys: Capture) -> None:
+def test_no_database(office: ConfiguredStore, capsys: Capture) -> None:
     """Where no daemon has run there is nothing to look into, and none is made."""
     path = office.config.storage.sqlite.path
     text = office.path.read_text()
@@ -632,13 +632,13 @@ def test_no_database(office: Office, capsys: Capture) -> None:
     assert "other.sqlite3 cannot be used: file is not a database" in one_line(capsys)
 
 
-def test_wrong_usage(office: Office, capsys: Capture) -> None:
+def test_wrong_usage(office: ConfiguredStore, capsys: Capture) -> None:
     """A time that is none costs a line."""
     assert call(*asked(office, "purge", INBOX, "--older-than", "soon")) == 2
     assert "--older-than: expected a duration such as 72h" in one_line(capsys)
 
 
-def test_the_log_belongs_to_the_daemon(office: Office) -> None:
+def test_the_log_belongs_to_the_daemon(office: ConfiguredStore) -> None:
     """A segment that root writes is whoever's the directory is."""
     if os.geteuid() != 0:
         pytest.skip("only root can give files away")

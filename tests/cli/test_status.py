@@ -39,7 +39,7 @@ def test_rates() -> None:
     metrics.forwarded.inc(5)
     before = measured(100.0, metrics)
     metrics.forwarded.inc(30)
-    metrics.rejected("recipient_unknown")
+    metrics.count_rejection("recipient_unknown")
     now = measured(104.0, metrics)
     found = StatusReport(now, before).values()
     assert found["messages"]["forwarded"] == {"total": 35, "per_second": 7.5}
@@ -64,10 +64,10 @@ def test_latencies() -> None:
     """Medians and 95th percentiles come from the buckets, by the way a message took."""
     metrics = Metrics(CollectorRegistry(), version="9.9")
     for _ in range(90):
-        metrics.latency("live", 0.02)  # between 0.01 and 0.025
+        metrics.observe_delivery_latency("live", 0.02)  # between 0.01 and 0.025
     for _ in range(10):
-        metrics.latency("live", 0.4)  # between 0.25 and 0.5
-    metrics.latency("pickup", 1e9)  # beyond the last bucket
+        metrics.observe_delivery_latency("live", 0.4)  # between 0.25 and 0.5
+    metrics.observe_delivery_latency("pickup", 1e9)  # beyond the last bucket
     found = StatusReport(measured(0.0, metrics)).values()["delivery_seconds"]
     assert found == {
         "live": {"p50": pytest.approx(0.01 + 0.015 * 50 / 90, abs=1e-6), "p95": pytest.approx(0.375)},
@@ -83,7 +83,7 @@ def test_the_most_frequent_refusals_are_shown() -> None:
     metrics = Metrics(CollectorRegistry(), version="9.9")
     for number in range(9):
         for _ in range(number + 1):
-            metrics.rejected(f"reason_{number}")
+            metrics.count_rejection(f"reason_{number}")
     report = StatusReport(measured(0.0, metrics))
     shown = [name for name, _ in report.rows() if name.startswith("  ")]
     assert shown == [f"  reason_{number}" for number in (8, 7, 6, 5, 4, 3)]
@@ -101,8 +101,8 @@ def kept(difference: int | None = 0, waiting: int | None = 4) -> str:
     """What the page with the figures has of the books."""
     metrics = Metrics(CollectorRegistry(), version="9.9")
     became = {"acknowledged": 3, "waiting": waiting, "expired": 2, "evicted": 1, "removed": 1, "withdrawn": 1}
-    metrics.ledger.tell("didcomm", {"accepted": 12, **became}, difference)
-    metrics.ledger.tell("decentrl", dict.fromkeys(("accepted", *became), 0), 0)
+    metrics.ledger.update("didcomm", {"accepted": 12, **became}, difference)
+    metrics.ledger.update("decentrl", dict.fromkeys(("accepted", *became), 0), 0)
     return metrics.render().decode()
 
 

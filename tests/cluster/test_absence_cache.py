@@ -25,7 +25,7 @@ BOB, EVE = "did:x:bob", "did:x:eve"
 ANN, BEA = (ClusterNode(name, name * 2, "tcp:host=10.0.0.1:port=7070", b"seal") for name in ("ann", "bea"))
 
 
-class Board:
+class ArrivalCounters:
     """Counts who has come, where all can see it."""
 
     def __init__(self) -> None:
@@ -40,9 +40,9 @@ class Board:
         return self.counts[did]
 
 
-class QuietTests(SynchronousTestCase):
+class AbsenceCacheTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.board = Board()
+        self.board = ArrivalCounters()
         self.quiet = AbsenceCache(self.board)
 
     def test_until_one_comes(self) -> None:
@@ -77,7 +77,7 @@ class QuietTests(SynchronousTestCase):
         self.assertEqual([self.quiet.is_absent(did) for did in (BOB, EVE, "did:x:sue")], [True, False, True])
 
 
-class QuestionTests(SynchronousTestCase):
+class LookupTests(SynchronousTestCase):
     """
     Takes the place of store and peers.
 
@@ -87,7 +87,7 @@ class QuestionTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.clock.advance(NOW)
-        self.board = Board()
+        self.board = ArrivalCounters()
         self.places: list[PresenceRecord] = []
         self.questions = 0
         self.notifications: list[str] = []
@@ -156,13 +156,13 @@ class QuestionTests(SynchronousTestCase):
         self.assertEqual(self.questions, 2)
 
 
-class AnnouncerTests(SynchronousTestCase):
+class PresencePublisherTests(SynchronousTestCase):
     """Who has come is shown after the store knows, and before the socket is told."""
 
     def setUp(self) -> None:
         self.clock = Clock()
         self.ledger = Ledger()
-        self.board = Board()
+        self.board = ArrivalCounters()
         self.announcer = PresencePublisher(self.clock, cast(Any, self.ledger), "aaaa", self.board)
         self.announcer.joined()
 

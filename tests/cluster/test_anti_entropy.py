@@ -40,7 +40,7 @@ async def served(dids: Collection[str]) -> Collection[str]:
     return dids
 
 
-class Shelf:
+class FakeMessageSource:
     """A protocol half whose messages the test puts there."""
 
     def __init__(self, *messages: StoredMessage) -> None:
@@ -90,28 +90,28 @@ class Shelf:
         return self.push(one)
 
 
-class TakingTests(SynchronousTestCase):
-    def take(self, shelf: Shelf, *ids: str) -> list[str]:
+class NotificationReceiverTests(SynchronousTestCase):
+    def take(self, shelf: FakeMessageSource, *ids: str) -> list[str]:
         """What is said to be pushed."""
         return self.successResultOf(Deferred.fromCoroutine(shelf.half.take(ids)))
 
     def test_take(self) -> None:
         """What is there is pushed; what is gone or not taken is left out."""
-        shelf = Shelf(message("a"), message("b"), message("c"))
+        shelf = FakeMessageSource(message("a"), message("b"), message("c"))
         shelf.stuck = {"b"}
         self.assertEqual(self.take(shelf, "a", "b", "x"), ["a"])
         self.assertEqual(shelf.pushed, ["a"])
 
     def test_once(self) -> None:
         """A hint that comes again, since its answer was lost, is answered as before."""
-        shelf = Shelf(message("a"))
+        shelf = FakeMessageSource(message("a"))
         self.take(shelf, "a")
         self.assertEqual(self.take(shelf, "a"), ["a"])
         self.assertEqual((shelf.pushed, shelf.found), (["a"], [["a"]]))
 
     def test_again_meanwhile(self) -> None:
         """Also while the first one is still being looked up."""
-        shelf = Shelf(message("a"))
+        shelf = FakeMessageSource(message("a"))
         asked: list[Deferred[list[StoredMessage]]] = []
         half = LocalDelivery(
             live=shelf.half.live,
@@ -132,7 +132,7 @@ class TakingTests(SynchronousTestCase):
 
     def test_more_than_fits(self) -> None:
         """What the store does not give at once is asked for again."""
-        shelf = Shelf(*(message(str(number)) for number in range(5)))
+        shelf = FakeMessageSource(*(message(str(number)) for number in range(5)))
         shelf.most = 2
         self.assertEqual(self.take(shelf, *"01234x"), list("01234"))
 
@@ -154,13 +154,13 @@ class CatchUpTests(SynchronousTestCase):
             "old": SCAN_WINDOW,
             "older": SCAN_WINDOW + 0.1,
         }
-        shelf = Shelf(*(message(name, age=age) for name, age in ages.items()))
+        shelf = FakeMessageSource(*(message(name, age=age) for name, age in ages.items()))
         self.round(AntiEntropy(self.clock, [shelf.half]))
         self.assertEqual(shelf.pushed, ["old", "new"])
 
     def test_not_twice(self) -> None:
         """What was pushed here is not pushed again; what no socket took is tried once more."""
-        shelf = Shelf(message("a"), message("b", age=5))
+        shelf = FakeMessageSource(message("a"), message("b", age=5))
         shelf.stuck = {"b"}
         catch_up = AntiEntropy(self.clock, [shelf.half])
         self.round(catch_up)
@@ -170,7 +170,7 @@ class CatchUpTests(SynchronousTestCase):
 
     def test_picked_up(self) -> None:
         """What its recipient has got by pickup is left out, and not looked up."""
-        shelf = Shelf(message("a"), message("b"))
+        shelf = FakeMessageSource(message("a"), message("b"))
         shelf.picked_up = frozenset("a")
         self.round(AntiEntropy(self.clock, [shelf.half]))
         self.assertEqual((shelf.pushed, shelf.found), (["b"], [["b"]]))
@@ -178,7 +178,7 @@ class CatchUpTests(SynchronousTestCase):
     def test_backlogs_that_no_round_asks_for(self) -> None:
         """They are forgotten; not if the round failed, as the next one looks further back."""
         forgotten: list[float] = []
-        shelf = Shelf()
+        shelf = FakeMessageSource()
         catch_up = AntiEntropy(self.clock, [shelf.half], forgotten.append)
         self.round(catch_up)
         self.assertEqual(forgotten, [NOW - SCAN_WINDOW - MAX_VISIBILITY_DELAY])
@@ -191,10 +191,10 @@ class CatchUpTests(SynchronousTestCase):
 
     def test_after_a_gap(self) -> None:
         """Rounds that failed, or did not happen, are made up for."""
-        shelf = Shelf()
+        shelf = FakeMessageSource()
         catch_up = AntiEntropy(self.clock, [shelf.half])
         self.round(catch_up)
-        working, broken = shelf.half, Shelf()
+        working, broken = shelf.half, FakeMessageSource()
         broken.half = LocalDelivery(
             live=lambda: [BOB],
             find=broken.find,
@@ -221,7 +221,7 @@ class CatchUpTests(SynchronousTestCase):
         for step in (7200.0, 200.0, -7200.0):
             clock = Clock()
             clock.advance(NOW)
-            shelf = Shelf()
+            shelf = FakeMessageSource()
             catch_up = AntiEntropy(clock, [shelf.half])
             self.round(catch_up)
             clock.rightNow += step
@@ -236,7 +236,7 @@ class CatchUpTests(SynchronousTestCase):
 
     def test_after_many_rounds(self) -> None:
         """A round looks back no further than it has to, however long ago the first one was."""
-        shelf = Shelf()
+        shelf = FakeMessageSource()
         catch_up = AntiEntropy(self.clock, [shelf.half])
         for _ in range(3):
             self.round(catch_up)
@@ -247,7 +247,7 @@ class CatchUpTests(SynchronousTestCase):
     def test_chunks(self) -> None:
         """However many DIDs there are, and however many messages."""
         self.patch(anti_entropy, "BATCH_SIZE", 7)
-        shelf = Shelf(*(message(str(number), age=29 - number) for number in range(20)))
+        shelf = FakeMessageSource(*(message(str(number), age=29 - number) for number in range(20)))
         shelf.dids = [f"did:x:{number}" for number in range(2 * 7 + 1)]
         shelf.most = 3
         self.round(AntiEntropy(self.clock, [shelf.half]))
@@ -259,7 +259,7 @@ class CatchUpTests(SynchronousTestCase):
         """What all came at the same instant is gone through to its end, and not without end."""
         self.patch(anti_entropy, "BATCH_SIZE", 7)
         for many, questions in ((20, 3), (21, 4)):
-            shelf = Shelf(*(message(f"{number:02}") for number in range(many)))
+            shelf = FakeMessageSource(*(message(f"{number:02}") for number in range(many)))
             shelf.stuck = {f"{number:02}" for number in range(14)}
             self.round(AntiEntropy(self.clock, [shelf.half]))
             self.assertEqual(len(shelf.questions), questions)
@@ -267,14 +267,14 @@ class CatchUpTests(SynchronousTestCase):
 
     def test_only_what_is_missed(self) -> None:
         """Nothing else is read."""
-        shelf = Shelf(message("a"), message("b"), message("c"))
+        shelf = FakeMessageSource(message("a"), message("b"), message("c"))
         shelf.pushed, shelf.unwanted = ["a"], {"b"}
         self.round(AntiEntropy(self.clock, [shelf.half]))
         self.assertEqual((shelf.found, shelf.pushed), ([["c"]], ["a", "c"]))
 
     def test_pushed_meanwhile(self) -> None:
         """A hint that comes while it is looked up is enough."""
-        shelf = Shelf(message("a"))
+        shelf = FakeMessageSource(message("a"))
         find = shelf.half.find
 
         def find_late(ids: Sequence[str]) -> Deferred[list[StoredMessage]]:
@@ -286,7 +286,7 @@ class CatchUpTests(SynchronousTestCase):
 
     def test_nobody(self) -> None:
         """Without sockets nothing is asked."""
-        shelf = Shelf()
+        shelf = FakeMessageSource()
         shelf.dids = []
         self.round(AntiEntropy(self.clock, [shelf.half]))
         self.assertEqual(shelf.questions, [])
@@ -352,7 +352,7 @@ class SweepTests(SynchronousTestCase):
         self.assertEqual(self.dropped, [])
 
 
-class RoundsTests(SynchronousTestCase):
+class AntiEntropyRoundTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.member = True

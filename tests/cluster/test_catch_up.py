@@ -17,7 +17,7 @@ from mediatord.cluster.anti_entropy import (
 from mediatord.cluster.message_authenticator import MAX_TIMESTAMP_SKEW as CLOCKS_DIFFER
 from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.messages import StoredMessage
-from tests.cluster.test_didcomm_cluster import DIDCommVillage
+from tests.cluster.test_didcomm_cluster import DIDCommClusterTestCase
 from tests.in_memory_mediator import MP, FakeSocket, InMemoryWallet
 
 SOON = ANTI_ENTROPY_INTERVAL + MIN_MESSAGE_AGE + 1
@@ -34,7 +34,7 @@ class _Wrong:
         return float(self._clock.seconds() + self._error)
 
 
-class CatchUpVillage(DIDCommVillage):
+class CatchUpTestCase(DIDCommClusterTestCase):
     """Hints can be lost."""
 
     def deaf(self, is_deaf: bool = True) -> None:
@@ -55,7 +55,7 @@ class CatchUpVillage(DIDCommVillage):
         return sorted(self.texts(socket))
 
 
-class DelayedTests(CatchUpVillage):
+class DelayedTests(CatchUpTestCase):
     def test_lost_hint(self) -> None:
         """What was delayed for longer than rounds look back counts from when it was due."""
         socket = self.live_at(self.b)
@@ -88,7 +88,7 @@ class DelayedTests(CatchUpVillage):
         self.assertEqual(self.texts(socket), [])
 
 
-class PushedElsewhereTests(CatchUpVillage):
+class RemotePushTests(CatchUpTestCase):
     settings = {"queue": {"delivered_timeout": "20s"}}
 
     def test_dead_socket_elsewhere(self) -> None:
@@ -122,7 +122,7 @@ class PushedElsewhereTests(CatchUpVillage):
         self.assertEqual(self.texts(socket), [])
 
 
-class ClockTests(CatchUpVillage):
+class ClockTests(CatchUpTestCase):
     def test_slow_clock(self) -> None:
         """What came right after a socket, at a node that has the time of right before it, is pushed."""
         self.deaf()
@@ -158,7 +158,7 @@ class ClockTests(CatchUpVillage):
         self.assertEqual(self.texts(socket), [])
 
 
-class BacklogTests(CatchUpVillage):
+class BacklogTests(CatchUpTestCase):
     """What came before a socket is for the wallet to ask for, whatever the clocks say."""
 
     def test_no_backlog(self) -> None:
@@ -273,7 +273,7 @@ class BacklogTests(CatchUpVillage):
         self.assertEqual(len(connections.backlogs), 0)
 
 
-class LostPushTests(CatchUpVillage):
+class LostPushTests(CatchUpTestCase):
     """What was pushed to nobody who acknowledges is not lost."""
 
     settings = {"queue": {"delivered_timeout": "20s"}}
@@ -309,7 +309,7 @@ class LostPushTests(CatchUpVillage):
         self.assertEqual((self.texts(again), len(self.bob.fetch())), ([], 1))
 
 
-class PickupTests(CatchUpVillage):
+class PickupTests(CatchUpTestCase):
     """What a recipient has asked for and got counts as handed out, at every node."""
 
     settings = {"queue": {"delivered_timeout": "20s"}}
@@ -349,7 +349,7 @@ class PickupTests(CatchUpVillage):
         self.assertEqual(self.texts(self.socket), ["hello"])
 
 
-class ManyTests(CatchUpVillage):
+class ManyTests(CatchUpTestCase):
     def test_of_one_time(self) -> None:
         """More of one time than one question is answered with."""
         self.patch(anti_entropy, "BATCH_SIZE", 3)

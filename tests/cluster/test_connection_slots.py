@@ -13,7 +13,7 @@ from mediatord.cluster.peer_server import (
 )
 
 
-class Caller:
+class SlotConnection:
     """One connection."""
 
     def __init__(self) -> None:
@@ -25,19 +25,19 @@ class Caller:
         self.ended = True
 
 
-class PlacesTests(SynchronousTestCase):
+class ConnectionSlotsTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.places = ConnectionSlots()
 
-    def come(self, count: int = 1, origin: str = "10.0.0.1") -> list[Caller]:
+    def come(self, count: int = 1, origin: str = "10.0.0.1") -> list[SlotConnection]:
         """So many from one address."""
-        callers = [Caller() for _ in range(count)]
+        callers = [SlotConnection() for _ in range(count)]
         for caller in callers:
             self.assertTrue(self.places.reserve(origin))
             self.places.enter(caller, origin)
         return callers
 
-    def fill(self) -> list[Caller]:
+    def fill(self) -> list[SlotConnection]:
         """All places of strangers, each from an address of its own."""
         return [self.come(origin=f"10.0.0.{number}")[0] for number in range(MAX_UNAUTHENTICATED)]
 

@@ -33,7 +33,7 @@ class TwoNodes(InProcessClusterTestCase):
         await super().setUp()
         self.http = open_http(reactor)
         self.a, self.b = self.nodes
-        self.bob = DIDCommWallet.fresh(await discover_mediator(self.http, self.url), self.http, reactor)
+        self.bob = DIDCommWallet.generate(await discover_mediator(self.http, self.url), self.http, reactor)
         await self.bob.enrol()
         self.assertEqual(await self.bob.register(), ["success"])
 
@@ -109,7 +109,7 @@ class PushTests(TwoNodes):
     async def test_decentrl(self) -> None:
         """Events too."""
         mediator = await discover_decentrl(self.http, self.url)
-        alice, bob = (DecentrlWallet.fresh(name, mediator, self.http, reactor) for name in ("alice", "bob"))
+        alice, bob = (DecentrlWallet.generate(name, mediator, self.http, reactor) for name in ("alice", "bob"))
         for wallet in (alice, bob):
             await wallet.register()
         await make_contract(alice, bob)

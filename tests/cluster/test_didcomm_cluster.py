@@ -38,7 +38,7 @@ OF_MEMBERS = (
 )
 
 
-class DIDCommVillage(InMemoryClusterTestCase):
+class DIDCommClusterTestCase(InMemoryClusterTestCase):
     """Bob is enrolled; he may ask either node."""
 
     def setUp(self) -> None:
@@ -81,7 +81,7 @@ class DIDCommVillage(InMemoryClusterTestCase):
         return sorted(one.node.name if one.node else "?" for one in found)
 
 
-class PushTests(DIDCommVillage):
+class PushTests(DIDCommClusterTestCase):
     """What is accepted at one node is pushed at another."""
 
     def test_push(self) -> None:
@@ -185,7 +185,7 @@ class PushTests(DIDCommVillage):
         self.assertEqual(self.texts(socket), ["hello"])
 
 
-class LostHintTests(DIDCommVillage):
+class LostHintTests(DIDCommClusterTestCase):
     def test_caught_up(self) -> None:
         """A hint that never arrives delays and does not lose; and nothing comes twice."""
         socket = self.live_at(self.b)
@@ -246,7 +246,7 @@ class LostHintTests(DIDCommVillage):
         self.assertEqual((self.texts(here), self.texts(there)), (["hello"], ["hello"]))
 
 
-class GoingLiveTests(DIDCommVillage):
+class GoingLiveTests(DIDCommClusterTestCase):
     """A message that came before is in the status, one that comes after is pushed."""
 
     def hold(self) -> Deferred[None]:
@@ -365,7 +365,7 @@ class GoingLiveTests(DIDCommVillage):
         self.assertEqual((self.bob.open(delivered.payload).text, socket.frames), ("hello", []))
 
 
-class NodeDeathTests(DIDCommVillage):
+class NodeDeathTests(DIDCommClusterTestCase):
     def test_killed(self) -> None:
         """What it had pushed is pending again when its lease is over; meanwhile nobody waits for it."""
         self.live_at(self.b)
@@ -530,7 +530,7 @@ class NodeDeathTests(DIDCommVillage):
         self.assertEqual(self.a.counter("mediator_cluster_nodes"), 3)
 
 
-class OverdueTests(DIDCommVillage):
+class OverdueTests(DIDCommClusterTestCase):
     settings = {"queue": {"delivered_timeout": "40s"}}
 
     def test_overdue(self) -> None:

@@ -19,7 +19,7 @@ SCENARIOS, STEPS = 8, 24
 SOCKETS = 2
 
 
-class World:
+class MediatorScenario:
     """
     A wallet and its mediator, be that one process or two.
 
@@ -113,7 +113,7 @@ class World:
 class EquivalenceTests(InMemoryClusterTestCase):
     """As many sockets as nodes, requests anywhere, hints that arrive or do not."""
 
-    def scenario(self, random: Random, one: World, two: World, cut: Callable[[], None]) -> None:
+    def scenario(self, random: Random, one: MediatorScenario, two: MediatorScenario, cut: Callable[[], None]) -> None:
         """The same steps in both."""
         known: list[str] = []
         for number in range(STEPS):
@@ -138,10 +138,12 @@ class EquivalenceTests(InMemoryClusterTestCase):
                     world.later(seconds)
                 world.listen()
 
-    def worlds(self) -> tuple[World, World]:
+    def worlds(self) -> tuple[MediatorScenario, MediatorScenario]:
         """One process, and two nodes."""
         in_memory = InMemoryMediator(self, limits=PLENTY["limits"])
-        return World([in_memory], in_memory.clock.advance), World(list(self.in_memory_nodes), self.later)
+        return MediatorScenario([in_memory], in_memory.clock.advance), MediatorScenario(
+            list(self.in_memory_nodes), self.later
+        )
 
     def test_nothing_lost(self) -> None:
         """While all hints arrive, each socket gets the same at the same time, and the same waits."""

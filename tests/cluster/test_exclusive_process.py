@@ -35,7 +35,7 @@ TAKEN = "node ann works on this database alone: nodes can share it if each has a
 BESIDE = "cluster.listen: null, but nodes of a cluster work on this database: bea"
 
 
-class AloneTests(SynchronousTestCase):
+class ExclusiveProcessTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.clock.advance(NOW)

@@ -87,7 +87,7 @@ class SecretTests(SynchronousTestCase):
         self.assertIn("cannot be read", self.refusal(self.directory / "none"))
 
 
-class SealingTests(SynchronousTestCase):
+class MessageAuthenticatorTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.clock.advance(NOW)

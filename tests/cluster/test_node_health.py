@@ -14,7 +14,7 @@ from tests.in_memory_mediator import NOW
 WRONG = "the clock of this host is 1 h 12 min ahead of the MongoDB server's"
 
 
-class StandingTests(SynchronousTestCase):
+class NodeHealthTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.clock.advance(NOW)

@@ -41,7 +41,7 @@ reactor: Any = _reactor
 KEYS, OTHER_KEYS = derive_cluster_keys(b"s" * 32), derive_cluster_keys(b"t" * 32)
 
 
-class Stranger(Protocol):
+class RawPeer(Protocol):
     """A connection of somebody who knows nothing."""
 
     def __init__(self) -> None:
@@ -96,10 +96,10 @@ class WireTestCase(TestCase):
         self.bodies.append(body)
         return body
 
-    async def stranger(self, options: str = "") -> Stranger:
+    async def stranger(self, options: str = "") -> RawPeer:
         """Somebody connects. :param options: of the endpoint."""
         endpoint = clientFromString(reactor, self.bea.address + options)
-        found = Stranger()
+        found = RawPeer()
         connected: Any = await connectProtocol(endpoint, found)
         self.addCleanup(connected.transport.abortConnection)
         return found
@@ -119,7 +119,7 @@ class WireTestCase(TestCase):
         self.assertIs(type(caught.exception), kind)
 
 
-class CallingTests(WireTestCase):
+class PeerClientTests(WireTestCase):
     async def test_ask(self) -> None:
         """A body there and one back; the connection is kept for the next one."""
         for number in range(3):
@@ -289,7 +289,7 @@ class CallingTests(WireTestCase):
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
 
 
-class StrangerTests(WireTestCase):
+class UnauthenticatedPeerTests(WireTestCase):
     async def test_no_seal(self) -> None:
         """401 without a word, whatever is asked for, and the connection is closed."""
         for request in (b"GET / HTTP/1.1", b"POST /cluster/hints HTTP/1.1", b"PUT /cluster/probe HTTP/1.0"):

@@ -49,7 +49,7 @@ class Ledger:
         return self.open[-1]
 
 
-class AnnouncerTests(SynchronousTestCase):
+class PresencePublisherTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.ledger = Ledger()

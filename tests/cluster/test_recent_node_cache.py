@@ -8,11 +8,11 @@ from mediatord.cluster.membership import NODE_LEASE, RENEWAL_INTERVAL
 from mediatord.cluster.remote_delivery import LOOKUP_DELAY
 from mediatord.errors import StoreUnavailable
 from tests.cluster.in_memory_cluster import InMemoryClusterTestCase
-from tests.cluster.test_didcomm_cluster import DIDCommVillage
+from tests.cluster.test_didcomm_cluster import DIDCommClusterTestCase
 from tests.in_memory_mediator import MP, InMemoryWallet
 
 
-class TrailTests(DIDCommVillage):
+class RecentNodeCacheTests(DIDCommClusterTestCase):
     """Bob has a socket at b, and a knows."""
 
     names = ("a", "b", "c")

@@ -56,7 +56,7 @@ class Store:
         return self.asked[-1][1]
 
 
-class WhereaboutsTests(SynchronousTestCase):
+class PresenceLookupTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.store = Store()
@@ -119,7 +119,7 @@ class WhereaboutsTests(SynchronousTestCase):
         self.assertEqual(self.successResultOf(again), [])
 
 
-class ElsewhereTestCase(SynchronousTestCase):
+class RemoteDeliveryTestCase(SynchronousTestCase):
     """
     Takes the place of store and peers.
 
@@ -191,7 +191,7 @@ class ElsewhereTestCase(SynchronousTestCase):
         self.places = None
 
 
-class ElsewhereTests(ElsewhereTestCase):
+class RemoteDeliveryTests(RemoteDeliveryTestCase):
     """When nothing is remembered."""
 
     def test_every_other_node(self) -> None:
@@ -245,7 +245,7 @@ class ElsewhereTests(ElsewhereTestCase):
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
 
 
-class RoomTests(ElsewhereTestCase):
+class PendingLookupBytesTests(RemoteDeliveryTestCase):
     """What is held in memory until it is known who has sockets."""
 
     def big(self, name: str, size: int = 1 << 20) -> Deferred[bool]:
@@ -310,7 +310,7 @@ class RoomTests(ElsewhereTestCase):
         self.assertEqual(self.remote_delivery.held, (0, 0))
 
 
-class RememberedTests(ElsewhereTestCase):
+class RememberedTests(RemoteDeliveryTestCase):
     """When the store was asked about a DID a moment ago."""
 
     def test_at_once(self) -> None:
@@ -453,7 +453,7 @@ class RememberedTests(ElsewhereTestCase):
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
 
-class TrailTests(SynchronousTestCase):
+class RecentNodeCacheTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.clock.advance(NOW)
@@ -485,7 +485,7 @@ class TrailTests(SynchronousTestCase):
         self.assertEqual([len(self.trails.get_nodes(did)) for did in (BOB, EVE, "did:x:sue")], [1, 0, 1])
 
 
-class ContractTests(ElsewhereTestCase):
+class ContractTests(RemoteDeliveryTestCase):
     """That contracts have changed is nowhere to be found later: it is said until it was heard."""
 
     def test_heard(self) -> None:

@@ -11,7 +11,7 @@ from mediatord.cluster import remote_delivery
 from mediatord.cluster.remote_delivery import MAX_RETRY_DELAY, MIN_RETRY_DELAY, RETRY_BATCH, ContractChangeRetryQueue
 
 
-class RemindersTests(SynchronousTestCase):
+class RetryQueueTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.said: list[str] = []

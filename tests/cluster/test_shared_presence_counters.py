@@ -18,7 +18,7 @@ from mediatord.cluster.presence import (
 BOB, EVE = "did:x:bob", "did:x:eve"
 
 
-class SharedArrivalsTests(SynchronousTestCase):
+class SharedPresenceCountersTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.directory = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, self.directory)

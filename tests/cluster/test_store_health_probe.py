@@ -10,7 +10,7 @@ from mediatord.cluster.node_health import HEALTHY_RESULT_TTL, StoreHealthCheck
 from mediatord.errors import StoreUnavailable
 
 
-class AskingTests(SynchronousTestCase):
+class StoreHealthProbeTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.asked: list[Deferred[None]] = []

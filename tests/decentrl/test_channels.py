@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.decentrl.context import DecentrlReply
-from mediatord.protocol.decentrl.signatures import sign_json
+from mediatord.protocol.decentrl.crypto import sign_json
 from tests.in_memory_identities import PUBLIC, YEAR, InMemoryIdentity, code_of, register_two_identities
 from tests.in_memory_mediator import PEER
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.protocol.decentrl.signatures import sign_json
+from mediatord.protocol.decentrl.crypto import sign_json
 from tests.in_memory_identities import DIRECT, InMemoryIdentity, bad_dids, code_of, register_two_identities
 from tests.protocol.json_texts import NO_JSON, NUMBERS, UNREADABLE
 
@@ -68,7 +68,7 @@ class RequestTests(SynchronousTestCase):
         self.assertEqual(senders, [carol.did, carol.did, dave.did])
 
 
-class KeepingTests(SynchronousTestCase):
+class StoredContractTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.in_memory, self.alice, self.bob = register_two_identities(self)
         self.carol = InMemoryIdentity(self.in_memory, "carol")

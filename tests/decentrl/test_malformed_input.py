@@ -19,7 +19,7 @@ from mediatord.decentrl.context import DecentrlReply
 from mediatord.errors import InvalidCommand, InvalidMessage
 from mediatord.protocol.decentrl.commands import parse_authentication_request, parse_command
 from mediatord.protocol.decentrl.contracts import sign_contract
-from mediatord.protocol.decentrl.signatures import make_encrypted_tag, sign_event, sign_json
+from mediatord.protocol.decentrl.crypto import make_encrypted_tag, sign_event, sign_json
 from mediatord.protocol.error_codes import DECENTRL_CLOSE_CODES
 from tests.http.in_memory_site import InMemorySite
 from tests.in_memory_identities import PRIVATE, PUBLIC, InMemoryDecentrlSocket, InMemoryIdentity
@@ -414,7 +414,7 @@ class SocketTests(FuzzTestCase):
 
     def close_code(self, code: str) -> int:
         """What goes with the code."""
-        (close,) = {row.close for row in DECENTRL_CLOSE_CODES.values() if row.code == code}
+        (close,) = {row.close_code for row in DECENTRL_CLOSE_CODES.values() if row.code == code}
         self.assertIn(close, range(4002, 4008))
         return close
 

@@ -166,7 +166,7 @@ class NonceTests(SynchronousTestCase):
             self.assertEqual(code_of(reply), (404, "SENDER_SIGNING_KEY_NOT_FOUND"))
 
 
-class PayingTests(SynchronousTestCase):
+class ChargeTests(SynchronousTestCase):
     """Who pays for what (reference 10.4)."""
 
     def test_replayer_pays(self) -> None:
@@ -208,7 +208,7 @@ class PayingTests(SynchronousTestCase):
         self.assertEqual(bob.ask("QUERY_EVENTS").status, 200)
 
 
-class JournalTests(SynchronousTestCase):
+class RecordedEventTests(SynchronousTestCase):
     def test_requests(self) -> None:
         """Each command is one event and one count: what it was, how it ended, and who sent it once that is proven."""
         in_memory, alice, bob = register_two_identities(self)

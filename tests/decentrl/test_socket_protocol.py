@@ -119,7 +119,7 @@ class AuthenticationTests(SynchronousTestCase):
 
     def greeting_with(self, nonce: str) -> bytes:
         from mediatord.protocol import encoding
-        from mediatord.protocol.decentrl.signatures import sign_json
+        from mediatord.protocol.decentrl.crypto import sign_json
 
         members: dict[str, Any] = json.loads(self.alice.greeting())
         signable = {name: members[name] for name in ("did", "signing_key_id", "timestamp")} | {"nonce": nonce}

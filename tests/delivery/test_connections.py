@@ -147,7 +147,7 @@ class ConnectionsTests(SynchronousTestCase):
         self.assertEqual(self.connections.live(lambda reader: True), [PHONE, LAPTOP])
 
 
-class Town:
+class FakePresencePublisher:
     """Notes what an announcer is told; the test says when others know."""
 
     def __init__(self) -> None:
@@ -164,10 +164,10 @@ class Town:
         self.told.append(("gone", did))
 
 
-class AnnouncedTests(SynchronousTestCase):
+class PublishedPresenceTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.connections: ConnectionManager[str] = ConnectionManager(max_per_peer=5)
-        self.town, self.clock = Town(), Clock()
+        self.town, self.clock = FakePresencePublisher(), Clock()
         self.connections.set_presence_publisher(self.town, self.clock)
         self.connections.startService()
 

@@ -7,7 +7,7 @@ from zope.interface.verify import verifyObject
 from mediatord.delivery.send_queue import SendQueue
 
 
-class OutboxTests(SynchronousTestCase):
+class SendQueueTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.written: list[bytes] = []
         self.outbox = SendQueue(self.written.append, max_frames=3, max_bytes=10)

@@ -10,7 +10,7 @@ from mediatord.delivery.connections import SubscriptionBacklogs
 PHONE, LAPTOP = "did:example:phone", "did:example:laptop"
 
 
-class BacklogsTests(SynchronousTestCase):
+class SubscriptionBacklogsTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.backlogs = SubscriptionBacklogs()
 

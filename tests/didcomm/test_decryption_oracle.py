@@ -32,10 +32,10 @@ from tests.in_memory_mediator import PING, InMemoryMediator, InMemoryWallet
 # What takes time that could be measured: agreements, unwrapping, and the tag over the whole ciphertext.
 WORK = ("derive_ephemeral_secret", "derive_static_secret", "aes_key_unwrap", "_compute_mac")
 
-Change = Callable[["Parts"], None]
+Change = Callable[["EnvelopeParts"], None]
 
 
-class Parts:
+class EnvelopeParts:
     """An envelope in parts that can be changed by themselves, sealed to one key of the mediator."""
 
     def __init__(self, raw: bytes) -> None:
@@ -70,7 +70,7 @@ def rewritten(**members: Any) -> Change:
     return lambda parts: parts.rewrite(**members)
 
 
-def another_epk(parts: Parts) -> None:
+def another_epk(parts: EnvelopeParts) -> None:
     """An ephemeral key of somebody else's, of the same curve."""
     parts.rewrite(epk=PrivateKey.generate(parts.header["epk"]["crv"]).public.jwk())
 
@@ -142,15 +142,15 @@ class OracleTests(SynchronousTestCase):
         self.in_memory = InMemoryMediator(self, limits={"ip_per_minute": 100_000, "account_per_minute": 100_000})
         self.bob = InMemoryWallet(self.in_memory).enrol()
 
-    def sealed(self, *, authenticated: bool) -> Parts:
+    def sealed(self, *, authenticated: bool) -> EnvelopeParts:
         """A good envelope, to one key of the mediator."""
         ours = next((one.id, one.key) for one in self.in_memory.document.key_agreement if one.key.curve == "X25519")
         headers: dict[str, Any] = {"from": self.bob.did} if authenticated else {}
         message = compose_message(PING, to=[self.in_memory.did], **headers)
         plaintext, own = json.dumps(message).encode(), self.bob.identity.agreement
         if authenticated:
-            return Parts(jwe.encrypt_authcrypt(plaintext, (own.kid, own.private), [ours]))
-        return Parts(jwe.encrypt_anoncrypt(plaintext, [ours]))
+            return EnvelopeParts(jwe.encrypt_authcrypt(plaintext, (own.kid, own.private), [ours]))
+        return EnvelopeParts(jwe.encrypt_anoncrypt(plaintext, [ours]))
 
     def broken(self, changes: Mapping[str, Change]) -> list[tuple[str, bytes]]:
         """Each of them, of a fresh envelope each time: what was agreed before is not agreed again."""

@@ -24,7 +24,7 @@ INBOX = "https://wallet.example/inbox"
 
 
 @dataclass
-class Posted:
+class PendingPost:
     """A POST that was begun, and waits for its answer."""
 
     url: str
@@ -34,15 +34,15 @@ class Posted:
     answer: Deferred[OutboundResponse] = field(default_factory=Deferred)
 
 
-class PostOffice:
+class FakePoster:
     """Takes every POST and answers none before the test says so, in the place of Outbound."""
 
     def __init__(self) -> None:
-        self.posted: list[Posted] = []
+        self.posted: list[PendingPost] = []
 
     async def post(self, url: str, body: bytes, content_type: bytes, *, timeout: float) -> OutboundResponse:
         """Note it, and wait."""
-        posted = Posted(url, body, content_type, timeout)
+        posted = PendingPost(url, body, content_type, timeout)
         self.posted.append(posted)
         return await posted.answer
 
@@ -50,30 +50,30 @@ class PostOffice:
         """There is nothing to be had."""
         raise OutboundRequestError("ConnectionRefusedError")
 
-    def taken(self) -> list[Posted]:
+    def taken(self) -> list[PendingPost]:
         """What was begun since this was asked last."""
         posted, self.posted = self.posted, []
         return posted
 
-    def one(self) -> Posted:
+    def one(self) -> PendingPost:
         """The one that was begun since this was asked last."""
         (posted,) = self.taken()
         return posted
 
 
-def answer(posted: Posted, status: int) -> None:
+def answer(posted: PendingPost, status: int) -> None:
     """Have the peer answer."""
     posted.answer.callback(OutboundResponse(status, b"", b""))
 
 
-class PostingHouse(InMemoryMediator):
+class EndpointMediator(InMemoryMediator):
     """A house whose requests to the outside all end in a post office."""
 
     def __init__(self, test: SynchronousTestCase, **settings: Any) -> None:
         super().__init__(test, limits=PLENTY, **settings)
         for service in (self.half.due, self.half.housekeeping):
             service.stopService()
-        self.office = PostOffice()
+        self.office = FakePoster()
         self.base = replace(self.base, outbound=cast(Any, self.office))
         self.half = build_didcomm(self.base, self.config)
         for service in (self.half.due, self.half.housekeeping):
@@ -102,9 +102,9 @@ def payload_of(opened: OpenedMessage, next_: str) -> bytes:
 class FailoverTests(SynchronousTestCase):
     def start(self, identity: WalletIdentity | None = None, **didcomm: Any) -> InMemoryWallet:
         """An enrolled wallet; by default its account has the endpoint INBOX, named in the configuration."""
-        identity = identity or WalletIdentity.fresh()
+        identity = identity or WalletIdentity.generate()
         settings = {"failover": "configured", "endpoints": {identity.did: INBOX}, **didcomm}
-        self.in_memory = PostingHouse(self, didcomm=settings)
+        self.in_memory = EndpointMediator(self, didcomm=settings)
         self.office = self.in_memory.office
         return InMemoryWallet(self.in_memory, identity).enrol()
 
@@ -243,14 +243,14 @@ class FailoverTests(SynchronousTestCase):
         url = "https://mediator.example"
         ours = [url, f"{url}/", f"{url}/didcomm", f"{url}/didcomm/"]
         for uri in ours:
-            identity = WalletIdentity.fresh()
-            self.in_memory = PostingHouse(
+            identity = WalletIdentity.generate()
+            self.in_memory = EndpointMediator(
                 self, public_url=url, didcomm={"failover": "configured", "endpoints": {identity.did: uri}}
             )
             bob = InMemoryWallet(self.in_memory, identity).enrol()
             self.forward(bob.did, bob.letter())
             self.assertEqual(self.in_memory.office.taken(), [], uri)
-        self.in_memory = PostingHouse(self, public_url=url, didcomm={"failover": "account-did"})
+        self.in_memory = EndpointMediator(self, public_url=url, didcomm={"failover": "account-did"})
         did, web = self.in_memory.did, self.in_memory.base.identity.web_did
         services = [{"uri": uri} for uri in (*ours, did, web, "wss://x.example/ws", "didcomm:transport/queue", INBOX)]
         bob = InMemoryWallet(self.in_memory, with_services(*services)).enrol()
@@ -266,7 +266,7 @@ class FailoverTests(SynchronousTestCase):
         for source in ("configured", "account-did"):
             bob = self.start(with_services({"uri": mediator.did}), failover=source, endpoints={})
             if source == "configured":
-                identity = WalletIdentity.fresh()
+                identity = WalletIdentity.generate()
                 bob = self.start(identity, endpoints={identity.did: mediator.did})
             payload = self.forward(bob.did, bob.letter())
             posted = self.office.one()
@@ -281,7 +281,7 @@ class FailoverTests(SynchronousTestCase):
     def test_one_hop_only(self) -> None:
         """A DID that leads to a DID, or nowhere, is no endpoint (Routing 2.0, "Using a DID as an endpoint")."""
         second = with_services({"uri": "https://second.example/"})
-        for did in (with_services({"uri": second.did}).did, WalletIdentity.fresh().did, "did:example:unknown"):
+        for did in (with_services({"uri": second.did}).did, WalletIdentity.generate().did, "did:example:unknown"):
             bob = self.start(with_services({"uri": did}), failover="account-did", endpoints={})
             self.forward(bob.did, bob.letter())
             self.assertEqual(self.office.taken(), [])
@@ -289,7 +289,7 @@ class FailoverTests(SynchronousTestCase):
 
     def test_routing_keys_of_an_endpoint(self) -> None:
         """An endpoint behind routing keys gets what they can unwrap, the first one first."""
-        outer, inner = WalletIdentity.fresh(), WalletIdentity.fresh()
+        outer, inner = WalletIdentity.generate(), WalletIdentity.generate()
         endpoint = {"uri": INBOX, "routing_keys": [outer.did, inner.did], "routingKeys": [outer.did, inner.did]}
         bob = self.start(with_services(endpoint), failover="account-did", endpoints={})
         payload = self.forward(bob.did, bob.letter())
@@ -368,7 +368,7 @@ class WrappingTests(SynchronousTestCase):
 
     def test_one_routing_key(self) -> None:
         """Its holder unwraps what is stored, and finds the recipient as `next`."""
-        bob, guard = WalletIdentity.fresh(), WalletIdentity.fresh()
+        bob, guard = WalletIdentity.generate(), WalletIdentity.generate()
         for name in (guard.did, guard.agreement.kid):
             payload, stored = self.stored(bob, routing_keys={bob.did: [name]})
             opened = unpack_message(stored, guard, DIDDocumentCache().resolve)
@@ -377,7 +377,7 @@ class WrappingTests(SynchronousTestCase):
 
     def test_several_routing_keys(self) -> None:
         """The last one is innermost; each further forward names the routing key before as `next`."""
-        bob, outer, inner = WalletIdentity.fresh(), WalletIdentity.fresh(), WalletIdentity.fresh()
+        bob, outer, inner = WalletIdentity.generate(), WalletIdentity.generate(), WalletIdentity.generate()
         payload, stored = self.stored(bob, routing_keys={bob.did: [outer.did, inner.agreement.kid]})
         book = DIDDocumentCache()
         layer = payload_of(unpack_message(stored, outer, book.resolve), inner.agreement.kid)
@@ -385,27 +385,27 @@ class WrappingTests(SynchronousTestCase):
 
     def test_routing_keys_of_every_curve(self) -> None:
         """A routing key need not be on our own curve."""
-        bob, guard = WalletIdentity.fresh(), WalletIdentity.fresh(curve="P-384")
+        bob, guard = WalletIdentity.generate(), WalletIdentity.generate(curve="P-384")
         payload, stored = self.stored(bob, routing_keys={bob.did: [guard.did]})
         self.assertEqual(payload_of(unpack_message(stored, guard, DIDDocumentCache().resolve), bob.did), payload)
 
     def test_routing_keys_are_one_recipients(self) -> None:
         """Somebody else's messages are left alone."""
         payload, stored = self.stored(
-            WalletIdentity.fresh(), routing_keys={"did:example:other": [WalletIdentity.fresh().did]}
+            WalletIdentity.generate(), routing_keys={"did:example:other": [WalletIdentity.generate().did]}
         )
         self.assertEqual(stored, payload)
 
     def test_a_routing_key_that_does_not_resolve(self) -> None:
         """The payload is stored as it came: it is for the recipient anyway."""
-        bob, guard = WalletIdentity.fresh(), WalletIdentity.fresh()
+        bob, guard = WalletIdentity.generate(), WalletIdentity.generate()
         for names in (["did:example:gone"], [f"{guard.did}#no-such-key"], [guard.did, "did:example:gone"]):
             payload, stored = self.stored(bob, routing_keys={bob.did: names})
             self.assertEqual(stored, payload)
 
     def test_rewrapping(self) -> None:
         """Every payload is in a fresh forward to its recipient, which the recipient itself unwraps."""
-        bob = WalletIdentity.fresh()
+        bob = WalletIdentity.generate()
         payload, stored = self.stored(bob, rewrap=True)
         opened = unpack_message(stored, bob, DIDDocumentCache().resolve)
         self.assertEqual(payload_of(opened, bob.did), payload)
@@ -420,7 +420,7 @@ class WrappingTests(SynchronousTestCase):
 
     def test_both(self) -> None:
         """The forward to the recipient is inside the one to the routing key."""
-        bob, guard = WalletIdentity.fresh(), WalletIdentity.fresh()
+        bob, guard = WalletIdentity.generate(), WalletIdentity.generate()
         payload, stored = self.stored(bob, rewrap=True, routing_keys={bob.did: [guard.did]})
         book = DIDDocumentCache()
         layer = payload_of(unpack_message(stored, guard, book.resolve), bob.did)

@@ -90,7 +90,7 @@ class SituationTests(SynchronousTestCase):
     def test_row_7_undecryptable(self) -> None:
         """One text for every cause, without a thread: no oracle (UC-021 AF-3)."""
         good = json.loads(pack_forward(self.in_memory, self.bob.did, self.bob.letter()))
-        stranger = WalletIdentity.fresh()
+        stranger = WalletIdentity.generate()
         texts = set()
         for broken in (
             {**good, "tag": good["tag"][::-1]},

@@ -28,7 +28,7 @@ SMALL = {"queue": {"max_messages": 3, "max_bytes": 20_000}}
 _OWN = ("ts", "seq", "req", "msg", "dur_ms", "crypto_ms", "latency_ms", "rcpt", "sender", "peer", "who", "boot")
 
 
-class Way:
+class ForwardPath:
     """A house with one guest, whose messages all go one way."""
 
     def __init__(self, test: SynchronousTestCase, *, short: bool, **settings: Any) -> None:
@@ -58,10 +58,10 @@ class Way:
         return [{name: name in _OWN or value for name, value in event.items()} for event in events]
 
 
-Forward = Callable[[Way], bytes]
+Forward = Callable[[ForwardPath], bytes]
 
 
-def _letter(way: Way, text: str = "hello", **headers: Any) -> bytes:
+def _letter(way: ForwardPath, text: str = "hello", **headers: Any) -> bytes:
     return pack_forward(way.in_memory, way.bob.did, way.bob.letter(text), **headers)
 
 
@@ -90,12 +90,12 @@ OTHER: dict[str, Forward] = {
 }
 
 
-class SameTests(SynchronousTestCase):
-    def both(self, **settings: Any) -> tuple[Way, Way]:
+class EquivalenceTests(SynchronousTestCase):
+    def both(self, **settings: Any) -> tuple[ForwardPath, ForwardPath]:
         """A house whose messages go the short way, and one where they go the long way."""
-        return Way(self, short=True, **settings), Way(self, short=False, **settings)
+        return ForwardPath(self, short=True, **settings), ForwardPath(self, short=False, **settings)
 
-    def check(self, forward: Forward, *, times: int = 1, **settings: Any) -> tuple[Way, list[DIDCommReply]]:
+    def check(self, forward: Forward, *, times: int = 1, **settings: Any) -> tuple[ForwardPath, list[DIDCommReply]]:
         """Both ways answer, store, count and tell the same. The one that may be short, and its replies."""
         way, other = self.both(**settings)
         replies = [way.post(forward(way)) for _ in range(times)]
@@ -103,7 +103,10 @@ class SameTests(SynchronousTestCase):
         self.assertEqual(list(map(_said, replies)), list(map(_said, others)))
         self.assertEqual(way.bob.waiting(), other.bob.waiting())
         self.assertEqual(way.told(), other.told())
-        self.assertEqual(way.in_memory.base.recorder.metrics.totals(), other.in_memory.base.recorder.metrics.totals())
+        self.assertEqual(
+            way.in_memory.base.recorder.metrics.collect_totals(),
+            other.in_memory.base.recorder.metrics.collect_totals(),
+        )
         self.assertEqual(_spent(way), _spent(other))
         self.assertEqual(way.in_memory.base.gate._in_flight, 0)
         return way, replies
@@ -154,7 +157,7 @@ class SameTests(SynchronousTestCase):
 
     def test_a_recipient_behind_routing_keys(self) -> None:
         """Its payloads are wrapped on the long way; those of others stay on the short one."""
-        way = Way(self, short=True, didcomm={"routing_keys": {"did:web:c.example": ["did:key:z6Mk#z6Mk"]}})
+        way = ForwardPath(self, short=True, didcomm={"routing_keys": {"did:web:c.example": ["did:key:z6Mk#z6Mk"]}})
         way.post(_letter(way))
         way.post(pack_forward(way.in_memory, "did:web:c.example", way.bob.letter()))
         self.assertEqual(way.taken, 1)
@@ -162,7 +165,7 @@ class SameTests(SynchronousTestCase):
 
 class FaultTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.way = Way(self, short=True)
+        self.way = ForwardPath(self, short=True)
         self.in_memory = self.way.in_memory
 
     def test_the_store_fails(self) -> None:
@@ -295,12 +298,12 @@ class FaultTests(SynchronousTestCase):
         self.assertEqual([getattr(one, "status", one) for one in told], [503, "stopped"])
 
 
-class TurnTests(SynchronousTestCase):
+class SameIterationTests(SynchronousTestCase):
     """Several messages in one turn of the reactor."""
 
     def test_what_an_account_pays_for_crowds_nobody_out(self) -> None:
         """At its limit an address may send what it could if each had come in a turn of its own."""
-        way = Way(self, short=True, limits={"ip_per_minute": 3})  # enrolling took one
+        way = ForwardPath(self, short=True, limits={"ip_per_minute": 3})  # enrolling took one
         in_memory, statuses = way.in_memory, list[int]()
 
         def post(raw: bytes) -> bool:
@@ -322,13 +325,13 @@ class TurnTests(SynchronousTestCase):
 
     def test_how_long_it_took(self) -> None:
         """From when it came, as on the long way, so that reading is never longer than all of it."""
-        way = Way(self, short=True)
+        way = ForwardPath(self, short=True)
         self.assertTrue(way.in_memory.half.forward_fast_path.take(_letter(way), PEER, lambda reply: None, self.fail))
         way.in_memory.clock.advance(0.25)
         self.assertEqual(way.in_memory.events("req.done")[-1]["dur_ms"], 250.0)
 
 
-class HeldDepositTests(SynchronousTestCase):
+class HeldEnqueueTests(SynchronousTestCase):
     """Forwards of strangers in one reactor iteration, of which the store is slow with some."""
 
     def setUp(self) -> None:
@@ -406,7 +409,7 @@ class HeldDepositTests(SynchronousTestCase):
 class RotationTests(SynchronousTestCase):
     def test_no_key_is_held_on_to(self) -> None:
         """When the mediator has others, nothing is left of what was made ready."""
-        way = Way(self, short=True)
+        way = ForwardPath(self, short=True)
         self.assertEqual(way.post(_letter(way)).status, 202)
         parser: Any = way.in_memory.half.forward_fast_path._parser
         self.assertEqual(len(parser._recipient_keys), 1)
@@ -423,7 +426,7 @@ def _said(reply: DIDCommReply) -> tuple[Any, ...]:
     return reply.status, reply.media_type, reply.retry_after, reply.fault, about, named
 
 
-def _spent(way: Way) -> int:
+def _spent(way: ForwardPath) -> int:
     """How many more messages its address may send."""
     spent = 0
     while not way.in_memory.base.admission._peers._window.admit(PEER, way.in_memory.clock.seconds()):

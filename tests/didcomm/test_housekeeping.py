@@ -42,7 +42,7 @@ class HousekeepingTestCase(SynchronousTestCase):
         return calls
 
 
-class RoundsTests(HousekeepingTestCase):
+class HousekeepingRoundTests(HousekeepingTestCase):
     def test_a_round_that_fails_is_not_the_last(self) -> None:
         """A fault of ours is logged, a store that is away is no fault; the next round does the work."""
         for error, logged in ((RuntimeError("boom"), 1), (StoreUnavailable(), 0)):
@@ -339,7 +339,7 @@ class ClockSetTests(HousekeepingTestCase):
         self.assertEqual(pending(), 2)
 
 
-class Neighbour:
+class ClusterNode:
     """
     The rounds of one of several nodes, with a view of its own of the house's store.
 
@@ -387,7 +387,7 @@ class Neighbour:
         return sum(name == operation for name, _ in self.calls)
 
 
-class TurnsTests(HousekeepingTestCase):
+class SeveralNodesTests(HousekeepingTestCase):
     """Several nodes on one store."""
 
     def setUp(self) -> None:
@@ -395,7 +395,7 @@ class TurnsTests(HousekeepingTestCase):
         self.clock = self.in_memory.clock
         self.in_memory.half.due.stopService()
         self.in_memory.half.housekeeping.stopService()
-        self.first, self.second = Neighbour(self.in_memory, "first"), Neighbour(self.in_memory, "second")
+        self.first, self.second = ClusterNode(self.in_memory, "first"), ClusterNode(self.in_memory, "second")
 
     def run_for(self, seconds: float) -> None:
         """Let time pass in small steps."""
@@ -415,8 +415,8 @@ class TurnsTests(HousekeepingTestCase):
         """When the one stops, the other goes on after the lease, or at once where the one is known to be gone."""
         for known, patience in ((False, LEADER_LEASE + 15), (True, 15)):
             self.first, self.second = (
-                Neighbour(self.in_memory, f"first {known}"),
-                Neighbour(self.in_memory, f"second {known}"),
+                ClusterNode(self.in_memory, f"first {known}"),
+                ClusterNode(self.in_memory, f"second {known}"),
             )
             self.first.start()
             self.second.start()
@@ -511,7 +511,7 @@ class TurnsTests(HousekeepingTestCase):
         self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), stored)
 
 
-class TurnTests(SynchronousTestCase):
+class LeaderLeaseTests(SynchronousTestCase):
     """Whose turn it is, as one node sees it."""
 
     def setUp(self) -> None:

@@ -338,7 +338,7 @@ class CoordinationTests(SynchronousTestCase):
     def test_every_result_of_an_update(self) -> None:
         """One result an entry, in order (reference 5.3)."""
         bob, eve = InMemoryWallet(self.in_memory).enrol(), InMemoryWallet(self.in_memory).enrol()
-        key = WalletIdentity.fresh("did:key").did
+        key = WalletIdentity.generate("did:key").did
         cases = [
             (key, "add", "success"),
             (key, "add", "no_change"),
@@ -387,7 +387,7 @@ class CoordinationTests(SynchronousTestCase):
 
     def test_an_allow_list_denies_others(self) -> None:
         """Section 11, row 27."""
-        bob = WalletIdentity.fresh()
+        bob = WalletIdentity.generate()
         in_memory = InMemoryMediator(self, didcomm={"registration": "allow-list", "allow": [bob.did]})
         self.assertTrue(
             InMemoryWallet(in_memory, bob).answer(f"{CM3}/mediate-request").message.type.uri.endswith("mediate-grant")
@@ -409,15 +409,17 @@ class CoordinationTests(SynchronousTestCase):
         identity = self.in_memory.base.identity
         self.in_memory.document = parse_did_document(identity.web_did, identity.web_document)
         self.in_memory.did = identity.web_did
-        bob = InMemoryWallet(self.in_memory, WalletIdentity.fresh(curve="P-384"))
-        bob.book.learn(self.in_memory.document)
+        bob = InMemoryWallet(self.in_memory, WalletIdentity.generate(curve="P-384"))
+        bob.book.add(self.in_memory.document)
         grant = bob.answer(f"{CM3}/mediate-request")
         self.assertEqual(grant.body, {"routing_did": [identity.web_did]})
         self.assertEqual(grant.sender, identity.web_did)
 
     def test_peer_4_long_and_short_are_one(self) -> None:
         """A long form in `next` finds what was registered short, and the other way round (reference 8.4)."""
-        bob = InMemoryWallet(self.in_memory, WalletIdentity.fresh("did:peer:4", endpoint=self.in_memory.did)).enrol()
+        bob = InMemoryWallet(
+            self.in_memory, WalletIdentity.generate("did:peer:4", endpoint=self.in_memory.did)
+        ).enrol()
         short = bob.did.rpartition(":")[0]
         for next_ in (bob.did, short, f"{bob.did}#key-1"):
             self.assertEqual(self.in_memory.receive(pack_forward(self.in_memory, next_, bob.letter())).status, 202)

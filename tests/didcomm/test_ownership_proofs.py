@@ -13,7 +13,7 @@ from mediatord.protocol.didcomm.coordinate_mediation import OWNERSHIP_PROOF, mak
 from mediatord.wallet.didcomm_identity import WalletIdentity
 from mediatord.wallet.didcomm_messages import anoncrypt, authcrypt, build_attachment, compose_message, prove_ownership
 from tests.in_memory_mediator import CM3, MP, PING, InMemoryMediator, InMemoryWallet, from_header, pack_forward
-from tests.ratelimit.test_access_control import ReloadedHouse
+from tests.ratelimit.test_access_control import ReloadableMediator
 
 
 class OwnershipTestCase(SynchronousTestCase):
@@ -23,7 +23,7 @@ class OwnershipTestCase(SynchronousTestCase):
     def setUp(self) -> None:
         self.in_memory = InMemoryMediator(self, didcomm={"require_ownership": self.required})
         self.bob = InMemoryWallet(self.in_memory).enrol()
-        self.alias = WalletIdentity.fresh()
+        self.alias = WalletIdentity.generate()
 
     def update(self, guest: InMemoryWallet, did: str, *proofs: bytes, action: str = "add") -> str:
         """What becomes of one entry."""
@@ -89,9 +89,9 @@ class RequiredTests(OwnershipTestCase):
         """Somebody else's, for another account or mediator, of another time or kind, or nobody's."""
         now, eve = int(self.in_memory.clock.seconds()), InMemoryWallet(self.in_memory).enrol()
         bad: dict[str, bytes] = {
-            "by another": self.proof(self.alias.did, owner=WalletIdentity.fresh()),
+            "by another": self.proof(self.alias.did, owner=WalletIdentity.generate()),
             "for another account": self.proof(account=eve.did),
-            "of another DID": self.proof(owner=WalletIdentity.fresh()),
+            "of another DID": self.proof(owner=WalletIdentity.generate()),
             "anonymous": anoncrypt(self.message(), self.in_memory.document),
             "unreadable": anoncrypt(self.message(), self.alias.document),
         }
@@ -130,7 +130,7 @@ class RequiredTests(OwnershipTestCase):
     def test_not_used_up_by_what_was_not_done(self) -> None:
         """Where the update was refused as a whole, the very same one may come again."""
         updates = [{"recipient_did": self.alias.did, "action": "add"}]
-        proofs = [build_attachment(self.proof()), build_attachment(self.proof(owner=WalletIdentity.fresh()))]
+        proofs = [build_attachment(self.proof()), build_attachment(self.proof(owner=WalletIdentity.generate()))]
         update = self.bob.pack(f"{CM3}/recipient-update", {"updates": updates}, attachments=proofs)
         self.in_memory.clock.advance(60)
         for _ in range(598):
@@ -138,7 +138,7 @@ class RequiredTests(OwnershipTestCase):
         self.assertEqual(self.in_memory.receive(update).status, 429)
         self.in_memory.clock.advance(61)
         with self.in_memory.failing("find_owner", StoreUnavailable()):
-            other = [*updates, {"recipient_did": WalletIdentity.fresh().did, "action": "add"}]
+            other = [*updates, {"recipient_did": WalletIdentity.generate().did, "action": "add"}]
             packed = self.bob.pack(f"{CM3}/recipient-update", {"updates": other}, attachments=proofs[:1])
             self.assertEqual(self.in_memory.receive(packed).status, 503)
         body = self.bob.open(self.in_memory.receive(update).body).body
@@ -146,7 +146,7 @@ class RequiredTests(OwnershipTestCase):
 
     def test_not_used_up_by_what_was_not_charged(self) -> None:
         """Where there was no room for what the update adds, the very same one may come again."""
-        self.in_memory = ReloadedHouse(self, didcomm={"require_ownership": True})
+        self.in_memory = ReloadableMediator(self, didcomm={"require_ownership": True})
         self.bob = InMemoryWallet(self.in_memory).enrol()
         self.in_memory.change("limits", registration_bytes=1)
         update = [{"recipient_did": self.alias.did, "action": "add"}]
@@ -161,7 +161,7 @@ class RequiredTests(OwnershipTestCase):
     def test_each_costs_as_much_as_a_request(self) -> None:
         """Of the account that sends them."""
         self.in_memory.clock.advance(60)
-        proofs = [self.proof(owner=WalletIdentity.fresh()) for _ in range(4)]
+        proofs = [self.proof(owner=WalletIdentity.generate()) for _ in range(4)]
         answers = 0
         while (
             self.bob.ask(
@@ -173,7 +173,7 @@ class RequiredTests(OwnershipTestCase):
         self.assertEqual(answers, 600 // 5)
 
 
-class TakingOverTests(OwnershipTestCase):
+class OwnershipTransferTests(OwnershipTestCase):
     """Where no proof is asked for, one counts all the same."""
 
     required = False

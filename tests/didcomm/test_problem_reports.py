@@ -293,7 +293,7 @@ class HeaderTests(SynchronousTestCase):
     def test_form_that_cannot_be_kept(self) -> None:
         """Where the long form of its DID cannot be stored, who has an account fetches and deletes all the same."""
         in_memory = InMemoryMediator(self)
-        bob = InMemoryWallet(in_memory, WalletIdentity.fresh("did:peer:4", endpoint=in_memory.did))
+        bob = InMemoryWallet(in_memory, WalletIdentity.generate("did:peer:4", endpoint=in_memory.did))
         resolver = in_memory.half.mediator._context.unpacker._resolver
         full = self.patch(resolver, "_remember", lambda short, long: fail(StoreUnavailable()))
         self.assertEqual(bob.ask(f"{CM3}/mediate-request").status, 503)

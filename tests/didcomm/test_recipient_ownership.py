@@ -112,7 +112,7 @@ class ProofTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.in_memory = InMemoryMediator(self, didcomm={"require_ownership": True})
         self.bob, self.eve = InMemoryWallet(self.in_memory).enrol(), InMemoryWallet(self.in_memory).enrol()
-        self.alias = WalletIdentity.fresh()
+        self.alias = WalletIdentity.generate()
 
     def update(self, guest: InMemoryWallet, did: str, proof: str | None = None) -> str:
         headers: dict[str, Any] = {}
@@ -156,7 +156,7 @@ class ProofTests(SynchronousTestCase):
 class ListTests(SynchronousTestCase):
     def test_denied(self) -> None:
         """No name of a denied DID is registered by anybody."""
-        denied = WalletIdentity.fresh().did
+        denied = WalletIdentity.generate().did
         in_memory = InMemoryMediator(self, didcomm={"deny": [denied, WEB]})
         bob = InMemoryWallet(in_memory).enrol()
         for name in (f"{denied}#key-1", derive_did_peer_3(denied), "did:web:WALLET.example:bob#key-1"):

@@ -151,7 +151,7 @@ class UndatedTests(ReplayCase):
 ROOM = 20
 
 
-class SmallHouse(InMemoryMediator):
+class SmallNonceCacheMediator(InMemoryMediator):
     """A house whose store remembers :data:`ROOM` requests."""
 
     def __init__(self, test: SynchronousTestCase) -> None:
@@ -169,7 +169,7 @@ class FullTests(SynchronousTestCase):
     """What was received before takes all the room there is, or much of it."""
 
     def setUp(self) -> None:
-        self.in_memory = SmallHouse(self)
+        self.in_memory = SmallNonceCacheMediator(self)
         self.bob = InMemoryWallet(self.in_memory).enrol()
         self.taken = self.refused = 0
 

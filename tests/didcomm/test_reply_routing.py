@@ -8,7 +8,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.wallet.didcomm_identity import WalletIdentity
 from mediatord.wallet.didcomm_messages import DIDDocumentCache, unpack_message
-from tests.didcomm.test_endpoint_delivery import INBOX, PostingHouse, answer, payload_of, with_services
+from tests.didcomm.test_endpoint_delivery import INBOX, EndpointMediator, answer, payload_of, with_services
 from tests.in_memory_mediator import MP, PING, FakeSocket, InMemoryWallet
 
 OTHER = "https://wallet.example/other"
@@ -27,9 +27,9 @@ ROUTES: tuple[dict[str, Any], ...] = ({}, {"return_route": "none"}, {"return_rou
 
 class ReplyingTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.in_memory = PostingHouse(self)
+        self.in_memory = EndpointMediator(self)
         self.office = self.in_memory.office
-        self.bare = InMemoryWallet(self.in_memory, WalletIdentity.fresh())
+        self.bare = InMemoryWallet(self.in_memory, WalletIdentity.generate())
         self.reachable = InMemoryWallet(self.in_memory, with_services({"uri": INBOX}))
 
     def ping(self, guest: InMemoryWallet, *, socket: FakeSocket | None = None, **headers: Any) -> str:
@@ -148,7 +148,7 @@ class ReplyingTests(SynchronousTestCase):
 
     def test_an_endpoint_behind_routing_keys(self) -> None:
         """The answer is wrapped for them, with the sender as `next`."""
-        guard = WalletIdentity.fresh()
+        guard = WalletIdentity.generate()
         endpoint = {"uri": INBOX, "routing_keys": [guard.did], "routingKeys": [guard.did]}
         guest = InMemoryWallet(self.in_memory, with_services(endpoint))
         self.in_memory.receive(guest.pack(PING))

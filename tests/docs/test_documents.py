@@ -168,7 +168,7 @@ def test_situations() -> None:
         [
             f"`{kind.reason}`",
             str(wire.status),
-            str(wire.packed or "-"),
+            str(wire.encrypted_status or "-"),
             f"`{wire.code}`",
             wire.comment,
         ]
@@ -178,7 +178,7 @@ def test_situations() -> None:
 
 
 def test_decentrl_refusals() -> None:
-    """The two tables of Decentrl are those of mediatord.protocol.error_codes, row by row; only the last column is free."""
+    """The two Decentrl tables match mediatord.protocol.error_codes row by row; the last column is free text."""
     document = text("docs/protocols.md")
     found = rows(document, "<!-- decentrl", "<!-- end of decentrl")
     assert [row[:3] for row in found] == [
@@ -186,7 +186,7 @@ def test_decentrl_refusals() -> None:
     ]
     sockets = rows(document, "<!-- socket", "<!-- end of socket")
     assert [row[:2] for row in sockets] == [
-        [f"`{wire.code}`", str(wire.close)] for wire in DECENTRL_CLOSE_CODES.values()
+        [f"`{wire.code}`", str(wire.close_code)] for wire in DECENTRL_CLOSE_CODES.values()
     ]
 
 
@@ -221,23 +221,23 @@ def test_metrics() -> None:
     registry = CollectorRegistry()
     metrics = Metrics(registry, version="0")
     # A family shows its labels only once it has a series.
-    metrics.request("didcomm", "accepted", 1.0)
-    metrics.rejected("undecryptable")
-    metrics.latency("live", 1.0)
+    metrics.observe_request("didcomm", "accepted", 1.0)
+    metrics.count_rejection("undecryptable")
+    metrics.observe_delivery_latency("live", 1.0)
     metrics.observe_store_operation("commit", 1.0)
     metrics.count_cluster_push("pushed")
     metrics.count_refused_peer_request("seal")
-    metrics.queue_sizes([("did:example:bob", 1)], 0)
+    metrics.set_queue_sizes([("did:example:bob", 1)], 0)
     metrics.read_readiness = lambda: True
     metrics.count_probe_failure("store")
-    metrics.certificate("*:443", 1.0)
-    metrics.table_sizes({"message": 1})
-    metrics.waiting(1, 1.0)
-    metrics.accounts(1, 60)
-    metrics.record_account_expired("unused")
-    metrics.ledger.tell("didcomm", {"accepted": 1}, 0)
+    metrics.set_certificate_expiry("*:443", 1.0)
+    metrics.set_table_sizes({"message": 1})
+    metrics.set_queued_messages(1, 1.0)
+    metrics.set_accounts(1, 60)
+    metrics.count_account_expiry("unused")
+    metrics.ledger.update("didcomm", {"accepted": 1}, 0)
     metrics.set_store_read_time(1.0, 1)
-    metrics.watch("any", lambda: (1, 1))
+    metrics.register_buffer("any", lambda: (1, 1))
     real = {}
     for family in text_string_to_metric_families(MetricsAggregator().page({1: metrics.render().decode()}, 1, 1)):
         labels = {label for sample in family.samples for label in sample.labels} - {"le"}

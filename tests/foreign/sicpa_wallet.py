@@ -178,7 +178,7 @@ async def rotation(mediator: Mediator, steps: Steps) -> None:
     with steps.step("from-prior"):
         prior = {"iss": old.wallet.did, "sub": new.wallet.did}
         # The library signs the token itself, so it needs the old keys beside the new ones.
-        both = Both(new.wallet.resolvers.secrets_resolver, old.wallet.resolvers.secrets_resolver)
+        both = CombinedSecrets(new.wallet.resolvers.secrets_resolver, old.wallet.resolvers.secrets_resolver)
         wallet = Wallet(new.wallet.did, ResolversConfig(both, new.wallet.resolvers.did_resolver))
         packed = await wallet.authcrypt(a_message(PING, wallet, mediator.did, from_prior=prior), mediator.did)
         assert (await new.read(new.post(packed).body))["type"].endswith("ping-response")
@@ -187,7 +187,7 @@ async def rotation(mediator: Mediator, steps: Steps) -> None:
         assert listed["body"] == {"dids": [{"recipient_did": old.wallet.did}]}, listed
 
 
-class Both(SecretsResolver):
+class CombinedSecrets(SecretsResolver):
     """The secrets of two wallets."""
 
     def __init__(self, *resolvers: SecretsResolver) -> None:

@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 import pytest
 
-from mediatord.protocol.didcomm.jwe import decrypt_envelope, encrypt_anoncrypt, encrypt_authcrypt, parse
+from mediatord.protocol.didcomm.jwe import decrypt_envelope, encrypt_anoncrypt, encrypt_authcrypt, parse_envelope
 from mediatord.protocol.didcomm.jwe_algorithms import Enc
 from mediatord.protocol.didcomm.keys import Curve, PrivateKey
 from tests.foreign.environments import run_driver
@@ -142,7 +142,7 @@ def test_they_open_ours(library: str, case: Case) -> None:
 def test_we_open_theirs(library: str, case: Case) -> None:
     """An envelope of the library opens with every key it was sealed for (reference 10.3)."""
     sealed = results(library)["sealed"][list(cases(library, theirs=True)).index(case)]
-    envelope = parse(sealed.encode())
+    envelope = parse_envelope(sealed.encode())
     assert (envelope.authenticated, envelope.enc, envelope.curve) == (case.authenticated, case.enc, case.curve)
     assert (envelope.sender_kid, sorted(envelope.kids)) == (case.sender, sorted(case.kids))
     sender = keys()[case.sender].public if case.sender else None

@@ -15,8 +15,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.app.http_sites import build_site
-from mediatord.observability.pseudonym_keys import load_pseudonym_key
-from mediatord.observability.pseudonyms import Pseudonymizer
+from mediatord.observability.pseudonyms import Pseudonymizer, load_pseudonym_key
 from mediatord.protocol import encoding
 from tests.http.fake_protocols import FakeDecentrl
 from tests.in_memory_mediator import PEER, InMemoryMediator

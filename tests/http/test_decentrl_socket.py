@@ -40,7 +40,7 @@ def refused(session: WebSocketSession) -> Deferred[None]:
     return succeed(None)
 
 
-class TalkTestCase(SynchronousTestCase):
+class DecentrlSocketTestCase(SynchronousTestCase):
     """A mediator whose Decentrl half is in the test's hand, and Bob who has a DIDComm account there."""
 
     settings: ClassVar[dict[str, Any]] = {}
@@ -64,7 +64,7 @@ class TalkTestCase(SynchronousTestCase):
         return [self.bob.open(frame).message.thid for frame in frames]
 
 
-class FirstMessageTests(TalkTestCase):
+class FirstMessageTests(DecentrlSocketTestCase):
     def test_messages_are_handed_on(self) -> None:
         """From the opening on, each message as it came, text or binary, whole (DCTRL-0004 10.2)."""
         websocket_client, talk = self.websocket_client()
@@ -149,7 +149,7 @@ class FirstMessageTests(TalkTestCase):
             self.assertEqual(self.site_fixture.events("conn.close")[-1]["proto"], protocol)
 
 
-class AnswerTests(TalkTestCase):
+class AnswerTests(DecentrlSocketTestCase):
     def test_a_refusal_and_a_goodbye(self) -> None:
         """What is said in the same turn as the closing comes first, and nothing comes after (DCTRL-0004 10.2)."""
         websocket_client, talk = self.websocket_client()
@@ -246,7 +246,7 @@ class AnswerTests(TalkTestCase):
         self.assertEqual(websocket_client.texts(), [b"again"])
 
 
-class LifeTests(TalkTestCase):
+class LifeTests(DecentrlSocketTestCase):
     settings: ClassVar[dict[str, Any]] = {"limits": {**PLENTY, "max_connections_per_ip": 1}}
 
     def test_draining(self) -> None:

@@ -24,7 +24,7 @@ from tests.in_memory_mediator import InMemoryMediator
 MAX_BODY = 1000
 
 
-class Line(StringTransport):
+class RecordingTransport(StringTransport):
     """A transport that notes how the connection ends."""
 
     ended = ""
@@ -44,7 +44,7 @@ def site_of(in_memory: InMemoryMediator, didcomm: Any, decentrl: Any) -> Mediato
     return build_site(in_memory.base, didcomm, decentrl, in_memory.config)
 
 
-class Rig:
+class SiteFixture:
     """One site, to be talked to on the short way or straight through twisted.web."""
 
     def __init__(self, test: SynchronousTestCase) -> None:
@@ -54,9 +54,9 @@ class Rig:
         self.half, self.decentrl = FakeDIDComm(), FakeDecentrl()
         self.site = site_of(self.in_memory, self.half, self.decentrl)
 
-    def connect(self, *, stock: bool = False) -> tuple[Any, Line]:
+    def connect(self, *, stock: bool = False) -> tuple[Any, RecordingTransport]:
         """A new connection."""
-        line = Line()
+        line = RecordingTransport()
         address = line.getPeer()
         channel: Any = self.site.build_standard_channel(address) if stock else self.site.buildProtocol(address)
         channel.makeConnection(line)
@@ -268,9 +268,9 @@ _INSERTED = [
 PLAIN = [post(), post(b"{}"), command(), command(b"{}"), command(Content_Type="text/plain")]
 
 
-class SameAsStockTests(SynchronousTestCase):
+class EquivalenceTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.rig = Rig(self)
+        self.rig = SiteFixture(self)
 
     def check(self, pieces: Sequence[bytes]) -> None:
         """Both ways take the same messages and give the same answers."""
@@ -326,9 +326,9 @@ class SameAsStockTests(SynchronousTestCase):
         self.check(pieces)
 
 
-class ExpressTests(SynchronousTestCase):
+class FastPathTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.rig = Rig(self)
+        self.rig = SiteFixture(self)
         self.channel: FastHTTPChannel
         self.channel, self.line = self.rig.connect()
 
@@ -488,7 +488,7 @@ def test_the_head_reader_is_strict() -> None:
 class ReadAheadTests(SynchronousTestCase):
     def test_what_is_not_served_yet_is_counted(self) -> None:
         """Parts of requests, and requests behind one that takes its time, until they are served or gone."""
-        rig = Rig(self)
+        rig = SiteFixture(self)
         held: Deferred[Any] = Deferred()
         rig.half.answer = lambda body: held
         (part, line), (behind, _) = rig.connect(), rig.connect()
@@ -543,11 +543,11 @@ def test_only_the_length_of_another_head_is_read() -> None:
     assert read[2:] == [long, long]
 
 
-class DrippingTests(SynchronousTestCase):
+class SlowRequestTests(SynchronousTestCase):
     """A request that takes more than a minute to arrive is given up, however steadily it drips."""
 
     def setUp(self) -> None:
-        self.rig = Rig(self)
+        self.rig = SiteFixture(self)
 
     def drip(self, beginning: bytes, step: float = 0.0) -> str:
         channel, line = self.rig.connect()

@@ -81,7 +81,10 @@ def test_every_status_is_there() -> None:
     """Whatever the tables of either protocol answer is listed with the operation that answers it."""
     decentrl = {str(wire.status) for wire in DECENTRL_ERROR_CODES.values()}
     didcomm = {
-        str(status) for wire in DIDCOMM_ERROR_CODES.values() for status in (wire.status, wire.packed) if status
+        str(status)
+        for wire in DIDCOMM_ERROR_CODES.values()
+        for status in (wire.status, wire.encrypted_status)
+        if status
     }
     paths = DOCUMENT["paths"]
     assert set(paths["/didcomm"]["post"]["responses"]) == didcomm | {"200", "202"}

@@ -240,7 +240,7 @@ class OwnTrafficTests(SynchronousTestCase):
 
     def test_others_are_told_of(self) -> None:
         """With the token, but to a DID that is not ours: the message is a message like any other."""
-        other = InMemoryWallet(self.site_fixture, WalletIdentity.fresh())
+        other = InMemoryWallet(self.site_fixture, WalletIdentity.generate())
         site_fixture = InMemorySite(self)
         bob = InMemoryWallet(site_fixture, other.identity).enrol()
         letter = pack_forward(site_fixture, bob.did, bob.letter())

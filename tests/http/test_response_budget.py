@@ -296,7 +296,7 @@ class UnreadTests(SynchronousTestCase):
         self.assertEqual([len(answer.body) for answer in parse_responses(line.taken())], [ONE, 7])
 
 
-class DetourTests(UnreadTests):
+class GeneralPathTests(UnreadTests):
     """The same, and what only twisted.web serves."""
 
     way = DETOUR

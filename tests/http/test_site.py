@@ -20,7 +20,7 @@ from mediatord.errors import StoreUnavailable
 from mediatord.http.site import MediatorSite
 from mediatord.store.interfaces.messages import Payload
 from tests.http.in_memory_site import ENCRYPTED, HTTPResponse, InMemorySite, encode_request, parse_responses
-from tests.http.test_websocket import PLENTY, Held
+from tests.http.test_websocket import PLENTY, HeldStoreOperation
 from tests.in_memory_mediator import MP, PING, InMemoryWallet, pack_forward
 
 LOCAL = "127.0.0.1"
@@ -138,7 +138,7 @@ class MessageTests(HTTPTestCase):
         """Requests in one go on one connection are answered in order (RFC 9112 section 9.3.2)."""
         line = self.site_fixture.line()
         threads = [f"t{number}" for number in range(5)]
-        with Held(self.site_fixture, "claim_nonce") as held:
+        with HeldStoreOperation(self.site_fixture, "claim_nonce") as held:
             for thread in threads:
                 line.feed(encode_request("POST", "/didcomm", self.bob.pack(PING, id=thread, return_route="all")))
             line.feed(encode_request("GET", "/did"))
@@ -196,11 +196,11 @@ class MessageTests(HTTPTestCase):
         self.assertEqual(self.bob.waiting(), 0)
 
 
-class PatienceTests(HTTPTestCase):
+class TimeoutTests(HTTPTestCase):
     def test_the_deadline(self) -> None:
         """After ten seconds the answer is 503; the work goes on to its end (reference 3.1)."""
         line = self.site_fixture.line()
-        with Held(self.site_fixture, "enqueue") as held:
+        with HeldStoreOperation(self.site_fixture, "enqueue") as held:
             line.feed(encode_request("POST", "/didcomm", self.forwarded()))
             self.site_fixture.clock.advance(9.9)
             self.assertEqual(line.taken(), b"")
@@ -217,7 +217,7 @@ class PatienceTests(HTTPTestCase):
         """What it asked for is done all the same, and nobody is surprised; no timer stays behind."""
         timers = len(self.site_fixture.clock.getDelayedCalls())
         line = self.site_fixture.line()
-        with Held(self.site_fixture, "enqueue") as held:
+        with HeldStoreOperation(self.site_fixture, "enqueue") as held:
             line.feed(encode_request("POST", "/didcomm", self.forwarded()))
             line.hang_up(cleanly=False)
             held.release_all()
@@ -228,7 +228,7 @@ class PatienceTests(HTTPTestCase):
     def test_a_client_that_hangs_up_and_a_store_that_never_answers(self) -> None:
         """The deadline passes without anybody to tell it to."""
         line = self.site_fixture.line()
-        with Held(self.site_fixture, "enqueue"):
+        with HeldStoreOperation(self.site_fixture, "enqueue"):
             line.feed(encode_request("POST", "/didcomm", self.forwarded()))
             line.hang_up()
             self.site_fixture.clock.advance(11)
@@ -432,7 +432,7 @@ class PageTests(HTTPTestCase):
     def test_health_of_a_store_that_hangs(self) -> None:
         """503 after the deadline."""
         line = self.site_fixture.line()
-        with Held(self.site_fixture, "ping"):
+        with HeldStoreOperation(self.site_fixture, "ping"):
             line.feed(encode_request("GET", "/health"))
             self.site_fixture.clock.advance(10)
         self.assertEqual([one.status for one in parse_responses(line.taken())], [503])

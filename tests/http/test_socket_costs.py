@@ -119,14 +119,14 @@ class TimerTests(CostsTestCase):
             websocket_client.line.hang_up()
 
 
-class PulseTests(SynchronousTestCase):
+class KeepaliveTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = InMemoryReactor()
         self.pulse = KeepaliveScheduler(self.clock, 30.0)
 
     def test_everybody_once_in_an_interval(self) -> None:
         """Whenever a socket was opened; the first time an interval after that."""
-        hearts = [Heart(self.clock) for _ in range(70)]
+        hearts = [RecordingSocket(self.clock) for _ in range(70)]
         for heart in hearts:
             self.pulse.add(heart)
             heart.opened = self.clock.seconds()
@@ -140,7 +140,7 @@ class PulseTests(SynchronousTestCase):
 
     def test_many_at_once_are_spread(self) -> None:
         """A thousand that came in the same moment do not hold up everybody else."""
-        hearts = [Heart(self.clock) for _ in range(1000)]
+        hearts = [RecordingSocket(self.clock) for _ in range(1000)]
         for heart in hearts:
             self.pulse.add(heart)
         turns: list[float] = []
@@ -161,7 +161,7 @@ class PulseTests(SynchronousTestCase):
         def fail() -> None:
             raise ZeroDivisionError
 
-        hearts = [Heart(self.clock) for _ in range(250)]
+        hearts = [RecordingSocket(self.clock) for _ in range(250)]
         for heart in hearts:
             self.pulse.add(heart)
         broken = next(iter(self.pulse))
@@ -172,14 +172,14 @@ class PulseTests(SynchronousTestCase):
 
     def test_no_timer_for_nobody(self) -> None:
         """Who has gone has no pulse, and removing it again does no harm."""
-        heart = Heart(self.clock)
+        heart = RecordingSocket(self.clock)
         self.pulse.add(heart)
         self.pulse.remove(heart)
         self.pulse.remove(heart)
         self.assertEqual((len(self.pulse), self.clock.getDelayedCalls()), (0, []))
 
 
-class Heart:
+class RecordingSocket:
     """A socket that records its pings."""
 
     def __init__(self, clock: InMemoryReactor) -> None:

@@ -278,7 +278,7 @@ class ExchangeTests(SocketTestCase):
         """Many requests in one go get their answers in that order, also when the store takes its time."""
         names = [f"t{number}" for number in range(25)]
         websocket_client = self.site_fixture.websocket_client()
-        with Held(self.site_fixture, "claim_nonce") as held:
+        with HeldStoreOperation(self.site_fixture, "claim_nonce") as held:
             websocket_client.line.feed(b"".join(encode_masked_frame(raw) for raw in self.pings(*names)))
             self.assertEqual(websocket_client.frames(), [])
             held.release_all()
@@ -300,7 +300,7 @@ class ExchangeTests(SocketTestCase):
         frames = [
             encode_masked_frame(pack_forward(self.site_fixture, self.bob.did, self.bob.letter())) for _ in range(3)
         ]
-        with Held(self.site_fixture, "enqueue") as held:
+        with HeldStoreOperation(self.site_fixture, "enqueue") as held:
             websocket_client.line.feed(b"".join(frames) + encode_masked_frame(b"\x03\xe8", CLOSE))
             websocket_client.line.hang_up()
             held.release_all()
@@ -371,7 +371,7 @@ class ExchangeTests(SocketTestCase):
         """A request that is still being served when its socket closes leaves nothing of it behind."""
         websocket_client = self.site_fixture.websocket_client()
         session = weakref.ref(websocket_client.line.protocol)
-        with Held(self.site_fixture, "get_account") as held:
+        with HeldStoreOperation(self.site_fixture, "get_account") as held:
             websocket_client.send(self.bob.pack(f"{MP}/live-delivery-change", {"live_delivery": True}))
             websocket_client.line.hang_up()
             held.release_all()
@@ -459,7 +459,7 @@ class AbuseTests(SocketTestCase):
         """Frames behind the third bad one are not even counted, whether they came with it or later."""
         websocket_client = self.site_fixture.websocket_client()
         good = encode_masked_frame(pack_forward(self.site_fixture, self.bob.did, self.bob.letter()))
-        with Held(self.site_fixture, "claim_nonce") as held:
+        with HeldStoreOperation(self.site_fixture, "claim_nonce") as held:
             websocket_client.line.feed(
                 encode_masked_frame(self.pings("wait")[0]) + encode_masked_frame(GARBAGE) * 3 + good
             )
@@ -631,7 +631,7 @@ class BackPressureTests(SocketTestCase):
         websocket_client = self.site_fixture.websocket_client()
         names = [f"t{number}" for number in range(300)]
         flood = b"".join(encode_masked_frame(raw) for raw in self.pings(*names))
-        with Held(self.site_fixture, "claim_nonce") as held:
+        with HeldStoreOperation(self.site_fixture, "claim_nonce") as held:
             websocket_client.line.feed(flood)
             self.assertEqual(len(held.waiting), 1)
             self.assertGreater(websocket_client.line.unread, len(flood) // 2)
@@ -643,7 +643,7 @@ class BackPressureTests(SocketTestCase):
         """Frames that come one by one are read ahead only so far."""
         websocket_client = self.site_fixture.websocket_client()
         names = [f"t{number}" for number in range(30)]
-        with Held(self.site_fixture, "claim_nonce") as held:
+        with HeldStoreOperation(self.site_fixture, "claim_nonce") as held:
             for raw in self.pings(*names):
                 websocket_client.send(raw)
             read = len(held.waiting) + MAX_QUEUED_MESSAGES
@@ -675,7 +675,7 @@ class BackPressureTests(SocketTestCase):
         """Pushes may fill the outbox, the answer to a request is sent nevertheless."""
         websocket_client = self.site_fixture.websocket_client()
         self.go_live(websocket_client)
-        with Held(self.site_fixture, "claim_nonce") as held:
+        with HeldStoreOperation(self.site_fixture, "claim_nonce") as held:
             websocket_client.send(self.pings("patience")[0])
             websocket_client.line.stuck = True
             for size in [40_000] * 3 + [1] * 80:
@@ -685,7 +685,7 @@ class BackPressureTests(SocketTestCase):
         self.assertEqual(self.threads(websocket_client.texts()[-1:]), ["patience"])
 
 
-class Held:
+class HeldStoreOperation:
     """While this is entered, one operation of the store waits until it is released."""
 
     def __init__(self, site_fixture: InMemorySite, operation: str) -> None:
@@ -694,7 +694,7 @@ class Held:
         self._operation = operation
         self._premises = site_fixture
 
-    def __enter__(self) -> Held:
+    def __enter__(self) -> HeldStoreOperation:
         real = getattr(self._store, self._operation)
 
         def held(*args: Any, **options: Any) -> Deferred[Any]:

@@ -88,7 +88,9 @@ class DifferentialTests(SynchronousTestCase):
             served.append((frame, binary))
             envelopes._answer(frame)
 
-        self.patch(DIDCommSocketHandler, "handle_message", handle_message)  # as it is, the third that is no envelope would be the last
+        self.patch(
+            DIDCommSocketHandler, "handle_message", handle_message
+        )  # as it is, the third that is no envelope would be the last
 
     def test_alike(self) -> None:
         """Two hundred conversations of several frames each, good and bad."""

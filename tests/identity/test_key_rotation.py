@@ -187,14 +187,14 @@ def test_the_same_mediator(path: Path) -> None:
     """Whatever is rotated and retired, processes know each other; those with other keys or another URL are others."""
     first = fits(load_keys(path))
     sets = [rotate_keys(path, fits, prepare=True), rotate_keys(path, fits), rotate_keys(path, fits)]
-    secrets = {fits(keys).secret for keys in sets}
+    secrets = {fits(keys).root_secret for keys in sets}
     sets += [retire_keys(path, kid, fits)[1] for kid in ("prekey", "prekey-2")]
     assert len(kids(sets[-1])) == len(NAMES)
-    assert {fits(keys).digest for keys in sets} == {first.digest}
-    assert secrets == {first.secret}
-    assert MediatorIdentity(sets[-1], "https://other.example").digest != first.digest
+    assert {fits(keys).fingerprint for keys in sets} == {first.fingerprint}
+    assert secrets == {first.root_secret}
+    assert MediatorIdentity(sets[-1], "https://other.example").fingerprint != first.fingerprint
     other = MediatorIdentity(generate_keys(), URL)
-    assert other.digest != first.digest
+    assert other.fingerprint != first.fingerprint
     assert not other.is_successor_of(first)
     assert all(fits(keys).is_successor_of(first) for keys in sets)
 
@@ -202,7 +202,7 @@ def test_the_same_mediator(path: Path) -> None:
 def test_digest_of_one_generation(path: Path) -> None:
     """It is what releases that knew no rotation take it for."""
     identity = fits(load_keys(path))
-    assert identity.digest == sha256(f"{identity.did} {identity.web_did}".encode()).digest()
+    assert identity.fingerprint == sha256(f"{identity.did} {identity.web_did}".encode()).digest()
 
 
 def test_written_and_read(path: Path) -> None:

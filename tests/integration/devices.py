@@ -39,7 +39,7 @@ class DeviceWallet:
     def __init__(self, daemon_client: DaemonClient, identity: WalletIdentity | None = None) -> None:
         self.daemon_client = daemon_client
         self.mediator = resolve_local(daemon_client.ask("GET", "/did").body.decode())
-        self.identity = identity or WalletIdentity.fresh(endpoint=self.mediator.did)
+        self.identity = identity or WalletIdentity.generate(endpoint=self.mediator.did)
         self.did = self.identity.did
 
     def pack(self, type_: str, body: dict[str, Any] | None = None, **headers: Any) -> bytes:

@@ -81,7 +81,7 @@ async def enrol_wallet(daemon: Daemon, reactor: Any) -> DIDCommWallet:
     """A new wallet with an account at this daemon, and its own DID registered."""
     http = open_http(reactor)
     mediator: DIDCommMediator = await discover_mediator(http, daemon.url)
-    wallet = DIDCommWallet.fresh(mediator, http, reactor)
+    wallet = DIDCommWallet.generate(mediator, http, reactor)
     await wallet.enrol()
     assert await wallet.register() == ["success"]
     return wallet

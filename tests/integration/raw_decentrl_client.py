@@ -28,8 +28,8 @@ from mediatord.bench.load_generator import (
 from mediatord.protocol import encoding
 from mediatord.protocol.decentrl.commands import ChannelType
 from mediatord.protocol.decentrl.contracts import sign_contract, sign_contract_request
-from mediatord.protocol.decentrl.encryption import derive_shared_secret, encrypt, generate_key_pair
-from mediatord.protocol.decentrl.signatures import encode_base64, sign_event
+from mediatord.protocol.decentrl.crypto import derive_shared_secret, encrypt, generate_key_pair, sign_event
+from mediatord.protocol.encoding import encode_base64
 from mediatord.wallet.decentrl_client import DecentrlMediator, read_mediator_document
 from mediatord.wallet.decentrl_messages import (
     DIRECT_CHANNEL,
@@ -159,7 +159,7 @@ class RawDecentrlClient:
 
     def __init__(self, daemon_client: DaemonClient, alias: str, *, mediator_did: str | None = None) -> None:
         self.daemon_client = daemon_client
-        self.identity = DecentrlIdentity.fresh(alias, mediator_did or daemon_client.mediator.did)
+        self.identity = DecentrlIdentity.generate(alias, mediator_did or daemon_client.mediator.did)
         self.did = self.identity.did
 
     @property

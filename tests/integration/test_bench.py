@@ -12,9 +12,10 @@ import pytest
 
 from mediatord.bench.capacity_scenarios import growth_per_message
 from mediatord.bench.cli import SCENARIO_FUNCTIONS, bench
-from mediatord.bench.decentrl_scenarios import CommandSigner, CommandSigners, KeepAliveClient, sign_private_commands
+from mediatord.bench.decentrl_scenarios import CommandSigner, CommandSigners, post_json, sign_private_commands
 from mediatord.bench.load_generator import (
     TEXT_OPCODE,
+    KeepAliveClient,
     LoadJob,
     LoadResult,
     TargetServer,
@@ -116,9 +117,9 @@ def test_any_mediator_can_be_measured_and_is_left_as_it_was(tmp_path: Path) -> N
 
 def test_target_is_asked_for_what_any_mediator_has() -> None:
     """What only a daemon of our own can show is refused, not left out in silence."""
-    with pytest.raises(click.UsageError, match="memory: only a daemon of our own"):
+    with pytest.raises(click.UsageError, match="memory: not available with --target"):
         bench.main(["--target", "http://127.0.0.1:1", "--scenario", "memory"], standalone_mode=False)
-    with pytest.raises(click.UsageError, match="belong to a --target"):
+    with pytest.raises(click.UsageError, match="require --target"):
         bench.main(["--target-pid", "1", "--scenario", "forward"], standalone_mode=False)
 
 
@@ -242,12 +243,12 @@ def test_refused_and_lost_messages_are_failures() -> None:
 def test_floor_of_commands_verifies_and_stores(tmp_path: Path) -> None:
     """The stock Site answers 200 to what is signed, and then has stored it; what is forged it does not take."""
     mediator = DecentrlMediator("did:web:localhost", "http://localhost/", bytes(32), bytes(32))
-    alice, bob = (CommandSigner(DecentrlIdentity.fresh(name, mediator.did), mediator) for name in ("alice", "bob"))
+    alice, bob = (CommandSigner(DecentrlIdentity.generate(name, mediator.did), mediator) for name in ("alice", "bob"))
     (command,) = sign_private_commands(CommandSigners(mediator, (alice,), (bob,)), 300, 1)
     forged = command.replace(b"TWO_WAY_PRIVATE", b"ONE_WAY_PUBLIC")
     with spawn_module("mediatord.bench.baseline_servers", "commands", str(tmp_path / "floor")) as site:
         with KeepAliveClient(f"http://127.0.0.1:{read_line(site)}/") as line:
-            assert line.post(command).read() == {"type": "SUCCESS"}
+            assert post_json(line, command) == {"type": "SUCCESS"}
             assert line.post(forged).status == 500
     assert count_stored_rows(tmp_path / "floor", "event") == 1
 

@@ -81,7 +81,7 @@ def marked_envelope(mark: str) -> bytes:
     )
 
 
-class Salvo:
+class MarkedRequests:
     """Everything that can be said to a mediator, marked."""
 
     def __init__(self, identity: WalletIdentity, document: DIDDocument, did: str) -> None:
@@ -199,7 +199,7 @@ class Salvo:
         yield replayed
 
     def _impostors(self) -> Iterator[bytes]:
-        stranger = WalletIdentity.fresh()
+        stranger = WalletIdentity.generate()
         body = {"comment": SECRET}
         yield self.auth(f"{MP}/status-request", body, **from_header(SECRET))
         yield self.auth(f"{MP}/status-request", body, **from_header(stranger.did))
@@ -304,7 +304,7 @@ class MemoryTests(SynchronousTestCase):
         """Begin with a mediator at its most talkative."""
         self.site_fixture = InMemorySite(self, limits=PLENTY, log={"level": "debug", "dids": dids})
         self.bob = InMemoryWallet(self.site_fixture).enrol()
-        self.salvo = Salvo(self.bob.identity, self.site_fixture.document, self.site_fixture.did)
+        self.salvo = MarkedRequests(self.bob.identity, self.site_fixture.document, self.site_fixture.did)
 
     def websocket_client(self, old: InMemoryWebSocketClient | None = None) -> InMemoryWebSocketClient:
         """A socket that is open still."""
@@ -423,7 +423,7 @@ def secrets_of(path: Path) -> list[str]:
     return [key["d"] for key in json.loads(path.read_bytes())["keys"]]
 
 
-class Talk:
+class DaemonConversation:
     """A conversation with a daemon over real sockets, one connection for each thing that is said."""
 
     def __init__(self, port: int) -> None:
@@ -466,10 +466,10 @@ class Talk:
 def test_a_whole_daemon() -> None:
     """A process at its most talkative: its output, logs, metrics and answers, and every byte of its files."""
     with Daemon({"log": {"level": "debug"}}) as daemon:
-        talk = Talk(daemon.port)
+        talk = DaemonConversation(daemon.port)
         did = talk.get("/did").decode()
-        bob = WalletIdentity.fresh(endpoint=did)
-        salvo = Salvo(bob, resolve_local(did), did)
+        bob = WalletIdentity.generate(endpoint=did)
+        salvo = MarkedRequests(bob, resolve_local(did), did)
         for type_, body in (
             (f"{CM3}/mediate-request", {}),
             (f"{CM3}/recipient-update", {"updates": [{"recipient_did": bob.did, "action": "add"}]}),

@@ -16,7 +16,7 @@ from tests.certificate_authority import CertificateAuthority
 from tests.packaging.health_checks import await_port
 
 
-class House:
+class TLSDaemon:
     """A mediator at https://localhost. :ivar ca: who vouches for who signed its certificate."""
 
     def __init__(self, directory: Path) -> None:
@@ -44,9 +44,9 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
+def house(tmp_path: Path) -> Iterator[TLSDaemon]:
     """It serves."""
-    in_memory = House(tmp_path)
+    in_memory = TLSDaemon(tmp_path)
     output = tmp_path / "output"
     with output.open("wb") as written:
         process = subprocess.Popen(
@@ -63,7 +63,7 @@ def house(tmp_path: Path) -> Iterator[House]:
             assert process.wait(60) == 0, output.read_text("utf-8")
 
 
-def test_wallets_talk_over_tls(in_memory: House) -> None:
+def test_wallets_talk_over_tls(in_memory: TLSDaemon) -> None:
     """Requests, sockets and did:web, each only to whom --ca vouches for; without it a line says what is missing."""
     told = in_memory.ask("demo", "--ca", str(in_memory.ca))
     assert (told.returncode, told.stderr) == (0, ""), told.stdout + told.stderr
@@ -76,7 +76,7 @@ def test_wallets_talk_over_tls(in_memory: House) -> None:
     )
 
 
-def test_status_over_tls(in_memory: House) -> None:
+def test_status_over_tls(in_memory: TLSDaemon) -> None:
     """Likewise."""
     assert in_memory.ask("status", "--over", "0", "--ca", str(in_memory.ca)).returncode == 0
     told = in_memory.ask("status", "--over", "0")

@@ -33,7 +33,7 @@ NODES = 3
 ASK_SECONDS = 0.05
 
 
-class Changes:
+class ChangeStreamRecorder:
     """Updates of stored messages, as they happen. :param stream: of pymongo's."""
 
     def __init__(self, stream: Any) -> None:
@@ -60,7 +60,7 @@ class DIDCommTests(ClusterTestCase):
         """Bob has an account; `bobs` is he at each node."""
         a, b, c = self.cluster.nodes
         http = open_http(reactor)
-        bob = DIDCommWallet.fresh(await discover_mediator(http, a.url), http, reactor)
+        bob = DIDCommWallet.generate(await discover_mediator(http, a.url), http, reactor)
         self.bobs = [wallet_at_node(bob, node.port, reactor) for node in (a, b, c)]
         await self.bobs[0].enrol()
         self.assertEqual(await self.bobs[1].register(), ["success"])
@@ -148,11 +148,11 @@ class DIDCommTests(ClusterTestCase):
             await self.bobs[2].acknowledge(again)
 
     @contextmanager
-    def changes(self) -> Iterator[Changes]:
+    def changes(self) -> Iterator[ChangeStreamRecorder]:
         """What becomes of stored messages from now on."""
         messages = shared_replica_set().client[self.cluster.database]["messages"]
         with messages.watch([{"$match": {"operationType": "update"}}], max_await_time_ms=500) as stream:
-            yield Changes(stream)
+            yield ChangeStreamRecorder(stream)
 
     async def test_hints_are_counted(self) -> None:
         """What was pushed at another node than the one that took it is in its figures."""

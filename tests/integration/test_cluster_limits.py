@@ -41,7 +41,7 @@ class RefusalTestCase(ClusterTestCase):
         return line
 
 
-class AdmissionTests(RefusalTestCase):
+class RateLimitTests(RefusalTestCase):
     """Who may join."""
 
     def test_a_name_is_for_one(self) -> None:
@@ -85,7 +85,7 @@ class AdmissionTests(RefusalTestCase):
             self.assertIn("cluster.listen", self.refusal(other))
 
 
-class AloneTests(RefusalTestCase):
+class SingleNodeTests(RefusalTestCase):
     """Beside a single node, which is the first there."""
 
     def setUp(self) -> None:

@@ -28,7 +28,7 @@ from mediatord.errors import StoreUnavailable
 from mediatord.protocol import encoding
 from mediatord.protocol.decentrl.commands import ChannelType
 from mediatord.protocol.decentrl.contracts import sign_contract, sign_contract_request
-from mediatord.protocol.decentrl.signatures import encode_base64
+from mediatord.protocol.encoding import encode_base64
 from mediatord.store.interfaces.decentrl import IDecentrlStore
 from mediatord.wallet.decentrl_client import read_mediator_document
 from mediatord.wallet.decentrl_messages import DIRECT_CHANNEL, PRIVATE_CHANNEL, PUBLIC_CHANNEL
@@ -137,7 +137,7 @@ class Marked(RawDecentrlClient):
         return {**greeting, SECRET: SECRET}
 
 
-class Volley:
+class MarkedRequests:
     """Everything that can be said to the Decentrl half, marked; Alice and Bob are registered, Carol is not."""
 
     def __init__(self, daemon_client: DaemonClient) -> None:
@@ -344,7 +344,7 @@ class Findings:
         return [(needle, place) for needle in there for place in traces(needle, self.places)]
 
 
-class Within(DaemonClient):
+class InProcessClient(DaemonClient):
     """A mediator in this process, asked through its front door."""
 
     def __init__(self, site_fixture: InMemorySite) -> None:
@@ -377,7 +377,7 @@ class MemoryTests(SynchronousTestCase):
         globalLogPublisher.addObserver(observer)
         self.addCleanup(globalLogPublisher.removeObserver, observer)
         self.site_fixture = InMemorySite(self, **PLENTY, log={"level": "debug", "dids": "plain"})
-        self.volley = Volley(Within(self.site_fixture))
+        self.volley = MarkedRequests(InProcessClient(self.site_fixture))
 
     def observe(self, event: LogEvent) -> None:
         """Keep a log event of any level, with everything that any observer could make of it."""
@@ -490,7 +490,7 @@ def test_a_whole_daemon(backend: str) -> None:
     daemon = prepare_daemon(merge_settings({"log": {"level": "debug"}}, {"storage": {"backend": backend}}))
     with daemon:
         daemon_client = DaemonClient(daemon)
-        volley, findings = Volley(daemon_client), Findings()
+        volley, findings = MarkedRequests(daemon_client), Findings()
         statuses = [say(daemon_client, findings, raw) for raw in [*volley.good(), *volley.good()]]
         assert statuses == ([200] * 17 + [404]) * 2
         kept = daemon_client.kept() if backend == "sqlite" else {}
@@ -548,7 +548,7 @@ def said(daemon_client: DaemonClient, message: bytes, opcode: int, chatter: Iter
     line.close()
 
 
-def trouble(daemon_client: DaemonClient, volley: Volley, findings: Findings) -> None:
+def trouble(daemon_client: DaemonClient, volley: MarkedRequests, findings: Findings) -> None:
     """Every table is away once while everything is said."""
     with contextlib.closing(sqlite3.connect(daemon_client.database, isolation_level=None)) as connection:
         connection.execute("PRAGMA legacy_alter_table = ON")
@@ -570,7 +570,7 @@ def collect(daemon: Daemon, findings: Findings) -> None:
     assert b"DUPLICATE_NONCE" in b"".join(findings.places.values())
 
 
-def assert_only_payloads(database: Path, files: Mapping[str, bytes], volley: Volley) -> None:
+def assert_only_payloads(database: Path, files: Mapping[str, bytes], volley: MarkedRequests) -> None:
     """What is kept is where it belongs, and nothing else is kept: no nonce, no signature of a command, no key."""
     assert traces(SECRET, dict(files)) == traces(NONCES, dict(files)) == []
     contracts = {name for name in volley.needles() if name in text_of(database, "contract", "text")}

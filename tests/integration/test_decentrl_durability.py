@@ -34,7 +34,7 @@ Kind = Literal["event", "batch", "acknowledgement"]
 
 
 @dataclass(slots=True)
-class Errand:
+class CommandAttempt:
     """
     A command, and what became of it.
 
@@ -51,7 +51,7 @@ class Errand:
     reply: dict[str, Any] = field(default_factory=dict)
 
 
-class Couriers(LoadSenders):
+class CommandSenders(LoadSenders):
     """Connections that post commands as fast as they are answered. :ivar replies: by marker."""
 
     def __init__(self, port: int, stock: Sequence[PreparedForward]) -> None:
@@ -69,7 +69,7 @@ class Couriers(LoadSenders):
             self._changed.notify_all()
 
 
-class Ear:
+class PushRecorder:
     """Listens on a socket of somebody until it is cut. :ivar pushed: ids of the events that came."""
 
     def __init__(self, resident: RawDecentrlClient) -> None:
@@ -145,30 +145,30 @@ class KillTests(SynchronousTestCase):
         self.assertEqual(max(self.kept.values()), 1)
         self.assertGreater(len(self.kept), self.rounds)
 
-    def send_tasks(self, number: int) -> list[Errand]:
+    def send_tasks(self, number: int) -> list[CommandAttempt]:
         """A load, in any order; what is acknowledged is what waits from before."""
         alice, bob = self.alice, self.bob
         found = []
         for one in range(EVENTS):
             payload = f"event {number} {one}"
             raw = alice.command(payload, to=bob.did, channel=PRIVATE_CHANNEL)
-            found.append(Errand("event", PreparedForward(payload, raw), (payload,)))
+            found.append(CommandAttempt("event", PreparedForward(payload, raw), (payload,)))
         for one in range(BATCHES):
             parts = tuple(f"batch {number} {one} {part}" for part in range(IN_A_BATCH))
             raw = bob.command({"type": "SAVE_EVENTS", "events": [bob.event(part, tags=("t",)) for part in parts]})
-            found.append(Errand("batch", PreparedForward(parts[0], raw), parts))
+            found.append(CommandAttempt("batch", PreparedForward(parts[0], raw), parts))
         ids = self.random.sample(sorted(self.waiting), min(len(self.waiting), ACKNOWLEDGEMENTS * AT_ONCE))
         for start in range(0, len(ids), AT_ONCE):
             parts = tuple(ids[start : start + AT_ONCE])
             raw = bob.command({"type": "ACKNOWLEDGE_PENDING_EVENTS", "event_ids": list(parts)})
-            found.append(Errand("acknowledgement", PreparedForward(f"acknowledge {parts[0]}", raw), parts))
+            found.append(CommandAttempt("acknowledgement", PreparedForward(f"acknowledge {parts[0]}", raw), parts))
         self.random.shuffle(found)
         return found
 
-    def deadly_load(self, send_tasks: list[Errand]) -> list[str]:
+    def deadly_load(self, send_tasks: list[CommandAttempt]) -> list[str]:
         """Send until the daemon is killed; the ids of the events that were pushed meanwhile."""
-        ear = Ear(self.bob)
-        senders = Couriers(self.daemon.port, [one.letter for one in send_tasks])
+        ear = PushRecorder(self.bob)
+        senders = CommandSenders(self.daemon.port, [one.letter for one in send_tasks])
         senders.start()
         senders.wait_for_posts(self.random.randrange(10, len(send_tasks)))
         # Any moment in the life of a command, unless there is none left.
@@ -189,21 +189,21 @@ class KillTests(SynchronousTestCase):
         self.waiting = {one["id"]: one["payload"] for one in self.bob.pending()}
         self.assertEqual(len(set(self.waiting.values())), len(self.waiting))
 
-    def has_happened(self, send_task: Errand) -> bool:
+    def has_happened(self, send_task: CommandAttempt) -> bool:
         """Whether it was carried out; all of it or nothing."""
         there = {"event": set(self.waiting.values()), "batch": set(self.kept), "acknowledgement": set(self.waiting)}
         found = [part in there[send_task.kind] for part in send_task.parts]
         self.assertEqual(len(set(found)), 1, (send_task.kind, found))
         return found[0] is (send_task.kind != "acknowledgement")
 
-    def post_again(self, send_tasks: Iterable[Errand]) -> dict[str, str]:
+    def post_again(self, send_tasks: Iterable[CommandAttempt]) -> dict[str, str]:
         """The very same bytes once more; the code of each reply, or its type."""
-        senders = Couriers(self.daemon.port, [one.letter for one in send_tasks])
+        senders = CommandSenders(self.daemon.port, [one.letter for one in send_tasks])
         senders.start()
         senders.join()
         return {marker: str(reply.get("code", reply["type"])) for marker, reply in senders.replies.items()}
 
-    def check_ids(self, send_tasks: Iterable[Errand]) -> None:
+    def check_ids(self, send_tasks: Iterable[CommandAttempt]) -> None:
         """An event has the id that its sender was told."""
         told = {one.reply["pendingEventId"]: one.parts[0] for one in send_tasks if one.kind == "event" and one.reply}
         self.assertEqual({id_: self.waiting.get(id_) for id_ in told}, told)

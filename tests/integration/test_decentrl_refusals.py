@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, ClassVar
 
-from mediatord.protocol.decentrl.encryption import generate_key_pair
-from mediatord.protocol.decentrl.signatures import encode_base64
+from mediatord.protocol.decentrl.crypto import generate_key_pair
+from mediatord.protocol.encoding import encode_base64
 from mediatord.wallet.decentrl_messages import DIRECT_CHANNEL, PRIVATE_CHANNEL, PUBLIC_CHANNEL
 from tests.http.in_memory_site import encode_request
 from tests.in_memory_identities import bad_dids

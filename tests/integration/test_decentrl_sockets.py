@@ -370,7 +370,7 @@ class EnvelopeTests(SocketTestCase):
         super().setUp()
         self.did = self.daemon_client.ask("GET", "/did").body.decode()
         self.document = resolve_local(self.did)
-        self.wallet = WalletIdentity.fresh()
+        self.wallet = WalletIdentity.generate()
 
     def ping(self) -> tuple[str, bytes]:
         """A ping that asks for an answer; its id, and the envelope."""
@@ -415,7 +415,7 @@ class EnvelopeTests(SocketTestCase):
         self.assertEqual(json.loads(decentrl.hear_raw())["events"][0]["payload"], "pushed")
 
 
-class PatienceTests(SocketTestCase):
+class IdleSocketTests(SocketTestCase):
     """Who has said nothing while everything else in here happened."""
 
     silent: ClassVar[list[RawWebSocket]]
@@ -451,10 +451,10 @@ class PatienceTests(SocketTestCase):
 def setUpModule() -> None:  # noqa: N802  unittest's name
     """One daemon for all, and ten seconds that pass only once."""
     SocketTestCase.start()
-    PatienceTests.fall_silent()
+    IdleSocketTests.fall_silent()
 
 
 def tearDownModule() -> None:  # noqa: N802  unittest's name
     """Its end."""
-    PatienceTests.hearing.close()
+    IdleSocketTests.hearing.close()
     SocketTestCase.finish()

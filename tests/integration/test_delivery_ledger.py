@@ -12,7 +12,7 @@ from tests.integration.delivery_ledger import DeliveryLedger, LedgerBalance
 from tests.integration.message_load import SendAttempt
 
 
-class Way:
+class FaultyAcknowledger:
     """Acknowledges, unless it is out of order."""
 
     def __init__(self, works: bool = True) -> None:
@@ -42,7 +42,7 @@ class LedgerTests(TestCase):
         """These came of an attempt, and were acknowledged."""
         for id_ in ids:
             self.ledger.came(marker, id_)
-        await self.ledger.acknowledge(Way(works), [DeliveredMessage(id_, b"", "json") for id_ in ids])
+        await self.ledger.acknowledge(FaultyAcknowledger(works), [DeliveredMessage(id_, b"", "json") for id_ in ids])
 
     def assert_owed(self, **owed: int) -> LedgerBalance:
         """Of what has to be zero, only these are not."""

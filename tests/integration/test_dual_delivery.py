@@ -50,7 +50,7 @@ class TwoMediatorsTestCase(TestCase):
 
     async def registered(self, alias: str, daemon: Daemon) -> DecentrlWallet:
         """A wallet with a new identity that knows no mediator but this one."""
-        wallet = DecentrlWallet.fresh(
+        wallet = DecentrlWallet.generate(
             alias, await discover_decentrl_mediator(self.http, daemon.url), self.http, reactor
         )
         await wallet.register()

@@ -48,7 +48,9 @@ class EventStoreTests(TestCase):
     async def registered(self, alias: str) -> DecentrlWallet:
         """A wallet of ours with a new identity."""
         http = open_http(reactor)
-        wallet = DecentrlWallet.fresh(alias, await discover_decentrl_mediator(http, self.daemon.url), http, reactor)
+        wallet = DecentrlWallet.generate(
+            alias, await discover_decentrl_mediator(http, self.daemon.url), http, reactor
+        )
         await wallet.register()
         return wallet
 

@@ -101,8 +101,8 @@ class FullQueueTests(TestCase):
     async def test_a_flood_of_a_did(self) -> None:
         """The same where both come from one address, as long as the sender proves who it is."""
         await self.start()
-        await self.send("friend", 3, FRIEND, WalletIdentity.fresh())
-        answers = await self.send("flood", FLOOD, FRIEND, WalletIdentity.fresh())
+        await self.send("friend", 3, FRIEND, WalletIdentity.generate())
+        answers = await self.send("flood", FLOOD, FRIEND, WalletIdentity.generate())
         self.assertEqual({status for status, *_ in answers}, {202})
         kept = [f"flood-{n}" for n in range(FLOOD - ROOM + 3, FLOOD)]
         await self.check([f"friend-{n}" for n in range(3)] + kept, accepted=FLOOD + 3, evicted=FLOOD + 3 - ROOM)
@@ -121,7 +121,7 @@ class FullQueueTests(TestCase):
         self.assertEqual(await self.send("friend", 3, FRIEND), [TAKEN] * 3)
         self.assertEqual(await self.send("flood", FLOOD, FLOODER), [TAKEN] * half + [REFUSED] * (FLOOD - half))
         self.assertEqual(await self.send("more", 3, THIRD), [TAKEN] * 2 + [REFUSED])
-        (packed,) = await self.send("proven", 1, THIRD, WalletIdentity.fresh())
+        (packed,) = await self.send("proven", 1, THIRD, WalletIdentity.generate())
         self.assertEqual(packed[:2], REFUSED[:2])
         expected = [f"friend-{n}" for n in range(3)] + [f"flood-{n}" for n in range(half)] + ["more-0", "more-1"]
         await self.check(expected, accepted=ROOM, evicted=0)

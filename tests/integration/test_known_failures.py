@@ -179,7 +179,7 @@ class SocketTests(SharedDaemonTestCase):
         with socket.create_server(("127.0.0.1", 0)) as server:
             server.settimeout(PATIENCE_SECONDS)
             url = f"http://127.0.0.1:{server.getsockname()[1]}/"
-            carol = DeviceWallet(self.daemon_client, WalletIdentity.fresh(endpoint=url)).enrol()
+            carol = DeviceWallet(self.daemon_client, WalletIdentity.generate(endpoint=url)).enrol()
             carol.tell("for an endpoint")
             connection, _ = server.accept()
             with connection:

@@ -25,7 +25,7 @@ Attempt = Callable[[str], bool]
 _addresses = (f"127.0.{one // 250}.{one % 250 + 2}" for one in count(250))
 
 
-class WaysTestCase(SharedDaemonTestCase):
+class EntryPointTestCase(SharedDaemonTestCase):
     """The ways that something can come in by, each from an address of the test's choice."""
 
     def setUp(self) -> None:
@@ -91,7 +91,7 @@ class WaysTestCase(SharedDaemonTestCase):
         """Whoever is charged is somebody else from now on."""
 
 
-class AddressLimitTests(WaysTestCase):
+class AddressLimitTests(EntryPointTestCase):
     """`limits.ip_per_minute`: forwards of one address, whoever sent them."""
 
     settings = {**ROOMY, "limits": {"ip_per_minute": FORWARDS}}
@@ -135,7 +135,7 @@ class AddressLimitTests(WaysTestCase):
         self.assertEqual(line.hear()["body"]["code"], "e.p.msg")
 
 
-class SenderLimitTests(WaysTestCase):
+class SenderLimitTests(EntryPointTestCase):
     """`limits.did_per_minute`: forwards and events of one sender, wherever they come from."""
 
     settings = {**ROOMY, "limits": {"did_per_minute": FORWARDS}}
@@ -172,7 +172,7 @@ class SenderLimitTests(WaysTestCase):
         self.assertEqual(len(dave.pending()), COMMANDS - 1)
 
 
-class AccountLimitTests(WaysTestCase):
+class AccountLimitTests(EntryPointTestCase):
     """`limits.account_per_minute`: requests of one account, and commands and sockets of one identity."""
 
     settings = {**ROOMY, "limits": {"account_per_minute": REQUESTS}}
@@ -214,7 +214,7 @@ class AccountLimitTests(WaysTestCase):
         self.assertEqual(line.hear()["code"], "RATE_LIMITED")
 
 
-class SizeLimitTests(WaysTestCase):
+class SizeLimitTests(EntryPointTestCase):
     """`limits.max_message_bytes`, `limits.max_connections_per_ip` and the limits of queues."""
 
     settings = {

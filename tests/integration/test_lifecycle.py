@@ -210,7 +210,7 @@ class RestartTests(DaemonTestCase):
     async def check_memory(self, end: Callable[[Daemon], None]) -> None:
         daemon = self.a_daemon()
         bob = await enrol_wallet(daemon, reactor)
-        other = WalletIdentity.fresh().did
+        other = WalletIdentity.generate().did
         self.assertEqual(await bob.register(other), ["success"])
         queued, pushed, done = prepare_forwards(bob, "letter", 3)
         self.assertEqual(ask(daemon.port, "POST", "/didcomm", queued.body)[0], 202)

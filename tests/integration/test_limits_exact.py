@@ -11,7 +11,6 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.bench.didcomm_wallets import (
-    PICKUP,
     FastMessageCodec,
     build_forwards,
     build_inner_envelope,
@@ -20,6 +19,7 @@ from mediatord.bench.didcomm_wallets import (
 from mediatord.bench.load_generator import WebSocketClient
 from mediatord.protocol import encoding
 from mediatord.wallet.didcomm_identity import WalletIdentity
+from mediatord.wallet.didcomm_mediation import PICKUP
 from mediatord.wallet.didcomm_messages import authcrypt, build_forward
 from tests.integration.daemon import Daemon
 from tests.integration.message_load import PATIENCE_SECONDS, prepare_daemon
@@ -140,13 +140,13 @@ class ExactTests(LimitsTestCase):
 
     def test_one_sender(self) -> None:
         """Likewise, from whichever addresses and by whichever ways."""
-        carol = WalletIdentity.fresh()
+        carol = WalletIdentity.generate()
         for _ in range(2):
             self.assertEqual(self.posted(self.signed(carol, SENDER - 2), "127.0.0.2"), [202] * (SENDER - 2))
             self.assertEqual(self.said(self.signed(carol, 2 + MORE), "127.0.0.3"), 2)
             self.assertEqual(self.posted(self.signed(carol, MORE), "127.0.0.4"), [429] * MORE)
             self.a_minute_passes()
-        self.assertEqual(self.posted(self.signed(WalletIdentity.fresh(), 1), "127.0.0.4"), [202])
+        self.assertEqual(self.posted(self.signed(WalletIdentity.generate(), 1), "127.0.0.4"), [202])
 
     def test_one_account(self) -> None:
         """Likewise."""
@@ -159,7 +159,7 @@ class ExactTests(LimitsTestCase):
 
     def test_another_mediator(self) -> None:
         """A trusted peer passes on ten times what one wallet may send, of itself and of others; its neighbour not."""
-        relay, count = WalletIdentity.fresh(), 5 * SENDER
+        relay, count = WalletIdentity.generate(), 5 * SENDER
         self.assertEqual(self.posted(self.signed(relay, count), TRUSTED), [202] * count)
         self.assertEqual(self.said(self.anonymous(count + MORE), TRUSTED), count)
         self.assertEqual(self.posted(self.signed(relay, SENDER + 1), "127.0.0.78"), [202] * SENDER + [429])

@@ -19,7 +19,7 @@ reactor: Any = _reactor
 DAYS = 4 * 86_400.0
 
 
-class AloneTests(TestCase):
+class ClockSkewTests(TestCase):
     async def test_set_wrong_and_right(self) -> None:
         """Health names the clock and nothing is accepted until it is right; what waits is there all the time."""
         clock = SkewedClock()

@@ -32,7 +32,7 @@ FIND = MongoCommand({"find": "things"})
 HANDSHAKE = b"\x16"
 
 
-class Ear(Protocol):
+class RecordingListener(Protocol):
     """
     Hears what is said, says nothing.
 
@@ -93,7 +93,7 @@ class MongoTLSTests(TestCase):
     def listen(self, key: Path | None, *, hang_up: bool = False) -> tuple[int, DeferredQueue[bytes]]:
         """A server that only listens, with TLS if it has a key: its port, and what each connection hears first."""
         heard: DeferredQueue[bytes] = DeferredQueue()
-        factory = Factory.forProtocol(lambda: Ear(heard, hang_up))
+        factory = Factory.forProtocol(lambda: RecordingListener(heard, hang_up))
         if key is None:
             port = reactor.listenTCP(0, factory, interface="127.0.0.1")
         else:

@@ -74,8 +74,8 @@ class OnionTests(TestCase):
 
     async def post(self, to: DIDCommMediator, recipient: WalletIdentity, hops: tuple[str, ...]) -> tuple[str, bytes]:
         """A stranger sends something by way of `hops`: its DID, and the message as the recipient shall get it."""
-        sender = DIDCommWallet(WalletIdentity.fresh(), self.http, reactor, to)
-        sender.book.learn(self.second.document)
+        sender = DIDCommWallet(WalletIdentity.generate(), self.http, reactor, to)
+        sender.book.add(self.second.document)
         message = compose_message(BASIC_MESSAGE, {"content": TEXT}, to=[recipient.did], **from_header(sender.did))
         inner = authcrypt(message, sender.identity, recipient.document)
         response = await sender.post(wrap_in_forwards(inner, recipient.did, hops, sender.book.resolve))
@@ -107,7 +107,7 @@ class OnionTests(TestCase):
         The sender wraps for both mediators, as the recipient's document says (reference 4.8). The first one knows
         that something is for the second one, the second that something is for Bob, and neither knows the sender.
         """
-        courier = WalletIdentity.fresh()
+        courier = WalletIdentity.generate()
         await self.start({courier.did: ""}, failover="configured")
         await self.enrolled(courier, self.first, self.second.did)
         bob = await self.enrolled(reached_by_way_of(self.first.did, self.second.did), self.second)
@@ -130,7 +130,7 @@ class OnionTests(TestCase):
         wraps for that one's keys (reference 4.7).
         """
         await self.start(failover="account-did")
-        identity = WalletIdentity.fresh(endpoint=self.second.did)
+        identity = WalletIdentity.generate(endpoint=self.second.did)
         await self.enrolled(identity, self.first)
         bob = await self.enrolled(identity, self.second)
         socket = await self.live(bob)
@@ -142,10 +142,10 @@ class OnionTests(TestCase):
 
     async def test_the_second_mediator_is_away(self) -> None:
         """The first one has it until the second one is back, and then delivers it (reference 4.7)."""
-        courier = WalletIdentity.fresh()
+        courier = WalletIdentity.generate()
         await self.start({courier.did: ""}, failover="configured")
         account = await self.enrolled(courier, self.first, self.second.did)
-        bob = await self.enrolled(WalletIdentity.fresh(), self.second)
+        bob = await self.enrolled(WalletIdentity.generate(), self.second)
         self.last.stop()
         sender, inner = await self.post(self.first, bob.identity, (self.first.did, self.second.did))
         self.assertEqual((await account.status()).message_count, 1)

@@ -29,7 +29,7 @@ class OwnershipTests(TestCase):
         self.addCleanup(daemon.clean)
         await deferToThread(daemon.start)
         bob = await enrol_wallet(daemon, reactor)
-        alias = WalletIdentity.fresh(endpoint=bob.mediator.did)
+        alias = WalletIdentity.generate(endpoint=bob.mediator.did)
         self.assertEqual(await bob.register(alias.did), ["client_error"])
         proof = prove_ownership(alias, alias.did, bob.did, bob.mediator.document, now=reactor.seconds())
         self.assertEqual(await bob.register(alias.did, proofs=[proof]), ["success"])

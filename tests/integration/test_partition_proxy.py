@@ -20,7 +20,7 @@ reactor: Any = _reactor
 PATIENCE_SECONDS = 30.0
 
 
-class Echo(Protocol):
+class EchoServer(Protocol):
     """Says what it is told."""
 
     def dataReceived(self, data: bytes) -> None:
@@ -28,7 +28,7 @@ class Echo(Protocol):
         self.transport.write(data)
 
 
-class Caller(Protocol):
+class RecordingClient(Protocol):
     """Keeps what it is told, one piece at a time; None is the end."""
 
     def __init__(self) -> None:
@@ -51,20 +51,20 @@ class Caller(Protocol):
         self.told.put(None)
 
 
-class NetworkTests(TestCase):
+class PartitionProxyTests(TestCase):
     """An echo, and ways to it."""
 
     def setUp(self) -> None:
-        listening = reactor.listenTCP(0, Factory.forProtocol(Echo), interface="127.0.0.1")
+        listening = reactor.listenTCP(0, Factory.forProtocol(EchoServer), interface="127.0.0.1")
         self.addCleanup(lambda: maybeDeferred(listening.stopListening))
         self.port = listening.getHost().port
         self.network = PartitionProxy(reactor)
         self.addCleanup(self.network.close)
         self.way = self.network.way_to(self.port)
 
-    async def call(self) -> Caller:
+    async def call(self) -> RecordingClient:
         """A connection through the network."""
-        caller = Caller()
+        caller = RecordingClient()
         await connectProtocol(TCP4ClientEndpoint(reactor, "127.0.0.1", self.way), caller)
         self.addCleanup(self.network.close)
         return caller

@@ -144,7 +144,7 @@ class QueueTests(TestCase):
             return  # each has a DID of its own
         with urlopen(f"http://127.0.0.1:{self.daemon.port}/ready", timeout=30) as ready:
             self.assertEqual(ready.status, 200)
-        own = ProbeIdentities(read_identity(config).secret).identity(config.node_name).did
+        own = ProbeIdentities(read_identity(config).root_secret).identity(config.node_name).did
         self.assertEqual(self.ask("show", own)["self_test"], True)
         self.assertIn("belongs to the daemon's own self-test", self.refused("purge", own, "--yes"))
 

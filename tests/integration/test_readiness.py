@@ -52,7 +52,7 @@ ONE_OF_EACH = {
 }
 
 
-class Asking:
+class ReadinessClient:
     """Asks on a connection that stays open, as it may be that nobody gets another."""
 
     def __init__(self, daemon: Daemon) -> None:
@@ -95,13 +95,13 @@ class ReadyTestCase(TestCase):
         daemon.start()
         return daemon
 
-    def asking(self, daemon: Daemon) -> Asking:
+    def asking(self, daemon: Daemon) -> ReadinessClient:
         """Somebody who asks it."""
-        asking = Asking(daemon)
+        asking = ReadinessClient(daemon)
         self.addCleanup(asking.close)
         return asking
 
-    def assert_told_in_time(self, asking: Asking, *details: str) -> str:
+    def assert_told_in_time(self, asking: ReadinessClient, *details: str) -> str:
         """The first that is said of trouble is said while the last success is not too old to count; the detail."""
         said = asking.until(503)
         self.assertIn(said["detail"], details)
@@ -109,7 +109,7 @@ class ReadyTestCase(TestCase):
         return str(said["detail"])
 
 
-class WellTests(ReadyTestCase):
+class HealthyDaemonTests(ReadyTestCase):
     """A daemon that is well, whatever its settings are; and nobody sees what it does for that."""
 
     def directory(self) -> Path:
@@ -171,7 +171,7 @@ class WellTests(ReadyTestCase):
             self.assertEqual(connection.execute("SELECT count(*) FROM message").fetchone(), (0,))
         self.assertEqual([said for said in ("_Factory", "HTTP11") if said in daemon.output()], [])
 
-    def _await_cycles(self, asking: Asking, count: int) -> None:
+    def _await_cycles(self, asking: ReadinessClient, count: int) -> None:
         name = "mediator_ready_cycle_duration_seconds_count"
         while float(dict(_samples(asking.get("/metrics").body.decode()))[name]) < count:
             asking.until(200)
@@ -233,7 +233,7 @@ class NodesTests(ClusterTestCase):
         numbers = []
         for _ in range(2):
             for node in self.cluster.nodes:
-                asking = Asking(node)
+                asking = ReadinessClient(node)
                 self.addCleanup(asking.close)
                 asking.until(200)
             numbers.append(accounts.count_documents({}))
@@ -288,7 +288,7 @@ class StoreTests(ReadyTestCase):
         asking.until(200)
 
 
-class WayInTests(ReadyTestCase):
+class ListenerFailureTests(ReadyTestCase):
     """The way of a message into the daemon and to its recipient; the store is well, and so is `/health`."""
 
     def test_a_deaf_listener(self) -> None:

@@ -86,7 +86,7 @@ def rotated(daemon: Daemon) -> str:
 def at_web_did(daemon: Daemon) -> DIDCommMediator:
     """The mediator as its did:web describes it now."""
     document = encoding.loads_object(ask(daemon.port, "GET", "/.well-known/did.json")[2])
-    return DIDCommMediator.of(parse_did_document(document["id"], document))
+    return DIDCommMediator.from_document(parse_did_document(document["id"], document))
 
 
 class RotationTestCase(DaemonTestCase):
@@ -162,7 +162,7 @@ class _Rotation(RotationTestCase):
         daemon = self.a_crew()
         daemon_client = await deferToThread(DaemonClient, daemon)
         old = await deferToThread(at_web_did, daemon)
-        wallet = DIDCommWallet.fresh(old, open_http(reactor), reactor)
+        wallet = DIDCommWallet.generate(old, open_http(reactor), reactor)
         await wallet.enrol()
         carol, dave = RawDecentrlClient(daemon_client, "carol"), RawDecentrlClient(daemon_client, "dave")
         signed = await deferToThread(dave.register)
@@ -173,7 +173,7 @@ class _Rotation(RotationTestCase):
         for _ in range(4):  # whichever process answers
             await wallet.ping()
         self.assertEqual(await wallet.grant(), (old.did,))
-        fresh = DIDCommWallet.fresh(new, open_http(reactor), reactor)
+        fresh = DIDCommWallet.generate(new, open_http(reactor), reactor)
         self.assertEqual(await fresh.enrol(), (old.did,))
         await deferToThread(carol.register)
         # Signed by the mediator with a key that it had.
@@ -360,7 +360,7 @@ class ClusterTests(RotationTestCase):
         self.assertEqual({did_of(a), did_of(b)}, {old.mediator.did})
         await deferToThread(keys, a, "rotate")
         await deferToThread(self.given, a, a, "the DID is ")
-        new = DIDCommWallet.fresh(await discover_mediator(open_http(reactor), a.url), open_http(reactor), reactor)
+        new = DIDCommWallet.generate(await discover_mediator(open_http(reactor), a.url), open_http(reactor), reactor)
         self.assertNotEqual(new.mediator.did, old.mediator.did)
         self.assertEqual(await deferToThread(did_of, b), old.mediator.did)
         elsewhere = wallet_at_node(new, b.port, reactor)

@@ -31,7 +31,7 @@ from schemathesis.specs.openapi.checks import (
 from mediatord.http.openapi import OPENAPI_JSON
 from mediatord.protocol.decentrl.commands import ChannelType, DirectPayload, PublicPayload
 from mediatord.protocol.decentrl.contracts import sign_contract
-from mediatord.protocol.decentrl.encryption import decode_public_key
+from mediatord.protocol.decentrl.crypto import decode_public_key
 from mediatord.wallet.decentrl_messages import (
     DIRECT_CHANNEL,
     PRIVATE_CHANNEL,
@@ -60,7 +60,7 @@ JSON = "application/json"
 operations = schemathesis.pytest.from_fixture("document")
 
 
-class Town:
+class DaemonWithIdentities:
     """
     A daemon, and two identities that are registered there and have contracts with each other.
 
@@ -73,7 +73,7 @@ class Town:
         document = requests.get(self.url, timeout=SECONDS).json()
         self._did: str = document["id"]
         self._prekey = decode_public_key(document["keyAgreement"][0]["publicKeyMultibase"])
-        self._alice, self._bob = (DecentrlIdentity.fresh(name, self._did) for name in ("alice", "bob"))
+        self._alice, self._bob = (DecentrlIdentity.generate(name, self._did) for name in ("alice", "bob"))
         for one in (self._alice, self._bob):
             self._do(one, DIRECT_CHANNEL, propose_contract(one, self._did, now()).payload(self._prekey))
         for one in (self._alice, self._bob):
@@ -173,11 +173,11 @@ def document(request: pytest.FixtureRequest) -> BaseSchema:
 
 
 @pytest.fixture(scope="module")
-def town() -> Iterator[Town]:
+def town() -> Iterator[DaemonWithIdentities]:
     """One for all operations, with caps that they do not reach."""
     plenty = {"max_contracts_per_peer": 100_000, "max_contract_requests_per_sender": 100_000}
     with Daemon({"decentrl": plenty}) as daemon:
-        yield Town(daemon)
+        yield DaemonWithIdentities(daemon)
 
 
 @operations.parametrize()
@@ -189,7 +189,7 @@ def town() -> Iterator[Town]:
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-def test_operation(case: schemathesis.Case[Any], town: Town) -> None:
+def test_operation(case: schemathesis.Case[Any], town: DaemonWithIdentities) -> None:
     """No request makes the daemon fail, and no answer is other than documented; what is right is carried out."""
     assume(url_length(case, town.url) < LONGEST_URL)
     is_right = case.meta is not None and case.meta.generation.mode.is_positive
@@ -205,7 +205,7 @@ def test_operation(case: schemathesis.Case[Any], town: Town) -> None:
     case.validate_response(answer, checks=CHECKS)
 
 
-def test_every_command_came_through(town: Town) -> None:
+def test_every_command_came_through(town: DaemonWithIdentities) -> None:
     """The cases of the test above are not all refused at the door: commands of every type were carried out."""
     if not town.carried_out:
         pytest.skip("there are only figures when all operations have been tested, in the same run")

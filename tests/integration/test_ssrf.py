@@ -23,7 +23,7 @@ ELSEWHERE = "127.0.0.2"
 LOOPBACK = (ip_network("127.0.0.0/8"), ip_network("::1"), ip_network("0.0.0.0/32"), ip_network("::/128"))
 
 
-class Visited(Factory[Protocol]):
+class CountingFactory(Factory[Protocol]):
     """Counts who comes, and answers like a server that takes everything, or that sends elsewhere."""
 
     noisy = False
@@ -40,7 +40,7 @@ class Visited(Factory[Protocol]):
 
 
 class _Visit(Protocol):
-    def __init__(self, visited: Visited) -> None:
+    def __init__(self, visited: CountingFactory) -> None:
         self._visited = visited
 
     def connectionMade(self) -> None:
@@ -61,10 +61,10 @@ async def _free(peer: str) -> int:
 
 class LoopbackTests(TestCase):
     def setUp(self) -> None:
-        self.server = Visited()
+        self.server = CountingFactory()
         self.port = self.serve(self.server)
 
-    def serve(self, server: Visited, interface: str = "127.0.0.1", port: int = 0) -> int:
+    def serve(self, server: CountingFactory, interface: str = "127.0.0.1", port: int = 0) -> int:
         """Have it listen; its port."""
         listening = reactor.listenTCP(port, server, interface=interface)
         self.addCleanup(listening.stopListening)
@@ -105,7 +105,7 @@ class LoopbackTests(TestCase):
         """Nor does a redirect of a server that may be connected to."""
         outbound = self.an_outbound(ip_network(f"{ELSEWHERE}/32"))
         for place in (place for place in PLACES if place.means == "127.0.0.1"):
-            sender = Visited(f"http://{place.host}:{self.port}/inside")
+            sender = CountingFactory(f"http://{place.host}:{self.port}/inside")
             port = self.serve(sender, ELSEWHERE)
             with self.assertRaises(OutboundError, msg=place.host):
                 await outbound.post(f"http://{ELSEWHERE}:{port}/", b"sealed", b"text/plain", timeout=5)
@@ -114,7 +114,7 @@ class LoopbackTests(TestCase):
 
     async def test_rebinding(self) -> None:
         """A name that resolves to what may be connected to, and then to this: the second answer is never gone by."""
-        allowed = Visited()
+        allowed = CountingFactory()
         self.serve(allowed, ELSEWHERE, self.port)
         names = ScriptedResolver({"rebinding.example": [[ELSEWHERE], ["127.0.0.1"]]})
         outbound = self.an_outbound(ip_network(f"{ELSEWHERE}/32"), names=names)

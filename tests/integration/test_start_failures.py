@@ -28,7 +28,7 @@ TWISTD = str(Path(sys.executable).with_name("twistd"))
 
 
 @dataclass
-class Made:
+class InitializedMediator:
     """A mediator whose files are there. :ivar directory: where they are."""
 
     directory: Path
@@ -70,20 +70,20 @@ class Made:
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Made:
+def made(tmp_path: Path) -> InitializedMediator:
     """As `mediatord init` makes it."""
     port = find_free_port()
     write_initial_files(tmp_path / "m", f"http://127.0.0.1:{port}")
-    return Made(tmp_path / "m", port)
+    return InitializedMediator(tmp_path / "m", port)
 
 
-def port_in_use(made: Made) -> AbstractContextManager[object]:
+def port_in_use(made: InitializedMediator) -> AbstractContextManager[object]:
     """By somebody else."""
     return socket.create_server(("127.0.0.1", made.port))
 
 
 @contextlib.contextmanager
-def store_in_use(made: Made) -> Iterator[None]:
+def store_in_use(made: InitializedMediator) -> Iterator[None]:
     """By another daemon."""
     use = ExclusiveStoreLock(made.directory / "mediator.sqlite3")
     use.take()
@@ -91,19 +91,19 @@ def store_in_use(made: Made) -> Iterator[None]:
     use.release()
 
 
-def bad_configuration(made: Made) -> AbstractContextManager[object]:
+def bad_configuration(made: InitializedMediator) -> AbstractContextManager[object]:
     """A value that is none."""
     made.set(workers="many")
     return nullcontext()
 
 
-def open_keys(made: Made) -> AbstractContextManager[object]:
+def open_keys(made: InitializedMediator) -> AbstractContextManager[object]:
     """Keys that others may read."""
     (made.directory / "keys.jwks").chmod(0o644)
     return nullcontext()
 
 
-def bad_certificate(made: Made) -> AbstractContextManager[object]:
+def bad_certificate(made: InitializedMediator) -> AbstractContextManager[object]:
     """A file that is none."""
     path = made.directory / "certificate.pem"
     path.write_text("none")
@@ -111,19 +111,19 @@ def bad_certificate(made: Made) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def no_log_directory(made: Made) -> AbstractContextManager[object]:
+def no_log_directory(made: InitializedMediator) -> AbstractContextManager[object]:
     """A file where it would be."""
     (made.directory / "log").write_text("")
     return nullcontext()
 
 
-def workers_without_log_directory(made: Made) -> AbstractContextManager[object]:
+def workers_without_log_directory(made: InitializedMediator) -> AbstractContextManager[object]:
     """The same, which each worker finds out for itself, when twistd has long considered the daemon started."""
     made.set(workers=2)
     return no_log_directory(made)
 
 
-FAILURES: dict[Callable[[Made], AbstractContextManager[object]], tuple[int, str]] = {
+FAILURES: dict[Callable[[InitializedMediator], AbstractContextManager[object]], tuple[int, str]] = {
     port_in_use: (1, "Address already in use"),
     store_in_use: (1, "another daemon does"),
     bad_configuration: (2, "workers: expected"),
@@ -135,7 +135,9 @@ FAILURES: dict[Callable[[Made], AbstractContextManager[object]], tuple[int, str]
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_daemon_that_cannot_start(failure: Callable[[Made], AbstractContextManager[object]], made: Made) -> None:
+def test_daemon_that_cannot_start(
+    failure: Callable[[InitializedMediator], AbstractContextManager[object]], made: InitializedMediator
+) -> None:
     """The command ends with a status other than 0, and says why, as the log does; nothing is left behind."""
     status, reason = FAILURES[failure]
     with failure(made):
@@ -148,7 +150,9 @@ def test_daemon_that_cannot_start(failure: Callable[[Made], AbstractContextManag
 
 
 @pytest.mark.parametrize("failure", [port_in_use, store_in_use, bad_configuration])
-def test_foreground_that_cannot_start(failure: Callable[[Made], AbstractContextManager[object]], made: Made) -> None:
+def test_foreground_that_cannot_start(
+    failure: Callable[[InitializedMediator], AbstractContextManager[object]], made: InitializedMediator
+) -> None:
     """Likewise, in one line on standard error."""
     status, reason = FAILURES[failure]
     with failure(made):
@@ -160,7 +164,7 @@ def test_foreground_that_cannot_start(failure: Callable[[Made], AbstractContextM
     assert "Traceback" not in done.stdout + made.log
 
 
-def test_another_user(made: Made) -> None:
+def test_another_user(made: InitializedMediator) -> None:
     """One that may open nothing, or that it may not become, which Twisted finds out after it has bound the ports."""
     done = made.start("--uid", "nobody")
     assert done.returncode == 1
@@ -170,7 +174,7 @@ def test_another_user(made: Made) -> None:
     assert reason in made.log
 
 
-def test_daemon_that_starts(made: Made) -> None:
+def test_daemon_that_starts(made: InitializedMediator) -> None:
     """The command returns when the daemon serves, and has nothing to say."""
     done = made.start()
     assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), made.log

@@ -12,8 +12,7 @@ from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
 from mediatord.app.pseudonym_key_rotation import to_utc_day
-from mediatord.observability.pseudonym_keys import load_pseudonym_key, start_key_epoch
-from mediatord.observability.pseudonyms import Pseudonymizer
+from mediatord.observability.pseudonyms import Pseudonymizer, load_pseudonym_key, start_key_epoch
 from tests.integration.cluster import fresh_storage
 from tests.integration.daemon import Daemon
 from tests.integration.message_load import enrol_wallet, prepare_daemon

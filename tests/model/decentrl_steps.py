@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from mediatord.protocol.decentrl.signatures import sign_event
+from mediatord.protocol.decentrl.crypto import sign_event
 from tests.in_memory_identities import PRIVATE, PUBLIC, InMemoryDecentrlSocket, InMemoryIdentity
 from tests.model.mirrored_mediators import CAPS
 from tests.model.mirrored_wallets import MirroredWallets

@@ -251,4 +251,4 @@ class DIDCommSteps(MirroredWallets):
         """The same request again is refused."""
         raw = self.guests[name, "memory"].pack(PING, {}, return_route="all")
         assert self.post(raw, name)[0] == 200
-        assert self.post(raw, name)[2] == "Replayed"
+        assert self.post(raw, name)[2] == "replayed"

@@ -53,7 +53,7 @@ class MirroredWallets(RuleBasedStateMachine):
         super().__init__()
         self.mediators = MirroredMediators()
         self.expected = ReferenceModel(LIMITS, self.mediators.now)
-        self.identities = {name: WalletIdentity.fresh(endpoint=self.mediators.first.did) for name in NAMES}
+        self.identities = {name: WalletIdentity.generate(endpoint=self.mediators.first.did) for name in NAMES}
         self.guests = {
             (name, one.backend): InMemoryWallet(one, identity)
             for name, identity in self.identities.items()

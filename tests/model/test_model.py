@@ -63,7 +63,7 @@ class Mediators(DIDCommSteps, DecentrlSteps):
     def reconciled(self) -> None:
         """All that was accepted is acknowledged, expired, evicted or there; the counters say the same everywhere."""
         assert self.expected.difference == 0
-        told = self.mediators.same(lambda one: one.base.recorder.metrics.totals())
+        told = self.mediators.same(lambda one: one.base.recorder.metrics.collect_totals())
         gone = self.expected.gone - self.before
         assert (told["expired"], told["evicted"]) == (gone["expired"], gone["evicted"])
 

@@ -89,7 +89,7 @@ class NightFile(BaseHTTPRequestHandler):
 
 
 @pytest.mark.exhaustive
-class AloneTests(TestCase):
+class SingleDaemonTests(TestCase):
     """A daemon over SQLite with TLS, one with workers, and the file of a night."""
 
     timeout = 600
@@ -123,7 +123,7 @@ class AloneTests(TestCase):
         what needs several nodes, or trouble.
         """
         http = open_http(reactor)
-        bob = DIDCommWallet.fresh(await discover_mediator(http, self.daemon.url), http, reactor)
+        bob = DIDCommWallet.generate(await discover_mediator(http, self.daemon.url), http, reactor)
         await converse([bob], keep=2)
         for daemon in (self.daemon, self.several):
             self.assertGreaterEqual(await deferToThread(request, f"{daemon.url}/didcomm", b"{}"), 400)
@@ -189,7 +189,7 @@ class NodesTests(ClusterTestCase):
         find_program("prometheus")
         a, b, _ = self.cluster.nodes
         http = open_http(reactor)
-        bob = DIDCommWallet.fresh(await discover_mediator(http, a.url), http, reactor)
+        bob = DIDCommWallet.generate(await discover_mediator(http, a.url), http, reactor)
         bobs = [wallet_at_node(bob, node.port, reactor) for node in (a, b)]
         await converse(bobs, keep=0)
         hints = f"http://127.0.0.1:{self.cluster.port_of(a)}/hints"

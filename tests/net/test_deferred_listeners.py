@@ -30,7 +30,7 @@ PATIENCE_SECONDS = 60.0
 MANY = 80
 
 
-class Door(Listener):
+class FakeListener(Listener):
     """Bound to nothing; knows whether it was told to take connections."""
 
     def __init__(self) -> None:
@@ -44,10 +44,10 @@ class Door(Listener):
         self.told.append("let in")
 
 
-class DoorsTests(SynchronousTestCase):
+class DeferredListenersTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
-        self.door = Door()
+        self.door = FakeListener()
         self.opened: list[str] = []
         self.doors = AcceptDelay(self.clock, [self.door], lambda: self.opened.append("opened"))
 
@@ -91,7 +91,7 @@ class DoorsTests(SynchronousTestCase):
         self.assertEqual(self.door.told, ["hold"])
 
 
-class Guest(Protocol):
+class RecordingClient(Protocol):
     """Notes what it is told."""
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class Guest(Protocol):
         self.heard.callback(data)
 
 
-class Host(Protocol):
+class GreetingServer(Protocol):
     """Greets."""
 
     def connectionMade(self) -> None:
@@ -116,7 +116,7 @@ class BacklogTests(TestCase):
 
     async def test_tcp(self) -> None:
         """The port of a process of its own."""
-        factory = Factory.forProtocol(Host)
+        factory = Factory.forProtocol(GreetingServer)
         listener = Listener("tcp:0:interface=127.0.0.1", factory, reactor)
         await self.wait(listener, factory, lambda: TCP4ClientEndpoint(reactor, "127.0.0.1", listener.address.port))
 
@@ -129,7 +129,7 @@ class BacklogTests(TestCase):
         adopted.setblocking(False)
         adopted.bind(path)
         adopted.listen(2 * MANY)
-        factory = Factory.forProtocol(Host)
+        factory = Factory.forProtocol(GreetingServer)
         adopting = InheritedSocketReactor(reactor, InheritedSocket(adopted.detach(), socket.AF_UNIX))
         await self.wait(
             Listener(f"unix:{path}", factory, adopting), factory, lambda: UNIXClientEndpoint(reactor, path)
@@ -145,7 +145,7 @@ class BacklogTests(TestCase):
         self.addCleanup(listener.stopService)
         self.addCleanup(doors.stopService)
         # The reactor has been through what it had to do for one when the next is connected.
-        guests = [await connectProtocol(way(), Guest()) for _ in range(MANY)]
+        guests = [await connectProtocol(way(), RecordingClient()) for _ in range(MANY)]
         self.assertEqual((factory.numPorts, [guest.heard.called for guest in guests]), (1, [False] * MANY))
         doors.open()
         self.assertEqual([await guest.heard for guest in guests], [b"welcome"] * MANY)

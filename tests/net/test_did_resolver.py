@@ -84,7 +84,7 @@ class ResolverTestCase(SynchronousTestCase):
 
     def keep(self, did: str) -> None:
         """Have the resolver remember, which has to go well."""
-        self.successResultOf(Deferred.fromCoroutine(self.resolver.keep(did)))
+        self.successResultOf(Deferred.fromCoroutine(self.resolver.remember_long_form(did)))
 
     def remember(self, short: str, long: str) -> Deferred[None]:
         """`remember_did` of the account store."""
@@ -140,7 +140,7 @@ class LocalTests(ResolverTestCase):
     def test_store_unavailable(self) -> None:
         """Without the store nothing is kept or recalled, and both work once the store is back."""
         self.available = False
-        self.failureResultOf(Deferred.fromCoroutine(self.resolver.keep(LONG)), StoreUnavailable)
+        self.failureResultOf(Deferred.fromCoroutine(self.resolver.remember_long_form(LONG)), StoreUnavailable)
         self.failureResultOf(self.resolver.resolve(SHORT), StoreUnavailable)
         self.available = True
         self.keep(LONG)

@@ -9,7 +9,7 @@ from mediatord.net.outbound_http import OutboundRequestError
 from tests.net.outbound_test_case import OK, OutboundTestCase, redirect
 
 
-class PatienceTests(OutboundTestCase):
+class TimeoutTests(OutboundTestCase):
     """Peers that are slow, endless or rude."""
 
     def test_slow_name(self) -> None:

@@ -17,7 +17,7 @@ from tests.http.in_memory_site import (
     encode_request,
     parse_responses,
 )
-from tests.http.test_websocket import Held
+from tests.http.test_websocket import HeldStoreOperation
 from tests.in_memory_mediator import MP, PING, InMemoryWallet, pack_forward
 from tests.store.builders import NOON, make_database_path, make_payload, make_sqlite_store
 
@@ -81,7 +81,7 @@ class BuffersTests(SynchronousTestCase):
     def test_requests_in_progress(self) -> None:
         """While the store is slow, no more are parsed than may take what an address may have; the others wait."""
         lines = [self.site_fixture.line() for _ in range(20)]
-        with Held(self.site_fixture, "claim_nonce") as held:
+        with HeldStoreOperation(self.site_fixture, "claim_nonce") as held:
             for line in lines:
                 raw = self.bob.pack(PING, {"response_requested": True, "comment": "x" * 200_000})
                 line.feed(encode_request("POST", "/didcomm", raw, {"Content-Type": ENCRYPTED.decode()}))

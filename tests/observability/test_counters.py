@@ -35,7 +35,7 @@ class CountersTests(SynchronousTestCase):
         self.assertEqual([line for line in lines if not SCHEMA.is_valid(line)], [])
         self.assertEqual(wrong_counter_lines(lines), [])
         totals = expected_counters(lines)
-        self.assertEqual(self.in_memory.base.recorder.metrics.totals(), totals)
+        self.assertEqual(self.in_memory.base.recorder.metrics.collect_totals(), totals)
         return totals
 
     def grown(self, before: dict[str, int], **by: int) -> dict[str, int]:

@@ -67,15 +67,15 @@ class Ledger:
     def __init__(self) -> None:
         self.delivered = self.lines = self.segments = self.unread = self.directories = 0
 
-    def totals(self) -> dict[str, int]:
+    def collect_totals(self) -> dict[str, int]:
         """One counter will do."""
         return {"delivered": self.delivered}
 
-    def lost(self) -> None:
+    def count_lost_line(self) -> None:
         """A line was not written."""
         self.lines += 1
 
-    def deleted(self, segments: int, unread: int) -> None:
+    def count_deleted_segments(self, segments: int, unread: int) -> None:
         """So many were deleted, some of them unread."""
         self.segments += segments
         self.unread += unread

@@ -21,8 +21,7 @@ from mediatord.observability.event_schema import (
     render_json_schema,
     validate_fields,
 )
-from mediatord.observability.pseudonym_keys import create_pseudonym_key, load_pseudonym_key
-from mediatord.observability.pseudonyms import Pseudonymizer, PseudonymKey
+from mediatord.observability.pseudonyms import Pseudonymizer, PseudonymKey, create_pseudonym_key, load_pseudonym_key
 from mediatord.private_file import PrivateFileError
 
 KEY = PseudonymKey(3, b"k" * 32)

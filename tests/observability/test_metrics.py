@@ -91,21 +91,21 @@ def queues(metrics: Metrics) -> dict[str, float]:
 def test_names_and_labels() -> None:
     """Names and labels are exactly those of the contract, without additions."""
     metrics = a_metrics()
-    metrics.request("didcomm", "accepted", 0.001)
-    metrics.rejected("e.p.trust.crypto")
-    metrics.latency("live", 1.0)
+    metrics.observe_request("didcomm", "accepted", 0.001)
+    metrics.count_rejection("e.p.trust.crypto")
+    metrics.observe_delivery_latency("live", 1.0)
     metrics.observe_store_operation("enqueue", 0.001)
     metrics.count_cluster_push("pushed")
     metrics.count_refused_peer_request("seal")
-    metrics.queue_sizes([("did:web:a", 1)], 0)
-    metrics.certificate("*:443", 1.0)
+    metrics.set_queue_sizes([("did:web:a", 1)], 0)
+    metrics.set_certificate_expiry("*:443", 1.0)
     metrics.read_readiness = lambda: True
     metrics.count_probe_failure("store")
-    metrics.table_sizes({"message": 1})
-    metrics.waiting(1, 1.0)
-    metrics.accounts(1, 60)
-    metrics.record_account_expired("unused")
-    metrics.ledger.tell("didcomm", {"accepted": 1}, 0)
+    metrics.set_table_sizes({"message": 1})
+    metrics.set_queued_messages(1, 1.0)
+    metrics.set_accounts(1, 60)
+    metrics.count_account_expiry("unused")
+    metrics.ledger.update("didcomm", {"accepted": 1}, 0)
     metrics.set_store_read_time(1.0, 1)
     shown: dict[str, set[str]] = {}
     for name, labels in series(metrics):
@@ -120,8 +120,8 @@ def test_counting() -> None:
     metrics = a_metrics()
     metrics.forwarded.inc()
     metrics.forwarded.inc(2)
-    metrics.rejected("e.p.msg")
-    metrics.rejected("e.p.msg")
+    metrics.count_rejection("e.p.msg")
+    metrics.count_rejection("e.p.msg")
     metrics.active_connections.inc()
     metrics.active_connections.dec()
     assert value(metrics, "mediator_messages_forwarded_total") == 3
@@ -134,7 +134,7 @@ def test_counting() -> None:
 def test_totals() -> None:
     """What the event log is compared with: every counter as it is shown, requests of both halves together."""
     metrics = a_metrics()
-    nothing = metrics.totals()
+    nothing = metrics.collect_totals()
     assert set(nothing) == set(EVENTS["counters"].fields) and set(nothing.values()) == {0}
     for number, counter in enumerate(
         (metrics.forwarded, metrics.stored, metrics.delivered, metrics.expired, metrics.evicted), 1
@@ -143,9 +143,9 @@ def test_totals() -> None:
     metrics.active_connections.inc(2)
     metrics.active_connections.dec()
     for half, outcome in (("didcomm", "accepted"), ("decentrl", "accepted"), ("decentrl", "rejected")):
-        metrics.request(half, outcome, 0.1)
-    metrics.request("didcomm", "failed", 0.1)
-    assert metrics.totals() == {
+        metrics.observe_request(half, outcome, 0.1)
+    metrics.observe_request("didcomm", "failed", 0.1)
+    assert metrics.collect_totals() == {
         "forwarded": 1,
         "stored": 2,
         "delivered": 3,
@@ -161,9 +161,9 @@ def test_totals() -> None:
 def test_log() -> None:
     """What was lost of the event log, and what was deleted."""
     metrics = a_metrics()
-    metrics.lost()
-    metrics.lost()
-    metrics.deleted(3, 2)
+    metrics.count_lost_line()
+    metrics.count_lost_line()
+    metrics.count_deleted_segments(3, 2)
     metrics.count_recreated_directory()
     assert value(metrics, "mediator_log_dropped_total") == 2
     assert value(metrics, "mediator_log_segments_deleted_total") == 3
@@ -174,8 +174,8 @@ def test_log() -> None:
 def test_requests() -> None:
     """A request is counted by its outcome and timed by its protocol."""
     metrics = a_metrics()
-    metrics.request("didcomm", "accepted", 0.0004)
-    metrics.request("didcomm", "rejected", 0.003)
+    metrics.observe_request("didcomm", "accepted", 0.0004)
+    metrics.observe_request("didcomm", "rejected", 0.003)
     assert value(metrics, "mediator_requests_total", protocol="didcomm", outcome="accepted") == 1
     assert value(metrics, "mediator_request_duration_seconds_count", protocol="didcomm") == 2
     assert value(metrics, "mediator_request_duration_seconds_bucket", protocol="didcomm", le="0.0005") == 1
@@ -184,7 +184,7 @@ def test_requests() -> None:
 def test_latency_up_to_the_ttl() -> None:
     """A message fetched just before it expires, after 72 hours, is still told from one that was later."""
     metrics = a_metrics()
-    metrics.latency("pickup", 72 * 3600 - 1)
+    metrics.observe_delivery_latency("pickup", 72 * 3600 - 1)
     assert value(metrics, "mediator_delivery_latency_seconds_bucket", method="pickup", le="172800.0") == 0
     assert value(metrics, "mediator_delivery_latency_seconds_bucket", method="pickup", le="259200.0") == 1
 
@@ -193,9 +193,9 @@ def test_storage_up() -> None:
     """The store is down until it has answered."""
     metrics = a_metrics()
     assert value(metrics, "mediator_storage_up") == 0
-    metrics.storage_up(True)
+    metrics.set_storage_up(True)
     assert value(metrics, "mediator_storage_up") == 1
-    metrics.storage_up(False)
+    metrics.set_storage_up(False)
     assert value(metrics, "mediator_storage_up") == 0
 
 
@@ -204,7 +204,7 @@ def test_storage_faults() -> None:
     metrics = a_metrics()
     assert value(metrics, "mediator_storage_fault", fault="full") == 0
     metrics.set_storage_fault("full", True)
-    metrics.storage_up(True)
+    metrics.set_storage_up(True)
     metrics.set_storage_fault("missing", True)
     metrics.set_storage_fault("missing", False)
     assert value(metrics, "mediator_storage_up") == 0 and not metrics.storage_is_up
@@ -217,18 +217,18 @@ def test_storage_faults() -> None:
 def test_queue_sizes_are_replaced() -> None:
     """Queues that are not named again, or are empty, have no series any more (reference 12)."""
     metrics = a_metrics()
-    metrics.queue_sizes([("did:web:a", 3), ("did:web:b", 2)], 40)
+    metrics.set_queue_sizes([("did:web:a", 3), ("did:web:b", 2)], 40)
     assert queues(metrics) == {"did:web:a": 3, "did:web:b": 2, "other": 40}
-    metrics.queue_sizes([("did:web:b", 5), ("did:web:c", 0)], 0)
+    metrics.set_queue_sizes([("did:web:b", 5), ("did:web:c", 0)], 0)
     assert queues(metrics) == {"did:web:b": 5}
-    metrics.queue_sizes([], 0)
+    metrics.set_queue_sizes([], 0)
     assert queues(metrics) == {}
 
 
 def test_queue_label() -> None:
     """The label is the tag of the DID; two DIDs of one tag are added up."""
     metrics = Metrics(CollectorRegistry(), version="1", label=lambda did: did[:9])
-    metrics.queue_sizes([("did:web:a1", 3), ("did:web:a2", 2), ("did:web:b1", 1)], 0)
+    metrics.set_queue_sizes([("did:web:a1", 3), ("did:web:a2", 2), ("did:web:b1", 1)], 0)
     assert queues(metrics) == {"did:web:a": 5, "did:web:b": 1}
 
 
@@ -244,9 +244,9 @@ def test_waiting() -> None:
     metrics = a_metrics()
     shown = ("mediator_messages_waiting", "mediator_oldest_message_timestamp_seconds")
     assert [value(metrics, name) for name in shown] == [None, None]
-    metrics.waiting(2, 1000.5)
+    metrics.set_queued_messages(2, 1000.5)
     assert [value(metrics, name) for name in shown] == [2, 1000.5]
-    metrics.waiting(0, None)
+    metrics.set_queued_messages(0, None)
     assert [value(metrics, name) for name in shown] == [0, None]
 
 

@@ -17,7 +17,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.app.daemon import build_daemon
 from mediatord.app.pseudonym_key_rotation import to_utc_day
-from mediatord.observability.pseudonym_keys import (
+from mediatord.observability.pseudonyms import (
+    Pseudonymizer,
     create_pseudonym_key,
     delete_epoch_key,
     load_pseudonym_key,
@@ -25,7 +26,6 @@ from mediatord.observability.pseudonym_keys import (
     renew_pseudonym_key,
     start_key_epoch,
 )
-from mediatord.observability.pseudonyms import Pseudonymizer
 from mediatord.private_file import PrivateFileError
 from tests.cli.test_commands import call, one_line
 from tests.in_memory_mediator import NOW, InMemoryMediator, InMemoryWallet, pack_forward
@@ -47,9 +47,9 @@ def test_one_key_lasts(tmp_path: Path) -> None:
     first = create_pseudonym_key(path)
     content = path.read_bytes()
     aged(path, 89)
-    assert renew_pseudonym_key(path, TODAY, 90).secret == first.secret
+    assert renew_pseudonym_key(path, TODAY, 90, pytest.fail).secret == first.secret
     aged(path, 1000)
-    assert renew_pseudonym_key(path, TODAY, 0).epoch == 1
+    assert renew_pseudonym_key(path, TODAY, 0, pytest.fail).epoch == 1
     assert path.read_bytes() == content
 
 
@@ -58,11 +58,13 @@ def test_renewed(tmp_path: Path) -> None:
     path = tmp_path / "log.key"
     first = create_pseudonym_key(path)
     aged(path, 90)
-    second = renew_pseudonym_key(path, TODAY, 90)
+    second = renew_pseudonym_key(path, TODAY, 90, pytest.fail)
     assert (second.epoch, second.since) == (2, TODAY)
     assert second.secret != first.secret
-    assert renew_pseudonym_key(path, TODAY + timedelta(days=89), 90) == second == load_pseudonym_key(path)
-    third = renew_pseudonym_key(path, TODAY + timedelta(days=90), 90)
+    assert (
+        renew_pseudonym_key(path, TODAY + timedelta(days=89), 90, pytest.fail) == second == load_pseudonym_key(path)
+    )
+    third = renew_pseudonym_key(path, TODAY + timedelta(days=90), 90, pytest.fail)
     assert [(key.epoch, key.since) for key in read_pseudonym_keys(path)] == [
         (1, TODAY - timedelta(days=90)),
         (2, TODAY),
@@ -92,10 +94,11 @@ def test_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "log.key"
     create_pseudonym_key(path)
     aged(path, 500)
-    monkeypatch.setattr("mediatord.private_file.replace_private_file", read_only)
-    with capturedLogs() as said:
-        assert renew_pseudonym_key(path, TODAY, 90).epoch == 1
-    assert "Read-only file system" in formatEvent(said[0])
+    monkeypatch.setattr("mediatord.observability.pseudonyms.replace_private_file", read_only)
+    failures: list[str] = []
+    assert renew_pseudonym_key(path, TODAY, 90, failures.append).epoch == 1
+    (failure,) = failures
+    assert "Read-only file system" in failure
 
 
 def test_clock_set_back(tmp_path: Path) -> None:
@@ -103,8 +106,8 @@ def test_clock_set_back(tmp_path: Path) -> None:
     path = tmp_path / "log.key"
     create_pseudonym_key(path)
     start_key_epoch(path, TODAY)
-    assert renew_pseudonym_key(path, TODAY - timedelta(days=89), 90).epoch == 2
-    assert renew_pseudonym_key(path, TODAY - timedelta(days=400), 90).epoch == 3
+    assert renew_pseudonym_key(path, TODAY - timedelta(days=89), 90, pytest.fail).epoch == 2
+    assert renew_pseudonym_key(path, TODAY - timedelta(days=400), 90, pytest.fail).epoch == 3
 
 
 def test_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,9 +121,10 @@ def test_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mediatord.private_file.fcntl.flock", refuse)
     with pytest.raises(PrivateFileError, match="cannot be locked: No locks available"):
         start_key_epoch(path, TODAY)
-    with capturedLogs() as said:
-        assert renew_pseudonym_key(path, TODAY + timedelta(days=500), 90).epoch == 1
-    assert "cannot be locked" in formatEvent(said[0])
+    failures: list[str] = []
+    assert renew_pseudonym_key(path, TODAY + timedelta(days=500), 90, failures.append).epoch == 1
+    (failure,) = failures
+    assert "cannot be locked" in failure
 
 
 def test_no_such_path(tmp_path: Path) -> None:
@@ -157,7 +161,7 @@ def test_bad_file(value: Any, tmp_path: Path) -> None:
         read_pseudonym_keys(path)
 
 
-class EpochsTests(SynchronousTestCase):
+class KeyEpochTests(SynchronousTestCase):
     """A daemon over months."""
 
     def setUp(self) -> None:
@@ -193,7 +197,7 @@ class EpochsTests(SynchronousTestCase):
         self.in_memory.receive(pack_forward(self.in_memory, bob.did, bob.letter()))
         start_key_epoch(self.path, to_utc_day(NOW))
         self.epochs.rotate_if_due()
-        self.in_memory.base.recorder.metrics.queue_sizes([(bob.did, 1)], 0)
+        self.in_memory.base.recorder.metrics.set_queue_sizes([(bob.did, 1)], 0)
         tag = Pseudonymizer("keyed", load_pseudonym_key(self.path)).did(bob.did)
         self.assertEqual(self.in_memory.counter("mediator_message_queue_size", did=tag), 1)
 

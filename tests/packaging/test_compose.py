@@ -104,7 +104,7 @@ def test_haproxy_takes_its_configuration() -> None:
     assert done.returncode == 0, done.stderr
 
 
-class House:
+class ComposeDeployment:
     """Two nodes and HAProxy on loopback, out of the files for containers, on the given servers."""
 
     def __init__(self, servers: ReplicaSet, directory: Path, stack: ExitStack) -> None:
@@ -196,13 +196,13 @@ class House:
 
 
 @pytest.fixture
-def house() -> Iterator[House]:
+def house() -> Iterator[ComposeDeployment]:
     """Everything runs."""
     find_program("haproxy")
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         servers = stack.enter_context(ReplicaSet(3, auth=Credentials("root", "of all")))
-        in_memory = House(servers, directory, stack)
+        in_memory = ComposeDeployment(servers, directory, stack)
         for name in in_memory.ports:
             in_memory.start_node(name)
         in_memory.start_proxy()
@@ -210,7 +210,7 @@ def house() -> Iterator[House]:
 
 
 @pytest.mark.exhaustive
-def test_two_nodes_behind_the_proxy(in_memory: House) -> None:
+def test_two_nodes_behind_the_proxy(in_memory: ComposeDeployment) -> None:
     """Wallets talk through it; when a node is gone they go on at the other. What is not theirs is not there."""
     assert "Every step went as it must." in in_memory.demonstrate(), in_memory.outputs()
     for place in OTHERS:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from mediatord.bench.cli import build_json_report, describe_environment, format_heading, format_table
+from mediatord.bench.report import build_json_report, describe_environment, format_heading, format_table
 from mediatord.bench.scenario import BenchmarkPlan, ResultTable
 from mediatord.protocol import encoding
 from mediatord.wallet.temporary_daemon import DaemonStartError

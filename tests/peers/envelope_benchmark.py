@@ -69,9 +69,9 @@ def measure_envelopes(terms: ComparisonOptions) -> ResultTable:
 
 def make_job(sizes: tuple[int, ...], count: int = DISTINCT_MESSAGES) -> dict[str, Any]:
     """A mediator's key, and forwards to it from wallets whose DIDs are short."""
-    identity = WalletIdentity.fresh(endpoint="http://127.0.0.1/didcomm")
+    identity = WalletIdentity.generate(endpoint="http://127.0.0.1/didcomm")
     group = WalletGroup(
-        DIDCommMediator.of(identity.document), tuple(WalletIdentity.fresh() for _ in range(RECIPIENTS))
+        DIDCommMediator.from_document(identity.document), tuple(WalletIdentity.generate() for _ in range(RECIPIENTS))
     )
     key, public = identity.agreement, identity.agreement.private.public
     return {

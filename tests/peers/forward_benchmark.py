@@ -11,12 +11,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mediatord.bench.didcomm_wallets import WalletGroup, build_forwards, enrol_group
-from mediatord.bench.load_generator import PER_CPU_SECOND, PER_SECOND, TargetServer, post_for_seconds, write_bodies
+from mediatord.bench.load_generator import TargetServer, post_for_seconds, write_bodies
 from mediatord.bench.mediator_under_test import DATABASE_FILE, StoredMessageCheck, count_stored_rows
 from mediatord.bench.processes import CoreAssignment, assign_cores, pin_to_cores
 from mediatord.bench.scenario import (
     DAEMON_SETTINGS,
     DISTINCT_MESSAGES,
+    PER_CPU_SECOND,
+    PER_SECOND,
     RECIPIENTS,
     Figures,
     InterleavedResults,
@@ -96,7 +98,7 @@ def _mediatord(stack: ExitStack, cores: CoreAssignment) -> _RunningMediator:
     with pin_to_cores(cores.server):
         daemon = stack.enter_context(run_temporary_daemon(DAEMON_SETTINGS))
     group = enrol_group(daemon.url, RECIPIENTS, short=True)
-    server = TargetServer.at(group.mediator.http_uri, daemon.pid)
+    server = TargetServer.from_url(group.mediator.http_uri, daemon.pid)
     return _RunningMediator(
         group, StoredMessageCheck(server, lambda: count_stored_rows(daemon.directory / DATABASE_FILE))
     )
@@ -109,7 +111,7 @@ def _veramo(stack: ExitStack, cores: CoreAssignment, place: Path, company: Parti
     did = program.hear()["did"]
     company.versions[VERAMO] = program.versions
     group = WalletGroup(
-        DIDCommMediator.of(resolve_local(did)), tuple(WalletIdentity.fresh() for _ in range(RECIPIENTS))
+        DIDCommMediator.from_document(resolve_local(did)), tuple(WalletIdentity.generate() for _ in range(RECIPIENTS))
     )
     port = program.ask(json.dumps([wallet.did for wallet in group.wallets]))
     return _RunningMediator(

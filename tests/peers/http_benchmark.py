@@ -7,9 +7,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mediatord.bench.load_generator import PER_CPU_SECOND, PER_SECOND, TargetServer, post_for_seconds, write_bodies
+from mediatord.bench.load_generator import TargetServer, post_for_seconds, write_bodies
 from mediatord.bench.processes import CoreAssignment, assign_cores, pin_to_cores, read_line, spawn_module
-from mediatord.bench.scenario import Figures, ResultTable, run_interleaved
+from mediatord.bench.scenario import PER_CPU_SECOND, PER_SECOND, Figures, ResultTable, run_interleaved
 from tests.peers.comparison import OURS, TIMES, ComparisonOptions, Participants, compare_rows, select_targets
 from tests.peers.driver_processes import DriverProgram, DriverUnavailable, run_driver
 

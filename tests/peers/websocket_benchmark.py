@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from mediatord.bench.delivery_scenarios import enable_live_delivery
-from mediatord.bench.didcomm_wallets import enrol_group, fetch_mediator
+from mediatord.bench.didcomm_wallets import LiveSocket, enrol_group, find_mediator
 from mediatord.bench.load_generator import WebSocketClient
 from mediatord.bench.processes import raise_file_limit, rss_bytes
 from mediatord.bench.scenario import (
@@ -142,17 +141,18 @@ def _live(count: int) -> Figures:
         url = _socket_url(daemon)
         alone = _warmed_up(daemon.pid, url)
         group = enrol_group(daemon.url, count, short=True)
+        codecs = group.make_codecs()
         return measure_bytes_per_socket(
             daemon.pid,
             url,
             [count],
             alone,
-            lambda held, number: enable_live_delivery(held.open(), group.wallets[number], group),
+            lambda held, number: LiveSocket(codecs[number], held.open()).enable_live_delivery(),
         )
 
 
 def _socket_url(daemon: TemporaryDaemon) -> str:
-    url = fetch_mediator(daemon.url).ws_uri
+    url = find_mediator(daemon.url).ws_uri
     assert url is not None
     return url
 

@@ -34,7 +34,7 @@ MEDIATOR = make_did_peer_2(
 
 
 @implementer(IStreamClientEndpoint)
-class NoWay:
+class UnreachableConnector:
     """Whoever goes it meets nobody."""
 
     def connect(self, protocolFactory: object) -> Deferred[IProtocol]:  # noqa: N803  the interface's name
@@ -42,11 +42,11 @@ class NoWay:
 
 
 class CycleTests(SynchronousTestCase):
-    """How it ends where it does not get far; the rest of it needs a mediator (tests/integration/test_readiness.py)."""
+    """Cycles that fail early; complete ones need a mediator (tests/integration/test_readiness.py)."""
 
     def setUp(self) -> None:
         self.written: Deferred[bool] = Deferred()
-        self.way: NoWay | None = NoWay()
+        self.way: UnreachableConnector | None = UnreachableConnector()
         rooms = ProbeContext(
             reactor=MemoryReactorClock(),
             endpoints=lambda: [self.way],
@@ -86,7 +86,7 @@ class CycleTests(SynchronousTestCase):
 
 
 @implementer(IStreamClientEndpoint)
-class Ways:
+class InMemoryConnectors:
     """To a mediator in memory; the connection of this number is taken, and nobody is behind it."""
 
     def __init__(self, site_fixture: InMemorySite, mute: int) -> None:
@@ -120,13 +120,13 @@ class Ways:
                         other.feed(data)
 
 
-class SilenceTests(SynchronousTestCase):
+class SilentListenerTests(SynchronousTestCase):
     """A mediator whose listener takes connections, as the kernel does for a process that hangs."""
 
     def ends_at(self, mute: int) -> tuple[str, str]:
         """The stage of a cycle that is given up, and why, with nobody behind its first or its second connection."""
         site_fixture = InMemorySite(self)
-        own_, endpoints = site_fixture.base.own, Ways(site_fixture, mute)
+        own_, endpoints = site_fixture.base.own, InMemoryConnectors(site_fixture, mute)
         rooms = ProbeContext(
             reactor=site_fixture.clock,
             endpoints=lambda: [endpoints],
@@ -147,7 +147,7 @@ class SilenceTests(SynchronousTestCase):
         self.assertEqual(self.ends_at(2), ("forward", "no answer"))
 
 
-class KinTests(SynchronousTestCase):
+class ProbeIdentityTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.identities = ProbeIdentities(SEED)
         self.did = self.identities.identity("a").did
@@ -203,7 +203,7 @@ class KinTests(SynchronousTestCase):
         )
 
 
-class WayTests(SynchronousTestCase):
+class ListenerConnectorTests(SynchronousTestCase):
     def goes_to(self, address: Any, **options: bool) -> tuple[Any, ...]:
         """Where somebody who goes it connects to."""
         reactor: Any = MemoryReactorClock()

@@ -24,7 +24,7 @@ from mediatord.probe.readiness import (
 INTERVAL = 3.0
 
 
-class Rounds:
+class ControlledCycles:
     """Cycles that end when the test says so."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Rounds:
 class ReadinessTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
-        self.rounds = Rounds()
+        self.rounds = ControlledCycles()
         self.trouble = ""
         self.open = True
         self.late = 0.0
@@ -218,7 +218,7 @@ class ReadinessTests(SynchronousTestCase):
     def test_a_fault_of_ours(self) -> None:
         """What no cycle should raise is a failure all the same, and cycles go on."""
 
-        class Broken(Rounds):
+        class Broken(ControlledCycles):
             async def run(self) -> None:
                 self.begun += 1
                 raise RuntimeError("a fault")

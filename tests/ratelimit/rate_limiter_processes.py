@@ -83,7 +83,7 @@ class LimiterProcess:
     ) -> None:
         self.allowances = QuotaStore(clock, cluster, lambda: len(nodes), secret=secret)
         self.clock = clock
-        self.key = self.allowances.key("accounts", DID)
+        self.key = self.allowances.make_key("accounts", DID)
         self.refusals: list[tuple[str, str, str, int]] = []
         self.admitted: list[float] = []
         self.admission = RateLimiter(
@@ -101,7 +101,7 @@ class LimiterProcess:
 
     async def _ask(self, did: str, cost: int) -> int:
         try:
-            await self.admission.account(did, PEER, cost)
+            await self.admission.charge_account(did, PEER, cost)
         except RateLimitExceeded as error:
             return int(error.retry_after or 0)
         self.admitted += [self.clock.seconds()] * cost

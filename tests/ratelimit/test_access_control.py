@@ -18,12 +18,12 @@ from tests.in_memory_mediator import CM3, MP, PING, InMemoryMediator, InMemoryWa
 NOT_ENROLLED = "e.p.req.not_enroll"
 
 
-class ListTests(SynchronousTestCase):
+class AccessListTests(SynchronousTestCase):
     def test_names_and_what_is_below_them(self) -> None:
         """Exactly those, whichever list is longer; `deny` goes before `allow`."""
         access = AccessList()
         self.assertTrue(access.allows("did:example:a"))
-        access.change(
+        access.set_lists(
             ["did:web:a.example:*", "did:example:b"], ["did:web:a.example:bad", "did:web:a.example:worse:*"]
         )
         for did, allowed in {
@@ -38,20 +38,20 @@ class ListTests(SynchronousTestCase):
         }.items():
             self.assertIs(access.allows(did), allowed, did)
         self.assertFalse(access.denies("did:example:c"))
-        access.change([], ["did:example:c"])
+        access.set_lists([], ["did:example:c"])
         self.assertFalse(access.allows("did:example:b"))
 
     def test_one_spelling(self) -> None:
         """Both forms of a did:peer:4 are one DID."""
         did = "did:peer:4zQmd8CpeFPci817KDsbSAKWcXAE2mjvCQSasRewvbSF54Bd:z2M1k7h4psgp4CmJcnQn2Ljp7Pz7ktsd7oBhMU3dWY5s"
         access = AccessList()
-        access.change(None, [did])
+        access.set_lists(None, [did])
         self.assertTrue(access.denies(did.rpartition(":")[0]))
 
     def test_one_host(self) -> None:
         """A did:web leads to the same document however it is spelled, and both ways of denying it hold."""
         access = AccessList()
-        access.change(None, ["did:web:A.example:user", "did:web:b.example:*", "did:web:c.example"])
+        access.set_lists(None, ["did:web:A.example:user", "did:web:b.example:*", "did:web:c.example"])
         for did, denied in {
             "did:web:A.example:user": True,
             "did:web:a.EXAMPLE:user": True,
@@ -76,12 +76,12 @@ class ListTests(SynchronousTestCase):
         access = AccessList()
         self.assertEqual(len({plain, raw, padded}), 3)
         for denied in (plain, raw, padded, f"did:decentrl:{alias}:*"):
-            access.change(None, [denied])
+            access.set_lists(None, [denied])
             self.assertEqual([access.denies(did) for did in (plain, raw, padded)], [True] * 3, denied)
             self.assertFalse(access.denies(make_did("ann", *keys, mediator)))
 
 
-class ReloadedHouse(InMemoryMediator):
+class ReloadableMediator(InMemoryMediator):
     """A house whose settings can be changed while it stands."""
 
     def change(self, section: str, **values: Any) -> None:
@@ -93,7 +93,7 @@ class ReloadedHouse(InMemoryMediator):
 
 class DIDCommTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.in_memory = ReloadedHouse(self)
+        self.in_memory = ReloadableMediator(self)
         self.bob = InMemoryWallet(self.in_memory).enrol()
         self.eve = InMemoryWallet(self.in_memory)
 
@@ -192,7 +192,7 @@ class DIDCommTests(SynchronousTestCase):
 
 class DecentrlTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.in_memory = ReloadedHouse(self)
+        self.in_memory = ReloadableMediator(self)
         self.ann, self.eve = InMemoryIdentity(self.in_memory, "ann"), InMemoryIdentity(self.in_memory, "eve")
         self.ann.register()
 

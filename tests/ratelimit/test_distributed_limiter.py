@@ -221,7 +221,7 @@ class OutageTests(SynchronousTestCase):
         held = 0
         while not processes[0].asks():
             held += 1
-        self.assertEqual(held, processes[0].allowances.lease(600) - 1)
+        self.assertEqual(held, processes[0].allowances.lease_size(600) - 1)
         self.assertRaises(RateLimitExceeded, processes[0].admission.check_allowance, DID, PEER)
         processes[1].admission.check_allowance(DID, PEER)
         self.assertEqual([processes[1].asks() for _ in range(250)].count(0), 200)
@@ -364,11 +364,11 @@ class ConcurrentTests(SynchronousTestCase):
         one, two = processes[0], processes[1]
         self.assertEqual([bool(process.asks()) for process in (one, two) for _ in range(4)], [False] * 6 + [True] * 2)
         for process in (one, two):
-            process.admission.change(did_per_minute=8, ip_per_minute=8, account_per_minute=8)
+            process.admission.set_limits(did_per_minute=8, ip_per_minute=8, account_per_minute=8)
         self.assertEqual(
             [bool(process.asks()) for process in (two, one) for _ in range(2)], [False, False, True, True]
         )
-        one.admission.change(did_per_minute=1, ip_per_minute=1, account_per_minute=1)
+        one.admission.set_limits(did_per_minute=1, ip_per_minute=1, account_per_minute=1)
         processes.clock.advance(61)
         self.assertEqual([bool(one.asks()) for _ in range(2)], [False, True])
 
@@ -434,7 +434,7 @@ class ConcurrentTests(SynchronousTestCase):
         self.assertEqual(self.successResultOf(second), 0)
 
 
-class OwingTests(SynchronousTestCase):
+class LateChargeTests(SynchronousTestCase):
     """What is charged for after it was done, and what is given back."""
 
     def setUp(self) -> None:
@@ -605,7 +605,11 @@ class KeyTests(SynchronousTestCase):
         admission = processes[0].admission
         processes[0].asks()
         admission.charge_failure(PEER)
-        for charge in (admission.charge_anonymous(PEER), admission.sender(DID, None, PEER), admission.reader(PEER)):
+        for charge in (
+            admission.charge_anonymous(PEER),
+            admission.charge_sender(DID, None, PEER),
+            admission.charge_public_read(PEER),
+        ):
             self.successResultOf(Deferred.fromCoroutine(charge))
         keys = [key for key, _ in processes.cluster.taken]
         self.assertEqual({len(key) for key in keys}, {16})
@@ -676,7 +680,7 @@ class MemoryTests(SynchronousTestCase):
         self.take("1")
         self.assertEqual(len(self.processes.cluster.taken), before + 1)
         self.assertLessEqual(len(self.share._key_quotas), 100)
-        held = {self.processes[0].allowances.key("bucket", who): 19 for who in ("1", "2")}
+        held = {self.processes[0].allowances.make_key("bucket", who): 19 for who in ("1", "2")}
         self.assertEqual(dict(self.processes.cluster.put_backs), held)
 
     def test_forgotten_while_it_asks(self) -> None:
@@ -687,7 +691,7 @@ class MemoryTests(SynchronousTestCase):
         self.processes.cluster.slow = False
         for number in range(100):
             self.take(f"{number}")
-        key = self.processes[0].allowances.key("bucket", "asking")
+        key = self.processes[0].allowances.make_key("bucket", "asking")
         (given_back,) = [amount for of, amount in self.processes.cluster.put_backs if of == key]
         self.processes.cluster.slow = True
         for _ in range(3):

@@ -25,7 +25,7 @@ PERIODS = 2.3
 NODES = 3
 
 
-class Crowd:
+class LimiterClients:
     """
     Asks all nodes in turn for more than is allowed.
 
@@ -81,7 +81,7 @@ class SharedLimitTests(MongoTestCase):
         self.patch(distributed_limiter, "QUOTA_STORE_TIMEOUT", 30.0)  # a busy machine is not what is tried here
         nodes = [await self.a_node() for _ in range(NODES)]
         crowds = [
-            Crowd([KeyedLimiter(CLOCK, f"limit of {limit}", limit, node, PERIOD) for node in nodes], limit)
+            LimiterClients([KeyedLimiter(CLOCK, f"limit of {limit}", limit, node, PERIOD) for node in nodes], limit)
             for limit in (60, 120, 600)
         ]
         begun = CLOCK.seconds()
@@ -103,7 +103,11 @@ class SharedLimitTests(MongoTestCase):
                 Deferred.fromCoroutine(charge).addCallbacks(lambda _: True, self.refused)
                 for _ in range(250)
                 for node in nodes
-                for charge in (node.sender(DID, None, PEER), node.charge_anonymous(PEER), node.account(DID, PEER))
+                for charge in (
+                    node.charge_sender(DID, None, PEER),
+                    node.charge_anonymous(PEER),
+                    node.charge_account(DID, PEER),
+                )
             ]
         )
         for number, limit in enumerate(limits.values()):

@@ -17,7 +17,7 @@ PEER = "192.0.2.1"
 OTHER = "192.0.2.2"
 
 
-class AdmissionTests(SynchronousTestCase):
+class RateLimiterTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.clock.advance(1_800_000_000)
@@ -47,28 +47,30 @@ class AdmissionTests(SynchronousTestCase):
     def test_each_its_limit(self) -> None:
         """Exactly so many in a minute, and the next one a minute after the first."""
         charge = self.admission
-        self.assertEqual(self.admitted(*(charge.sender(ALICE, None, PEER) for _ in range(9))), 3)
+        self.assertEqual(self.admitted(*(charge.charge_sender(ALICE, None, PEER) for _ in range(9))), 3)
         self.assertEqual(self.admitted(*(charge.charge_anonymous(PEER) for _ in range(9))), 4)
-        self.assertEqual(self.admitted(*(charge.account(ALICE, PEER) for _ in range(9))), 5)
-        self.assertEqual(self.admitted(*(charge.reader(PEER) for _ in range(9))), 5)
-        self.assertEqual(self.admitted(*(charge.command(PEER, 100) for _ in range(99))), 50)
+        self.assertEqual(self.admitted(*(charge.charge_account(ALICE, PEER) for _ in range(9))), 5)
+        self.assertEqual(self.admitted(*(charge.charge_public_read(PEER) for _ in range(9))), 5)
+        self.assertEqual(self.admitted(*(charge.charge_command(PEER, 100) for _ in range(99))), 50)
         self.assertEqual(
             {(bucket, wait) for bucket, _, _, wait in self.refusals}, {("did", 60), ("ip", 60), ("account", 60)}
         )
         self.clock.advance(60)
-        self.assertEqual(self.admitted(*(charge.sender(ALICE, None, PEER) for _ in range(9))), 3)
+        self.assertEqual(self.admitted(*(charge.charge_sender(ALICE, None, PEER) for _ in range(9))), 3)
 
     def test_lookups(self) -> None:
         """Ten documents of did:web in a minute and address."""
-        waits = [self.successResultOf(Deferred.fromCoroutine(self.admission.lookup(PEER))) for _ in range(11)]
+        waits = [
+            self.successResultOf(Deferred.fromCoroutine(self.admission.charge_did_lookup(PEER))) for _ in range(11)
+        ]
         self.assertEqual(waits, [0] * 10 + [60])
 
     def test_a_claimed_sender(self) -> None:
         """It is limited for each address by itself, and nobody is where nobody is claimed."""
         charge = self.admission
-        self.assertEqual(self.admitted(*(charge.sender(None, ALICE, PEER) for _ in range(9))), 3)
-        self.assertEqual(self.admitted(*(charge.sender(None, ALICE, OTHER) for _ in range(9))), 3)
-        self.assertEqual(self.admitted(*(charge.sender(None, None, PEER) for _ in range(9))), 9)
+        self.assertEqual(self.admitted(*(charge.charge_sender(None, ALICE, PEER) for _ in range(9))), 3)
+        self.assertEqual(self.admitted(*(charge.charge_sender(None, ALICE, OTHER) for _ in range(9))), 3)
+        self.assertEqual(self.admitted(*(charge.charge_sender(None, None, PEER) for _ in range(9))), 9)
 
     def test_nothing_costs_nothing(self) -> None:
         """A charge of none is no question."""
@@ -78,9 +80,9 @@ class AdmissionTests(SynchronousTestCase):
     def test_given_back(self) -> None:
         """A charge that is undone was none."""
         for _ in range(20):
-            self.assertTrue(self.passes(self.admission.sender(ALICE, None, PEER)))
+            self.assertTrue(self.passes(self.admission.charge_sender(ALICE, None, PEER)))
             self.admission.refund(ALICE, PEER, outgoing=True)
-            self.assertTrue(self.passes(self.admission.account(ALICE, PEER, cost=4)))
+            self.assertTrue(self.passes(self.admission.charge_account(ALICE, PEER, cost=4)))
             self.admission.refund(ALICE, PEER, outgoing=False, cost=4)
 
     def test_in_vain(self) -> None:

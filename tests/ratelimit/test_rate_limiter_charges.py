@@ -69,15 +69,15 @@ class RefusalTests(_Case):
 
     def test_of_a_proven_sender(self) -> None:
         """Its DID."""
-        self.assertEqual(self.refused(lambda: self.admission.sender(DID, None, PEER)), ("did", DID, PEER, 40))
+        self.assertEqual(self.refused(lambda: self.admission.charge_sender(DID, None, PEER)), ("did", DID, PEER, 40))
 
     def test_of_a_claimed_sender(self) -> None:
         """The address: a stranger's claim is not put down."""
-        self.assertEqual(self.refused(lambda: self.admission.sender(None, DID, PEER)), ("did", PEER, PEER, 40))
+        self.assertEqual(self.refused(lambda: self.admission.charge_sender(None, DID, PEER)), ("did", PEER, PEER, 40))
 
     def test_of_an_account(self) -> None:
         """Also where it is only asked."""
-        self.assertEqual(self.refused(lambda: self.admission.account(DID, PEER)), ("account", DID, PEER, 40))
+        self.assertEqual(self.refused(lambda: self.admission.charge_account(DID, PEER)), ("account", DID, PEER, 40))
         self.assertEqual(self.wait(lambda: self.admission.check_allowance(DID, OTHER)), 40)
         self.assertEqual(self.refusals[-1], ("account", DID, OTHER, 40))
 
@@ -94,14 +94,14 @@ class RefusalTests(_Case):
 
     def test_of_a_reader(self) -> None:
         """The address."""
-        self.assertEqual(self.refused(lambda: self.admission.reader(PEER)), ("account", PEER, PEER, 40))
+        self.assertEqual(self.refused(lambda: self.admission.charge_public_read(PEER)), ("account", PEER, PEER, 40))
 
     def test_of_commands(self) -> None:
         """The address."""
-        self.assertEqual(self.refused(lambda: self.admission.command(PEER, 1)), ("account", PEER, PEER, 40))
+        self.assertEqual(self.refused(lambda: self.admission.charge_command(PEER, 1)), ("account", PEER, PEER, 40))
 
 
-class FreeTests(_Case):
+class UnchargedTests(_Case):
     """Who does not pay, and for what."""
 
     trusted = TrustedAddresses(frozenset({OTHER}), 5)
@@ -109,9 +109,9 @@ class FreeTests(_Case):
     def test_the_daemon_itself(self) -> None:
         """Nothing of what it sends to itself is charged to anybody, or refused because of it."""
         charges: tuple[Charge, ...] = (
-            lambda: self.admission.sender(DID, None, PROBE_CLIENT),
+            lambda: self.admission.charge_sender(DID, None, PROBE_CLIENT),
             lambda: self.admission.charge_anonymous(PROBE_CLIENT),
-            lambda: self.admission.account(DID, PROBE_CLIENT),
+            lambda: self.admission.charge_account(DID, PROBE_CLIENT),
             lambda: self.admission.check_before_read(PROBE_CLIENT, 100 * SMALL_REQUEST_BYTES),
             lambda: self.admission.charge_failure(PROBE_CLIENT, 100 * SMALL_REQUEST_BYTES),
             lambda: self.admission.check_before_decryption(PROBE_CLIENT, authenticated=False),
@@ -126,14 +126,14 @@ class FreeTests(_Case):
         """Such an address has more of each limit of addresses, and its senders pay nothing; accounts do."""
         for peer, most in ((PEER, LIMIT), (OTHER, 5)):
             self.assertEqual(self.admitted(lambda peer=peer: self.admission.charge_anonymous(peer)), most)  # type: ignore[misc]
-            self.assertEqual(self.admitted(lambda peer=peer: self.admission.reader(peer)), most)  # type: ignore[misc]
+            self.assertEqual(self.admitted(lambda peer=peer: self.admission.charge_public_read(peer)), most)  # type: ignore[misc]
         self.assertEqual(self.admitted(lambda: self.admission.check_before_decryption(OTHER, authenticated=False)), 0)
-        self.assertEqual(self.admitted(lambda: self.admission.sender(DID, None, OTHER)), 100)
+        self.assertEqual(self.admitted(lambda: self.admission.charge_sender(DID, None, OTHER)), 100)
         self.admission.refund(DID, OTHER, outgoing=True)
-        self.assertEqual(self.admitted(lambda: self.admission.sender(DID, None, PEER)), LIMIT)
+        self.assertEqual(self.admitted(lambda: self.admission.charge_sender(DID, None, PEER)), LIMIT)
         self.admission.refund(DID, OTHER, outgoing=True)
-        self.assertEqual(self.admitted(lambda: self.admission.sender(DID, None, PEER)), 0)
-        self.assertEqual(self.admitted(lambda: self.admission.account(DID, OTHER)), LIMIT)
+        self.assertEqual(self.admitted(lambda: self.admission.charge_sender(DID, None, PEER)), 0)
+        self.assertEqual(self.admitted(lambda: self.admission.charge_account(DID, OTHER)), LIMIT)
 
     def test_trusted_and_only_asked(self) -> None:
         """It is refused beyond its own limit, not beyond that of others."""
@@ -144,18 +144,18 @@ class FreeTests(_Case):
 
     def test_trusted_with_commands(self) -> None:
         """It has as many commands as anything else, where that is more than others have."""
-        self.admission.change(
+        self.admission.set_limits(
             did_per_minute=LIMIT,
             ip_per_minute=LIMIT,
             account_per_minute=LIMIT,
             trusted=TrustedAddresses(frozenset({OTHER}), 50),
         )
-        self.assertEqual(self.admitted(lambda: self.admission.command(OTHER, 1)), 50)
-        self.assertEqual(self.admitted(lambda: self.admission.command(PEER, 1)), 10 * LIMIT)
+        self.assertEqual(self.admitted(lambda: self.admission.charge_command(OTHER, 1)), 50)
+        self.assertEqual(self.admitted(lambda: self.admission.charge_command(PEER, 1)), 10 * LIMIT)
 
     def test_not_less_than_others(self) -> None:
         """One that is trusted with less than others have has what they have."""
-        self.assertEqual(TrustedAddresses(frozenset({OTHER}), 5).limits(7), {OTHER: 7})
+        self.assertEqual(TrustedAddresses(frozenset({OTHER}), 5).make_overrides(7), {OTHER: 7})
 
     def test_small_requests_have_a_limit(self) -> None:
         """Behind a used-up address as many small ones are read as an account may make."""
@@ -166,11 +166,11 @@ class FreeTests(_Case):
     def test_a_command_costs_what_it_weighs(self) -> None:
         """One, and one more for each 64 KiB, of ten times an account's."""
         self.assertEqual(
-            self.admitted(lambda: self.admission.command(PEER, 2 * SMALL_REQUEST_BYTES)), 10 * LIMIT // 3
+            self.admitted(lambda: self.admission.charge_command(PEER, 2 * SMALL_REQUEST_BYTES)), 10 * LIMIT // 3
         )
 
 
-class AloneTests(SynchronousTestCase):
+class LocalDecisionTests(SynchronousTestCase):
     """A process that decides without the store."""
 
     def test_what_was_in_vain(self) -> None:
@@ -209,13 +209,13 @@ class ForgottenTests(SynchronousTestCase):
         processes = LimiterProcesses(600, count=1)
         allowances = processes[0].allowances
         share = DistributedLimiter(processes.clock, allowances, "bucket", 600, max_keys=2)
-        lease = allowances.lease(600)
+        lease = allowances.lease_size(600)
         for who, cost in (("first", 1), ("first", lease - 2), ("second", 1), ("third", 1)):
             self.assertEqual(self.successResultOf(Deferred.fromCoroutine(share.take(who, cost))), 0)
-        self.assertEqual(processes.cluster.put_backs, [(allowances.key("bucket", "first"), 1)])
+        self.assertEqual(processes.cluster.put_backs, [(allowances.make_key("bucket", "first"), 1)])
 
 
-class AtOnceTests(SynchronousTestCase):
+class ImmediateChargeTests(SynchronousTestCase):
     """One payload is charged where nobody has to be asked."""
 
     def test_alone(self) -> None:

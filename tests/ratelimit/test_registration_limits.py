@@ -34,7 +34,7 @@ from tests.in_memory_mediator import (
     pack_forward,
 )
 from tests.ratelimit.rate_limiter_processes import CountingClusterStore
-from tests.ratelimit.test_access_control import ReloadedHouse
+from tests.ratelimit.test_access_control import ReloadableMediator
 
 DAY = 86_400.0
 LIMITED, FULL = "e.m.req.registration-limited", "e.m.me.res.registrations"
@@ -42,9 +42,9 @@ NEIGHBOUR = "192.0.2.2"
 
 
 class LimitTests(SynchronousTestCase):
-    def in_memory(self, **limits: Any) -> ReloadedHouse:
+    def in_memory(self, **limits: Any) -> ReloadableMediator:
         roomy = {"ip_per_minute": 100_000, "account_per_minute": 100_000}
-        return ReloadedHouse(self, limits={**roomy, **limits})
+        return ReloadableMediator(self, limits={**roomy, **limits})
 
     def grant(
         self, in_memory: InMemoryMediator, guest: InMemoryWallet | None = None, peer: str = PEER
@@ -168,7 +168,7 @@ class LimitTests(SynchronousTestCase):
         """What it sends to itself is charged to nobody."""
         in_memory = self.in_memory(accounts_per_address_per_day=1)
         for _ in range(3):
-            in_memory.done(in_memory.base.registrations.enrol(PROBE_CLIENT, 100))
+            in_memory.done(in_memory.base.registrations.charge_account(PROBE_CLIENT, 100))
 
     def test_decentrl(self) -> None:
         """Registrations of identities are charged likewise, and refused before anything is stored."""
@@ -203,7 +203,7 @@ class SharedTests(SynchronousTestCase):
     def admitted(self, quota: RegistrationQuota, peer: str = PEER) -> bool:
         """Whether an account more is."""
         answers: list[bool] = []
-        enrolled: Deferred[Any] = Deferred.fromCoroutine(quota.enrol(peer, 10))
+        enrolled: Deferred[Any] = Deferred.fromCoroutine(quota.charge_account(peer, 10))
         enrolled.addCallbacks(lambda _: True, lambda failure: not failure.trap(RateLimitExceeded)).addCallback(
             answers.append
         )

@@ -8,7 +8,7 @@ from mediatord.errors import ShutdownInProgress
 from mediatord.ratelimit.request_gate import RequestGate
 
 
-class GateTests(SynchronousTestCase):
+class RequestGateTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.gate = RequestGate(Clock())
 

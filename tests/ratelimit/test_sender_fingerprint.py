@@ -30,23 +30,23 @@ SHORT_FORM = derive_did_peer_3(LONG_FORM)
 def test_halves() -> None:
     """The upper half is of the network alone, the lower one of the sender alone; 0 is what is not known."""
     origins = SenderFingerprint(SEED)
-    both = origins.of(BOB, PEER, ALICE)
+    both = origins.compute(BOB, PEER, ALICE)
     assert 0 < both < 1 << 2 * BITS - 1
-    assert origins.of(BOB, PEER, None) == both & ~SENDER
-    assert origins.of(BOB, "", ALICE) == both & SENDER
-    assert origins.of(BOB, "", None) == 0
-    assert origins.of(BOB, OTHER_PEER, ALICE) & SENDER == both & SENDER
-    assert origins.of(BOB, PEER, MALLORY) >> BITS == both >> BITS
-    assert origins.of(BOB, PEER, MALLORY) != both != origins.of(BOB, OTHER_PEER, ALICE)
+    assert origins.compute(BOB, PEER, None) == both & ~SENDER
+    assert origins.compute(BOB, "", ALICE) == both & SENDER
+    assert origins.compute(BOB, "", None) == 0
+    assert origins.compute(BOB, OTHER_PEER, ALICE) & SENDER == both & SENDER
+    assert origins.compute(BOB, PEER, MALLORY) >> BITS == both >> BITS
+    assert origins.compute(BOB, PEER, MALLORY) != both != origins.compute(BOB, OTHER_PEER, ALICE)
 
 
 def test_it_is_nobody_elses() -> None:
     """It is the same after a restart, another one in another queue, and nobody makes it without the secret."""
-    origin = SenderFingerprint(SEED).of(BOB, PEER, ALICE)
-    assert SenderFingerprint(SEED).of(BOB, PEER, ALICE) == origin
+    origin = SenderFingerprint(SEED).compute(BOB, PEER, ALICE)
+    assert SenderFingerprint(SEED).compute(BOB, PEER, ALICE) == origin
     for other in (
-        SenderFingerprint(SEED).of(MALLORY, PEER, ALICE),
-        SenderFingerprint(b"another").of(BOB, PEER, ALICE),
+        SenderFingerprint(SEED).compute(MALLORY, PEER, ALICE),
+        SenderFingerprint(b"another").compute(BOB, PEER, ALICE),
     ):
         assert other >> BITS != origin >> BITS
         assert other & SENDER != origin & SENDER
@@ -56,9 +56,9 @@ def test_it_is_nobody_elses() -> None:
 def test_spellings_of_a_recipient(spelling: str) -> None:
     """Who sends to another form of a recipient, or as another form of itself, has no second share of its queue."""
     origins = SenderFingerprint(SEED)
-    assert origins.of(BOB, PEER, spelling) == origins.of(BOB, PEER, LONG_FORM)
-    assert origins.of(spelling, PEER, ALICE) == origins.of(LONG_FORM, PEER, ALICE)
-    assert origins.of(derive_did_peer_3(f"{LONG_FORM}x"), PEER, ALICE) != origins.of(LONG_FORM, PEER, ALICE)
+    assert origins.compute(BOB, PEER, spelling) == origins.compute(BOB, PEER, LONG_FORM)
+    assert origins.compute(spelling, PEER, ALICE) == origins.compute(LONG_FORM, PEER, ALICE)
+    assert origins.compute(derive_did_peer_3(f"{LONG_FORM}x"), PEER, ALICE) != origins.compute(LONG_FORM, PEER, ALICE)
 
 
 @pytest.mark.parametrize(
@@ -68,32 +68,32 @@ def test_spellings_of_a_recipient(spelling: str) -> None:
 def test_broken_recipient(recipient: str) -> None:
     """What only looks like a did:peer has an origin too, and shares it with nothing else."""
     origins = SenderFingerprint(SEED)
-    assert origins.of(recipient, PEER, ALICE)
-    assert origins.of(f"{recipient}x", PEER, ALICE) != origins.of(recipient, PEER, ALICE)
+    assert origins.compute(recipient, PEER, ALICE)
+    assert origins.compute(f"{recipient}x", PEER, ALICE) != origins.compute(recipient, PEER, ALICE)
 
 
 def test_names_do_not_run_into_each_other() -> None:
     """What stands at the end of a sender and what at the beginning of a recipient is not the same."""
     origins = SenderFingerprint(SEED)
-    assert origins.of("ob", "", "b") != origins.of("b", "", "bo")
-    assert origins.of("b", "", PEER) != origins.of("b", PEER, None) >> BITS
+    assert origins.compute("ob", "", "b") != origins.compute("b", "", "bo")
+    assert origins.compute("b", "", PEER) != origins.compute("b", PEER, None) >> BITS
 
 
 def test_many() -> None:
     """Hardly any two have the same, and none is beyond what a database keeps. A lone surrogate is a name."""
     origins = SenderFingerprint(SEED)
-    networks = {origins.of(BOB, f"{number}", None) >> BITS for number in range(MANY)}
-    senders = {origins.of(BOB, "", f"{number}") for number in range(MANY)}
+    networks = {origins.compute(BOB, f"{number}", None) >> BITS for number in range(MANY)}
+    senders = {origins.compute(BOB, "", f"{number}") for number in range(MANY)}
     assert min(len(networks), len(senders)) > MANY - 3
     assert (1 << BITS - 2) < max(networks) < (1 << BITS - 1) < max(senders) < (1 << BITS)
-    assert origins.of("did:example:\ud800", "\ud800", "\ud800")
+    assert origins.compute("did:example:\ud800", "\ud800", "\ud800")
 
 
 def test_what_is_known_is_never_0(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all values one means that nothing is known; who would have it has another."""
     for digest in (bytes(4), b"\x80\0\0\0"):
         monkeypatch.setattr("mediatord.ratelimit.sender_fingerprint.blake2b", lambda *_, d=digest, **__: Digest(d))
-        origin = SenderFingerprint(SEED).of(BOB, PEER, ALICE)
+        origin = SenderFingerprint(SEED).compute(BOB, PEER, ALICE)
         assert 0 < origin >> BITS < (1 << BITS - 1)
         assert origin & SENDER
 
@@ -111,10 +111,10 @@ class Digest:
 
 def test_the_daemon_itself() -> None:
     """What it sends to itself has no origin."""
-    assert SenderFingerprint(SEED).of(BOB, PROBE_CLIENT, ALICE) == 0
+    assert SenderFingerprint(SEED).compute(BOB, PROBE_CLIENT, ALICE) == 0
 
 
-class WaysTests(SynchronousTestCase):
+class EntryPointTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.in_memory = InMemoryMediator(self)
         self.bob, self.alice = InMemoryWallet(self.in_memory).enrol(), InMemoryWallet(self.in_memory)
@@ -161,7 +161,7 @@ class WaysTests(SynchronousTestCase):
     def test_every_way_gives_it(self) -> None:
         """The short way, the long one, and forwards inside forwards; it is that of the address, as it is charged."""
         origins = self.in_memory.base.origins
-        network = origins.of(self.bob.did, PEER, None)
+        network = origins.compute(self.bob.did, PEER, None)
         self.assertEqual(network & SENDER, 0)
         letter = self.bob.letter
         short = pack_forward(self.in_memory, self.bob.did, letter())
@@ -173,24 +173,24 @@ class WaysTests(SynchronousTestCase):
         )
         for raw in (short, long, delayed, inner, several):
             self.assertEqual(self.origin_of(raw), network)
-        self.assertEqual(self.origin_of(short, OTHER_PEER), origins.of(self.bob.did, OTHER_PEER, None))
+        self.assertEqual(self.origin_of(short, OTHER_PEER), origins.compute(self.bob.did, OTHER_PEER, None))
 
     def test_a_proven_sender(self) -> None:
         """Counts beside the address; inside, that of the outermost envelope, who is charged as well."""
-        both = self.in_memory.base.origins.of(self.bob.did, PEER, self.alice.did)
+        both = self.in_memory.base.origins.compute(self.bob.did, PEER, self.alice.did)
         self.assertGreater(both & SENDER, 0)
         self.assertEqual(self.origin_of(self.signed()), both)
         wrapped = build_forward(self.in_memory.did, [pack_forward(self.in_memory, self.bob.did, self.bob.letter())])
         wrapped |= {"from": self.alice.did, "to": [self.in_memory.did]}
         self.assertEqual(self.origin_of(authcrypt(wrapped, self.alice.identity, self.in_memory.document)), both)
-        anonymous = self.in_memory.base.origins.of(self.bob.did, PEER, None)
+        anonymous = self.in_memory.base.origins.compute(self.bob.did, PEER, None)
         self.assertEqual(self.origin_of(pack_forward(self.in_memory, self.in_memory.did, self.signed())), anonymous)
 
     def test_who_sends_it_again_is_not_who_wrote_it(self) -> None:
         """Nobody pushes out the mail of a sender by repeating a forward of that sender."""
         raw = self.signed()
         self.origin_of(raw)
-        again = self.in_memory.base.origins.of(self.bob.did, OTHER_PEER, None)
+        again = self.in_memory.base.origins.compute(self.bob.did, OTHER_PEER, None)
         self.assertEqual(self.origin_of(raw, OTHER_PEER), again)
 
     def test_what_the_daemon_sends_to_itself(self) -> None:

@@ -96,39 +96,39 @@ def test_no_minute_has_more_than_the_limit(gaps: list[int], limit: int) -> None:
 def test_a_lot_is_used_up_and_lapses() -> None:
     """What was taken can be used for a period after it was asked for."""
     lease = QuotaLease(60)
-    lease.took(10, NOW, NOW + 1)
-    assert lease.use(4, NOW + 2) and not lease.use(7, NOW + 3)
-    assert lease.left(NOW + 59) == 6
-    assert lease.left(NOW + 60) == 0
+    lease.add_granted(10, NOW, NOW + 1)
+    assert lease.try_use(4, NOW + 2) and not lease.try_use(7, NOW + 3)
+    assert lease.remaining(NOW + 59) == 6
+    assert lease.remaining(NOW + 60) == 0
 
 
 def test_a_debt_is_paid_first() -> None:
     """What is owed is missing from what is taken next, and is forgotten in the end."""
     lease = QuotaLease(60)
     lease.charge_deferred(3, NOW)
-    assert lease.left(NOW) == -3 and not lease.use(0, NOW)
-    lease.took(5, NOW, NOW)
-    assert lease.left(NOW) == 2
+    assert lease.remaining(NOW) == -3 and not lease.try_use(0, NOW)
+    lease.add_granted(5, NOW, NOW)
+    assert lease.remaining(NOW) == 2
     lease.charge_deferred(4, NOW + 59)
-    assert lease.left(NOW + 118) == -2
-    assert lease.left(NOW + 119) == 0
+    assert lease.remaining(NOW + 118) == -2
+    assert lease.remaining(NOW + 119) == 0
 
 
 def test_a_refusal_is_remembered() -> None:
     """Nobody who needs as much asks again before its time, and who wants as much asks for less."""
     lease = QuotaLease(60)
-    lease.refused(8, 30, NOW)
+    lease.note_refusal(8, 30, NOW)
     assert [lease.wait(amount, NOW + 10) for amount in (7, 8, 9)] == [0, 20, 20]
     assert [lease.limit_request(20, needed, NOW) for needed in (1, 2, 3)] == [2, 2, 3]
     assert (lease.wait(9, NOW + 30), lease.limit_request(20, 1, NOW + 30)) == (0, 20)
-    lease.took(2, NOW, NOW)
+    lease.add_granted(2, NOW, NOW)
     assert [lease.wait(amount, NOW) for amount in (9, 10)] == [0, 30]
     lease.clear_refusal()
     assert lease.wait(99, NOW) == 0
     for now in (0.1, NOW):
         for wait in (1e-12, 60.0, 61.5):
             lease = QuotaLease(60)
-            lease.refused(8, wait, now)
+            lease.note_refusal(8, wait, now)
             assert 0 < lease.wait(8, now) < 61
 
 
@@ -136,19 +136,19 @@ def test_what_is_given_back_to_a_lot() -> None:
     """It can be used again while its period lasts; what may not be kept is let go of."""
     lease = QuotaLease(60)
     lease.refund(1, NOW)
-    assert lease.left(NOW) == 0
-    lease.took(5, NOW, NOW)
-    lease.use(5, NOW)
+    assert lease.remaining(NOW) == 0
+    lease.add_granted(5, NOW, NOW)
+    lease.try_use(5, NOW)
     lease.refund(5, NOW + 30)
-    assert lease.keep(3, NOW + 30) == 2
-    assert lease.keep(3, NOW + 30) == 0
-    assert lease.left(NOW + 59) == 3
+    assert lease.trim(3, NOW + 30) == 2
+    assert lease.trim(3, NOW + 30) == 0
+    assert lease.remaining(NOW + 59) == 3
 
 
 def test_a_lot_and_a_clock_set_back() -> None:
     """What was taken or refused in what is now the future is forgotten."""
     lease = QuotaLease(60)
-    lease.took(5, NOW, NOW)
-    lease.refused(5, 60, NOW)
-    assert lease.over(NOW - 3600)
+    lease.add_granted(5, NOW, NOW)
+    lease.note_refusal(5, 60, NOW)
+    assert lease.is_idle(NOW - 3600)
     assert not QuotaLease(60).wait(0, NOW)

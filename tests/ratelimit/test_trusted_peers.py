@@ -126,7 +126,7 @@ class ClusterTests(SynchronousTestCase):
         """Together they admit to it what one would, 5 % more at most, and to others what others have."""
         processes = LimiterProcesses(20)
         for process in processes.all:
-            process.admission.change(
+            process.admission.set_limits(
                 did_per_minute=20,
                 ip_per_minute=20,
                 account_per_minute=20,

@@ -22,8 +22,8 @@ class WorkingMemoryTests(SynchronousTestCase):
 
     def wait(self, peer: str) -> Deferred[None]:
         """A request that finds no room at once."""
-        self.assertFalse(self.memory.take(peer, SIZE))
-        return Deferred.fromCoroutine(self.memory.wait(peer, SIZE))
+        self.assertFalse(self.memory.try_acquire(peer, SIZE))
+        return Deferred.fromCoroutine(self.memory.acquire(peer, SIZE))
 
     def test_what_a_request_may_take(self) -> None:
         """Small ones by their bytes; of large ones the number of values is bounded."""
@@ -32,61 +32,61 @@ class WorkingMemoryTests(SynchronousTestCase):
 
     def test_of_one_address(self) -> None:
         """What is one too many waits for one that is answered, and later ones wait behind it."""
-        self.assertEqual([self.memory.take("a", SIZE) for _ in range(3)], [True] * 3)
+        self.assertEqual([self.memory.try_acquire("a", SIZE) for _ in range(3)], [True] * 3)
         first, second = self.wait("a"), self.wait("a")
-        self.assertTrue(self.memory.take("b", SIZE))
+        self.assertTrue(self.memory.try_acquire("b", SIZE))
         self.assertEqual(self.memory.held, (4, 4 * ONE))
-        self.memory.refund("a", SIZE)
+        self.memory.release("a", SIZE)
         self.clock.advance(0)
         self.assertTrue(first.called)
         self.assertNoResult(second)
         self.assertEqual(self.memory.held, (4, 4 * ONE))
         for peer in "aaab":
-            self.memory.refund(peer, SIZE)
+            self.memory.release(peer, SIZE)
             self.clock.advance(0)
         self.assertTrue(second.called)
-        self.memory.refund("a", SIZE)
+        self.memory.release("a", SIZE)
         self.assertEqual((self.memory.held, self.memory._taken, self.memory._waiting), ((0, 0), {}, {}))
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_of_all(self) -> None:
         """An address that has none in progress has room for one, whatever others have."""
         for peer in "aaabb":
-            self.assertTrue(self.memory.take(peer, SIZE))
+            self.assertTrue(self.memory.try_acquire(peer, SIZE))
         late = self.wait("b")
-        self.assertTrue(self.memory.take("c", SIZE))
-        self.memory.refund("a", SIZE)
+        self.assertTrue(self.memory.try_acquire("c", SIZE))
+        self.memory.release("a", SIZE)
         self.clock.advance(0)
         self.assertNoResult(late)
-        self.memory.refund("a", SIZE)
+        self.memory.release("a", SIZE)
         self.clock.advance(0)
         self.successResultOf(late)
 
     def test_a_large_one(self) -> None:
         """Has room for itself alone, even beyond the bound."""
-        self.assertTrue(self.memory.take("a", 100 * SIZE))
+        self.assertTrue(self.memory.try_acquire("a", 100 * SIZE))
         late = self.wait("a")
-        self.memory.refund("a", 100 * SIZE)
+        self.memory.release("a", 100 * SIZE)
         self.clock.advance(0)
         self.successResultOf(late)
 
     def test_too_late(self) -> None:
         """Who waited too long is refused; nothing is kept of that."""
         for _ in range(3):
-            self.memory.take("a", SIZE)
+            self.memory.try_acquire("a", SIZE)
         late = self.wait("a")
         self.clock.advance(MEMORY_WAIT_SECONDS)
         self.assertEqual(self.failureResultOf(late, RateLimitExceeded).value.retry_after, 5)
         self.assertEqual((self.memory.held, self.memory._waiting), ((3, 3 * ONE), {}))
         last = self.wait("a")
         self.clock.advance(MEMORY_WAIT_SECONDS - 1)
-        self.memory.refund("a", SIZE)
+        self.memory.release("a", SIZE)
         self.clock.advance(1)
         self.successResultOf(last)
 
     def test_own_requests(self) -> None:
         """Those of the daemon itself are not counted."""
         for _ in range(9):
-            self.assertTrue(self.memory.take(PROBE_CLIENT, SIZE))
-        self.memory.refund(PROBE_CLIENT, SIZE)
+            self.assertTrue(self.memory.try_acquire(PROBE_CLIENT, SIZE))
+        self.memory.release(PROBE_CLIENT, SIZE)
         self.assertEqual(self.memory.held, (0, 0))

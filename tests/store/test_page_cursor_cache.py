@@ -7,7 +7,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from mediatord.store.caches import PageCursorCache, PageCursors
 
 
-class BookmarkTests(SynchronousTestCase):
+class PageCursorCacheTests(SynchronousTestCase):
     """Where pages begin, as far as somebody has read."""
 
     def test_nearest(self) -> None:

@@ -10,7 +10,7 @@ from tests.store.builders import ALICE
 from tests.store.sqlite.commit_test_case import INBOX, CommitTestCase, count_wal_commits
 
 
-class RoomTests(CommitTestCase):
+class QueueCapacityTests(CommitTestCase):
     """Deposits that are committed together make room as if they had come one by one (UC-021 AF-4)."""
 
     limits = QueueLimits(max_messages=3, max_bytes=100)

@@ -12,8 +12,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from mediatord.bench.didcomm_wallets import PICKUP, FastMessageCodec, read_delivery_ids
+from mediatord.bench.didcomm_wallets import FastMessageCodec, read_delivery_ids
 from mediatord.bench.load_generator import PING_OPCODE, PONG_OPCODE, TEXT_OPCODE, encode_frame, parse_frame
+from mediatord.wallet.didcomm_mediation import PICKUP
 from mediatord.wallet.didcomm_messages import UnreadableMessage
 
 _HELLO = (

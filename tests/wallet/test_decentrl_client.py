@@ -16,9 +16,14 @@ from twisted.web.server import Request
 
 from mediatord.protocol import encoding
 from mediatord.protocol.decentrl.contracts import countersign_contract, parse_registration_request
+from mediatord.protocol.decentrl.crypto import (
+    decode_public_key,
+    decrypt,
+    derive_shared_secret,
+    generate_key_pair,
+    verify_json,
+)
 from mediatord.protocol.decentrl.did_decentrl import parse_did
-from mediatord.protocol.decentrl.encryption import decode_public_key, decrypt, derive_shared_secret, generate_key_pair
-from mediatord.protocol.decentrl.signatures import verify_json
 from mediatord.wallet.decentrl_client import (
     CommandRefused,
     DecentrlMediator,
@@ -122,7 +127,7 @@ class HTTPTestCase(SynchronousTestCase):
 
     def a_wallet(self, alias: str) -> DecentrlWallet:
         """One with a fresh identity."""
-        return DecentrlWallet.fresh(alias, self.mediator, self.http, self.clock)
+        return DecentrlWallet.generate(alias, self.mediator, self.http, self.clock)
 
     def ask(self, work: Coroutine[Any, Any, Any]) -> Any:
         """What a coroutine returns, which must not wait."""
@@ -185,7 +190,7 @@ class ClientTests(HTTPTestCase):
     def test_silence_ends(self) -> None:
         """A mediator that says nothing costs half a minute."""
         silent = cast(TreqClient, Silent())
-        wallet = DecentrlWallet.fresh("alice", self.mediator, silent, self.clock)
+        wallet = DecentrlWallet.generate("alice", self.mediator, silent, self.clock)
         asking = Deferred.fromCoroutine(wallet.acknowledge([]))
         self.clock.advance(29)
         self.assertNoResult(asking)
@@ -202,7 +207,7 @@ class ClientTests(HTTPTestCase):
     def test_registration_by_an_impostor_is_refused(self) -> None:
         """Only the mediator's own key makes a registration."""
         impostor = replace(self.mediator, signing_key=self.wallet.identity.signing_key)
-        wallet = DecentrlWallet.fresh("alice", impostor, self.http, self.clock)
+        wallet = DecentrlWallet.generate("alice", impostor, self.http, self.clock)
         self.refused(wallet.register(), UnreadableMessage)
 
     def test_filters_have_what_is_wanted(self) -> None:
@@ -365,7 +370,7 @@ class DirectoryTests(HTTPTestCase):
         self.assertEqual(directory.signing_key(alice.did, alice.signing_key_id), alice.signing_key)
         self.assertIsNone(directory.signing_key(alice.did, "#signing"))
         self.assertIsNone(directory.signing_key(MEDIATOR, f"{MEDIATOR}#signing"))
-        directory.learn(self.mediator)
+        directory.add(self.mediator)
         self.assertEqual(directory.signing_key(MEDIATOR, f"{MEDIATOR}#signing"), self.mediator.signing_key)
 
 
@@ -387,7 +392,7 @@ class SocketTests(SynchronousTestCase):
         self.clock = Clock()
         self.clock.advance(NOW)
         http = cast(TreqClient, StubTreq(ScriptedMediator()))
-        self.wallet = DecentrlWallet.fresh("alice", read_mediator_document(document()), http, self.clock)
+        self.wallet = DecentrlWallet.generate("alice", read_mediator_document(document()), http, self.clock)
         self.pipe = Pipe()
         self.connecting = Deferred.fromCoroutine(connect_decentrl_socket(self.clock, self.wallet, endpoint=self.pipe))
         self.pipe.pump.flush()

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from mediatord.protocol import encoding
+from mediatord.protocol.decentrl.crypto import derive_shared_secret, encrypt, verify_json
 from mediatord.protocol.decentrl.did_decentrl import make_mediator_document, parse_did
-from mediatord.protocol.decentrl.encryption import derive_shared_secret, encrypt
-from mediatord.protocol.decentrl.signatures import verify_json
 from mediatord.wallet import decentrl_messages
 from mediatord.wallet.decentrl_client import read_mediator_document
 from mediatord.wallet.decentrl_messages import (
@@ -82,7 +81,7 @@ def test_signatures_of_the_vectors() -> None:
 
 def test_fresh_identity_resolves_to_its_own_keys() -> None:
     """What others read in a fresh DID are the keys that its owner holds, and nobody else's (reference section 2)."""
-    alice, another = DecentrlIdentity.fresh("alice", MEDIATOR), DecentrlIdentity.fresh("alice", MEDIATOR)
+    alice, another = DecentrlIdentity.generate("alice", MEDIATOR), DecentrlIdentity.generate("alice", MEDIATOR)
     read = parse_did(alice.did)
     assert (read.alias, read.mediator_did) == ("alice", MEDIATOR)
     assert (read.signing_key, read.prekey) == (alice.signing_key, derive_public_key(alice.prekey))
@@ -99,7 +98,7 @@ def test_keys_stay_out_of_sight() -> None:
 
 def test_storage_is_for_oneself() -> None:
     """What is encrypted for storage comes out as it went in, for nobody else (reference 5.1)."""
-    alice, bob = DecentrlIdentity.fresh("alice", MEDIATOR), DecentrlIdentity.fresh("bob", MEDIATOR)
+    alice, bob = DecentrlIdentity.generate("alice", MEDIATOR), DecentrlIdentity.generate("bob", MEDIATOR)
     assert alice.unseal(alice.seal("né")) == "né"
     with pytest.raises(ValueError):
         bob.unseal(alice.seal("né"))
@@ -107,7 +106,7 @@ def test_storage_is_for_oneself() -> None:
 
 def test_headers_can_be_replaced() -> None:
     """Tests need commands with any header, and signed all the same."""
-    alice = DecentrlIdentity.fresh("alice", MEDIATOR)
+    alice = DecentrlIdentity.generate("alice", MEDIATOR)
     command = decentrl_messages.compose_command(
         alice, decentrl_messages.PRIVATE_CHANNEL, "did:x:1", "sealed", timestamp_ms=1, sender_did="did:x:2", more=1
     )
@@ -129,7 +128,10 @@ class Pair:
     """Alice, who proposes a contract, and Bob, who is asked for it."""
 
     def __init__(self, **changes: Any) -> None:
-        self.alice, self.bob = DecentrlIdentity.fresh("alice", MEDIATOR), DecentrlIdentity.fresh("bob", MEDIATOR)
+        self.alice, self.bob = (
+            DecentrlIdentity.generate("alice", MEDIATOR),
+            DecentrlIdentity.generate("bob", MEDIATOR),
+        )
         self.proposal = propose_contract(self.alice, self.bob.did, NOW, **changes)
         self.request = self.sent(self.proposal)
 
@@ -175,12 +177,12 @@ def test_only_the_one_who_is_asked_can_read_a_proposal() -> None:
     """A request is encrypted to a key of its recipient's DID (reference 7.6)."""
     pair = Pair()
     with pytest.raises(UnreadableMessage, match="does not open"):
-        accept_contract(pair.request, DecentrlIdentity.fresh("carol", MEDIATOR), NOW)
+        accept_contract(pair.request, DecentrlIdentity.generate("carol", MEDIATOR), NOW)
 
 
 def test_proposals_that_are_not_accepted() -> None:
     """Not what is proposed by one and sent by another, for somebody else, under other terms, or too late."""
-    pair, mallory = Pair(), DecentrlIdentity.fresh("mallory", MEDIATOR)
+    pair, mallory = Pair(), DecentrlIdentity.generate("mallory", MEDIATOR)
     for request, why in (
         (pair.request.model_copy(update={"sender_did": mallory.did}), "between others"),
         (pair.request.model_copy(update={"sender_did": "did:x:1"}), "does not open"),
@@ -234,7 +236,7 @@ def test_event_is_opened_under_whichever_contract_it_was_sent() -> None:
 
 def test_events_that_are_not_read() -> None:
     """Under no contract of ours, signed by somebody else, or no event at all."""
-    pair, mallory = Pair(), DecentrlIdentity.fresh("mallory", MEDIATOR)
+    pair, mallory = Pair(), DecentrlIdentity.generate("mallory", MEDIATOR)
     agreement = pair.accepted()
     envelope = {"contract_id": agreement.id, "event": 1, "timestamp": NOW}
     for payload, why in (

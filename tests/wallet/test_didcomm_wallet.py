@@ -51,7 +51,7 @@ CURVES: tuple[Curve, ...] = ("X25519", "P-256", "P-384", "P-521")
 @pytest.mark.parametrize("curve", CURVES)
 def test_fresh_identity_resolves_to_its_own_keys(method: DIDMethod, curve: Curve) -> None:
     """What others resolve a fresh DID to are the keys that its owner holds (reference 8.2 to 8.4)."""
-    identity = WalletIdentity.fresh(method, curve=curve)
+    identity = WalletIdentity.generate(method, curve=curve)
     agreement = identity.document.key_agreement_key(identity.agreement.kid)
     signing = identity.document.authentication_key(identity.signing.kid)
     assert agreement is not None and agreement.key == identity.agreement.private.public
@@ -62,7 +62,7 @@ def test_fresh_identity_resolves_to_its_own_keys(method: DIDMethod, curve: Curve
 @pytest.mark.parametrize("method", ["did:peer:2", "did:peer:4"])
 def test_fresh_identity_names_its_mediator(method: DIDMethod) -> None:
     """The one service of a wallet's DID is the DID of its mediator (reference 4.8)."""
-    document = WalletIdentity.fresh(method, endpoint="did:web:mediator.example").document
+    document = WalletIdentity.generate(method, endpoint="did:web:mediator.example").document
     (service,) = document.services
     assert [endpoint.uri for endpoint in service.endpoints] == ["did:web:mediator.example"]
 
@@ -70,31 +70,31 @@ def test_fresh_identity_names_its_mediator(method: DIDMethod) -> None:
 def test_did_key_has_no_room_for_a_mediator() -> None:
     """A did:key cannot name an endpoint, so asking for one is a mistake (reference 8.2)."""
     with pytest.raises(ValueError):
-        WalletIdentity.fresh("did:key", endpoint="did:web:mediator.example")
+        WalletIdentity.generate("did:key", endpoint="did:web:mediator.example")
 
 
 def test_own_key_is_found_in_every_spelling() -> None:
     """A kid may be `#key-1` or the beginning of the key itself (reference 8.6)."""
-    identity = WalletIdentity.fresh()
+    identity = WalletIdentity.generate()
     multibase = identity.agreement.private.public.multibase()
     for fragment in ("key-1", multibase, multibase[1:], multibase[1:9]):
         assert identity.find_agreement_key(f"{identity.did}#{fragment}") == identity.agreement.private
     assert identity.find_agreement_key(f"{identity.did}#key-2") is None
-    assert identity.find_agreement_key(f"{WalletIdentity.fresh().did}#key-1") is None
+    assert identity.find_agreement_key(f"{WalletIdentity.generate().did}#key-1") is None
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("curve", CURVES)
 def test_authcrypt_comes_out_as_it_went_in(method: DIDMethod, curve: Curve) -> None:
     """An authcrypted message opens for its recipient and proves its sender (reference 1.6)."""
-    alice, bob = WalletIdentity.fresh(method, curve=curve), WalletIdentity.fresh(method, curve=curve)
+    alice, bob = WalletIdentity.generate(method, curve=curve), WalletIdentity.generate(method, curve=curve)
     opened = unpack_message(authcrypt(note_from(alice, bob), alice, bob.document), bob, DIDDocumentCache().resolve)
     assert (opened.text, opened.sender, opened.recipient_kid) == ("hello", alice.did, bob.agreement.kid)
 
 
 def test_anoncrypt_proves_no_sender() -> None:
     """Whatever an anonymous message says in `from` is no proof of it (reference 1.6)."""
-    alice, bob = WalletIdentity.fresh(), WalletIdentity.fresh()
+    alice, bob = WalletIdentity.generate(), WalletIdentity.generate()
     assert (
         unpack_message(anoncrypt(note_from(alice, bob), bob.document), bob, DIDDocumentCache().resolve).sender is None
     )
@@ -102,7 +102,7 @@ def test_anoncrypt_proves_no_sender() -> None:
 
 def test_protected_sender_is_opened() -> None:
     """anoncrypt(authcrypt) is opened as one message (reference 1.1)."""
-    alice, bob = WalletIdentity.fresh(), WalletIdentity.fresh()
+    alice, bob = WalletIdentity.generate(), WalletIdentity.generate()
     inner = encoding.loads_object(authcrypt(note_from(alice, bob), alice, bob.document))
     assert unpack_message(anoncrypt(inner, bob.document), bob, DIDDocumentCache().resolve).sender == alice.did
 
@@ -117,7 +117,7 @@ def test_protected_sender_is_opened() -> None:
 )
 def test_headers_that_contradict_the_encryption_are_refused(changed: dict[str, Any], why: str) -> None:
     """`from` is who encrypted it and `to` is who it was encrypted for, or it is not read (reference 1.8)."""
-    alice, bob = WalletIdentity.fresh(), WalletIdentity.fresh()
+    alice, bob = WalletIdentity.generate(), WalletIdentity.generate()
     message = {name: value for name, value in {**note_from(alice, bob), **changed}.items() if value is not None}
     with pytest.raises(UnreadableMessage, match=why):
         unpack_message(authcrypt(message, alice, bob.document), bob, DIDDocumentCache().resolve)
@@ -125,14 +125,14 @@ def test_headers_that_contradict_the_encryption_are_refused(changed: dict[str, A
 
 def test_message_for_somebody_else_is_refused() -> None:
     """Keys are not tried out: a message to other kids is not ours (reference 1.6)."""
-    alice, bob, carol = WalletIdentity.fresh(), WalletIdentity.fresh(), WalletIdentity.fresh()
+    alice, bob, carol = WalletIdentity.generate(), WalletIdentity.generate(), WalletIdentity.generate()
     with pytest.raises(UnreadableMessage):
         unpack_message(authcrypt(note_from(alice, bob), alice, bob.document), carol, DIDDocumentCache().resolve)
 
 
 def test_short_form_resolves_once_the_long_one_was_seen() -> None:
     """The short form of a did:peer:4 says nothing by itself (reference 8.4)."""
-    book, long = DIDDocumentCache(), WalletIdentity.fresh("did:peer:4").did
+    book, long = DIDDocumentCache(), WalletIdentity.generate("did:peer:4").did
     with pytest.raises(LookupError):
         book.resolve(canonicalize_did(long))
     known = book.resolve(long)
@@ -142,11 +142,11 @@ def test_short_form_resolves_once_the_long_one_was_seen() -> None:
 def test_every_hop_learns_the_next_one_only() -> None:
     """A message goes to the endpoint's mediator first, then along the routing keys, each peeling one layer (4.8)."""
     outer, inner, alice = (
-        WalletIdentity.fresh(endpoint="http://outer.example/"),
-        WalletIdentity.fresh(),
-        WalletIdentity.fresh(),
+        WalletIdentity.generate(endpoint="http://outer.example/"),
+        WalletIdentity.generate(),
+        WalletIdentity.generate(),
     )
-    bob = WalletIdentity.fresh(endpoint=outer.did)
+    bob = WalletIdentity.generate(endpoint=outer.did)
     resolve = DIDDocumentCache().resolve
     route = find_route(bob.document, resolve)
     assert (route.uri, route.hops) == ("http://outer.example/", (outer.did,))
@@ -184,7 +184,7 @@ class ScriptedMediator(Resource):
 
     def __init__(self) -> None:
         super().__init__()
-        self.identity = WalletIdentity.fresh(endpoint="http://mediator.example/didcomm")
+        self.identity = WalletIdentity.generate(endpoint="http://mediator.example/didcomm")
         self.received: list[OpenedMessage] = []
         self.answer: Answer = lambda _: (202, None, b"")
 
@@ -239,7 +239,7 @@ class WalletTests(SynchronousTestCase):
         self.stub = StubTreq(self.resource)
         # Its methods are made at run time.
         self.http = cast(TreqClient, self.stub)
-        self.wallet = DIDCommWallet.fresh(self.resource.mediator, self.http, self.clock)
+        self.wallet = DIDCommWallet.generate(self.resource.mediator, self.http, self.clock)
 
     def ask(self, work: Coroutine[Any, Any, Any]) -> Any:
         """What a coroutine returns."""
@@ -293,7 +293,7 @@ class WalletTests(SynchronousTestCase):
 
     def test_grant_of_another_mediator_is_refused(self) -> None:
         """Publishing a DID that somebody else routes would lose messages."""
-        self.resource.will_say(f"{COORDINATION}/3.0/mediate-grant", {"routing_did": [WalletIdentity.fresh().did]})
+        self.resource.will_say(f"{COORDINATION}/3.0/mediate-grant", {"routing_did": [WalletIdentity.generate().did]})
         self.refused(self.wallet.enrol(), UnreadableMessage)
 
     def test_register_reports_one_result_each(self) -> None:
@@ -418,7 +418,7 @@ class WalletTests(SynchronousTestCase):
 
     def test_sent_message_shows_the_mediator_only_the_recipient(self) -> None:
         """What the mediator can open is an anonymous forward; only Bob opens the rest (UC-021, reference 4)."""
-        bob = DIDCommWallet.fresh(self.resource.mediator, self.http, self.clock, method="did:peer:4")
+        bob = DIDCommWallet.generate(self.resource.mediator, self.http, self.clock, method="did:peer:4")
         id_ = self.ask(self.wallet.send(bob.did, "hello"))
         (seen,) = self.resource.received
         self.assertEqual((seen.sender, seen.message.sender, seen.body), (None, None, {"next": bob.did}))
@@ -488,7 +488,7 @@ class SocketTests(SynchronousTestCase):
         self.clock.advance(NOW)
         self.resource = ScriptedMediator()
         http = cast(TreqClient, StubTreq(self.resource))
-        self.wallet = DIDCommWallet.fresh(self.resource.mediator, http, self.clock)
+        self.wallet = DIDCommWallet.generate(self.resource.mediator, http, self.clock)
         self.pipe = Pipe()
         opening = Deferred.fromCoroutine(connect_didcomm_socket(self.clock, self.wallet, endpoint=self.pipe))
         self.pipe.pump.flush()
@@ -536,7 +536,7 @@ class SocketTests(SynchronousTestCase):
 
     def test_raw_push_is_known_by_its_digest(self) -> None:
         """In raw mode the payload itself is the frame, and its SHA-256 is what it is acknowledged by (6.1)."""
-        alice = WalletIdentity.fresh()
+        alice = WalletIdentity.generate()
         payload = authcrypt(note_from(alice, self.wallet.identity), alice, self.wallet.identity.document)
         self.say(payload)
         delivered = self.successResultOf(self.socket.pushed.get())
@@ -582,7 +582,7 @@ class SocketTests(SynchronousTestCase):
 
 def forged_frame(wallet: DIDCommWallet) -> bytes:
     """A delivery whose `from` is the mediator and whose encryption is somebody else's."""
-    forger = WalletIdentity.fresh()
+    forger = WalletIdentity.generate()
     message = compose_message(f"{PICKUP}/delivery", {}, to=[wallet.did], **{"from": wallet.mediator.did})
     return authcrypt(message, forger, wallet.identity.document)
 

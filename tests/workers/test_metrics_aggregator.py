@@ -47,7 +47,7 @@ def forwards(count: int) -> Callable[[Metrics], object]:
     return lambda metrics: metrics.forwarded.inc(count)
 
 
-class FiguresTests(SynchronousTestCase):
+class MetricsAggregatorTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.figures = MetricsAggregator()
 
@@ -56,8 +56,8 @@ class FiguresTests(SynchronousTestCase):
 
     def test_counters_and_connections_are_sums(self) -> None:
         """Whatever grows, and what is open, in all processes together."""
-        one = report(forwards(3), lambda m: m.active_connections.set(5), lambda m: m.rejected("too_large"))
-        two = report(forwards(4), lambda m: m.active_connections.set(6), lambda m: m.rejected("rate_limited"))
+        one = report(forwards(3), lambda m: m.active_connections.set(5), lambda m: m.count_rejection("too_large"))
+        two = report(forwards(4), lambda m: m.active_connections.set(6), lambda m: m.count_rejection("rate_limited"))
         page = self.page({1: one, 2: two})
         self.assertEqual(values(page, "mediator_messages_forwarded_total"), {(): 7})
         self.assertEqual(values(page, "mediator_active_connections"), {(): 11})
@@ -80,8 +80,8 @@ class FiguresTests(SynchronousTestCase):
 
     def test_what_is_no_sum(self) -> None:
         """The store is up if it is for all; the queues, which they share, are as the one that is asked sees them."""
-        one = report(lambda m: m.storage_up(True), lambda m: m.queue_sizes([("did:a", 3)], 2))
-        two = report(lambda m: m.storage_up(False), lambda m: m.queue_sizes([("did:b", 9)], 4))
+        one = report(lambda m: m.set_storage_up(True), lambda m: m.set_queue_sizes([("did:a", 3)], 2))
+        two = report(lambda m: m.set_storage_up(False), lambda m: m.set_queue_sizes([("did:b", 9)], 4))
         for first, sizes in ((1, {("did:a",): 3, ("other",): 2}), (2, {("did:b",): 9, ("other",): 4})):
             page = self.page({1: one, 2: two}, first)
             self.assertEqual(values(page, "mediator_storage_up"), {(): 0})
@@ -101,8 +101,8 @@ class FiguresTests(SynchronousTestCase):
     @pytest.mark.system
     def test_what_waits(self) -> None:
         """It waits for all of them, and is no more where more processes know of it; memory is that of each."""
-        one = report(lambda m: m.waiting(5, 1000.0), lambda m: m.lag(0.2))
-        two = report(lambda m: m.waiting(4, 1060.0), lambda m: m.lag(0.3))
+        one = report(lambda m: m.set_queued_messages(5, 1000.0), lambda m: m.observe_reactor_lag(0.2))
+        two = report(lambda m: m.set_queued_messages(4, 1060.0), lambda m: m.observe_reactor_lag(0.3))
         page = self.page({1: one, 2: two})
         self.assertEqual(values(page, "mediator_messages_waiting"), {(): 5})
         self.assertEqual(values(page, "mediator_oldest_message_timestamp_seconds"), {(): 1000.0})
@@ -114,8 +114,8 @@ class FiguresTests(SynchronousTestCase):
 
     def test_ledger(self) -> None:
         """The store's books are the same for all, and no sum; who has not read them yet takes nothing away."""
-        one = report(lambda m: m.ledger.tell("didcomm", {"accepted": 5, "waiting": 5}, 3))
-        two = report(lambda m: m.ledger.tell("didcomm", {"accepted": 7, "waiting": 6}, 1))
+        one = report(lambda m: m.ledger.update("didcomm", {"accepted": 5, "waiting": 5}, 3))
+        two = report(lambda m: m.ledger.update("didcomm", {"accepted": 7, "waiting": 6}, 1))
         page = self.page({1: one, 2: two}, 2)
         entries = {("accepted", "didcomm"): 7, ("waiting", "didcomm"): 6}
         self.assertEqual(values(page, "mediator_ledger_messages"), entries)
@@ -123,14 +123,16 @@ class FiguresTests(SynchronousTestCase):
 
     def test_empty_queues(self) -> None:
         """What another process has seen of them earlier is no substitute."""
-        old = report(lambda m: m.queue_sizes([("did:b", 9)], 4))
+        old = report(lambda m: m.set_queue_sizes([("did:b", 9)], 4))
         self.assertEqual(values(self.page({1: report(), 2: old}), "mediator_message_queue_size"), {})
 
     def test_what_is_as_good_as_the_worst(self) -> None:
         """A reload that one has not taken was not taken, and the certificate that ends first is what counts."""
-        one = report(lambda m: m.reloaded(5.0, True), lambda m: m.certificate("*:443", 9.0))
+        one = report(lambda m: m.set_reload_result(5.0, True), lambda m: m.set_certificate_expiry("*:443", 9.0))
         two = report(
-            lambda m: m.reloaded(4.0, True), lambda m: m.reloaded(6.0, False), lambda m: m.certificate("*:443", 8.0)
+            lambda m: m.set_reload_result(4.0, True),
+            lambda m: m.set_reload_result(6.0, False),
+            lambda m: m.set_certificate_expiry("*:443", 8.0),
         )
         for reports in ({1: one, 2: two}, {1: two, 2: one}):
             page = self.page(reports)
@@ -151,7 +153,7 @@ class FiguresTests(SynchronousTestCase):
 
     def test_one_that_was_replaced(self) -> None:
         """What it had counted stays in the sum, also of series that its replacement does not have yet."""
-        self.page({1: report(forwards(3)), 2: report(forwards(4), lambda m: m.rejected("too_large"))})
+        self.page({1: report(forwards(3)), 2: report(forwards(4), lambda m: m.count_rejection("too_large"))})
         self.figures.retire(2)
         page = self.page({1: report(forwards(3)), 3: report(forwards(1))})
         self.assertEqual(values(page, "mediator_messages_forwarded_total"), {(): 8})

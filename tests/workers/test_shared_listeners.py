@@ -223,7 +223,7 @@ class LimitedFactory(Factory):
         return Greeting()
 
 
-class AdoptingTests(TestCase):
+class InheritedListenersTests(TestCase):
     """A worker's side: an endpoint is given the socket that the supervisor has bound for it."""
 
     async def test_unix(self) -> None:

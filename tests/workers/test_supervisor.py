@@ -114,7 +114,7 @@ class Port:
         self._socket.close()
 
 
-class Nursery(MemoryReactorClock):
+class SpawningReactor(MemoryReactorClock):
     """A reactor that runs, and notes what it spawns."""
 
     def __init__(self) -> None:
@@ -153,7 +153,7 @@ class SupervisorTests(SynchronousTestCase):
             self.addCleanup(os.environ.pop, name)
             os.environ[name] = value
         self.patch(tempfile, "tempdir", str(self.directory))
-        self.reactor: Any = Nursery()
+        self.reactor: Any = SpawningReactor()
         self.given_up: list[str] = []
         self.lines: list[str] = []
         note: Any = self.note
@@ -264,7 +264,7 @@ class SupervisorTests(SynchronousTestCase):
         """The same at the next start, and another with another name or other keys."""
 
         def secret() -> bytes:
-            self.reactor = Nursery()
+            self.reactor = SpawningReactor()
             found = self.start(2)[-1].brief.place.secret
             self.stop()
             return found
@@ -755,7 +755,7 @@ class WorkerSettingsTests(SynchronousTestCase):
                 Config.model_validate({"workers": 2, **more})
 
 
-class LinesTests(SynchronousTestCase):
+class ControlChannelTests(SynchronousTestCase):
     def test_in_pieces(self) -> None:
         """However they come."""
         raw = encode_control_message("a", {"b": "ü\n"}) + encode_control_message("c")

@@ -234,7 +234,7 @@ class WorkerTests(SynchronousTestCase):
         self.assertEqual(wound, [(signal.ITIMER_REAL, 60)] * 6)
 
 
-class BeginningTests(SynchronousTestCase):
+class StartTests(SynchronousTestCase):
     """Before a worker's reactor runs."""
 
     @pytest.mark.system

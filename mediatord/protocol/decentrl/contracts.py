@@ -16,8 +16,8 @@ from typing import Any
 from mediatord.errors import InvalidCommand
 from mediatord.protocol import encoding
 from mediatord.protocol.decentrl.canonical_json import canonicalize, loads
-from mediatord.protocol.decentrl.signatures import encode_base64, sign_json, verify_bytes
-from mediatord.protocol.encoding import JSONSource
+from mediatord.protocol.decentrl.crypto import sign_json, verify_bytes
+from mediatord.protocol.encoding import JSONSource, encode_base64
 
 _RECIPIENT_ENCRYPTION_KEY = "recipient_encryption_public_key"
 _RECIPIENT_SIGNING_KEY = "recipient_signing_key_id"

@@ -7,8 +7,7 @@ from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 from mediatord.protocol import encoding
-from mediatord.protocol.decentrl.signatures import decode_base64
-from mediatord.protocol.encoding import encode_base64url
+from mediatord.protocol.encoding import decode_base64, encode_base64url
 
 KeyType: TypeAlias = Literal["Ed25519", "X25519"]
 

@@ -70,13 +70,13 @@ class Envelope:
     sender_kid: str | None
     header: JOSEHeader = field(repr=False)
     info: bytes = field(repr=False)
-    wrapped: Mapping[str, tuple[Any, Any]] = field(repr=False)
+    encrypted_keys: Mapping[str, tuple[Any, Any]] = field(repr=False)
     members: JOSEHeader = field(repr=False)
 
     @property
     def kids(self) -> tuple[str, ...]:
         """The key ids of all recipients, as written and in their order."""
-        return tuple(self.wrapped)
+        return tuple(self.encrypted_keys)
 
     @property
     def authenticated(self) -> bool:
@@ -109,7 +109,7 @@ class Envelope:
         return "apv" not in self.header
 
 
-def parse(raw: bytes) -> Envelope:
+def parse_envelope(raw: bytes) -> Envelope:
     """
     :raise InvalidEnvelope: not a JSON object, or none that DIDComm knows.
     :raise EncryptionRequired: a JWS or a plaintext message.
@@ -119,10 +119,10 @@ def parse(raw: bytes) -> Envelope:
         value = loads_object(raw)
     except ValueError:
         raise InvalidEnvelope from None
-    return parse_object(value)
+    return parse_envelope_object(value)
 
 
-def parse_object(value: dict[str, Any]) -> Envelope:
+def parse_envelope_object(value: dict[str, Any]) -> Envelope:
     """:func:`parse` for what was read as JSON already."""
     if "ciphertext" not in value:
         if "payload" in value or ("type" in value and "id" in value):
@@ -272,9 +272,9 @@ def decrypt_envelope(
 
 
 def _decrypt(envelope: Envelope, kid: str, key: PrivateKey, sender: PublicKey | None, draft03: bool) -> bytes:
-    if kid not in envelope.wrapped:
+    if kid not in envelope.encrypted_keys:
         raise ValueError("not to this key")
-    encrypted_key, epk = envelope.wrapped[kid]
+    encrypted_key, epk = envelope.encrypted_keys[kid]
     cipher = CONTENT_CIPHERS[envelope.header["enc"]]
     part = envelope.members.get
     iv, data, tag = decode_base64url(part("iv")), decode_base64url(part("ciphertext")), decode_base64url(part("tag"))
@@ -290,7 +290,7 @@ def _decrypt(envelope: Envelope, kid: str, key: PrivateKey, sender: PublicKey | 
     elif sender is not None:
         raise ValueError("an anoncrypt has no sender")
     cek = unwrap_cek(derive_kek(secret, envelope.info, info_tag), wrapped)
-    return cipher.open(cek, iv, data, tag, envelope.members["protected"].encode())
+    return cipher.decrypt(cek, iv, data, tag, envelope.members["protected"].encode())
 
 
 def _derive_sender_secret(envelope: Envelope, key: PrivateKey, sender: PublicKey | None, legacy: bool) -> bytes:
@@ -353,7 +353,7 @@ def _encrypt(
     info = build_other_info(AUTHCRYPT if sender else ANONCRYPT, apu, apv)
     cipher = CONTENT_CIPHERS[enc]
     cek = secrets.token_bytes(cipher.key_size)
-    iv, data, tag = cipher.seal(cek, plaintext, protected.encode())
+    iv, data, tag = cipher.encrypt(cek, plaintext, protected.encode())
     entries = []
     for kid, key in ordered:
         secret = ephemeral.exchange(key) + (derive_static_secret(sender[1], key) if sender else b"")

@@ -180,12 +180,12 @@ class ContentCipher:
     encrypt_raw: Callable[[bytes, bytes, bytes, bytes], tuple[bytes, bytes]]
     decrypt_raw: DecryptFunction
 
-    def seal(self, key: bytes, plaintext: bytes, aad: bytes) -> tuple[bytes, bytes, bytes]:
+    def encrypt(self, key: bytes, plaintext: bytes, aad: bytes) -> tuple[bytes, bytes, bytes]:
         """Encrypt under a fresh IV, and return that, the ciphertext and the tag."""
         iv = secrets.token_bytes(self.iv_size)
         return iv, *self.encrypt_raw(key, iv, plaintext, aad)
 
-    def open(self, key: bytes, iv: bytes, data: bytes, tag: bytes, aad: bytes) -> bytes:
+    def decrypt(self, key: bytes, iv: bytes, data: bytes, tag: bytes, aad: bytes) -> bytes:
         """
         Verify, then decrypt.
 

@@ -96,7 +96,7 @@ class Message:
         """The id of the thread the message belongs to: `thid`, else its own `id`."""
         return self.thid or self.id
 
-    def object(self) -> dict[str, Any]:
+    def require_body(self) -> dict[str, Any]:
         """
         The body.
 

@@ -131,7 +131,7 @@ class SpaceQuota:
 
     def _failed(self, failure: Failure) -> None:
         """No failure may end the loop. Why a server does not answer is logged where it is asked."""
-        if not failure.check(StoreUnavailable) and self._failures.count():
+        if not failure.check(StoreUnavailable) and self._failures.count_occurrence():
             _log.failure("the space of the database could not be checked", redact_failure(failure))
 
     def _set_full(self, is_full: bool) -> None:

@@ -50,7 +50,7 @@ class LoadShedder:
         if not self._waiting:
             self._clock.callLater(0, self._refuse_some)
         self._waiting.append(answer)
-        if number := self._log_throttle.count():
+        if number := self._log_throttle.count_occurrence():
             _log.warn("MongoDB is asked for more than it does in time: {number} refused", number=number)
         return answer
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mediatord.protocol.decentrl.signatures import encode_base64
+from mediatord.protocol.encoding import encode_base64
 from mediatord.wallet.decentrl_client import DecentrlWallet
 from mediatord.wallet.decentrl_messages import ConcludedContract, derive_public_key
 from tests.foreign.environments import PROJECT

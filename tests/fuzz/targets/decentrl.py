@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred
 from mediatord.decentrl.context import DecentrlReply
 from mediatord.errors import InvalidCommand, InvalidMessage
 from mediatord.protocol.decentrl.commands import parse_authentication_request, parse_command
-from mediatord.protocol.decentrl.signatures import sign_event, sign_json
+from mediatord.protocol.decentrl.crypto import sign_event, sign_json
 from mediatord.protocol.error_codes import DECENTRL_CLOSE_CODES
 from tests.fuzz.fuzz_mediator import DECENTRL_CODES, DECENTRL_STATUSES, FuzzMediator
 from tests.fuzz.targets import filled_in

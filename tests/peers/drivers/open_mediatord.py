@@ -34,7 +34,7 @@ def usual(kid: str, private: PrivateKey) -> Callable[[bytes], Opened]:
 
 def long(kid: str, private: PrivateKey) -> Callable[[bytes], Opened]:
     def open_one(packed: bytes) -> Opened:
-        message = parse_message(jwe.decrypt_envelope(jwe.parse(packed), kid, private, None))
+        message = parse_message(jwe.decrypt_envelope(jwe.parse_envelope(packed), kid, private, None))
         return read_next(message), read_payloads(message)[0][0]
 
     return open_one

@@ -26,7 +26,7 @@ from mediatord.protocol.decentrl.contracts import (
     verify_contract_signatures,
     verify_request_signature,
 )
-from mediatord.protocol.decentrl.signatures import sign_json
+from mediatord.protocol.decentrl.crypto import sign_json
 from tests.protocol.decentrl.vectors import ALICE, MEDIATOR, VECTORS, agreement_key, secret, signing_key, without
 
 VECTOR = VECTORS["contract"]

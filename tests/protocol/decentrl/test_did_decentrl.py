@@ -28,7 +28,7 @@ TEXTS = (
     "too long for a DID",
     "not a did:decentrl",
     "the mediator has no DID",
-    "not base64",
+    "not base64url",
     "not UTF-8",
     "not base58",
     "not a key in multibase",

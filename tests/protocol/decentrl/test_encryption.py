@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mediatord.protocol.decentrl.did_decentrl import encode_multibase_key
-from mediatord.protocol.decentrl.encryption import (
+from mediatord.protocol.decentrl.crypto import (
     decode_public_key,
     decrypt,
     derive_shared_secret,
     encrypt,
     generate_key_pair,
 )
-from mediatord.protocol.decentrl.signatures import decode_base64, encode_base64
+from mediatord.protocol.decentrl.did_decentrl import encode_multibase_key
+from mediatord.protocol.encoding import decode_base64, encode_base64
 from tests.protocol.decentrl.vectors import VECTORS, agreement_key, secret
 
 SEALED = VECTORS["sealed"]

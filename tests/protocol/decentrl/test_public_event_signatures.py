@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mediatord.protocol.decentrl.signatures import sign_event, verify_event_signature
+from mediatord.protocol.decentrl.crypto import sign_event, verify_event_signature
 from tests.protocol.decentrl.vectors import VECTORS, secret, signing_key
 
 EVENT = VECTORS["public_event"]

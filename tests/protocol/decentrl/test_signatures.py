@@ -13,14 +13,8 @@ from hypothesis import strategies as st
 from nacl import bindings
 
 from mediatord.protocol.decentrl.canonical_json import canonicalize
-from mediatord.protocol.decentrl.signatures import (
-    decode_base64,
-    encode_base64,
-    make_encrypted_tag,
-    sign_json,
-    verify_bytes,
-    verify_json,
-)
+from mediatord.protocol.decentrl.crypto import make_encrypted_tag, sign_json, verify_bytes, verify_json
+from mediatord.protocol.encoding import decode_base64, encode_base64
 from tests.protocol.decentrl.vectors import VECTORS, secret, signing_key, without
 
 COMMAND = VECTORS["command"]
@@ -156,7 +150,7 @@ def test_base64_lets_nothing_stray_in() -> None:
             try:
                 data = decode_base64(text)
             except ValueError as error:
-                assert str(error) == "not base64"
+                assert str(error) == "not base64url"
                 continue
             written = encode_base64(data)
             assert text.replace("-", "+").replace("_", "/") in (written, written.rstrip("="))
@@ -167,5 +161,5 @@ def test_base64_lets_nothing_stray_in() -> None:
 )
 def test_what_is_no_base64(text: str) -> None:
     """Wrong lengths, half of the padding, left-over bits, white space and look-alikes."""
-    with pytest.raises(ValueError, match="^not base64$"):
+    with pytest.raises(ValueError, match="^not base64url$"):
         decode_base64(text)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mediatord.errors import MediatorError
 from mediatord.protocol.didcomm.forward import FORWARD, FastForward, FastForwardParser, read_next, read_payloads
-from mediatord.protocol.didcomm.jwe import decrypt_envelope, encrypt_anoncrypt, encrypt_authcrypt, parse
+from mediatord.protocol.didcomm.jwe import decrypt_envelope, encrypt_anoncrypt, encrypt_authcrypt, parse_envelope
 from mediatord.protocol.didcomm.jwe_algorithms import Enc
 from mediatord.protocol.didcomm.keys import PrivateKey
 from mediatord.protocol.didcomm.message import parse_message
@@ -72,7 +72,7 @@ def sealed(message: dict[str, Any] | bytes, enc: Enc = "A256CBC-HS512") -> bytes
 def long_way(raw: bytes) -> FastForward | None:
     """What all the modules together make of it, as far as it is a forward that nobody has signed or delayed."""
     try:
-        envelope = parse(raw)
+        envelope = parse_envelope(raw)
         kid = next(kid for kid in envelope.kids if keys_for(kid))
         (key,) = [key for key in keys_for(kid) if key.curve == envelope.curve]
         plaintext = decrypt_envelope(envelope, kid, key, None)

@@ -10,7 +10,7 @@ from nacl import bindings
 
 from mediatord.protocol.didcomm import jwe_algorithms
 from mediatord.protocol.didcomm.forward import FastForwardParser
-from mediatord.protocol.didcomm.jwe import decrypt_envelope, encrypt_anoncrypt, encrypt_authcrypt, parse
+from mediatord.protocol.didcomm.jwe import decrypt_envelope, encrypt_anoncrypt, encrypt_authcrypt, parse_envelope
 from mediatord.protocol.didcomm.jwe_algorithms import (
     clear_key_caches,
     derive_ephemeral_secret,
@@ -107,8 +107,8 @@ def test_agreements_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         return encrypt_authcrypt(b"x", (ALICE, alice), to_bob)
 
     def open_(raw: bytes) -> bytes:
-        sender = alice.public if parse(raw).authenticated else None
-        return decrypt_envelope(parse(raw), BOB, bob, sender)
+        sender = alice.public if parse_envelope(raw).authenticated else None
+        return decrypt_envelope(parse_envelope(raw), BOB, bob, sender)
 
     open_(seal())
     authcrypt, anoncrypt = seal(), encrypt_anoncrypt(b"x", to_bob)

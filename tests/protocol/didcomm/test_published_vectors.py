@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.keywrap import aes_key_unwrap
 
 from mediatord.protocol.didcomm.json_web_signature import get_signer_kid, is_jws, verify
-from mediatord.protocol.didcomm.jwe import Envelope, decrypt_envelope, parse
+from mediatord.protocol.didcomm.jwe import Envelope, decrypt_envelope, parse_envelope
 from mediatord.protocol.didcomm.jwe_algorithms import (
     ANONCRYPT,
     AUTHCRYPT,
@@ -62,10 +62,10 @@ def test_encrypted_messages(number: int) -> None:
     """The six encrypted messages open down to the plaintext, for every recipient key (DIDComm appendix C.3)."""
     layers, signed = LAYERS[number]
     raw = json.dumps(APPENDIX["encrypted"][number]).encode()
-    for kid in parse(raw).kids:
+    for kid in parse_envelope(raw).kids:
         inner, found = raw, []
         while "ciphertext" in json.loads(inner):
-            envelope = parse(inner)
+            envelope = parse_envelope(inner)
             found.append((envelope.curve, envelope.enc, envelope.authenticated))
             inner = opened(envelope, kid)
         assert found == layers
@@ -80,7 +80,7 @@ def test_encrypted_messages(number: int) -> None:
 def test_content_encryption(name: str, enc: Enc) -> None:
     """RFC 7518 appendix B.3 and the XChaCha draft appendix A.3.1, in both directions."""
     key, iv, aad, plaintext, data, tag = unhex(PRIMITIVES[name], "key", "iv", "aad", "plaintext", "ciphertext", "tag")
-    assert CONTENT_CIPHERS[enc].open(key, iv, data, tag, aad) == plaintext
+    assert CONTENT_CIPHERS[enc].decrypt(key, iv, data, tag, aad) == plaintext
     assert CONTENT_CIPHERS[enc].encrypt_raw(key, iv, plaintext, aad) == (data, tag)
 
 
@@ -113,16 +113,16 @@ def test_ecdh_1pu_content() -> None:
     key, iv = unhex(vector, "cek", "iv")
     data, tag = decode_base64url(vector["ciphertext"]), decode_base64url(vector["tag"])
     aad = encode_base64url(vector["protected"].encode()).encode()
-    assert CONTENT_CIPHERS["A256CBC-HS512"].open(key, iv, data, tag, aad) == vector["plaintext"].encode()
+    assert CONTENT_CIPHERS["A256CBC-HS512"].decrypt(key, iv, data, tag, aad) == vector["plaintext"].encode()
 
 
 def test_anoncrypt_intermediate_values() -> None:
     """From message C.3 number 1 to its content-encryption key, step by step (reference 13.2)."""
     vector = PRIMITIVES["anoncrypt_kdf"]
     z, info, derived = unhex(vector, "z", "other_info", "kek")
-    envelope = parse(json.dumps(APPENDIX["encrypted"][0]).encode())
+    envelope = parse_envelope(json.dumps(APPENDIX["encrypted"][0]).encode())
     assert envelope.info == info == build_other_info(ANONCRYPT, b"", compute_apv(envelope.kids))
-    encrypted_key, epk = envelope.wrapped[envelope.kids[0]]
+    encrypted_key, epk = envelope.encrypted_keys[envelope.kids[0]]
     assert KEYS[envelope.kids[0]].exchange(PublicKey.from_jwk(epk)) == z
     assert derive_kek(z, info) == derived
     assert aes_key_unwrap(derived, decode_base64url(encrypted_key)).hex() == vector["cek"]
@@ -132,10 +132,10 @@ def test_authcrypt_intermediate_values() -> None:
     """From message C.3 number 4 to its content-encryption key, step by step (reference 13.2)."""
     vector = PRIMITIVES["authcrypt_kdf"]
     ze, zs, info, tag, derived = unhex(vector, "ze", "zs", "other_info", "tag", "kek")
-    envelope = parse(json.dumps(APPENDIX["encrypted"][3]).encode())
+    envelope = parse_envelope(json.dumps(APPENDIX["encrypted"][3]).encode())
     sender = "did:example:alice#key-x25519-1"
     assert envelope.sender_kid == sender
-    encrypted_key, epk = envelope.wrapped[envelope.kids[0]]
+    encrypted_key, epk = envelope.encrypted_keys[envelope.kids[0]]
     key = KEYS[envelope.kids[0]]
     assert (key.exchange(PublicKey.from_jwk(epk)), key.exchange(KEYS[sender].public)) == (ze, zs)
     assert envelope.info == info == build_other_info(AUTHCRYPT, sender.encode(), compute_apv(envelope.kids))

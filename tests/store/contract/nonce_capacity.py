@@ -16,7 +16,7 @@ CAPACITY = 5
 
 
 class NonceCapacityContract(StoreContract):
-    """Promises of `INonceCache` and `CommandGuard`, for a store made with room for :data:`OWNER_CACHE_CAPACITY` nonces."""
+    """`INonceCache` and `CommandGuard` of a store whose capacity is :data:`CAPACITY` nonces."""
 
     max_nonces = CAPACITY
 

@@ -28,7 +28,7 @@ from tests.store.contract.cluster_base import LONG, ClusterStoreContract, a_node
 from tests.store.mongo.test_contract import MakesMongo
 
 
-class Namesakes(ReplicaSetClient):
+class SeparateSessionsClient(ReplicaSetClient):
     """
     Keeps the sessions of a boot apart from those of the same boot in another test; real ones are never the same.
 
@@ -58,7 +58,7 @@ class MakesMongoCluster(MakesMongo):
 
     def another_server(self) -> ReplicaSetClient:
         address = parse_mongo_uri(shared_replica_set().uri(self.database))
-        server = Namesakes(
+        server = SeparateSessionsClient(
             address, IReactorTime(reactor), observe=ignore_observation, on_up=lambda up: None, connections=2
         )
         server.test = self.test
@@ -74,7 +74,7 @@ class MongoClusterTests(MakesMongoCluster, contract.ClusterContract, TestCase): 
 class MongoClusterIdentityTests(MakesMongoCluster, contract.ClusterIdentityContract, TestCase): ...
 
 
-class MongoClusterTurnTests(MakesMongoCluster, contract.LeaderLeaseContract, TestCase): ...
+class MongoLeaderLeaseTests(MakesMongoCluster, contract.LeaderLeaseContract, TestCase): ...
 
 
 class MongoClusterPresenceTests(MakesMongoCluster, contract.ClusterPresenceContract, TestCase): ...
@@ -83,7 +83,7 @@ class MongoClusterPresenceTests(MakesMongoCluster, contract.ClusterPresenceContr
 class MongoClusterDeliveryTests(MakesMongoCluster, contract.ClusterDeliveryContract, TestCase): ...
 
 
-class MongoAllowanceTests(MakesMongoCluster, contract.QuotaContract, TestCase):
+class MongoQuotaTests(MakesMongoCluster, contract.QuotaContract, TestCase):
     delta = 0.8
 
 

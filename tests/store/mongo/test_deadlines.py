@@ -25,7 +25,7 @@ PATIENCE = 1.5
 SLOW = 900
 
 
-class Ago:
+class ShiftedClock:
     """The time that it was, for a request that began then."""
 
     def __init__(self, seconds: float) -> None:
@@ -37,7 +37,7 @@ class Ago:
 
 def began(seconds: float) -> Any:
     """Within a request that began so many seconds ago."""
-    return request_scope(cast(Any, Ago(seconds)))
+    return request_scope(cast(Any, ShiftedClock(seconds)))
 
 
 class DeadlineCase(MongoTestCase):
@@ -163,7 +163,7 @@ class RequestTests(DeadlineCase):
             self.assertEqual(await patient, ALICE)
 
 
-class TogetherTests(DeadlineCase):
+class SharedBatchTests(DeadlineCase):
     """Works of several requests, and of none."""
 
     async def a_gathering(self) -> TransactionBatcher:

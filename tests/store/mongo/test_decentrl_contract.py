@@ -57,7 +57,7 @@ class MongoDecentrlPendingTests(MakesMongo, contract.DecentrlPendingContract, Te
 class MongoDecentrlLedgerTests(MakesMongo, contract.DecentrlLedgerContract, TestCase): ...
 
 
-class MongoDecentrlArrivalTests(MakesMongo, contract.DecentrlEventLookupContract, TestCase):
+class MongoDecentrlEventLookupTests(MakesMongo, contract.DecentrlEventLookupContract, TestCase):
     largest = MAX_PAGE_BYTES - 2_048
 
 

@@ -90,7 +90,7 @@ class FaultCase(MongoDecentrlTestCase):
         }
 
 
-class DoubtTests(FaultCase):
+class UncertainCommitTests(FaultCase):
     """Nobody knows whether a command was carried out: then it was not."""
 
     async def lost(self, write: Write, guard: CommandGuard, **fault: Any) -> None:

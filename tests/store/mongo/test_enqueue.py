@@ -33,7 +33,7 @@ async def settled(*asked: Deferred[Any]) -> list[Any]:
     return await gatherResults(list(asked))
 
 
-class TogetherTests(MongoTestCase):
+class BatchTests(MongoTestCase):
     """What is asked for at the same time is committed together, as if it had come one by one."""
 
     def setUp(self) -> None:
@@ -317,7 +317,7 @@ class NodesTests(MongoTestCase):
         self.assertEqual({message.status for message in found}, {"pending"})
 
 
-class DoubtTests(MongoTestCase):
+class UncertainCommitTests(MongoTestCase):
     """A deposit that failed has stored nothing, even if it had."""
 
     def setUp(self) -> None:

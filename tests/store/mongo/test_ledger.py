@@ -38,7 +38,7 @@ class LedgerCase(MongoTestCase):
         self.assertEqual(found.difference, 0)
 
 
-class TogetherTests(LedgerCase):
+class ConcurrentNodesTests(LedgerCase):
     """Several nodes that write and read at the same time."""
 
     async def test_while_others_write(self) -> None:
@@ -111,7 +111,7 @@ class TogetherTests(LedgerCase):
         await self.check(store, accepted=1, waiting=1)
 
 
-class DoubtTests(LedgerCase):
+class UncertainCommitTests(LedgerCase):
     """Commits of which nobody knows whether they were done, until it is seen."""
 
     async def in_doubt(self, asked: Any) -> None:

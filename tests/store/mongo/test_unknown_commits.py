@@ -178,7 +178,7 @@ class OverloadTests(MongoTestCase):
         self.assertEqual([one.id for one in gone], ids)
 
 
-class LateTests(MongoTestCase):
+class LateOutcomeTests(MongoTestCase):
     """What turns out later to have been done."""
 
     def setUp(self) -> None:
@@ -254,7 +254,7 @@ class LateTests(MongoTestCase):
         self.assertEqual(await store.take_due_messages(9), [])
 
 
-class SettlingTests(MongoTestCase):
+class ResolverTests(MongoTestCase):
     """Undoing what nobody knows of whether it was done."""
 
     async def test_writes(self) -> None:

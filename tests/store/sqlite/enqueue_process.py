@@ -1,7 +1,7 @@
 """
-A process that deposits for ever and prints what was accepted, until it is killed.
+Process that enqueues messages and prints what was accepted until it is killed.
 
-`python -m tests.store.sqlite.enqueue_process DATABASE`: one line for each deposit, with the ids of its three messages.
+`python -m tests.store.sqlite.enqueue_process DATABASE`: one line with three message ids for each commit.
 """
 
 from __future__ import annotations

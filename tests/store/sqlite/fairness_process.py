@@ -1,7 +1,7 @@
 """
 A process that writes to a database as often as it can, one row a transaction.
 
-`python -m tests.store.sqlite.fairness_process DATABASE NAME ROWS`: waits for a line, then writes until there are so many rows.
+`python -m tests.store.sqlite.fairness_process DATABASE NAME ROWS`: waits for a line, then writes ROWS rows.
 """
 
 from __future__ import annotations

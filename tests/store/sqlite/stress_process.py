@@ -1,7 +1,7 @@
 """
 A process that shares a database with others like it, and works on the same accounts as hard as it can.
 
-`python -m tests.store.sqlite.stress_process DATABASE NAME`: waits for a line, then works, then prints what it has done as JSON.
+`python -m tests.store.sqlite.stress_process DATABASE NAME`: waits for a line, works, prints the outcome as JSON.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ PATIENCE = 0.05
 
 
 @pytest.mark.system
-class HammerTests(SynchronousTestCase):
+class StressTests(SynchronousTestCase):
     """Real processes that want the same at the same time."""
 
     def prepare(self) -> Path:

@@ -384,7 +384,7 @@ class Slow:
         done.callback(work())
 
 
-class Turns(Clock):
+class IterationClock(Clock):
     """A clock whose turns end: what is to be called without delay is called in the next one."""
 
     def turn(self, seconds: float = 0.0) -> None:
@@ -397,11 +397,11 @@ class Turns(Clock):
             call.func(*call.args, **call.kw)
 
 
-class GatheringTests(SynchronousTestCase):
+class GroupCommitDelayTests(SynchronousTestCase):
     """Where the disk is slow, one wait for it is to do for as many as possible."""
 
     def setUp(self) -> None:
-        self.clock = Turns()
+        self.clock = IterationClock()
         self.runner = Slow()
         thread = ConnectionThread(self.runner)
         thread.open(lambda: open_database(make_database_path(self)))

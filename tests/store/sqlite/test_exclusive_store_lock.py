@@ -15,7 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from mediatord.store.sqlite.database_file import ExclusiveStoreLock
 
 
-class SoleUseTests(SynchronousTestCase):
+class ExclusiveStoreLockTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.directory = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, self.directory)

@@ -23,7 +23,7 @@ reactor: Any = _reactor
 BEATING = build_updates("things", [{"q": {"_id": 1}, "u": {"$set": {"there": True}}, "upsert": True}])
 
 
-class CutOnce(ProxyServer):
+class CuttingProxy(ProxyServer):
     """A way to a server that lets nothing through once a connection begins to authenticate, the first time."""
 
     factory: Any
@@ -57,7 +57,7 @@ class GuardedTests(MongoTestCase):
         self.patch(connection_pool, "_READY_TIMEOUT", 0.3)
         host = self.servers.hosts[0]
         proxy: Any = ProxyFactory("127.0.0.1", int(host.rpartition(":")[2]))
-        proxy.protocol, proxy.used_up, proxy.noisy = CutOnce, False, False
+        proxy.protocol, proxy.used_up, proxy.noisy = CuttingProxy, False, False
         port = reactor.listenTCP(0, proxy, interface="127.0.0.1")
         self.addCleanup(port.stopListening)
         uri = self.servers.uri(self.database).replace(host, f"127.0.0.1:{port.getHost().port}")
@@ -122,7 +122,7 @@ class GuardedTests(MongoTestCase):
         return dropped
 
 
-class LaneTests(MongoTestCase):
+class LongReadTests(MongoTestCase):
     """Reads that take long."""
 
     async def test_writes_go_on(self) -> None:

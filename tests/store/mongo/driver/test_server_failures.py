@@ -344,7 +344,7 @@ class TransactionTests(ServerCase):
         return bool(status["transactions"]["currentInactive"])
 
 
-class DoubtTests(ServerCase):
+class UncertainCommitTests(ServerCase):
     """Nobody knows whether it was done, and it was said to have failed: so it is undone."""
 
     async def insert(self, transaction: Transaction) -> None:
@@ -373,7 +373,7 @@ class DoubtTests(ServerCase):
         self.assertEqual(self.things(), [1])
 
 
-class AwayTests(ServerCase):
+class UnavailableServerTests(ServerCase):
     """A server that is not there, or says nothing."""
 
     patience = None

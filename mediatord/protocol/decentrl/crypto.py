@@ -2,22 +2,27 @@
 Ed25519 signatures over canonical JSON, texts and tags, and base64 as Decentrl writes it (reference section 5).
 
 The publisher's signature of a public event (DCTRL-0007, reference 10.1).
+
+X25519 and AES-256-GCM, the shared secret being the key as it is (reference 5.1 and 5.2).
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
 import nacl.exceptions
-import pybase64
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from nacl import bindings
 
-from mediatord.protocol import encoding
 from mediatord.protocol.decentrl.canonical_json import canonicalize
+from mediatord.protocol.decentrl.did_decentrl import decode_multibase_key
+from mediatord.protocol.encoding import decode_base64, encode_base64
 
 _SIGNATURE_BYTES = bindings.crypto_sign_BYTES
-_KEY_BYTES = bindings.crypto_sign_PUBLICKEYBYTES
+_SIGNING_KEY_BYTES = bindings.crypto_sign_PUBLICKEYBYTES
 
 
 def sign_json(value: Any, seed: bytes) -> str:
@@ -45,7 +50,7 @@ def verify_bytes(message: bytes, signature: str, key: bytes) -> bool:
         raw = decode_base64(signature)
     except ValueError:
         return False
-    if len(raw) != _SIGNATURE_BYTES or len(key) != _KEY_BYTES:
+    if len(raw) != _SIGNATURE_BYTES or len(key) != _SIGNING_KEY_BYTES:
         return False
     try:
         bindings.crypto_sign_open(raw + message, key)
@@ -61,25 +66,6 @@ def make_encrypted_tag(tag: str, seed: bytes) -> str:
     :raise ValueError: half of a surrogate pair in the tag.
     """
     return _sign(tag.encode(), seed)
-
-
-def decode_base64(text: str) -> bytes:
-    """
-    Base64 in either alphabet, without padding or with all of it.
-
-    :raise ValueError: a foreign character, a wrong length, stray padding, or bits left over that are not zero.
-    """
-    if not isinstance(text, str):
-        raise ValueError("not base64")
-    try:
-        return encoding.decode_base64url(text.replace("+", "-").replace("/", "_"))
-    except ValueError:
-        raise ValueError("not base64") from None
-
-
-def encode_base64(data: bytes) -> str:
-    """Base64 in the standard alphabet, padded."""
-    return pybase64.b64encode_as_string(data)
 
 
 def _sign(message: bytes, seed: bytes) -> str:
@@ -123,3 +109,77 @@ def _signed_event_members(
     """Clients until 0.5.4 sign three fields; channels are newer."""
     signed = {"event": event, "tags": list(tags), "timestamp": timestamp}
     return signed if channel_id is None else {**signed, "channel_id": channel_id}
+
+
+_KEY_BYTES = 32
+_NONCE_BYTES = 12
+_TAG_BYTES = 16
+
+
+def encrypt(plaintext: bytes, key: bytes, nonce: bytes | None = None) -> str:
+    """
+    Nonce, ciphertext and tag, as base64.
+
+    :param key: 32 bytes.
+    :param nonce: 12 bytes, never used with this key before; made up where there is none.
+    :raise ValueError: a key or nonce of another size.
+    """
+    nonce = secrets.token_bytes(_NONCE_BYTES) if nonce is None else nonce
+    if len(nonce) != _NONCE_BYTES:
+        raise ValueError("a nonce of the wrong size")
+    return encode_base64(nonce + _make_cipher(key).encrypt(nonce, plaintext, None))
+
+
+def decrypt(text: str, key: bytes) -> bytes:
+    """
+    The plaintext that :func:`seal` was given.
+
+    :raise ValueError: not base64, too short, or not sealed with this key.
+    """
+    data = decode_base64(text)
+    if len(data) < _NONCE_BYTES + _TAG_BYTES:
+        raise ValueError("too short for a ciphertext")
+    try:
+        return _make_cipher(key).decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], None)
+    except InvalidTag:
+        raise ValueError("not sealed with this key") from None
+
+
+def derive_shared_secret(private: bytes, public: bytes) -> bytes:
+    """
+    What two X25519 keys have in common: 32 bytes.
+
+    :raise ValueError: a key of another size, or a public key of low order: everyone shares the same with that.
+    """
+    if len(private) != _KEY_BYTES or len(public) != _KEY_BYTES:
+        raise ValueError("a key of the wrong size")
+    try:
+        return bindings.crypto_scalarmult(private, public)
+    except nacl.exceptions.RuntimeError:
+        raise ValueError("a public key of low order") from None
+
+
+def generate_key_pair() -> tuple[bytes, bytes]:
+    """A private X25519 key, and its public one."""
+    private = secrets.token_bytes(_KEY_BYTES)
+    return private, bindings.crypto_scalarmult_base(private)
+
+
+def decode_public_key(text: str) -> bytes:
+    """
+    The 32 bytes of an X25519 key in base64, which is what we write, or in multibase.
+
+    :raise ValueError: neither.
+    """
+    try:
+        key = decode_base64(text)
+    except ValueError:
+        key = b""
+    return key if len(key) == _KEY_BYTES else decode_multibase_key(text, "X25519")
+
+
+def _make_cipher(key: bytes) -> AESGCM:
+    # AES with shorter keys would do as well.
+    if len(key) != _KEY_BYTES:
+        raise ValueError("a key of the wrong size")
+    return AESGCM(key)
