@@ -27,7 +27,7 @@ from twisted.internet.task import deferLater, react
 from twisted.internet.threads import deferToThread
 from twisted.web.client import Agent, HTTPConnectionPool
 
-from mediatord.protocol.didcomm.message import ENCRYPTED_MEDIA_TYPE
+from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
 from mediatord.wallet.decentrl_client import DecentrlWallet
 from mediatord.wallet.decentrl_client import discover_decentrl_mediator as discover_decentrl
 from mediatord.wallet.didcomm_client import DIDCommWallet, TreqClient, discover_mediator

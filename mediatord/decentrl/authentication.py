@@ -66,12 +66,13 @@ class CommandAuthenticator:
         :raise SenderSigningKeyNotFound: its sender has no such key.
         :raise InvalidSignature: it is not what the sender signed.
         """
-        sender, timestamp_ms = command.sender_did, command.timestamp_ms
+        header = command.header
+        sender, timestamp_ms = header.sender_did, header.timestamp
         self.check_time(timestamp_ms)
-        nonce = hash_nonce(b"command", sender, command.nonce)
+        nonce = hash_nonce(b"command", sender, header.nonce)
         expires_at = self.compute_nonce_expiry(timestamp_ms)
         try:
-            key = self.check_signature(sender, command.sender_signing_key_id, command.signed, command.signature)
+            key = self.check_signature(sender, header.sender_signing_key_id, command.signed, command.signature)
         except MediatorError:
             # Without room for the nonce it may be sent again, and is then found to be forged again.
             with contextlib.suppress(ReplayCacheFull):

@@ -158,7 +158,7 @@ class DecentrlContext:
 
         :raise UnauthorizedCommand: it is addressed to another DID.
         """
-        if not self.key_directory.owns(command_request.command.recipient_did):
+        if not self.key_directory.owns(command_request.command.header.recipient_did):
             await self.refuse(command_request.guard(), UnauthorizedCommand())
         return command_request.guard(registered=True)
 

@@ -43,7 +43,7 @@ class PendingEventHandler:
 
     async def deliver(self, command_request: CommandRequest, payload: str) -> dict[str, Any]:
         """TWO_WAY_PRIVATE; the sender need not be registered here."""
-        context, recipient = self._context, command_request.command.recipient_did
+        context, recipient = self._context, command_request.command.header.recipient_did
         if not context.key_directory.resolves(recipient):
             await context.refuse(command_request.guard(), RecipientNotFound())
         now = context.clock.seconds()

@@ -15,9 +15,9 @@ from mediatord.protocol.didcomm import json_web_signature
 from mediatord.protocol.didcomm.did_document import strip_did_url
 from mediatord.protocol.didcomm.did_methods import derive_did_peer_3, resolve_local
 from mediatord.protocol.didcomm.forward import FORWARD
-from mediatord.protocol.didcomm.jwe import encrypt_anoncrypt
+from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE, encrypt_anoncrypt
 from mediatord.protocol.didcomm.keys import PublicKey
-from mediatord.protocol.didcomm.message import ENCRYPTED_MEDIA_TYPE, PLAINTEXT_MEDIA_TYPE
+from mediatord.protocol.didcomm.message import PLAINTEXT_MEDIA_TYPE
 from mediatord.wallet.didcomm_identity import WalletIdentity
 from mediatord.wallet.didcomm_messages import anoncrypt, build_forward, compose_message
 from tests.in_memory_mediator import (

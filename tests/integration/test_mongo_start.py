@@ -12,7 +12,7 @@ from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is 
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.protocol.didcomm.message import ENCRYPTED_MEDIA_TYPE
+from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
 from mediatord.wallet.didcomm_mediation import PICKUP
 from tests.http.in_memory_site import HTTPResponse
 from tests.integration.cluster import DaemonCluster
