@@ -28,10 +28,10 @@ _MAX_REMEMBERED_PUSHES = 100_000
 class IRemoteEventPusher(Protocol):
     """Has other nodes push. Its Deferreds fire with whether a socket took the frame, and never fail."""
 
-    def event(self, event: PendingEvent) -> Deferred[bool]:
+    def deliver_event(self, event: PendingEvent) -> Deferred[bool]:
         """Push a stored event."""
 
-    def contracts(self, did: str) -> Deferred[bool]:
+    def notify_contracts_changed(self, did: str) -> Deferred[bool]:
         """Notify about a new contract of `did`, or a new request for one."""
 
 
@@ -70,7 +70,7 @@ class EventPusher:
         if self._remote_delivery is None:
             on_result(pushed)
             return
-        taken = self._remote_delivery.event(event)
+        taken = self._remote_delivery.deliver_event(event)
         taken.addCallback(self._taken, event, here=False)
         if pushed:
             on_result(True)
@@ -120,7 +120,7 @@ class EventPusher:
         """Notify the sockets of `did`, here and at other nodes, of a new contract or request for one."""
         self.push_contracts_updated(did)
         if self._remote_delivery is not None:
-            self._remote_delivery.contracts(did)
+            self._remote_delivery.notify_contracts_changed(did)
 
     def push_contracts_updated(self, did: str) -> bool:
         """Notify the sockets of this process; whether one took it."""

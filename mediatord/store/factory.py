@@ -112,6 +112,6 @@ def _build_mongodb_store(
         caps=caps,
         space_limits=space_limits,
         on_fault=on_fault,
-        tell=tell,
-        tell_events=tell_events,
+        on_late_removals=tell,
+        on_late_acknowledgements=tell_events,
     )
