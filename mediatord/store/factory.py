@@ -58,7 +58,7 @@ def build_store(
         if path is None:
             raise ValueError("backend sqlite needs a path")
         threads = IReactorFromThreads(reactor)
-        names = ("write", "read", "survey", "search")
+        names = ("write", "read", "background", "search")
         runners = SQLiteRunners(*(ThreadRunner(threads, f"mediatord-store-{name}") for name in names))
         return SQLiteStore(
             path,

@@ -15,6 +15,7 @@ from mediatord.store.interfaces.administration import IStoreAdministration
 from mediatord.store.interfaces.cluster import MAX_CLOCK_SKEW, IClusterStore
 from mediatord.store.interfaces.decentrl import DecentrlQuotas, IDecentrlStore
 from mediatord.store.interfaces.messages import (
+    AcknowledgementResult,
     ArrivalWindow,
     EarlyResultCallback,
     EnqueueRequest,
@@ -31,7 +32,7 @@ from mediatord.store.interfaces.messages import (
     StoreStatistics,
 )
 from mediatord.store.interfaces.store import IStore, StoreFault, StoreUnusable
-from mediatord.store.message_operations import BatchLimits, enqueue_independently
+from mediatord.store.message_operations import BatchLimits, acknowledge_in_steps, enqueue_independently
 from mediatord.store.mongo import ledger, message_queues, queue_statistics
 from mediatord.store.mongo.accounts import MongoAccountStore, RecipientDIDCache
 from mediatord.store.mongo.administration import MongoStoreAdministration
@@ -253,6 +254,18 @@ class MongoStore(MongoAccountStore):
         removal = RemovalRequest(filter_valid_ids(ids), account, self._clock.seconds())
         keys = {account, *removal.ids}
         return self._batcher.submit("acknowledge", self._remove_operation, removal, keys, removal.size)
+
+    def acknowledge_once(
+        self,
+        account: str,
+        ids: Sequence[str],
+        key: bytes,
+        until: float,
+        share: float = 1.0,
+        *,
+        with_status: bool = False,
+    ) -> Deferred[AcknowledgementResult | None]:
+        return start_operation(acknowledge_in_steps(self, account, ids, key, until, share, with_status=with_status))
 
     def expire_messages(self, limit: int) -> Deferred[list[RemovedMessage]]:
         return start_operation(
