@@ -137,7 +137,7 @@ class RefusalTests(SynchronousTestCase):
             daemon = make_mongo_daemon(servers.uri("mediatord", credentials="root:s3cret"))
             self.addCleanup(daemon.clean)
             daemon.start(503)
-            daemon.await_output("does not take our credentials")
+            daemon.await_output("rejects the credentials")
             self.assertNotIn("s3cret", daemon.output())
             servers.client["admin"].command("updateUser", "root", pwd="s3cret")
             daemon.await_health()
