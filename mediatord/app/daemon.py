@@ -20,7 +20,7 @@ from mediatord.app.cluster_services import build_cluster_services, build_members
 from mediatord.app.core_services import CoreServices, build_core_services
 from mediatord.app.decentrl import build_decentrl
 from mediatord.app.didcomm import DIDCommServices, build_didcomm
-from mediatord.app.http_sites import build_admin, build_site
+from mediatord.app.http_sites import build_admin, build_control_socket, build_site
 from mediatord.app.lifecycle import (
     AcceptDelay,
     OrderedService,
@@ -146,6 +146,7 @@ def build_daemon(
         base.gate,
         *listening,
         *admin,
+        *build_control_socket(base, config, worker),
         doors,
         readiness,
         signs,

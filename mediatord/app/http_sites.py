@@ -26,6 +26,8 @@ from mediatord.app.metrics_collection import StoreMetricsRefresher, register_htt
 from mediatord.clock import request_scope
 from mediatord.cluster.node_health import StoreHealthCheck
 from mediatord.config.settings import Config
+from mediatord.control.operations import ControlOperations
+from mediatord.control.server import ControlListener, ControlSocket
 from mediatord.decentrl.context import DecentrlReply
 from mediatord.didcomm.messages import DIDCommReply, MessageOrigin
 from mediatord.errors import MediatorError, ShutdownInProgress, StartupError, StoreUnavailable
@@ -325,6 +327,28 @@ def build_admin(
         else InheritedSocketReactor(base.reactor, worker.place.sockets[len(config.listen)])
     )
     return [watch], [Listener(config.admin.listen, site, reactor)]
+
+
+def build_control_socket(
+    base: CoreServices, config: Config, worker: SupervisorConnection | None = None
+) -> list[Service]:
+    """The control socket, unless the configuration has none."""
+    if config.control_socket is None:
+        return []
+
+    def is_log_writable() -> bool:
+        base.events.flush()
+        return base.events.pending == 0
+
+    operations = ControlOperations(base.store, base.recorder, is_log_writable)
+
+    async def run(operation: str, arguments: Mapping[str, Any]) -> Any:
+        return await base.gate.run_request(lambda: operations.run(operation, arguments))
+
+    if worker is None:
+        return [ControlSocket(base.reactor, run, ControlListener(config.control_socket))]
+    inherited = worker.place.sockets[len(list_listen_endpoints(config))]
+    return [ControlSocket(base.reactor, run, inherited=inherited.descriptor)]
 
 
 def build_admin_site(

@@ -17,6 +17,7 @@ from mediatord.app.http_sites import SupervisorMonitor, list_listen_endpoints, l
 from mediatord.app.lifecycle import OrderedService
 from mediatord.app.reload import ReloadOutcome, load_identity, parse_identity, plan_key_rollout, reload_config
 from mediatord.config.settings import Config
+from mediatord.control.server import ControlListener
 from mediatord.errors import ShutdownInProgress, StoreUnavailable
 from mediatord.identity.key_file import serialize_keys
 from mediatord.identity.mediator_identity import MediatorIdentity
@@ -56,7 +57,12 @@ def build_supervisor(
     workers = _derive_worker_configs(config)
     supervisor = Supervisor(
         reactor,
-        SharedListeners(reactor, list_listen_endpoints(config), config.workers),
+        SharedListeners(
+            reactor,
+            list_listen_endpoints(config),
+            config.workers,
+            None if config.control_socket is None else ControlListener(config.control_socket),
+        ),
         WorkerPoolSpec(
             [(one.node_name, one.model_dump_json()) for one in workers],
             _derive_worker_secret(identity, config),

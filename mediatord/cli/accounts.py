@@ -20,8 +20,9 @@ from mediatord.cli.console import (
 )
 
 if TYPE_CHECKING:
-    from mediatord.cli.store_access import AccountAccess, AccountSummary, QueuedMessage
+    from mediatord.cli.store_access import StoreAccess
     from mediatord.config.settings import Config
+    from mediatord.store.interfaces.administration import AccountSummary, QueuedMessage
 
 _DEFAULT_TOP = 20
 _PROBE_MARKER = "(self-test)"
@@ -46,11 +47,12 @@ def accounts() -> None:
 @json_option
 def list_accounts(path: Path, top: int, as_json: bool) -> None:
     """List accounts, the newest first."""
-    from mediatord.cli.store_access import ProbeAccounts, open_account_access
+    from mediatord.cli.store_access import ProbeAccounts, open_store_access
     from mediatord.config.file import load_config
 
     config = load_config(path)
-    found, total = open_account_access(config).accounts(top)
+    with open_store_access(config) as store:
+        found, total = store.list_accounts(top)
     self_test = ProbeAccounts(config)
     if as_json:
         shown = [{**asdict(one), "self_test": self_test.may_include(one.did)} for one in found]
@@ -80,13 +82,13 @@ def list_accounts(path: Path, top: int, as_json: bool) -> None:
 @json_option
 def show(did: str, path: Path, as_json: bool) -> None:
     """Show an account and the recipient DIDs that it has registered."""
-    from mediatord.cli.store_access import open_account_access
+    from mediatord.cli.store_access import open_store_access
     from mediatord.config.file import load_config
 
     config = load_config(path)
-    records = open_account_access(config)
-    record = _find_account(did, records, config)
-    names = records.names(record.did)
+    with open_store_access(config) as store:
+        record = _find_account(did, store, config)
+        names = store.list_recipients(record.did)
     if as_json:
         print_result(True, {**asdict(record), "registered": names}, "")
         return
@@ -112,20 +114,20 @@ def remove(did: str, path: Path, yes: bool, as_json: bool) -> None:
     may enrol again; `didcomm.deny` keeps it from that. Sockets that the wallet has open
     stay open: the daemon does not close them because of the removal.
     """
-    from mediatord.cli.store_access import ProbeAccounts, open_account_access
+    from mediatord.cli.store_access import ProbeAccounts, open_store_access
     from mediatord.config.file import load_config
 
     config = load_config(path)
-    records = open_account_access(config)
-    record = _find_account(did, records, config)
-    if ProbeAccounts(config).has(record.did):
-        raise click.ClickException(
-            f"{_shorten_did(record.did)} belongs to the daemon's own self-test (GET /ready): not removed"
-        )
+    with open_store_access(config) as store:
+        record = _find_account(did, store, config)
+        if ProbeAccounts(config).has(record.did):
+            raise click.ClickException(
+                f"{_shorten_did(record.did)} belongs to the daemon's own self-test (GET /ready): not removed"
+            )
+        removed = _remove_account(record.did, store) if yes else []
     if not yes:
         _print_removal_plan(record, as_json)
         return
-    removed = _remove_account(record.did, records, config)
     if as_json:
         print_result(True, {"dry_run": False, "did": record.did, **_summarize_json(removed)}, "")
         return
@@ -142,39 +144,34 @@ def _print_removal_plan(record: AccountSummary, as_json: bool) -> None:
     click.echo("nothing was removed; the same with --yes removes it")
 
 
-def _remove_account(did: str, records: AccountAccess, config: Config) -> list[QueuedMessage]:
+def _remove_account(did: str, store: StoreAccess) -> list[QueuedMessage]:
     """
-    First what is registered, so that nothing more comes; then what waits; then the account.
+    First what is registered, so that nothing more comes; then what is queued; then the account.
 
-    :raise ClickException: something waits all the same.
+    :raise ClickException: something is queued all the same.
     """
-    from mediatord.cli.store_access import MessageFilter, PurgeLog
+    from mediatord.cli.store_access import MessageFilter
 
-    books = PurgeLog(config) if records.queued_dids(did) else None
-    records.unregister(did)
-    scopes = [MessageFilter(one, "didcomm") for one in records.queued_dids(did)]
-    waiting = [entry for scope in scopes for entry in records.entries(scope) if entry.account == did]
-    removed = (books or PurgeLog(config)).remove(records, waiting) if waiting else []
-    if not records.remove_account(did):
+    if store.list_queued_dids(did):
+        store.check_log()
+    store.unregister_recipients(did)
+    queues = [MessageFilter(one, "didcomm") for one in store.list_queued_dids(did)]
+    entries = [entry for queue in queues for entry in store.list_entries(queue) if entry.account == did]
+    removed = store.purge(entries)
+    if not store.remove_account(did):
         raise click.ClickException("the account has changed meanwhile: run it again")
     return removed
 
 
-def _find_account(given: str, records: AccountAccess, config: Config) -> AccountSummary:
+def _find_account(given: str, store: StoreAccess, config: Config) -> AccountSummary:
     """:raise ClickException: there is no such account."""
-    from mediatord.app.core_services import get_log_key_path
-    from mediatord.observability.pseudonyms import Pseudonymizer, read_pseudonym_keys
+    from mediatord.cli.store_access import find_by_pseudonym
     from mediatord.protocol.canonical_did import canonicalize_did
 
-    record = records.account(canonicalize_did(given))
+    record = store.find_account(canonicalize_did(given))
     if record is None and (not given.startswith("did:") or "~" in given):
-        tags = [
-            Pseudonymizer(mode, key)
-            for key in read_pseudonym_keys(get_log_key_path(config))
-            for mode in ("plain", "keyed")
-        ]
-        dids = (did for did in records.account_dids() if any(one.did(did) == given for one in tags))
-        record = next((found for did in dids if (found := records.account(did)) is not None), None)
+        did = find_by_pseudonym(given, store.list_dids(), config)
+        record = None if did is None else store.find_account(did)
     if record is None:
         raise click.ClickException(f"no account has the DID {given}")
     return record

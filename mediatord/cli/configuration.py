@@ -144,7 +144,8 @@ def _use_system_paths(config: Config) -> Config:
     sqlite = config.storage.sqlite.model_copy(update={"path": STATE / config.storage.sqlite.path})
     storage = config.storage.model_copy(update={"sqlite": sqlite})
     log = config.log.model_copy(update={"directory": LOGS, "key_file": STATE / "log.key"})
-    return config.model_copy(update={"storage": storage, "log": log})
+    control_socket = config.control_socket and STATE / config.control_socket
+    return config.model_copy(update={"storage": storage, "log": log, "control_socket": control_socket})
 
 
 # What to do, and the commands for it.

@@ -10,10 +10,7 @@ Whom the pseudonyms of the event log stand for, and the keys that they are made 
 
 from __future__ import annotations
 
-import sqlite3
 import sys
-from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -26,7 +23,6 @@ from mediatord.app.core_services import get_log_key_path
 from mediatord.cli.console import config_option, group_config_option, json_option, print_result
 from mediatord.config.file import load_config
 from mediatord.config.settings import Config
-from mediatord.errors import StartupError
 from mediatord.identity.encrypted_file import PassphraseSource, check_passphrase, make_passphrase_source
 from mediatord.identity.invitation import build_invitation_url, render_qr_terminal
 from mediatord.identity.key_file import (
@@ -39,7 +35,7 @@ from mediatord.identity.key_file import (
     rotate_keys,
 )
 from mediatord.identity.mediator_identity import IdentityError, MediatorIdentity, make_mediator_peer_did
-from mediatord.observability.pseudonyms import Pseudonymizer, delete_epoch_key, read_pseudonym_keys, start_key_epoch
+from mediatord.observability.pseudonyms import delete_epoch_key, read_pseudonym_keys, start_key_epoch
 from mediatord.private_file import PrivateFileError, read_private_file
 
 
@@ -311,57 +307,13 @@ def forget_pseudonym_key(epoch: int, path: Path) -> None:
 @config_option
 def whois(pseudonym: str, path: Path) -> None:
     """Print the registered DIDs that a pseudonym stands for, with its epoch. Exits with 1 if there is none."""
+    from mediatord.cli.store_access import list_pseudonymizers, open_store_access
+
     config = load_config(path)
-    tags = [
-        Pseudonymizer(mode, key)
-        for key in read_pseudonym_keys(get_log_key_path(config))
-        for mode in ("plain", "keyed")
-    ]
-    found = {(one.epoch, did) for did in _read_registered_dids(config) for one in tags if one.did(did) == pseudonym}
+    pseudonymizers = list_pseudonymizers(config)
+    with open_store_access(config) as store:
+        found = {(one.epoch, did) for did in store.list_dids() for one in pseudonymizers if one.did(did) == pseudonym}
     for epoch, did in sorted(found):
         click.echo(f"{epoch}  {did}")
     if not found:
         raise click.ClickException(f"{pseudonym} stands for no registered DID")
-
-
-def _read_registered_dids(config: Config) -> Iterator[str]:
-    """
-    Accounts, recipients and Decentrl identities that the store knows.
-
-    :raise StartupError: it cannot be read.
-    """
-    backend = config.storage.backend
-    if backend == "memory":
-        raise StartupError("storage.backend: nobody but the daemon itself knows what is in its memory")
-    return (
-        _read_mongodb_dids(config.storage.mongodb.uri)
-        if backend == "mongodb"
-        else _read_sqlite_dids(config.storage.sqlite.path)
-    )
-
-
-def _read_sqlite_dids(path: Path) -> Iterator[str]:
-    try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-            query = "SELECT did FROM account UNION SELECT did FROM recipient UNION SELECT did FROM party"
-            yield from (did for (did,) in connection.execute(query))
-    except sqlite3.Error as error:
-        raise StartupError(f"{path} cannot be read: {error}") from None
-
-
-def _read_mongodb_dids(uri: str) -> Iterator[str]:
-    from pymongo import MongoClient
-    from pymongo.errors import PyMongoError
-
-    from mediatord.store.mongo.driver.uri import parse_mongo_uri
-    from mediatord.store.mongo.schema import ACCOUNTS, PARTIES, RECIPIENTS
-
-    address = parse_mongo_uri(uri)
-    try:
-        client: MongoClient[dict[str, str]] = MongoClient(uri, serverSelectionTimeoutMS=_SERVER_SELECTION_TIMEOUT_MS)
-        with client:
-            for collection in (ACCOUNTS, RECIPIENTS, PARTIES):
-                for one in client[address.database][collection].find({}, {"_id": 0, "did": 1}):
-                    yield one["did"]
-    except PyMongoError:
-        raise StartupError(f"MongoDB at {address.hosts} cannot be read") from None

@@ -23,8 +23,9 @@ from mediatord.cli.console import (
 )
 
 if TYPE_CHECKING:
-    from mediatord.cli.store_access import QueueAccess, QueuedMessage
+    from mediatord.cli.store_access import StoreAccess
     from mediatord.config.settings import Config
+    from mediatord.store.interfaces.administration import QueuedMessage
 
 half_option = click.option("--half", type=click.Choice(["didcomm", "decentrl"]), help="Only of this half.")
 _DEFAULT_TOP = 20
@@ -53,11 +54,12 @@ def queue() -> None:
 @json_option
 def list_queues(path: Path, top: int, half: Any, as_json: bool) -> None:
     """Show the longest queues: for whom, how many messages, how many bytes, and how old the first is."""
-    from mediatord.cli.store_access import QUEUE_PROTOCOLS, ProbeAccounts, open_queue_access
+    from mediatord.cli.store_access import ProbeAccounts, open_store_access
     from mediatord.config.file import load_config
 
     config = load_config(path)
-    queues, totals = open_queue_access(config).queues((half,) if half else QUEUE_PROTOCOLS, top)
+    with open_store_access(config) as store:
+        queues, totals = store.list_queues(half, top)
     self_test = ProbeAccounts(config)
     if as_json:
         shown = [{**asdict(one), "self_test": self_test.may_include(one.account)} for one in queues]
@@ -98,13 +100,13 @@ def show(did: str, path: Path, top: int, half: Any, as_json: bool) -> None:
 
     Pushes are counted of DIDComm messages only. Exits with 1 if nobody has registered the DID.
     """
-    from mediatord.cli.store_access import MessageFilter, ProbeAccounts, open_queue_access
+    from mediatord.cli.store_access import MessageFilter, ProbeAccounts, open_store_access
     from mediatord.config.file import load_config
 
     config = load_config(path)
-    waiting = open_queue_access(config)
-    did = _find_registered_did(did, waiting, config)
-    entries = waiting.entries(MessageFilter(did, half))
+    with open_store_access(config) as store:
+        did = _find_registered_did(did, store, config)
+        entries = store.list_entries(MessageFilter(did, half))
     own = ProbeAccounts(config).may_include(did)
     if as_json:
         shown = [asdict(one) for one in entries[:top]]
@@ -135,20 +137,21 @@ def purge(
     daemon sends to itself for GET /ready is not removed: the next test does that. Exits with 1 if nobody has
     registered the DID.
     """
-    from mediatord.cli.store_access import MessageFilter, ProbeAccounts, PurgeLog, open_queue_access
+    from mediatord.cli.store_access import MessageFilter, ProbeAccounts, open_store_access
     from mediatord.config.file import load_config
 
     before = None if older_than is None else _read_time() - _parse_duration(older_than)
     config = load_config(path)
-    waiting = open_queue_access(config)
-    did = _find_registered_did(did, waiting, config)
-    if ProbeAccounts(config).has(did):
-        raise click.ClickException(
-            f"{_shorten_did(did)} belongs to the daemon's own self-test (GET /ready), which clears it: not removed"
-        )
-    entries = waiting.entries(MessageFilter(did, half, before, ids))
+    with open_store_access(config) as store:
+        did = _find_registered_did(did, store, config)
+        if ProbeAccounts(config).has(did):
+            raise click.ClickException(
+                f"{_shorten_did(did)} belongs to the daemon's own self-test (GET /ready), which clears it: not removed"
+            )
+        entries = store.list_entries(MessageFilter(did, half, before, ids))
+        removed = store.purge(entries) if yes else []
     if yes:
-        _print_purge_result(PurgeLog(config).remove(waiting, entries), len(entries), as_json)
+        _print_purge_result(removed, len(entries), as_json)
     else:
         _print_purge_plan(entries, did, as_json)
 
@@ -183,15 +186,19 @@ def _shorten_did(did: str) -> str:
     return escape_control_characters(Pseudonymizer("plain", PseudonymKey(0, b"")).did(did))
 
 
-def _find_registered_did(given: str, waiting: QueueAccess, config: Config) -> str:
+def _find_registered_did(given: str, store: StoreAccess, config: Config) -> str:
     """
     The registered DID that is meant.
 
     :raise ClickException: there is none.
     """
+    from mediatord.cli.store_access import find_by_pseudonym
+
     found: str | None = None
     if _is_valid_utf8(given):
-        found = waiting.kept(given) or _find_by_pseudonym(given, waiting, config)
+        found = store.find_did(given)
+        if found is None and (not given.startswith("did:") or "~" in given):
+            found = find_by_pseudonym(given, store.list_dids(), config)
     if found is None:
         raise click.ClickException(f"{given}: nobody has registered this DID")
     return found
@@ -204,23 +211,6 @@ def _is_valid_utf8(given: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _find_by_pseudonym(given: str, waiting: QueueAccess, config: Config) -> str | None:
-    """The DID that a short form or a pseudonym stands for."""
-    from mediatord.app.core_services import get_log_key_path
-    from mediatord.observability.pseudonyms import Pseudonymizer, read_pseudonym_keys
-
-    if given.startswith("did:") and "~" not in given:
-        return None
-    tags = [
-        Pseudonymizer(mode, key)
-        for key in read_pseudonym_keys(get_log_key_path(config))
-        for mode in ("plain", "keyed")
-    ]
-    # Whoever waits for something is asked for most often, and there are fewer of those.
-    dids = (did for some in (waiting.recipients, waiting.registered) for did in some())
-    return next((did for did in dids if any(one.did(did) == given for one in tags)), None)
 
 
 def _summarize_json(entries: Sequence[QueuedMessage]) -> dict[str, Any]:

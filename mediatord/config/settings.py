@@ -659,6 +659,10 @@ class Config(SettingsSection):
     drain_timeout: Annotated[
         Duration, Field(lt=10), _describe("how long stopping waits for open sockets; under 10 seconds")
     ] = 8.0
+    control_socket: Annotated[
+        Path | None,
+        _describe("UNIX socket, mode 0600, by which commands reach the running daemon; null: none"),
+    ] = Path("control.sock")
     identity: Annotated[IdentitySettings, _describe("the mediator's own DIDs")] = IdentitySettings()
     storage: Annotated[StorageSettings, _describe("where accounts and messages are kept")] = StorageSettings()
     queue: Annotated[QueueSettings, _describe("messages waiting for their recipients")] = QueueSettings()
@@ -701,6 +705,7 @@ class Config(SettingsSection):
         return _replace_fields(
             self,
             listen=tuple(resolve_endpoint_paths(one, base) for one in self.listen),
+            control_socket=self.control_socket and base / self.control_socket,
             identity=_replace_fields(
                 self.identity,
                 keys=resolve_secret_path(base, self.identity.keys),

@@ -44,6 +44,13 @@ class _EndpointSockets(Protocol):
         """Let go of all."""
 
 
+class UnboundSocket(_EndpointSockets, Protocol):
+    """A socket of its own kind, which is bound with those of the endpoints."""
+
+    def bind(self) -> None:
+        """:raise StartupError: it cannot be bound."""
+
+
 class SharedListeners:
     """
     A listening socket for every endpoint and worker.
@@ -52,10 +59,14 @@ class SharedListeners:
     here as well, what is in the backlog of a worker that died waits for the next one. A UNIX socket is one for all.
 
     :param endpoints: as in the configuration.
+    :param control: the listener of the control socket, behind those of the endpoints; None without one.
     :raise StartupError: an endpoint cannot be shared, or its certificate not be read.
     """
 
-    def __init__(self, reactor: Any, endpoints: Sequence[str], count: int) -> None:
+    def __init__(
+        self, reactor: Any, endpoints: Sequence[str], count: int, control: UnboundSocket | None = None
+    ) -> None:
+        self._control = control
         self._binders = []
         for text in endpoints:
             if text.startswith("systemd:"):
@@ -79,6 +90,9 @@ class SharedListeners:
                     for failure in outcome:
                         failure.raiseException()
                 self._shared.append(binder.shared)
+            if self._control is not None:
+                self._control.bind()
+                self._shared.append(self._control)
         except BaseException:
             self.close()
             raise

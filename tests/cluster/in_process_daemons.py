@@ -64,6 +64,7 @@ class InProcessNode:
             "identity": {"keys": str(town.directory / "keys.jwks")},
             "log": {"directory": str(town.directory / f"{name}-{port}"), "rotate": {"compress": False}},
             "drain_timeout": "2s",
+            "control_socket": None,
             "cluster": {
                 "listen": town.node_listen(name),
                 "secret_file": str(town.directory / "cluster.secret"),

@@ -141,6 +141,7 @@ class ComposeDeployment:
         database = servers.client["mediatord"]
         database.command("createUser", "mediatord", pwd=password, roles=roles, mechanisms=["SCRAM-SHA-1"])
         self.move("etc/mediator.yaml", {"mongo1:27017,mongo2:27017,mongo3:27017": ",".join(servers.hosts)})
+        self.move("etc/mediator.yaml", {"/tmp/control.sock": "control.sock"})
         self.move("etc/mediator.yaml", {"172.28.5.10/32": "127.0.0.1/32", "/var/log/mediatord": "../log"})
 
     def move(self, name: str, others: dict[str, str]) -> None:

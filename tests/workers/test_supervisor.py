@@ -173,7 +173,8 @@ class SupervisorTests(SynchronousTestCase):
         """In the directory of the test, with keys."""
         if not (self.directory / "keys.jwks").exists():
             create_keys(self.directory / "keys.jwks")
-        plain = {"listen": ["tcp:0:interface=127.0.0.1"], "node": "n", "workers": workers, **more}
+        plain = {"listen": ["tcp:0:interface=127.0.0.1"], "node": "n", "workers": workers, "control_socket": None}
+        plain |= more
         return Config.model_validate(plain).resolved(self.directory)
 
     def start(self, workers: int = 3, **more: Any) -> list[Process]:

@@ -12,6 +12,7 @@ from twisted.internet.defer import Deferred
 from zope.interface import Attribute, Interface
 
 from mediatord.store.interfaces.accounts import IAccountStore
+from mediatord.store.interfaces.administration import IStoreAdministration
 from mediatord.store.interfaces.cluster import MAX_CLOCK_SKEW, IClusterStore
 from mediatord.store.interfaces.decentrl import IDecentrlStore
 from mediatord.store.interfaces.messages import IMessageStore
@@ -64,6 +65,7 @@ class IStore(IMessageStore, IAccountStore, INonceCache):
 
     decentrl: IDecentrlStore = Attribute("What the Decentrl half keeps, in the same place and open as long as this.")
     cluster: IClusterStore = Attribute("What processes that share this store know of each other, open as long.")
+    administration: IStoreAdministration = Attribute("Listings and removals for the operator, open as long as this.")
     trouble: str = Attribute("What is wrong with it, as far as it knows, for the operator; empty when nothing is.")
 
     def open() -> Deferred[None]:

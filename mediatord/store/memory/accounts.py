@@ -98,6 +98,22 @@ class MemoryAccounts:
             self.remove(one.did)
         return expired
 
+    def newest(self) -> list[AccountEntry]:
+        """All accounts, the newest first."""
+        found = reversed(self._accounts_by_did.values())
+        return sorted(found, key=lambda one: one.account.created_at, reverse=True)
+
+    def dids(self) -> list[str]:
+        """DIDs of accounts and of what they have registered."""
+        return [*self._accounts_by_did, *self._by_text]
+
+    def unregister(self, did: str) -> None:
+        """Remove all that an account has registered; what is queued for it stays."""
+        account_entry = self._accounts_by_did.get(did)
+        for recipient in list(account_entry.recipients.values()) if account_entry else []:
+            for _, name in list(recipient.names.spellings):
+                self._remove(recipient.account_entry, name)
+
     def remove(self, did: str) -> None:
         """Forget an account with all that it has registered."""
         account_entry = self._accounts_by_did.pop(did)

@@ -61,7 +61,7 @@ from mediatord.store.interfaces.messages import (
 )
 from mediatord.store.interfaces.store import NONCE_GRACE_SECONDS
 from mediatord.store.memory.messages import LOOKED_AT, DeadlineHeap, QueueRanking, sort_arrivals
-from mediatord.store.message_operations import complete_buckets, group_by_age
+from mediatord.store.message_operations import LedgerEntry, complete_buckets, group_by_age
 
 
 class MemoryNonces:
@@ -308,6 +308,10 @@ class MemoryRegistrations:
             del kept[min(kept, key=lambda digest: kept[digest].expires_at)]
         self._kept[did] = kept
 
+    def dids(self) -> list[str]:
+        """Identities that were registered."""
+        return list(self._kept)
+
     def size(self, now: float) -> int:
         """Bytes of all that have not expired."""
         return sum(len(one.text) for kept in self._kept.values() for one in kept.values() if one.expires_at > now)
@@ -350,6 +354,10 @@ class MemoryContracts:
             raise QuotaExceeded()
         self._timelines_by_owner.remove(owner, [oldest.id])
         self._digests.discard((owner, oldest.digest))
+
+    def dids(self) -> list[str]:
+        """Owners of contracts, and their peers."""
+        return [did for pair in self._until for did in pair]
 
     def allow(self, owner: str, peer: str, now: float) -> bool:
         """Whether the owner has a contract with the peer that has not expired."""
@@ -512,7 +520,16 @@ class MemoryPendingEvents:
         ]
         return sort_arrivals(found, limit)
 
-    def acknowledge(self, recipient: str, ids: Sequence[str]) -> list[RemovedMessage]:
+    def queues(self) -> list[tuple[str, list[PendingEvent]]]:
+        """Recipients of events with their events, in order of arrival."""
+        found: dict[str, list[PendingEvent]] = {}
+        for event in reversed(list(self._timelines_by_owner.newest())):
+            found.setdefault(event.recipient_did, []).append(event)
+        return list(found.items())
+
+    def acknowledge(
+        self, recipient: str, ids: Sequence[str], ledger_entry: LedgerEntry = "acknowledged"
+    ) -> list[RemovedMessage]:
         """Those that were there, in order of arrival."""
         removed = [
             RemovedMessage(event.id, recipient, recipient, _get_utf8_size(event.payload), event.received_at, 0)
@@ -521,7 +538,7 @@ class MemoryPendingEvents:
         for one in removed:
             self._room.take(recipient, -1, -one.size)
             self._ranking.change(recipient, -1)
-        self._ledger["acknowledged"] += len(removed)
+        self._ledger[ledger_entry] += len(removed)
         return removed
 
 
@@ -640,6 +657,11 @@ class MemoryDecentrlState:
         self.requests = MemoryContractRequests(caps)
         self.pending = MemoryPendingEvents(caps, ranking)
         self.archive = MemoryEventArchive(caps)
+
+    def dids(self) -> list[str]:
+        """All identities that something is kept of."""
+        pending = (did for did, _ in self.pending.queues())
+        return list(dict.fromkeys([*self.registrations.dids(), *self.contracts.dids(), *pending]))
 
     def guarded(self, guard: CommandGuard, work: Callable[[], T], now: float) -> T:
         """

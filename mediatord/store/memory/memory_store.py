@@ -25,6 +25,7 @@ from mediatord.store.interfaces.accounts import (
     RecipientUpdateAction,
     RecipientUpdateResult,
 )
+from mediatord.store.interfaces.administration import IStoreAdministration
 from mediatord.store.interfaces.cluster import (
     ClusterIdentityMismatch,
     ClusterJoinError,
@@ -54,6 +55,7 @@ from mediatord.store.interfaces.messages import (
 )
 from mediatord.store.interfaces.store import IStore
 from mediatord.store.memory.accounts import MemoryAccounts
+from mediatord.store.memory.administration import MemoryStoreAdministration
 from mediatord.store.memory.decentrl import MemoryDecentrlState, MemoryDecentrlStore, MemoryNonces
 from mediatord.store.memory.messages import DeadlineHeap, EntryList, MemoryMessages, RecipientQueue
 from mediatord.store.message_operations import add_queue_totals, build_backlog, enqueue_independently, find_earliest
@@ -340,6 +342,9 @@ class MemoryStore:
         self._contents: _MemoryState | None = None
         self.decentrl: IDecentrlStore = MemoryDecentrlStore(self._answer_decentrl)
         self.cluster: IClusterStore = MemoryClusterStore(self._answer_cluster)
+        self.administration: IStoreAdministration = MemoryStoreAdministration(
+            lambda work: self._answer(lambda contents, now: work(contents))
+        )
 
     def open(self) -> Deferred[None]:
         """Begin empty, unless somebody else has it open."""

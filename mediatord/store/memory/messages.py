@@ -47,7 +47,13 @@ from mediatord.store.interfaces.messages import (
     RemovedMessage,
     StoredMessage,
 )
-from mediatord.store.message_operations import LEDGER_ENTRY_BY_REASON, complete_buckets, find_earliest, group_by_age
+from mediatord.store.message_operations import (
+    LEDGER_ENTRY_BY_REASON,
+    LedgerEntry,
+    complete_buckets,
+    find_earliest,
+    group_by_age,
+)
 
 K = TypeVar("K", int, bytes)
 
@@ -301,6 +307,10 @@ class NonEmptyQueues:
         """All of a DID."""
         return list(self._queues.get(did, ()))
 
+    def all(self) -> list[RecipientQueue]:
+        """All of all DIDs."""
+        return [queue for of_did in self._queues.values() for queue in of_did]
+
 
 class QueueCapacity:
     """How much a queue may have, and which of its messages make room."""
@@ -433,6 +443,18 @@ class MemoryMessages:
     def ledger(self) -> MessageLedger:
         """What became of all of them."""
         return MessageLedger(**self._ledger, waiting=len(self._entries))
+
+    def queues(self) -> list[RecipientQueue]:
+        """All that are not empty."""
+        return self._occupied.all()
+
+    def queues_of(self, did: str) -> list[RecipientQueue]:
+        """Those of a DID that are not empty."""
+        return self._occupied.of(did)
+
+    def purge(self, ids: Iterable[str]) -> list[RemovedMessage]:
+        """Remove by id for the operator."""
+        return [self._remove(entry, None, "removed") for entry in self._known(ids)]
 
     def waiting(self) -> QueueTotals:
         """All of them."""
@@ -591,9 +613,11 @@ class MemoryMessages:
         if not expired:
             self._visibility_changes.add(entry.seq, entry.expires_at)
 
-    def _remove(self, entry: QueueEntry, reason: RemovalReason | None) -> RemovedMessage:
+    def _remove(
+        self, entry: QueueEntry, reason: RemovalReason | None, ledger_entry: LedgerEntry | None = None
+    ) -> RemovedMessage:
         gone = entry.removed(reason)
-        self._ledger[LEDGER_ENTRY_BY_REASON[reason]] += 1
+        self._ledger[ledger_entry or LEDGER_ENTRY_BY_REASON[reason]] += 1
         self._set_node(entry, None)
         seq = entry.seq
         del self._entries[seq]

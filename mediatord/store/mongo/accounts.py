@@ -210,6 +210,19 @@ async def remove_account(t: Transaction, did: str) -> bool:
     return True
 
 
+async def unregister_recipients(t: Transaction, did: str) -> None:
+    """Remove all that an account has registered; what is queued for it stays."""
+    found = await t.find(ACCOUNTS, {"did": did}, projection={"_id": 1})
+    if not found:
+        return
+    mine = {"account": found[0]["_id"]}
+    change = {"$set": {"recipients": 0}, "$unset": {"fresh": 1}}
+    t.write_at_end(build_updates(ACCOUNTS, [{"q": {"_id": found[0]["_id"]}, "u": change}]))
+    t.write_at_end(build_deletes(RECIPIENTS, {**mine, "messages": 0}))
+    unregistered = {"$unset": {"registered": 1, "names": 1}}
+    t.write_at_end(build_updates(RECIPIENTS, [{"q": mine, "u": unregistered, "multi": True}]))
+
+
 def _build_account_deletes(account: Document) -> list[MongoCommand]:
     return [
         *build_deletes(RECIPIENTS, {"account": account["_id"]}),

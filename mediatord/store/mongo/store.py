@@ -20,6 +20,7 @@ from mediatord.store.interfaces.accounts import (
     RecipientUpdateAction,
     RecipientUpdateResult,
 )
+from mediatord.store.interfaces.administration import IStoreAdministration
 from mediatord.store.interfaces.cluster import IClusterStore
 from mediatord.store.interfaces.decentrl import DecentrlQuotas, IDecentrlStore
 from mediatord.store.interfaces.messages import (
@@ -42,6 +43,7 @@ from mediatord.store.interfaces.store import IStore, StoreFault
 from mediatord.store.message_operations import BatchLimits, enqueue_independently
 from mediatord.store.mongo import accounts, ledger, message_queues, queue_statistics, schema
 from mediatord.store.mongo.accounts import RecipientDIDCache, RecipientOwnerCache
+from mediatord.store.mongo.administration import MongoStoreAdministration
 from mediatord.store.mongo.cluster import MongoClusterStore, SessionOwnerRecord
 from mediatord.store.mongo.decentrl_store import MongoDecentrlStore
 from mediatord.store.mongo.driver.client import ClockSkewMonitor, ReplicaSetClient
@@ -131,6 +133,9 @@ class MongoStore:
         )
         self.decentrl: IDecentrlStore = self._decentrl
         self.cluster: IClusterStore = MongoClusterStore(client, self._clocks)
+        self.administration: IStoreAdministration = MongoStoreAdministration(
+            client, did_cache, self._owner_cache.clear
+        )
 
     def open(self) -> Deferred[None]:
         return start_operation(self._open())

@@ -104,6 +104,8 @@ def unregister_recipients(connection: Connection, did: str) -> None:
         "UPDATE recipient SET registered = NULL, names = NULL WHERE account_id = ? AND registered IS NOT NULL",
         (number,),
     )
+    # The triggers count one name for each DID, which may have had several.
+    connection.execute("UPDATE account SET recipients = 0 WHERE id = ?", (number,))
 
 
 def _delete_account(connection: Connection, account_number: int, did: str) -> None:

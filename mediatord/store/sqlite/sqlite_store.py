@@ -27,6 +27,7 @@ from mediatord.store.interfaces.accounts import (
     RecipientUpdateAction,
     RecipientUpdateResult,
 )
+from mediatord.store.interfaces.administration import IStoreAdministration
 from mediatord.store.interfaces.cluster import ClusterJoinError, ClusterNode, IClusterStore, PresenceRecord
 from mediatord.store.interfaces.decentrl import DecentrlQuotas, IDecentrlStore
 from mediatord.store.interfaces.messages import (
@@ -57,6 +58,7 @@ from mediatord.store.sqlite import (
     message_writes,
     queue_accounting,
 )
+from mediatord.store.sqlite.administration import SQLiteStoreAdministration
 from mediatord.store.sqlite.decentrl_store import SQLiteDecentrlStore, estimate_items_bytes
 from mediatord.store.sqlite.executor import SQLiteExecutor, SQLiteRunners, SQLiteTuning, TableSizeEstimator
 from mediatord.store.sqlite.group_commit import OperationOutcome
@@ -207,6 +209,9 @@ class SQLiteStore:
         self._sizes = TableSizeEstimator()
         self._cluster = SQLiteClusterStore(self._file, clock)
         self.cluster: IClusterStore = self._cluster
+        self.administration: IStoreAdministration = SQLiteStoreAdministration(
+            self._file, lambda: self._forget_all(None)
+        )
 
     def open(self) -> Deferred[None]:
         self._decentrl.opened()

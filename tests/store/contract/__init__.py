@@ -6,6 +6,7 @@ A backend's test cases are `class XTests(MakesX, EnqueueContract, TestCase)` and
 """
 
 from tests.store.contract.accounts import AccountContract, AccountExpiryContract
+from tests.store.contract.administration import AdministrationContract
 from tests.store.contract.backlog import BacklogContract
 from tests.store.contract.base import StoreContract
 from tests.store.contract.cluster import ClusterContract, ClusterIdentityContract, LeaderLeaseContract
@@ -42,6 +43,7 @@ from tests.store.contract.timing import TimingContract
 __all__ = [
     "AccountContract",
     "AccountExpiryContract",
+    "AdministrationContract",
     "BacklogContract",
     "ClusterContract",
     "ClusterDeliveryContract",

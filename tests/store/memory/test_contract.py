@@ -86,6 +86,9 @@ class MemoryDecentrlRequestTests(MakesMemory, contract.DecentrlRequestContract, 
 class MemoryDecentrlDeliveryTests(MakesMemory, contract.DecentrlDeliveryContract, TestCase): ...
 
 
+class MemoryAdministrationTests(MakesMemory, contract.AdministrationContract, TestCase): ...
+
+
 class MemoryBacklogTests(MakesMemory, contract.BacklogContract, TestCase): ...
 
 

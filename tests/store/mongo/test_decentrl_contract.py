@@ -48,6 +48,9 @@ class MongoDecentrlRequestTests(MakesMongo, contract.DecentrlRequestContract, Te
 class MongoDecentrlDeliveryTests(MakesMongo, contract.DecentrlDeliveryContract, TestCase): ...
 
 
+class MongoAdministrationTests(MakesMongo, contract.AdministrationContract, TestCase): ...
+
+
 class MongoBacklogTests(MakesMongo, contract.BacklogContract, TestCase): ...
 
 

@@ -88,6 +88,9 @@ class SQLiteDecentrlRequestTests(MakesSQLite, contract.DecentrlRequestContract, 
 class SQLiteDecentrlDeliveryTests(MakesSQLite, contract.DecentrlDeliveryContract, TestCase): ...
 
 
+class SQLiteAdministrationTests(MakesSQLite, contract.AdministrationContract, TestCase): ...
+
+
 class SQLiteBacklogTests(MakesSQLite, contract.BacklogContract, TestCase): ...
 
 

@@ -1,0 +1,1 @@
+"""Control socket: operator commands to a running daemon over a local UNIX socket."""

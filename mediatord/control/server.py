@@ -1,0 +1,319 @@
+"""
+Server side of the control socket: HTTP/1.1 with JSON over a UNIX socket, for the daemon's own user and root.
+
+`POST /v1/OPERATION` with an object of arguments is answered with `{"result": ...}`, or with `{"error": "one line"}`
+and status 400 (not carried out) or 503 (store or daemon not available).
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import stat
+import struct
+from collections.abc import Awaitable, Callable, Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import Any, cast
+
+from twisted.application.service import Service
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from twisted.web.http import HTTPChannel
+from twisted.web.resource import Resource
+from twisted.web.server import NOT_DONE_YET, Request, Site
+
+from mediatord.control.client import make_socket_address
+from mediatord.control.operations import ControlError
+from mediatord.errors import MediatorError, ShutdownInProgress, StartupError, StoreUnavailable
+from mediatord.failure_logging import redact_failure
+from mediatord.workers.shared_listeners import SharedUNIXPort
+
+_log = Logger()
+
+_BACKLOG = 16
+_MAX_CONNECTIONS = 16
+_MAX_BODY_BYTES = 262_144
+# Seconds that a connection may be idle.
+_IDLE_TIMEOUT = 60
+_CREDENTIALS = struct.Struct("3i")
+
+OperationRunner = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
+
+
+class ControlListener:
+    """
+    The listening socket, mode 0600. The file of a daemon that no longer runs is replaced.
+
+    :param path: of the socket.
+    """
+
+    family = socket.AF_UNIX
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._socket: socket.socket | None = None
+        self._identity: tuple[int, int] | None = None
+
+    def bind(self) -> None:
+        """:raise StartupError: another daemon listens there, or the socket cannot be made."""
+        try:
+            self._remove_stale()
+            bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            mask = os.umask(0o177)
+            try:
+                with make_socket_address(self._path) as address:
+                    bound.bind(address)
+            except BaseException:
+                bound.close()
+                raise
+            finally:
+                os.umask(mask)
+            bound.setblocking(False)
+            bound.listen(_BACKLOG)
+            self._socket, self._identity = bound, _identify(self._path)
+        except OSError as error:
+            raise StartupError(f"control_socket: cannot listen on {self._path}: {error.strerror}") from None
+
+    def _remove_stale(self) -> None:
+        try:
+            mode = os.stat(self._path, follow_symlinks=False).st_mode
+        except FileNotFoundError:
+            return
+        if not stat.S_ISSOCK(mode):
+            raise StartupError(f"control_socket: {self._path} exists and is not a socket")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, make_socket_address(self._path) as address:
+            probe.setblocking(False)
+            result = probe.connect_ex(address)
+        if result in (0, errno.EAGAIN):
+            raise StartupError(f"control_socket: another daemon listens on {self._path}")
+        if result == errno.ECONNREFUSED:
+            self._path.unlink(missing_ok=True)
+
+    @property
+    def bound(self) -> socket.socket:
+        """The socket, once it is bound."""
+        assert self._socket is not None
+        return self._socket
+
+    def descriptor(self, number: int) -> int:
+        """The one socket for all workers."""
+        return self.bound.fileno()
+
+    def suspend(self, number: int) -> None:
+        """Nothing to do when a worker is missing: the others accept all connections."""
+
+    def resume(self, number: int) -> None:
+        """Nothing to do when it is back."""
+
+    def close(self) -> None:
+        """Close the socket and remove its file, unless another daemon has replaced it."""
+        if self._socket is None:
+            return
+        self._socket.close()
+        self._socket = None
+        if _identify(self._path) == self._identity:
+            self._path.unlink(missing_ok=True)
+
+
+def _identify(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path, follow_symlinks=False)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+class ControlSocket(Service):
+    """
+    Serves the control socket while the daemon runs.
+
+    :param listener: bound when the service starts, and closed when it stops.
+    :param inherited: descriptor of a socket that the supervisor has bound, instead.
+    """
+
+    name = "control socket"
+
+    def __init__(
+        self,
+        reactor: Any,
+        run: OperationRunner,
+        listener: ControlListener | None = None,
+        inherited: int | None = None,
+    ) -> None:
+        self._reactor = reactor
+        self._listener = listener
+        self._inherited = inherited
+        self._site = ControlSite(reactor, run)
+        self._port: SharedUNIXPort | None = None
+
+    def privilegedStartService(self) -> None:
+        """
+        Bind.
+
+        :raise StartupError: as :meth:`ControlListener.bind`.
+        """
+        super().privilegedStartService()
+        if self._listener is not None:
+            self._listener.bind()
+
+    def startService(self) -> None:
+        """Accept connections."""
+        super().startService()
+        bound = (
+            socket.socket(fileno=self._inherited) if self._inherited is not None else self._listener.bound.dup()  # type: ignore[union-attr]  # one of both
+        )
+        self._port = SharedUNIXPort(self._reactor, bound, self._site)
+        self._port.startListening()
+
+    def stopService(self) -> None:
+        """Close the socket and all connections."""
+        super().stopService()
+        if self._port is not None:
+            self._port.stopListening()
+        if self._listener is not None:
+            self._listener.close()
+        self._site.close()
+
+
+class _ControlResource(Resource):
+    isLeaf = True
+
+    def __init__(self, run: OperationRunner) -> None:
+        super().__init__()
+        self._run = run
+
+    def render(self, request: Request) -> int:
+        """Run the operation that the path names."""
+        if request.method != b"POST" or not request.path.startswith(b"/v1/"):
+            _respond(request, 400, {"error": "expected POST /v1/OPERATION"})
+            return NOT_DONE_YET
+        gone: list[Failure] = []
+        request.notifyFinish().addErrback(gone.append)
+
+        async def answer() -> None:
+            status, body = await self._answer(request)
+            if not gone:
+                _respond(request, status, body)
+
+        Deferred.fromCoroutine(answer())
+        return NOT_DONE_YET
+
+    async def _answer(self, request: Request) -> tuple[int, dict[str, Any]]:
+        try:
+            arguments = json.loads(cast(BytesIO, request.content).read() or b"{}")
+            if not isinstance(arguments, dict):
+                return 400, {"error": "expected a JSON object"}
+            operation = request.path.removeprefix(b"/v1/").decode("ascii", "replace")
+            return 200, {"result": await self._run(operation, arguments)}
+        except ControlError as error:
+            return 400, {"error": str(error)}
+        except ValueError:
+            return 400, {"error": "expected JSON"}
+        except ShutdownInProgress:
+            return 503, {"error": "the daemon is stopping"}
+        except StoreUnavailable:
+            return 503, {"error": "the store is not available"}
+        except MediatorError as error:
+            return 400, {"error": str(error) or type(error).__name__}
+        except Exception:
+            _log.failure("an operation of the control socket failed", redact_failure())
+            return 500, {"error": "internal error; see the log of the daemon"}
+
+
+def _respond(request: Request, status: int, body: dict[str, Any]) -> None:
+    encoded = json.dumps(body, separators=(",", ":")).encode()
+    request.setResponseCode(status)
+    request.setHeader(b"Server", b"mediatord")
+    request.setHeader(b"Content-Type", b"application/json")
+    request.setHeader(b"Content-Length", b"%d" % len(encoded))
+    request.write(encoded)
+    request.finish()
+
+
+class _ControlRequest(Request):
+    """A request with a bounded body."""
+
+    _received = 0
+
+    def gotLength(self, length: int | None) -> None:
+        """Called once the headers are there."""
+        self.content = BytesIO()
+
+    def handleContentChunk(self, data: bytes) -> None:
+        """Called with every piece of the body."""
+        self._received += len(data)
+        if self._received > _MAX_BODY_BYTES:
+            cast(Any, self.channel).transport.abortConnection()
+            return
+        super().handleContentChunk(data)
+
+
+class _ControlChannel(HTTPChannel):
+    _is_counted = False
+
+    def connectionMade(self) -> None:
+        """Refuse other users than the daemon's own and root, and more connections than allowed."""
+        site = cast(Any, self).site
+        if not site.admits(cast(Any, self.transport).getHandle()):
+            cast(Any, self.transport).abortConnection()
+            return
+        self._is_counted = True
+        site.connections.add(self)
+        super().connectionMade()
+
+    def dataReceived(self, data: bytes) -> None:
+        """Called with what comes."""
+        if self._is_counted:
+            super().dataReceived(data)
+
+    def connectionLost(self, reason: Failure) -> None:  # type: ignore[override]  # it always has one
+        """The client is gone."""
+        cast(Any, self).site.connections.discard(self)
+        if self._is_counted:
+            super().connectionLost(reason)
+
+
+def get_peer_credentials(connection: socket.socket) -> tuple[int, int]:
+    """Process and user that have connected."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(raw)
+    return pid, uid
+
+
+class ControlSite(Site):
+    """A site without an access log for a few local clients."""
+
+    protocol = _ControlChannel  # type: ignore[assignment]  # instead of a proxy that could speak HTTP/2
+    requestFactory = _ControlRequest
+    noisy = False
+
+    def __init__(self, clock: IReactorTime, run: OperationRunner) -> None:
+        super().__init__(_ControlResource(run), reactor=clock, timeout=_IDLE_TIMEOUT, parsePOSTFormSubmission=False)
+        self.connections: set[_ControlChannel] = set()
+
+    def startFactory(self) -> None:
+        """Twisted's own would write an access log."""
+
+    def stopFactory(self) -> None:
+        """There is no access log to close."""
+
+    def log(self, request: object) -> None:
+        """There is no access log."""
+
+    def admits(self, connection: socket.socket) -> bool:
+        """Whether the peer may use the socket."""
+        pid, uid = get_peer_credentials(connection)
+        if uid not in (0, os.geteuid()):
+            _log.warn("control socket: connection of user {uid}, process {pid} refused", uid=uid, pid=pid)
+            return False
+        return len(self.connections) < _MAX_CONNECTIONS
+
+    def close(self) -> None:
+        """Abort all connections."""
+        for connection in list(self.connections):
+            cast(Any, connection.transport).abortConnection()
