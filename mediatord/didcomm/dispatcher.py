@@ -68,8 +68,6 @@ from mediatord.protocol.didcomm import jwe
 from mediatord.protocol.didcomm.did_document import strip_did_url
 from mediatord.protocol.didcomm.discover_features import (
     DISCLOSE,
-    PING_RESPONSE,
-    is_response_requested,
     parse_queries,
     select_features,
 )
@@ -165,9 +163,12 @@ class SmallProtocols:
         self, received: UnpackedMessage, account: Account | None, origin: MessageOrigin
     ) -> OutgoingMessage | None:
         """A `ping-response`, unless none is wanted or nobody is known to send it to."""
-        if not is_response_requested(received.message.require_body()) or received.authcrypt_sender is None:
+        if (
+            received.message.require_body().get("response_requested", True) is False
+            or received.authcrypt_sender is None
+        ):
             return None
-        return self._packer.answer(received.message, PING_RESPONSE, {})
+        return self._packer.answer(received.message, "https://didcomm.org/trust-ping/2.0/ping-response", {})
 
     async def queries(
         self, received: UnpackedMessage, account: Account | None, origin: MessageOrigin
@@ -277,7 +278,7 @@ class DIDCommDispatcher:
 
         The reply is for the connection it came on. A 202 means that whatever it asked for is durable.
         """
-        record = self._context.recorder.begin("didcomm", origin.peer, len(raw))
+        record = self._context.recorder.begin_request("didcomm", origin.peer, len(raw))
         received: UnpackedMessage | None = None
         memory, peer, size = self._context.admission.memory, origin.peer, len(raw)
         has_memory = memory.try_acquire(peer, size)
@@ -416,7 +417,7 @@ class DIDCommDispatcher:
         if not moved:
             self._context.registrations.refund(origin.peer, size)
             return False
-        self._context.recorder.moved(authcrypt_sender.did)
+        self._context.recorder.record_did_rotation(authcrypt_sender.did)
         await self._context.live.rotate(prior, authcrypt_sender, origin.session)
         return True
 
@@ -489,7 +490,7 @@ class DIDCommDispatcher:
     def _finish_record(
         self, record: RequestRecord, received: UnpackedMessage | None, reply: DIDCommReply, origin: MessageOrigin
     ) -> None:
-        self._context.recorder.end(
+        self._context.recorder.end_request(
             record,
             status=reply.status,
             fault=reply.fault,

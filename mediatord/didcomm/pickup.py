@@ -19,7 +19,6 @@ from mediatord.protocol.didcomm.message_pickup import (
     make_delivery_attachment,
     make_delivery_body,
     make_status_body,
-    pair_status_times,
     parse_limit,
     parse_live_delivery,
     parse_message_ids,
@@ -81,7 +80,9 @@ class Pickup:
         if not messages:
             return await self._status(account, origin, named, recipient)
         for message in messages:
-            self._recorder.pushed(message, [origin.session.name if origin.session else None], "pickup", "didcomm")
+            self._recorder.record_push(
+                message, [origin.session.name if origin.session else None], "pickup", "didcomm"
+            )
         self._live.record_pickup([message.id for message in messages])
         attachments = tuple(
             make_delivery_attachment(message.id, message.payload, message.form, self._settings.form)
@@ -97,7 +98,7 @@ class Pickup:
             pushed = self._live.resolve_pushes(one.id for one in removed)
             for one in removed:
                 path: DeliveryPath = "live" if self._live.was_pushed_live(one, pushed) else "pickup"
-                self._recorder.acknowledged(one, path, "didcomm")
+                self._recorder.record_acknowledgement(one, path, "didcomm")
 
     async def status(self, account: Account, origin: MessageOrigin) -> ResponseContent:
         """How much waits for all of the account."""
@@ -134,7 +135,8 @@ class Pickup:
             make_status_body(
                 count=status.message_count,
                 total_bytes=status.total_bytes,
-                times=pair_status_times(status.oldest_received_time, status.newest_received_time),
+                oldest=status.oldest_received_time,
+                newest=status.newest_received_time,
                 now=self._clock.seconds(),
                 recipient_did=named,
                 live=session is not None and self._connections.is_subscribed(session, account.did),

@@ -44,7 +44,7 @@ class TLSDaemon:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[TLSDaemon]:
+def in_memory(tmp_path: Path) -> Iterator[TLSDaemon]:
     """It serves."""
     in_memory = TLSDaemon(tmp_path)
     output = tmp_path / "output"
