@@ -160,8 +160,8 @@ RECORD_COLLECTIONS = {
     "public_event": decentrl.PUBLIC_EVENTS.name,
 }
 assert list(RECORD_COLLECTIONS) == list(RECORD_KINDS)
-SCHEMA_VERSION_WRITTEN = MongoSchema((), MIGRATIONS).version
-SCHEMA_READABLE_FROM = MIGRATIONS[-1].readable_from
+_SCHEMA = MongoSchema((), MIGRATIONS)
+SCHEMA_VERSION_WRITTEN, SCHEMA_READABLE_FROM = _SCHEMA.version, _SCHEMA.readable_from
 
 # Documents that are in memory at a time.
 _BATCH_DOCUMENTS, _BATCH_BYTES = 500, 8_388_608
@@ -322,7 +322,8 @@ def check_mongodb_schema(database: MongoDatabase) -> MongoDocument:
         or found.get("version", SCHEMA_VERSION_WRITTEN) != SCHEMA_VERSION_WRITTEN
     ):
         raise BackupError(
-            f"the MongoDB database has schema version {found.get('version')}, this mediatord wants {SCHEMA_VERSION_WRITTEN}"
+            f"the MongoDB database has schema version {found.get('version')}, "
+            f"this mediatord wants {SCHEMA_VERSION_WRITTEN}"
         )
     return found
 

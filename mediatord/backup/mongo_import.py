@@ -61,11 +61,12 @@ from mediatord.store.mongo.decentrl_events import build_stored_event as stored_d
 from mediatord.store.mongo.decentrl_events import build_stored_payload as stored_payload
 from mediatord.store.mongo.decentrl_parties import make_party_key, sum_utf8_sizes
 from mediatord.store.mongo.driver.commands import MAX_DOCUMENT_BYTES
-from mediatord.store.mongo.ledger_entries import CARRIED_FORWARD_ID, LEDGER
 from mediatord.store.mongo.schema import (
     ACCOUNTS,
-    DIDCOMM_COLLECTIONS,
+    ALL_COLLECTIONS,
+    CARRIED_FORWARD_ID,
     IMPORT_MARKER,
+    LEDGER,
     LONG_FORM_DIDS,
     MESSAGES,
     NONCES,
@@ -291,7 +292,6 @@ _RECORD_ADDERS: Mapping[str, Callable[[ImportBatch, Any, Timestamp], None]] = {
     "public_event": _add_public_event,
 }
 
-_ALL_COLLECTIONS = (*DIDCOMM_COLLECTIONS, *schema.DECENTRL_COLLECTIONS, *schema.CLUSTER_COLLECTIONS)
 _SCHEMA_COLLECTION = "schema"
 _DUPLICATE_KEY_CODE = 11000
 # Records with more than this are made to documents to see how large those are.
@@ -434,7 +434,7 @@ class MongoRecordTarget:
 
     def _make_indexes(self) -> None:
         there = set(self._database.list_collection_names())
-        for collection in _ALL_COLLECTIONS:
+        for collection in ALL_COLLECTIONS:
             if collection.name not in there:
                 self._database.create_collection(collection.name)
             if collection.indexes:

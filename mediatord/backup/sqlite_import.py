@@ -60,7 +60,7 @@ from mediatord.store.sqlite.database_file import (
 )
 from mediatord.store.sqlite.decentrl_queries import MEDIATOR_ID, change_party_usage, get_or_create_party
 from mediatord.store.sqlite.event_queries import NewStoredEvent, add_stored_usage, insert_stored_events
-from mediatord.store.sqlite.queue_accounting import add_ledger_entry, add_queue_counts
+from mediatord.store.sqlite.queue_accounting import StoreConnection, add_queue_counts
 
 _UNLIMITED = 1 << 62
 _UNLIMITED_CAPS = decentrl.DecentrlQuotas(*[_UNLIMITED] * 8)
@@ -121,7 +121,7 @@ def _insert_recipients(connection: Connection, records: Sequence[RecipientRecord
         connection.execute(change, (names.last, max(len(names) - 1, 0), one.account))
 
 
-def _insert_messages(connection: Connection, records: Sequence[MessageRecord]) -> None:
+def _insert_messages(connection: StoreConnection, records: Sequence[MessageRecord]) -> None:
     connection.executemany(_INSERT_MESSAGE, [_make_message_row(one) for one in records])
     messages: Counter[tuple[int, int]] = Counter()
     sizes: Counter[tuple[int, int]] = Counter()
@@ -129,7 +129,7 @@ def _insert_messages(connection: Connection, records: Sequence[MessageRecord]) -
         messages[one.account, one.recipient] += 1
         sizes[one.account, one.recipient] += len(one.payload)
     add_queue_counts(connection, [(*queue, number, sizes[queue]) for queue, number in messages.items()])
-    add_ledger_entry(connection, "didcomm", "accepted", len(records))
+    connection.add_ledger_entry("didcomm", "accepted", len(records))
 
 
 def _make_message_row(one: MessageRecord) -> tuple[Any, ...]:
@@ -188,14 +188,14 @@ def _insert_contract_requests(connection: Connection, records: Sequence[Contract
         decentrl_queries.add_contract_request(connection, wanted, _UNLIMITED_CAPS)
 
 
-def _insert_pending_events(connection: Connection, records: Sequence[PendingEventRecord]) -> None:
+def _insert_pending_events(connection: StoreConnection, records: Sequence[PendingEventRecord]) -> None:
     for one in records:
         recipient, size = get_or_create_party(connection, one.recipient).id, get_utf8_size(one.payload)
         time = repr(one.received_at)
         row = (one.id, recipient, hash_did(one.sender), one.sender, time, size, one.payload)
         connection.execute(_INSERT_PENDING_EVENT, row)
         change_party_usage(connection, recipient, pending=1, pending_bytes=size)
-    add_ledger_entry(connection, "decentrl", "accepted", len(records))
+    connection.add_ledger_entry("decentrl", "accepted", len(records))
 
 
 def _insert_stored_events(connection: Connection, records: Sequence[StoredEventRecord]) -> None:
@@ -224,7 +224,7 @@ def _insert_public_events(connection: Connection, records: Sequence[PublicEventR
 
 
 # What keeps records of each kind, in their order.
-RECORD_INSERTERS: Mapping[str, Callable[[Connection, Sequence[Any]], None]] = {
+RECORD_INSERTERS: Mapping[str, Callable[[StoreConnection, Sequence[Any]], None]] = {
     "account": _insert_accounts,
     "retired": _insert_retired_dids,
     "recipient": _insert_recipients,
@@ -256,10 +256,10 @@ class SQLiteRecordTarget:
     def __init__(self, path: Path, draft: Path) -> None:
         self._path = path
         self._draft = draft
-        self._open: Connection | None = None
+        self._open: StoreConnection | None = None
 
     @property
-    def connection(self) -> Connection:
+    def connection(self) -> StoreConnection:
         """To the draft."""
         assert self._open is not None
         return self._open
@@ -292,7 +292,7 @@ class SQLiteRecordTarget:
         connection.execute("BEGIN IMMEDIATE")
         try:
             for kind, some in groupby(records, key=lambda record: record.kind):
-                load: Callable[[Connection, Sequence[Any]], None] = RECORD_INSERTERS[kind]
+                load: Callable[[StoreConnection, Sequence[Any]], None] = RECORD_INSERTERS[kind]
                 load(connection, list(some))
             done = first + len(records) - 1
             changed = connection.execute("UPDATE import_progress SET done = ? WHERE done = ?", (done, first - 1))
@@ -314,7 +314,7 @@ class SQLiteRecordTarget:
         self.close()
         install_database(self._draft, self._path)
 
-    def _prepared(self) -> Connection:
+    def _prepared(self) -> StoreConnection:
         """The draft. One that was complete, but did not get its place, has forgotten of what: it is begun anew."""
         connection = prepare_database(self._draft)
         if connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'import_progress'").fetchone():

@@ -24,6 +24,7 @@ from mediatord.bench.load_generator import KeepAliveClient, WebSocketClient
 from mediatord.errors import MediatorError
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm.did_document import parse_did_document
+from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
 from mediatord.protocol.didcomm.jwe_algorithms import (
     AUTHCRYPT,
     CONTENT_CIPHERS,
@@ -32,7 +33,6 @@ from mediatord.protocol.didcomm.jwe_algorithms import (
     derive_kek,
 )
 from mediatord.protocol.didcomm.keys import PrivateKey, PublicKey
-from mediatord.protocol.didcomm.message import ENCRYPTED_MEDIA_TYPE
 from mediatord.protocol.encoding import decode_base64url, dumps, encode_base64url, loads_object
 from mediatord.wallet.didcomm_client import DIDCommMediator
 from mediatord.wallet.didcomm_identity import WalletIdentity

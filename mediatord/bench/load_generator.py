@@ -37,7 +37,7 @@ from mediatord.bench.scenario import (
     latency_figures,
     safe_ratio,
 )
-from mediatord.protocol.didcomm.message import ENCRYPTED_MEDIA_TYPE
+from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
 
 # A request sent later than this counts as late; waking up takes half of it.
 LATE_SECONDS = 0.001

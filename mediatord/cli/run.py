@@ -37,7 +37,7 @@ def run_worker() -> int:
     reset_hang_alarm()
     try:
         with os.fdopen(SPEC_FD, "rb") as file:
-            spec = WorkerSpec.read(file.read())
+            spec = WorkerSpec.from_bytes(file.read())
     except (OSError, ValueError):
         raise StartupError("workers are started by mediatord run") from None
     from twisted.internet import reactor  # noqa: TID251  this is the program
@@ -48,7 +48,7 @@ def run_worker() -> int:
 
 def _run_reactor(reactor: Any, spec: WorkerSpec) -> int:
     worker = SupervisorConnection(
-        reactor, spec.place, partial(_exit_without_supervisor, Path(spec.place.path).parent)
+        reactor, spec.resources, partial(_exit_without_supervisor, Path(spec.resources.node_socket).parent)
     )
     root = DaemonService(reactor, worker.report_failure)
     reactor.callWhenRunning(worker.connect)

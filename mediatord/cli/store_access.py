@@ -289,8 +289,8 @@ class _InlineRunner:
     def stop(self) -> None:
         """There is no thread to stop."""
 
-    def __call__(self, work: Callable[[], T]) -> Deferred[T]:
-        return execute(work)
+    def __call__(self, work: Callable[..., T], *args: Any) -> Deferred[T]:
+        return execute(work, *args)
 
 
 class _HostClock(Clock):

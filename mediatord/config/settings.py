@@ -280,9 +280,9 @@ OriginPattern = Annotated[str, AfterValidator(_check_origin_pattern), ValueKind(
 MongoURI = Annotated[str, AfterValidator(_check_mongodb_uri), ValueKind("mongodb:// URI")]
 
 
-def _describe(text: str) -> Any:
-    """A field's explanation, in the place where the template looks for it."""
-    return Field(description=text)
+def _setting(default: Any, description: str) -> Any:
+    """A setting with its default and its line in the configuration template."""
+    return Field(default, description=description)
 
 
 _SectionT = TypeVar("_SectionT", bound="SettingsSection")
@@ -303,205 +303,180 @@ class SettingsSection(BaseModel):
 class IdentitySettings(SettingsSection):
     """Who the mediator is."""
 
-    keys: Annotated[Path, _describe("private keys (JWK set, mode 0600), relative to this file")] = Path("keys.jwks")
-    passphrase_file: Annotated[
-        Path | None,
-        _describe("opens keys that `mediatord keys encrypt` has encrypted; mode 0600, or credential:NAME"),
-    ] = None
-    former_dids: Annotated[
-        tuple[DID, ...], _describe("earlier DIDs of this mediator, still accepted; each with a key of ours")
-    ] = ()
+    keys: Path = _setting(Path("keys.jwks"), "private keys (JWK set, mode 0600), relative to this file")
+    passphrase_file: Path | None = _setting(
+        None, "opens keys that `mediatord keys encrypt` has encrypted; mode 0600, or credential:NAME"
+    )
+    former_dids: tuple[DID, ...] = _setting(
+        (), "earlier DIDs of this mediator, still accepted; each with a key of ours"
+    )
 
 
 class SQLiteSettings(SettingsSection):
     """Where SQLite keeps its file."""
 
-    path: Annotated[Path, _describe("the database file; its directory must be writable")] = Path("mediator.sqlite3")
-    max_bytes: Annotated[
-        Size | None, _describe("beyond it nothing more is stored (503), only deleted; null: as the disk allows")
-    ] = None
-    min_free_bytes: Annotated[
-        Size | None,
-        _describe("left free on its disk in the same way; null: 5 % of it, 256 MiB to 1 GiB, at most a tenth"),
-    ] = None
+    path: Path = _setting(Path("mediator.sqlite3"), "the database file; its directory must be writable")
+    max_bytes: Size | None = _setting(
+        None, "beyond it nothing more is stored (503), only deleted; null: as the disk allows"
+    )
+    min_free_bytes: Size | None = _setting(
+        None, "left free on its disk in the same way; null: 5 % of it, 256 MiB to 1 GiB, at most a tenth"
+    )
 
 
 class MongoDBSettings(SettingsSection):
     """Where MongoDB is."""
 
-    uri: Annotated[MongoURI, _describe("server, credentials and database name"), Field(repr=False)] = (
-        "mongodb://127.0.0.1:27017/mediatord"
+    uri: Annotated[MongoURI, Field(repr=False)] = _setting(
+        "mongodb://127.0.0.1:27017/mediatord", "server, credentials and database name"
     )
-    max_bytes: Annotated[
-        Size | None, _describe("beyond it nothing more is stored (503), only deleted; null: as the disk allows")
-    ] = None
-    min_free_bytes: Annotated[
-        Size | None,
-        _describe(
-            "left free on the disk of the primary in the same way; null: 5 % of it, 256 MiB to 1 GiB, at most a tenth"
-        ),
-    ] = None
+    max_bytes: Size | None = _setting(
+        None, "beyond it nothing more is stored (503), only deleted; null: as the disk allows"
+    )
+    min_free_bytes: Size | None = _setting(
+        None,
+        "left free on the disk of the primary in the same way; null: 5 % of it, 256 MiB to 1 GiB, at most a tenth",
+    )
 
 
 class StorageSettings(SettingsSection):
     """Where accounts and messages are kept."""
 
-    backend: Annotated[
-        Literal["memory", "sqlite", "mongodb"], _describe("memory (lost at stop) | sqlite | mongodb")
-    ] = "sqlite"
-    sqlite: Annotated[SQLiteSettings, _describe("used when backend is sqlite")] = SQLiteSettings()
-    mongodb: Annotated[MongoDBSettings, _describe("used when backend is mongodb")] = MongoDBSettings()
+    backend: Literal["memory", "sqlite", "mongodb"] = _setting("sqlite", "memory (lost at stop) | sqlite | mongodb")
+    sqlite: SQLiteSettings = _setting(SQLiteSettings(), "used when backend is sqlite")
+    mongodb: MongoDBSettings = _setting(MongoDBSettings(), "used when backend is mongodb")
 
 
 class QueueSettings(SettingsSection):
     """What waits for its recipients."""
 
-    max_messages: Annotated[PositiveInteger, _describe("per recipient DID; the oldest goes first")] = 1000
-    max_bytes: Annotated[Size, _describe("per recipient DID; the oldest goes first")] = 67_108_864
-    when_full: Annotated[
-        Literal["oldest", "refuse"],
-        _describe("what makes room: oldest (of whoever has most) | refuse (senders get 429)"),
-    ] = "oldest"
-    sender_share: Annotated[
-        Fraction, _describe("part of a full queue that one sender or one network may have; 1: no such rule")
-    ] = 0.5
-    reserved_for_known: Annotated[
-        FractionUpToThird,
-        _describe("part of a full queue kept for senders the recipient acknowledged before; 0: no ranks of senders"),
-    ] = 0.25
-    ttl: Annotated[Duration, Field(gt=0), _describe("a message not fetched by then is dropped")] = 259_200.0
-    delivered_timeout: Annotated[
-        Duration, Field(gt=0), _describe("a push not acknowledged by then is pending again")
-    ] = 60.0
+    max_messages: PositiveInteger = _setting(1000, "per recipient DID; the oldest goes first")
+    max_bytes: Size = _setting(67_108_864, "per recipient DID; the oldest goes first")
+    when_full: Literal["oldest", "refuse"] = _setting(
+        "oldest", "what makes room: oldest (of whoever has most) | refuse (senders get 429)"
+    )
+    sender_share: Fraction = _setting(
+        0.5, "part of a full queue that one sender or one network may have; 1: no such rule"
+    )
+    reserved_for_known: FractionUpToThird = _setting(
+        0.25, "part of a full queue kept for senders the recipient acknowledged before; 0: no ranks of senders"
+    )
+    ttl: Annotated[Duration, Field(gt=0)] = _setting(259_200.0, "a message not fetched by then is dropped")
+    delivered_timeout: Annotated[Duration, Field(gt=0)] = _setting(
+        60.0, "a push not acknowledged by then is pending again"
+    )
 
 
 class LimitSettings(SettingsSection):
     """How much is taken from whom."""
 
-    did_per_minute: Annotated[PositiveInteger, _describe("forwards and commands of one sender DID")] = 60
-    ip_per_minute: Annotated[PositiveInteger, _describe("forwards and undecryptable posts of one address")] = 120
-    account_per_minute: Annotated[PositiveInteger, _describe("coordination and pickup requests of one account")] = 600
-    max_message_bytes: Annotated[Size, _describe("larger bodies and frames are refused")] = 1_048_576
-    max_connections_per_ip: Annotated[PositiveInteger, _describe("open sockets of one address")] = 64
-    accounts_per_address_per_day: Annotated[
-        PositiveInteger, _describe("accounts and Decentrl registrations that one address may make")
-    ] = 1000
-    registration_bytes_per_address_per_day: Annotated[
-        PositiveInteger, _describe("bytes of DIDs and registrations that one address may have stored")
-    ] = 4_194_304
-    accounts: Annotated[PositiveInteger, _describe("accounts in all; beyond that nobody is granted mediation")] = (
-        1_000_000
+    did_per_minute: PositiveInteger = _setting(60, "forwards and commands of one sender DID")
+    ip_per_minute: PositiveInteger = _setting(120, "forwards and undecryptable posts of one address")
+    account_per_minute: PositiveInteger = _setting(600, "coordination and pickup requests of one account")
+    max_message_bytes: Size = _setting(1_048_576, "larger bodies and frames are refused")
+    max_connections_per_ip: PositiveInteger = _setting(64, "open sockets of one address")
+    accounts_per_address_per_day: PositiveInteger = _setting(
+        1000, "accounts and Decentrl registrations that one address may make"
     )
-    registration_bytes: Annotated[Size, _describe("bytes of DIDs and registrations in all")] = 1_073_741_824
-    trusted_peers: Annotated[
-        tuple[CIDRNetwork, ...],
-        _describe("networks of other mediators; each counts as one address, with these limits:"),
-    ] = ()
-    trusted_per_minute: Annotated[PositiveInteger, _describe("forwards and other requests of one of them")] = 6000
-    trusted_connections: Annotated[PositiveInteger, _describe("open sockets of one of them")] = 1024
-    max_outbox_bytes: Annotated[Size, _describe("pushes that wait for one socket which is not read")] = 1_048_576
-    max_unread_bytes: Annotated[
-        Size, _describe("answers over HTTP that are not read, in all; an eighth of that for one address")
-    ] = 268_435_456
+    registration_bytes_per_address_per_day: PositiveInteger = _setting(
+        4_194_304, "bytes of DIDs and registrations that one address may have stored"
+    )
+    accounts: PositiveInteger = _setting(1_000_000, "accounts in all; beyond that nobody is granted mediation")
+    registration_bytes: Size = _setting(1_073_741_824, "bytes of DIDs and registrations in all")
+    trusted_peers: tuple[CIDRNetwork, ...] = _setting(
+        (), "networks of other mediators; each counts as one address, with these limits:"
+    )
+    trusted_per_minute: PositiveInteger = _setting(6000, "forwards and other requests of one of them")
+    trusted_connections: PositiveInteger = _setting(1024, "open sockets of one of them")
+    max_outbox_bytes: Size = _setting(1_048_576, "pushes that wait for one socket which is not read")
+    max_unread_bytes: Size = _setting(
+        268_435_456, "answers over HTTP that are not read, in all; an eighth of that for one address"
+    )
 
 
 class DIDCommSettings(SettingsSection):
     """The DIDComm v2 side."""
 
-    delivery_form: Annotated[
-        Literal["as-received", "json", "base64"], _describe("attachments of a delivery: as-received | json | base64")
-    ] = "as-received"
-    live_push: Annotated[
-        Literal["delivery", "raw"], _describe("live mode sends a pickup delivery | the raw envelope")
-    ] = "delivery"
-    live_default_on: Annotated[Boolean, _describe("a socket is live without asking for it")] = False
-    max_delay: Annotated[Duration, _describe("delay_milli is capped here; 0 delivers at once")] = 86_400.0
-    legacy_draft03: Annotated[Boolean, _describe("understand ECDH-1PU draft 3, which old wallets use")] = False
-    registration: Annotated[
-        Literal["open", "allow-list"], _describe("who is granted mediation: open (anyone) | allow-list")
-    ] = "open"
-    allow: Annotated[
-        tuple[DIDPattern, ...],
-        _describe("the DIDs that registration: allow-list grants; did:web:a.example:* for all below"),
-    ] = ()
-    deny: Annotated[
-        tuple[DIDPattern, ...],
-        _describe("DIDs that get no grant, and are refused what they authenticate; goes before allow"),
-    ] = ()
-    require_ownership: Annotated[
-        Boolean, _describe("register recipient DIDs other than the account's own only with a proof made by them")
-    ] = False
-    require_registered_sender: Annotated[
-        Boolean, _describe("take forwards only from authenticated senders with mediation here")
-    ] = False
-    require_encrypted_payload: Annotated[
-        Boolean, _describe("refuse to queue an attachment that is not an encrypted envelope")
-    ] = True
-    problem_codes: Annotated[
-        Literal["uc021", "identus"],
-        _describe("for unknown recipients: uc021 (e.p.me.res.not-found) | identus (e.p.req.not_enroll)"),
-    ] = "uc021"
-    problem_report_ack: Annotated[
-        Boolean, _describe("name the refused message in ack, which didcomm-jvm cannot parse; pthid names its thread")
-    ] = False
-    max_recipients: Annotated[PositiveInteger, _describe("recipient DIDs per account")] = 1000
-    unused_account_ttl: Annotated[
-        Duration, _describe("an account that was never used after its first day goes after that; 0: never")
-    ] = 604_800.0
-    idle_account_ttl: Annotated[
-        Duration, _describe("an account goes after so long without authenticated contact; 0: never")
-    ] = 0.0
-    delivery_limit: Annotated[
-        PositiveInteger, _describe("messages in one delivery at most, whatever was asked for")
-    ] = 100
-    failover: Annotated[
-        Literal["none", "configured", "account-did"],
-        _describe("POST to wallets without a socket: none | configured (endpoints) | account-did (its services)"),
-    ] = "none"
-    endpoints: Annotated[Mapping[DID, URLOrDID], _describe("account DID to URL or DID, for failover: configured")] = (
-        Field(default_factory=dict)
+    delivery_form: Literal["as-received", "json", "base64"] = _setting(
+        "as-received", "attachments of a delivery: as-received | json | base64"
     )
-    routing_keys: Annotated[
-        Mapping[DID, tuple[DIDURL, ...]], _describe("recipient DID to keys that its messages are wrapped for as well")
-    ] = Field(default_factory=dict)
-    rewrap: Annotated[Boolean, _describe("deliver inside a fresh forward to the recipient")] = False
+    live_push: Literal["delivery", "raw"] = _setting(
+        "delivery", "live mode sends a pickup delivery | the raw envelope"
+    )
+    live_default_on: Boolean = _setting(False, "a socket is live without asking for it")
+    max_delay: Duration = _setting(86_400.0, "delay_milli is capped here; 0 delivers at once")
+    legacy_draft03: Boolean = _setting(False, "understand ECDH-1PU draft 3, which old wallets use")
+    registration: Literal["open", "allow-list"] = _setting(
+        "open", "who is granted mediation: open (anyone) | allow-list"
+    )
+    allow: tuple[DIDPattern, ...] = _setting(
+        (), "the DIDs that registration: allow-list grants; did:web:a.example:* for all below"
+    )
+    deny: tuple[DIDPattern, ...] = _setting(
+        (), "DIDs that get no grant, and are refused what they authenticate; goes before allow"
+    )
+    require_ownership: Boolean = _setting(
+        False, "register recipient DIDs other than the account's own only with a proof made by them"
+    )
+    require_registered_sender: Boolean = _setting(
+        False, "take forwards only from authenticated senders with mediation here"
+    )
+    require_encrypted_payload: Boolean = _setting(
+        True, "refuse to queue an attachment that is not an encrypted envelope"
+    )
+    problem_codes: Literal["uc021", "identus"] = _setting(
+        "uc021", "for unknown recipients: uc021 (e.p.me.res.not-found) | identus (e.p.req.not_enroll)"
+    )
+    problem_report_ack: Boolean = _setting(
+        False, "name the refused message in ack, which didcomm-jvm cannot parse; pthid names its thread"
+    )
+    max_recipients: PositiveInteger = _setting(1000, "recipient DIDs per account")
+    unused_account_ttl: Duration = _setting(
+        604_800.0, "an account that was never used after its first day goes after that; 0: never"
+    )
+    idle_account_ttl: Duration = _setting(
+        0.0, "an account goes after so long without authenticated contact; 0: never"
+    )
+    delivery_limit: PositiveInteger = _setting(100, "messages in one delivery at most, whatever was asked for")
+    failover: Literal["none", "configured", "account-did"] = _setting(
+        "none", "POST to wallets without a socket: none | configured (endpoints) | account-did (its services)"
+    )
+    endpoints: Mapping[DID, URLOrDID] = Field(
+        description="account DID to URL or DID, for failover: configured", default_factory=dict
+    )
+    routing_keys: Mapping[DID, tuple[DIDURL, ...]] = Field(
+        description="recipient DID to keys that its messages are wrapped for as well", default_factory=dict
+    )
+    rewrap: Boolean = _setting(False, "deliver inside a fresh forward to the recipient")
 
 
 class DecentrlSettings(SettingsSection):
     """The Decentrl side."""
 
-    timestamp_window: Annotated[
-        Duration, Field(gt=0, le=86_400), _describe("how far the clock of a command may be off, either way")
-    ] = 300.0
-    contract_lifetime: Annotated[
-        Duration, Field(gt=0), _describe("a registration counts no longer than this, whatever its contract says")
-    ] = 31_536_000.0
-    registration: Annotated[
-        Literal["open", "own", "allow-list"],
-        _describe("who may register: open | own (DIDs that name this mediator) | allow-list"),
-    ] = "open"
-    allow: Annotated[tuple[DIDPattern, ...], _describe("the DIDs of registration: allow-list")] = ()
-    deny: Annotated[
-        tuple[DIDPattern, ...],
-        _describe("DIDs that may not register, and are refused every command; goes before allow"),
-    ] = ()
-    raw_keys: Annotated[Boolean, _describe("write the keys of the did:web document without multicodec prefix")] = (
-        False
+    timestamp_window: Annotated[Duration, Field(gt=0, le=86_400)] = _setting(
+        300.0, "how far the clock of a command may be off, either way"
     )
-    max_contract_requests: Annotated[
-        PositiveInteger, _describe("requests for a contract that may wait for one DID")
-    ] = 1000
-    max_contract_requests_per_sender: Annotated[PositiveInteger, _describe("those of one and the same sender")] = 10
-    max_contracts: Annotated[PositiveInteger, _describe("contracts that one DID may keep")] = 10_000
-    max_contracts_per_peer: Annotated[PositiveInteger, _describe("those with one and the same DID")] = 100
-    max_pending_events: Annotated[PositiveInteger, _describe("events that may wait for one DID")] = 10_000
-    max_pending_bytes: Annotated[
-        Size, _describe("and their bytes; a page with more than 16 MiB is refused, so more could get stuck")
-    ] = 16_777_216
-    max_stored_events: Annotated[PositiveInteger, _describe("stored and public events that one DID may keep")] = (
-        1_000_000
+    contract_lifetime: Annotated[Duration, Field(gt=0)] = _setting(
+        31_536_000.0, "a registration counts no longer than this, whatever its contract says"
     )
-    max_stored_bytes: Annotated[Size, _describe("and their bytes")] = 1_073_741_824
+    registration: Literal["open", "own", "allow-list"] = _setting(
+        "open", "who may register: open | own (DIDs that name this mediator) | allow-list"
+    )
+    allow: tuple[DIDPattern, ...] = _setting((), "the DIDs of registration: allow-list")
+    deny: tuple[DIDPattern, ...] = _setting(
+        (), "DIDs that may not register, and are refused every command; goes before allow"
+    )
+    raw_keys: Boolean = _setting(False, "write the keys of the did:web document without multicodec prefix")
+    max_contract_requests: PositiveInteger = _setting(1000, "requests for a contract that may wait for one DID")
+    max_contract_requests_per_sender: PositiveInteger = _setting(10, "those of one and the same sender")
+    max_contracts: PositiveInteger = _setting(10_000, "contracts that one DID may keep")
+    max_contracts_per_peer: PositiveInteger = _setting(100, "those with one and the same DID")
+    max_pending_events: PositiveInteger = _setting(10_000, "events that may wait for one DID")
+    max_pending_bytes: Size = _setting(
+        16_777_216, "and their bytes; a page with more than 16 MiB is refused, so more could get stuck"
+    )
+    max_stored_events: PositiveInteger = _setting(1_000_000, "stored and public events that one DID may keep")
+    max_stored_bytes: Size = _setting(1_073_741_824, "and their bytes")
 
     @model_validator(mode="after")
     def _allow_goes_with_the_list(self) -> DecentrlSettings:
@@ -513,31 +488,31 @@ class DecentrlSettings(SettingsSection):
 class OutboundSettings(SettingsSection):
     """Requests that the mediator makes itself: did:web, replies, delivery to endpoints."""
 
-    allow_private: Annotated[
-        tuple[CIDRNetwork, ...], _describe("loopback and private networks that may be reached all the same")
-    ] = ()
+    allow_private: tuple[CIDRNetwork, ...] = _setting(
+        (), "loopback and private networks that may be reached all the same"
+    )
 
 
 class LogRotationSettings(SettingsSection):
     """When a log segment is closed, and what becomes of it."""
 
-    bytes: Annotated[Size, Field(ge=65_536), _describe("a segment of this size is closed")] = 67_108_864
-    keep: Annotated[PositiveInteger, _describe("newest closed segments that are kept whatever their age")] = 24
-    compress: Annotated[Boolean, _describe("gzip closed segments")] = True
+    bytes: Annotated[Size, Field(ge=65_536)] = _setting(67_108_864, "a segment of this size is closed")
+    keep: PositiveInteger = _setting(24, "newest closed segments that are kept whatever their age")
+    compress: Boolean = _setting(True, "gzip closed segments")
 
 
 class LogRetentionSettings(SettingsSection):
     """How long closed log segments are kept."""
 
-    age: Annotated[
-        Duration, Field(gt=0), _describe("older closed segments are deleted once the nightly analysis has read them")
-    ] = 432_000.0
-    bytes: Annotated[
-        Size, _describe("of all closed segments; beyond it the oldest are deleted once they were read")
-    ] = 4_294_967_296
-    unread_bytes: Annotated[
-        Size, _describe("of all closed segments; beyond it also unread ones are deleted, with an alert")
-    ] = 8_589_934_592
+    age: Annotated[Duration, Field(gt=0)] = _setting(
+        432_000.0, "older closed segments are deleted once the nightly analysis has read them"
+    )
+    bytes: Size = _setting(
+        4_294_967_296, "of all closed segments; beyond it the oldest are deleted once they were read"
+    )
+    unread_bytes: Size = _setting(
+        8_589_934_592, "of all closed segments; beyond it also unread ones are deleted, with an alert"
+    )
 
     @model_validator(mode="after")
     def _unread_is_the_outer_bound(self) -> LogRetentionSettings:
@@ -549,59 +524,52 @@ class LogRetentionSettings(SettingsSection):
 class LogSettings(SettingsSection):
     """Events as JSON lines, for operators and analytics."""
 
-    directory: Annotated[Path, _describe("relative to this file; one daemon per directory")] = Path("log")
-    rotate: Annotated[LogRotationSettings, _describe("besides at every full hour UTC, on SIGUSR1 and at stop")] = (
-        LogRotationSettings()
+    directory: Path = _setting(Path("log"), "relative to this file; one daemon per directory")
+    rotate: LogRotationSettings = _setting(
+        LogRotationSettings(), "besides at every full hour UTC, on SIGUSR1 and at stop"
     )
-    retention: Annotated[
-        LogRetentionSettings,
-        _describe("when closed segments are deleted; without a nightly analysis all count as read"),
-    ] = LogRetentionSettings()
-    level: Annotated[
-        Literal["debug", "info", "warn", "error"], _describe("debug | info | warn | error; analytics needs info")
-    ] = "info"
-    dids: Annotated[
-        Literal["plain", "keyed"], _describe("plain | keyed (pseudonyms; recommended): DIDs and message ids")
-    ] = "plain"
-    key_file: Annotated[
-        Path | None, _describe("keys of pseudonyms, which the daemon adds to; null: log.key beside identity.keys")
-    ] = None
-    key_days: Annotated[
-        NonNegativeInteger, _describe("pseudonyms are made with a new key after so many days; 0: never")
-    ] = 90
+    retention: LogRetentionSettings = _setting(
+        LogRetentionSettings(), "when closed segments are deleted; without a nightly analysis all count as read"
+    )
+    level: Literal["debug", "info", "warn", "error"] = _setting(
+        "info", "debug | info | warn | error; analytics needs info"
+    )
+    dids: Literal["plain", "keyed"] = _setting(
+        "plain", "plain | keyed (pseudonyms; recommended): DIDs and message ids"
+    )
+    key_file: Path | None = _setting(
+        None, "keys of pseudonyms, which the daemon adds to; null: log.key beside identity.keys"
+    )
+    key_days: NonNegativeInteger = _setting(90, "pseudonyms are made with a new key after so many days; 0: never")
 
 
 class MetricsSettings(SettingsSection):
     """Who may read GET /metrics, and how much of it there is."""
 
-    allow: Annotated[tuple[CIDRNetwork, ...], _describe("networks that /metrics is answered to")] = Field(
-        default_factory=lambda: ("127.0.0.0/8", "::1/128"), validate_default=True
+    allow: tuple[CIDRNetwork, ...] = Field(
+        description="networks that /metrics is answered to",
+        default_factory=lambda: ("127.0.0.0/8", "::1/128"),
+        validate_default=True,
     )
-    queue_size_top: Annotated[
-        NonNegativeInteger, _describe("series of mediator_message_queue_size; the rest is summed up")
-    ] = 100
+    queue_size_top: NonNegativeInteger = _setting(100, "series of mediator_message_queue_size; the rest is summed up")
 
 
 class ReadinessSettings(SettingsSection):
     """How often messages are sent through the daemon while somebody asks GET /ready."""
 
-    interval: Annotated[
-        Duration, Field(gt=0, le=3), _describe("from the end of one message's way to the next; at most 3 seconds")
-    ] = 3.0
+    interval: Annotated[Duration, Field(gt=0, le=3)] = _setting(
+        3.0, "from the end of one message's way to the next; at most 3 seconds"
+    )
 
 
 class AdminSettings(SettingsSection):
     """The status page for operators."""
 
-    listen: Annotated[
-        ServerEndpoint | None, _describe("where GET /admin is served, apart from everything else; null: nowhere")
-    ] = None
-    token_file: Annotated[
-        Path | None, _describe("file (mode 0600) with the token that it wants, 32 characters or more")
-    ] = None
-    reports: Annotated[
-        Path | None, _describe("directory with the reports of the nightly analysis, to be shown there")
-    ] = None
+    listen: ServerEndpoint | None = _setting(
+        None, "where GET /admin is served, apart from everything else; null: nowhere"
+    )
+    token_file: Path | None = _setting(None, "file (mode 0600) with the token that it wants, 32 characters or more")
+    reports: Path | None = _setting(None, "directory with the reports of the nightly analysis, to be shown there")
 
     @model_validator(mode="after")
     def _listening_needs_a_token(self) -> AdminSettings:
@@ -613,13 +581,13 @@ class AdminSettings(SettingsSection):
 class ClusterSettings(SettingsSection):
     """Several nodes on one store."""
 
-    listen: Annotated[ServerEndpoint | None, _describe("node-to-node address; null: a single node")] = None
-    advertise: Annotated[
-        HostPort | None, _describe("host:port where other nodes reach that; null: the interface and port of listen")
-    ] = None
-    secret_file: Annotated[
-        Path | None, _describe("file (mode 0600) with the secret that the nodes share, 32 bytes or more")
-    ] = None
+    listen: ServerEndpoint | None = _setting(None, "node-to-node address; null: a single node")
+    advertise: HostPort | None = _setting(
+        None, "host:port where other nodes reach that; null: the interface and port of listen"
+    )
+    secret_file: Path | None = _setting(
+        None, "file (mode 0600) with the secret that the nodes share, 32 bytes or more"
+    )
 
     @model_validator(mode="after")
     def _listening_needs_a_secret(self) -> ClusterSettings:
@@ -642,44 +610,40 @@ class ClusterSettings(SettingsSection):
 class Config(SettingsSection):
     """A whole configuration. Paths are as written until :meth:`resolved`; durations are seconds."""
 
-    public_url: Annotated[PublicURL, _describe("what DIDs and documents name, without the path of any service")] = (
-        "http://127.0.0.1:8080"
+    public_url: PublicURL = _setting(
+        "http://127.0.0.1:8080", "what DIDs and documents name, without the path of any service"
     )
-    listen: Annotated[
-        tuple[ServerEndpoint, ...], Field(min_length=1), _describe("Twisted endpoint strings; ssl:... for TLS")
-    ] = ("tcp:8080:interface=127.0.0.1",)
-    node: Annotated[NodeName | None, _describe("name in logs and in a cluster; null: the host name")] = None
-    trusted_proxies: Annotated[
-        tuple[CIDRNetwork, ...], _describe("networks whose X-Forwarded-For names the real client")
-    ] = ()
-    websocket_origins: Annotated[
-        tuple[OriginPattern, ...],
-        _describe("origins of the pages that may open WebSockets: *, https://app.example, https://*.example, null"),
-    ] = ("*",)
-    drain_timeout: Annotated[
-        Duration, Field(lt=10), _describe("how long stopping waits for open sockets; under 10 seconds")
-    ] = 8.0
-    control_socket: Annotated[
-        Path | None,
-        _describe("UNIX socket, mode 0600, by which commands reach the running daemon; null: none"),
-    ] = Path("control.sock")
-    identity: Annotated[IdentitySettings, _describe("the mediator's own DIDs")] = IdentitySettings()
-    storage: Annotated[StorageSettings, _describe("where accounts and messages are kept")] = StorageSettings()
-    queue: Annotated[QueueSettings, _describe("messages waiting for their recipients")] = QueueSettings()
-    limits: Annotated[LimitSettings, _describe("what is over is refused with 429, or 413 for size")] = LimitSettings()
-    didcomm: Annotated[DIDCommSettings, _describe("the DIDComm v2 side")] = DIDCommSettings()
-    decentrl: Annotated[DecentrlSettings, _describe("the Decentrl side")] = DecentrlSettings()
-    outbound: Annotated[OutboundSettings, _describe("requests that the mediator makes itself")] = OutboundSettings()
-    log: Annotated[LogSettings, _describe("events as JSON lines, rotated")] = LogSettings()
-    metrics: Annotated[MetricsSettings, _describe("GET /metrics")] = MetricsSettings()
-    readiness: Annotated[ReadinessSettings, _describe("GET /ready, which sends a message through the daemon")] = (
-        ReadinessSettings()
+    listen: Annotated[tuple[ServerEndpoint, ...], Field(min_length=1)] = _setting(
+        ("tcp:8080:interface=127.0.0.1",), "Twisted endpoint strings; ssl:... for TLS"
     )
-    admin: Annotated[AdminSettings, _describe("the status page for operators, GET /admin")] = AdminSettings()
-    cluster: Annotated[ClusterSettings, _describe("several nodes on one store")] = ClusterSettings()
-    workers: Annotated[
-        PositiveInteger, _describe("processes sharing listeners and store; more than 1 needs sqlite or mongodb")
-    ] = 1
+    node: NodeName | None = _setting(None, "name in logs and in a cluster; null: the host name")
+    trusted_proxies: tuple[CIDRNetwork, ...] = _setting((), "networks whose X-Forwarded-For names the real client")
+    websocket_origins: tuple[OriginPattern, ...] = _setting(
+        ("*",), "origins of the pages that may open WebSockets: *, https://app.example, https://*.example, null"
+    )
+    drain_timeout: Annotated[Duration, Field(lt=10)] = _setting(
+        8.0, "how long stopping waits for open sockets; under 10 seconds"
+    )
+    control_socket: Path | None = _setting(
+        Path("control.sock"), "UNIX socket, mode 0600, by which commands reach the running daemon; null: none"
+    )
+    identity: IdentitySettings = _setting(IdentitySettings(), "the mediator's own DIDs")
+    storage: StorageSettings = _setting(StorageSettings(), "where accounts and messages are kept")
+    queue: QueueSettings = _setting(QueueSettings(), "messages waiting for their recipients")
+    limits: LimitSettings = _setting(LimitSettings(), "what is over is refused with 429, or 413 for size")
+    didcomm: DIDCommSettings = _setting(DIDCommSettings(), "the DIDComm v2 side")
+    decentrl: DecentrlSettings = _setting(DecentrlSettings(), "the Decentrl side")
+    outbound: OutboundSettings = _setting(OutboundSettings(), "requests that the mediator makes itself")
+    log: LogSettings = _setting(LogSettings(), "events as JSON lines, rotated")
+    metrics: MetricsSettings = _setting(MetricsSettings(), "GET /metrics")
+    readiness: ReadinessSettings = _setting(
+        ReadinessSettings(), "GET /ready, which sends a message through the daemon"
+    )
+    admin: AdminSettings = _setting(AdminSettings(), "the status page for operators, GET /admin")
+    cluster: ClusterSettings = _setting(ClusterSettings(), "several nodes on one store")
+    workers: PositiveInteger = _setting(
+        1, "processes sharing listeners and store; more than 1 needs sqlite or mongodb"
+    )
 
     @field_validator("workers")
     @classmethod

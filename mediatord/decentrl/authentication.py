@@ -65,12 +65,12 @@ class CommandAuthenticator:
         :raise SenderSigningKeyNotFound: its sender has no such key.
         :raise InvalidSignature: it is not what the sender signed.
         """
-        self.check_time(command.timestamp_ms)
-        nonce = hash_nonce(b"command", command.sender_did, command.nonce)
-        until = self.until(command.timestamp_ms)
+        self.check_time(command.header.timestamp)
+        nonce = hash_nonce(b"command", command.header.sender_did, command.header.nonce)
+        until = self.until(command.header.timestamp)
         try:
             key = self.check_signature(
-                command.sender_did, command.sender_signing_key_id, command.signed, command.signature
+                command.header.sender_did, command.header.sender_signing_key_id, command.signed, command.signature
             )
         except MediatorError:
             # Where there is no room for it, it may come again: it is forged then, too.

@@ -71,7 +71,7 @@ class CommandRequest:
     @property
     def sender(self) -> str:
         """DID of the sender."""
-        return self.command.sender_did
+        return self.command.header.sender_did
 
     def guard(self, *, registered: bool = False, recipient: str | None = None) -> CommandGuard:
         """
@@ -165,7 +165,7 @@ class DecentrlContext:
 
         :raise UnauthorizedCommand: it is addressed to somebody else.
         """
-        if not self.key_directory.owns(command_request.command.recipient_did):
+        if not self.key_directory.owns(command_request.command.header.recipient_did):
             await self.refuse(command_request.guard(), UnauthorizedCommand())
         return command_request.guard(registered=True)
 

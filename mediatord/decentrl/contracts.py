@@ -48,7 +48,7 @@ class ContractHandler:
 
     async def request(self, command_request: CommandRequest, request: RequestCommunicationContract) -> dict[str, Any]:
         """REQUEST_COMMUNICATION_CONTRACT to another identity; anybody with a DID may."""
-        recipient = command_request.command.recipient_did
+        recipient = command_request.command.header.recipient_did
         kept = ContractRequest(
             id=self._context.new_id(),
             sender_did=command_request.sender,
@@ -64,7 +64,7 @@ class ContractHandler:
         self, command_request: CommandRequest, response: CommunicationContractResponse
     ) -> dict[str, Any]:
         """COMMUNICATION_CONTRACT_RESPONSE: the contract becomes that of the other participant."""
-        addressed = command_request.command.recipient_did
+        addressed = command_request.command.header.recipient_did
         guard = command_request.guard(recipient=None if self._context.key_directory.owns(addressed) else addressed)
         other = _find_other_participant(response, command_request.sender)
         # Who is addressed, unless it is the mediator, has to be the one it is for (reference section 8).
@@ -209,7 +209,7 @@ class RegistrationHandler:
         _, encryption_key = _new_pair()  # no event is ever exchanged under it, so the private half is not kept
         signed = _countersign(
             registration,
-            mediator_did=command_request.command.recipient_did,
+            mediator_did=command_request.command.header.recipient_did,
             encryption_key=encryption_key,
             seed=self._settings.seed(),
         )
@@ -242,7 +242,7 @@ class RegistrationHandler:
         """
         registration = parse_registration_request(self._open(request))
         contract = registration.contract
-        mediator = command_request.command.recipient_did
+        mediator = command_request.command.header.recipient_did
         if (contract.get("requestor_did"), contract.get("recipient_did")) != (command_request.sender, mediator):
             raise InvalidCommand
         if contract.get("recipient_signing_key_id", f"{mediator}#signing") != f"{mediator}#signing":

@@ -203,7 +203,7 @@ class DecentrlDispatcher:
 
     async def _request_contract(self, command_request: CommandRequest, request: Any) -> dict[str, Any]:
         """To the mediator it is a registration."""
-        if self._context.key_directory.owns(command_request.command.recipient_did):
+        if self._context.key_directory.owns(command_request.command.header.recipient_did):
             return await self._registration.register(command_request, request)
         return await self._contracts.request(command_request, request)
 

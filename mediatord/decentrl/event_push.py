@@ -28,10 +28,10 @@ _MAX_REMEMBERED_PUSHES = 100_000
 class IRemoteEventPusher(Protocol):
     """Has other nodes push. Its Deferreds fire with whether a socket took it, and never fail."""
 
-    def event(self, event: PendingEvent) -> Deferred[bool]:
+    def deliver_event(self, event: PendingEvent) -> Deferred[bool]:
         """An event that is kept for its recipient."""
 
-    def contracts(self, did: str) -> Deferred[bool]:
+    def notify_contracts_changed(self, did: str) -> Deferred[bool]:
         """That a contract of `did`, or a request for one, is new."""
 
 
@@ -70,7 +70,7 @@ class EventPusher:
         if self._remote_delivery is None:
             tell(pushed)
             return
-        taken = self._remote_delivery.event(event)
+        taken = self._remote_delivery.deliver_event(event)
         taken.addCallback(self._taken, event, here=False)
         if pushed:
             tell(True)
@@ -121,7 +121,7 @@ class EventPusher:
         """A contract of `did`, or a request for one, is new."""
         self.push_contracts_updated(did)
         if self._remote_delivery is not None:
-            self._remote_delivery.contracts(did)
+            self._remote_delivery.notify_contracts_changed(did)
 
     def push_contracts_updated(self, did: str) -> bool:
         """Say so to the sockets that are here; whether one took it."""

@@ -46,7 +46,7 @@ class PendingEventHandler:
 
     async def deliver(self, command_request: CommandRequest, payload: str) -> dict[str, Any]:
         """TWO_WAY_PRIVATE: whoever the recipient has a contract with may write to it, registered here or not."""
-        context, recipient = self._context, command_request.command.recipient_did
+        context, recipient = self._context, command_request.command.header.recipient_did
         if not context.key_directory.resolves(recipient):
             await context.refuse(command_request.guard(), RecipientNotFound())
         event = PendingEvent(context.new_id(), recipient, command_request.sender, payload, context.clock.seconds())

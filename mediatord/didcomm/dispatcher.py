@@ -68,8 +68,6 @@ from mediatord.protocol.didcomm import jwe
 from mediatord.protocol.didcomm.did_document import strip_did_url
 from mediatord.protocol.didcomm.discover_features import (
     DISCLOSE,
-    PING_RESPONSE,
-    is_response_requested,
     parse_queries,
     select_features,
 )
@@ -165,9 +163,12 @@ class SmallProtocols:
         self, received: UnpackedMessage, account: Account | None, origin: MessageOrigin
     ) -> OutgoingMessage | None:
         """A `ping-response`, unless none is wanted or nobody is known to send it to."""
-        if not is_response_requested(received.message.require_body()) or received.authcrypt_sender is None:
+        if (
+            received.message.require_body().get("response_requested", True) is False
+            or received.authcrypt_sender is None
+        ):
             return None
-        return self._packer.answer(received.message, PING_RESPONSE, {})
+        return self._packer.answer(received.message, "https://didcomm.org/trust-ping/2.0/ping-response", {})
 
     async def queries(
         self, received: UnpackedMessage, account: Account | None, origin: MessageOrigin

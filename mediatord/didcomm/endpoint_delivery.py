@@ -32,7 +32,8 @@ from mediatord.net.outbound_http import OutboundAddressError, OutboundRequestErr
 from mediatord.observability.event_recorder import EventRecorder
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm.did_document import DIDDocument, ServiceEndpoint, strip_did_url
-from mediatord.protocol.didcomm.message import ENCRYPTED_MEDIA_TYPE, Message, OutgoingMessage
+from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
+from mediatord.protocol.didcomm.message import Message, OutgoingMessage
 from mediatord.ratelimit.access_control import AccessList
 from mediatord.store.interfaces.messages import IMessageStore, StoredMessage
 

@@ -33,13 +33,12 @@ from mediatord.protocol import encoding
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm import json_web_signature, jwe
 from mediatord.protocol.didcomm.did_document import MAX_ROUTING_KEYS, DIDDocument, strip_did_url
-from mediatord.protocol.didcomm.discover_features import PROBLEM_REPORT
 from mediatord.protocol.didcomm.forward import make_forward
-from mediatord.protocol.didcomm.jwe import Envelope, encrypt_anoncrypt, encrypt_authcrypt
+from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE, Envelope, encrypt_anoncrypt, encrypt_authcrypt
 from mediatord.protocol.didcomm.keys import PrivateKey, PublicKey
 from mediatord.protocol.didcomm.message import (
-    ENCRYPTED_MEDIA_TYPE,
     PLAINTEXT_MEDIA_TYPE,
+    PROBLEM_REPORT,
     Message,
     OutgoingMessage,
     parse_message_object,

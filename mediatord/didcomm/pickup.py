@@ -19,7 +19,6 @@ from mediatord.protocol.didcomm.message_pickup import (
     make_delivery_attachment,
     make_delivery_body,
     make_status_body,
-    pair_status_times,
     parse_limit,
     parse_live_delivery,
     parse_message_ids,
@@ -134,7 +133,8 @@ class Pickup:
             make_status_body(
                 count=status.message_count,
                 total_bytes=status.total_bytes,
-                times=pair_status_times(status.oldest_received_time, status.newest_received_time),
+                oldest=status.oldest_received_time,
+                newest=status.newest_received_time,
                 now=self._clock.seconds(),
                 recipient_did=named,
                 live=session is not None and self._connections.is_subscribed(session, account.did),

@@ -31,7 +31,8 @@ from mediatord.protocol.decentrl.commands import (
     PublicQuery,
 )
 from mediatord.protocol.didcomm.json_web_signature import SIGNED_MEDIA_TYPE as SIGNED_TYPE
-from mediatord.protocol.didcomm.message import ENCRYPTED_MEDIA_TYPE, PLAINTEXT_MEDIA_TYPE
+from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
+from mediatord.protocol.didcomm.message import PLAINTEXT_MEDIA_TYPE
 from mediatord.protocol.error_codes import (
     DECENTRL_CLOSE_CODES,
     DECENTRL_ERROR_CODES,

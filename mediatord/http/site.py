@@ -26,8 +26,7 @@ from mediatord.http.responses import (
 )
 from mediatord.observability.event_recorder import ProtocolName
 from mediatord.protocol import encoding
-from mediatord.protocol.didcomm.discover_features import PROBLEM_REPORT
-from mediatord.protocol.didcomm.message import PLAINTEXT_MEDIA_TYPE
+from mediatord.protocol.didcomm.message import PLAINTEXT_MEDIA_TYPE, PROBLEM_REPORT
 from mediatord.protocol.error_codes import DIDCOMM_ERROR_CODES
 
 # A client that is told 413 may go on sending for so long, or so much, before it is cut off.

@@ -32,7 +32,6 @@ _MAX_LENGTH = 32_768
 _DECENTRL = "did:decentrl:"
 _PEER_2 = "did:peer:2"
 _PEER_3 = "did:peer:3"
-_SHA2_256 = b"\x12\x20"
 # Multibase prefix and base58 digits of the hash.
 _PEER_3_LENGTH = len(_PEER_3) + 1 + 46
 
@@ -52,8 +51,7 @@ def compute_did_digest(did_url: str) -> bytes:
     """16 bytes that are equal for all forms and DID URLs of one DID, and different for any other DID."""
     did = canonicalize_did(did_url)
     if did.startswith(_PEER_2):
-        hashed = sha256(did[len(_PEER_2) :].rstrip("=").encode("utf-8", "surrogatepass")).digest()
-        did = f"{_PEER_3}z{encoding.encode_base58(_SHA2_256 + hashed)}"
+        did = _PEER_3 + encoding.encode_multihash(did[len(_PEER_2) :].rstrip("=").encode("utf-8", "surrogatepass"))
     return blake2b(did.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
 
 
@@ -73,8 +71,8 @@ def make_did_comparison_key(did: str) -> str:
             decoded = encoding.decode_base58(did[len(_PEER_3) + 1 :])
         except ValueError:
             return did
-        if did[len(_PEER_3)] == "z" and decoded.startswith(_SHA2_256):
-            return f"{_PEER_3} {decoded[len(_SHA2_256) :].hex()}"
+        if did[len(_PEER_3)] == "z" and decoded.startswith(encoding.SHA2_256_MULTIHASH):
+            return f"{_PEER_3} {decoded[len(encoding.SHA2_256_MULTIHASH) :].hex()}"
     return did
 
 

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
+from hashlib import sha256
 from itertools import accumulate
 from typing import Any, Final, TypeAlias
 
@@ -22,6 +23,8 @@ _BASE58_DIGITS = {character: value for value, character in enumerate(_BASE58_ALP
 # Ten digits fit into a machine word. Long values (did:peer:4 documents) are converted in chunks of that size.
 _BASE58_CHUNK = 10
 _BASE58_CHUNK_BASE = 58**_BASE58_CHUNK
+# Multicodec of a SHA2-256 hash and its length.
+SHA2_256_MULTIHASH = b"\x12\x20"
 
 
 def encode_base58(data: bytes) -> str:
@@ -65,9 +68,9 @@ def decode_base58(text: str) -> bytes:
 
 # Allowed last characters of an unpadded group: its unused bits must be zero, or one envelope would have several
 # encodings.
-_FINAL_CHARACTERS = ("", "", "AQgw", "AEIMQUYcgkosw048")
+FINAL_CHARACTERS = ("", "", "AQgw", "AEIMQUYcgkosw048")
 _PADDING = ("", "", "==", "=")
-_FINAL_BYTES = tuple(last.encode() for last in _FINAL_CHARACTERS)
+_FINAL_BYTES = tuple(last.encode() for last in FINAL_CHARACTERS)
 _PADDING_BYTES = tuple(padding.encode() for padding in _PADDING)
 _WHITE_SPACE = b" \t\r\n\f\v"
 _URL_TO_STANDARD = bytes.maketrans(b"-_", b"+/")
@@ -175,8 +178,10 @@ def decode_base64url(text: object) -> bytes:
     :raise ValueError: a foreign character (white space, `+` and `/` included), a wrong length, stray padding, or
         unused bits that are not zero.
     """
-    if not isinstance(text, str):
-        text = _decode_latin1(text)
+    if isinstance(text, bytes):
+        text = text.decode("latin-1")
+    elif not isinstance(text, str):
+        raise ValueError("not a text")
     rest = len(text) % 4
     if not rest and text.endswith("="):
         text = text.rstrip("=")
@@ -184,10 +189,9 @@ def decode_base64url(text: object) -> bytes:
         # Wrong padding fails below, since `=` is no allowed last character.
         if not rest:
             raise ValueError("not base64url")
-    if rest:
-        if text[-1] not in _FINAL_CHARACTERS[rest]:
-            raise ValueError("not base64url")
-        text += _PADDING[rest]
+    if rest and text[-1] not in FINAL_CHARACTERS[rest]:
+        raise ValueError("not base64url")
+    text += _PADDING[rest]
     # pybase64 accepts the standard alphabet even if told another one.
     if "+" in text or "/" in text:
         raise ValueError("not base64url")
@@ -215,10 +219,9 @@ def decode_unpadded_base64url(text: bytes) -> bytes:
     return pybase64.b64decode(text, b"-_", validate=True)
 
 
-def _decode_latin1(text: object) -> str:
-    if not isinstance(text, bytes):
-        raise ValueError("not a text")
-    return text.decode("latin-1")
+def encode_multihash(data: bytes) -> str:
+    """The SHA-256 multihash of `data` as base58btc multibase."""
+    return "z" + encode_base58(SHA2_256_MULTIHASH + sha256(data).digest())
 
 
 def encode_base64url(data: bytes) -> str:
@@ -260,9 +263,8 @@ def encode_base64(data: bytes) -> str:
     return pybase64.b64encode_as_string(data)
 
 
-def wrap_json_fragment(text: bytes) -> object:
-    """Embed serialised JSON verbatim in a value for :func:`dumps`."""
-    return orjson.Fragment(text)
+# Embeds serialised JSON verbatim in a value for dumps().
+wrap_json_fragment: Callable[[bytes], object] = orjson.Fragment
 
 
 # Maximum number of members and items visited in one document. An attachment has three, a message a dozen.

@@ -58,7 +58,7 @@ def build_store(
         if path is None:
             raise ValueError("backend sqlite needs a path")
         threads = IReactorFromThreads(reactor)
-        names = ("write", "read", "survey", "search")
+        names = ("write", "read", "background", "search")
         runners = SQLiteRunners(*(ThreadRunner(threads, f"mediatord-store-{name}") for name in names))
         return SQLiteStore(
             path,
@@ -112,6 +112,6 @@ def _build_mongodb_store(
         caps=caps,
         space_limits=space_limits,
         on_fault=on_fault,
-        tell=tell,
-        tell_events=tell_events,
+        on_late_removals=tell,
+        on_late_acknowledgements=tell_events,
     )

@@ -24,6 +24,7 @@ from twisted.python.failure import Failure
 from mediatord.errors import InternalFault, MediatorError
 from mediatord.failure_logging import redact_failure
 from mediatord.store.interfaces.messages import (
+    AcknowledgementResult,
     AgeBucket,
     EarlyResultCallback,
     EnqueueRequest,
@@ -34,6 +35,7 @@ from mediatord.store.interfaces.messages import (
     RemovalReason,
     new_stored_message_id,
 )
+from mediatord.store.interfaces.store import IStore
 
 LedgerEntry = Literal["accepted", "acknowledged", "expired", "evicted", "removed", "withdrawn"]
 LEDGER_ENTRIES: tuple[LedgerEntry, ...] = ("accepted", "acknowledged", "expired", "evicted", "removed", "withdrawn")
@@ -215,6 +217,16 @@ def _to_outcome(result: Any) -> _EnqueueOutcome:
         return InternalFault()
     enqueued: EnqueueResult = result
     return enqueued
+
+
+async def acknowledge_in_steps(
+    store: IStore, account: str, ids: Sequence[str], key: bytes, until: float, share: float, *, with_status: bool
+) -> AcknowledgementResult | None:
+    """:meth:`~mediatord.store.interfaces.store.IStore.acknowledge_once` in several transactions."""
+    if not await store.claim_nonce(key, until, share):
+        return None
+    removed = await store.acknowledge(account, ids)
+    return AcknowledgementResult(removed, await store.get_queue_status(account, None) if with_status else None)
 
 
 class OperationObserver(Protocol):

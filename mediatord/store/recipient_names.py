@@ -118,5 +118,5 @@ def is_valid_unicode(text: str) -> bool:
 
 
 def filter_valid_ids(ids: Iterable[str]) -> tuple[str, ...]:
-    """Those that something can have; one that nothing can have would spoil the question for all others."""
-    return tuple(filter(is_valid_unicode, ids))
+    """Distinct ids that a row can have; an invalid one would make a query for all of them fail."""
+    return tuple([id_ for id_ in dict.fromkeys(ids) if id_.isascii() or is_valid_unicode(id_)])

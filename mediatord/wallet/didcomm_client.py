@@ -25,7 +25,8 @@ from mediatord.protocol.didcomm.did_document import (
     parse_did_document,
 )
 from mediatord.protocol.didcomm.did_methods import resolve_local
-from mediatord.protocol.didcomm.message import ENCRYPTED_MEDIA_TYPE, Message
+from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
+from mediatord.protocol.didcomm.message import Message
 from mediatord.wallet.didcomm_identity import DIDMethod, WalletIdentity
 from mediatord.wallet.didcomm_mediation import (
     PROBLEM_REPORT,

@@ -20,7 +20,7 @@ class FakeDIDComm:
         self.answer: Callable[[bytes], Any] = lambda body: succeed(
             DIDCommReply(200, b"%d" % len(body), "text/x-test")
         )
-        self.mediator = self
+        self.dispatcher = self
         self.forward_fast_path = self
 
     def take(
@@ -50,7 +50,7 @@ class FakeDecentrl:
         self.opened: Callable[[FakeDecentrlSocketProtocol], None] = lambda talk: None
         self.answer: Callable[[bytes], Any] = lambda body: succeed(DecentrlReply(200, b'{"n":%d}' % len(body)))
         self.page: Callable[[str], Any] = lambda did: succeed(DecentrlReply(200, b"{}"))
-        self.mediator = self
+        self.dispatcher = self
 
     async def receive(self, raw: bytes, peer: str) -> DecentrlReply:
         """Note and answer."""
@@ -64,7 +64,7 @@ class FakeDecentrl:
         reply: DecentrlReply = await self.page(did)
         return reply
 
-    def converse(self, session: WebSocketSession) -> FakeDecentrlSocketProtocol:
+    def open_socket(self, session: WebSocketSession) -> FakeDecentrlSocketProtocol:
         """Begin a conversation."""
         self.talks.append(FakeDecentrlSocketProtocol(session, lambda talk: self.opened(talk)))
         return self.talks[-1]

@@ -12,7 +12,8 @@ from typing import Any
 
 from mediatord.bench.load_generator import WebSocketClient
 from mediatord.protocol.didcomm.did_methods import resolve_local
-from mediatord.protocol.didcomm.message import ENCRYPTED_MEDIA_TYPE, Message
+from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
+from mediatord.protocol.didcomm.message import Message
 from mediatord.wallet.didcomm_identity import WalletIdentity
 from mediatord.wallet.didcomm_mediation import PICKUP, DeliveredMessage, read_delivery
 from mediatord.wallet.didcomm_messages import (

@@ -10,7 +10,7 @@ from math import inf
 from threading import Condition, Event, Thread
 from typing import Any
 
-from mediatord.protocol.didcomm.message import ENCRYPTED_MEDIA_TYPE
+from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
 from mediatord.wallet.didcomm_client import DIDCommMediator, DIDCommWallet, discover_mediator, open_http
 from mediatord.wallet.didcomm_mediation import DeliveredMessage
 from mediatord.wallet.didcomm_messages import (

@@ -17,7 +17,7 @@ from twisted.internet.error import ConnectError, ConnectingCancelledError, Conne
 from twisted.internet.task import deferLater
 from twisted.web.client import ResponseNeverReceived
 
-from mediatord.protocol.didcomm.message import ENCRYPTED_MEDIA_TYPE
+from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
 from mediatord.wallet.didcomm_client import DIDCommWallet
 from mediatord.wallet.didcomm_mediation import DeliveredMessage, MediatorProblem
 from mediatord.wallet.didcomm_socket import DIDCommSocket, connect_didcomm_socket

@@ -10,7 +10,7 @@ from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is 
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
-from mediatord.protocol.didcomm.message import ENCRYPTED_MEDIA_TYPE
+from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
 from tests.http.in_memory_site import HTTPResponse
 from tests.integration.daemon import Daemon
 from tests.integration.message_load import enrol_wallet, prepare_daemon

@@ -26,7 +26,7 @@ from twisted.trial.unittest import TestCase
 from mediatord import __version__
 from mediatord.bench.load_generator import WebSocketClient
 from mediatord.cli.configuration import write_initial_files
-from mediatord.protocol.didcomm.message import ENCRYPTED_MEDIA_TYPE
+from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
 from mediatord.wallet.didcomm_client import DIDCommWallet
 from mediatord.wallet.didcomm_identity import WalletIdentity
 from mediatord.wallet.didcomm_mediation import PICKUP, PROBLEM_REPORT, MediatorProblem

@@ -12,7 +12,7 @@ from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is 
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.protocol.didcomm.message import ENCRYPTED_MEDIA_TYPE
+from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
 from mediatord.wallet.didcomm_mediation import PICKUP
 from tests.http.in_memory_site import HTTPResponse
 from tests.integration.cluster import DaemonCluster
@@ -137,7 +137,7 @@ class RefusalTests(SynchronousTestCase):
             daemon = make_mongo_daemon(servers.uri("mediatord", credentials="root:s3cret"))
             self.addCleanup(daemon.clean)
             daemon.start(503)
-            daemon.await_output("does not take our credentials")
+            daemon.await_output("rejects the credentials")
             self.assertNotIn("s3cret", daemon.output())
             servers.client["admin"].command("updateUser", "root", pwd="s3cret")
             daemon.await_health()

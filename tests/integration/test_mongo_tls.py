@@ -84,9 +84,7 @@ class MongoTLSTests(TestCase):
 
     async def ask(self, address: MongoConnectionSettings, request: MongoCommand) -> dict[str, Any]:
         """What the primary answers. :raise Refused: no."""
-        (reply,) = await self.link(address).exchange(
-            address.database, [request], reactor.seconds() + PATIENCE_SECONDS
-        )
+        (reply,) = await self.link(address).exchange([request], reactor.seconds() + PATIENCE_SECONDS)
         assert reply is not None
         return check_reply(reply)
 
@@ -162,7 +160,7 @@ class MongoTLSTests(TestCase):
         with self.assertRaisesRegex(
             ServerUnreachable, "no connection to a primary: its certificate is for another name"
         ):
-            await link.exchange("m", [build_heartbeat_read()], reactor.seconds() + 0.5)
+            await link.exchange([build_heartbeat_read()], reactor.seconds() + 0.5)
 
     async def assert_fault(self, key: Path, expected: str | None) -> None:
         """What a connection to a server with this key ends with."""
@@ -229,7 +227,7 @@ class MongoTLSTests(TestCase):
             for bad in (good.replace("u:s3", "u:S3"), servers.uri("m", credentials="", authSource="")):
                 with self.assertRaises(MongoCommandError) as caught:
                     await self.ask(parse_mongo_uri(bad), FIND)
-                self.assertTrue(caught.exception.unauthenticated)
+                self.assertTrue(caught.exception.is_unauthorized)
 
     async def test_certificates(self) -> None:
         """X.509: the subject of our certificate is the user."""
@@ -247,4 +245,4 @@ class MongoTLSTests(TestCase):
             self.assertEqual((await self.ask(parse_mongo_uri(uri(node)), FIND))["ok"], 1.0)
             with self.assertRaises(MongoCommandError) as caught:
                 await self.ask(parse_mongo_uri(uri(stranger)), FIND)
-            self.assertTrue(caught.exception.unauthenticated)
+            self.assertTrue(caught.exception.is_unauthorized)

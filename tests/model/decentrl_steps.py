@@ -213,7 +213,7 @@ class DecentrlSteps(MirroredWallets):
 
         def ask(mediator_fixture: RestartableMediator) -> Any:
             reply = mediator_fixture.done(
-                mediator_fixture.decentrl.mediator.public(did, {b"page_size": [b"100"]}, "192.0.2.1")
+                mediator_fixture.decentrl.dispatcher.public(did, {b"page_size": [b"100"]}, "192.0.2.1")
             )
             return json.loads(reply.body)
 

@@ -25,7 +25,7 @@ class Mediators(DIDCommSteps, DecentrlSteps):
     """All of it."""
 
     def __init__(self) -> None:
-        self.patience = MonkeyPatcher((server_module, "PATIENCE", PATIENT))
+        self.patience = MonkeyPatcher((server_module, "REQUEST_TIME_LIMIT", PATIENT))
         self.patience.patch()
         # What had left before the mediators began to count.
         self.before: Counter[str] = Counter()

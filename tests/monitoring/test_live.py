@@ -20,7 +20,7 @@ from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
 from analytics import textfile
-from mediatord.protocol.didcomm.message import ENCRYPTED_MEDIA_TYPE
+from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
 from mediatord.wallet.didcomm_client import DIDCommWallet, discover_mediator, open_http
 from mediatord.wallet.didcomm_socket import connect_didcomm_socket
 from tests.analytics.busy_day import BUSY, known

@@ -61,8 +61,8 @@ class InlineRunner:
     def stop(self) -> None:
         """Nothing to stop."""
 
-    def __call__(self, work: Callable[[], T]) -> Deferred[T]:
-        return execute(work)
+    def __call__(self, work: Callable[..., T], *args: Any) -> Deferred[T]:
+        return execute(work, *args)
 
 
 class HoldableRunner:
@@ -92,13 +92,13 @@ class HoldableRunner:
         for go in waiting:
             go()
 
-    def __call__(self, work: Callable[[], T]) -> Deferred[T]:
+    def __call__(self, work: Callable[..., T], *args: Any) -> Deferred[T]:
         self.hops += 1
         if not self._holding:
-            return execute(work)
+            return execute(work, *args)
         gate: Deferred[None] = Deferred()
         self._waiting.append(lambda: gate.callback(None))
-        return gate.addCallback(lambda _: work())
+        return gate.addCallback(lambda _: work(*args))
 
 
 def make_database_path(test: SynchronousTestCase) -> Path:

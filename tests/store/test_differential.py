@@ -369,6 +369,6 @@ class MongoTests(TestCase):
     async def test_mongo(self) -> None:
         """Whatever is asked, the answers are the same."""
         shared_replica_set()
-        self.patch(server_module, "PATIENCE", PATIENT)
+        self.patch(server_module, "REQUEST_TIME_LIMIT", PATIENT)
         few = settings(max_examples=30, stateful_step_count=40, deadline=None)
         await deferToThread(run_state_machine_as_test, MongoStores, settings=few)

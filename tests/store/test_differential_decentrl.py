@@ -232,7 +232,7 @@ class MongoDecentrlStores(DecentrlStores):
     """With the MongoDB store on a real server, in which two events are a long list."""
 
     def make_other(self) -> IStore:
-        self.patience = MonkeyPatcher((server_module, "PATIENCE", PATIENT))
+        self.patience = MonkeyPatcher((server_module, "REQUEST_TIME_LIMIT", PATIENT))
         self.patience.patch()
         self.fresh = fresh_database()
         address = parse_mongo_uri(shared_replica_set().uri(self.fresh.__enter__()))

@@ -10,8 +10,7 @@ from pymongo import MongoClient
 
 from mediatord.store.interfaces.messages import MessageLedger, StoreLedger
 from mediatord.store.message_operations import LEDGER_ENTRIES
-from mediatord.store.mongo.ledger_entries import LEDGER
-from mediatord.store.mongo.schema import MESSAGES, PENDING_EVENTS
+from mediatord.store.mongo.schema import LEDGER, MESSAGES, PENDING_EVENTS
 from tests.integration.daemon import Daemon
 from tests.integration.delivery_ledger import LedgerBalance
 from tests.mongod import shared_replica_set

@@ -1,7 +1,7 @@
 """
-The one spelling of a JSON value that is signed (reference section 4): that of a JavaScript engine, members sorted.
+Canonical JSON for signatures (reference section 4): the output of a JavaScript engine with sorted members.
 
-orjson writes it, unless there is a number or a key in it on which the two differ.
+orjson serialises a value unless it contains a number or a name for which the two would differ.
 """
 
 from __future__ import annotations
@@ -15,37 +15,38 @@ import orjson
 
 from mediatord.protocol import encoding
 
-# Objects and arrays within one another, the outermost counted.
+# Maximum nesting depth, the outermost object counted.
 MAX_DEPTH = 64
-# Values within one another and beside each other. A thousand events with forty tags each have fewer.
+# Maximum number of values at all levels. A thousand events with forty tags each have fewer.
 MAX_VALUES = 50_000
-# Numbers with a fraction or an exponent, which cost a hundred times what others do: a command has one a timestamp.
+# Maximum number of numbers with fraction or exponent, which take a hundred times as long. A command has one per
+# timestamp.
 MAX_FRACTIONS = 10_000
 
-# All integers up to here are numbers of JavaScript; beyond it some are, up to the last that orjson writes.
+# JavaScript represents every integer up to 2^53 exactly; orjson writes integers below 2^63.
 _MAX_SAFE_INTEGER = 2**53
 _INT64_LIMIT = 2**63
 
-# First bytes of the characters beyond U+FFFF, which JavaScript sorts below U+E000.
+# UTF-8 lead bytes of characters beyond U+FFFF, which JavaScript sorts before U+E000.
 _SUPPLEMENTARY_LEAD_BYTES = b"\xf0\xf1\xf2\xf3\xf4"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _LITERALS = {None: "null", True: "true", False: "false"}
 _quote = json.encoder.encode_basestring
-# Python writes 1e-05 and 1e+16 where JavaScript still does without an exponent.
+# Python uses an exponent for 1e-05 and 1e+16; JavaScript does not yet.
 _MIN_DECIMAL_EXPONENT, _MAX_DECIMAL_EXPONENT = -6, 20
 
 
 def loads(raw: bytes) -> dict[str, Any]:
     """
-    A JSON object that has one meaning only.
+    Parse an unambiguous JSON object.
 
-    :raise ValueError: some other value, or not JSON; two members of one object with the same name, NaN, an infinity,
-        a number too large for a double, half of a surrogate pair, not UTF-8, nested more than 64 deep, more than
-        50 000 values, or of these more than 10 000 numbers with a fraction or an exponent.
+    :raise ValueError: not a JSON object; duplicate members, NaN, an infinity, a number beyond a double, a lone
+        surrogate, not UTF-8, nested more than 64 deep, more than 50 000 values, or more than 10 000 numbers with
+        fraction or exponent.
     """
     commas = raw.count(b",")
     if commas > MAX_FRACTIONS or commas + raw.count(b"{") + raw.count(b"[") > MAX_VALUES:
-        # Before anything that takes long for many small values; this parser does not.
+        # Checked before the slower parsing steps; this parser handles many small values fast.
         _check_numbers(encoding.loads_object(raw))
     value = encoding.loads_unique_members(raw)
     if raw.count(b"{") + raw.count(b"[") > MAX_DEPTH and _measure_depth(value) > MAX_DEPTH:
@@ -55,12 +56,12 @@ def loads(raw: bytes) -> dict[str, Any]:
 
 def canonicalize(value: Any) -> bytes:
     """
-    Its canonical form, in UTF-8.
+    Canonical form in UTF-8.
 
-    Surrogates that are no pair are escaped. Keys that look like integers are sorted as the texts they are.
+    Lone surrogates are escaped. Member names that look like integers are sorted as text.
 
-    :param value: made of what JSON has; tuples are arrays.
-    :raise ValueError: made of something else, NaN, an integer too large for a double, or nested beyond measure.
+    :param value: made of JSON types; tuples count as arrays.
+    :raise ValueError: another type, NaN, an integer beyond a double, or excessive nesting.
     """
     if type(value) is dict or type(value) is list:
         try:
@@ -77,9 +78,9 @@ def canonicalize(value: Any) -> bytes:
 
 def normalize_number(value: int | float) -> int | float:
     """
-    The number that a JavaScript engine holds for it; a whole one as an integer, as far as those have 64 bits.
+    The number that a JavaScript engine would hold; integral values as int within 64 bits.
 
-    :raise ValueError: NaN, an infinity, or an integer too large for a double.
+    :raise ValueError: NaN, an infinity, or an integer beyond a double.
     """
     if type(value) is int and -_MAX_SAFE_INTEGER <= value <= _MAX_SAFE_INTEGER:
         return value
@@ -101,7 +102,7 @@ def _measure_depth(value: Any) -> int:
 
 
 def _check_numbers(value: Any) -> None:
-    """:raise ValueError: there are too many values, or too many that cost much."""
+    """:raise ValueError: too many values, or too many numbers with fraction or exponent."""
     values, fractions, found = 0, 0, [value]
     for outer in found:
         values += len(outer)
@@ -118,7 +119,7 @@ def _check_numbers(value: Any) -> None:
 
 
 def _is_written_alike(value: Any) -> bool:
-    """Whether all that orjson and a JavaScript engine may write differently in it is the order of keys."""
+    """Whether orjson and a JavaScript engine can differ in the order of members only."""
     found = [value]
     for outer in found:
         for inner in outer.values() if type(outer) is dict else outer:
@@ -135,7 +136,7 @@ def _is_written_alike(value: Any) -> bool:
 
 
 def _canonicalize_in_python(value: Any) -> bytes:
-    """As :func:`canonical`, piece by piece."""
+    """As :func:`canonicalize`, value by value."""
     try:
         text = _format_value(value)
     except RecursionError:
@@ -143,7 +144,7 @@ def _canonicalize_in_python(value: Any) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        # Two halves beside each other are one character to JavaScript.
+        # JavaScript treats two adjacent surrogates as one character.
         paired = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
         return _SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", paired).encode()
 
@@ -158,7 +159,8 @@ def _format_value(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{','.join([_format_value(item) for item in value])}]"
     if isinstance(value, dict):
-        return f"{{{','.join([f'{_quote(name)}:{_format_value(value[name])}' for name in sorted(value, key=_utf16_sort_key)])}}}"
+        members = [f"{_quote(name)}:{_format_value(value[name])}" for name in sorted(value, key=_utf16_sort_key)]
+        return f"{{{','.join(members)}}}"
     raise ValueError("no JSON for this")
 
 
@@ -169,7 +171,7 @@ def _utf16_sort_key(name: object) -> bytes:
 
 
 def _format_number(value: int | float) -> str:
-    """ECMAScript's Number::toString, whose digits are those of Python's repr."""
+    """ECMAScript's Number::toString; its digits are those of Python's repr."""
     if isinstance(value, int) and -_MAX_SAFE_INTEGER <= value <= _MAX_SAFE_INTEGER:
         return int.__repr__(value)
     text = float.__repr__(_to_double(value))

@@ -1,13 +1,8 @@
 """
-The requests of DCTRL-0004 and DCTRL-0007 as models: the one declaration that commands are checked against and that
-the OpenAPI document is written from.
+Decentrl requests (DCTRL-0004, DCTRL-0007): models of commands, public channel queries and socket authentication.
 
-Nothing is coerced: a truth value is no number, and neither is a text of digits. An optional member may be absent, but
-not null. Members that are unknown are passed over.
-
-What a reader of a public channel asks for in a URL (DCTRL-0007, reference 10.3).
-
-Commands as they arrive by POST, and the first frame of a socket (DCTRL-0004 sections 4 and 10.2).
+The models validate requests and are the source of the OpenAPI document. Nothing is coerced: booleans and numeric
+strings are no numbers. Optional members may be absent, but not null; unknown members are ignored.
 """
 
 from __future__ import annotations
@@ -37,22 +32,22 @@ from mediatord.protocol.encoding import JSONSource
 MAX_DID_CHARACTERS = 2048
 MAX_TEXT_CHARACTERS = 1024
 MAX_ITEMS = 1000
-# In all events of a command together.
+# In all events of one command.
 MAX_TAGS = 10_000
-# Characters of an encrypted request, and bytes of a signed contract as JSON; both have less than a tenth of that.
+# Characters of an encrypted request, and bytes of a signed contract as JSON; real ones take less than a tenth.
 MAX_CONTRACT_REQUEST_CHARACTERS = 16_384
 MAX_CONTRACT_BYTES = 16_384
 MAX_PAGE_SIZE = 1000
-# Times the largest page size, this still is a signed integer of 64 bits, which databases count in.
+# Its product with the largest page size fits into a signed 64-bit integer, as databases use.
 MAX_PAGE_NUMBER = 2**53 - 1
 
-# 8-4-4-4-12 hexadecimal digits, of whichever version (reference 6.1).
+# UUID of any version (reference 6.1).
 UUID_PATTERN = "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"
 _VISIBLE_CHARACTERS = "^[!-~]+$"
 
 
 class _NonNullable:
-    """Takes the null out of a member that may be absent."""
+    """Removes null from the type of an optional member."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         schema: CoreSchema = handler(source)["schema"]
@@ -60,15 +55,15 @@ class _NonNullable:
 
 
 def _to_integer(value: object) -> object:
-    """JSON has one kind of number: 1.0 and 1e0 are the integer 1."""
+    """JSON has one number type: 1.0 and 1e0 are integers."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 DID = Annotated[str, Field(max_length=MAX_DID_CHARACTERS, pattern=_VISIBLE_CHARACTERS)]
-# Where nothing is stored under a name that does not resolve, any text may stand: whether it is a DID, or a key of
-# one, is what SENDER_NOT_FOUND and the like are for.
-ClaimedDID = Annotated[str, Field(min_length=1, description="Only a DID is ever found.")]
-ClaimedKeyID = Annotated[str, Field(min_length=1, description="Only a DID URL is ever found.")]
+# Any text is accepted where an unknown name is not stored; whether it is a DID or key id shows later
+# (SENDER_NOT_FOUND and others).
+ClaimedDID = Annotated[str, Field(min_length=1, description="Text that is not a DID is never found.")]
+ClaimedKeyID = Annotated[str, Field(min_length=1, description="Text that is not a DID URL is never found.")]
 Nonce = Annotated[str, Field(pattern=UUID_PATTERN)]
 Timestamp = Annotated[float, Field(allow_inf_nan=False)]
 Seconds = Annotated[Timestamp, Field(description="Unix seconds.")]
@@ -85,25 +80,25 @@ PageSize = Annotated[int, Field(ge=1, le=MAX_PAGE_SIZE), BeforeValidator(_to_int
 Tags = Annotated[tuple[Tag, ...], Field(strict=False, max_length=MAX_ITEMS, repr=False)]
 RecordIDs = Annotated[tuple[RecordID, ...], Field(strict=False, max_length=MAX_ITEMS)]
 
-# Beside `... | None` and a default of None.
+# Annotation of members with type `... | None` and default None.
 OPTIONAL = _NonNullable()
 
 
 class WireModel(BaseModel):
-    """An object on the wire."""
+    """Base of all wire objects."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", hide_input_in_errors=True)
 
 
 class Pagination(WireModel):
-    """Which part of the result is wanted; `page` counts from 0 (DCTRL-0004 section 9)."""
+    """Requested page of a result; `page` counts from 0 (DCTRL-0004 section 9)."""
 
     page: PageNumber = 0
     page_size: PageSize = 10
 
 
 class CommunicationContract(WireModel):
-    """What two identities agree on; times are Unix seconds (DCTRL-0003, reference 7.1)."""
+    """Terms between two identities; times in Unix seconds (DCTRL-0003, reference 7.1)."""
 
     requestor_did: ClaimedDID
     recipient_did: ClaimedDID
@@ -122,7 +117,7 @@ class CommunicationContract(WireModel):
 
 
 class SignedCommunicationContract(WireModel):
-    """A contract with the signatures of both (DCTRL-0003, reference 7.1)."""
+    """A contract with the signatures of both parties (DCTRL-0003, reference 7.1)."""
 
     communication_contract: CommunicationContract
     requestor_signature: Signature
@@ -130,7 +125,7 @@ class SignedCommunicationContract(WireModel):
 
 
 class RequestCommunicationContract(WireModel):
-    """Registers with the mediator, or asks another identity for a contract (DCTRL-0004 8.1)."""
+    """Registers with the mediator, or requests a contract with another identity (DCTRL-0004 8.1)."""
 
     type: Literal["REQUEST_COMMUNICATION_CONTRACT"]
     encrypted_contract_request: Annotated[Text, Field(repr=False, max_length=MAX_CONTRACT_REQUEST_CHARACTERS)]
@@ -138,35 +133,35 @@ class RequestCommunicationContract(WireModel):
 
 
 class CommunicationContractResponse(WireModel):
-    """Gives a contract to the other participant (DCTRL-0004 8.2)."""
+    """Returns a signed contract to its requestor (DCTRL-0004 8.2)."""
 
     type: Literal["COMMUNICATION_CONTRACT_RESPONSE"]
     signed_communication_contract: SignedCommunicationContract
 
 
 class QueryPendingCommunicationContractRequests(WireModel):
-    """Asks which requests for a contract wait for the sender (DCTRL-0004 8.3)."""
+    """Lists pending contract requests to the sender (DCTRL-0004 8.3)."""
 
     type: Literal["QUERY_PENDING_COMMUNICATION_CONTRACT_REQUESTS"]
     pagination: Pagination = Pagination()
 
 
 class AcknowledgePendingCommunicationContractRequests(WireModel):
-    """Removes requests that wait for the sender; the ids are those of requests (DCTRL-0004 8.4)."""
+    """Removes pending contract requests to the sender, by request id (DCTRL-0004 8.4)."""
 
     type: Literal["ACKNOWLEDGE_PENDING_COMMUNICATION_CONTRACT_REQUESTS"]
     communication_contract_ids: RecordIDs
 
 
 class SaveCommunicationContract(WireModel):
-    """Keeps a contract for the sender (DCTRL-0004 8.5)."""
+    """Stores a contract of the sender (DCTRL-0004 8.5)."""
 
     type: Literal["SAVE_COMMUNICATION_CONTRACT"]
     signed_communication_contract: SignedCommunicationContract
 
 
 class ContractsFilter(WireModel):
-    """`did` is either participant; bounds are inclusive, in Unix seconds."""
+    """`did` is either party; bounds are inclusive, in Unix seconds."""
 
     did: Annotated[ClaimedDID | None, OPTIONAL] = None
     expires_at_before: Annotated[Seconds | None, OPTIONAL] = None
@@ -174,7 +169,7 @@ class ContractsFilter(WireModel):
 
 
 class QueryCommunicationContracts(WireModel):
-    """Asks for contracts of the sender, expired ones too (DCTRL-0004 8.6)."""
+    """Lists contracts of the sender, including expired ones (DCTRL-0004 8.6)."""
 
     type: Literal["QUERY_COMMUNICATION_CONTRACTS"]
     filter: ContractsFilter = ContractsFilter()
@@ -182,13 +177,13 @@ class QueryCommunicationContracts(WireModel):
 
 
 class PendingEventsFilter(WireModel):
-    """Events of one sender only."""
+    """Restricts the result to events of one sender."""
 
     sender_did: Annotated[ClaimedDID | None, OPTIONAL] = None
 
 
 class QueryPendingEvents(WireModel):
-    """Asks which events wait for the sender (DCTRL-0004 8.7)."""
+    """Lists pending events for the sender (DCTRL-0004 8.7)."""
 
     type: Literal["QUERY_PENDING_EVENTS"]
     filter: PendingEventsFilter = PendingEventsFilter()
@@ -196,20 +191,20 @@ class QueryPendingEvents(WireModel):
 
 
 class AcknowledgePendingEvents(WireModel):
-    """Removes events that wait for the sender (DCTRL-0004 8.8)."""
+    """Removes pending events for the sender (DCTRL-0004 8.8)."""
 
     type: Literal["ACKNOWLEDGE_PENDING_EVENTS"]
     event_ids: RecordIDs
 
 
 class TaggedEvent(WireModel):
-    """Something with the tags that its owner has encrypted."""
+    """Base of events with encrypted tags."""
 
     encrypted_tags: Tags
 
 
 class EventToSave(TaggedEvent):
-    """One event as its owner stores it; payload and tags are opaque (DCTRL-0004 8.9)."""
+    """An event to store; payload and tags are opaque (DCTRL-0004 8.9)."""
 
     sender_did: DID
     recipient_did: DID
@@ -237,7 +232,7 @@ class SaveEvents(WireModel):
 
 
 class EventsFilter(WireModel):
-    """All of it has to match; of the tags one is enough; bounds are inclusive (DCTRL-0004 8.10)."""
+    """All conditions must hold; one matching tag is enough; bounds are inclusive (DCTRL-0004 8.10)."""
 
     after_timestamp: Annotated[Timestamp | None, OPTIONAL] = None
     before_timestamp: Annotated[Timestamp | None, OPTIONAL] = None
@@ -247,7 +242,7 @@ class EventsFilter(WireModel):
 
 
 class QueryEvents(WireModel):
-    """Asks for stored events of the sender (DCTRL-0004 8.10)."""
+    """Lists stored events of the sender (DCTRL-0004 8.10)."""
 
     type: Literal["QUERY_EVENTS"]
     filter: EventsFilter = EventsFilter()
@@ -255,7 +250,7 @@ class QueryEvents(WireModel):
 
 
 class TagsToUpdate(TaggedEvent):
-    """The tags that an event has from now on."""
+    """The new tags of an event."""
 
     event_id: RecordID
 
@@ -270,7 +265,7 @@ class UpdateEventTags(WireModel):
 
 
 class PublishPublicEvent(WireModel):
-    """Says something to everybody; content and tags are in the clear (DCTRL-0007, reference 10.1)."""
+    """Publishes an event; content and tags are not encrypted (DCTRL-0007, reference 10.1)."""
 
     type: Literal["PUBLISH_PUBLIC_EVENT"]
     event: OpaqueText
@@ -281,7 +276,7 @@ class PublishPublicEvent(WireModel):
 
 
 class DeletePublicEvent(WireModel):
-    """Takes back what the sender published (DCTRL-0007, reference 10.2)."""
+    """Deletes a public event of the sender (DCTRL-0007, reference 10.2)."""
 
     type: Literal["DELETE_PUBLIC_EVENT"]
     public_event_id: RecordID
@@ -304,7 +299,7 @@ PublicPayload: TypeAlias = PublishPublicEvent | DeletePublicEvent
 
 
 class AuthenticateMessage(WireModel):
-    """The first frame of a socket; Unix milliseconds (DCTRL-0004 10.2)."""
+    """First frame of a socket; timestamp in Unix milliseconds (DCTRL-0004 10.2)."""
 
     type: Literal["AUTHENTICATE"]
     did: ClaimedDID
@@ -314,13 +309,13 @@ class AuthenticateMessage(WireModel):
     signature: Signature
 
 
-# A number as JSON has it, and nothing around it: Python itself would take `1_0`, ` 1`, `+1` and `inf`.
+# A JSON number; Python would also accept `1_0`, ` 1`, `+1` and `inf`.
 _JSON_NUMBER = re.compile(rb"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _NUMBER_PARAMETERS = (b"after", b"before", b"page", b"page_size")
 
 
 class PublicQuery(WireModel):
-    """All of it has to match; of the tags one is enough; bounds are inclusive, in the unit of the events."""
+    """All conditions must hold; one matching tag is enough; bounds are inclusive, in the unit of the events."""
 
     tags: Tags = ()
     after: Annotated[Timestamp | None, OPTIONAL] = None
@@ -332,10 +327,10 @@ class PublicQuery(WireModel):
 
 def parse_public_query(arguments: Mapping[bytes, Sequence[bytes]]) -> PublicQuery:
     """
-    Read the query part of a URL; parameters that are unknown are passed over.
+    Parse the query string of a public channel; unknown parameters are ignored.
 
     :param arguments: all values of each parameter, percent-decoded.
-    :raise InvalidCommand: a value that its parameter cannot have, or several where there is one at most.
+    :raise InvalidCommand: an invalid value, or repeated where only one is allowed.
     """
     try:
         asked: dict[str, Any] = {"tags": _parse_tags(arguments.get(b"tags", ()))}
@@ -350,7 +345,7 @@ def parse_public_query(arguments: Mapping[bytes, Sequence[bytes]]) -> PublicQuer
 
 
 def _parse_tags(values: Sequence[bytes]) -> list[str]:
-    """Joined by commas, repeated, or both; between two commas with nothing in between there is no tag."""
+    """Tags may be comma-separated, repeated, or both; empty ones are dropped."""
     return [tag for value in values for tag in value.decode("utf-8").split(",") if tag]
 
 
@@ -373,7 +368,7 @@ _EMPTY_DOCUMENT: Mapping[str, Any] = MappingProxyType({})
 
 
 class CommandHeader(WireModel):
-    """Who says something to whom, and when: Unix milliseconds (DCTRL-0004 4.2)."""
+    """Sender, recipient and time of a command; timestamp in Unix milliseconds (DCTRL-0004 4.2)."""
 
     sender_did: ClaimedDID
     sender_signing_key_id: ClaimedKeyID
@@ -383,25 +378,25 @@ class CommandHeader(WireModel):
 
 
 class DirectHeader(CommandHeader):
-    """Of a command to a mediator."""
+    """Header of a command to a mediator."""
 
     channel: Literal["DIRECT_AUTHENTICATED"]
 
 
 class PrivateHeader(CommandHeader):
-    """Of an event for another identity."""
+    """Header of an event for another identity."""
 
     channel: Literal["TWO_WAY_PRIVATE"]
 
 
 class PublicHeader(CommandHeader):
-    """Of a command about a public channel."""
+    """Header of a command on a public channel."""
 
     channel: Literal["ONE_WAY_PUBLIC"]
 
 
 class DirectCommand(WireModel):
-    """What an identity asks of a mediator (DCTRL-0004 sections 6 and 8)."""
+    """Command of an identity to a mediator (DCTRL-0004 sections 6 and 8)."""
 
     header: DirectHeader
     payload: Annotated[DirectPayload, Field(discriminator="type")]
@@ -409,7 +404,7 @@ class DirectCommand(WireModel):
 
 
 class PrivateCommand(WireModel):
-    """An encrypted event for another identity (DCTRL-0004 section 7)."""
+    """Encrypted event for another identity (DCTRL-0004 section 7)."""
 
     header: PrivateHeader
     payload: Annotated[Text, Field(repr=False)]
@@ -417,7 +412,7 @@ class PrivateCommand(WireModel):
 
 
 class PublicCommand(WireModel):
-    """What a publisher asks of its mediator (DCTRL-0007)."""
+    """Command of a publisher to its mediator (DCTRL-0007)."""
 
     header: PublicHeader
     payload: Annotated[PublicPayload, Field(discriminator="type")]
@@ -437,69 +432,30 @@ _SIGNED_MEMBERS = ("did", "signing_key_id", "timestamp", "nonce")
 @dataclass(frozen=True, slots=True)
 class DecentrlCommand:
     """
-    A command whose shape is right, and nothing more: it may be stale, repeated, or signed by nobody.
+    A command of valid shape; freshness, uniqueness and signature are unchecked.
 
-    :param document: the payload as it came, unknown members included; empty on TWO_WAY_PRIVATE.
-    :param signed: what the signature is over.
-    :param source: the JSON that it was read from.
+    :param document: payload as received, unknown members included; empty for TWO_WAY_PRIVATE.
+    :param signed: bytes that the signature covers.
+    :param source: JSON source of the command.
     """
 
-    envelope: CommandModel
+    header: DirectHeader | PrivateHeader | PublicHeader
+    payload: DirectPayload | PublicPayload | str = field(repr=False)
+    signature: str = field(repr=False)
     document: Mapping[str, Any] = field(repr=False)
     signed: bytes = field(repr=False)
     source: bytes = field(repr=False)
 
     @property
     def name(self) -> str:
-        """Type of the payload; where that has none, the channel."""
-        payload = self.envelope.payload
-        return "TWO_WAY_PRIVATE" if isinstance(payload, str) else payload.type
-
-    @property
-    def channel(self) -> ChannelType:
-        """Which rules it is under."""
-        return self.envelope.header.channel
-
-    @property
-    def sender_did(self) -> str:
-        """Who claims to send it."""
-        return self.envelope.header.sender_did
-
-    @property
-    def sender_signing_key_id(self) -> str:
-        """The key that it claims to be signed with."""
-        return self.envelope.header.sender_signing_key_id
-
-    @property
-    def recipient_did(self) -> str:
-        """Whom it is for."""
-        return self.envelope.header.recipient_did
-
-    @property
-    def timestamp_ms(self) -> float:
-        """When it was sent, as its sender says: milliseconds."""
-        return self.envelope.header.timestamp
-
-    @property
-    def nonce(self) -> str:
-        """Unique among the commands of its sender."""
-        return self.envelope.header.nonce
-
-    @property
-    def payload(self) -> DirectPayload | PublicPayload | str:
-        """A model, or the opaque text of an event on TWO_WAY_PRIVATE."""
-        return self.envelope.payload
-
-    @property
-    def signature(self) -> str:
-        """Base64, unless it is malformed."""
-        return self.envelope.signature
+        """Payload type; the channel if the payload has none."""
+        return "TWO_WAY_PRIVATE" if isinstance(self.payload, str) else self.payload.type
 
     def text(self, name: str) -> bytes:
         """
-        How a member of the payload is written.
+        Source text of a payload member.
 
-        :raise InvalidCommand: there is none, or there are more members around it than any command has.
+        :raise InvalidCommand: it is absent, or there are more members than any command has.
         """
         source = JSONSource(self.source)
         try:
@@ -513,20 +469,27 @@ class DecentrlCommand:
 
 def parse_command(raw: bytes) -> DecentrlCommand:
     """
-    Read the body of a POST.
+    Parse the body of a POST.
 
-    What is signed is taken from what arrived, unknown members and all: a model would add and drop some.
+    The signed bytes are made from the received document, because a model drops unknown members and adds defaults.
 
-    :raise InvalidCommand: it is no command, whatever else it is.
+    :raise InvalidCommand: not a valid command.
     """
     try:
         document = canonical_json.loads(raw)
-        envelope = _find_model(document).model_validate(document)
+        model = _find_model(document).model_validate(document)
         payload = document["payload"]
         signed = canonical_json.canonicalize({"header": document["header"], "payload": payload})
     except ValueError:
         raise InvalidCommand from None
-    return DecentrlCommand(envelope, payload if isinstance(payload, dict) else _EMPTY_DOCUMENT, signed, raw)
+    return DecentrlCommand(
+        header=model.header,
+        payload=model.payload,
+        signature=model.signature,
+        document=payload if isinstance(payload, dict) else _EMPTY_DOCUMENT,
+        signed=signed,
+        source=raw,
+    )
 
 
 def _find_model(document: Mapping[str, Any]) -> type[CommandModel]:
@@ -540,10 +503,10 @@ def _find_model(document: Mapping[str, Any]) -> type[CommandModel]:
 @dataclass(frozen=True, slots=True)
 class AuthenticationRequest:
     """
-    What a socket says of itself, not proven yet.
+    Unverified authentication of a socket.
 
     :param timestamp_ms: milliseconds.
-    :param signed: what the signature is over.
+    :param signed: bytes that the signature covers.
     """
 
     did: str
@@ -556,9 +519,9 @@ class AuthenticationRequest:
 
 def parse_authentication_request(raw: bytes) -> AuthenticationRequest:
     """
-    Read the first frame of a socket.
+    Parse the first frame of a socket.
 
-    :raise InvalidMessage: it is no authentication, whatever else it is.
+    :raise InvalidMessage: not an authentication.
     """
     try:
         document = canonical_json.loads(raw)
@@ -572,7 +535,7 @@ def parse_authentication_request(raw: bytes) -> AuthenticationRequest:
 def is_didcomm_envelope(frame: bytes) -> bool:
     """Whether the first frame of a socket is a DIDComm envelope: a JSON object with `protected`."""
     try:
-        # Nobody has paid for the frame yet, so it is not parsed in vain.
+        # The frame is not rate-limited yet, so parsing is avoided where possible.
         return (b"protected" in frame or b"\\u" in frame) and "protected" in encoding.loads_object(frame)
     except ValueError:
         return False

@@ -1,9 +1,9 @@
 """
-Who signed a communication contract, and what (DCTRL-0003, reference section 7).
+Signatures of communication contracts (DCTRL-0003, reference section 7).
 
-Contracts stay the mappings that they came as, unknown members included, for that is what was signed. The requestor
-signs before the recipient has made its encryption key. What exactly it leaves out is not known for certain, so all
-consistent readings are accepted; each is one function here.
+Contracts remain mappings as received, unknown members included, since that is what was signed. The requestor signs
+before the recipient has generated its encryption key; the specification leaves open which terms are then excluded, so
+all consistent readings are accepted.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _TIME_MEMBERS = ("expires_at", "timestamp")
 @dataclass(frozen=True, slots=True)
 class RegistrationRequest:
     """
-    What an identity proposes to the mediator. Its texts are texts and its times numbers; nothing else is checked.
+    A registration proposed to the mediator. Texts are strings and times numbers; nothing else is checked.
 
-    :param contract: as received, without what the recipient is to add.
-    :param source: the JSON of the contract.
+    :param contract: as received, without the terms that the recipient adds.
+    :param source: JSON source of the contract.
     """
 
     contract: Mapping[str, Any] = field(repr=False)
@@ -42,33 +42,33 @@ class RegistrationRequest:
 
 
 def select_all_terms(contract: Mapping[str, Any]) -> dict[str, Any]:
-    """All of it: what the recipient signs, and reading (a) of what the requestor signs."""
+    """All terms: signed by the recipient, and reading (a) of the requestor's signature."""
     return dict(contract)
 
 
 def omit_recipient_encryption_key(contract: Mapping[str, Any]) -> dict[str, Any]:
-    """Reading (b): all but the recipient's encryption key, which is made later."""
+    """Reading (b): all terms but the recipient's encryption key, which is generated later."""
     return {name: term for name, term in contract.items() if name != _RECIPIENT_ENCRYPTION_KEY}
 
 
 def omit_recipient_keys(contract: Mapping[str, Any]) -> dict[str, Any]:
-    """Reading (c): neither the recipient's encryption key nor the name of its signing key."""
+    """Reading (c): neither the recipient's encryption key nor its signing key id."""
     left_out = (_RECIPIENT_ENCRYPTION_KEY, _RECIPIENT_SIGNING_KEY)
     return {name: term for name, term in contract.items() if name not in left_out}
 
 
 SignedTerms = Callable[[Mapping[str, Any]], dict[str, Any]]
 
-# The likeliest first: only what is refused pays for all of them.
+# The likeliest first: only invalid signatures need all attempts.
 _CONTRACT_TERMS: tuple[SignedTerms, ...] = (omit_recipient_encryption_key, select_all_terms, omit_recipient_keys)
 _REQUEST_TERMS: tuple[SignedTerms, ...] = (omit_recipient_encryption_key, omit_recipient_keys)
 
 
 def verify_contract_signatures(signed: Mapping[str, Any], key_of: Callable[[str, str], bytes | None]) -> bool:
     """
-    Whether both participants signed a SignedCommunicationContract; never raises.
+    Whether both parties signed a SignedCommunicationContract; never raises.
 
-    :param key_of: the Ed25519 public key of a DID and a key id; None where there is none.
+    :param key_of: Ed25519 public key of a DID and key id; None if unknown.
     """
     contract = signed.get("communication_contract")
     if not isinstance(contract, Mapping):
@@ -84,10 +84,9 @@ def verify_contract_signatures(signed: Mapping[str, Any], key_of: Callable[[str,
 
 def compute_contract_digest(signed: Mapping[str, Any]) -> bytes:
     """
-    SHA-256 of the communication contract in a SignedCommunicationContract, the same however its JSON is written
-    (reference 7.4).
+    SHA-256 of the canonical communication contract in a SignedCommunicationContract (reference 7.4).
 
-    Not of what stands around it: one contract can be signed, and a signature spelled, in many ways.
+    Signatures are excluded, since one contract can carry different ones.
 
     :raise InvalidCommand: it has no canonical form.
     """
@@ -99,9 +98,9 @@ def compute_contract_digest(signed: Mapping[str, Any]) -> bytes:
 
 def parse_registration_request(plaintext: bytes) -> RegistrationRequest:
     """
-    Read a decrypted request to the mediator: a contract and its signature beside it or among it (reference 7.6).
+    Read a decrypted registration request: a contract with its signature beside or inside it (reference 7.6).
 
-    :raise InvalidCommand: no such thing.
+    :raise InvalidCommand: anything else.
     """
     try:
         document = loads(plaintext)
@@ -123,7 +122,7 @@ def parse_registration_request(plaintext: bytes) -> RegistrationRequest:
 
 def verify_request_signature(request: RegistrationRequest, key: bytes) -> bool:
     """
-    Whether the requestor signed exactly what came, but for what only the recipient can know.
+    Whether the requestor signed the request as received, except for terms only the recipient knows.
 
     :param key: the requestor's Ed25519 public key.
     """
@@ -134,10 +133,10 @@ def countersign_contract(
     request: RegistrationRequest, *, mediator_did: str, encryption_key: bytes, seed: bytes
 ) -> dict[str, Any]:
     """
-    The SignedCommunicationContract that the mediator makes of a request.
+    Make the SignedCommunicationContract of a registration request.
 
     :param encryption_key: the mediator's public X25519 key for this contract.
-    :param seed: the 32 bytes of the mediator's Ed25519 private key.
+    :param seed: 32-byte seed of the mediator's Ed25519 key.
     :raise InvalidCommand: the request has no canonical form.
     """
     contract = {
@@ -158,7 +157,7 @@ def countersign_contract(
 
 def render_countersigned_contract(request: RegistrationRequest, signed: Mapping[str, Any]) -> bytes:
     """
-    What :func:`countersign` has made as JSON, in which the requestor's terms are written as they came.
+    Serialise the result of :func:`countersign_contract` with the requestor's terms verbatim.
 
     :raise InvalidCommand: more members than any contract has.
     """
@@ -173,7 +172,7 @@ def render_countersigned_contract(request: RegistrationRequest, signed: Mapping[
 
 def sign_contract_request(contract: Mapping[str, Any], seed: bytes) -> str:
     """
-    The requestor's signature, in the form that our own wallet makes: reading (b).
+    The requestor's signature by reading (b), as mediatord's wallet makes it.
 
     :raise ValueError: the contract has no canonical form.
     """

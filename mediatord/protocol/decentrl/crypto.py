@@ -1,9 +1,7 @@
 """
-Ed25519 signatures over canonical JSON, texts and tags, and base64 as Decentrl writes it (reference section 5).
+Cryptography of Decentrl: Ed25519 signatures over canonical JSON, X25519 with AES-256-GCM (reference section 5, 10.1).
 
-The publisher's signature of a public event (DCTRL-0007, reference 10.1).
-
-X25519 and AES-256-GCM, the shared secret being the key as it is (reference 5.1 and 5.2).
+The X25519 shared secret is the AES key, without key derivation (reference 5.1, 5.2).
 """
 
 from __future__ import annotations
@@ -27,16 +25,16 @@ _SIGNING_KEY_BYTES = bindings.crypto_sign_PUBLICKEYBYTES
 
 def sign_json(value: Any, seed: bytes) -> str:
     """
-    The signature of a value, as base64.
+    Signature of a JSON value, as base64.
 
-    :param seed: the 32 bytes of an Ed25519 private key.
-    :raise ValueError: a value that has no canonical form.
+    :param seed: 32-byte seed of an Ed25519 key.
+    :raise ValueError: the value has no canonical form.
     """
     return _sign(canonicalize(value), seed)
 
 
 def verify_json(value: Any, signature: str, key: bytes) -> bool:
-    """Whether it is what the holder of `key` signed; what has no canonical form was signed by nobody."""
+    """Whether the holder of `key` signed a JSON value; False if it has no canonical form."""
     try:
         message = canonicalize(value)
     except ValueError:
@@ -45,7 +43,7 @@ def verify_json(value: Any, signature: str, key: bytes) -> bool:
 
 
 def verify_bytes(message: bytes, signature: str, key: bytes) -> bool:
-    """Whether `signature`, in base64, is one of `message` by the holder of `key`; never raises."""
+    """Whether the base64 `signature` over `message` is valid; never raises."""
     try:
         raw = decode_base64(signature)
     except ValueError:
@@ -61,9 +59,10 @@ def verify_bytes(message: bytes, signature: str, key: bytes) -> bool:
 
 def make_encrypted_tag(tag: str, seed: bytes) -> str:
     """
-    What stands for a tag on the mediator, which only the owner of the seed can make (reference 5.3).
+    A tag as the mediator sees it: its deterministic signature, which only the holder of the seed can make (reference
+    5.3).
 
-    :raise ValueError: half of a surrogate pair in the tag.
+    :raise ValueError: a lone surrogate in the tag.
     """
     return _sign(tag.encode(), seed)
 
@@ -82,11 +81,11 @@ def verify_event_signature(
     channel_id: str | None = None,
 ) -> bool:
     """
-    Whether the publisher signed it; never raises.
+    Whether the publisher signed a public event (DCTRL-0007); never raises.
 
-    :param timestamp: as it came, Unix seconds.
+    :param timestamp: as received, Unix seconds.
     :param key: the publisher's Ed25519 public key.
-    :param channel_id: where there is one, it is signed as well.
+    :param channel_id: covered by the signature if present.
     """
     return verify_json(_signed_event_members(event, tags, timestamp, channel_id), signature, key)
 
@@ -95,10 +94,10 @@ def sign_event(
     event: str, tags: Sequence[str], timestamp: int | float, seed: bytes, channel_id: str | None = None
 ) -> str:
     """
-    The signature, as base64.
+    Signature of a public event, as base64.
 
-    :param seed: the 32 bytes of the publisher's Ed25519 private key.
-    :raise ValueError: a timestamp that is no number of JSON.
+    :param seed: 32-byte seed of the publisher's Ed25519 key.
+    :raise ValueError: a timestamp that JSON cannot express.
     """
     return sign_json(_signed_event_members(event, tags, timestamp, channel_id), seed)
 
@@ -106,7 +105,7 @@ def sign_event(
 def _signed_event_members(
     event: str, tags: Sequence[str], timestamp: int | float, channel_id: str | None
 ) -> dict[str, Any]:
-    """Clients until 0.5.4 sign three fields; channels are newer."""
+    """Members that a publisher signs: three until client 0.5.4; channel ids were added later."""
     signed = {"event": event, "tags": list(tags), "timestamp": timestamp}
     return signed if channel_id is None else {**signed, "channel_id": channel_id}
 
@@ -118,11 +117,11 @@ _TAG_BYTES = 16
 
 def encrypt(plaintext: bytes, key: bytes, nonce: bytes | None = None) -> str:
     """
-    Nonce, ciphertext and tag, as base64.
+    Encrypt; returns nonce, ciphertext and tag as base64.
 
     :param key: 32 bytes.
-    :param nonce: 12 bytes, never used with this key before; made up where there is none.
-    :raise ValueError: a key or nonce of another size.
+    :param nonce: 12 bytes, unique for the key; random by default.
+    :raise ValueError: wrong size of key or nonce.
     """
     nonce = secrets.token_bytes(_NONCE_BYTES) if nonce is None else nonce
     if len(nonce) != _NONCE_BYTES:
@@ -132,9 +131,9 @@ def encrypt(plaintext: bytes, key: bytes, nonce: bytes | None = None) -> str:
 
 def decrypt(text: str, key: bytes) -> bytes:
     """
-    The plaintext that :func:`seal` was given.
+    Inverse of :func:`encrypt`.
 
-    :raise ValueError: not base64, too short, or not sealed with this key.
+    :raise ValueError: not base64, too short, or authentication fails.
     """
     data = decode_base64(text)
     if len(data) < _NONCE_BYTES + _TAG_BYTES:
@@ -147,9 +146,9 @@ def decrypt(text: str, key: bytes) -> bytes:
 
 def derive_shared_secret(private: bytes, public: bytes) -> bytes:
     """
-    What two X25519 keys have in common: 32 bytes.
+    X25519 shared secret, 32 bytes.
 
-    :raise ValueError: a key of another size, or a public key of low order: everyone shares the same with that.
+    :raise ValueError: wrong key size, or a public key of low order, whose secret is the same for everybody.
     """
     if len(private) != _KEY_BYTES or len(public) != _KEY_BYTES:
         raise ValueError("a key of the wrong size")
@@ -160,14 +159,14 @@ def derive_shared_secret(private: bytes, public: bytes) -> bytes:
 
 
 def generate_key_pair() -> tuple[bytes, bytes]:
-    """A private X25519 key, and its public one."""
+    """A private and public X25519 key."""
     private = secrets.token_bytes(_KEY_BYTES)
     return private, bindings.crypto_scalarmult_base(private)
 
 
 def decode_public_key(text: str) -> bytes:
     """
-    The 32 bytes of an X25519 key in base64, which is what we write, or in multibase.
+    An X25519 public key, 32 bytes, from base64 (as mediatord writes it) or multibase.
 
     :raise ValueError: neither.
     """
@@ -179,7 +178,7 @@ def decode_public_key(text: str) -> bytes:
 
 
 def _make_cipher(key: bytes) -> AESGCM:
-    # AES with shorter keys would do as well.
+    # AESGCM would also accept shorter keys.
     if len(key) != _KEY_BYTES:
         raise ValueError("a key of the wrong size")
     return AESGCM(key)

@@ -1,4 +1,7 @@
-"""`did:decentrl`, whose name holds its keys and its mediator, and documents of Decentrl (reference 2 and 3)."""
+"""
+The DID method did:decentrl, whose identifier contains keys and mediator, and Decentrl DID documents (reference 2 and
+3).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ MAX_DID_LENGTH = 2048
 _METHOD = ["did", "decentrl"]
 _KEY_BYTES = 32
 _MULTICODEC: dict[KeyType, bytes] = {"Ed25519": b"\xed\x01", "X25519": b"\xec\x01"}
-# 34 bytes have 47 digits at most; the `z` before them counts.
+# A multicodec key of 34 bytes has at most 47 base58 digits, after the `z`.
 _MAX_KEY_LENGTH = 48
 _CONTEXT = ["https://www.w3.org/ns/did/v1", "https://w3id.org/security/suites/jws-2020/v1"]
 
@@ -24,9 +27,9 @@ _CONTEXT = ["https://www.w3.org/ns/did/v1", "https://w3id.org/security/suites/jw
 @dataclass(frozen=True, slots=True)
 class DecentrlDID:
     """
-    What a did:decentrl says.
+    A parsed did:decentrl.
 
-    :param did: exactly as it came; DIDs are the same only if they are the same text.
+    :param did: as received; did:decentrl DIDs are equal only as text.
     :param signing_key: Ed25519, 32 bytes.
     :param prekey: X25519, 32 bytes.
     """
@@ -39,16 +42,16 @@ class DecentrlDID:
 
     @property
     def signing_key_id(self) -> str:
-        """The one name of its signing key."""
+        """Key id of the signing key."""
         return f"{self.did}#signing"
 
 
 @lru_cache(maxsize=4096)
 def parse_did(text: str) -> DecentrlDID:
     """
-    Read a did:decentrl; base64 in either alphabet, keys with their multicodec prefix or without.
+    Parse a did:decentrl; base64 in either alphabet, keys with or without multicodec prefix.
 
-    :raise ValueError: anything else, a DID URL included.
+    :raise ValueError: anything else, including DID URLs.
     """
     if len(text) > MAX_DID_LENGTH:
         raise ValueError("too long for a DID")
@@ -73,7 +76,7 @@ def make_did(alias: str, signing_key: bytes, prekey: bytes, mediator_did: str, *
     The did:decentrl of two public keys.
 
     :param raw: as for :func:`encode_multibase_key`.
-    :raise ValueError: no keys, no DID of a mediator, half of a surrogate pair, or too long.
+    :raise ValueError: invalid keys or mediator DID, a lone surrogate, or too long.
     """
     try:
         names = [encode_base64url(name.encode()) for name in (alias, mediator_did)]
@@ -85,9 +88,9 @@ def make_did(alias: str, signing_key: bytes, prekey: bytes, mediator_did: str, *
 
 def encode_multibase_key(key: bytes, kind: KeyType, raw: bool = False) -> str:
     """
-    A public key as `z` and base58btc.
+    A public key as base58btc multibase.
 
-    :param raw: leave out the multicodec prefix, which some readers do not expect (reference section 2).
+    :param raw: omit the multicodec prefix, which some readers reject (reference section 2).
     :raise ValueError: not 32 bytes.
     """
     if len(key) != _KEY_BYTES:
@@ -97,9 +100,9 @@ def encode_multibase_key(key: bytes, kind: KeyType, raw: bool = False) -> str:
 
 def decode_multibase_key(text: str, kind: KeyType) -> bytes:
     """
-    The key that :func:`encode_multibase_key` made, either way.
+    Inverse of :func:`encode_multibase_key`, with or without prefix.
 
-    :raise ValueError: anything else, a key of the other kind included.
+    :raise ValueError: anything else, including a key of the other type.
     """
     if not text.startswith("z") or len(text) > _MAX_KEY_LENGTH:
         raise ValueError("not a key in multibase")
@@ -113,7 +116,7 @@ def decode_multibase_key(text: str, kind: KeyType) -> bytes:
 
 
 def make_did_document(did: DecentrlDID) -> dict[str, Any]:
-    """What a did:decentrl resolves to (reference 2.1)."""
+    """DID document of a did:decentrl (reference 2.1)."""
     _, _, _, signing_key, prekey, _ = did.did.split(":")
     return _build_document(did.did, signing_key, prekey, did.mediator_did)
 
@@ -122,13 +125,13 @@ def make_mediator_document(
     did: str, signing_key: bytes, prekey: bytes, endpoint: str, *, raw: bool = False
 ) -> dict[str, Any]:
     """
-    The document of a mediator (DCTRL-0004 3.2).
+    DID document of a mediator (DCTRL-0004 3.2).
 
     :param signing_key: public Ed25519 key.
     :param prekey: public X25519 key.
-    :param endpoint: URL that commands are posted to.
+    :param endpoint: URL for commands.
     :param raw: as for :func:`encode_multibase_key`.
-    :raise ValueError: no keys.
+    :raise ValueError: invalid keys.
     """
     keys = encode_multibase_key(signing_key, "Ed25519", raw), encode_multibase_key(prekey, "X25519", raw)
     return _build_document(did, *keys, endpoint)

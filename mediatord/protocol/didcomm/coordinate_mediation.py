@@ -1,10 +1,8 @@
 """
-Coordinate Mediation 2.0 and 3.0: bodies of requests and answers (reference section 5).
+Coordinate Mediation 2.0 and 3.0: bodies of requests and responses (reference section 5).
 
-That a recipient DID belongs to the holder of an account: a message of ours, for which there is no standard.
-
-It is made by the recipient DID, for the mediator, and goes as an attachment of the `recipient-update` that adds it
-(docs/protocols.md, "Ownership of recipient DIDs").
+Also mediatord's own ownership proof: a message by which a recipient DID confirms that it belongs to an account,
+attached to the `recipient-update` that adds it (docs/protocols.md, "Ownership of recipient DIDs").
 """
 
 from __future__ import annotations
@@ -26,9 +24,9 @@ MAX_RECIPIENTS_PER_PAGE = 1000
 @dataclass(frozen=True, slots=True)
 class MediationVersion:
     """
-    What a version calls things; everything else is the same in both.
+    Names that differ between the protocol versions.
 
-    :param single_routing_did: 2.0 names one routing DID as a string, 3.0 a list of them.
+    :param has_single_routing_did: 2.0 has one routing DID as a string, 3.0 a list.
     """
 
     version: str
@@ -38,7 +36,7 @@ class MediationVersion:
     has_single_routing_did: bool
 
     def type(self, name: str) -> str:
-        """Type URI of the message `name` in this version."""
+        """Type URI of a message in this version."""
         return f"{COORDINATE_MEDIATION}/{self.version}/{name}"
 
 
@@ -50,7 +48,7 @@ MEDIATION_VERSIONS = {
 
 @dataclass(frozen=True, slots=True)
 class RecipientUpdate:
-    """One entry of an update as it came; either member may be nonsense."""
+    """One entry of an update as received; the values are unchecked strings."""
 
     recipient_did: str
     action: str
@@ -58,7 +56,7 @@ class RecipientUpdate:
 
 def parse_updates(body: Mapping[str, Any]) -> list[RecipientUpdate]:
     """
-    The entries of a `recipient-update` or `keylist-update`, in order.
+    Entries of a `recipient-update` or `keylist-update`, in order.
 
     :raise InvalidUpdates: `updates` is not a list of objects with two strings, or has more than 1000 entries.
     """
@@ -78,7 +76,7 @@ def parse_updates(body: Mapping[str, Any]) -> list[RecipientUpdate]:
 
 
 def make_update_response_body(updates: Sequence[RecipientUpdate], results: Sequence[str]) -> dict[str, Any]:
-    """Body of the answer to an update: one result an entry, same order."""
+    """Body of the response to an update: one result per entry, in the same order."""
     return {
         "updated": [
             {"recipient_did": update.recipient_did, "action": update.action, "result": result}
@@ -89,7 +87,7 @@ def make_update_response_body(updates: Sequence[RecipientUpdate], results: Seque
 
 @dataclass(frozen=True, slots=True)
 class RecipientPage:
-    """A slice of the recipient DIDs."""
+    """Offset and limit of a recipient query."""
 
     offset: int = 0
     limit: int = MAX_RECIPIENTS_PER_PAGE
@@ -97,9 +95,9 @@ class RecipientPage:
 
 def parse_pagination(body: Mapping[str, Any]) -> RecipientPage:
     """
-    What a query asks for; without `paginate`, everything up to 1000.
+    Page that a query requests; without `paginate`, the first 1000.
 
-    :raise InvalidPagination: one member of `paginate` is missing, negative or no integer.
+    :raise InvalidPagination: a member of `paginate` is missing, negative or not an integer.
     """
     paginate = body.get("paginate")
     if paginate is None:
@@ -117,7 +115,7 @@ def parse_pagination(body: Mapping[str, Any]) -> RecipientPage:
 def make_query_response_body(
     mediation_version: MediationVersion, dids: Sequence[str], page: RecipientPage, total: int
 ) -> dict[str, Any]:
-    """Body of the answer to a query; `pagination` only when something lies outside the slice (reference 5.3)."""
+    """Body of the response to a query; `pagination` only if there are recipients outside the page (reference 5.3)."""
     body: dict[str, Any] = {mediation_version.list_member: [{"recipient_did": did} for did in dids]}
     remaining = max(0, total - page.offset - len(dids))
     if page.offset > 0 or remaining > 0:
@@ -131,12 +129,12 @@ def make_grant_body(mediation_version: MediationVersion, routing_did: str) -> di
 
 
 OWNERSHIP_PROOF = "urn:mediatord:recipient-ownership/1.0/proof"
-# Seconds from when it says it was made, either way, for which it is taken.
+# Maximum difference to the creation time of a proof, in either direction, in seconds.
 MAX_PROOF_AGE = 300.0
 
 
 def make_ownership_proof_body(account: str, recipient_did: str) -> dict[str, Any]:
-    """Body of a proof. :param recipient_did: as in the update, with a key if it has one there."""
+    """Body of a proof. :param recipient_did: as in the update, with its key if it has one there."""
     return {"account": account, "recipient_did": recipient_did}
 
 
@@ -144,11 +142,11 @@ def verify_ownership_proof(
     message: Message, sender: str, account: str, now: float, owns: Callable[[str], bool]
 ) -> str | None:
     """
-    The recipient DID that a proof is for; None if it proves nothing.
+    The recipient DID that a proof is valid for; None if it is invalid.
 
-    :param sender: the DID that is proven to have sent it.
-    :param account: who asks for the update, did:peer:4 in its short form.
-    :param owns: whether a DID is one of ours.
+    :param sender: authenticated DID of the sender.
+    :param account: DID of the account that requests the update; did:peer:4 in short form.
+    :param owns: whether a DID is one of the mediator's.
     """
     body: Mapping[str, Any] = message.body if isinstance(message.body, dict) else {}
     recipient, holder, made = body.get("recipient_did"), body.get("account"), message.created_time
@@ -165,9 +163,9 @@ def verify_ownership_proof(
 
 def display_recipient_did(recipient_did: str) -> str:
     """
-    The spelling in which a recipient DID is shown to its account: as it came, but a did:peer:4 short (reference 4.3).
+    A recipient DID as shown to its account: as received, but did:peer:4 in short form (reference 4.3).
 
-    Whose it is goes by :func:`~mediatord.protocol.canonical_did.canonicalize_did`.
+    Ownership is decided by :func:`~mediatord.protocol.canonical_did.canonicalize_did`.
     """
     did, hash_, fragment = recipient_did.partition("#")
     return (canonicalize_did(did) if did.startswith("did:peer:4") else did) + hash_ + fragment

@@ -1,10 +1,9 @@
 """
-DIDs: their syntax, and the part of a DID document that a mediator reads (reference section 8).
+DID syntax, and the parts of a DID document that a mediator uses (reference section 8).
 
-A document is reduced to the keys usable for key agreement and for signatures, and to its DIDComm services. How one is
-made from a DID is in the siblings of this module: `did_key`, `did_peer`, `did_web`, all reached by `did_methods`.
-
-DID documents as JSON, with the liberties that released wallets take (reference 8.3, 8.4 and 8.6).
+A document is reduced to its key agreement keys, authentication keys and DIDComm services. Parsing accepts the
+deviations of released wallets (reference 8.3, 8.4, 8.6). :mod:`~mediatord.protocol.didcomm.did_methods` produces
+documents.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from mediatord.protocol.didcomm.keys import Curve, PublicKey
 
 MAX_DID_LENGTH = 8192
 
-# Possessive, so that a long string that fails at its end costs one pass.
+# Possessive: linear time for any input.
 _DID = re.compile(r"did:[a-z0-9]+:(?:[A-Za-z0-9._:-]++|%[0-9A-Fa-f]{2})++")
-# Old generators pad the base64url of their services (reference 8.3), which W3C's grammar does not allow.
+# Old generators pad the base64url of services (reference 8.3), which the DID grammar does not allow.
 _PADDED_PEER_2 = re.compile(r"did:peer:2[A-Za-z0-9._=-]++")
 _URL_PART = re.compile(r"[/?#]")
 _SHORT_KID_LENGTH = 8
@@ -32,21 +31,21 @@ _MAX_CACHED_LENGTH = 2048
 
 
 class DIDWebLookupRequired(LookupError):
-    """A did:web: its document has to be fetched."""
+    """The document of a did:web has to be fetched."""
 
 
 class DIDPeer4LongFormRequired(LookupError):
-    """The short form of a did:peer:4: it resolves only through the long form, if that was ever seen."""
+    """A did:peer:4 in short form resolves only if its long form was seen before."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceEndpoint:
     """
-    One place where a service takes messages.
+    An endpoint of a service.
 
     :param uri: http(s), ws(s), a DID, or `didcomm:transport/queue`; unchecked.
-    :param accept: envelope profiles; empty when not given.
-    :param routing_keys: key ids or DIDs to wrap for, as written; empty when not given.
+    :param accept: envelope profiles; empty if absent.
+    :param routing_keys: key ids or DIDs to wrap messages for, as written; empty if absent.
     """
 
     uri: str
@@ -57,7 +56,7 @@ class ServiceEndpoint:
 @dataclass(frozen=True, slots=True)
 class DIDCommService:
     """
-    A service of type DIDCommMessaging; others are not kept.
+    A service of type DIDCommMessaging; other services are dropped.
 
     :param id: absolute DID URL.
     """
@@ -69,9 +68,9 @@ class DIDCommService:
 @dataclass(frozen=True, slots=True)
 class VerificationMethod:
     """
-    A key and its name.
+    A public key and its id.
 
-    :param id: absolute DID URL, in the spelling of the current specification.
+    :param id: absolute DID URL, spelled as in the current specification.
     """
 
     id: str
@@ -81,13 +80,13 @@ class VerificationMethod:
 @dataclass(frozen=True, slots=True)
 class DIDDocument:
     """
-    What a DID resolved to.
+    The resolution result of a DID.
 
-    :param did: the DID in the form that was asked for.
-    :param key_agreement: keys to encrypt for; none of them an Ed25519 or secp256k1 key.
-    :param authentication: keys that sign; none of them an X25519 key.
-    :param also_known_as: other forms of this very DID that follow from its method. What a document merely claims
-        about itself is not kept.
+    :param did: the DID in the requested form.
+    :param key_agreement: encryption keys; never Ed25519 or secp256k1.
+    :param authentication: signing keys; never X25519.
+    :param also_known_as: other forms of the DID that follow from its method; claims of the document itself are
+        dropped.
     """
 
     did: str
@@ -97,15 +96,15 @@ class DIDDocument:
     also_known_as: tuple[str, ...] = ()
 
     def key_agreement_key(self, kid: str) -> VerificationMethod | None:
-        """The key agreement key that `kid` names in any of the spellings seen in practice (reference 8.6)."""
+        """The key agreement key that `kid` denotes in any spelling found in practice (reference 8.6)."""
         return self._find(kid, self.key_agreement)
 
     def authentication_key(self, kid: str) -> VerificationMethod | None:
-        """The authentication key that `kid` names in any of the spellings seen in practice (reference 8.6)."""
+        """The authentication key that `kid` denotes in any spelling found in practice (reference 8.6)."""
         return self._find(kid, self.authentication)
 
     def http_endpoints(self) -> tuple[ServiceEndpoint, ...]:
-        """Endpoints that a DIDComm v2 message can be POSTed to; a queue or a DID is none (reference 3.4)."""
+        """Endpoints that accept DIDComm v2 messages by POST; queues and DIDs are excluded (reference 3.4)."""
         return tuple(
             endpoint
             for service in self.services
@@ -125,7 +124,9 @@ class DIDDocument:
 
 
 def _find_by_key_value(fragment: str, methods: Iterable[VerificationMethod]) -> VerificationMethod | None:
-    """The method whose multibase key the fragment is: whole, without its `z`, or the 8 characters after it."""
+    """
+    The method whose multibase key is the fragment: complete, without its `z`, or the first 8 characters after it.
+    """
     beginnings = []
     for method in methods:
         multibase = method.key.multibase()
@@ -138,14 +139,14 @@ def _find_by_key_value(fragment: str, methods: Iterable[VerificationMethod]) -> 
 
 
 def strip_did_url(did_url: str) -> str:
-    """The DID of a DID URL: path, query and fragment stripped."""
+    """Remove path, query and fragment of a DID URL."""
     if "#" not in did_url and "/" not in did_url and "?" not in did_url:
         return did_url
     return _URL_PART.split(did_url, maxsplit=1)[0]
 
 
 def is_did(text: str) -> bool:
-    """Whether this is a DID of any method, by W3C's grammar, at most 8192 characters; `=` passes in a did:peer:2."""
+    """Whether a text is a DID by the W3C grammar, at most 8192 characters; `=` is accepted in a did:peer:2."""
     if len(text) > MAX_DID_LENGTH or text.endswith(":"):
         return False
     return _is_did_cached(text) if len(text) <= _MAX_CACHED_LENGTH else _is_did(text)
@@ -155,12 +156,12 @@ def _is_did(text: str) -> bool:
     return _DID.fullmatch(text) is not None or _PADDED_PEER_2.fullmatch(text) is not None
 
 
-# Who writes to us does so again and again. What is remembered is bounded in number and in size.
+# Senders recur. The cache is bounded in number and size.
 _is_did_cached = lru_cache(maxsize=1024)(_is_did)
 
 MAX_KEYS = 64
 MAX_SERVICES = 64
-# A sender wraps once for each routing key, which makes a message a third longer; and may POST to each endpoint.
+# Each routing key makes a message a third longer; each endpoint may be tried.
 MAX_ROUTING_KEYS = 3
 MAX_ENDPOINTS = 8
 
@@ -169,7 +170,7 @@ DIDCOMM_MESSAGING = "DIDCommMessaging"
 AGREEMENT_CURVES: frozenset[Curve] = frozenset(("X25519", "P-256", "P-384", "P-521"))
 SIGNATURE_CURVES: frozenset[Curve] = frozenset(("Ed25519", "P-256", "P-384", "P-521", "secp256k1"))
 
-# The curve that a type of verification method fixes; None where the key itself says it.
+# Curve implied by a verification method type; None if the key material states it.
 _CURVE_OF_TYPE: dict[str, Curve | None] = {
     "Multikey": None,
     "JsonWebKey2020": None,
@@ -183,10 +184,10 @@ _CURVE_OF_TYPE: dict[str, Curve | None] = {
 
 def parse_did_document(did: str, document: Mapping[str, Any]) -> DIDDocument:
     """
-    What `document` says about `did`; relative ids are made absolute, members that cannot be read are left out.
+    Read a DID document; relative ids become absolute, unreadable members are dropped.
 
-    A key is dropped when its type is not one of reference 8.6, when it does not suit the purpose it is listed for
-    (an Ed25519 key for key agreement is not converted), or when its id belongs to another DID.
+    A key is dropped if its type is not in reference 8.6, its curve does not fit the relationship (Ed25519 is not
+    converted for key agreement), or its id belongs to another DID.
 
     :raise UnresolvableDID: more than 64 keys, references or services.
     """
@@ -205,8 +206,8 @@ def parse_did_document(did: str, document: Mapping[str, Any]) -> DIDDocument:
 
 def parse_services(did: str, services: object) -> tuple[DIDCommService, ...]:
     """
-    The DIDComm services among a list of services. Those without an id are called by their place in the list:
-    `#service`, `#service-1` and so on (reference 8.3).
+    The DIDComm services in a list of services. Services without an id are numbered: `#service`, `#service-1` and so
+    on (reference 8.3).
 
     :raise UnresolvableDID: more than 64.
     """
@@ -223,7 +224,7 @@ def parse_services(did: str, services: object) -> tuple[DIDCommService, ...]:
 def _parse_relationship(
     did: str, listed: object, methods: Mapping[str, Mapping[str, Any]], curves: frozenset[Curve]
 ) -> tuple[VerificationMethod, ...]:
-    """The keys listed for one purpose, by reference or embedded, each id once."""
+    """Keys of one verification relationship, referenced or embedded, each id once."""
     found: dict[str, VerificationMethod] = {}
     for entry in _check_list(listed, MAX_KEYS):
         embedded = entry if isinstance(entry, dict) else None
@@ -260,14 +261,16 @@ def _parse_key_material(method: Mapping[str, Any], curve: Curve | None) -> Publi
 
 
 def _parse_endpoints(service: Mapping[str, Any]) -> Iterable[ServiceEndpoint]:
-    """One object, an array of them, or (old style) a string with `routingKeys` and `accept` beside it."""
+    """
+    One object, an array of objects, or (old style) a string with `routingKeys` and `accept` in the service itself.
+    """
     place = service.get("serviceEndpoint")
     return islice(_iterate_endpoints(service, place), MAX_ENDPOINTS)
 
 
 def _iterate_endpoints(service: Mapping[str, Any], place: object) -> Iterator[ServiceEndpoint]:
     for entry in _check_list(place if isinstance(place, list) else [place], MAX_SERVICES):
-        # Old style: a string, with what belongs to it beside it.
+        # Old style: a string, with its members in the service.
         members = service if isinstance(entry, str) else entry if isinstance(entry, dict) else {}
         uri = entry if isinstance(entry, str) else members.get("uri")
         keys = _list_strings(members.get("routingKeys"))
@@ -276,7 +279,7 @@ def _iterate_endpoints(service: Mapping[str, Any], place: object) -> Iterator[Se
 
 
 def _make_absolute(did: str, name: object) -> str | None:
-    """The absolute form of an id in the document of `did`; None for what is no id, or one of another DID."""
+    """An absolute id in the document of `did`; None if it is no id, or belongs to another DID."""
     if not isinstance(name, str):
         return None
     if name.startswith("#"):
@@ -285,7 +288,7 @@ def _make_absolute(did: str, name: object) -> str | None:
 
 
 def _list_objects(value: object, limit: int) -> list[dict[str, Any]]:
-    # What is no object keeps its place, so that numbering by place holds.
+    # Invalid entries keep their index, which is the basis of numbering.
     return [entry if isinstance(entry, dict) else {} for entry in _check_list(value, limit)]
 
 

@@ -1,12 +1,7 @@
 """
-did:key, whose key is its name (reference 8.2). did:peer:0 is the same with another beginning.
+DID methods: did:key, did:peer (0, 2, 3, 4) and the location of did:web documents (reference 8.1 to 8.5).
 
-did:peer, whose document is its name: numalgo 0 is one key, 2 a list of keys and services, 4 a whole document behind
-its hash (reference 8.2, 8.3 and 8.4). Numalgo 3 is only a shorter name for a numalgo 2.
-
-did:web: where its document lies, and when to believe it (reference 8.5). The fetching is done elsewhere.
-
-From a DID to its document, as far as that goes without asking anybody (reference 8.1).
+Pure functions; :mod:`mediatord.net.did_resolver` fetches documents and remembers long forms.
 """
 
 from __future__ import annotations
@@ -14,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
@@ -49,17 +43,19 @@ def resolve_did_key(did: str) -> DIDDocument:
     """
     The document of a did:key.
 
-    :raise UnresolvableDID: it holds no key of a kind that is read here.
+    :raise UnresolvableDID: no key of a supported type.
     """
     return make_single_key_document(did, did.removeprefix(_KEY_PREFIX))
 
 
 def make_single_key_document(did: str, multibase: str) -> DIDDocument:
     """
-    The document that one multibase key makes: an Ed25519 key also gives an X25519 one for key agreement, a key on a
-    NIST curve serves both purposes, an X25519 key agreement alone, secp256k1 signatures alone.
+    The document of a DID that consists of one multibase key.
 
-    :raise UnresolvableDID: no key of a kind that is read here.
+    An Ed25519 key also yields an X25519 key for key agreement; a NIST curve serves both purposes; X25519 serves key
+    agreement only, secp256k1 signatures only.
+
+    :raise UnresolvableDID: no key of a supported type.
     """
     try:
         key = PublicKey.from_multibase(multibase)
@@ -83,15 +79,14 @@ _PEER_3 = "did:peer:3"
 _PEER_4 = "did:peer:4"
 
 _SHORT_PEER_4 = re.compile(r"did:peer:4zQm[1-9A-HJ-NP-Za-km-z]{44}")
-_SHA2_256_MULTIHASH = b"\x12\x20"
 _JSON_MULTICODEC = b"\x80\x04"
 
-# assertionMethod, capabilityInvocation and capabilityDelegation keys are counted, but there is no use for them here.
+# Keys for assertionMethod, capabilityInvocation and capabilityDelegation count in the numbering, but are unused.
 _KEY_PURPOSES = frozenset("EVAID")
 _FULL_NAMES = {"t": "type", "s": "serviceEndpoint", "r": "routingKeys", "a": "accept"}
 _SHORT_NAMES = {full: short for short, full in _FULL_NAMES.items()}
 _SHORT_DIDCOMM_MESSAGING = "dm"
-# A list of services, a service, a list of endpoints, an endpoint: no name that is read lies deeper.
+# Levels: list of services, service, list of endpoints, endpoint.
 _SERVICE_DEPTH = 4
 
 
@@ -102,11 +97,11 @@ def make_did_peer_0(key: PublicKey) -> str:
 
 def make_did_peer_2(keys: Sequence[tuple[str, PublicKey]], services: Sequence[Mapping[str, Any]]) -> str:
     """
-    The did:peer:2 with these keys, then these services, in this order; the keys are `#key-1`, `#key-2` and so on.
+    The did:peer:2 with these keys, followed by these services; the keys become `#key-1`, `#key-2` and so on.
 
     :param keys: pairs of purpose (`E` key agreement, `V` authentication, or `A`, `I`, `D`) and key.
-    :param services: with full member names, or abbreviated already; each becomes an element of its own.
-    :raise ValueError: another purpose, or a service that JSON cannot express.
+    :param services: with full or abbreviated member names; one element each.
+    :raise ValueError: another purpose, or a service that is not serialisable.
     """
     if any(purpose not in _KEY_PURPOSES for purpose, _ in keys):
         raise ValueError("no such purpose")
@@ -117,23 +112,23 @@ def make_did_peer_2(keys: Sequence[tuple[str, PublicKey]], services: Sequence[Ma
 
 def derive_did_peer_3(did: str) -> str:
     """
-    The short name of a did:peer:2.
+    The did:peer:3 of a did:peer:2.
 
-    :raise ValueError: it is no did:peer:2.
+    :raise ValueError: not a did:peer:2.
     """
     if not did.startswith(_PEER_2):
         raise ValueError("not a did:peer:2")
-    return _PEER_3 + _hash_multibase(did.removeprefix(_PEER_2))
+    return _PEER_3 + encoding.encode_multihash(did.removeprefix(_PEER_2).encode("ascii"))
 
 
 def make_did_peer_4(document: Mapping[str, Any]) -> tuple[str, str]:
     """
-    The long and the short form of the did:peer:4 of a document.
+    Long and short form of the did:peer:4 of a document.
 
-    :param document: without `id`, all ids in it relative.
+    :param document: without `id`; all ids in it are relative.
     """
     encoded = "z" + encoding.encode_base58(_JSON_MULTICODEC + encoding.dumps(document))
-    short = _PEER_4 + _hash_multibase(encoded)
+    short = _PEER_4 + encoding.encode_multihash(encoded.encode("ascii"))
     return f"{short}:{encoded}", short
 
 
@@ -141,8 +136,8 @@ def resolve_did_peer(did: str) -> DIDDocument:
     """
     The document of a did:peer of numalgo 0, 2 or 4.
 
-    :raise NeedsRecall: the short form of a numalgo 4.
-    :raise UnresolvableDID: it is malformed.
+    :raise DIDPeer4LongFormRequired: the short form of a numalgo 4.
+    :raise UnresolvableDID: malformed.
     :raise UnsupportedDIDMethod: another numalgo.
     """
     if did.startswith(_PEER_0):
@@ -158,9 +153,9 @@ def resolve_did_peer(did: str) -> DIDDocument:
 
 def resolve_short_did_peer_4(short: str, long: str) -> DIDDocument:
     """
-    The document of the short form of a did:peer:4 whose long form was seen before.
+    The document of a short did:peer:4, given its long form.
 
-    :raise UnresolvableDID: the two do not belong together, or the long form is malformed.
+    :raise UnresolvableDID: the forms do not match, or the long form is malformed.
     """
     if canonicalize_did(long) != short:
         raise UnresolvableDID
@@ -185,7 +180,7 @@ def _resolve_peer_2(did: str) -> DIDDocument:
 def _parse_peer_2_keys(
     did: str, keys: list[str], purpose: str, curves: frozenset[Any]
 ) -> tuple[VerificationMethod, ...]:
-    """The keys of one purpose. One of an unknown kind is left out, but its number is not given to another."""
+    """Keys of one purpose. Keys of unsupported types are dropped, but keep their number."""
     found = []
     for number, element in enumerate(keys, 1):
         if element[0] != purpose:
@@ -200,7 +195,7 @@ def _parse_peer_2_keys(
 
 
 def _parse_peer_2_services(elements: list[str]) -> list[Any]:
-    """All services with full member names. An element holds one, or (seen in the wild) an array of any number."""
+    """All services with full member names. An element holds one service or, in practice, an array of them."""
     if len(elements) > MAX_SERVICES:
         raise UnresolvableDID
     found: list[Any] = []
@@ -239,9 +234,9 @@ def _abbreviate_names(value: Any) -> Any:
 
 
 def _resolve_peer_4(long: str, asked: str, other: str) -> DIDDocument:
-    """:param asked: the form that the document is for; `other` is the other one."""
+    """:param asked: the form to make the document for; `other` is the other one."""
     hashed, _, encoded = long.removeprefix(_PEER_4).partition(":")
-    if not encoded.startswith("z") or hashed != _hash_multibase(encoded):
+    if not encoded.startswith("z") or hashed != encoding.encode_multihash(encoded.encode("ascii")):
         raise UnresolvableDID
     try:
         data = encoding.decode_base58(encoded[1:])
@@ -251,10 +246,6 @@ def _resolve_peer_4(long: str, asked: str, other: str) -> DIDDocument:
     except ValueError:
         raise UnresolvableDID from None
     return DIDDocument(asked, document.key_agreement, document.authentication, document.services, (other,))
-
-
-def _hash_multibase(text: str) -> str:
-    return "z" + encoding.encode_base58(_SHA2_256_MULTIHASH + sha256(text.encode("ascii")).digest())
 
 
 _WEB_PREFIX = "did:web:"
@@ -268,9 +259,9 @@ _MAX_PORT = 65535
 @dataclass(frozen=True, slots=True)
 class DIDWebLocation:
     """
-    Where the document of a did:web lies.
+    Location of the document of a did:web.
 
-    :param host: a name, or an IPv4 address in some notation; never IPv6.
+    :param host: a name, or an IPv4 address in any notation; never IPv6.
     :param url: https.
     """
 
@@ -280,10 +271,11 @@ class DIDWebLocation:
 
 def locate_did_web(did: str) -> DIDWebLocation:
     """
-    Split on colons, decode each part once; without a path the document is in `.well-known`.
+    Location of a did:web document: the identifier is split at colons and each part decoded once; an empty path means
+    `.well-known`.
 
-    :param did: a did:web by its syntax.
-    :raise UnresolvableDID: a host or port that is none, or a path that would leave its place.
+    :param did: a syntactically valid did:web.
+    :raise UnresolvableDID: an invalid host or port, or a path that leaves its directory.
     """
     authority, *path = [_percent_decode(part) for part in did.removeprefix(_WEB_PREFIX).split(":")]
     host, colon, port = authority.partition(":")
@@ -293,14 +285,14 @@ def locate_did_web(did: str) -> DIDWebLocation:
         raise UnresolvableDID
     if any(segment in ("", ".", "..") for segment in path):
         raise UnresolvableDID
-    # Encoded again, so that a slash that came as %2F does not become one more segment.
+    # Encoded again, so that an encoded slash does not create another segment.
     segments = "/".join(quote(segment, safe="") for segment in path) or ".well-known"
     return DIDWebLocation(host, f"https://{authority}/{segments}/did.json")
 
 
 def parse_did_web_document(did: str, raw: bytes) -> DIDDocument:
     """
-    The document of a did:web from what its host sent.
+    The document of a did:web from the response body.
 
     :raise UnresolvableDID: not a JSON object, or the document of another DID.
     """
@@ -322,11 +314,11 @@ def _percent_decode(part: str) -> str:
 
 def resolve_local(did: str) -> DIDDocument:
     """
-    The document of a did:key or a did:peer of numalgo 0, 2 or 4.
+    Resolve a DID without network or store: did:key and did:peer of numalgo 0, 2 or 4.
 
-    :raise NeedsNetwork: a did:web.
-    :raise NeedsRecall: the short form of a did:peer:4.
-    :raise UnresolvableDID: it is malformed.
+    :raise DIDWebLookupRequired: a did:web.
+    :raise DIDPeer4LongFormRequired: the short form of a did:peer:4.
+    :raise UnresolvableDID: malformed.
     :raise UnsupportedDIDMethod: another method, or another numalgo of did:peer.
     """
     if not is_did(did):

@@ -8,9 +8,7 @@ from typing import Any
 
 from mediatord.errors import InvalidBody
 
-PING_RESPONSE = "https://didcomm.org/trust-ping/2.0/ping-response"
 DISCLOSE = "https://didcomm.org/discover-features/2.0/disclose"
-PROBLEM_REPORT = "https://didcomm.org/report-problem/2.0/problem-report"
 MAX_QUERIES = 100
 
 _SUPPORTED_PROTOCOLS: dict[str, list[str]] = {
@@ -24,11 +22,6 @@ _SUPPORTED_PROTOCOLS: dict[str, list[str]] = {
     "https://didcomm.org/report-problem/2.0": [],
     "https://didcomm.org/empty/1.0": [],
 }
-
-
-def is_response_requested(body: Mapping[str, Any]) -> bool:
-    """Whether a ping is to be answered; yes unless it says otherwise."""
-    return body.get("response_requested", True) is not False
 
 
 def parse_queries(body: Mapping[str, Any]) -> list[tuple[str, str]]:

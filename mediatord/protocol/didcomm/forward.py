@@ -1,11 +1,10 @@
 """
-Routing 2.0: reading a forward, and writing one when mediatord is the sender (reference section 4).
+Routing 2.0 forwards (reference section 4): reading, writing, and a fast parser for the common kind.
 
-The short way for what nearly all traffic is: an anoncrypt to one of our X25519 keys with one forward in it.
-
-What these mean is decided by :mod:`~mediatord.protocol.didcomm.jwe`, :mod:`~mediatord.protocol.didcomm.jwe`,
-:mod:`~mediatord.protocol.didcomm.message` and :mod:`~mediatord.protocol.didcomm.forward`: the long way. Whatever is
-unusual in any respect, or wrong, is left to them; what is read here, they read in just the same way.
+:class:`FastForwardParser` handles an anoncrypt to one of the mediator's X25519 keys that contains one forward. It
+    reads such a message exactly as :mod:`~mediatord.protocol.didcomm.jwe` and
+    :mod:`~mediatord.protocol.didcomm.message` do, and leaves everything else, invalid messages included, to them: the
+    general path.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from secrets import token_bytes
+from string import ascii_letters, digits
 from typing import Any, Literal, NamedTuple, Protocol
 
 import orjson
@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap
 
 from mediatord.errors import ExpiredForward, InvalidAttachment, LinkedAttachment, MediatorError, MissingNext
 from mediatord.protocol import encoding
-from mediatord.protocol.didcomm.jwe import MAX_PROTECTED
+from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE, MAX_PROTECTED
 from mediatord.protocol.didcomm.jwe_algorithms import (
     ANONCRYPT,
     CONTENT_CIPHERS,
@@ -37,7 +37,6 @@ from mediatord.protocol.didcomm.jwe_algorithms import (
 )
 from mediatord.protocol.didcomm.keys import PrivateKey
 from mediatord.protocol.didcomm.message import (
-    ENCRYPTED_MEDIA_TYPE,
     MAX_ID,
     Message,
     OutgoingMessage,
@@ -57,16 +56,16 @@ from mediatord.protocol.encoding import (
 
 FORWARD = "https://didcomm.org/routing/2.0/forward"
 MAX_NEXT = 8192
-# Each is a message of its own and paid for as one; nobody is allowed more than 60 a minute.
+# Each attachment is charged as one message, and no sender is allowed more than 60 messages a minute by default.
 MAX_ATTACHMENTS = 20
-# Objects and arrays within one another in a payload, the outermost counted. An envelope has four.
+# Nesting depth of a payload, the outermost object counted. An envelope has four levels.
 MAX_PAYLOAD_DEPTH = 254
 
 ForwardPayload = tuple[bytes, Literal["json", "base64"]]
 
 
 class ExpirationHeaders(Protocol):
-    """What may say when it expires; :class:`MessageRecord`."""
+    """A message that may have an expiration time."""
 
     @property
     def expires_time(self) -> float | None: ...
@@ -74,9 +73,9 @@ class ExpirationHeaders(Protocol):
 
 def read_next(message: Message) -> str:
     """
-    `body.next`, a DID, DID URL or key.
+    The recipient in `body.next`: a DID, DID URL or key.
 
-    :raise MissingNext: it is absent, empty, too long or not a string.
+    :raise MissingNext: absent, empty, too long or not a string.
     """
     next_ = (message.body or {}).get("next")
     if isinstance(next_, str) and 0 < len(next_) <= MAX_NEXT:
@@ -86,10 +85,10 @@ def read_next(message: Message) -> str:
 
 def read_payloads(message: Message, *, encrypted_only: bool = True) -> list[ForwardPayload]:
     """
-    Every attachment as an opaque payload, in order: bytes, and the form they came in (reference 4.4).
+    All attachments as opaque payloads, in order, each with the form it arrived in (reference 4.4).
 
     :raise InvalidAttachment: there is none, or one is unreadable or not encrypted.
-    :raise LinkedAttachment: one has its data elsewhere; mediatord fetches nothing a sender names.
+    :raise LinkedAttachment: one is only a link; mediatord fetches nothing that a sender names.
     """
     if not message.attachments or len(message.attachments) > MAX_ATTACHMENTS:
         raise InvalidAttachment
@@ -105,9 +104,9 @@ def read_payloads(message: Message, *, encrypted_only: bool = True) -> list[Forw
 
 def read_payload(data: object, text: bytes | None, encrypted_only: bool) -> ForwardPayload:
     """
-    The same for the `data` of one attachment.
+    The payload in `data` of one attachment.
 
-    :param text: how its `json` is written, if it has one.
+    :param text: source text of its `json` member, if present.
     :raise InvalidAttachment: as :func:`read_payloads`; likewise LinkedAttachment.
     """
     if not isinstance(data, dict):
@@ -138,8 +137,9 @@ def _read_base64(data: Mapping[str, Any], encrypted_only: bool) -> bytes:
 
 def is_payload(value: Mapping[str, Any], text: bytes, encrypted_only: bool) -> bool:
     """
-    Whether the shape is that of an envelope, nested no deeper than recipients can be expected to read; the headers of
-    the inner message are none of our business.
+    Whether a value has the shape of an envelope and a nesting depth that recipients can parse.
+
+    The headers of the inner message are not inspected.
     """
     if encrypted_only and "ciphertext" not in value:
         if "payload" not in value or not ("signatures" in value or "signature" in value):
@@ -150,7 +150,7 @@ def is_payload(value: Mapping[str, Any], text: bytes, encrypted_only: bool) -> b
 
 
 def _matches_hash(hash_: object, payload: bytes) -> bool:
-    """Check a hexadecimal sha2-256 multihash; other functions and encodings are not ours to judge."""
+    """Check a hexadecimal sha2-256 multihash; other hash functions and encodings are accepted unchecked."""
     if not isinstance(hash_, str) or len(hash_) != 68 or not hash_.startswith("1220"):
         return True
     return hash_[4:].lower() == hashlib.sha256(payload).hexdigest()
@@ -158,9 +158,9 @@ def _matches_hash(hash_: object, payload: bytes) -> bool:
 
 def compute_expiry(message: ExpirationHeaders, now: float, ttl: float) -> float:
     """
-    When a forward stops waiting: its own `expires_time`, but never later than the TTL (reference 4.5).
+    When a queued forward expires: at its `expires_time`, and no later than the TTL (reference 4.5).
 
-    :raise ExpiredForward: that time has passed.
+    :raise ExpiredForward: `expires_time` has passed.
     """
     if message.expires_time is None:
         return now + ttl
@@ -171,10 +171,11 @@ def compute_expiry(message: ExpirationHeaders, now: float, ttl: float) -> float:
 
 def compute_delay(message: Message, longest: float, uniform: Callable[[float, float], float]) -> float:
     """
-    Seconds to hold a forward back: `delay_milli`, capped; a negative one is a random part of its size.
+    Seconds by which a forward is delayed: `delay_milli`, capped; a negative value means a random delay up to its
+    absolute value.
 
-    :param longest: cap in seconds; 0 delivers everything at once.
-    :param uniform: source of randomness, as `random.uniform`.
+    :param longest: cap in seconds; 0 delivers immediately.
+    :param uniform: source of randomness, such as `random.uniform`.
     """
     seconds = message.delay_milli / 1000
     if seconds < 0:
@@ -183,7 +184,7 @@ def compute_delay(message: Message, longest: float, uniform: Callable[[float, fl
 
 
 def make_forward(payload: bytes, next_: str, id_: str) -> OutgoingMessage:
-    """A forward that carries one encrypted payload to `next_` as its one `json` attachment (reference 4.6)."""
+    """A forward of one encrypted payload to `next_`, as a single `json` attachment (reference 4.6)."""
     return OutgoingMessage(
         id=id_,
         type=FORWARD,
@@ -200,45 +201,45 @@ def make_forward(payload: bytes, next_: str, id_: str) -> OutgoingMessage:
 
 _MAX_CACHED_KIDS = 1024
 _CIPHERTEXT_MEMBER = b'"ciphertext":'
-# Stands for the ciphertext, which is not worth parsing. Nobody knows it, so what has this value is what was replaced.
+# Replaces the ciphertext before the envelope is parsed as JSON. It is random, so a member with this value is the one
+# that was replaced.
 _CIPHERTEXT_PLACEHOLDER = secrets.token_hex(16)
 _CIPHERTEXT_PLACEHOLDER_BYTES = _CIPHERTEXT_PLACEHOLDER.encode()
-# The same for the whole payload.
+# Likewise, for the whole payload.
 _PAYLOAD_PLACEHOLDER = secrets.token_hex(16)
 _PAYLOAD_PLACEHOLDER_JSON = orjson.dumps(_PAYLOAD_PLACEHOLDER)
-# Members of a JWE for one recipient. Where there are so many, and each is read, there are no others.
+# Number of members of a JWE for one recipient. If all of them are read, there are no others.
 _GENERAL_MEMBERS, _FLATTENED_MEMBERS = 5, 6
 
-# What the payload looks like where it is the usual envelope: an object with objects in it, and some in these. One
-# object at a time and nothing twice, so that the time it takes is proportional to the length, whatever is there.
+# Matches an envelope as payload: an object with nested objects. Possessive and without repetition of alternatives,
+# hence linear time on any input.
 _STRING_PATTERN = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _OBJECT_PATTERN = rb"\{(?:[^\"{}]++|%b)*+\}" % _STRING_PATTERN
 for _ in range(4):
     _OBJECT_PATTERN = rb"\{(?:[^\"{}]++|%b|%b)*+\}" % (_STRING_PATTERN, _OBJECT_PATTERN)
 _match_json_member = re.compile(rb'"json"[ \t\n\r]*+:[ \t\n\r]*+(%b)' % _OBJECT_PATTERN, re.DOTALL).match
 
-# Bytes of a plaintext from which on it is worth the while to leave the ciphertext in it alone as well.
+# Minimum plaintext size at which it pays to skip parsing the inner ciphertext.
 _MIN_CUT_SIZE = 4096
 _EPK_SIZE = 32
 _KEY_WRAP_OVERHEAD = 8
-_BASE64URL_ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
-# By the number of bytes modulo 3: what unpadded base64url may end with, and what makes it a multiple of four.
-_FINAL_CHARACTERS = (_BASE64URL_ALPHABET, "AQgw", "AEIMQUYcgkosw048")
+# By size modulo 3: allowed last characters of unpadded base64url, and filler up to a multiple of four characters.
+_FINAL_CHARACTERS = (f"{ascii_letters}{digits}-_", *encoding.FINAL_CHARACTERS[2:])
 _FILLERS = ("", "AA", "A")
 
-# What JSON of another shape makes of the code here, and what does not open.
+# Raised by unexpected JSON shapes and by failed decryption.
 _FALLBACK_ERRORS = (ValueError, TypeError, LookupError, AttributeError, InvalidUnwrap, MediatorError)
 
 
 class FastForward(NamedTuple):
     """
-    What a forward says that nobody claims or is proven to have sent.
+    A forward without an authenticated or claimed sender.
 
     :param next: `body.next`.
-    :param payload: to be stored, and the form it came in.
-    :param id: of the message; `thread` is what an answer would refer to.
-    :param expires_time: seconds since the epoch, if it has any.
-    :param kid: our key that it was opened with, as its sender wrote it.
+    :param payload: bytes to store; `form` is how they arrived.
+    :param id: message id; `thread` is the thread id that a reply would refer to.
+    :param expires_time: seconds since the epoch, if any.
+    :param kid: the mediator's key id, as the sender spelled it.
     """
 
     next: str
@@ -250,16 +251,16 @@ class FastForward(NamedTuple):
     kid: str
 
     def __repr__(self) -> str:
-        """Nothing of the content."""
-        return f"UsualForward(next={self.next!r}, form={self.form!r})"
+        """Omits the payload."""
+        return f"FastForward(next={self.next!r}, form={self.form!r})"
 
 
 class FastForwardParser:
     """
-    Reads usual forwards to us.
+    Parser for the most common forwards.
 
-    :param find_agreement_keys: the mediator's private keys that a kid may denote, the likeliest first. What it returns
-        is kept until :meth:`forget`.
+    :param find_agreement_keys: private keys that a kid may denote, the likeliest first; the result is cached until
+        :meth:`forget`.
     """
 
     def __init__(self, find_agreement_keys: Callable[[str], Sequence[PrivateKey]]) -> None:
@@ -267,7 +268,11 @@ class FastForwardParser:
         self._recipient_keys: dict[str, _RecipientKey] = {}
 
     def read(self, raw: bytes) -> FastForward | None:
-        """None for everything else; never raises. No key is used unless the form is the usual one."""
+        """
+        Parse and decrypt a forward; None if the general path has to handle it. Never raises.
+
+        No key is used unless the envelope has the expected form.
+        """
         try:
             start = raw.index(b'"', raw.index(_CIPHERTEXT_MEMBER) + len(_CIPHERTEXT_MEMBER)) + 1
             end = raw.index(b'"', start)
@@ -298,7 +303,7 @@ class FastForwardParser:
             wrapping, wrapped = derive_kek(own.exchange(small[:_EPK_SIZE]), info), small[layout.key_at]
             try:
                 cek = aes_key_unwrap(wrapping, wrapped)
-            except InvalidUnwrap:  # as much work as a wrong tag, see envelope.unwrapped
+            except InvalidUnwrap:  # takes as long as a wrong tag, see jwe.unwrap_cek
                 cek = token_bytes(len(wrapped) - _KEY_WRAP_OVERHEAD)
             plaintext = layout.decrypt_raw(cek, small[layout.iv_at], data, small[layout.tag_at], protected.encode())
             return _parse_forward(plaintext, own.kid)
@@ -306,7 +311,7 @@ class FastForwardParser:
             return None
 
     def forget(self) -> None:
-        """Hold on to no key, as when some are retired."""
+        """Drop cached keys, for example after some were retired."""
         self._recipient_keys.clear()
 
     def _load_recipient_key(self, kid: str) -> _RecipientKey | None:
@@ -320,7 +325,7 @@ class FastForwardParser:
 
 
 class _RecipientKey:
-    """A name of one of our X25519 keys, and what is the same in all envelopes to it."""
+    """One kid of an X25519 key, with the values that all envelopes to it share."""
 
     __slots__ = ("_apv", "_info", "_info_without_apv", "exchange", "kid")
 
@@ -333,7 +338,7 @@ class _RecipientKey:
         self._info_without_apv = build_other_info(ANONCRYPT, b"", b"")
 
     def find_other_info(self, header: Mapping[str, Any]) -> bytes | None:
-        """What goes into the key derivation of an anoncrypt on our curve; None for any other header."""
+        """OtherInfo of the key derivation for an X25519 anoncrypt; None for any other header."""
         epk = header["epk"]
         if header["alg"] != ANONCRYPT or epk["crv"] != "X25519" or epk["kty"] != "OKP":
             return None
@@ -346,8 +351,8 @@ class _RecipientKey:
 
 class _JWELayout(NamedTuple):
     """
-    The small parts of an envelope as base64url without padding: how long each is and what it may end with; what goes
-    behind each, so that they decode together; where each is then, behind the ephemeral key.
+    Lengths, last characters and fillers of the short base64url members, so that they are decoded together in one
+    call; and the slices of the result, behind the ephemeral key.
     """
 
     lengths: tuple[int, ...]
@@ -368,14 +373,16 @@ class _JWELayout(NamedTuple):
             start += -(-size // 3) * 3
         _, tag_at, iv_at, key_at = places
         lengths = tuple(-(-size * 4 // 3) for size in sizes)
-        ends, fills = (
-            tuple(_FINAL_CHARACTERS[size % 3] for size in sizes),
-            tuple(_FILLERS[size % 3] for size in sizes),
-        )
+        ends = tuple(_FINAL_CHARACTERS[size % 3] for size in sizes)
+        fills = tuple(_FILLERS[size % 3] for size in sizes)
         return cls(lengths, ends, fills, tag_at, iv_at, key_at, cipher.decrypt_raw)
 
     def decoded(self, x: str, tag: str, iv: str, wrapped: str) -> bytes:
-        """:raise ValueError: one of them has another length, or is not strict base64url without padding."""
+        """
+        Decode the short members together.
+
+        :raise ValueError: one has another length, or is not strict unpadded base64url.
+        """
         x_end, tag_end, iv_end, wrapped_end = self.ends
         x_fill, tag_fill, iv_fill, wrapped_fill = self.fills
         text = "".join((x, x_fill, tag, tag_fill, iv, iv_fill, wrapped, wrapped_fill))
@@ -397,8 +404,10 @@ _JWE_LAYOUTS: dict[Any, _JWELayout] = {enc: _JWELayout.of(enc) for enc in CONTEN
 
 def _cut_ciphertext(plaintext: bytes) -> tuple[bytes, bytes]:
     """
-    A message that carries a long envelope with :data:`_CIPHERTEXT_PLACEHOLDER` in place of the ciphertext, and the ciphertext: that
-    it is one string without escapes is easier to see than to read. The message as it is where there is none.
+    Replace a long inner ciphertext by :data:`_CIPHERTEXT_PLACEHOLDER`; return the text and the ciphertext.
+
+    That it is a string without escapes is verified without parsing it. The ciphertext is empty if nothing was
+    replaced.
     """
     try:
         start = plaintext.index(b'"', plaintext.index(_CIPHERTEXT_MEMBER) + len(_CIPHERTEXT_MEMBER)) + 1
@@ -412,7 +421,7 @@ def _cut_ciphertext(plaintext: bytes) -> tuple[bytes, bytes]:
 
 
 class _PayloadCandidate(NamedTuple):
-    """What may be the payload: its text, what that is, and the ciphertext that there is a stand-in for in both."""
+    """The text that may be the payload, its parsed value, and the ciphertext that was replaced in both."""
 
     text: bytes
     envelope: Any
@@ -421,11 +430,12 @@ class _PayloadCandidate(NamedTuple):
 
 def _split_payload(plaintext: bytes) -> tuple[bytes, _PayloadCandidate | None]:
     """
-    A message with a placeholder for its `json`, and that payload. Where it ends is a guess: most often at the last
-    braces, or after as many objects as an envelope has. It is right if what is around it is a message, with the
-    placeholder in its place.
+    Replace the `json` payload in a message by a placeholder; return the message and the payload.
 
-    :raise ValueError: there is no such guess, or there are more values than are read.
+    The end of the payload is a guess: at the last braces, or after as many nested objects as an envelope has.
+    :func:`_check_payload` verifies it.
+
+    :raise ValueError: no guess is possible, or there are too many values.
     """
     text, ciphertext = (plaintext, b"") if len(plaintext) < _MIN_CUT_SIZE else _cut_ciphertext(plaintext)
     if len(text) > MAX_VALUES:
@@ -437,7 +447,10 @@ def _split_payload(plaintext: bytes) -> tuple[bytes, _PayloadCandidate | None]:
     try:
         envelope = orjson.loads(text[start:end])
     except orjson.JSONDecodeError:
-        start, end = _find_object(text, at)
+        found = _match_json_member(text, at)
+        if found is None:
+            raise ValueError("another layout") from None
+        start, end = found.span(1)
         envelope = orjson.loads(text[start:end])
     around = b"".join((text[:start], _PAYLOAD_PLACEHOLDER_JSON, text[end:]))
     if around.count(b",") >= MAX_MEMBERS:
@@ -445,19 +458,11 @@ def _split_payload(plaintext: bytes) -> tuple[bytes, _PayloadCandidate | None]:
     return around, _PayloadCandidate(text[start:end], envelope, ciphertext)
 
 
-def _find_object(text: bytes, at: int) -> tuple[int, int]:
-    """:raise ValueError: the value of the member there has not the form of an envelope."""
-    found = _match_json_member(text, at)
-    if found is None:
-        raise ValueError("another layout")
-    return found.span(1)
-
-
 def _check_payload(data: Any, guess: _PayloadCandidate | None) -> ForwardPayload:
     """
     The payload of an attachment, if the guess was right.
 
-    :raise ValueError: it was not, or this is no envelope; likewise LookupError and TypeError.
+    :raise ValueError: it was wrong, or this is not an envelope; likewise LookupError and TypeError.
     """
     if guess is None:
         return read_payload(data, None, True)

@@ -1,8 +1,8 @@
 """
-Signed messages and `from_prior` tokens (reference 1.7 and 2.3).
+Signed messages (JWS) and `from_prior` tokens (reference 1.7 and 2.3).
 
-jwcrypto does the cryptography, but for signatures of ours with Ed25519. It never sees a JWS as it came: what is
-handed to it has one signature, an algorithm that fits the key, and each header name once.
+jwcrypto verifies signatures, and makes those that are not Ed25519. It never receives a JWS as it arrived, only a
+normalised one: one signature, an algorithm that fits the key, no duplicate header names.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _MAX_SIGNATURES = 100
 
 
 def is_jws(value: Mapping[str, Any]) -> bool:
-    """Whether this JSON object means to be a JWS (reference 1.1)."""
+    """Whether a JSON object has the members of a JWS (reference 1.1)."""
     return "payload" in value and "ciphertext" not in value
 
 
 def get_signer_kid(jws: Mapping[str, Any]) -> str:
     """
-    Who the first signature claims to be from: an absolute key id, from either header. Nothing is verified yet.
+    Key id that the first signature claims: absolute, from either header. Nothing is verified.
 
-    :raise DecryptionError: there is no such id, both headers name a different one, or this is no JWS.
+    :raise DecryptionError: no such id, contradicting headers, or not a JWS.
     """
     try:
         return _parse_signatures(jws)[0].kid
@@ -47,10 +47,10 @@ def get_signer_kid(jws: Mapping[str, Any]) -> str:
 
 def verify(jws: Mapping[str, Any], kid: str, key: PublicKey) -> bytes:
     """
-    The payload, once the signature of `kid` is verified; other signatures are not looked at.
+    Verify the signature of `kid` and return the payload; other signatures are ignored.
 
-    :param key: the key that `kid` stands for: Ed25519, P-256 or secp256k1.
-    :raise DecryptionError: for whichever reason.
+    :param key: public key of `kid`: Ed25519, P-256 or secp256k1.
+    :raise DecryptionError: for any reason.
     """
     try:
         for signature in _parse_signatures(jws):
@@ -63,9 +63,9 @@ def verify(jws: Mapping[str, Any], kid: str, key: PublicKey) -> bytes:
 
 def sign(payload: bytes, kid: str, key: PrivateKey) -> bytes:
     """
-    A JWS in General form with the kid in the unprotected header, the only one that most clients read.
+    A JWS in General form. The kid is in the unprotected header, the only one that most clients read.
 
-    :raise ValueError: a curve that nobody verifies with.
+    :raise ValueError: not a signature curve.
     """
     header = {"typ": SIGNED_MEDIA_TYPE, "alg": _alg_of_key(key)}
     protected, encoded, signature = _sign_parts(payload, header, key)
@@ -76,10 +76,10 @@ def sign(payload: bytes, kid: str, key: PrivateKey) -> bytes:
 @dataclass(frozen=True, slots=True)
 class FromPrior:
     """
-    What a `from_prior` token says: that the DID `iss` goes on as `sub`.
+    Claims of a `from_prior` token: DID `iss` continues as `sub`.
 
-    :param kid: the key of `iss` it is signed with, an absolute key id.
-    :param sub: None at the end of a relationship.
+    :param kid: the signing key of `iss`, an absolute key id.
+    :param sub: None ends the relationship.
     :param iat: seconds since the epoch; None if absent.
     """
 
@@ -91,9 +91,9 @@ class FromPrior:
 
 def parse_from_prior(token: str) -> FromPrior:
     """
-    Read a token without verifying it, to learn whose key is needed.
+    Read a token without verifying it, to find out which key is needed.
 
-    :raise DecryptionError: not such a token.
+    :raise DecryptionError: malformed.
     """
     try:
         return _parse_claims(_parse_compact(token))
@@ -103,10 +103,10 @@ def parse_from_prior(token: str) -> FromPrior:
 
 def verify_from_prior(token: str, key: PublicKey) -> FromPrior:
     """
-    Read a token and verify it.
+    Read and verify a token.
 
-    :param key: what :attr:`FromPrior.kid` stands for in `authentication` of :attr:`FromPrior.iss`.
-    :raise DecryptionError: not such a token, or not signed with that key.
+    :param key: public key of :attr:`FromPrior.kid` in `authentication` of :attr:`FromPrior.iss`.
+    :raise DecryptionError: malformed, or not signed with that key.
     """
     try:
         signature = _parse_compact(token)
@@ -118,9 +118,9 @@ def verify_from_prior(token: str, key: PublicKey) -> FromPrior:
 
 def make_from_prior(prior: FromPrior, key: PrivateKey) -> str:
     """
-    The token that says this, as a compact JWT.
+    Make a token as a compact JWT.
 
-    :raise ValueError: a curve that nobody verifies with.
+    :raise ValueError: not a signature curve.
     """
     claims = {"iss": prior.iss, "sub": prior.sub, "iat": prior.iat}
     payload = dumps({name: value for name, value in claims.items() if value is not None})
@@ -132,7 +132,7 @@ def make_from_prior(prior: FromPrior, key: PrivateKey) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Signature:
-    """One signature and what it covers; the base64url texts are well formed."""
+    """One signature and what it covers, as well-formed base64url."""
 
     kid: str
     alg: str
@@ -179,7 +179,7 @@ def _parse_compact(token: str) -> _Signature:
 
 def _parse_parts(protected: str, payload: str, signature: str, unprotected: dict[str, Any]) -> _Signature:
     header = loads_unique_members(decode_base64url(protected))
-    # RFC 7515 forbids a name in both headers, but some clients write the kid into both.
+    # RFC 7515 forbids duplicate names, but some clients write the kid into both headers.
     doubled = header.keys() & unprotected.keys()
     if doubled - {"kid"} or any(header[name] != unprotected[name] for name in doubled):
         raise ValueError("two headers that contradict each other")
@@ -190,7 +190,7 @@ def _parse_parts(protected: str, payload: str, signature: str, unprotected: dict
         raise ValueError("a signer that is not an absolute DID URL with a fragment")
     decode_base64url(payload)
     decode_base64url(signature)
-    # The compact form, in which it is verified, has no unprotected header: the signature does not cover that anyway.
+    # The compact form used for verification has no unprotected header; signatures do not cover that header anyway.
     return _Signature(
         kid, _require_text(header.get("alg")), protected.rstrip("="), payload.rstrip("="), signature.rstrip("=")
     )
@@ -208,7 +208,7 @@ def _parse_claims(signature: _Signature) -> FromPrior:
 
 def _sign_parts(payload: bytes, header: dict[str, str], key: PrivateKey) -> list[str]:
     if key.curve == "Ed25519":
-        # A tenth of what it costs with jwcrypto: strangers can have it done.
+        # Ten times faster than jwcrypto: unauthenticated requests can trigger it.
         protected, encoded = encode_base64url(dumps(header)), encode_base64url(payload)
         _, secret = bindings.crypto_sign_seed_keypair(key.secret)
         signature = bindings.crypto_sign(f"{protected}.{encoded}".encode(), secret)[: bindings.crypto_sign_BYTES]

@@ -1,13 +1,8 @@
 """
-The JWE as it is written: its two serialisations and the rules for its headers (reference 1.6, steps 2 to 8).
+JWE envelopes of DIDComm: parsing, decryption and encryption of anoncrypt and authcrypt (reference section 1).
 
-No key is touched here. Clients write envelopes in many ways, so more is read than is ever emitted (reference D3), but
-nothing that could be understood in two ways.
-
-Opening and sealing envelopes: anoncrypt and authcrypt (reference section 1).
-
-What is emitted has one shape, the one that every client tested can read (reference 1.3); what is accepted is
-described in :mod:`mediatord.protocol.didcomm.jwe`.
+Parsing accepts what existing clients write (reference D3), but nothing ambiguous. Emitted envelopes have one shape,
+which every tested client reads (reference 1.3).
 """
 
 from __future__ import annotations
@@ -43,28 +38,27 @@ JOSEHeader = Mapping[str, Any]
 
 _MAX_RECIPIENTS = 100
 _MAX_CACHED_NAMES = 6_000
-# Ample for a key, an algorithm and three key ids.
+# Enough for a key, an algorithm and three key ids.
 MAX_PROTECTED = 65_536
 _CURVES = frozenset(("X25519", "P-256", "P-384", "P-521"))
 _ENCS = frozenset(("A256CBC-HS512", "A256GCM", "XC20P"))
-# Everything that must be the same for all recipients. Each may have its own epk.
+# Headers that all recipients must share. Each recipient may have its own epk.
 _SHARED_HEADERS = ("alg", "enc", "apu", "apv", "skid")
-# A DID URL with a fragment and without white space. Relative ones say nothing about whose key it is.
+# An absolute DID URL with a fragment and without white space; a relative one does not identify the key's owner.
 ABSOLUTE_KID = re.compile(r"did:[a-z0-9]+:[!-\"$-~]+#[!-\"$-~]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
     """
-    A JWE whose form is in order. Whether it opens is another matter.
+    A JWE with valid structure; decryption may still fail.
 
-    :param sender_kid: of an authcrypt, an absolute DID URL with a fragment; a mere claim until the envelope opened
-        with that key. None for an anoncrypt, whatever its headers say.
-    :param header: what holds for every recipient, and the `epk` of the first.
-    :param info: the OtherInfo of the key derivation, without the tag.
-    :param wrapped: by kid, `encrypted_key` and `epk`.
-    :param members: of the JWE. Those that nothing here depends on, like the values of `wrapped`, are looked at when
-        the envelope is opened; until then they can be anything.
+    :param sender_kid: key id of an authcrypt's sender, an absolute DID URL with a fragment. It is a claim until
+        decryption with that key succeeds. None for an anoncrypt.
+    :param header: headers shared by all recipients, and the `epk` of the first.
+    :param info: OtherInfo of the key derivation, without the tag.
+    :param encrypted_keys: `encrypted_key` and `epk` by kid; unchecked until decryption.
+    :param members: members of the JWE; those not read by the parser are unchecked until decryption.
     """
 
     sender_kid: str | None
@@ -75,7 +69,7 @@ class Envelope:
 
     @property
     def kids(self) -> tuple[str, ...]:
-        """The key ids of all recipients, as written and in their order."""
+        """Key ids of all recipients, in their order and spelling."""
         return tuple(self.encrypted_keys)
 
     @property
@@ -84,36 +78,34 @@ class Envelope:
         return self.sender_kid is not None
 
     @property
-    def enc(self) -> Enc:
-        """How the content is encrypted."""
-        enc: Enc = self.header["enc"]
-        return enc
-
-    @property
     def curve(self) -> AgreementCurve:
-        """Of the ephemeral keys."""
+        """Curve of the ephemeral keys."""
         curve: AgreementCurve = self.header["epk"]["crv"]
         return curve
 
     def fingerprint(self) -> bytes:
         """
-        32 bytes that are the same for every spelling of what the sender encrypted, and for nothing else.
+        32 bytes that are equal for all encodings of the same encrypted message, and different for any other message.
 
-        The tag authenticates the protected header, as text, and the ciphertext; all around them can be rewritten.
+        The tag authenticates the protected header (as text) and the ciphertext; everything else can be rewritten.
         """
         return sha256(self.members["protected"].encode() + b"." + decode_base64url(self.members.get("tag"))).digest()
 
     @property
     def lacks_apv(self) -> bool:
-        """Whether nothing binds the list of recipients; such an authcrypt may be draft 03 (reference 1.10)."""
+        """
+        Whether the recipients are not authenticated; such an authcrypt may be ECDH-1PU draft 03 (reference 1.10).
+        """
         return "apv" not in self.header
 
 
 def parse_envelope(raw: bytes) -> Envelope:
     """
-    :raise InvalidEnvelope: not a JSON object, or none that DIDComm knows.
+    Parse a serialised envelope.
+
+    :raise InvalidEnvelope: not a JSON object, or none that DIDComm defines.
     :raise EncryptionRequired: a JWS or a plaintext message.
-    :raise DecryptionError: a JWE that breaks a rule of reference 1.2 or 1.6.
+    :raise DecryptionError: a JWE that violates a rule of reference 1.2 or 1.6.
     """
     try:
         value = loads_object(raw)
@@ -123,7 +115,7 @@ def parse_envelope(raw: bytes) -> Envelope:
 
 
 def parse_envelope_object(value: dict[str, Any]) -> Envelope:
-    """:func:`parse` for what was read as JSON already."""
+    """As :func:`parse_envelope`, for a parsed JSON object."""
     if "ciphertext" not in value:
         if "payload" in value or ("type" in value and "id" in value):
             raise EncryptionRequired
@@ -160,7 +152,7 @@ def _read_jwe(value: dict[str, Any]) -> Envelope:
 
 
 def _merge_headers(header: JOSEHeader, more: object) -> JOSEHeader:
-    """Both headers in one; a name that is in both is an error (RFC 7516 section 4)."""
+    """Union of two headers; duplicate names are an error (RFC 7516 section 4)."""
     if more is None:
         return header
     if not isinstance(more, dict) or not header.keys().isdisjoint(more):
@@ -170,7 +162,7 @@ def _merge_headers(header: JOSEHeader, more: object) -> JOSEHeader:
 
 def _list_recipients(value: dict[str, Any]) -> Sequence[dict[str, Any]]:
     if "recipients" not in value:
-        return [value]  # flattened: header and encrypted_key are members of the JWE itself
+        return [value]  # flattened serialisation
     entries = value["recipients"]
     if "encrypted_key" in value or "header" in value:
         raise ValueError("general and flattened at the same time")
@@ -183,7 +175,7 @@ def _list_recipients(value: dict[str, Any]) -> Sequence[dict[str, Any]]:
 
 
 def _check_recipient(header: JOSEHeader) -> str:
-    """The kid of one recipient, if the header is in order."""
+    """Validate the header of one recipient; returns its kid."""
     if "crit" in header or "zip" in header:
         raise ValueError("an extension or compression")
     if _get_text(header.get("epk"), "crv") not in _CURVES:
@@ -192,9 +184,9 @@ def _check_recipient(header: JOSEHeader) -> str:
 
 
 def _party_info(header: JOSEHeader, kids: tuple[str, ...], size: int) -> tuple[str | None, bytes]:
-    """The sender, and what goes into the key derivation; `size` is that of the protected header as text."""
+    """Sender kid and OtherInfo; `size` is the length of the encoded protected header."""
     alg, enc = _get_text(header, "alg"), _get_text(header, "enc")
-    # In an anoncrypt a skid means nothing, whatever it is.
+    # The skid of an anoncrypt is ignored.
     skid = _get_optional_text(header, "skid") if alg == AUTHCRYPT else None
     read = _cached_party_info if len(kids) == 1 and len(kids[0]) + size <= _MAX_CACHED_NAMES else _read_party_info
     return read(alg, enc, skid, _get_optional_text(header, "apu"), _get_optional_text(header, "apv"), kids)
@@ -209,14 +201,14 @@ def _read_party_info(
         raise ValueError("an apv for other recipients")
     if alg == ANONCRYPT and enc in _ENCS:
         return None, build_other_info(ANONCRYPT, sender, recipients)
-    # A256GCM only without apv: that is how draft 03 of ECDH-1PU is recognised (reference 1.10).
+    # A256GCM without apv identifies draft 03 of ECDH-1PU (reference 1.10).
     if alg != AUTHCRYPT or not (enc == "A256CBC-HS512" or (enc == "A256GCM" and apv is None)):
         raise ValueError("other algorithms")
     kid = _check_sender_kid(skid, None if apu is None else sender.decode())
     return kid, build_other_info(AUTHCRYPT, sender, recipients)
 
 
-# Few write to us, and each again and again. What is remembered is bounded in number and in size.
+# Senders are few and recur. The cache is bounded in number and size.
 _cached_party_info = lru_cache(maxsize=1024)(_read_party_info)
 
 
@@ -244,7 +236,7 @@ ENCRYPTED_MEDIA_TYPE = "application/didcomm-encrypted+json"
 
 # What key wrapping adds to a content-encryption key.
 _KEY_WRAP_OVERHEAD = 8
-# Characters in a key id of the sender.
+# Longer sender kids are not cached.
 _MAX_CACHED_SENDER_KID = 4096
 
 
@@ -252,18 +244,18 @@ def decrypt_envelope(
     envelope: Envelope, kid: str, key: PrivateKey, sender: PublicKey | None, *, draft03: bool = False
 ) -> bytes:
     """
-    The plaintext: steps 10 and 11 of reference 1.6.
+    Decrypt an envelope: steps 10 and 11 of reference 1.6.
 
-    Once a kid of ours and all sizes are right, whatever is wrong costs the same operations: a key agreement (two for
-    an authcrypt), an unwrapping, a tag. Only a right tag leads further, to padding. What is told apart by its cost is
-    public: whether a kid is ours, whether a point is on its curve, how long the ciphertext is; and, for a moment, an
-    ephemeral key that came before, whose secret is remembered.
+    Timing: once the kid and all sizes are valid, every failure costs the same operations: one key agreement (two for
+    an authcrypt), one key unwrapping, one MAC. Only a valid tag leads to the padding check. What timing reveals is
+    public anyway: whether the mediator has a kid, whether a point is on its curve, the ciphertext length, and whether
+    an ephemeral key was seen shortly before (its secret is cached).
 
-    :param kid: one of `envelope.kids`, as written there.
-    :param key: the key that this kid stands for.
-    :param sender: of an authcrypt, the key of `envelope.sender_kid`; None for an anoncrypt.
-    :param draft03: read an authcrypt without apv as draft 03 of ECDH-1PU, and as that only (reference 1.10).
-    :raise DecryptionError: for whichever reason.
+    :param kid: one of `envelope.kids`, in that spelling.
+    :param key: private key of that kid.
+    :param sender: key of `envelope.sender_kid` of an authcrypt; None for an anoncrypt.
+    :param draft03: treat an authcrypt without apv as draft 03 of ECDH-1PU, exclusively (reference 1.10).
+    :raise DecryptionError: for any reason.
     """
     try:
         return _decrypt(envelope, kid, key, sender, draft03)
@@ -296,15 +288,15 @@ def _decrypt(envelope: Envelope, kid: str, key: PrivateKey, sender: PublicKey | 
 def _derive_sender_secret(envelope: Envelope, key: PrivateKey, sender: PublicKey | None, legacy: bool) -> bytes:
     if sender is None:
         raise ValueError("an authcrypt needs its sender's key")
-    if envelope.enc != "A256CBC-HS512" and not legacy:
+    if envelope.header["enc"] != "A256CBC-HS512" and not legacy:
         raise ValueError("an enc that authcrypt has not")
     return derive_static_secret(key, sender)
 
 
 def unwrap_cek(wrapping_key: bytes, wrapped: bytes) -> bytes:
     """
-    The content-encryption key. Where it was wrapped with another key it is one that nobody knows (RFC 7516 11.5), so
-    that such an envelope is as much work as one with a wrong tag, and refused at the same place.
+    The content-encryption key; a random one if unwrapping fails (RFC 7516 11.5), so that the failure shows only at
+    the tag, after the same amount of work.
     """
     try:
         return aes_key_unwrap(wrapping_key, wrapped)
@@ -316,10 +308,10 @@ def encrypt_anoncrypt(
     plaintext: bytes, recipients: Sequence[tuple[str, PublicKey]], *, enc: Enc = "A256CBC-HS512"
 ) -> bytes:
     """
-    An envelope that says nothing about its sender.
+    Encrypt without authenticating the sender.
 
-    :param recipients: one or more, as absolute kid and key, all on the same curve.
-    :raise ValueError: no recipient, different curves, or a key that no secret can be agreed with.
+    :param recipients: absolute kid and key of each, all on the same curve.
+    :raise ValueError: no recipient, different curves, or a key that no secret can be derived with.
     """
     return _encrypt(plaintext, None, recipients, enc)
 
@@ -328,9 +320,9 @@ def encrypt_authcrypt(
     plaintext: bytes, sender: tuple[str, PrivateKey], recipients: Sequence[tuple[str, PublicKey]]
 ) -> bytes:
     """
-    An envelope that proves to its recipients who sent it.
+    Encrypt and authenticate the sender.
 
-    :param sender: absolute kid and key, on the same curve as the recipients.
+    :param sender: absolute kid and key, on the recipients' curve.
     :raise ValueError: as :func:`encrypt_anoncrypt`.
     """
     return _encrypt(plaintext, sender, recipients, "A256CBC-HS512")
@@ -371,7 +363,7 @@ def _encrypt(
 
 
 def _build_header_frame(skid: str | None, enc: Enc) -> tuple[bytes, bytes, bytes]:
-    """The protected header before the ephemeral key and after the apv, which are all that differs, and the apu."""
+    """The protected header before the ephemeral key and after the apv, its only variable parts; and the apu."""
     before = (
         dumps({"typ": ENCRYPTED_MEDIA_TYPE, "alg": ANONCRYPT if skid is None else AUTHCRYPT, "enc": enc})[:-1]
         + b',"epk":'
@@ -382,5 +374,5 @@ def _build_header_frame(skid: str | None, enc: Enc) -> tuple[bytes, bytes, bytes
     return before, b'",' + dumps({"apu": encode_base64url(apu), "skid": skid})[1:], apu
 
 
-# We are known by few names.
+# The mediator has few key ids.
 _cached_header_frame = lru_cache(maxsize=64)(_build_header_frame)

@@ -1,12 +1,9 @@
 """
-From a shared secret to the key-encryption key, and the values that go in with it (reference 1.3 and 1.4).
+JOSE algorithms of DIDComm envelopes: key derivation, cached key agreement, and content encryption (reference 1.2 to
+1.5).
 
-Key agreement with keys that come again and again: ours, and those of the wallets we write to (reference 1.4).
-
-:meth:`mediatord.protocol.didcomm.keys.PrivateKey.exchange` is for a key that is used once. What is remembered here is
-secret, bounded in number, and never shown.
-
-Authenticated encryption of the content of an envelope: the three `enc` of DIDComm (reference 1.2 and 1.5).
+Cached secrets are bounded in number and never shown. :meth:`mediatord.protocol.didcomm.keys.PrivateKey.exchange` is
+the uncached key agreement.
 """
 
 from __future__ import annotations
@@ -43,7 +40,7 @@ _ALG_INFO = {alg: len(alg).to_bytes(4, "big") + alg.encode() for alg in (ANONCRY
 
 def build_other_info(alg: JWEAlg, apu: bytes, apv: bytes) -> bytes:
     """
-    What both sides put into the derivation besides the secret, without the tag.
+    OtherInfo of the Concat KDF, without the tag.
 
     :param apu: decoded, as received; empty if absent. Likewise `apv`.
     """
@@ -52,25 +49,25 @@ def build_other_info(alg: JWEAlg, apu: bytes, apv: bytes) -> bytes:
 
 def derive_kek(secret: bytes, info: bytes, tag: bytes | None = None) -> bytes:
     """
-    The 32-byte key-encryption key: Concat KDF with SHA-256, of which one round is enough.
+    Derive the 32-byte key-encryption key: one round of the Concat KDF with SHA-256.
 
     :param secret: Z, or Ze followed by Zs.
     :param info: from :func:`build_other_info`.
-    :param tag: of the content, for ECDH-1PU; None for ECDH-ES, and for draft 03 of ECDH-1PU (reference 1.10).
+    :param tag: content tag for ECDH-1PU; None for ECDH-ES and for draft 03 of ECDH-1PU (reference 1.10).
     """
     private = b"" if tag is None else len(tag).to_bytes(4, "big") + tag
     return hashlib.sha256(_KDF_FIRST_ROUND + secret + info + private).digest()
 
 
 def compute_apv(kids: Iterable[str]) -> bytes:
-    """The `apv` of an envelope to these recipients: SHA-256 of the kids, sorted by code point (reference 1.3)."""
+    """`apv` of an envelope: SHA-256 of the recipients' kids, sorted by code point (reference 1.3)."""
     return hashlib.sha256(".".join(sorted(kids)).encode()).digest()
 
 
 # About 300 bytes each.
 MAX_CACHED_PAIRS = 16_384
 MAX_CACHED_KEYS = 1024
-# Secrets of one key: few, so that nothing is gained by sending the same envelopes in turn, as benchmarks do.
+# Cached secrets per key. Few, so that replaying a set of envelopes, as benchmarks do, gains nothing.
 _MAX_CACHED_SECRETS = 8
 _X25519_KEY_SIZE = 32
 
@@ -82,10 +79,10 @@ _load_private, _load_public = X25519PrivateKey.from_private_bytes, X25519PublicK
 @lru_cache(maxsize=MAX_CACHED_KEYS)
 def load_key_exchange(secret: bytes) -> KeyExchange:
     """
-    An X25519 key made ready: what agrees a secret with the 32 bytes of a public key.
+    Load an X25519 private key; returns a function from public key (32 bytes) to shared secret, with a small cache.
 
-    It raises ValueError for another size, and for a key of low order. It knows the last secrets, so that an envelope
-    that has to be opened once more, in the long way after the short one, does not cost another agreement.
+    The cache spares the general path the agreement that the fast path has already computed. The function raises
+    ValueError for a wrong size or a key of low order.
     """
     exchange = _load_private(secret).exchange
     return lru_cache(maxsize=_MAX_CACHED_SECRETS)(lambda public: exchange(_load_public(public)))
@@ -98,7 +95,7 @@ def _cached_static_secret(secret: bytes, public: bytes) -> bytes:
 
 def derive_ephemeral_secret(key: PrivateKey, peer: PublicKey) -> bytes:
     """
-    Z of a lasting key and one that is used once.
+    Z of a static and an ephemeral key.
 
     :raise ValueError: as :meth:`PrivateKey.exchange`.
     """
@@ -109,7 +106,7 @@ def derive_ephemeral_secret(key: PrivateKey, peer: PublicKey) -> bytes:
 
 def derive_static_secret(key: PrivateKey, peer: PublicKey) -> bytes:
     """
-    Z of two lasting keys, which is always the same: computed once for as long as it is remembered.
+    Z of two static keys, cached because it never changes.
 
     :raise ValueError: as :meth:`PrivateKey.exchange`.
     """
@@ -120,9 +117,9 @@ def derive_static_secret(key: PrivateKey, peer: PublicKey) -> bytes:
 
 class EphemeralKey:
     """
-    A fresh key, for one envelope.
+    A fresh key pair for one envelope.
 
-    :ivar jwk: its public half.
+    :ivar jwk: the public key.
     """
 
     __slots__ = ("_key", "_secret", "jwk")
@@ -138,7 +135,7 @@ class EphemeralKey:
 
     def exchange(self, peer: PublicKey) -> bytes:
         """
-        Z of it and a lasting key.
+        Z of this key and a static key.
 
         :raise ValueError: as :meth:`PrivateKey.exchange`.
         """
@@ -150,13 +147,13 @@ class EphemeralKey:
 
 
 def clear_key_caches() -> None:
-    """All of it, as when keys are retired."""
+    """Drop all cached keys and secrets, for example after keys were retired."""
     load_key_exchange.cache_clear()
     _cached_static_secret.cache_clear()
 
 
 Enc = Literal["A256CBC-HS512", "A256GCM", "XC20P"]
-# Key, IV, ciphertext, tag and aad to plaintext.
+# (key, iv, ciphertext, tag, aad) -> plaintext
 DecryptFunction = Callable[[bytes, bytes, bytes, bytes, bytes], bytes]
 
 _BLOCK_SIZE = 16
@@ -167,11 +164,11 @@ _PADDINGS = tuple(bytes([count]) * count for count in range(_BLOCK_SIZE + 1))
 @dataclass(frozen=True, slots=True)
 class ContentCipher:
     """
-    One `enc`: sizes in bytes, and both directions.
+    A content encryption algorithm (`enc`); sizes in bytes.
 
-    :param key_size: of the content-encryption key.
-    :param sealing: (key, iv, plaintext, aad) -> (ciphertext, tag).
-    :param opening: for parts of the right size; ValueError if this is not what was sealed under that key.
+    :param key_size: size of the content-encryption key.
+    :param encrypt_raw: (key, iv, plaintext, aad) -> (ciphertext, tag).
+    :param decrypt_raw: for members of valid size; raises ValueError if authentication fails.
     """
 
     key_size: int
@@ -181,15 +178,15 @@ class ContentCipher:
     decrypt_raw: DecryptFunction
 
     def encrypt(self, key: bytes, plaintext: bytes, aad: bytes) -> tuple[bytes, bytes, bytes]:
-        """Encrypt under a fresh IV, and return that, the ciphertext and the tag."""
+        """Encrypt with a fresh IV; returns IV, ciphertext and tag."""
         iv = secrets.token_bytes(self.iv_size)
         return iv, *self.encrypt_raw(key, iv, plaintext, aad)
 
     def decrypt(self, key: bytes, iv: bytes, data: bytes, tag: bytes, aad: bytes) -> bytes:
         """
-        Verify, then decrypt.
+        Authenticate and decrypt.
 
-        :raise ValueError: a part has the wrong size, or this is not what was sealed under that key.
+        :raise ValueError: a member of the wrong size, or authentication fails.
         """
         if len(key) != self.key_size or len(iv) != self.iv_size or len(tag) != self.tag_size:
             raise ValueError("a part of the wrong size")
@@ -197,7 +194,7 @@ class ContentCipher:
 
 
 class _UncheckedCipher(Cipher[CBC]):
-    """A cipher whose key and IV are known to have the right sizes; looking again costs as much as a short message."""
+    """AES-CBC without the size checks of `Cipher`, which cost as much as encrypting a short message."""
 
     def __init__(self, key: bytes, iv: bytes) -> None:
         self.algorithm = AES(key)
@@ -218,10 +215,10 @@ def _encrypt_cbc(key: bytes, iv: bytes, plaintext: bytes, aad: bytes) -> tuple[b
 def _decrypt_cbc(key: bytes, iv: bytes, data: bytes, tag: bytes, aad: bytes) -> bytes:
     if not hmac.compare_digest(_compute_mac(key, iv, data, aad), tag):
         raise ValueError("not authentic")
-    # From here on it was written by a holder of the key, so what goes wrong tells nobody anything.
+    # The holder of the key wrote the rest, so errors below reveal nothing.
     if not data or len(data) % _BLOCK_SIZE:
         raise ValueError("not whole blocks")
-    padded = _UncheckedCipher(key[_HALF_KEY:], iv).decryptor().update(data)  # whole blocks come out at once
+    padded = _UncheckedCipher(key[_HALF_KEY:], iv).decryptor().update(data)  # whole blocks are output immediately
     count = padded[-1]
     if not 1 <= count <= _BLOCK_SIZE or not padded.endswith(_PADDINGS[count]):
         raise ValueError("not padded")

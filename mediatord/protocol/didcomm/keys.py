@@ -1,8 +1,7 @@
 """
-Public and private keys in the three spellings that DID documents use: JWK, multibase and base58 (reference 8.2, 8.6).
+Public and private keys as JWK, multibase and base58 (reference 8.2, 8.6), and ECDH (reference 1.4).
 
-A key is a plain value. What is computed with it here is the key agreement (reference 1.4); signatures are made and
-checked by :mod:`mediatord.protocol.didcomm.json_web_signature`.
+Signatures are made and verified by :mod:`mediatord.protocol.didcomm.json_web_signature`.
 """
 
 from __future__ import annotations
@@ -48,9 +47,11 @@ _MAX_BASE58 = 182
 @dataclass(frozen=True, slots=True)
 class PublicKey:
     """
-    :param raw: 32 bytes on X25519 and Ed25519; on the others the uncompressed point, 0x04 and both coordinates.
-    :raise ValueError: `raw` has another size. That a point is on its curve is checked by the class methods, and
-        once more by :meth:`PrivateKey.exchange`.
+    A public key.
+
+    :param raw: 32 bytes on X25519 and Ed25519; else the uncompressed point, 0x04 and both coordinates.
+    :raise ValueError: `raw` has another size. Class methods and :meth:`PrivateKey.exchange` also check that a point
+        is on its curve.
     """
 
     curve: Curve
@@ -65,15 +66,17 @@ class PublicKey:
     @classmethod
     def from_jwk(cls, jwk: Mapping[str, object]) -> PublicKey:
         """
-        Read `kty`, `crv`, `x` and, on the EC curves, `y`; all other members are ignored, `d` among them.
+        Read `kty`, `crv`, `x` and, on EC curves, `y`; other members, such as `d`, are ignored.
 
-        :raise ValueError: a member is missing or malformed, another kind of key, or a point that is not on the curve.
+        :raise ValueError: a member is missing or malformed, the key type is unknown, or the point is not on the
+            curve.
         """
         curve = _read_curve(jwk)
         if _KTY[curve] == "OKP":
             return cls(curve, decode_base64url(jwk.get("x")))
         size = _EC_SIZE[curve]
-        # Shorter than RFC 7518 6.2.1.2 wants: Authlib, and with it SICPA's library, drops leading zero octets.
+        # Shorter coordinates than RFC 7518 6.2.1.2 requires: Authlib, and with it SICPA's library, drops leading zero
+        # octets.
         x = decode_base64url(jwk.get("x")).rjust(size, b"\0")
         y = decode_base64url(jwk.get("y")).rjust(size, b"\0")
         if len(x) != size or len(y) != size:
@@ -83,7 +86,7 @@ class PublicKey:
     @classmethod
     def from_multibase(cls, text: str) -> PublicKey:
         """
-        Read `z`, base58btc, multicodec prefix and key; points are compressed (reference 8.2).
+        Read a base58btc multibase value: multicodec prefix and key, EC points compressed (reference 8.2).
 
         :raise ValueError: anything else, or a point that is not on the curve.
         """
@@ -102,7 +105,7 @@ class PublicKey:
     @classmethod
     def from_base58(cls, curve: Curve, text: str) -> PublicKey:
         """
-        Read a `publicKeyBase58`: the bare key, points compressed or not.
+        Read a `publicKeyBase58`: the bare key; EC points compressed or not.
 
         :raise ValueError: anything else, or a point that is not on the curve.
         """
@@ -118,7 +121,7 @@ class PublicKey:
         return cls(curve, loaded.public_bytes(Encoding.X962, PublicFormat.UncompressedPoint))
 
     def jwk(self) -> dict[str, str]:
-        """`kty`, `crv`, `x` and, on the EC curves, `y`."""
+        """`kty`, `crv`, `x` and, on EC curves, `y`."""
         if self.curve not in _EC:
             return {"kty": "OKP", "crv": self.curve, "x": encode_base64url(self.raw)}
         size = _EC_SIZE[self.curve]
@@ -126,7 +129,7 @@ class PublicKey:
         return {"kty": "EC", "crv": self.curve, "x": encode_base64url(x), "y": encode_base64url(y)}
 
     def multibase(self) -> str:
-        """The inverse of :meth:`from_multibase`."""
+        """Inverse of :meth:`from_multibase`."""
         data = self.raw
         if self.curve in _EC:
             size = _EC_SIZE[self.curve]
@@ -136,7 +139,11 @@ class PublicKey:
 
 @dataclass(frozen=True, slots=True)
 class PrivateKey:
-    """:param secret: 32 bytes on X25519 and Ed25519 (there the seed); else the big-endian scalar at full size."""
+    """
+    A private key.
+
+    :param secret: 32 bytes on X25519 and Ed25519 (there the seed); else the big-endian scalar at full size.
+    """
 
     curve: Curve
     secret: bytes = field(repr=False)
@@ -144,7 +151,7 @@ class PrivateKey:
 
     @classmethod
     def generate(cls, curve: Curve) -> PrivateKey:
-        """A fresh key."""
+        """Generate a key."""
         if curve not in _EC:
             return cls.from_secret(curve, secrets.token_bytes(_OKP_SIZE))
         numbers = ec.generate_private_key(_EC[curve]).private_numbers()
@@ -153,9 +160,9 @@ class PrivateKey:
     @classmethod
     def from_secret(cls, curve: Curve, secret: bytes) -> PrivateKey:
         """
-        The key with this secret; the public half is computed.
+        The key with this secret; the public key is computed.
 
-        :raise ValueError: the secret has the wrong size, or no key has it.
+        :raise ValueError: wrong size, or not a valid secret.
         """
         if len(secret) != _EC_SIZE.get(curve, _OKP_SIZE):
             raise ValueError("a secret of the wrong size")
@@ -175,7 +182,7 @@ class PrivateKey:
         """
         Read a JWK with `d`.
 
-        :raise ValueError: as :meth:`PublicKey.from_jwk`, or the two halves do not belong together.
+        :raise ValueError: as :meth:`PublicKey.from_jwk`, or public and private members do not match.
         """
         key = cls.from_secret(_read_curve(jwk), decode_base64url(jwk.get("d")))
         if key.public != PublicKey.from_jwk(jwk):
@@ -188,9 +195,9 @@ class PrivateKey:
 
     def exchange(self, peer: PublicKey) -> bytes:
         """
-        The raw shared secret Z of reference 1.4.
+        The raw shared secret Z (reference 1.4).
 
-        :raise ValueError: another curve or one for signatures, a point off the curve, or a result of zeros only.
+        :raise ValueError: different curves, a signature curve, a point off the curve, or an all-zero result.
         """
         if peer.curve != self.curve or self.curve == "Ed25519":
             raise ValueError("keys of different kinds")
@@ -205,9 +212,9 @@ class PrivateKey:
 
 def compute_x25519(secret: bytes, public: bytes) -> bytes:
     """
-    X25519 on 32 bytes each.
+    X25519 of a private and a public key, 32 bytes each.
 
-    :raise ValueError: a result of zeros only.
+    :raise ValueError: an all-zero result.
     """
     try:
         return bindings.crypto_scalarmult(secret, public)

@@ -1,7 +1,6 @@
 """
-Plaintext messages: their headers, read tolerantly and written strictly (reference section 2).
-
-The content of attachments as it was sent (reference 2.2, 4.4).
+DIDComm plaintext messages: tolerant parsing, strict serialisation, and the source text of attachments (reference
+section 2 and 4.4).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from mediatord.protocol.didcomm.did_document import is_did, strip_did_url
 from mediatord.protocol.encoding import EACH_ITEM, JSONSource
 
 PLAINTEXT_MEDIA_TYPE = "application/didcomm-plain+json"
-ENCRYPTED_MEDIA_TYPE = "application/didcomm-encrypted+json"
+PROBLEM_REPORT = "https://didcomm.org/report-problem/2.0/problem-report"
 
 _TYPE_URI = re.compile(r"(.*?)([a-z0-9._-]+)/(\d[^/]*)/([a-z0-9._-]+)", re.IGNORECASE | re.DOTALL)
 MAX_ID = 128
@@ -29,10 +28,10 @@ _MAX_TYPE = 512
 @dataclass(frozen=True, slots=True)
 class MessageType:
     """
-    A message type URI taken apart; names are compared without case and punctuation (reference 2.1).
+    A parsed message type URI; names are normalised, since they compare without case and punctuation (reference 2.1).
 
     :param protocol: normalised protocol name, such as `coordinatemediation`.
-    :param major: major version, -1 when the URI is not one of ours.
+    :param major: major version; -1 for a URI outside didcomm.org.
     :param name: normalised message name, such as `mediaterequest`.
     """
 
@@ -43,12 +42,12 @@ class MessageType:
 
     @classmethod
     def parse(cls, uri: str) -> MessageType:
-        """Never fails: what is not a DIDComm type URI becomes a type that no protocol has."""
+        """Parse a type URI. Never fails: an invalid URI becomes a type that no protocol has."""
         return _parse_type(uri) if len(uri) <= _MAX_TYPE else cls(uri)
 
     @property
     def key(self) -> tuple[str, int, str]:
-        """What dispatch tables are keyed by."""
+        """Key of dispatch tables."""
         return self.protocol, self.major, self.name
 
 
@@ -68,12 +67,12 @@ def _normalize_name(name: str) -> str:
 @dataclass(frozen=True, slots=True)
 class Message:
     """
-    The headers of a plaintext message that matter to a mediator.
+    The headers of a plaintext message that a mediator uses.
 
-    :param body: None when it is there but not an object; an absent one is `{}`.
-    :param attachments: None when absent or not a list of objects.
+    :param body: None if present but not an object; `{}` if absent.
+    :param attachments: None if absent or not a list of objects.
     :param created_time: seconds since the epoch, as is `expires_time`.
-    :param source: the plaintext that it was read from.
+    :param source: the serialised plaintext.
     """
 
     id: str
@@ -93,14 +92,14 @@ class Message:
 
     @property
     def thread(self) -> str:
-        """The id of the thread the message belongs to: `thid`, else its own `id`."""
+        """Thread id: `thid`, else `id`."""
         return self.thid or self.id
 
     def require_body(self) -> dict[str, Any]:
         """
         The body.
 
-        :raise InvalidBody: it is there but not an object.
+        :raise InvalidBody: present but not an object.
         """
         if self.body is None:
             raise InvalidBody
@@ -109,9 +108,9 @@ class Message:
 
 def parse_message(raw: bytes) -> Message:
     """
-    Read the bytes of a plaintext message.
+    Parse a serialised plaintext message.
 
-    :raise InvalidPlaintext: no JSON object, or not that of a message.
+    :raise InvalidPlaintext: not a JSON object, or not a message.
     """
     try:
         value = encoding.loads_object(raw)
@@ -122,9 +121,9 @@ def parse_message(raw: bytes) -> Message:
 
 def parse_message_object(value: Mapping[str, Any], source: bytes) -> Message:
     """
-    Read a decrypted message; unknown headers and unreadable optional ones are ignored.
+    Read a parsed message; unknown headers and malformed optional headers are ignored.
 
-    :param source: what `value` was parsed from.
+    :param source: the text that `value` was parsed from.
     :raise InvalidPlaintext: no usable `id` or `type`, or a malformed `from` or `to`.
     """
     id_, uri = value.get("id"), value.get("type")
@@ -175,9 +174,9 @@ def _optional_objects(value: object) -> tuple[dict[str, Any], ...] | None:
 
 def parse_time(value: object) -> float | None:
     """
-    Seconds since the epoch from what clients write: integers, floats, numeric strings, ISO 8601 text.
+    Parse a time as clients write it: integer, float, numeric string or ISO 8601 text; seconds since the epoch.
 
-    None for everything else: an unreadable time is as good as none (reference 2.1).
+    None for anything else: a malformed time counts as absent (reference 2.1).
     """
     if isinstance(value, bool):
         return None
@@ -197,9 +196,9 @@ def parse_time(value: object) -> float | None:
 @dataclass(frozen=True, slots=True)
 class OutgoingMessage:
     """
-    A message to be written: what differs between the messages mediatord sends.
+    A message to send; constant headers are added by :meth:`plaintext`.
 
-    :param attachments: ready objects; left out when there are none.
+    :param attachments: complete attachment objects; omitted if empty.
     """
 
     id: str
@@ -211,7 +210,7 @@ class OutgoingMessage:
     attachments: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
 
     def plaintext(self, *, sender: str | None, to: str | None, created_time: int) -> bytes:
-        """The message as bytes in the strict form every client reads (reference 2.1, column "Emit")."""
+        """Serialise in the strict form that every client reads (reference 2.1, column "Emit")."""
         value: dict[str, Any] = {"id": self.id, "type": self.type, "typ": PLAINTEXT_MEDIA_TYPE}
         if sender is not None:
             value["from"] = sender
@@ -232,9 +231,9 @@ class OutgoingMessage:
 
 def extract_attachment_json(message: Message) -> list[bytes | None]:
     """
-    How the sender wrote `data.json` of each attachment; None where an attachment has none.
+    Source text of `data.json` of each attachment; None where an attachment has none.
 
-    :raise ValueError: more members than any message has, or values nested too deep.
+    :raise ValueError: more members than any message has, or nested too deep.
     """
     attachments = message.attachments or ()
     if not any(_has_json(one.get("data")) for one in attachments):

@@ -1,15 +1,13 @@
-"""Message Pickup 3.0: bodies of requests and answers (reference section 6)."""
+"""Message Pickup 3.0: bodies of requests and responses (reference section 6)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import orjson
-
 from mediatord.errors import InvalidBody, InvalidLimit
 from mediatord.protocol import encoding
-from mediatord.protocol.didcomm.message import ENCRYPTED_MEDIA_TYPE
+from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
 
 MESSAGE_PICKUP = "https://didcomm.org/messagepickup/3.0"
 STATUS = f"{MESSAGE_PICKUP}/status"
@@ -21,9 +19,9 @@ AttachmentFormat = Literal["as-received", "json", "base64"]
 
 def parse_recipient(body: Mapping[str, Any]) -> str | None:
     """
-    The one recipient DID a request is narrowed to, or None for all of the account.
+    The recipient DID that a request is restricted to; None for all of the account.
 
-    :raise InvalidBody: it is there but no string.
+    :raise InvalidBody: not a string.
     """
     # Veramo calls the member recipient_key (reference 10.3).
     did = body.get("recipient_did", body.get("recipient_key"))
@@ -34,7 +32,7 @@ def parse_recipient(body: Mapping[str, Any]) -> str | None:
 
 def parse_limit(body: Mapping[str, Any], most: int) -> int:
     """
-    How many messages a delivery-request wants, at most `most`.
+    Number of messages that a delivery-request asks for, at most `most`.
 
     :raise InvalidLimit: `limit` is missing, not an integer or below 1.
     """
@@ -46,7 +44,7 @@ def parse_limit(body: Mapping[str, Any], most: int) -> int:
 
 def parse_message_ids(body: Mapping[str, Any]) -> list[str]:
     """
-    The ids that a `messages-received` acknowledges.
+    Message ids that a `messages-received` acknowledges.
 
     :raise InvalidBody: `message_id_list` is not a list of strings, or longer than 10 000.
     """
@@ -58,9 +56,9 @@ def parse_message_ids(body: Mapping[str, Any]) -> list[str]:
 
 def parse_live_delivery(body: Mapping[str, Any]) -> bool:
     """
-    Whether live delivery is wanted; a public conformance suite sends the truth value as a string.
+    Whether live delivery is requested. Accepts strings, which a public conformance suite sends.
 
-    :raise InvalidBody: `live_delivery` is neither.
+    :raise InvalidBody: `live_delivery` is not a boolean.
     """
     wanted = {True: True, False: False, "true": True, "false": False}
     value = body.get("live_delivery")
@@ -73,21 +71,22 @@ def make_status_body(
     *,
     count: int,
     total_bytes: int,
-    times: tuple[float, float] | None,
+    oldest: float | None,
+    newest: float | None,
     now: float,
     recipient_did: str | None,
     live: bool,
 ) -> dict[str, Any]:
     """
-    Body of a `status`; whole seconds.
+    Body of a `status`; times in whole seconds.
 
-    :param times: when the oldest and the newest message came; None when nothing waits.
+    :param oldest: when the oldest queued message arrived; `newest` likewise. None if the queue is empty.
     """
     body: dict[str, Any] = {"message_count": count, "total_bytes": total_bytes, "live_delivery": live}
-    if times is not None:
-        body["longest_waited_seconds"] = max(0, int(now - times[0]))
-        body["oldest_received_time"] = int(times[0])
-        body["newest_received_time"] = int(times[1])
+    if oldest is not None and newest is not None:
+        body["longest_waited_seconds"] = max(0, int(now - oldest))
+        body["oldest_received_time"] = int(oldest)
+        body["newest_received_time"] = int(newest)
     if recipient_did is not None:
         body["recipient_did"] = recipient_did
     return body
@@ -97,23 +96,18 @@ def make_delivery_attachment(
     id_: str, payload: bytes, received_as: Literal["json", "base64"], form: AttachmentFormat
 ) -> dict[str, Any]:
     """
-    One queued message as an attachment with exactly one data member (reference 6.2).
+    A queued message as an attachment with exactly one data member (reference 6.2).
 
-    A payload is always JSON, checked on arrival, so that it can stand in either form without being parsed again.
+    A payload was validated as JSON on arrival, so it is embedded without parsing.
     """
     data: dict[str, Any]
     if (received_as if form == "as-received" else form) == "json":
-        data = {"json": orjson.Fragment(payload)}
+        data = {"json": encoding.wrap_json_fragment(payload)}
     else:
         data = {"base64": encoding.encode_base64url(payload)}
     return {"id": id_, "media_type": ENCRYPTED_MEDIA_TYPE, "data": data}
 
 
 def make_delivery_body(recipient_did: str | None) -> dict[str, Any]:
-    """Body of a `delivery`: the recipient DID only if the request named one."""
+    """Body of a `delivery`; names the recipient DID only if the request did."""
     return {} if recipient_did is None else {"recipient_did": recipient_did}
-
-
-def pair_status_times(oldest: float | None, newest: float | None) -> tuple[float, float] | None:
-    """Both times or none."""
-    return None if oldest is None or newest is None else (oldest, newest)

@@ -192,6 +192,19 @@ class QueueStatus:
     newest_received_time: float | None = None
 
 
+@dataclass(slots=True)
+class AcknowledgementResult:
+    """
+    What :meth:`~mediatord.store.interfaces.store.IStore.acknowledge_once` did.
+
+    :param removed: messages that were there, in order of arrival.
+    :param status: of all queues of the account afterwards; None if it was not wanted.
+    """
+
+    removed: list[RemovedMessage]
+    status: QueueStatus | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
     """

@@ -6,6 +6,7 @@ One backend, with all that is kept.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from twisted.internet.defer import Deferred
@@ -15,7 +16,7 @@ from mediatord.store.interfaces.accounts import IAccountStore
 from mediatord.store.interfaces.administration import IStoreAdministration
 from mediatord.store.interfaces.cluster import MAX_CLOCK_SKEW, IClusterStore
 from mediatord.store.interfaces.decentrl import IDecentrlStore
-from mediatord.store.interfaces.messages import IMessageStore
+from mediatord.store.interfaces.messages import AcknowledgementResult, IMessageStore
 
 # Seconds for which a claim is kept beyond its time. Whoever prunes may be ahead of whoever is asked next: each clock
 # may be off by as much as is allowed, one this way and one that way.
@@ -79,6 +80,18 @@ class IStore(IMessageStore, IAccountStore, INonceCache):
 
     def close() -> Deferred[None]:
         """Finish what was begun, then let go. Later calls fail with StoreUnavailable."""
+
+    def acknowledge_once(
+        account: str, ids: Sequence[str], key: bytes, until: float, share: float = 1.0, *, with_status: bool = False
+    ) -> Deferred[AcknowledgementResult | None]:
+        """
+        Claim a nonce as :meth:`~INonceCache.claim_nonce`, and if it was new, acknowledge as
+        :meth:`~mediatord.store.interfaces.messages.IMessageStore.acknowledge`; where the backend can, in one
+        transaction. Fires with None if the nonce was claimed before; then nothing was removed.
+
+        :param with_status: whether the result has the status of all queues of the account, as after that.
+        :raise ReplayCacheFull: as :meth:`~INonceCache.claim_nonce`; nothing was removed.
+        """
 
     def table_sizes() -> Deferred[dict[str, int]]:
         """

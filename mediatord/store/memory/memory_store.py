@@ -37,6 +37,7 @@ from mediatord.store.interfaces.cluster import (
 )
 from mediatord.store.interfaces.decentrl import DecentrlQuotas, IDecentrlStore
 from mediatord.store.interfaces.messages import (
+    AcknowledgementResult,
     ArrivalWindow,
     EarlyResultCallback,
     EnqueueRequest,
@@ -58,7 +59,13 @@ from mediatord.store.memory.accounts import MemoryAccounts
 from mediatord.store.memory.administration import MemoryStoreAdministration
 from mediatord.store.memory.decentrl import MemoryDecentrlState, MemoryDecentrlStore, MemoryNonces
 from mediatord.store.memory.messages import DeadlineHeap, EntryList, MemoryMessages, RecipientQueue
-from mediatord.store.message_operations import add_queue_totals, build_backlog, enqueue_independently, find_earliest
+from mediatord.store.message_operations import (
+    acknowledge_in_steps,
+    add_queue_totals,
+    build_backlog,
+    enqueue_independently,
+    find_earliest,
+)
 from mediatord.store.quotas import QuotaUse, add_quota_use, drop_expired_uses, get_quota_wait, remove_latest_use
 
 
@@ -434,6 +441,20 @@ class MemoryStore:
             return [] if account_entry is None else contents.messages.acknowledge(account_entry.mailbox, ids, now)
 
         return self._answer(acknowledge)
+
+    def acknowledge_once(
+        self,
+        account: str,
+        ids: Sequence[str],
+        key: bytes,
+        until: float,
+        share: float = 1.0,
+        *,
+        with_status: bool = False,
+    ) -> Deferred[AcknowledgementResult | None]:
+        return Deferred.fromCoroutine(
+            acknowledge_in_steps(self, account, ids, key, until, share, with_status=with_status)
+        )
 
     def expire_messages(self, limit: int) -> Deferred[list[RemovedMessage]]:
         return self._answer(lambda contents, now: contents.messages.expire(now, limit))

@@ -1,19 +1,16 @@
-"""
-Accounts and recipient DIDs; functions that take a transaction run inside it.
-
-Which DIDs the ids of recipients and accounts stand for.
-
-Who has registered a recipient DID: asked for every forward, so from memory where that is recent enough.
-"""
+"""Accounts, their recipient DIDs, and caches of both."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from bson import ObjectId
 from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.interfaces import IReactorTime
 
 from mediatord.errors import MediationNotGranted, StoreUnavailable
 from mediatord.protocol.canonical_did import canonicalize_did, compute_did_digest
@@ -37,13 +34,21 @@ from mediatord.store.mongo.driver.commands import (
     build_inserts,
     build_updates,
 )
-from mediatord.store.mongo.driver.executor import OperationExecutor
-from mediatord.store.mongo.driver.transactions import Transaction
+from mediatord.store.mongo.driver.executor import OperationExecutor, operation, retry_on_duplicate_key
+from mediatord.store.mongo.driver.transactions import Transaction, TransactionWork
 from mediatord.store.mongo.schema import ACCOUNTS, LONG_FORM_DIDS, RECIPIENTS, REGISTRATIONS, RETIRED_DIDS
+from mediatord.store.mongo.space_quota import SpaceQuota
 from mediatord.store.recipient_names import MAX_RECIPIENT_NAMES, RecipientNames, is_valid_unicode, slice_names
 
+T = TypeVar("T")
+
+# Recipient DIDs in a cache, and the length of the longest.
+DID_CACHE_SIZE = 16_384
+MAX_CACHED_DID_LENGTH = 2_048
+# Seconds; a stale owner is noticed when a message is queued.
+_OWNER_LIFETIME = 2.0
 _REGISTERED = {"$exists": True}
-# One DID of an account for which something waits.
+# A recipient DID of an account with queued messages.
 _QUEUED_MESSAGE_LOOKUP = {
     "from": RECIPIENTS,
     "localField": "_id",
@@ -53,212 +58,246 @@ _QUEUED_MESSAGE_LOOKUP = {
 }
 
 
-def _parse_account(document: Document) -> Account:
-    created_at: float = document["created_at"]
-    return Account(document["did"], created_at, document["draft03"], document.get("seen_at", created_at))
+class MongoAccountStore:
+    """
+    Account half of the store; see `IAccountStore`.
 
+    :param clock: for times of contact.
+    :ivar space_quota: refuses writes that need more space.
+    """
 
-async def grant_account(t: Transaction, did: str, now: float) -> Account:
-    """:raise MediationNotGranted: the DID was rotated away from."""
-    retired, found = await t.ask(build_find(RETIRED_DIDS, {"_id": did}), build_find(ACCOUNTS, {"did": did}))
-    if retired:
-        raise MediationNotGranted()
-    if found:
-        return _parse_account(found[0])
-    times = {"created_at": now, "seen_at": now, "fresh": True}
-    made = {"did": did, **times, "draft03": False, "recipients": 0, "places": 0}
-    t.write_at_end(build_inserts(ACCOUNTS, [made]))
-    return _parse_account(made)
+    def __init__(self, client: ReplicaSetClient, clock: IReactorTime, space_quota: SpaceQuota) -> None:
+        self._client = client
+        self._clock = clock
+        self._owner_cache = RecipientOwnerCache(client)
+        self.space_quota = space_quota
 
+    @operation
+    async def get_account(self, did: str) -> Account | None:
+        found = await self._client.find("account", ACCOUNTS, {"did": did})
+        return _parse_account(found[0]) if found else None
 
-async def move_account(t: Transaction, prior: str, new: str) -> bool:
-    found, retired = await t.ask(
-        build_find(ACCOUNTS, {"did": {"$in": [prior, new]}}, projection={"did": 1}),
-        build_find(RETIRED_DIDS, {"_id": new}),
-    )
-    if retired or prior == new or [one["did"] for one in found] != [prior]:
-        return False
-    t.write_at_end(build_updates(ACCOUNTS, [{"q": {"_id": found[0]["_id"]}, "u": {"$set": {"did": new}}}]))
-    t.write_at_end(build_inserts(RETIRED_DIDS, [{"_id": prior}]))
-    return True
+    @operation
+    async def grant(self, did: str) -> Account:
+        if self.space_quota.refuses("grant"):
+            raise StoreUnavailable()
+        now = self._clock.seconds()
 
+        async def grant(t: Transaction) -> Account:
+            retired, found = await t.query_many(
+                build_find(RETIRED_DIDS, {"_id": did}), build_find(ACCOUNTS, {"did": did})
+            )
+            if retired:
+                raise MediationNotGranted()
+            if found:
+                return _parse_account(found[0])
+            times = {"created_at": now, "seen_at": now, "fresh": True}
+            account = {"did": did, **times, "draft03": False, "recipients": 0, "places": 0}
+            t.write_at_end(build_inserts(ACCOUNTS, [account]))
+            return _parse_account(account)
 
-async def update_recipients(
-    t: Transaction, did: str, updates: Sequence[tuple[str, RecipientUpdateAction]], max_recipients: int
-) -> list[RecipientUpdateResult]:
-    """:raise MediationNotGranted: there is no such account."""
-    found = await t.find(ACCOUNTS, {"did": did})
-    if not found:
-        raise MediationNotGranted()
-    digests = list({compute_did_digest(one) for one, _ in updates})
-    owned, left_over = await t.ask(
-        build_find(RECIPIENTS, {"did_digest": {"$in": digests}, "registered": _REGISTERED}),
-        build_find(RECIPIENTS, {"did_digest": {"$in": digests}, "account": found[0]["_id"]}),
-    )
-    there = {bytes(one["did_digest"]): one for one in [*left_over, *owned]}
-    book = _RecipientUpdate(found[0], max_recipients, there)
-    results = [book.add(one) if action == "add" else book.remove(one) for one, action in updates]
-    t.write_at_end(book.requests())
-    return results
+        return await self._transact("grant", grant)
 
+    @operation
+    async def record_contact(self, did: str) -> None:
+        now = self._clock.seconds()
+        is_used = {"$gte": [{"$subtract": [now, "$created_at"]}, FIRST_DAY_SECONDS]}
+        change = [{"$set": {"seen_at": now, "fresh": {"$cond": [is_used, "$$REMOVE", "$fresh"]}}}]
+        await self._client.write("touch", build_updates(ACCOUNTS, [{"q": {"did": did}, "u": change}]))
 
-async def list_recipients(t: Transaction, did: str, offset: int, limit: int) -> tuple[list[str], int]:
-    found = await t.find(ACCOUNTS, {"did": did})
-    if not found:
-        return [], 0
-    registered = {"account": found[0]["_id"], "registered": _REGISTERED}
-    some = (
-        await t.find(
-            RECIPIENTS,
-            registered,
-            sort={"registered": 1},
-            limit=offset + limit,
-            projection={"did": 1, "registered": 1, "names": 1},
+    @operation
+    async def mark_draft03(self, did: str) -> None:
+        update = {"q": {"did": did}, "u": {"$set": {"draft03": True}}}
+        await self._client.write("mark_draft03", build_updates(ACCOUNTS, [update]))
+
+    @operation
+    async def move_account(self, prior: str, new: str) -> bool:
+        if self.space_quota.refuses("move"):
+            raise StoreUnavailable()
+
+        async def move(t: Transaction) -> bool:
+            found, retired = await t.query_many(
+                build_find(ACCOUNTS, {"did": {"$in": [prior, new]}}, projection={"did": 1}),
+                build_find(RETIRED_DIDS, {"_id": new}),
+            )
+            if retired or prior == new or [one["did"] for one in found] != [prior]:
+                return False
+            t.write_at_end(build_updates(ACCOUNTS, [{"q": {"_id": found[0]["_id"]}, "u": {"$set": {"did": new}}}]))
+            t.write_at_end(build_inserts(RETIRED_DIDS, [{"_id": prior}]))
+            return True
+
+        try:
+            return await self._transact("move", move)
+        finally:
+            self._owner_cache.clear()
+
+    @operation
+    async def is_retired(self, did: str) -> bool:
+        return bool(await self._client.find("is_retired", RETIRED_DIDS, {"_id": did}))
+
+    @operation
+    async def remember_did(self, short: str, long: str) -> None:
+        if self.space_quota.refuses("remember_did"):
+            raise StoreUnavailable()
+        update = {"q": {"_id": short}, "u": {"$set": {"long": long}}, "upsert": True}
+        await self._client.write("remember_did", build_updates(LONG_FORM_DIDS, [update]))
+
+    @operation
+    async def recall_did(self, short: str) -> str | None:
+        found = await self._client.find("recall_did", LONG_FORM_DIDS, {"_id": short})
+        return found[0]["long"] if found else None
+
+    @operation
+    async def get_account_usage(self) -> AccountUsage:
+        """Count accounts and bytes by the metadata, which may be a little wrong after a crash of the server."""
+
+        async def read(executor: OperationExecutor, deadline: float) -> AccountUsage:
+            count = size = 0
+            for name in (ACCOUNTS, RECIPIENTS, RETIRED_DIDS, LONG_FORM_DIDS, REGISTRATIONS):
+                stats = await executor.command(MongoCommand({"collStats": name}), deadline, low_latency=True)
+                count += stats["count"] if name == ACCOUNTS else 0
+                size += stats["size"]
+            return AccountUsage(count, size)
+
+        return await self._client.operate("account_usage", read)
+
+    @operation
+    async def expire_accounts(
+        self, limit: int, *, unused_before: float | None, idle_before: float | None
+    ) -> list[ExpiredAccount]:
+        before = {"unused": unused_before or 0.0, "idle": idle_before or 0.0}
+        expired: list[ExpiredAccount] = []
+        tried: set[str] = set()
+        # An unused account with messages is not `fresh` any more once it was tried, so others are found next.
+        while not expired:
+            found = await self._find_expiry_candidates(limit, unused_before, idle_before)
+            if all(did in tried for did, _ in found):
+                break
+            for did, reason in found:
+                tried.add(did)
+                expiring = partial(_expire_account, did=did, reason=reason, before=before[reason])
+                account = await self._transact("expire_accounts", expiring)
+                if account is not None:
+                    expired.append(account)
+        if expired:
+            self._owner_cache.clear()
+        return expired
+
+    async def _find_expiry_candidates(
+        self, limit: int, unused_before: float | None, idle_before: float | None
+    ) -> list[tuple[str, ExpiryReason]]:
+        """Find accounts that may have expired; of the idle ones only those without queued messages."""
+        found: list[tuple[str, ExpiryReason]] = []
+        searches: tuple[tuple[ExpiryReason, Document, str, float | None], ...] = (
+            ("unused", {"fresh": _REGISTERED, "created_at": {"$lte": unused_before}}, "created_at", unused_before),
+            ("idle", {"seen_at": {"$lte": idle_before}}, "seen_at", idle_before),
         )
-        if limit > 0
-        else []
-    )
-    return slice_names([_parse_names(one) for one in some], offset, limit), found[0]["recipients"]
+        for reason, condition, order, before in searches:
+            if before is not None and len(found) < limit:
+                stages: list[Document] = [{"$match": condition}, {"$sort": {order: 1}}]
+                if reason == "idle":
+                    stages += [{"$lookup": _QUEUED_MESSAGE_LOOKUP}, {"$match": {"mail": []}}]
+                stages += [{"$limit": limit - len(found)}, {"$project": {"did": 1}}]
+                accounts = await self._client.query("expire_accounts", build_aggregate(ACCOUNTS, stages))
+                found += [(one["did"], reason) for one in accounts]
+        return found
+
+    def find_owner(self, recipient_did: str) -> Deferred[str | None]:
+        """Fire from the cache if it is recent enough."""
+        return self._owner_cache.find_owner(canonicalize_did(recipient_did))
+
+    @operation
+    async def list_registered_names(self, recipient_did: str) -> list[str]:
+        filter = {"did_digest": compute_did_digest(recipient_did), "registered": _REGISTERED}
+        found = await self._client.find("spellings", RECIPIENTS, filter)
+        return [name for one in found for _, name in _parse_names(one).spellings]
+
+    @operation
+    async def list_recipients(self, account: str, *, offset: int, limit: int) -> tuple[list[str], int]:
+        async def read(t: Transaction) -> tuple[list[str], int]:
+            found = await t.find(ACCOUNTS, {"did": account})
+            if not found:
+                return [], 0
+            registered = {"account": found[0]["_id"], "registered": _REGISTERED}
+            recipients: list[Document] = []
+            if limit > 0:
+                projection = {"did": 1, "registered": 1, "names": 1}
+                recipients = await t.find(
+                    RECIPIENTS, registered, sort={"registered": 1}, limit=offset + limit, projection=projection
+                )
+            return slice_names([_parse_names(one) for one in recipients], offset, limit), found[0]["recipients"]
+
+        return await self._client.transact("recipients", read, reading=True)
+
+    @operation
+    async def update_recipients(
+        self, account: str, updates: Sequence[tuple[str, RecipientUpdateAction]], *, max_recipients: int
+    ) -> list[RecipientUpdateResult]:
+        wanted = tuple(updates)
+        if self.space_quota.refuses("update", shrinking=all(action == "remove" for _, action in wanted)):
+            raise StoreUnavailable()
+
+        async def update(t: Transaction) -> list[RecipientUpdateResult]:
+            found = await t.find(ACCOUNTS, {"did": account})
+            if not found:
+                raise MediationNotGranted()
+            digests = list({compute_did_digest(name) for name, _ in wanted})
+            registered, own = await t.query_many(
+                build_find(RECIPIENTS, {"did_digest": {"$in": digests}, "registered": _REGISTERED}),
+                build_find(RECIPIENTS, {"did_digest": {"$in": digests}, "account": found[0]["_id"]}),
+            )
+            existing = {bytes(one["did_digest"]): one for one in [*own, *registered]}
+            change = _RecipientUpdate(found[0], max_recipients, existing)
+            results = [change.add(name) if action == "add" else change.remove(name) for name, action in wanted]
+            t.write_at_end(change.build_writes())
+            return results
+
+        try:
+            return await self._transact("update", update)
+        finally:
+            self._owner_cache.forget([canonicalize_did(name) for name, _ in wanted])
+
+    async def _transact(self, name: str, work: TransactionWork[T]) -> T:
+        return await retry_on_duplicate_key(lambda: self._client.transact(name, work))
 
 
-async def list_spellings(client: ReplicaSetClient, recipient_did: str) -> list[str]:
-    """Those under which somebody has registered it, in order of registration."""
-    this = {"did_digest": compute_did_digest(recipient_did), "registered": _REGISTERED}
-    found = await client.find("spellings", RECIPIENTS, this)
-    return [name for one in found for _, name in _parse_names(one).spellings]
+def _parse_account(document: Document) -> Account:
+    return Account(document["did"], document["created_at"], document["draft03"], document["seen_at"])
 
 
-def build_owner_query(dids: Sequence[str]) -> MongoCommand:
-    """Who has registered these DIDs: documents with `compute_did_digest` and `owner`, a list of one account."""
-    return build_aggregate(
-        RECIPIENTS,
-        [
-            {"$match": {"did_digest": {"$in": [compute_did_digest(did) for did in dids]}, "registered": _REGISTERED}},
-            {"$lookup": {"from": ACCOUNTS, "localField": "account", "foreignField": "_id", "as": "owner"}},
-        ],
-    )
-
-
-async def find_account(client: ReplicaSetClient, did: str) -> Account | None:
-    found = await client.find("account", ACCOUNTS, {"did": did})
-    return _parse_account(found[0]) if found else None
-
-
-async def touch_account(client: ReplicaSetClient, did: str, now: float) -> None:
-    old = {"$gte": [{"$subtract": [now, "$created_at"]}, FIRST_DAY_SECONDS]}
-    change = [{"$set": {"seen_at": now, "fresh": {"$cond": [old, "$$REMOVE", "$fresh"]}}}]
-    await client.write("touch", build_updates(ACCOUNTS, [{"q": {"did": did}, "u": change}]))
-
-
-async def measure_accounts(client: ReplicaSetClient) -> AccountUsage:
-    """As the server says, which may be a little wrong after it was killed."""
-
-    async def look(executor: OperationExecutor, deadline: float) -> AccountUsage:
-        count = size = 0
-        for name in (ACCOUNTS, RECIPIENTS, RETIRED_DIDS, LONG_FORM_DIDS, REGISTRATIONS):
-            said = await executor.command(MongoCommand({"collStats": name}), deadline, prompt=True)
-            count += said["count"] if name == ACCOUNTS else 0
-            size += said["size"]
-        return AccountUsage(count, size)
-
-    return await client.operate("account_usage", look)
-
-
-async def find_expiry_candidates(
-    client: ReplicaSetClient, limit: int, unused_before: float | None, idle_before: float | None
-) -> list[tuple[str, ExpiryReason]]:
-    """
-    Accounts that may have to go; among the idle ones none for which something waits, however many of those there are.
-    """
-    found: list[tuple[str, ExpiryReason]] = []
-    searches: tuple[tuple[ExpiryReason, Document, str, float | None], ...] = (
-        ("unused", {"fresh": _REGISTERED, "created_at": {"$lte": unused_before}}, "created_at", unused_before),
-        ("idle", {"seen_at": {"$lte": idle_before}}, "seen_at", idle_before),
-    )
-    for reason, condition, order, before in searches:
-        if before is not None and len(found) < limit:
-            stages: list[Document] = [{"$match": condition}, {"$sort": {order: 1}}]
-            if reason == "idle":
-                stages += [{"$lookup": _QUEUED_MESSAGE_LOOKUP}, {"$match": {"mail": []}}]
-            stages += [{"$limit": limit - len(found)}, {"$project": {"did": 1}}]
-            some = await client.ask("expire_accounts", build_aggregate(ACCOUNTS, stages))
-            found += [(one["did"], reason) for one in some]
-    return found
-
-
-async def expire_account(t: Transaction, did: str, reason: ExpiryReason, before: float) -> ExpiredAccount | None:
-    """Remove an account, if there still is the reason to; one for which something came is not fresh from now on."""
+async def _expire_account(t: Transaction, did: str, reason: ExpiryReason, before: float) -> ExpiredAccount | None:
+    """Delete an account if the reason still holds; one that has received a message is not `fresh` any more."""
     time = "created_at" if reason == "unused" else "seen_at"
     found = await t.find(ACCOUNTS, {"did": did, time: {"$lte": before}})
     if not found or (reason == "unused" and "fresh" not in found[0]):
         return None
+    id = found[0]["_id"]
     mail: Document = {"changes": {"$gt": 0}} if reason == "unused" else {"messages": {"$gt": 0}}
-    if await t.find(RECIPIENTS, {"account": found[0]["_id"], **mail}, limit=1):
+    if await t.find(RECIPIENTS, {"account": id, **mail}, limit=1):
         if reason == "unused":
-            t.write_at_end(build_updates(ACCOUNTS, [{"q": {"_id": found[0]["_id"]}, "u": {"$unset": {"fresh": 1}}}]))
+            t.write_at_end(build_updates(ACCOUNTS, [{"q": {"_id": id}, "u": {"$unset": {"fresh": 1}}}]))
         return None
-    t.write_at_end(_build_account_deletes(found[0]))
+    t.write_at_end(build_account_deletes(id, did))
     return ExpiredAccount(did, found[0]["recipients"], reason)
 
 
-async def remove_account(t: Transaction, did: str) -> bool:
-    """Remove an account with all that it has registered, unless something waits for it; whether that was done."""
-    found = await t.find(ACCOUNTS, {"did": did})
-    if not found or await t.find(RECIPIENTS, {"account": found[0]["_id"], "messages": {"$gt": 0}}, limit=1):
-        return False
-    t.write_at_end(_build_account_deletes(found[0]))
-    return True
-
-
-async def unregister_recipients(t: Transaction, did: str) -> None:
-    """Remove all that an account has registered; what is queued for it stays."""
-    found = await t.find(ACCOUNTS, {"did": did}, projection={"_id": 1})
-    if not found:
-        return
-    mine = {"account": found[0]["_id"]}
-    change = {"$set": {"recipients": 0}, "$unset": {"fresh": 1}}
-    t.write_at_end(build_updates(ACCOUNTS, [{"q": {"_id": found[0]["_id"]}, "u": change}]))
-    t.write_at_end(build_deletes(RECIPIENTS, {**mine, "messages": 0}))
-    unregistered = {"$unset": {"registered": 1, "names": 1}}
-    t.write_at_end(build_updates(RECIPIENTS, [{"q": mine, "u": unregistered, "multi": True}]))
-
-
-def _build_account_deletes(account: Document) -> list[MongoCommand]:
+def build_account_deletes(id: ObjectId, did: str) -> list[MongoCommand]:
+    """Build the writes that delete an account with its recipient DIDs."""
     return [
-        *build_deletes(RECIPIENTS, {"account": account["_id"]}),
-        *build_deletes(LONG_FORM_DIDS, {"_id": account["did"]}),
-        *build_deletes(ACCOUNTS, {"_id": account["_id"]}),
+        *build_deletes(RECIPIENTS, {"account": id}),
+        *build_deletes(LONG_FORM_DIDS, {"_id": did}),
+        *build_deletes(ACCOUNTS, {"_id": id}),
     ]
-
-
-async def mark_draft03(client: ReplicaSetClient, did: str) -> None:
-    await client.write(
-        "mark_draft03", build_updates(ACCOUNTS, [{"q": {"did": did}, "u": {"$set": {"draft03": True}}}])
-    )
-
-
-async def is_retired(client: ReplicaSetClient, did: str) -> bool:
-    return bool(await client.find("is_retired", RETIRED_DIDS, {"_id": did}))
-
-
-async def remember_did(client: ReplicaSetClient, short: str, long: str) -> None:
-    remembered = {"q": {"_id": short}, "u": {"$set": {"long": long}}, "upsert": True}
-    await client.write("remember_did", build_updates(LONG_FORM_DIDS, [remembered]))
-
-
-async def recall_did(client: ReplicaSetClient, short: str) -> str | None:
-    found = await client.find("recall_did", LONG_FORM_DIDS, {"_id": short})
-    return found[0]["long"] if found else None
 
 
 @dataclass(eq=False, slots=True)
 class _RecipientRecord:
     """
-    A recipient DID of our account, or one that is to be.
+    A recipient DID of the account, existing or new.
 
     :param did: in its canonical form.
     :param before: its document.
-    :param names: under which it is registered; none when it is not.
+    :param names: the names it is registered under; none if it is not.
     """
 
     did: str
@@ -266,75 +305,89 @@ class _RecipientRecord:
     names: RecipientNames
 
 
-@dataclass(eq=False, slots=True)
 class _RecipientUpdate:
     """
-    What one account registers, as it is after some updates.
+    Updates of the recipient DIDs of an account, in memory.
 
-    :param there: documents of recipient DIDs by digest, those that are registered by anybody before any other.
+    :param existing: documents of recipient DIDs by digest, registered ones of any account before others of this one.
     """
 
-    account: Document
-    max_recipients: int
-    there: dict[bytes, Document]
-    changed: dict[bytes, _RecipientRecord] = field(default_factory=dict)
-    number: int = 0
-    places: int = 0
-
-    def __post_init__(self) -> None:
-        self.number, self.places = self.account["recipients"], self.account["places"]
+    def __init__(self, account: Document, max_recipients: int, existing: dict[bytes, Document]) -> None:
+        self._account = account
+        self._max_recipients = max_recipients
+        self._existing = existing
+        self._changed: dict[bytes, _RecipientRecord] = {}
+        self._number: int = account["recipients"]
+        self._places: int = account["places"]
 
     def add(self, name: str) -> RecipientUpdateResult:
         digest = compute_did_digest(name)
-        recipient = self._recipient(digest, name)
+        recipient = self._get_recipient(digest, name)
         if recipient is None:
             return "client_error"
         if name in recipient.names:
             return "no_change"
-        if self.number >= self.max_recipients or len(recipient.names) >= MAX_RECIPIENT_NAMES:
+        if self._number >= self._max_recipients or len(recipient.names) >= MAX_RECIPIENT_NAMES:
             return "client_error"
-        self.number += 1
-        self.places += 1
-        recipient.names.add(name, self.places)
-        self.changed[digest] = recipient
+        self._number += 1
+        self._places += 1
+        recipient.names.add(name, self._places)
+        self._changed[digest] = recipient
         return "success"
 
     def remove(self, name: str) -> RecipientUpdateResult:
         digest = compute_did_digest(name)
-        recipient = self._recipient(digest, name)
+        recipient = self._get_recipient(digest, name)
         if recipient is None or name not in recipient.names:
             return "no_change"
-        self.number -= 1
+        self._number -= 1
         recipient.names.remove(name)
-        self.changed[digest] = recipient
+        self._changed[digest] = recipient
         return "success"
 
-    def requests(self) -> list[MongoCommand]:
-        """What is to be written."""
-        if not self.changed:
+    def build_writes(self) -> list[MongoCommand]:
+        if not self._changed:
             return []
-        counters = {"recipients": self.number, "places": self.places}
-        change: Document = {"$set": counters}
-        if any(one.before is not None and one.before.get("changes") for one in self.changed.values()):
-            change["$unset"] = {"fresh": 1}  # the documents that say so may go
-        requests = build_updates(ACCOUNTS, [{"q": {"_id": self.account["_id"]}, "u": change}])
-        gone = [one.before["_id"] for one in self.changed.values() if one.before and _is_removable(one)]
-        if gone:
-            requests += build_deletes(RECIPIENTS, {"_id": {"$in": gone}})
-        kept = [one for one in self.changed.values() if one.before and not _is_removable(one)]
-        made = [one for one in self.changed.values() if not one.before and one.names]
-        requests += build_updates(RECIPIENTS, [_build_recipient_update(one) for one in kept])
-        return requests + build_inserts(RECIPIENTS, [_build_recipient(one, self.account["_id"]) for one in made])
+        change: Document = {"$set": {"recipients": self._number, "places": self._places}}
+        removed: list[ObjectId] = []
+        updates: list[Document] = []
+        inserts: list[Document] = []
+        for digest, recipient in self._changed.items():
+            before, names = recipient.before, recipient.names
+            fields = {
+                name: value
+                for name, value in (("registered", names.place), ("names", names.stored))
+                if value is not None
+            }
+            if before is None:
+                if names:
+                    identity = {"account": self._account["_id"], "did": recipient.did, "did_digest": digest}
+                    inserts.append({**identity, **fields, "messages": 0, "bytes": 0})
+                continue
+            if before.get("changes"):
+                change["$unset"] = {"fresh": 1}  # the document that shows this may be deleted
+            if not names and not before["messages"]:
+                removed.append(before["_id"])
+                continue
+            parts = {"$unset": {name: 1 for name in ("registered", "names") if name not in fields}, "$set": fields}
+            update = {name: value for name, value in parts.items() if value}
+            updates.append({"q": {"_id": before["_id"]}, "u": update})
+        return [
+            *build_updates(ACCOUNTS, [{"q": {"_id": self._account["_id"]}, "u": change}]),
+            *(build_deletes(RECIPIENTS, {"_id": {"$in": removed}}) if removed else ()),
+            *build_updates(RECIPIENTS, updates),
+            *build_inserts(RECIPIENTS, inserts),
+        ]
 
-    def _recipient(self, digest: bytes, name: str) -> _RecipientRecord | None:
-        """None when another account has registered it."""
-        if digest in self.changed:
-            return self.changed[digest]
-        before = self.there.get(digest)
+    def _get_recipient(self, digest: bytes, name: str) -> _RecipientRecord | None:
+        """Return the record of a DID; None if it is registered by another account."""
+        if digest in self._changed:
+            return self._changed[digest]
+        before = self._existing.get(digest)
         if before is None:
             did = canonicalize_did(name)
             return _RecipientRecord(did, None, RecipientNames(did, None))
-        if before["account"] != self.account["_id"]:
+        if before["account"] != self._account["_id"]:
             return None
         return _RecipientRecord(before["did"], before, _parse_names(before))
 
@@ -343,75 +396,49 @@ def _parse_names(document: Document) -> RecipientNames:
     return RecipientNames(document["did"], document.get("registered"), document.get("names"))
 
 
-def _is_removable(recipient: _RecipientRecord) -> bool:
-    """Whether there is no reason to keep its document."""
-    return not recipient.names and recipient.before is not None and not recipient.before["messages"]
-
-
-def _build_recipient_update(recipient: _RecipientRecord) -> Document:
-    fields = _build_name_fields(recipient.names)
-    change: Document = {"$unset": {name: 1 for name in ("registered", "names") if name not in fields}}
-    if fields:
-        change["$set"] = fields
-    assert recipient.before is not None
-    return {"q": {"_id": recipient.before["_id"]}, "u": {name: value for name, value in change.items() if value}}
-
-
-def _build_recipient(recipient: _RecipientRecord, account: ObjectId) -> Document:
-    digest = compute_did_digest(recipient.did)
-    identity = {"account": account, "did": recipient.did, "did_digest": digest}
-    return {**identity, **_build_name_fields(recipient.names), "messages": 0, "bytes": 0}
-
-
-def _build_name_fields(names: RecipientNames) -> Document:
-    fields = {"registered": names.place, "names": names.stored}
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-_DID_CACHE_SIZE = 16_384
-_MAX_CACHED_DID_LENGTH = 2_048
-
-DocumentQuery = Callable[[MongoCommand], Awaitable[list[Document]]]
-
-
 @dataclass(frozen=True, slots=True)
 class MessageDIDs:
-    """DIDs by id."""
+    """DIDs of recipients and accounts by id."""
 
     recipients: Mapping[ObjectId, str]
     accounts: Mapping[ObjectId, str]
 
     def of(self, document: Document) -> tuple[str, str] | None:
-        """Those of the recipient and the account of a message; None when they have gone meanwhile."""
+        """Return the DIDs of recipient and account of a message; None if one was deleted meanwhile."""
         recipient = self.recipients.get(document["recipient"])
         account = self.accounts.get(document["account"])
         return None if recipient is None or account is None else (recipient, account)
 
 
 class RecipientDIDCache:
-    """Remembers recipients, which never change; accounts do, and are asked for every time."""
+    """Cache of recipient DIDs by id, which never change; DIDs of accounts do, and are queried every time."""
 
-    def __init__(self, capacity: int = _DID_CACHE_SIZE) -> None:
+    def __init__(self, capacity: int = DID_CACHE_SIZE) -> None:
         self._capacity = capacity
         self._recipients: OrderedDict[ObjectId, str] = OrderedDict()
 
     async def look_up(
-        self, ask: DocumentQuery, documents: Collection[Document], accounts: Mapping[ObjectId, str] | None = None
+        self,
+        query: Callable[[MongoCommand], Awaitable[list[Document]]],
+        documents: Collection[Document],
+        accounts: Mapping[ObjectId, str] | None = None,
     ) -> MessageDIDs:
         """
-        What is needed to tell of messages.
+        Find the DIDs of recipients and accounts of messages.
 
         :param accounts: those that are known already.
         """
-        recipients = await self._find_recipients(ask, {one["recipient"] for one in documents})
+        recipients = await self._find_recipients(query, {one["recipient"] for one in documents})
         known = dict(accounts or {})
         missing = {one["account"] for one in documents} - known.keys()
         if missing:
-            found = await ask(build_find(ACCOUNTS, {"_id": {"$in": list(missing)}}, projection={"did": 1}))
+            found = await query(build_find(ACCOUNTS, {"_id": {"$in": list(missing)}}, projection={"did": 1}))
             known |= {one["_id"]: one["did"] for one in found}
         return MessageDIDs(recipients, known)
 
-    async def _find_recipients(self, ask: DocumentQuery, ids: Iterable[ObjectId]) -> dict[ObjectId, str]:
+    async def _find_recipients(
+        self, query: Callable[[MongoCommand], Awaitable[list[Document]]], ids: Iterable[ObjectId]
+    ) -> dict[ObjectId, str]:
         known: dict[ObjectId, str] = {}
         missing: list[ObjectId] = []
         for id in ids:
@@ -422,69 +449,73 @@ class RecipientDIDCache:
                 self._recipients.move_to_end(id)
                 known[id] = did
         if missing:
-            found = await ask(build_find(RECIPIENTS, {"_id": {"$in": missing}}, projection={"did": 1}))
-            known |= {one["_id"]: self._keep(one["_id"], one["did"]) for one in found}
-        return known
-
-    def _keep(self, id: ObjectId, did: str) -> str:
-        if len(did) <= _MAX_CACHED_DID_LENGTH:
-            self._recipients[id] = did
-            if len(self._recipients) > self._capacity:
+            for one in await query(build_find(RECIPIENTS, {"_id": {"$in": missing}}, projection={"did": 1})):
+                known[one["_id"]] = one["did"]
+                if len(one["did"]) <= MAX_CACHED_DID_LENGTH:
+                    self._recipients[one["_id"]] = one["did"]
+            while len(self._recipients) > self._capacity:
                 self._recipients.popitem(last=False)
-        return did
-
-
-# Seconds; another node may have taken a DID away, which a deposit finds out in any case.
-_OWNER_LIFETIME = 2.0
+        return known
 
 
 class RecipientOwnerCache:
-    """Questions that come while another one is under way are asked together."""
+    """
+    Finds who has registered a recipient DID, from a cache if it is recent enough.
+
+    Lookups during a query are combined into the next one.
+    """
 
     def __init__(self, client: ReplicaSetClient) -> None:
         self._client = client
         self._owners: OwnerCache[str] = OwnerCache(now=client.clock.seconds, lifetime=_OWNER_LIFETIME)
         self._waiting: dict[str, list[Deferred[str | None]]] = {}
         self._since = 0.0
-        self._asking = False
+        self._is_querying = False
 
-    def known(self, recipient_did: str) -> str | None:
-        """The account, if that was asked lately."""
+    def get_cached(self, recipient_did: str) -> str | None:
         return self._owners.get(recipient_did)
 
-    def owner(self, recipient_did: str) -> Deferred[str | None]:
-        if not self._client.answers:
+    def find_owner(self, recipient_did: str) -> Deferred[str | None]:
+        """Fire with the DID of the account; None if nobody has registered the recipient DID."""
+        if not self._client.is_available:
             return fail(StoreUnavailable())
         account = self._owners.get(recipient_did)
         if account is not None or not is_valid_unicode(recipient_did):
             return succeed(account)
         answer: Deferred[str | None] = Deferred()
         client, clock = self._client, self._client.clock
-        left = max(client.began + client.patience - clock.seconds(), 0.0)
-        # Others wait for the same question, which therefore has its own time.
+        left = max(client.request_started_at + client.time_limit - clock.seconds(), 0.0)
+        # Other requests share the query, which therefore has a deadline of its own.
         answer.addTimeout(left, clock, lambda _, __: fail(StoreUnavailable()))
         if not self._waiting:
             self._since = clock.seconds()
         self._waiting.setdefault(recipient_did, []).append(answer)
-        if not self._asking:
-            self._asking = True
-            clock.callLater(0, self._ask)
+        if not self._is_querying:
+            self._is_querying = True
+            clock.callLater(0, self._query)
         return answer
 
     def forget(self, dids: Iterable[str]) -> None:
-        """Their registration may have changed."""
+        """Drop DIDs whose registration may have changed."""
         self._owners.forget(dids)
 
     def clear(self) -> None:
-        """An account has another DID now."""
+        """Drop all, because an account has changed its DID."""
         self._owners.clear()
 
-    def _ask(self) -> None:
+    def _query(self) -> None:
         answers, self._waiting = self._waiting, {}
-        question = build_owner_query(list(answers))
-        asked = Deferred.fromCoroutine(self._client.ask("owner", question, since=self._since, prompt=True))
-        asked.addCallback(lambda found: {bytes(one["did_digest"]): one["owner"][0]["did"] for one in found})
-        asked.addCallbacks(self._resolve_found, self._resolve_failed, (answers, self._owners.age), {}, (answers,))
+        digests = [compute_did_digest(did) for did in answers]
+        query = build_aggregate(
+            RECIPIENTS,
+            [
+                {"$match": {"did_digest": {"$in": digests}, "registered": _REGISTERED}},
+                {"$lookup": {"from": ACCOUNTS, "localField": "account", "foreignField": "_id", "as": "owner"}},
+            ],
+        )
+        queried = Deferred.fromCoroutine(self._client.query("owner", query, since=self._since, low_latency=True))
+        queried.addCallback(lambda found: {bytes(one["did_digest"]): one["owner"][0]["did"] for one in found})
+        queried.addCallbacks(self._resolve_found, self._resolve_failed, (answers, self._owners.age), {}, (answers,))
 
     def _resolve_found(
         self, owners: dict[bytes, str], answers: dict[str, list[Deferred[str | None]]], age: int
@@ -503,6 +534,6 @@ class RecipientOwnerCache:
                 answer.errback(StoreUnavailable())
 
     def _schedule_next(self) -> None:
-        self._asking = bool(self._waiting)
-        if self._asking:
-            self._client.clock.callLater(0, self._ask)
+        self._is_querying = bool(self._waiting)
+        if self._is_querying:
+            self._client.clock.callLater(0, self._query)

@@ -1,10 +1,10 @@
-"""Listings and removals for the operator, in MongoDB."""
+"""Administration of the MongoDB store: listing of queues and accounts, purge and removal."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, Unpack
 
 from bson import ObjectId, Timestamp
 from twisted.internet.defer import Deferred
@@ -23,8 +23,7 @@ from mediatord.store.interfaces.administration import (
     QueueProtocol,
 )
 from mediatord.store.interfaces.messages import RemovedMessage
-from mediatord.store.mongo import accounts
-from mediatord.store.mongo.accounts import RecipientDIDCache
+from mediatord.store.mongo.accounts import RecipientDIDCache, build_account_deletes
 from mediatord.store.mongo.decentrl_parties import (
     build_party_changes,
     build_party_documents_query,
@@ -33,12 +32,19 @@ from mediatord.store.mongo.decentrl_parties import (
     make_party_key,
 )
 from mediatord.store.mongo.driver.client import ReplicaSetClient
-from mediatord.store.mongo.driver.commands import Document
-from mediatord.store.mongo.driver.executor import OperationExecutor, retry_on_duplicate_key, start_operation
-from mediatord.store.mongo.driver.transactions import Transaction, UndoCallback
-from mediatord.store.mongo.ledger_entries import build_ledger_entries
+from mediatord.store.mongo.driver.commands import Document, FindOptions, build_aggregate, build_deletes, build_updates
+from mediatord.store.mongo.driver.executor import (
+    OperationExecutor,
+    operation,
+    retry_on_duplicate_key,
+    start_operation,
+)
+from mediatord.store.mongo.driver.transactions import Transaction, TransactionWork, UndoCallback
+from mediatord.store.mongo.ledger import build_ledger_entries
 from mediatord.store.mongo.removal import LateCommitReporter, RemovalRequest, RemoveBatchOperation
 from mediatord.store.mongo.schema import ACCOUNTS, MESSAGES, PARTIES, PENDING_EVENTS, RECIPIENTS
+
+T = TypeVar("T")
 
 _DID_COLLECTIONS = (ACCOUNTS, RECIPIENTS, PARTIES)
 _NON_EMPTY = {"waited_for": True}
@@ -53,7 +59,11 @@ _MESSAGE_FIELDS = ("account", "size", "received_at", "expires_at", "delivered", 
 
 @implementer(IStoreAdministration)
 class MongoStoreAdministration:
-    """:param forget_accounts: called after a change of accounts, which may be cached."""
+    """
+    Implements the operator's commands.
+
+    :param forget_accounts: called after a change of accounts, which may be cached.
+    """
 
     def __init__(
         self, client: ReplicaSetClient, did_cache: RecipientDIDCache, forget_accounts: Callable[[], None]
@@ -64,10 +74,8 @@ class MongoStoreAdministration:
         reporter = LateCommitReporter(lambda removed: self.on_late_purge("didcomm", removed))
         self._remove_messages = RemoveBatchOperation(did_cache, reporter, "removed")
 
-    def list_queues(self, protocols: Sequence[QueueProtocol], offset: int, limit: int) -> Deferred[list[QueueInfo]]:
-        return start_operation(self._list_queues(protocols, offset, limit))
-
-    async def _list_queues(self, protocols: Sequence[QueueProtocol], offset: int, limit: int) -> list[QueueInfo]:
+    @operation
+    async def list_queues(self, protocols: Sequence[QueueProtocol], offset: int, limit: int) -> list[QueueInfo]:
         found: list[tuple[QueueProtocol, Document]] = []
         for half in protocols:
             counters, messages, size, _, _ = _QUEUE_COUNTERS[half]
@@ -89,10 +97,8 @@ class MongoStoreAdministration:
             queues.append(QueueInfo(half, one["did"], account, one["n"], one["size"], received_at))
         return queues
 
-    def sum_queues(self, protocols: Sequence[QueueProtocol]) -> Deferred[QueueListTotals]:
-        return start_operation(self._sum_queues(protocols))
-
-    async def _sum_queues(self, protocols: Sequence[QueueProtocol]) -> QueueListTotals:
+    @operation
+    async def sum_queues(self, protocols: Sequence[QueueProtocol]) -> QueueListTotals:
         sums = [0, 0, 0]
         for half in protocols:
             counters, messages, size, _, _ = _QUEUE_COUNTERS[half]
@@ -102,16 +108,12 @@ class MongoStoreAdministration:
                 "messages": {"$sum": f"${messages}"},
                 "bytes": {"$sum": f"${size}"},
             }
-            for one in await self._client.aggregate(
-                "administration", counters, [{"$match": _NON_EMPTY}, {"$group": total}]
-            ):
+            for one in await self._aggregate(counters, [{"$match": _NON_EMPTY}, {"$group": total}]):
                 sums = [sums[0] + one["n"], sums[1] + one["messages"], sums[2] + one["bytes"]]
         return QueueListTotals(*sums)
 
-    def list_dids(self, after: str, limit: int) -> Deferred[DIDPage]:
-        return start_operation(self._list_dids(after, limit))
-
-    async def _list_dids(self, after: str, limit: int) -> DIDPage:
+    @operation
+    async def list_dids(self, after: str, limit: int) -> DIDPage:
         collection, _, last = (after or f"{_DID_COLLECTIONS[0]}:").partition(":")
         number = _DID_COLLECTIONS.index(collection)
         condition: Document = {}
@@ -125,10 +127,8 @@ class MongoStoreAdministration:
             following = f"{_DID_COLLECTIONS[number + 1]}:" if number + 1 < len(_DID_COLLECTIONS) else None
         return DIDPage([one["did"] for one in found], following)
 
-    def find_did(self, did: str) -> Deferred[str | None]:
-        return start_operation(self._find_did(did))
-
-    async def _find_did(self, did: str) -> str | None:
+    @operation
+    async def find_did(self, did: str) -> str | None:
         canonical = canonicalize_did(did)
         queries: tuple[tuple[str, Document], ...] = (
             (PARTIES, {"_id": make_party_key(did)}),
@@ -199,12 +199,12 @@ class MongoStoreAdministration:
         removed: list[RemovedMessage] = []
 
         async def remove(transaction: Transaction) -> None:
-            parties, found = await transaction.ask(
+            parties, found = await transaction.query_many(
                 build_party_query(did),
                 build_party_documents_query(PENDING_EVENTS, did, list(ids), {"received_at": 1}),
             )
             transaction.write_at_end(build_party_changes(PENDING_EVENTS, find_party(parties, did), gone=found))
-            transaction.write_at_end(build_ledger_entries(transaction.page, "decentrl", removed=len(found)))
+            transaction.write_at_end(build_ledger_entries(transaction.slot, "decentrl", removed=len(found)))
             removed[:] = [RemovedMessage(one["_id"], did, did, one["size"], one["received_at"], 0) for one in found]
 
         async def report_late(transaction: Transaction) -> UndoCallback | None:
@@ -219,63 +219,82 @@ class MongoStoreAdministration:
     def list_accounts(self, offset: int, limit: int) -> Deferred[list[AccountSummary]]:
         return start_operation(self._summarize(sort={"created_at": -1, "_id": -1}, skip=offset, limit=limit))
 
-    def count_accounts(self) -> Deferred[int]:
-        return start_operation(self._count_accounts())
-
-    async def _count_accounts(self) -> int:
-        counted = await self._client.aggregate(
-            "administration", ACCOUNTS, [{"$group": {"_id": None, "n": {"$sum": 1}}}]
-        )
+    @operation
+    async def count_accounts(self) -> int:
+        counted = await self._aggregate(ACCOUNTS, [{"$group": {"_id": None, "n": {"$sum": 1}}}])
         return int(counted[0]["n"]) if counted else 0
 
-    def find_account(self, did: str) -> Deferred[AccountSummary | None]:
-        return start_operation(self._find_account(did))
-
-    async def _find_account(self, did: str) -> AccountSummary | None:
+    @operation
+    async def find_account(self, did: str) -> AccountSummary | None:
         return next(iter(await self._summarize({"did": did})), None)
 
-    def list_queued_dids(self, account: str) -> Deferred[list[str]]:
-        return start_operation(self._list_queued_dids(account))
-
-    async def _list_queued_dids(self, account: str) -> list[str]:
+    @operation
+    async def list_queued_dids(self, account: str) -> list[str]:
         found = await self._find(ACCOUNTS, {"did": account}, projection={"_id": 1})
         condition = {"account": {"$in": [one["_id"] for one in found]}, "messages": {"$gt": 0}}
         return [one["did"] for one in await self._find(RECIPIENTS, condition, projection={"did": 1})]
 
-    def unregister_recipients(self, account: str) -> Deferred[None]:
-        return self._change("unregister_recipients", partial(accounts.unregister_recipients, did=account))
+    @operation
+    async def unregister_recipients(self, account: str) -> None:
+        async def unregister(transaction: Transaction) -> None:
+            found = await transaction.find(ACCOUNTS, {"did": account}, projection={"_id": 1})
+            if not found:
+                return
+            mine = {"account": found[0]["_id"]}
+            change = {"$set": {"recipients": 0}, "$unset": {"fresh": 1}}
+            transaction.write_at_end(build_updates(ACCOUNTS, [{"q": {"_id": found[0]["_id"]}, "u": change}]))
+            transaction.write_at_end(build_deletes(RECIPIENTS, {**mine, "messages": 0}))
+            unregistered = {"$unset": {"registered": 1, "names": 1}}
+            transaction.write_at_end(build_updates(RECIPIENTS, [{"q": mine, "u": unregistered, "multi": True}]))
 
-    def remove_account(self, account: str) -> Deferred[bool]:
-        return self._change("remove_account", partial(accounts.remove_account, did=account))
+        await self._change("unregister_recipients", unregister)
 
-    def _change(self, name: str, work: Callable[[Transaction], Any]) -> Deferred[Any]:
-        def forget(result: Any) -> Any:
+    @operation
+    async def remove_account(self, account: str) -> bool:
+        async def remove(transaction: Transaction) -> bool:
+            found = await transaction.find(ACCOUNTS, {"did": account}, projection={"_id": 1})
+            if not found:
+                return False
+            id = found[0]["_id"]
+            if await transaction.find(RECIPIENTS, {"account": id, "messages": {"$gt": 0}}, limit=1):
+                return False
+            transaction.write_at_end(build_account_deletes(id, account))
+            return True
+
+        return await self._change("remove_account", remove)
+
+    async def _change(self, name: str, work: TransactionWork[T]) -> T:
+        try:
+            return await retry_on_duplicate_key(lambda: self._client.transact(name, work))
+        finally:
             self._forget_accounts()
-            return result
 
-        return start_operation(retry_on_duplicate_key(lambda: self._client.transact(name, work))).addBoth(forget)
+    async def _find(self, collection: str, filter: Document, **options: Unpack[FindOptions]) -> list[Document]:
+        return await self._client.find("administration", collection, filter, **options)
 
-    async def _find(self, collection: str, condition: Document, **options: Any) -> list[Document]:
-        return await self._client.find("administration", collection, condition, **options)
+    async def _aggregate(self, collection: str, pipeline: Sequence[Document]) -> list[Document]:
+        return await self._client.query("administration", build_aggregate(collection, pipeline))
 
     async def _find_account_dids(self, documents: Sequence[Document]) -> dict[Any, str]:
-        """DIDs of the accounts that documents name, by the ids of the accounts."""
+        """Find the DIDs of the accounts of documents, by the ids of the accounts."""
         ids = list({one["account"] for one in documents if "account" in one})
         found = await self._find(ACCOUNTS, {"_id": {"$in": ids}}, projection={"did": 1}) if ids else []
         return {one["_id"]: one["did"] for one in found}
 
-    async def _summarize(self, condition: Document | None = None, **options: Any) -> list[AccountSummary]:
+    async def _summarize(
+        self, condition: Document | None = None, **options: Unpack[FindOptions]
+    ) -> list[AccountSummary]:
         found = await self._find(ACCOUNTS, condition or {}, **options)
         queued = {"account": {"$in": [one["_id"] for one in found]}, "messages": {"$gt": 0}}
         total = {"_id": "$account", "messages": {"$sum": "$messages"}, "bytes": {"$sum": "$bytes"}}
         pipeline: list[Document] = [{"$match": queued}, {"$group": total}]
-        sums = {one["_id"]: one for one in await self._client.aggregate("administration", RECIPIENTS, pipeline)}
+        sums = {one["_id"]: one for one in await self._aggregate(RECIPIENTS, pipeline)}
         empty: Document = {"messages": 0, "bytes": 0}
         return [
             AccountSummary(
                 did=one["did"],
                 created_at=one["created_at"],
-                seen_at=one["seen_at"] if "seen_at" in one else one["created_at"],
+                seen_at=one["seen_at"],
                 used="fresh" not in one,
                 recipients=one["recipients"],
                 messages=sums.get(one["_id"], empty)["messages"],

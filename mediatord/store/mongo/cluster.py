@@ -1,14 +1,8 @@
 """
-Ending nodes: all that hangs on one goes before it does, and nothing of one that has come back meanwhile.
+Nodes, presence, leases, quotas and pickups of a cluster that shares a MongoDB database.
 
-Updates of allowances that the server works out, so that one round trip does for a taking.
-
-Processes that have sessions, so that what they had begun can be ended when they have died.
-
-What nodes that share a MongoDB know of each other.
-
-Leases are compared by the server, in the queries and updates themselves. Presence is a record for each DID and node,
-which hangs on the node's lease: a node with ten thousand sockets renews one document.
+Leases are compared by the server, in the queries and updates themselves. Presence is a record for each DID and node
+that lasts as long as the node's lease, so a node with ten thousand sockets renews one document.
 """
 
 from __future__ import annotations
@@ -17,14 +11,14 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from math import isinf
-from typing import Any, TypeVar
+from typing import Any
 
-from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from zope.interface import implementer
 
 from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.cluster import (
+    ClockSkewError,
     ClusterIdentityMismatch,
     ClusterNode,
     ClusterSecretMismatch,
@@ -36,13 +30,13 @@ from mediatord.store.mongo.driver.client import ClockSkewMonitor, ReplicaSetClie
 from mediatord.store.mongo.driver.commands import (
     Document,
     MongoCommand,
+    build_aggregate,
     build_deletes,
     build_find_and_modify,
     build_updates,
 )
-from mediatord.store.mongo.driver.executor import retry_on_duplicate_key, start_operation
+from mediatord.store.mongo.driver.executor import operation, retry_on_duplicate_key
 from mediatord.store.mongo.driver.transactions import Transaction
-from mediatord.store.mongo.ledger import KEEPS_LEDGER
 from mediatord.store.mongo.message_queues import list_delivering_boots, release_delivered
 from mediatord.store.mongo.schema import (
     LEASES,
@@ -57,49 +51,222 @@ from mediatord.store.mongo.schema import (
 from mediatord.store.quotas import QUOTA_WINDOW_SLOTS, get_quota_wait
 from mediatord.store.recipient_names import filter_valid_ids
 
+_IS_LIVE: Document = {"$gt": ["$until", "$$NOW"]}
+_LIVE: Document = {"$expr": _IS_LIVE}
 _ALL_NODES: Document = {"_id": {"$ne": MEMBERSHIP_LOCK_ID}}
 _LAPSED_NODES: Document = {**_ALL_NODES, "$expr": {"$lte": ["$until", "$$NOW"]}}
-# Records of presence that go in one transaction.
+_SERVER_MILLISECONDS: Document = {"$toLong": "$$NOW"}
+# Quotas do not wait for a majority: a failover loses only what was taken a moment before.
+_UNREPLICATED = {"writeConcern": {"w": 1}}
+_DIDS_PER_QUERY = 1_000
+# Presence records that are deleted in one transaction.
 _PRESENCE_DELETE_BATCH = 2_000
 
-
-async def list_lapsed_boots(client: ReplicaSetClient) -> list[str]:
-    """Boots that there is something left of, and that are not live. What is left is looked at before who is there."""
-    reply = await client.command("lapsed", {"distinct": PRESENCE, "key": "boot"})
-    left = {*reply["values"], *await list_delivering_boots(client)} - {""}
-    known = await client.find("lapsed", NODES, _ALL_NODES, projection={"_id": 1})
-    over = await client.find("lapsed", NODES, _LAPSED_NODES, projection={"_id": 1})
-    return sorted({one["_id"] for one in over} | (left - {one["_id"] for one in known}))
+_log = Logger(namespace="mediatord.store")
 
 
-async def end_node(client: ReplicaSetClient, boot: str, until: float, *, own: bool) -> int:
-    """
-    End a node that is not live, or whose lease is over by `until`; how many messages are pending again.
+@implementer(IClusterStore)
+class MongoClusterStore:
+    """Cluster state in MongoDB."""
 
-    :param own: it is this process.
-    """
-    stays = _build_staying_filter(boot, until)
-    if await client.find("drop", NODES, stays, limit=1, projection={"_id": 1}):
-        return 0
-    if not own:
-        await client.end_sessions(boot)
-    while (
-        left := await retry_on_duplicate_key(
-            lambda: client.transact("drop", lambda begun: _remove_node_records(begun, boot, stays))
+    def __init__(self, client: ReplicaSetClient, clocks: ClockSkewMonitor) -> None:
+        self._client = client
+        self._clocks = clocks
+        self._own_boot = ""
+
+    @operation
+    async def join(self, node: ClusterNode, lease: float) -> None:
+        if not self._own_boot:
+            self._own_boot = node.boot  # which never changes
+            self._client.set_session_owner(self._own_boot)
+        await self._check_clock()
+
+        async def join(transaction: Transaction) -> None:
+            _check_node(node, await transaction.find(NODES, {"_id": {"$ne": node.boot}, **_LIVE}))
+            fields = {"name": node.name, "address": node.address, "seal": node.seal, "identity": node.identity}
+            literals = {name: {"$literal": value} for name, value in fields.items()}
+            change = {"$set": {**literals, "until": _build_lease_end(lease)}}
+            joining = {"q": {"_id": node.boot}, "u": [change], "upsert": True}
+            transaction.write_at_end(build_updates(NODES, [MEMBERSHIP_LOCK_UPDATE, joining]))
+
+        await retry_on_duplicate_key(lambda: self._client.transact("join", join))
+
+    @operation
+    async def renew(self, boot: str, lease: float) -> bool:
+        wall_offset = self._clocks.wall_offset
+        live = {"_id": boot, "$expr": {"$and": [_IS_LIVE, self._clocks.build_check()]}}
+        update = {"q": live, "u": [{"$set": {"until": _build_lease_end(lease)}}]}
+        (reply,) = await self._client.write("renew", build_updates(NODES, [update]))
+        if not reply["n"]:
+            await self._check_clock()
+            return False
+        self._clocks.record_agreement(wall_offset)
+        return True
+
+    @operation
+    async def drop(self, boot: str, *, until: float = 0.0) -> int:
+        """Delete the records of a node and then the node, unless its lease lasts longer than `until`."""
+        if not boot:
+            return 0
+        alive = _build_alive_filter(boot, until)
+        if await self._client.find("drop", NODES, alive, limit=1, projection={"_id": 1}):
+            return 0
+        if boot != self._own_boot:
+            await self._client.end_sessions(boot)
+
+        async def remove(transaction: Transaction) -> int:
+            return await _remove_node_records(transaction, boot, alive)
+
+        while (left := await retry_on_duplicate_key(lambda: self._client.transact("drop", remove))) > 0:
+            pass
+        return 0 if left < 0 else await release_delivered(self._client, boot)
+
+    @operation
+    async def list_nodes(self) -> list[ClusterNode]:
+        return [_parse_node(one) for one in await self._client.find("nodes", NODES, _LIVE, sort={"name": 1})]
+
+    @operation
+    async def list_lapsed_nodes(self) -> list[str]:
+        """Records are read before nodes, so that a node that joins meanwhile is not taken for a lapsed one."""
+        reply = await self._client.command("lapsed", {"distinct": PRESENCE, "key": "boot"})
+        left = {*reply["values"], *await list_delivering_boots(self._client)} - {""}
+        known = await self._client.find("lapsed", NODES, _ALL_NODES, projection={"_id": 1})
+        lapsed = await self._client.find("lapsed", NODES, _LAPSED_NODES, projection={"_id": 1})
+        return sorted({one["_id"] for one in lapsed} | (left - {one["_id"] for one in known}))
+
+    @operation
+    async def add_presence(self, boot: str, dids: Sequence[str]) -> None:
+        records = [{"did": did, "boot": boot} for did in dict.fromkeys(dids)]
+        updates = [{"q": record, "u": {"$set": {"boot": boot}}, "upsert": True} for record in records]
+        await self._write("announce", build_updates(PRESENCE, updates, ordered=False))
+
+    @operation
+    async def remove_presence(self, boot: str, dids: Sequence[str]) -> None:
+        filters = [{"boot": boot, "did": {"$in": some}} for some in _split_values(dids)]
+        await self._write("withdraw", build_deletes(PRESENCE, *filters))
+
+    @operation
+    async def find_presence(self, dids: Sequence[str]) -> list[PresenceRecord]:
+        found: list[PresenceRecord] = []
+        for some in _split_values(dids):
+            documents = await self._client.query("whereabouts", _build_presence_query(some))
+            live = {one["_id"]: _parse_node(one) for one in documents if "name" in one}
+            records = [(one["did"], one["boot"]) for one in documents if "did" in one]
+            found += [PresenceRecord(did, boot, live.get(boot)) for did, boot in records]
+        return found
+
+    @operation
+    async def acquire_lease(self, turn: str, boot: str, lease: float) -> bool:
+        is_free = {"$or": [{"$eq": ["$boot", {"$literal": boot}]}, {"$not": [_IS_LIVE]}]}
+        has_right_clock = self._clocks.build_check()  # else the lease is given up
+        change = {
+            "$set": {
+                "boot": {"$cond": [is_free, {"$cond": [has_right_clock, {"$literal": boot}, ""]}, "$boot"]},
+                "until": {
+                    "$cond": [is_free, {"$cond": [has_right_clock, _build_lease_end(lease), "$$NOW"]}, "$until"]
+                },
+            }
+        }
+        command = build_find_and_modify(LEASES, {"_id": turn}, [change], upsert=True, new=True)
+        (reply,) = await retry_on_duplicate_key(lambda: self._client.write("hold", [command]))
+        held: Document | None = reply["value"]
+        return held is not None and held["boot"] == boot
+
+    @operation
+    async def take_quota(self, key: bytes, amount: int, *, limit: int, period: float) -> float:
+        command = _build_quota_take(key, amount, limit, period)
+        reply = await retry_on_duplicate_key(lambda: self._run("take", command))
+        found = reply["value"]
+        if found["taken"]:
+            return 0.0
+        lots = [(lot["at"] / 1000, lot["n"]) for lot in found["lots"]]
+        return get_quota_wait(lots, amount, limit=limit, period=period, now=found["now"] / 1000) or period
+
+    @operation
+    async def return_quota(self, key: bytes, amount: int) -> None:
+        await self._run("put_back", _build_quota_return(key, amount))
+
+    @operation
+    async def record_pickups(self, ids: Sequence[str], period: float) -> None:
+        change = [{"$set": {"until": _build_lease_end(period)}}]
+        updates = [{"q": {"_id": id_}, "u": change, "upsert": True} for id_ in dict.fromkeys(filter_valid_ids(ids))]
+        await self._write("record_pickups", build_updates(PICKUPS, updates, ordered=False))
+
+    @operation
+    async def find_picked_up(self, ids: Sequence[str]) -> frozenset[str]:
+        found: list[Document] = []
+        for some in _split_values(filter_valid_ids(ids)):
+            found += await self._client.find("picked_up", PICKUPS, {"_id": {"$in": some}, **_LIVE}, hint="_id_")
+        return frozenset(one["_id"] for one in found)
+
+    async def _check_clock(self) -> None:
+        """:raise ClockSkewError: the clocks of this host and of the server are too far apart."""
+        if ahead := await self._clocks.measure_skew():
+            raise ClockSkewError(ahead)
+
+    async def _run(self, name: str, command: MongoCommand) -> Document:
+        return await self._client.operate(name, lambda executor, deadline: executor.command(command, deadline))
+
+    async def _write(self, name: str, commands: Sequence[MongoCommand]) -> None:
+        await retry_on_duplicate_key(lambda: self._client.write(name, commands))
+
+
+class SessionOwnerRecord:
+    """Record of this process as an owner of sessions, so that others can end them after its death."""
+
+    def __init__(self, client: ReplicaSetClient) -> None:
+        self._client = client
+        self._owner = client.session_owner
+        self._warned: set[str] = set()
+
+    async def enter(self, live: Collection[str]) -> None:
+        """
+        Write the record, and end the sessions of dead processes; one that is alive retries what was aborted.
+
+        :param live: boots of live nodes.
+        """
+        client = self._client
+        user = await self._read_user()
+        for other in await client.find("enter", SESSION_OWNERS, {"_id": {"$nin": [self._owner, *live]}}):
+            self._compare_users(user, other["user"])
+            await client.end_sessions(other["_id"])
+            await client.write("enter", build_deletes(SESSION_OWNERS, {"_id": other["_id"]}))
+        change = [{"$set": {"since": "$$NOW", "user": {"$literal": user}}}]
+        update = {"q": {"_id": self._owner}, "u": change, "upsert": True}
+        await client.write("enter", build_updates(SESSION_OWNERS, [update]))
+
+    async def leave(self) -> None:
+        """Delete the record, if possible."""
+        if self._client.is_available:
+            with suppress(StoreUnavailable):
+                await self._client.write("leave", build_deletes(SESSION_OWNERS, {"_id": self._owner}))
+
+    async def _read_user(self) -> str:
+        """Return the authenticated user; empty without access control."""
+        status = await self._client.command("enter", {"connectionStatus": 1}, database="admin")
+        return ", ".join(f"{one['user']}@{one['db']}" for one in status["authInfo"]["authenticatedUsers"])
+
+    def _compare_users(self, ours: str, theirs: str) -> None:
+        """Warn of another user, whose sessions the server silently does not end."""
+        if theirs == ours or theirs in self._warned:
+            return
+        self._warned.add(theirs)
+        _log.warn(
+            "this node is MongoDB user {ours}, another one {theirs}: neither can abort the transactions that the"
+            " other leaves open when it is killed, which hold their locks for a minute; give all nodes the same user",
+            ours=ours or "nobody",
+            theirs=theirs or "nobody",
         )
-    ) > 0:
-        pass
-    return 0 if left < 0 else await release_delivered(client, boot)
 
 
-async def _remove_node_records(transaction: Transaction, boot: str, stays: Document) -> int:
+async def _remove_node_records(transaction: Transaction, boot: str, alive: Document) -> int:
     """
-    Some of its records, and itself with the last of them: 0. Nothing if it stays: -1.
+    Delete some records of a node, and the node with the last of them; return the number of records, 0 if none is
+    left, -1 if the node is alive.
 
-    Takes part in the meeting of those that join: a node that comes back does so before or after this, and what it
-    announces then is not taken away.
+    Writes the membership lock: a node that rejoins does so before or after this, and keeps what it announces then.
     """
-    if await transaction.find(NODES, stays, limit=1, projection={"_id": 1}):
+    if await transaction.find(NODES, alive, limit=1, projection={"_id": 1}):
         return -1
     some = await transaction.find(PRESENCE, {"boot": boot}, limit=_PRESENCE_DELETE_BATCH, projection={"_id": 1})
     transaction.write_at_end(build_updates(NODES, [MEMBERSHIP_LOCK_UPDATE]))
@@ -111,49 +278,85 @@ async def _remove_node_records(transaction: Transaction, boot: str, stays: Docum
     return len(some)
 
 
-def _build_staying_filter(boot: str, until: float) -> Document:
-    """Finds a node that is not to be ended."""
+def _build_alive_filter(boot: str, until: float) -> Document:
+    """Build a filter that matches a node whose lease lasts longer than `until` and has not lapsed."""
     if isinf(until):
         return {"_id": {"$in": []}}
     seen = datetime.fromtimestamp(until, UTC)
     return {"_id": boot, "$expr": {"$gt": ["$until", {"$max": ["$$NOW", seen]}]}}
 
 
-_SERVER_MILLISECONDS: Document = {"$toLong": "$$NOW"}
-# What is lost with a primary was taken a moment before: nobody waits for a majority.
-_UNREPLICATED = {"writeConcern": {"w": 1}}
+def _check_node(node: ClusterNode, others: Sequence[Document]) -> None:
+    """
+    Check a node that joins against the live ones.
+
+    :raise ClusterSecretMismatch: one has another seal.
+    :raise ClusterIdentityMismatch: one has another identity; an empty one is unknown.
+    :raise NodeNameTaken: one has the same name.
+    """
+    if any(other["seal"] != node.seal for other in others):
+        raise ClusterSecretMismatch()
+    if node.identity and any(other["identity"] not in (node.identity, b"") for other in others):
+        raise ClusterIdentityMismatch()
+    for other in others:
+        if other["name"] == node.name:
+            raise NodeNameTaken(_parse_node(other), other["until"].replace(tzinfo=UTC).timestamp())
 
 
-def build_quota_take(key: bytes, amount: int, limit: int, period: float) -> MongoCommand:
-    """One more lot if there is enough left; see :func:`~mediatord.store.quotas.add_quota_use`."""
+def _parse_node(document: Document) -> ClusterNode:
+    seal, identity = bytes(document["seal"]), bytes(document["identity"])
+    return ClusterNode(document["name"], document["_id"], document["address"], seal, identity)
+
+
+def _build_lease_end(lease: float) -> Document:
+    return {"$add": ["$$NOW", round(lease * 1000)]}
+
+
+def _build_presence_query(dids: Sequence[str]) -> MongoCommand:
+    """Build a query for records and all live nodes, each once; a `$lookup` per record would take far longer."""
+    nodes = {"coll": NODES, "pipeline": [{"$match": _LIVE}]}
+    stages: list[Document] = [{"$match": {"did": {"$in": list(dids)}}}, {"$project": {"_id": 0}}]
+    return build_aggregate(PRESENCE, [*stages, {"$unionWith": nodes}])
+
+
+def _split_values(values: Sequence[str]) -> Iterator[list[str]]:
+    """Split distinct values into chunks for `$in`."""
+    distinct = list(dict.fromkeys(values))
+    for start in range(0, len(distinct), _DIDS_PER_QUERY):
+        yield distinct[start : start + _DIDS_PER_QUERY]
+
+
+def _build_quota_take(key: bytes, amount: int, limit: int, period: float) -> MongoCommand:
+    """Build a command that adds to the latest lot if the limit allows; see `mediatord.store.quotas`."""
     milliseconds = period * 1000
     slot = milliseconds / QUOTA_WINDOW_SLOTS
     at = {"$multiply": [{"$ceil": {"$divide": ["$now", slot]}}, slot]}
-    counting = {"$gt": ["$$lot.at", {"$subtract": ["$now", milliseconds]}]}
-    lots = {"$filter": {"input": {"$ifNull": ["$lots", []]}, "as": "lot", "cond": counting}}
-    enough = {"$lte": [{"$add": [{"$sum": "$lots.n"}, amount]}, limit]}
-    added = {"$let": {"vars": {"at": {"$max": [at, {"$last": "$lots.at"}]}}, "in": _build_lot_append(amount)}}
+    in_window = {"$gt": ["$$lot.at", {"$subtract": ["$now", milliseconds]}]}
+    lots = {"$filter": {"input": {"$ifNull": ["$lots", []]}, "as": "lot", "cond": in_window}}
+    is_allowed = {"$lte": [{"$add": [{"$sum": "$lots.n"}, amount]}, limit]}
+    # All lots, with the amount in that of `$$at`, which is the last one or new.
+    before = {"$filter": {"input": "$lots", "as": "lot", "cond": {"$lt": ["$$lot.at", "$$at"]}}}
+    same = {"$filter": {"input": "$lots", "as": "lot", "cond": {"$gte": ["$$lot.at", "$$at"]}}}
+    number = {"$let": {"vars": {"same": same}, "in": {"$sum": "$$same.n"}}}
+    appended = {"$concatArrays": [before, [{"at": "$$at", "n": {"$add": [number, amount]}}]]}
+    added = {"$let": {"vars": {"at": {"$max": [at, {"$last": "$lots.at"}]}}, "in": appended}}
     until = {"$add": ["$$NOW", round(milliseconds + slot)]}
-    until_then = {"$cond": ["$taken", until, {"$ifNull": ["$until", until]}]}
     pipeline = [
         {"$set": {"now": _SERVER_MILLISECONDS}},
         {"$set": {"lots": lots}},
-        {"$set": {"taken": enough}},
-        {"$set": {"lots": {"$cond": ["$taken", added, "$lots"]}, "until": until_then}},
+        {"$set": {"taken": is_allowed}},
+        {
+            "$set": {
+                "lots": {"$cond": ["$taken", added, "$lots"]},
+                "until": {"$cond": ["$taken", until, {"$ifNull": ["$until", until]}]},
+            }
+        },
     ]
     return build_find_and_modify(QUOTAS, {"_id": key}, pipeline, upsert=True, new=True).with_fields(_UNREPLICATED)
 
 
-def compute_quota_wait(found: Document, amount: int, limit: int, period: float) -> float:
-    """How long to wait, after :func:`taking`, for what was not taken."""
-    if found["taken"]:
-        return 0.0
-    lots = [(lot["at"] / 1000, lot["n"]) for lot in found["lots"]]
-    return get_quota_wait(lots, amount, limit=limit, period=period, now=found["now"] / 1000) or period
-
-
-def build_quota_return(key: bytes, amount: int) -> MongoCommand:
-    """The latest lots are gone, so much together."""
+def _build_quota_return(key: bytes, amount: int) -> MongoCommand:
+    """Build a command that takes an amount off the latest lots."""
     rest: Document = {"at": "$$this.at", "n": {"$subtract": ["$$this.n", "$$value.left"]}}
     step = {
         "left": {"$max": [{"$subtract": ["$$value.left", "$$this.n"]}, 0]},
@@ -169,237 +372,3 @@ def build_quota_return(key: bytes, amount: int) -> MongoCommand:
     undone: Any = {"$reduce": {"input": {"$reverseArray": "$lots"}, "initialValue": start, "in": step}}
     pipeline = [{"$set": {"lots": {"$let": {"vars": {"undone": undone}, "in": "$$undone.lots"}}}}]
     return build_find_and_modify(QUOTAS, {"_id": key}, pipeline).with_fields(_UNREPLICATED)
-
-
-def _build_lot_append(amount: int) -> Document:
-    """All lots, this amount in that of `$$at`, which is the last one or a new one."""
-    before = {"$filter": {"input": "$lots", "as": "lot", "cond": {"$lt": ["$$lot.at", "$$at"]}}}
-    same = {"$filter": {"input": "$lots", "as": "lot", "cond": {"$gte": ["$$lot.at", "$$at"]}}}
-    there = {"$let": {"vars": {"same": same}, "in": {"$sum": "$$same.n"}}}
-    return {"$concatArrays": [before, [{"at": "$$at", "n": {"$add": [there, amount]}}]]}
-
-
-_log = Logger(namespace="mediatord.store")
-
-
-class SessionOwnerRecord:
-    """Ours among them."""
-
-    def __init__(self, client: ReplicaSetClient) -> None:
-        self._client = client
-        self._owner = client.owner
-        self._warned: set[str] = set()
-
-    async def enter(self, live: Collection[str]) -> None:
-        """
-        Be one of them, and end what those have begun that have died. Should one of them be alive after all, it does
-        again what it was about.
-
-        :param live: those that are alive.
-        """
-        client = self._client
-        user = await self._user()
-        for other in await client.find("enter", SESSION_OWNERS, {"_id": {"$nin": [self._owner, *live]}}):
-            self._compare(user, other.get("user", user))
-            await client.end_sessions(other["_id"])
-            await client.write("enter", build_deletes(SESSION_OWNERS, {"_id": other["_id"]}))
-        entry = {"since": "$$NOW", "user": {"$literal": user}, KEEPS_LEDGER: True}
-        ours = {"q": {"_id": self._owner}, "u": [{"$set": entry}], "upsert": True}
-        await client.write("enter", build_updates(SESSION_OWNERS, [ours]))
-
-    async def leave(self) -> None:
-        """Be none of them any more, if that can be said."""
-        if self._client.answers:
-            with suppress(StoreUnavailable):
-                await self._client.write("leave", build_deletes(SESSION_OWNERS, {"_id": self._owner}))
-
-    async def _user(self) -> str:
-        """As whom the server knows us; empty if it lets everybody in."""
-        status = await self._client.command("enter", {"connectionStatus": 1}, database="admin")
-        return ", ".join(f"{one['user']}@{one['db']}" for one in status["authInfo"]["authenticatedUsers"])
-
-    def _compare(self, ours: str, theirs: str) -> None:
-        """The server lets nobody end the sessions of another user, and says that it has."""
-        if theirs == ours or theirs in self._warned:
-            return
-        self._warned.add(theirs)
-        _log.warn(
-            "this node is MongoDB user {ours}, another one {theirs}: neither can end what the other leaves behind"
-            " when it is killed, which is in the way for a minute; give all nodes the same user",
-            ours=ours or "nobody",
-            theirs=theirs or "nobody",
-        )
-
-
-T = TypeVar("T")
-
-_IS_LIVE: Document = {"$gt": ["$until", "$$NOW"]}
-_LIVE: Document = {"$expr": _IS_LIVE}
-_DIDS_PER_QUERY = 1_000
-
-
-@implementer(IClusterStore)
-class MongoClusterStore:
-    """Its many methods are those of the interface."""
-
-    def __init__(self, client: ReplicaSetClient, clocks: ClockSkewMonitor) -> None:
-        self._client = client
-        self._clocks = clocks
-        self._own_boot = ""
-
-    def join(self, node: ClusterNode, lease: float) -> Deferred[None]:
-        return start_operation(self._join(node, lease))
-
-    def renew(self, boot: str, lease: float) -> Deferred[bool]:
-        return start_operation(self._renew(boot, lease))
-
-    def drop(self, boot: str, *, until: float = 0.0) -> Deferred[int]:
-        return start_operation(self._drop(boot, until))
-
-    def list_nodes(self) -> Deferred[list[ClusterNode]]:
-        return start_operation(self._nodes())
-
-    def list_lapsed_nodes(self) -> Deferred[list[str]]:
-        return start_operation(list_lapsed_boots(self._client))
-
-    def add_presence(self, boot: str, dids: Sequence[str]) -> Deferred[None]:
-        records = [{"did": did, "boot": boot} for did in dict.fromkeys(dids)]
-        updates = [{"q": record, "u": {"$set": {"boot": boot}}, "upsert": True} for record in records]
-        return start_operation(self._write("announce", build_updates(PRESENCE, updates, ordered=False)))
-
-    def remove_presence(self, boot: str, dids: Sequence[str]) -> Deferred[None]:
-        filters = [{"boot": boot, "did": {"$in": some}} for some in _split_dids(dids)]
-        return start_operation(self._write("withdraw", build_deletes(PRESENCE, *filters)))
-
-    def find_presence(self, dids: Sequence[str]) -> Deferred[list[PresenceRecord]]:
-        return start_operation(self._whereabouts(dids))
-
-    def acquire_lease(self, turn: str, boot: str, lease: float) -> Deferred[bool]:
-        return start_operation(self._hold(turn, boot, lease))
-
-    def take_quota(self, key: bytes, amount: int, *, limit: int, period: float) -> Deferred[float]:
-        return start_operation(self._take(key, amount, limit, period))
-
-    def return_quota(self, key: bytes, amount: int) -> Deferred[None]:
-        return start_operation(self._put_back(key, amount))
-
-    def record_pickups(self, ids: Sequence[str], period: float) -> Deferred[None]:
-        change = [{"$set": {"until": _build_lease_end(period)}}]
-        updates = [{"q": {"_id": id_}, "u": change, "upsert": True} for id_ in dict.fromkeys(filter_valid_ids(ids))]
-        return start_operation(self._write("record_pickups", build_updates(PICKUPS, updates, ordered=False)))
-
-    def find_picked_up(self, ids: Sequence[str]) -> Deferred[frozenset[str]]:
-        return start_operation(self._picked_up(filter_valid_ids(ids)))
-
-    async def _join(self, node: ClusterNode, lease: float) -> None:
-        if not self._own_boot:
-            self._own_boot = node.boot  # a process has one for as long as it lives
-            self._client.set_session_owner(self._own_boot)
-        await self._clocks.compare()
-
-        async def join(transaction: Transaction) -> None:
-            _check_node(node, await transaction.find(NODES, {"_id": {"$ne": node.boot}, **_LIVE}))
-            there = {"name": node.name, "address": node.address, "seal": node.seal, "identity": node.identity}
-            given = {name: {"$literal": value} for name, value in there.items()}
-            change = {"$set": {**given, "until": _build_lease_end(lease)}}
-            joining = {"q": {"_id": node.boot}, "u": [change], "upsert": True}
-            transaction.write_at_end(build_updates(NODES, [MEMBERSHIP_LOCK_UPDATE, joining]))
-
-        await retry_on_duplicate_key(lambda: self._client.transact("join", join))
-
-    async def _renew(self, boot: str, lease: float) -> bool:
-        wall_offset = self._clocks.wall_offset
-        live = {"_id": boot, "$expr": {"$and": [_IS_LIVE, self._clocks.agreeing()]}}
-        update = {"q": live, "u": [{"$set": {"until": _build_lease_end(lease)}}]}
-        (reply,) = await self._client.write("renew", build_updates(NODES, [update]))
-        if not reply["n"]:
-            await self._clocks.compare()
-            return False
-        self._clocks.record_agreement(wall_offset)
-        return True
-
-    async def _drop(self, boot: str, until: float) -> int:
-        return await end_node(self._client, boot, until, own=boot == self._own_boot) if boot else 0
-
-    async def _nodes(self) -> list[ClusterNode]:
-        return [_parse_node(one) for one in await self._client.find("nodes", NODES, _LIVE, sort={"name": 1})]
-
-    async def _whereabouts(self, dids: Sequence[str]) -> list[PresenceRecord]:
-        found: list[PresenceRecord] = []
-        for some in _split_dids(dids):
-            documents = await self._client.aggregate("whereabouts", PRESENCE, _build_presence_pipeline(some))
-            live = {one["_id"]: _parse_node(one) for one in documents if "name" in one}
-            records = [(one["did"], one["boot"]) for one in documents if "did" in one]
-            found += [PresenceRecord(did, boot, live.get(boot)) for did, boot in records]
-        return found
-
-    async def _picked_up(self, ids: Sequence[str]) -> frozenset[str]:
-        found: list[Document] = []
-        for some in _split_dids(ids):
-            found += await self._client.find("picked_up", PICKUPS, {"_id": {"$in": some}, **_LIVE}, hint="_id_")
-        return frozenset(one["_id"] for one in found)
-
-    async def _hold(self, turn: str, boot: str, lease: float) -> bool:
-        free = {"$or": [{"$eq": ["$boot", {"$literal": boot}]}, {"$not": [_IS_LIVE]}]}
-        agreeing = self._clocks.agreeing()  # else it is given up
-        change = {
-            "$set": {
-                "boot": {"$cond": [free, {"$cond": [agreeing, {"$literal": boot}, ""]}, "$boot"]},
-                "until": {"$cond": [free, {"$cond": [agreeing, _build_lease_end(lease), "$$NOW"]}, "$until"]},
-            }
-        }
-        held = await retry_on_duplicate_key(
-            lambda: self._client.find_and_modify("hold", LEASES, {"_id": turn}, [change], upsert=True, new=True)
-        )
-        return held is not None and held["boot"] == boot
-
-    async def _take(self, key: bytes, amount: int, limit: int, period: float) -> float:
-        request = build_quota_take(key, amount, limit, period)
-        reply = await retry_on_duplicate_key(lambda: self._change("take", request))
-        return compute_quota_wait(reply["value"], amount, limit, period)
-
-    async def _put_back(self, key: bytes, amount: int) -> None:
-        await self._change("put_back", build_quota_return(key, amount))
-
-    async def _change(self, name: str, request: MongoCommand) -> Document:
-        return await self._client.operate(name, lambda executor, deadline: executor.command(request, deadline))
-
-    async def _write(self, name: str, requests: Sequence[MongoCommand]) -> None:
-        await retry_on_duplicate_key(lambda: self._client.write(name, requests))
-
-
-def _check_node(node: ClusterNode, others: Sequence[Document]) -> None:
-    """
-    :raise ClusterSecretDiffers: one of the others has another seal.
-    :raise ClusterIdentityDiffers: one of them has another identity; those of an earlier version do not say which.
-    :raise NodeNameTaken: one of them has the name.
-    """
-    if any(other["seal"] != node.seal for other in others):
-        raise ClusterSecretMismatch()
-    if node.identity and any(other.get("identity", node.identity) not in (node.identity, b"") for other in others):
-        raise ClusterIdentityMismatch()
-    for other in others:
-        if other["name"] == node.name:
-            raise NodeNameTaken(_parse_node(other), other["until"].replace(tzinfo=UTC).timestamp())
-
-
-def _build_lease_end(lease: float) -> Document:
-    """So many seconds from now."""
-    return {"$add": ["$$NOW", round(lease * 1000)]}
-
-
-def _parse_node(document: Document) -> ClusterNode:
-    seal, identity = bytes(document["seal"]), bytes(document.get("identity", b""))
-    return ClusterNode(document["name"], document["_id"], document["address"], seal, identity)
-
-
-def _build_presence_pipeline(dids: Sequence[str]) -> list[Document]:
-    """Records, then nodes, each once: to look one up for each record would take longer than all the rest."""
-    nodes = {"coll": NODES, "pipeline": [{"$match": _LIVE}]}
-    return [{"$match": {"did": {"$in": list(dids)}}}, {"$project": {"_id": 0}}, {"$unionWith": nodes}]
-
-
-def _split_dids(dids: Sequence[str]) -> Iterator[list[str]]:
-    distinct = list(dict.fromkeys(dids))
-    for start in range(0, len(distinct), _DIDS_PER_QUERY):
-        yield distinct[start : start + _DIDS_PER_QUERY]

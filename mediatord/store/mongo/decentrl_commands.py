@@ -1,8 +1,8 @@
 """
-Commands with their guards, each in one transaction: all that it has to know is asked in one flight, and all that it
-writes goes in another, so that a refused one has written nothing but its nonce.
+Decentrl commands with their guards, each in one transaction.
 
-Commands in their turn.
+All that a command needs is read in one round trip and all that it writes goes in another, so a rejected command has
+written nothing but its nonce.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from mediatord.errors import (
     DuplicateNonce,
@@ -36,30 +36,32 @@ from mediatord.store.mongo.driver.commands import Document, MongoCommand
 from mediatord.store.mongo.driver.errors import CommitWithError, DuplicateKeyError
 from mediatord.store.mongo.driver.executor import KeyedMutex, OperationExecutor
 from mediatord.store.mongo.driver.transactions import Transaction, UndoCallback
-from mediatord.store.mongo.ledger_entries import build_ledger_entries
+from mediatord.store.mongo.ledger import build_ledger_entries
 from mediatord.store.mongo.nonces import NonceCapacity, build_nonce_claim, build_nonce_query, build_nonce_release
 from mediatord.store.mongo.schema import NONCES, PENDING_EVENTS, PartyCollection
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
+
+# The latest commands that were reported as failed and may have to be undone.
+_MAX_UNCERTAIN_TOKENS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class CommandOutcome(Generic[T_co]):
-    """What a command comes to: what is to be written, all of it, and the answer then."""
+class CommandOutcome(Generic[T]):
+    """What a command writes, all of it, and returns."""
 
     requests: Sequence[MongoCommand]
-    answer: T_co
+    answer: T
 
 
 @dataclass(frozen=True, slots=True)
 class CommandContext:
     """
-    What a command finds.
+    What a command has read.
 
-    :param party: whose holdings it may change.
-    :param found: the answers to what it asked.
-    :param transaction: for what else it has to ask.
+    :param party: the one that it may change.
+    :param found: results of its queries.
+    :param transaction: for further queries.
     """
 
     party: PartyRecord
@@ -67,46 +69,37 @@ class CommandContext:
     transaction: Transaction
 
 
-class MongoStoreCommand(Protocol[T_co]):
-    """What is done if nothing is against it."""
+@dataclass(frozen=True, slots=True)
+class MongoStoreCommand(Generic[T]):
+    """
+    A command without its guard.
 
-    @property
-    def did(self) -> str | None:
-        """Whose holdings it may change."""
+    :param did: of the party that it may change, if any.
+    """
+
+    did: str | None
 
     @property
     def creates(self) -> tuple[PartyCollection, Sequence[str]] | None:
-        """What it adds to these holdings, by id."""
+        """Ids of the documents that it adds to the party."""
+        return None
 
     @property
     def size(self) -> int:
-        """Bytes that it holds on to until it is done."""
+        """Bytes of its data."""
+        return 0
 
     def build_queries(self) -> Sequence[MongoCommand]:
-        """What it has to know."""
+        return ()
 
-    async def decide(self, context: CommandContext) -> CommandOutcome[T_co]:
-        """:raise MediatorError: it is refused."""
+    async def decide(self, context: CommandContext) -> CommandOutcome[T]:
+        """:raise MediatorError: the command is rejected."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
-class MongoAdmitCommand:
-    """Nothing but what the guard says."""
-
-    @property
-    def did(self) -> None:
-        """Nobody's."""
-
-    @property
-    def creates(self) -> None:
-        """Nothing."""
-
-    @property
-    def size(self) -> int:
-        return 0
-
-    def build_queries(self) -> list[MongoCommand]:
-        return []
+class MongoAdmitCommand(MongoStoreCommand[None]):
+    """A command that consists of its guard only."""
 
     async def decide(self, context: CommandContext) -> CommandOutcome[None]:
         return CommandOutcome((), None)
@@ -117,43 +110,45 @@ class MongoGuardedCommand(Generic[T]):
     """
     A command with its guard, as the work of a transaction.
 
-    :param now: the store's time when it was given.
-    :param token: which says whose claim of the nonce it is.
-    :param tell: told the answer if it was done although it was said to have failed.
+    :param now: the store's time.
+    :param token: identifies the claim of the nonce.
+    :param on_late_answer: called with the answer if the command turns out to be done after it was reported as failed.
     :ivar has_room: whether one more nonce may be claimed.
-    :ivar replaces: whether its nonce takes the place of one that is over.
-    :ivar doubtful: tokens of commands of this process that seemed to have failed; what they did is yet to be undone.
+    :ivar replaces: whether its nonce replaces an expired one.
+    :ivar uncertain_tokens: of commands of this process that were reported as failed and are yet to be undone.
     """
 
     guard: CommandGuard
     command: MongoStoreCommand[T]
     now: float
     token: bytes
-    tell: Callable[[T], None] | None = None
+    on_late_answer: Callable[[T], None] | None = None
     has_room: bool = True
     replaces: bool = False
     uncertain_tokens: Collection[bytes] = ()
-    _change: CommandOutcome[T] | None = None
+    _outcome: CommandOutcome[T] | None = None
     _done: bool = False
 
     async def __call__(self, transaction: Transaction) -> T:
-        guard, command, self._change = self.guard, self.command, None
+        guard, command, self._outcome = self.guard, self.command, None
         dids = [did for did in (guard.sender, guard.recipient, command.did) if did is not None]
-        held, parties, *found = await transaction.ask(
+        held, parties, *found = await transaction.query_many(
             build_nonce_query(guard.nonce), build_party_query(*dids), *command.build_queries()
         )
         claim = build_nonce_claim(held, guard.nonce, guard.until, self.now, self.token)
         if claim is None:
             if held[0]["token"] in self.uncertain_tokens:
-                # Refused as done, it would never be sent again; and soon it will not have been done.
+                # Rejected as a duplicate it would never be repeated, although it will be undone soon.
                 raise StoreUnavailable()
             raise DuplicateNonce()
         self.replaces = bool(held)
         if not held and not self.has_room:
             raise ReplayCacheFull()
         try:
-            self._check(parties)
-            change = self._change = await command.decide(
+            for did, refusal in ((guard.sender, UnauthorizedCommand), (guard.recipient, RecipientNotRegistered)):
+                if did is not None and find_party(parties, did).registered_until <= self.now:
+                    raise refusal()
+            outcome = self._outcome = await command.decide(
                 CommandContext(find_party(parties, command.did or ""), found, transaction)
             )
         except StoreUnavailable:
@@ -161,19 +156,19 @@ class MongoGuardedCommand(Generic[T]):
         except MediatorError as refusal:
             transaction.write_at_end(claim)
             raise CommitWithError(refusal) from None
-        transaction.write_at_end([*claim, *change.requests])
-        return change.answer
+        transaction.write_at_end([*claim, *outcome.requests])
+        return outcome.answer
 
     async def undo(self, transaction: Transaction) -> UndoCallback | None:
         """
-        Take back what it added, and its claim, so that it can be given again. What it has removed stays so, and a
-        registration stays: the same makes no difference when it comes again.
+        Delete what it added, and its claim, so that it can be repeated. What it removed stays removed, and so does a
+        registration, which can be repeated without effect.
         """
         if await transaction.find(NONCES, {"_id": self.guard.nonce, "token": self.token}, hint="_id_"):
             self._done = True
             await self._revert(transaction)
-        if self._done and self._change is not None and self.tell is not None:
-            return partial(self.tell, self._change.answer)
+        if self._done and self._outcome is not None and self.on_late_answer is not None:
+            return partial(self.on_late_answer, self._outcome.answer)
         return None
 
     async def _revert(self, transaction: Transaction) -> None:
@@ -181,34 +176,21 @@ class MongoGuardedCommand(Generic[T]):
         transaction.write_at_end(build_nonce_release(self.guard.nonce, self.token))
         if command.did is not None and command.creates is not None:
             table, ids = command.creates
-            parties, added = await transaction.ask(
+            parties, added = await transaction.query_many(
                 build_party_query(command.did), build_party_documents_query(table, command.did, ids)
             )
             transaction.write_at_end(build_party_changes(table, find_party(parties, command.did), gone=added))
             if table is PENDING_EVENTS:
-                transaction.write_at_end(build_ledger_entries(transaction.page, "decentrl", withdrawn=len(added)))
-
-    def _check(self, parties: Sequence[Document]) -> None:
-        """:raise MediatorError: the guard has something against it."""
-        for did, refusal in (
-            (self.guard.sender, UnauthorizedCommand),
-            (self.guard.recipient, RecipientNotRegistered),
-        ):
-            if did is not None and find_party(parties, did).registered_until <= self.now:
-                raise refusal()
-
-
-# Commands that seemed to have failed, the last ones, which may have to be undone.
-_MAX_UNCERTAIN_TOKENS = 1_000
+                transaction.write_at_end(build_ledger_entries(transaction.slot, "decentrl", withdrawn=len(added)))
 
 
 class CommandSerializer:
     """
-    Carries out commands of this process, those with the same nonce and those for the same party one after another, as
-    they would only be in each other's way.
+    Runs commands, those of this process with the same nonce or for the same party one after another, since their
+    transactions would conflict.
 
-    :param nonces: those of the whole store.
-    :param bounds: what may be under way before more is refused.
+    :param nonces: of the whole store.
+    :param bounds: of what is running or waiting.
     """
 
     def __init__(self, client: ReplicaSetClient, nonces: NonceCapacity, bounds: BatchLimits) -> None:
@@ -223,8 +205,10 @@ class CommandSerializer:
 
     async def run_command(self, name: str, guarded: MongoGuardedCommand[T]) -> T:
         """
+        Run a command.
+
         :param name: of the operation, for the metric.
-        :raise StoreUnavailable: it could not be done, or too much is under way.
+        :raise StoreUnavailable: it failed, or too many commands are running.
         """
         size, bounds = guarded.command.size, self._bounds
         if self._commands >= bounds.waiting or self._bytes + size > bounds.waiting_bytes:
@@ -232,37 +216,26 @@ class CommandSerializer:
         self._commands += 1
         self._bytes += size
         try:
-            return await self._run_exclusive(name, guarded)
+            return await self._client.operate(name, partial(self._run_exclusive, guarded))
+        except DuplicateKeyError:
+            raise StoreUnavailable() from None
         finally:
             self._commands -= 1
             self._bytes -= size
 
-    async def _run_exclusive(self, name: str, guarded: MongoGuardedCommand[T]) -> T:
-        def in_turn(executor: OperationExecutor, deadline: float) -> Awaitable[T]:
-            def transact() -> Awaitable[T]:
-                return self._run_claimed(executor, guarded, deadline)
+    def _run_exclusive(
+        self, guarded: MongoGuardedCommand[T], executor: OperationExecutor, deadline: float
+    ) -> Awaitable[T]:
+        run = partial(self._run, executor, guarded, deadline)
+        did = guarded.command.did
+        if did is not None:
+            run = partial(self._party_mutex.run_exclusive, make_party_key(did), run, deadline)
+        return self._nonce_mutex.run_exclusive(guarded.guard.nonce, run, deadline)
 
-            def after_others() -> Awaitable[T]:
-                did = guarded.command.did
-                return (
-                    transact()
-                    if did is None
-                    else self._party_mutex.run_exclusive(make_party_key(did), transact, deadline)
-                )
-
-            return self._nonce_mutex.run_exclusive(guarded.guard.nonce, after_others, deadline)
-
-        try:
-            return await self._client.operate(name, in_turn)
-        except DuplicateKeyError:
-            raise StoreUnavailable() from None
-
-    async def _run_claimed(self, executor: OperationExecutor, guarded: MongoGuardedCommand[T], deadline: float) -> T:
-        await self._nonces.refresh_count(executor, deadline, guarded.guard.share)
-        guarded.has_room, guarded.uncertain_tokens = (
-            self._nonces.has_room(guarded.guard.share),
-            self._uncertain_tokens,
-        )
+    async def _run(self, executor: OperationExecutor, guarded: MongoGuardedCommand[T], deadline: float) -> T:
+        share = guarded.guard.share
+        await self._nonces.refresh_count(executor, deadline, share)
+        guarded.has_room, guarded.uncertain_tokens = self._nonces.has_room(share), self._uncertain_tokens
         try:
             answer = await executor.transact(guarded, deadline, guarded.undo)
         except (StoreUnavailable, DuplicateNonce):
@@ -271,12 +244,9 @@ class CommandSerializer:
             self._nonces.claimed(not guarded.replaces)
             raise
         except Exception:
-            self._mark_uncertain(guarded.token)
+            self._uncertain_tokens[guarded.token] = None
+            if len(self._uncertain_tokens) > _MAX_UNCERTAIN_TOKENS:
+                self._uncertain_tokens.popitem(last=False)
             raise
         self._nonces.claimed(not guarded.replaces)
         return answer
-
-    def _mark_uncertain(self, token: bytes) -> None:
-        self._uncertain_tokens[token] = None
-        if len(self._uncertain_tokens) > _MAX_UNCERTAIN_TOKENS:
-            self._uncertain_tokens.popitem(last=False)

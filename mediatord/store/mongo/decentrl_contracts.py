@@ -1,8 +1,4 @@
-"""
-Contracts and registrations in MongoDB.
-
-Contract requests in MongoDB.
-"""
+"""Contracts, registrations and contract requests of Decentrl parties."""
 
 from __future__ import annotations
 
@@ -20,11 +16,11 @@ from mediatord.store.interfaces.decentrl import (
     PageRequest,
     ResultPage,
 )
-from mediatord.store.mongo.decentrl_commands import CommandContext, CommandOutcome
+from mediatord.store.mongo.decentrl_commands import CommandContext, CommandOutcome, MongoStoreCommand
 from mediatord.store.mongo.decentrl_parties import (
+    EMPTY_PAGE,
     DocumentListing,
     PartyReader,
-    build_empty_result,
     build_party_changes,
     build_party_documents_query,
     build_party_update,
@@ -34,18 +30,10 @@ from mediatord.store.mongo.decentrl_parties import (
 from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.commands import Document, MongoCommand, build_deletes, build_find, build_inserts
 from mediatord.store.mongo.schema import (
-    CONTRACT_DIGEST,
-    CONTRACT_OF_PAIR,
-    CONTRACT_OF_PARTY,
     CONTRACT_REQUESTS,
     CONTRACTS,
     PARTIES,
-    PARTY_UNUSED,
-    REGISTRATION_OF_PARTY,
-    REGISTRATION_UNTIL,
     REGISTRATIONS,
-    REQUEST_OF_PAIR,
-    REQUEST_OF_PARTY,
     PartyCollection,
 )
 
@@ -53,20 +41,17 @@ _DELETE_BATCH = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class MongoRegisterCommand:
-    """To keep a registration."""
+class MongoRegisterCommand(MongoStoreCommand[None]):
+    """
+    Stores a registration: a contract with the mediator.
 
+    :param did: its peer.
+    """
+
+    did: str
     contract: Contract
     caps: DecentrlQuotas
     now: float
-
-    @property
-    def did(self) -> str:
-        return self.contract.peer_did
-
-    @property
-    def creates(self) -> None:
-        """Nothing that is counted."""
 
     @property
     def size(self) -> int:
@@ -74,14 +59,14 @@ class MongoRegisterCommand:
 
     def build_queries(self) -> list[MongoCommand]:
         mine = {"party": make_party_key(self.did)}
-        return [build_find(REGISTRATIONS, mine, projection={"digest": 1, "until": 1}, hint=REGISTRATION_OF_PARTY)]
+        return [build_find(REGISTRATIONS, mine, projection={"digest": 1, "until": 1}, hint="registration_of_party")]
 
     async def decide(self, context: CommandContext) -> CommandOutcome[None]:
-        """Those that have expired go, and if there are too many the one that expires first, be it the new one."""
-        (kept,) = context.found
+        """Delete expired registrations, and of too many the one that expires first, which may be the new one."""
+        (found,) = context.found
         until = float(self.contract.expires_at)
-        gone = [one for one in kept if one["until"] <= self.now]
-        live = [one for one in kept if one["until"] > self.now]
+        gone = [one for one in found if one["until"] <= self.now]
+        live = [one for one in found if one["until"] > self.now]
         if any(one["digest"] == self.contract.digest for one in live):
             return CommandOutcome((), None)
         if len(live) >= self.caps.contracts_with_one:
@@ -96,20 +81,15 @@ class MongoRegisterCommand:
             "digest": self.contract.digest,
             "text": self.contract.text,
         }
-        leaving = build_deletes(REGISTRATIONS, {"_id": {"$in": [one["_id"] for one in gone]}}) if gone else []
-        return CommandOutcome(
-            [
-                *build_party_update(context.party, context.party.registered(until)),
-                *leaving,
-                *build_inserts(REGISTRATIONS, [document]),
-            ],
-            None,
-        )
+        requests = build_party_update(context.party, context.party.registered(until))
+        if gone:
+            requests += build_deletes(REGISTRATIONS, {"_id": {"$in": [one["_id"] for one in gone]}})
+        return CommandOutcome([*requests, *build_inserts(REGISTRATIONS, [document])], None)
 
 
 @dataclass(frozen=True, slots=True)
-class MongoSaveContractCommand:
-    """To keep a contract of its owner."""
+class MongoSaveContractCommand(MongoStoreCommand[None]):
+    """Stores a contract for its owner."""
 
     did: str
     contract: Contract
@@ -125,30 +105,25 @@ class MongoSaveContractCommand:
         return len(self.contract.text)
 
     def build_queries(self) -> list[MongoCommand]:
+        same = {"party": make_party_key(self.did), "digest": self.contract.digest}
         return [
-            build_find(
-                CONTRACTS.name,
-                {"party": make_party_key(self.did), "digest": self.contract.digest},
-                limit=1,
-                projection={"_id": 1},
-                hint=CONTRACT_DIGEST,
-            ),
-            build_find(CONTRACTS.name, self._with_one(), projection={"_id": 0, "seq": 1}, hint=CONTRACT_OF_PAIR),
+            build_find(CONTRACTS.name, same, limit=1, projection={"_id": 1}, hint="contract_digest"),
+            build_find(CONTRACTS.name, self._of_pair(), projection={"_id": 0, "seq": 1}, hint="contract_of_pair"),
         ]
 
     async def decide(self, context: CommandContext) -> CommandOutcome[None]:
-        """:raise QuotaExceeded: it would be one too many, and none has expired that could make room."""
-        same, with_one = context.found
+        """:raise QuotaExceeded: there are too many, none of them expired."""
+        same, of_pair = context.found
         if same:
             return CommandOutcome((), None)
         gone: list[Document] = []
-        if len(with_one) >= self.caps.contracts_with_one:
-            gone = await self._oldest_expired(context, self._with_one(), CONTRACT_OF_PAIR)
+        if len(of_pair) >= self.caps.contracts_with_one:
+            gone = await self._find_oldest_expired(context, self._of_pair(), "contract_of_pair")
         elif context.party.contracts >= self.caps.contracts:
-            gone = await self._oldest_expired(context, {"party": context.party.key}, CONTRACT_OF_PARTY)
+            gone = await self._find_oldest_expired(context, {"party": context.party.key}, "contract_of_party")
         document = {
             "_id": self.contract.id,
-            **self._with_one(),
+            **self._of_pair(),
             "peer_did": self.contract.peer_did,
             "until": float(self.contract.expires_at),
             "digest": self.contract.digest,
@@ -157,11 +132,11 @@ class MongoSaveContractCommand:
         }
         return CommandOutcome(build_party_changes(CONTRACTS, context.party, come=[document], gone=gone), None)
 
-    def _with_one(self) -> Document:
-        """All with the same peer."""
+    def _of_pair(self) -> Document:
         return {"party": make_party_key(self.did), "peer": make_party_key(self.contract.peer_did)}
 
-    async def _oldest_expired(self, context: CommandContext, mine: Document, index: str) -> list[Document]:
+    async def _find_oldest_expired(self, context: CommandContext, mine: Document, index: str) -> list[Document]:
+        """:raise QuotaExceeded: none has expired."""
         expired = {**mine, "until": {"$lte": self.now}}
         found = await context.transaction.find(
             CONTRACTS.name, expired, sort={"seq": 1}, limit=1, projection={"_id": 1}, hint=index
@@ -171,56 +146,13 @@ class MongoSaveContractCommand:
         return found
 
 
-async def find_contracts(
-    reading: PartyReader, owner: str, wanted: ContractFilter, part: PageRequest
-) -> ResultPage[Contract]:
-    party = await reading.party(owner)
-    if not party.contracts:
-        return build_empty_result()
-    filter: Document = {"party": party.key}
-    index, total = CONTRACT_OF_PARTY, party.contracts
-    if wanted.did not in (None, owner):
-        filter["peer"], index = make_party_key(wanted.did or ""), CONTRACT_OF_PAIR
-    bounds = {"$gte": wanted.expires_after, "$lte": wanted.expires_before}
-    given = {operator: float(bound) for operator, bound in bounds.items() if bound is not None}
-    if given:
-        filter["until"] = given
-    listing = DocumentListing(CONTRACTS.name, filter, {"seq": 1}, index)
-    found, total = await reading.page(listing, part, total if len(filter) == 1 else None)
-    items = [Contract(one["_id"], owner, one["peer_did"], one["until"], one["digest"], one["text"]) for one in found]
-    return ResultPage(tuple(items), total)
-
-
-async def drop_expired_registrations(client: ReplicaSetClient, now: float) -> int:
-    """Those of parties for whom nothing is kept then go as well; how many registrations those were."""
-    dropped = await _delete_in_batches(client, REGISTRATIONS, {"until": {"$lte": now}}, REGISTRATION_UNTIL)
-    await _delete_in_batches(client, PARTIES, {"unused": True, "registered_until": {"$lte": now}}, PARTY_UNUSED)
-    return dropped
-
-
-async def _delete_in_batches(client: ReplicaSetClient, collection: str, filter: Document, index: str) -> int:
-    """In slices, between which others write. What has changed since it was found stays."""
-    dropped = 0
-    while True:
-        found = await client.find("prune", collection, filter, limit=_DELETE_BATCH, projection={"_id": 1}, hint=index)
-        if found:
-            gone = {"_id": {"$in": [one["_id"] for one in found]}, **filter}
-            replies = await client.write("prune", build_deletes(collection, gone))
-            dropped += sum(reply["n"] for reply in replies)
-        if len(found) < _DELETE_BATCH:
-            return dropped
-
-
 @dataclass(frozen=True, slots=True)
-class MongoRequestContractCommand:
-    """To let a request wait."""
+class MongoRequestContractCommand(MongoStoreCommand[None]):
+    """Stores a contract request for its recipient."""
 
+    did: str
     request: ContractRequest
     caps: DecentrlQuotas
-
-    @property
-    def did(self) -> str:
-        return self.request.recipient_did
 
     @property
     def creates(self) -> tuple[PartyCollection, Sequence[str]]:
@@ -231,15 +163,15 @@ class MongoRequestContractCommand:
         return sum_utf8_sizes(self.request.encrypted_contract_request)
 
     def build_queries(self) -> list[MongoCommand]:
-        of_one = {"party": make_party_key(self.did), "sender": make_party_key(self.request.sender_did)}
+        of_pair = {"party": make_party_key(self.did), "sender": make_party_key(self.request.sender_did)}
         return [
-            build_find(CONTRACT_REQUESTS.name, of_one, projection={"_id": 0, "sender": 1}, hint=REQUEST_OF_PAIR),
+            build_find(CONTRACT_REQUESTS.name, of_pair, projection={"_id": 0, "sender": 1}, hint="request_of_pair")
         ]
 
     async def decide(self, context: CommandContext) -> CommandOutcome[None]:
-        """:raise QuotaExceeded: too many wait already."""
-        (of_one,) = context.found
-        if context.party.requests >= self.caps.requests or len(of_one) >= self.caps.requests_of_one:
+        """:raise QuotaExceeded: there are too many."""
+        (of_pair,) = context.found
+        if context.party.requests >= self.caps.requests or len(of_pair) >= self.caps.requests_of_one:
             raise QuotaExceeded()
         document = {
             "_id": self.request.id,
@@ -254,19 +186,11 @@ class MongoRequestContractCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class MongoAcknowledgeRequestsCommand:
-    """To remove some of a recipient."""
+class MongoAcknowledgeRequestsCommand(MongoStoreCommand[None]):
+    """Deletes contract requests of a recipient."""
 
     did: str
     ids: tuple[str, ...]
-
-    @property
-    def creates(self) -> None:
-        """Nothing."""
-
-    @property
-    def size(self) -> int:
-        return 0
 
     def build_queries(self) -> list[MongoCommand]:
         return [build_party_documents_query(CONTRACT_REQUESTS, self.did, self.ids)]
@@ -276,15 +200,46 @@ class MongoAcknowledgeRequestsCommand:
         return CommandOutcome(build_party_changes(CONTRACT_REQUESTS, context.party, gone=found), None)
 
 
+async def find_contracts(
+    reader: PartyReader, owner: str, wanted: ContractFilter, page: PageRequest
+) -> ResultPage[Contract]:
+    party = await reader.read_party(owner)
+    if not party.contracts:
+        return EMPTY_PAGE
+    filter: Document = {"party": party.key}
+    index = "contract_of_party"
+    if wanted.did not in (None, owner):
+        filter["peer"], index = make_party_key(wanted.did or ""), "contract_of_pair"
+    bounds = {"$gte": wanted.expires_after, "$lte": wanted.expires_before}
+    given = {operator: float(bound) for operator, bound in bounds.items() if bound is not None}
+    if given:
+        filter["until"] = given
+    listing = DocumentListing(CONTRACTS.name, filter, {"seq": 1}, index)
+    found, total = await reader.read_page(listing, page, party.contracts if len(filter) == 1 else None)
+    items = [Contract(one["_id"], owner, one["peer_did"], one["until"], one["digest"], one["text"]) for one in found]
+    return ResultPage(tuple(items), total)
+
+
 async def find_contract_requests(
-    reading: PartyReader, recipient: str, part: PageRequest
+    reader: PartyReader, recipient: str, page: PageRequest
 ) -> ResultPage[ContractRequest]:
-    party = await reading.party(recipient)
+    party = await reader.read_party(recipient)
     if not party.requests:
-        return build_empty_result()
-    listing = DocumentListing(CONTRACT_REQUESTS.name, {"party": party.key}, {"seq": 1}, REQUEST_OF_PARTY)
-    found, total = await reading.page(listing, part, party.requests)
+        return EMPTY_PAGE
+    listing = DocumentListing(CONTRACT_REQUESTS.name, {"party": party.key}, {"seq": 1}, "request_of_party")
+    found, total = await reader.read_page(listing, page, party.requests)
     items = [
         ContractRequest(one["_id"], one["sender_did"], recipient, one["text"], one["public_key"]) for one in found
     ]
     return ResultPage(tuple(items), total)
+
+
+async def drop_expired_registrations(client: ReplicaSetClient, now: float) -> int:
+    """Delete expired registrations, and then parties without any documents; return the number of registrations."""
+    expired = {"until": {"$lte": now}}
+    dropped = await client.delete_in_batches(
+        "prune", REGISTRATIONS, expired, batch=_DELETE_BATCH, hint="registration_until"
+    )
+    unused = {"unused": True, "registered_until": {"$lte": now}}
+    await client.delete_in_batches("prune", PARTIES, unused, batch=_DELETE_BATCH, hint="party_unused")
+    return dropped

@@ -1,13 +1,13 @@
-"""Appending to queues and making room in them, for many at a time."""
+"""Queueing of messages in batches, with eviction of others."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mediatord.errors import MediatorError, QueueFull, UnknownRecipient
 from mediatord.store.fair_share import MessageVolume, SenderUsage, find_exceeded_limit
-from mediatord.store.interfaces.messages import EnqueueResult, QueueLimits, RemovedMessage
+from mediatord.store.interfaces.messages import EnqueueResult, QueueLimits
 from mediatord.store.mongo.driver.commands import (
     MAX_DOCUMENT_BYTES,
     Document,
@@ -17,23 +17,22 @@ from mediatord.store.mongo.driver.commands import (
     build_updates,
 )
 from mediatord.store.mongo.driver.executor import OperationExecutor
-from mediatord.store.mongo.driver.transactions import Transaction, UndoCallback
+from mediatord.store.mongo.driver.transactions import SessionSlot, Transaction, UndoCallback
 from mediatord.store.mongo.eviction import (
     EnqueuedMessage,
     EvictionDataMissing,
     EvictionLoader,
     EvictionPlan,
-    MessageQueueFinder,
-    MessageQueueState,
     QueueUsageCache,
     filter_fitting,
     sum_payload_sizes,
 )
-from mediatord.store.mongo.ledger_entries import LedgerPage, build_ledger_entries
-from mediatord.store.mongo.message_queues import MongoEnqueueRequest
+from mediatord.store.mongo.ledger import build_ledger_entries
+from mediatord.store.mongo.message_queues import MessageQueueFinder, MessageQueueState, MongoEnqueueRequest
 from mediatord.store.mongo.removal import LateCommitReporter, withdraw_messages
 from mediatord.store.mongo.schema import MESSAGES, RECIPIENTS
 
+# Bytes of a message document beside its payload, at most.
 _DOCUMENT_OVERHEAD = 1_024
 
 EnqueueWork = Sequence[MongoEnqueueRequest]
@@ -42,7 +41,7 @@ EnqueueOutcome = list[EnqueueResult] | MediatorError
 
 @dataclass(frozen=True, slots=True)
 class EnqueueBatchOperation:
-    """Does works of some orders each, all of a work or nothing; see :class:`~.gathering.Together`."""
+    """Queues messages; a BatchOperation on lists of requests, each of which is done completely or not at all."""
 
     limits: QueueLimits
     finder: MessageQueueFinder
@@ -57,51 +56,50 @@ class EnqueueBatchOperation:
         plans: list[EvictionPlan] = []
 
         async def enqueue(transaction: Transaction) -> None:
-            run, answers[:] = await self._deposit(transaction, works)
-            plans[:] = run.changed
+            enqueue_pass, answers[:] = await self._enqueue(transaction, works)
+            plans[:] = enqueue_pass.changed
 
         async def undo(transaction: Transaction) -> UndoCallback | None:
             await withdraw_messages(transaction, ids)
-            return await self.late_commits.look(transaction, _list_other_evicted(answers, set(ids)))
+            own, results = set(ids), [one for one in answers if not isinstance(one, MediatorError)]
+            evicted = [gone for some in results for one in some for gone in one.evicted if gone.id not in own]
+            return await self.late_commits.find_missing(transaction, evicted)
 
         await executor.transact(enqueue, deadline, undo, tries=tries)
-        self.usage_cache.remember(plans)
+        self.usage_cache.update(plans)
         return answers
 
-    def possible(self, work: EnqueueWork) -> bool:
-        """Whether no message that would be kept is larger than a document can be."""
+    def is_possible(self, work: EnqueueWork) -> bool:
+        """Whether every message that fits in a queue fits in a document."""
         largest = MAX_DOCUMENT_BYTES - _DOCUMENT_OVERHEAD
         return all(
             len(payload.data) <= largest for order in work for payload in filter_fitting(order.payloads, self.limits)
         )
 
-    async def _deposit(
+    async def _enqueue(
         self, transaction: Transaction, works: Sequence[EnqueueWork]
     ) -> tuple[_EnqueuePass, list[EnqueueOutcome]]:
-        asked = await self.finder.find(transaction, {order.recipient_did for orders in works for order in orders})
-        queues = {queue.did: queue for queue in asked.values()}
-        works = [[_use_stored_did(order, asked) for order in orders] for orders in works]
+        found = await self.finder.find(transaction, {order.recipient_did for orders in works for order in orders})
+        queues = {queue.did: queue for queue in found.values()}
+        works = [[_use_stored_did(order, found) for order in orders] for orders in works]
         loader = EvictionLoader(self.limits, transaction, queues, self.usage_cache)
-        await loader.begin(order for orders in works for order in orders)
+        await loader.load_initial(order for orders in works for order in orders)
         while True:
-            run = _EnqueuePass(
-                self.limits,
-                {did: EvictionPlan(queue, loader.known(did), self.limits) for did, queue in queues.items()},
-            )
+            enqueue_pass = _EnqueuePass(self.limits, loader.build_plans())
             try:
-                answers = [run.enqueue(orders) for orders in works]
+                answers = [enqueue_pass.enqueue(orders) for orders in works]
             except EvictionDataMissing as missing:
-                await loader.more(missing)
+                await loader.load_more(missing)
                 continue
-            transaction.write_at_end(run.requests(transaction.page))
-            return run, answers
+            transaction.write_at_end(enqueue_pass.build_writes(transaction.slot))
+            return enqueue_pass, answers
 
 
 class _EnqueuePass:
     """
-    Deposits in a row.
+    Queues the messages of several works in memory.
 
-    :param lanes: by DID as it is stored; orders name theirs like that.
+    :param plans: by DID in its stored form, which the requests use as well.
     """
 
     def __init__(self, limits: QueueLimits, plans: Mapping[str, EvictionPlan]) -> None:
@@ -111,7 +109,7 @@ class _EnqueuePass:
         self._accepted = self._evicted = 0
 
     def enqueue(self, orders: EnqueueWork) -> EnqueueOutcome:
-        """What becomes of some orders, or why none of them is carried out."""
+        """Queue the messages of all requests; return the error if one of them is rejected."""
         if any(order.recipient_did not in self._plans for order in orders):
             return UnknownRecipient()
         if self._limits.when_full == "refuse":
@@ -123,22 +121,20 @@ class _EnqueuePass:
 
     @property
     def changed(self) -> list[EvictionPlan]:
-        """Those that are not as they were."""
-        return [plan for plan in self._plans.values() if plan.new_messages or plan.gone]
+        return [plan for plan in self._plans.values() if plan.new_messages or plan.evicted_ids]
 
-    def requests(self, page: LedgerPage) -> list[MongoCommand]:
-        """What is to be written."""
+    def build_writes(self, slot: SessionSlot) -> list[MongoCommand]:
         kept = [one for one in self._new_messages if one.kept]
-        gone = [id for plan in self.changed for id in plan.gone]
+        evicted = [id for plan in self.changed for id in plan.evicted_ids]
         return [
-            *build_inserts(MESSAGES, [one.order.document(one.payload, one.place) for one in kept]),
+            *build_inserts(MESSAGES, [one.order.document(one.payload, one.queue) for one in kept]),
             *build_updates(RECIPIENTS, [_build_counter_update(plan) for plan in self.changed]),
-            *(build_deletes(MESSAGES, {"_id": {"$in": gone}}) if gone else ()),
-            *build_ledger_entries(page, "didcomm", accepted=self._accepted, evicted=self._evicted),
+            *(build_deletes(MESSAGES, {"_id": {"$in": evicted}}) if evicted else ()),
+            *build_ledger_entries(slot, "didcomm", accepted=self._accepted, evicted=self._evicted),
         ]
 
     def _refuse_excess(self, orders: EnqueueWork) -> None:
-        """:raise QueueFull: after one of these something would be too much."""
+        """:raise QueueFull: the requests would exceed a limit."""
         wholes: dict[str, MessageVolume] = {}
         counted: list[tuple[SenderUsage, int, MessageVolume]] = []
         try:
@@ -154,7 +150,7 @@ class _EnqueuePass:
                     plan.usage.change(order.origin, coming.messages, coming.size)
                     counted.append((plan.usage, order.origin, coming))
         finally:
-            # It is counted when it is appended.
+            # They are counted again when they are appended.
             for usage, origin, coming in counted:
                 usage.change(origin, -coming.messages, -coming.size)
 
@@ -170,17 +166,11 @@ class _EnqueuePass:
 
 
 def _use_stored_did(order: MongoEnqueueRequest, queues: Mapping[str, MessageQueueState]) -> MongoEnqueueRequest:
-    """The same for the DID as it is stored, so that one recipient has one lane; as it is if nobody has the DID."""
+    """Return the request with the DID in its stored form, so that a recipient has one plan."""
     queue = queues.get(order.recipient_did)
     if queue is None or queue.did == order.recipient_did:
         return order
     return replace(order, recipient_did=queue.did)
-
-
-def _list_other_evicted(answers: Sequence[EnqueueOutcome], ids: Collection[str]) -> list[RemovedMessage]:
-    """What was evicted but for these."""
-    enqueued = [one for answer in answers if not isinstance(answer, MediatorError) for one in answer]
-    return [gone for one in enqueued for gone in one.evicted if gone.id not in ids]
 
 
 def _build_counter_update(plan: EvictionPlan) -> Document:
@@ -188,4 +178,4 @@ def _build_counter_update(plan: EvictionPlan) -> Document:
     change: Document = {"$inc": {"messages": messages, "bytes": size, "changes": 1}}
     if not plan.queue.messages:
         change["$set"] = {"waited_for": True}
-    return {"q": {"_id": plan.queue.place.recipient}, "u": change}
+    return {"q": {"_id": plan.queue.recipient_id}, "u": change}

@@ -1,12 +1,16 @@
-"""The ledger as a whole: read, carried forward, and opened where messages wait that nobody has noted."""
+"""
+Ledger of what became of all messages, written in the transactions that accept and remove them.
+
+Each session has a document of its own, so concurrent transactions do not conflict; the ledger is the sum of all
+documents. Those of dead processes are added to one document, so their number stays bounded.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.messages import MessageLedger, StoreLedger
@@ -22,92 +26,97 @@ from mediatord.store.mongo.driver.commands import (
 )
 from mediatord.store.mongo.driver.errors import DuplicateKeyError, MongoCommandError, ServerUnreachable
 from mediatord.store.mongo.driver.executor import OperationExecutor, retry_on_duplicate_key
-from mediatord.store.mongo.driver.transactions import Transaction
-from mediatord.store.mongo.ledger_entries import CARRIED_FORWARD_ID, LEDGER, LEDGER_HALVES, LedgerHalf
-from mediatord.store.mongo.schema import MESSAGES, NODES, PENDING_EVENTS, SESSION_OWNERS
+from mediatord.store.mongo.driver.transactions import SessionSlot, Transaction
+from mediatord.store.mongo.schema import CARRIED_FORWARD_ID, LEDGER, MESSAGES, NODES, PENDING_EVENTS, SESSION_OWNERS
 
-# Seconds that it may take, as nobody's mail depends on it, and that what waits may be counted for.
+# Seconds for a read in all, and for counting queued messages.
 _LEDGER_TIMEOUT, _COUNT_TIMEOUT = 3.0, 1.5
-# Messages of a half that are counted.
+# Queued messages of a half beyond which they are not counted.
 _COUNT_LIMIT = 1_000_000
-_WAITING_COLLECTIONS: dict[LedgerHalf, str] = {"didcomm": MESSAGES, "decentrl": PENDING_EVENTS.name}
-# In the entry of a process that keeps the ledger; one of an older version has none.
-KEEPS_LEDGER = "keeps_ledger"
+
+LedgerHalf = Literal["didcomm", "decentrl"]
+LEDGER_HALVES: tuple[LedgerHalf, ...] = ("didcomm", "decentrl")
+_QUEUE_COLLECTIONS: dict[LedgerHalf, str] = {"didcomm": MESSAGES, "decentrl": PENDING_EVENTS.name}
 
 T = TypeVar("T")
-# Asks several questions at once, in a transaction; and what is to be done with that.
+# Runs several queries at once in a transaction; and what uses it.
 LedgerQuery = Callable[[Sequence[MongoCommand]], Awaitable[list[list[Document]]]]
 LedgerReader = Callable[[LedgerQuery], Awaitable[T]]
 
-_EntrySums = dict[LedgerHalf, dict[str, int]]
+
+def build_ledger_entries(slot: SessionSlot, half: LedgerHalf, **more: int) -> list[MongoCommand]:
+    """
+    Build the update that adds to the ledger.
+
+    :param slot: of the transaction.
+    :param more: number of messages by entry; see :class:`~mediatord.store.interfaces.messages.MessageLedger`.
+    """
+    change = {f"{half}.{entry}": number for entry, number in more.items() if number}
+    if not change:
+        return []
+    update = {"$inc": change, "$setOnInsert": {"owner": slot.owner}}
+    return build_updates(LEDGER, [{"q": {"_id": slot.id}, "u": update, "upsert": True}])
 
 
 async def read_ledger(client: ReplicaSetClient) -> StoreLedger:
-    """See `IMessageStore`; while a process runs that does not keep it, it is not known what waits."""
-    books, _ = await client.operate(
+    """See `IMessageStore`."""
+    ledger, _ = await client.operate(
         "ledger",
-        lambda executor, deadline: read_ledger_with(executor, deadline, _read_nothing),
+        lambda executor, deadline: read_ledger_with(executor, deadline, read_nothing),
         until=get_ledger_deadline(client),
     )
-    return books
+    return ledger
 
 
 def get_ledger_deadline(client: ReplicaSetClient) -> float:
-    """Until when the ledger may be read, by the clock of the server's reactor."""
     return client.clock.seconds() + _LEDGER_TIMEOUT
+
+
+async def read_nothing(_: LedgerQuery) -> None:
+    """For :func:`read_ledger_with`, to read the ledger alone."""
 
 
 async def read_ledger_with(
     executor: OperationExecutor, deadline: float, work: LedgerReader[T]
 ) -> tuple[StoreLedger, T]:
     """
-    The ledger, and what some work finds in the state of the same moment.
+    Read the ledger, and what `work` finds in the same snapshot.
 
-    :param work: given what asks for documents; done again if the ledger has to be settled first.
+    :param work: called again if the ledger has to be initialized first.
     """
-    books, settled, found = await _read_snapshot(executor, deadline, work)
-    if settled:
-        return books, found
-    await retry_on_duplicate_key(lambda: executor.transact(_reconcile, deadline))
-    books, settled, found = await _read_snapshot(executor, deadline, work)
-    return books if settled else _without_waiting(books), found
-
-
-async def _read_nothing(_: LedgerQuery) -> None:
-    pass
+    ledger, is_initialized, found = await _read_snapshot(executor, deadline, work)
+    if not is_initialized:
+        await retry_on_duplicate_key(lambda: executor.transact(_initialize, deadline))
+        ledger, _, found = await _read_snapshot(executor, deadline, work)
+    return ledger, found
 
 
 async def open_ledger(client: ReplicaSetClient) -> None:
-    """Carry forward, and open the books unless they are open. What cannot be done is done later."""
+    """Carry forward, and initialize the ledger; on failure this is done later."""
+
+    async def initialize(transaction: Transaction) -> None:
+        if not _is_initialized(await transaction.find(LEDGER, {})):
+            await _initialize(transaction)
+
     with contextlib.suppress(StoreUnavailable, DuplicateKeyError):
         await carry_forward(client)
-        await _initialize_ledger(client)
-
-
-async def _initialize_ledger(client: ReplicaSetClient) -> None:
-    """What waits was accepted, if nobody has noted anything of it."""
-
-    async def look(transaction: Transaction) -> None:
-        if not _is_reconciled(*await transaction.ask(*_build_page_queries())):
-            await _reconcile(transaction)
-
-    await retry_on_duplicate_key(lambda: client.transact("ledger", look))
+        await retry_on_duplicate_key(lambda: client.transact("ledger", initialize))
 
 
 async def carry_forward(client: ReplicaSetClient) -> None:
-    """Add the pages of processes that are gone to what is carried forward; with another it would do no harm."""
+    """Add the documents of dead processes to one; one that is alive after all goes on with a new document."""
 
     async def carry(transaction: Transaction) -> None:
-        owners, nodes = await transaction.ask(
+        owners, nodes = await transaction.query_many(
             build_find(SESSION_OWNERS, {}, projection={"_id": 1}), build_find(NODES, {}, projection={"_id": 1})
         )
-        there = [one["_id"] for one in (*owners, *nodes)]
-        pages = await transaction.find(LEDGER, {"owner": {"$exists": True, "$nin": there}})
-        if not pages:
+        alive = [one["_id"] for one in (*owners, *nodes)]
+        documents = await transaction.find(LEDGER, {"owner": {"$exists": True, "$nin": alive}})
+        if not documents:
             return
-        sums = _sum_pages(pages)
+        sums = _sum_entries(documents)
         more = {f"{half}.{entry}": sums[half][entry] for half in LEDGER_HALVES for entry in LEDGER_ENTRIES}
-        transaction.write_at_end(build_deletes(LEDGER, {"_id": {"$in": [page["_id"] for page in pages]}}))
+        transaction.write_at_end(build_deletes(LEDGER, {"_id": {"$in": [one["_id"] for one in documents]}}))
         transaction.write_at_end(
             build_updates(LEDGER, [{"q": {"_id": CARRIED_FORWARD_ID}, "u": {"$inc": more}, "upsert": True}])
         )
@@ -118,83 +127,60 @@ async def carry_forward(client: ReplicaSetClient) -> None:
 async def _read_snapshot(
     executor: OperationExecutor, deadline: float, work: LedgerReader[T]
 ) -> tuple[StoreLedger, bool, T]:
-    """The books, whether every process keeps them, and what the work finds."""
-    few = True
-    for collection in _WAITING_COLLECTIONS.values():
-        # It may be wrong after a crash of the server, but costs nothing.
-        said = await executor.command(MongoCommand({"count": collection}), deadline, prompt=True)
-        few = few and said["n"] <= _COUNT_LIMIT
-    if few:
+    """Read the ledger, whether it is initialized, and what `work` finds; count queued messages if possible."""
+    can_count = True
+    for collection in _QUEUE_COLLECTIONS.values():
+        # From metadata, which may be wrong after a crash of the server, but costs nothing.
+        reply = await executor.command(MongoCommand({"count": collection}), deadline, low_latency=True)
+        can_count = can_count and reply["n"] <= _COUNT_LIMIT
+    if can_count:
         try:
             return await executor.transact(
-                partial(_read_with_counts, work), deadline - _LEDGER_TIMEOUT + _COUNT_TIMEOUT, reading=True
+                partial(_read, work, LEDGER_HALVES), deadline - _LEDGER_TIMEOUT + _COUNT_TIMEOUT, reading=True
             )
         except (ServerUnreachable, MongoCommandError):
             pass
-    return await executor.transact(partial(_read_without_counts, work), deadline, reading=True)
+    return await executor.transact(partial(_read, work, ()), deadline, reading=True)
 
 
-async def _read_without_counts(work: LedgerReader[T], transaction: Transaction) -> tuple[StoreLedger, bool, T]:
-    pages, others = await transaction.ask(*_build_page_queries())
-    return (
-        _without_waiting(_build_ledgers(pages)),
-        _is_reconciled(pages, others),
-        await work(_bind_queries(transaction)),
+async def _read(
+    work: LedgerReader[T], counted: Sequence[LedgerHalf], transaction: Transaction
+) -> tuple[StoreLedger, bool, T]:
+    """:param counted: the halves of which queued messages are counted, all or none."""
+    found = await work(lambda queries: transaction.query_many(*queries))
+    documents, *counts = await transaction.query_many(
+        build_find(LEDGER, {}), *[_build_count_query(half, _COUNT_LIMIT + 1) for half in counted]
     )
+    waiting: list[int | None] = [_parse_count(count) for count in counts]
+    if not waiting or any(number is None or number > _COUNT_LIMIT for number in waiting):
+        waiting = [None for _ in LEDGER_HALVES]
+    sums = _sum_entries(documents)
+    didcomm, decentrl = [
+        MessageLedger(**sums[half], waiting=number) for half, number in zip(LEDGER_HALVES, waiting, strict=True)
+    ]
+    return StoreLedger(didcomm, decentrl), _is_initialized(documents), found
 
 
-def _bind_queries(transaction: Transaction) -> LedgerQuery:
-    return lambda questions: transaction.ask(*questions)
-
-
-async def _read_with_counts(work: LedgerReader[T], transaction: Transaction) -> tuple[StoreLedger, bool, T]:
-    """All of one moment."""
-    found = await work(_bind_queries(transaction))
-    pages, others, *counts = await transaction.ask(
-        *_build_page_queries(), *[_build_count_query(half, _COUNT_LIMIT + 1) for half in LEDGER_HALVES]
-    )
-    didcomm, decentrl = [_parse_count(found) for found in counts]
-    books = _build_ledgers(pages)
-    if max(didcomm, decentrl) > _COUNT_LIMIT:
-        return _without_waiting(books), _is_reconciled(pages, others), found
-    didcomm_ledger = replace(books.didcomm, waiting=didcomm)
-    return (
-        StoreLedger(didcomm_ledger, replace(books.decentrl, waiting=decentrl)),
-        _is_reconciled(pages, others),
-        found,
-    )
-
-
-async def _reconcile(transaction: Transaction) -> None:
-    """Write down as accepted what waits and what is noted as gone."""
-    pages, others, *counts = await transaction.ask(*_build_page_queries(), *map(_build_count_query, LEDGER_HALVES))
-    sums = _sum_pages(pages)
+async def _initialize(transaction: Transaction) -> None:
+    """Record everything that is queued or recorded as removed as accepted."""
+    documents, *counts = await transaction.query_many(build_find(LEDGER, {}), *map(_build_count_query, LEDGER_HALVES))
+    sums = _sum_entries(documents)
     change: Document = {}
     for half, found in zip(LEDGER_HALVES, counts, strict=True):
-        gone = sum(sums[half].values()) - sums[half]["accepted"]
-        change[f"{half}.accepted"] = _parse_count(found) + gone - sums[half]["accepted"]
-    settled = {"$unset": {"settled": 1}} if others else {"$set": {"settled": True}}
-    transaction.write_at_end(
-        build_updates(LEDGER, [{"q": {"_id": CARRIED_FORWARD_ID}, "u": {"$inc": change, **settled}, "upsert": True}])
-    )
+        removed = sum(sums[half].values()) - sums[half]["accepted"]
+        change[f"{half}.accepted"] = _parse_count(found) + removed - sums[half]["accepted"]
+    update = {"$inc": change, "$set": {"settled": True}}
+    transaction.write_at_end(build_updates(LEDGER, [{"q": {"_id": CARRIED_FORWARD_ID}, "u": update, "upsert": True}]))
 
 
-def _build_page_queries() -> list[MongoCommand]:
-    """For all pages, and whether there is a process that does not keep any."""
-    return [
-        build_find(LEDGER, {}),
-        build_find(SESSION_OWNERS, {KEEPS_LEDGER: {"$exists": False}}, limit=1, projection={"_id": 1}),
-    ]
+def _is_initialized(documents: Sequence[Document]) -> bool:
+    return any("settled" in document for document in documents)
 
 
-def _is_reconciled(pages: Iterable[Document], others: Sequence[Document]) -> bool:
-    return not others and any("settled" in page for page in pages)
-
-
-def _build_count_query(half: LedgerHalf, most: int = 0) -> MongoCommand:
-    """Rows of a half; by its index alone."""
-    limit: list[Document] = [{"$limit": most}] if most else []
-    return build_aggregate(_WAITING_COLLECTIONS[half], [*limit, {"$count": "n"}], hint="_id_")
+def _build_count_query(half: LedgerHalf, limit: int = 0) -> MongoCommand:
+    """Build a query that counts the queued messages of a half, by keys alone."""
+    stages: list[Document] = [{"$limit": limit}] if limit else []
+    return build_aggregate(_QUEUE_COLLECTIONS[half], [*stages, {"$count": "n"}], hint="_id_")
 
 
 def _parse_count(found: Sequence[Document]) -> int:
@@ -202,18 +188,8 @@ def _parse_count(found: Sequence[Document]) -> int:
     return number
 
 
-def _sum_pages(pages: Sequence[Document]) -> _EntrySums:
+def _sum_entries(documents: Sequence[Document]) -> dict[LedgerHalf, dict[str, int]]:
     return {
-        half: {entry: sum([page.get(half, {}).get(entry, 0) for page in pages]) for entry in LEDGER_ENTRIES}
+        half: {entry: sum([one.get(half, {}).get(entry, 0) for one in documents]) for entry in LEDGER_ENTRIES}
         for half in LEDGER_HALVES
     }
-
-
-def _build_ledgers(pages: Sequence[Document]) -> StoreLedger:
-    sums = _sum_pages(pages)
-    return StoreLedger(MessageLedger(**sums["didcomm"]), MessageLedger(**sums["decentrl"]))
-
-
-def _without_waiting(books: StoreLedger) -> StoreLedger:
-    """It is not known what waits."""
-    return StoreLedger(replace(books.didcomm, waiting=None), replace(books.decentrl, waiting=None))

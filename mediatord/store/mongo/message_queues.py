@@ -1,26 +1,20 @@
 """
-Messages as documents, and what is told of them.
+Documents of queued messages; reading of queues; delivery marks.
 
-Reading what waits, mostly inside a transaction of the caller, which sees one state of the database.
-
-A message is visible from when it is due until it expires. All that waits is counted with its recipient; what is not
-visible is counted apart and taken off, so that nothing here grows with the length of a queue.
-
-Messages by id, in one round trip unless they are too much for that.
-
-Reading for accounts in their turn.
-
-What was pushed, and by whom.
+A message is visible from when it is due until it expires. All queued messages are counted with their recipient, and
+those that are not visible are counted and subtracted, so that no query grows with the length of a queue. Functions
+that take a transaction run inside it and see one state of the database.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Awaitable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 from itertools import chain
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from bson import Int64, ObjectId, Timestamp
 from twisted.internet.defer import Deferred
@@ -39,7 +33,7 @@ from mediatord.store.interfaces.messages import (
     RemovedMessage,
     StoredMessage,
 )
-from mediatord.store.mongo.accounts import RecipientDIDCache
+from mediatord.store.mongo.accounts import DID_CACHE_SIZE, MAX_CACHED_DID_LENGTH, RecipientDIDCache
 from mediatord.store.mongo.driver.client import ClockSkewMonitor, ReplicaSetClient
 from mediatord.store.mongo.driver.commands import (
     Document,
@@ -47,32 +41,106 @@ from mediatord.store.mongo.driver.commands import (
     build_aggregate,
     build_find,
     build_updates,
-    build_window_filters,
 )
 from mediatord.store.mongo.driver.executor import KeyedMutex, OperationExecutor, start_operation
 from mediatord.store.mongo.driver.transactions import Transaction, TransactionWork
-from mediatord.store.mongo.schema import ACCOUNTS, MESSAGES, RECIPIENTS
+from mediatord.store.mongo.schema import ACCOUNTS, MESSAGES, RECIPIENTS, build_window_filters
 from mediatord.store.recipient_names import is_valid_unicode
 
-# What is needed of a message that is to go.
+# Fields that a removal needs, and those that an eviction needs.
 REMOVAL_PROJECTION = {"recipient": 1, "account": 1, "size": 1, "received_at": 1, "pushes": 1}
-# In a queue that is shared.
 EVICTION_PROJECTION = {**REMOVAL_PROJECTION, "network": 1, "sender": 1}
 _NETWORK_BITS = 32
 _SERVER_TIMESTAMP = Timestamp(0, 0)
 _ABSENT = {"$exists": False}
+_BY_ARRIVAL = {"seq": 1}
+_ID = {"_id": 1}
+# Leaves out a long field that matters only while a queue is full.
+_WITHOUT_SENDERS = {"senders": 0}
+_SIZE = {"seq": 1, "size": 1}
+_RECEIVED = {"seq": 1, "received_at": 1}
+# Bytes of a message and of the DID of its account that are read together; a full document has no room for a DID.
+_SMALL_MESSAGE_BYTES, _SHORT_DID_BYTES = 1_048_576, 8_192
+# Delivery marks that are deleted at a time.
+_RELEASE_BATCH = 1_000
+
+T = TypeVar("T")
 
 
-class MessageQueueIDs(NamedTuple):
-    """Where a message waits."""
+@dataclass(frozen=True, slots=True)
+class MessageQueueState:
+    """
+    State of the queue of a recipient.
 
-    recipient: ObjectId
-    account: ObjectId
+    :param did: in its stored form.
+    :param account: DID of the account that has registered it.
+    :param changes: number of changes of the queue so far.
+    """
+
+    did: str
+    recipient_id: ObjectId
+    account_id: ObjectId
+    account: str
+    messages: int
+    bytes: int
+    changes: int
+
+
+class MessageQueueFinder:
+    """
+    Finds queues with the DIDs of their accounts.
+
+    The account of a recipient is cached, so that both can be queried at once; the replies show whether it has
+    changed. A `$lookup` would cost the server more.
+    """
+
+    def __init__(self, capacity: int = DID_CACHE_SIZE) -> None:
+        self._capacity = capacity
+        self._accounts: OrderedDict[str, ObjectId] = OrderedDict()
+
+    async def find(self, transaction: Transaction, dids: Collection[str]) -> dict[str, MessageQueueState]:
+        """Return the queues of the DIDs that are registered; all forms of a DID have the same queue."""
+        likely = {account for account in map(self._accounts.get, dids) if account is not None}
+        digests = {did: compute_did_digest(did) for did in dids}
+        registered = {"did_digest": {"$in": list(set(digests.values()))}, "registered": {"$exists": True}}
+        found, owners = await transaction.query_many(
+            build_find(RECIPIENTS, registered, projection=_WITHOUT_SENDERS), _build_account_query(likely)
+        )
+        missing = {one["account"] for one in found} - {one["_id"] for one in owners}
+        if missing:
+            owners += await transaction.query(_build_account_query(missing))
+        accounts: dict[ObjectId, str] = {one["_id"]: one["did"] for one in owners}
+        self._remember(found)
+        queues = {
+            one["did_digest"]: MessageQueueState(
+                one["did"],
+                one["_id"],
+                one["account"],
+                accounts[one["account"]],
+                one["messages"],
+                one["bytes"],
+                one.get("changes", 0),
+            )
+            for one in found
+        }
+        return {did: queues[digest] for did, digest in digests.items() if digest in queues}
+
+    def _remember(self, recipients: Iterable[Document]) -> None:
+        for one in recipients:
+            if len(one["did"]) <= MAX_CACHED_DID_LENGTH:
+                self._accounts[one["did"]] = one["account"]
+                self._accounts.move_to_end(one["did"])
+        while len(self._accounts) > self._capacity:
+            self._accounts.popitem(last=False)
+
+
+def _build_account_query(ids: Collection[ObjectId]) -> MongoCommand:
+    return build_find(ACCOUNTS, {"_id": {"$in": list(ids)}}, projection={"did": 1})
 
 
 @dataclass(frozen=True, slots=True)
 class MongoEnqueueRequest:
-    """What is to be queued for whom."""
+    """Messages to be queued for a recipient."""
 
     recipient_did: str
     payloads: Sequence[Payload]
@@ -81,11 +149,11 @@ class MongoEnqueueRequest:
     due_at: float | None
     origin: int = 0
 
-    def document(self, payload: Payload, place: MessageQueueIDs) -> Document:
+    def document(self, payload: Payload, queue: MessageQueueState) -> Document:
         document: Document = {
             "_id": payload.id,
-            "recipient": place.recipient,
-            "account": place.account,
+            "recipient": queue.recipient_id,
+            "account": queue.account_id,
             "seq": _SERVER_TIMESTAMP,
             "form": payload.form,
             "size": len(payload.data),
@@ -104,27 +172,29 @@ class MongoEnqueueRequest:
         return document | split_origin(self.origin)
 
     def enqueued(self, account: str, evicted: Sequence[RemovedMessage]) -> EnqueueResult:
-        return EnqueueResult(tuple([self._stored(payload, account) for payload in self.payloads]), tuple(evicted))
+        """Build the result for the account's DID."""
+        stored = [
+            StoredMessage(
+                id=payload.id,
+                recipient_did=self.recipient_did,
+                account=account,
+                payload=payload.data,
+                form=payload.form,
+                received_at=self.now,
+                expires_at=self.expires_at,
+                due_at=self.due_at,
+            )
+            for payload in self.payloads
+        ]
+        return EnqueueResult(tuple(stored), tuple(evicted))
 
     def removed(self, payload: Payload, account: str, reason: RemovalReason) -> RemovedMessage:
-        """One of ours that had to go again."""
+        """Build the record of one of these messages that was evicted at once."""
         return RemovedMessage(payload.id, self.recipient_did, account, len(payload.data), self.now, 0, reason)
-
-    def _stored(self, payload: Payload, account: str) -> StoredMessage:
-        return StoredMessage(
-            id=payload.id,
-            recipient_did=self.recipient_did,
-            account=account,
-            payload=payload.data,
-            form=payload.form,
-            received_at=self.now,
-            expires_at=self.expires_at,
-            due_at=self.due_at,
-        )
 
 
 def split_origin(origin: int) -> Document:
-    """What a message has of its origin: a value each, so that the server can find those of a party."""
+    """Split the origin of a message into fields, so that the server can find the messages of a party."""
     halves = {"network": origin >> _NETWORK_BITS, "sender": origin & SENDER_MASK}
     return {name: value for name, value in halves.items() if value}
 
@@ -136,9 +206,9 @@ def join_origin(document: Document) -> int:
 
 def build_part_filter(part: SenderGroup, known: frozenset[int]) -> Document:
     """
-    What finds some messages of a queue; see :mod:`mediatord.store.fair_share`.
+    Build a filter for a group of senders; see :mod:`mediatord.store.fair_share`.
 
-    :param known: parties whom the recipient has acknowledged before.
+    :param known: parties whose messages the recipient has acknowledged before.
     """
     rank, network, sender = part
     conditions: list[Document] = []
@@ -158,18 +228,11 @@ def build_part_filter(part: SenderGroup, known: frozenset[int]) -> Document:
     return {"$and": conditions} if conditions else {}
 
 
-def parse_message(
-    document: Document, recipients: Mapping[ObjectId, str], accounts: Mapping[ObjectId, str]
-) -> StoredMessage:
-    """
-    A message as it was deposited.
-
-    :param recipients: DIDs by id, like `accounts`.
-    """
+def parse_message(document: Document, recipient_did: str, account: str) -> StoredMessage:
     return StoredMessage(
         id=document["_id"],
-        recipient_did=recipients[document["recipient"]],
-        account=accounts[document["account"]],
+        recipient_did=recipient_did,
+        account=account,
         payload=document["payload"],
         form=document["form"],
         received_at=document["received_at"],
@@ -193,14 +256,8 @@ def build_removed(
     )
 
 
-_BY_ARRIVAL = {"seq": 1}
-_ID = {"_id": 1}
-_SIZE = {"seq": 1, "size": 1}
-_RECEIVED = {"seq": 1, "received_at": 1}
-
-
 class MessageQueueReader:
-    """What waits at a time; see `IMessageStore`."""
+    """Reads visible messages; see `IMessageStore`."""
 
     def __init__(self, did_cache: RecipientDIDCache) -> None:
         self._did_cache = did_cache
@@ -208,90 +265,124 @@ class MessageQueueReader:
     async def fetch(
         self, t: Transaction, account: str, recipient_did: str | None, now: float, limit: int, max_bytes: int
     ) -> list[StoredMessage]:
-        """The oldest visible ones that fit, but at least one."""
+        """Return the oldest messages that fit, but at least one."""
         scope = await _find_scope(t, account, recipient_did)
         if scope is None:
             return []
-        return await self._read(t, scope.seen(now), limit, max_bytes, scope.order)
+        return await self._read(t, scope.build_visible_filters(now), limit, max_bytes, scope.index)
 
-    async def find(self, t: Transaction, ids: Sequence[str], now: float) -> list[StoredMessage]:
-        wanted = {"_id": {"$in": list(dict.fromkeys(ids))}, **build_visible_filter(now)}
-        return await self._read(t, [wanted], None, MAX_PAGE_BYTES, "_id_")
-
-    async def take_due(self, t: Transaction, now: float, limit: int, agreeing: Document) -> list[StoredMessage]:
-        """
-        :param agreeing: an expression: whether the server has about the same time.
-        :raise StoreUnavailable: it has not, and something seems to be due.
-        """
-        due = {"wakes_at": {"$lte": now}, "expires_at": {"$gt": now}}
-        order, index = {"wakes_at": 1, "seq": 1}, "message_wakes"
-        doubtful = {**due, "$expr": {"$not": [agreeing]}}
-        found, seeming = await t.ask(
-            build_find(MESSAGES, due, sort=order, limit=limit, hint=index),
-            build_find(MESSAGES, doubtful, limit=1, projection=_ID, hint=index),
-        )
-        if seeming:
-            raise StoreUnavailable()
-        if not found:
-            return []
-        taken = {"_id": {"$in": [one["_id"] for one in found]}}
-        handing_out = {"$unset": {"wakes_at": 1, "due_at": 1}, "$set": {"arrived_at": now}}
-        t.write_at_end(build_updates(MESSAGES, [{"q": taken, "u": handing_out, "multi": True}]))
-        return await self._tell(t, found)
+    async def find(
+        self, executor: OperationExecutor, deadline: float, ids: Sequence[str], now: float
+    ) -> list[StoredMessage]:
+        """Return messages by id in order of arrival, those that fit but at least one; small ones in one query."""
+        unique = list(dict.fromkeys(ids))
+        documents = await _find_small_messages(executor, deadline, unique, now)
+        if len(documents) < len(unique) or not all(one["owner"] for one in documents):
+            filter = {"_id": {"$in": unique}, **build_visible_filter(now)}
+            return await executor.transact(
+                lambda t: self._read(t, [filter], None, MAX_PAGE_BYTES, "_id_"), deadline, reading=True
+            )
+        accounts = {one["account"]: one["owner"][0]["did"] for one in documents}
+        dids = await self._did_cache.look_up(lambda query: executor.query(query, deadline), documents, accounts)
+        found = [(one, dids.of(one)) for one in sorted(documents, key=_get_seq)]
+        # A recipient may have been deleted between the two queries.
+        return [parse_message(one, *pair) for one, pair in found if pair is not None]
 
     async def _read(
         self, t: Transaction, filters: Sequence[Document], limit: int | None, max_bytes: int, hint: str
     ) -> list[StoredMessage]:
         """
-        The first in order of arrival that fit, but at least one; payloads are read of those only.
+        Return the first messages in order of arrival that fit, but at least one, and read the payloads of those only.
 
-        :param filters: none of which finds what another does.
-        :param hint: the index to use: there are others, in which is what waits for anybody.
+        :param filters: without common matches.
+        :param hint: the index to use; there are others with messages of all accounts.
         """
-        parts = await t.ask(
+        parts = await t.query_many(
             *[
                 build_find(MESSAGES, filter, sort=_BY_ARRIVAL, limit=limit or 0, projection=_SIZE, hint=hint)
                 for filter in filters
             ]
         )
-        ids = _take_fitting_ids(sorted(chain(*parts), key=_get_seq)[:limit], max_bytes)
+        ids: list[str] = []
+        size = 0
+        for one in sorted(chain(*parts), key=_get_seq)[:limit]:
+            size += one["size"]
+            if ids and size > max_bytes:
+                break
+            ids.append(one["_id"])
         if not ids:
             return []
         places = {id: place for place, id in enumerate(ids)}
         found = await t.find(MESSAGES, {"_id": {"$in": ids}})
-        return await self._tell(t, sorted(found, key=lambda one: places[one["_id"]]))
+        return await self.parse(t, sorted(found, key=lambda one: places[one["_id"]]))
 
-    async def _tell(self, t: Transaction, documents: Sequence[Document]) -> list[StoredMessage]:
-        names = await self._did_cache.look_up(t.query, documents)
-        return [parse_message(one, names.recipients, names.accounts) for one in documents]
+    async def parse(self, t: Transaction, documents: Sequence[Document]) -> list[StoredMessage]:
+        dids = await self._did_cache.look_up(t.query, documents)
+        return [
+            parse_message(one, dids.recipients[one["recipient"]], dids.accounts[one["account"]]) for one in documents
+        ]
+
+
+async def _find_small_messages(
+    executor: OperationExecutor, deadline: float, ids: Sequence[str], now: float
+) -> list[Document]:
+    """Return one batch of messages, each with its account as `owner`, a list of one unless its DID is too long."""
+    wanted = {"_id": {"$in": ids}, **build_visible_filter(now), "size": {"$lte": _SMALL_MESSAGE_BYTES}}
+    short = [
+        {"$match": {"$expr": {"$lte": [{"$strLenBytes": "$did"}, _SHORT_DID_BYTES]}}},
+        {"$project": {"did": 1}},
+    ]
+    owner = {"from": ACCOUNTS, "localField": "account", "foreignField": "_id", "as": "owner", "pipeline": short}
+    query = build_aggregate(MESSAGES, [{"$match": wanted}, {"$lookup": owner}], hint="_id_")
+    cursor = (await executor.command(query, deadline))["cursor"]
+    if cursor["id"]:
+        kill = MongoCommand({"killCursors": MESSAGES, "cursors": [Int64(cursor["id"])]})
+        await executor.command(kill, deadline, has_time_limit=False)
+    found: list[Document] = cursor["firstBatch"]
+    return found
 
 
 @dataclass(eq=False, slots=True)
 class DueMessageTransaction:
-    """Takes what is due, as the work of a transaction."""
+    """Makes delayed messages pending that are due, and returns them; the work of a transaction."""
 
-    queues: MessageQueueReader
+    reader: MessageQueueReader
     clocks: ClockSkewMonitor
     now: float
     limit: int
     taken: list[StoredMessage] = field(default_factory=list)
 
     async def __call__(self, t: Transaction) -> list[StoredMessage]:
+        """:raise StoreUnavailable: a message seems to be due, but the clocks of host and server differ."""
         self.taken = []
-        if self.limit > 0:
-            self.taken = await self.queues.take_due(t, self.now, self.limit, self.clocks.agreeing())
+        if self.limit <= 0:
+            return []
+        due = {"wakes_at": {"$lte": self.now}, "expires_at": {"$gt": self.now}}
+        doubtful = {**due, "$expr": {"$not": [self.clocks.build_check()]}}
+        order, index = {"wakes_at": 1, "seq": 1}, "message_wakes"
+        found, differing = await t.query_many(
+            build_find(MESSAGES, due, sort=order, limit=self.limit, hint=index),
+            build_find(MESSAGES, doubtful, limit=1, projection=_ID, hint=index),
+        )
+        if differing:
+            raise StoreUnavailable()
+        if found:
+            taken = {"_id": {"$in": [one["_id"] for one in found]}}
+            change = {"$unset": {"wakes_at": 1, "due_at": 1}, "$set": {"arrived_at": self.now}}
+            t.write_at_end(build_updates(MESSAGES, [{"q": taken, "u": change, "multi": True}]))
+            self.taken = await self.reader.parse(t, found)
         return self.taken
 
     async def undo(self, t: Transaction) -> None:
-        """They are due again, since nobody was told of them; but not what has been taken since."""
-        again = [
+        """Delay the messages again, except those that were taken since, because nobody has received them."""
+        updates = [
             {
                 "q": {"_id": one.id, "arrived_at": self.now, "wakes_at": {"$exists": False}},
                 "u": {"$set": {"wakes_at": one.due_at, "due_at": one.due_at}},
             }
             for one in self.taken
         ]
-        t.write_at_end(build_updates(MESSAGES, again))
+        t.write_at_end(build_updates(MESSAGES, updates))
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,47 +393,47 @@ class _QueueScope:
     recipient: ObjectId | None
 
     @property
-    def order(self) -> str:
-        """An index by arrival."""
+    def index(self) -> str:
+        """Name of an index by arrival."""
         return "message_of_account" if self.recipient is None else "message_of_recipient"
 
-    def seen(self, now: float) -> list[Document]:
+    def build_visible_filters(self, now: float) -> list[Document]:
         """
-        What finds those that can be seen, in that index, each by one.
+        Build filters for visible messages, without common matches, each a range of the index.
 
-        A recipient has never more than a full queue; an account may have so many, and those that were delayed are
-        found apart: few of them are due and have not been handed out.
+        The queue of a recipient is bounded. An account may have very many messages, so formerly delayed ones are
+        found apart: few of them are due and not handed out.
         """
         if self.recipient is not None:
             return [{"recipient": self.recipient, **build_visible_filter(now)}]
-        fresh = {"account": self.account, "expires_at": {"$gt": now}}
-        return [{**fresh, "due_at": {"$exists": False}}, {**fresh, "due_at": {"$lte": now}}]
+        unexpired = {"account": self.account, "expires_at": {"$gt": now}}
+        return [{**unexpired, "due_at": _ABSENT}, {**unexpired, "due_at": {"$lte": now}}]
 
     def within(self, more: Document) -> Document:
-        """What finds those of them that match, in an index of something else."""
+        """Build a filter for those messages that match, for an index that begins with the account."""
         recipient = {} if self.recipient is None else {"recipient": self.recipient}
         return {"account": self.account, **more, **recipient}
 
 
 async def read_status(t: Transaction, account: str, recipient_did: str | None, now: float) -> QueueStatus:
-    """What waits, and when the first and the last of it came."""
+    """Count visible messages, and find when the first and the last of them arrived."""
     scope = await _find_scope(t, account, recipient_did)
     if scope is None:
         return QueueStatus(0, 0)
     counted = {"account": scope.account} if scope.recipient is None else {"_id": scope.recipient}
-    expired, held = scope.within({"expires_at": {"$lte": now}}), scope.within({"due_at": {"$gt": now}})
-    counts = await t.ask(
+    expired, delayed = scope.within({"expires_at": {"$lte": now}}), scope.within({"due_at": {"$gt": now}})
+    counts = await t.query_many(
         build_aggregate(RECIPIENTS, [{"$match": counted}, _build_sum_stage("$messages", "$bytes")]),
         build_aggregate(MESSAGES, [{"$match": expired}, _build_sum_stage(1, "$size")], hint="message_over"),
         build_aggregate(
             MESSAGES,
-            [{"$match": {**held, "expires_at": {"$gt": now}}}, _build_sum_stage(1, "$size")],
+            [{"$match": {**delayed, "expires_at": {"$gt": now}}}, _build_sum_stage(1, "$size")],
             hint="message_delayed",
         ),
         *[
-            build_find(MESSAGES, some, sort={"seq": way}, limit=1, projection=_RECEIVED, hint=scope.order)
-            for some in scope.seen(now)
-            for way in (1, -1)
+            build_find(MESSAGES, filter, sort={"seq": order}, limit=1, projection=_RECEIVED, hint=scope.index)
+            for filter in scope.build_visible_filters(now)
+            for order in (1, -1)
         ],
     )
     ends = sorted(chain(*counts[3:]), key=_get_seq)
@@ -360,7 +451,7 @@ async def read_status(t: Transaction, account: str, recipient_did: str | None, n
 async def list_arrivals(
     t: Transaction, accounts: Sequence[str], window: ArrivalWindow, limit: int
 ) -> list[MessageArrival]:
-    """What came in a time; nothing but an index is read of it."""
+    """List messages that arrived in a window of time, by a covered query."""
     owners = await t.find(ACCOUNTS, {"did": {"$in": list(dict.fromkeys(accounts))}}, projection={"did": 1})
     dids = {owner["_id"]: owner["did"] for owner in owners}
     if not dids:
@@ -388,24 +479,24 @@ async def find_next_due(client: ReplicaSetClient, now: float) -> float | None:
 
 
 async def _find_scope(t: Transaction, account: str, recipient_did: str | None) -> _QueueScope | None:
-    """None when there is no such account, or it has no such recipient."""
+    """Return None if the account does not exist or has no such recipient."""
     if not is_valid_unicode(account) or not is_valid_unicode(recipient_did or ""):
         return None
     owners = await t.find(ACCOUNTS, {"did": account}, projection=_ID)
     if not owners:
         return None
-    number = owners[0]["_id"]
+    account_id = owners[0]["_id"]
     if recipient_did is None:
-        return _QueueScope(number, None)
+        return _QueueScope(account_id, None)
     recipients = await t.find(
-        RECIPIENTS, {"account": number, "did_digest": compute_did_digest(recipient_did)}, projection=_ID
+        RECIPIENTS, {"account": account_id, "did_digest": compute_did_digest(recipient_did)}, projection=_ID
     )
-    return _QueueScope(number, recipients[0]["_id"]) if recipients else None
+    return _QueueScope(account_id, recipients[0]["_id"]) if recipients else None
 
 
 def build_visible_filter(now: float) -> Document:
-    """What finds the messages that can be seen at a time."""
-    return {"expires_at": {"$gt": now}, "$or": [{"due_at": {"$exists": False}}, {"due_at": {"$lte": now}}]}
+    """Build a filter for messages that are visible at a time."""
+    return {"expires_at": {"$gt": now}, "$or": [{"due_at": _ABSENT}, {"due_at": {"$lte": now}}]}
 
 
 def _build_sum_stage(number: object, size: object) -> Document:
@@ -421,71 +512,8 @@ def _get_seq(document: Document) -> Timestamp:
     return seq
 
 
-def _take_fitting_ids(documents: Iterable[Document], max_bytes: int) -> list[str]:
-    """Ids of the first that fit, but at least one."""
-    ids: list[str] = []
-    size = 0
-    for one in documents:
-        size += one["size"]
-        if ids and size > max_bytes:
-            break
-        ids.append(one["_id"])
-    return ids
-
-
-# Bytes of a message that is told with its account beside it, and of the DID of that: far from the largest document,
-# which has no room for anything beside it.
-_SMALL_MESSAGE_BYTES, _SHORT_DID_BYTES = 1_048_576, 8_192
-
-
-@dataclass(frozen=True, slots=True)
-class MessageLookup:
-    """Finds those that are visible at a time, in order of arrival, as many as fit but at least one."""
-
-    queues: MessageQueueReader
-    did_cache: RecipientDIDCache
-    ids: Sequence[str]
-    now: float
-
-    async def __call__(self, executor: OperationExecutor, deadline: float) -> list[StoredMessage]:
-        documents = await self._small_ones(executor, deadline)
-        if len(documents) < len(set(self.ids)) or not all(one["owner"] for one in documents):
-            return await executor.transact(lambda t: self.queues.find(t, self.ids, self.now), deadline, reading=True)
-        accounts = {one["account"]: one["owner"][0]["did"] for one in documents}
-        names = await self.did_cache.look_up(lambda question: executor.query(question, deadline), documents, accounts)
-        in_order = sorted(documents, key=lambda one: one["seq"])
-        # What is asked for apart may be gone by then.
-        return [parse_message(one, names.recipients, names.accounts) for one in in_order if names.of(one) is not None]
-
-    async def _small_ones(self, executor: OperationExecutor, deadline: float) -> list[Document]:
-        """One batch of them, each with its account as `owner`, a list of one unless its DID is too long."""
-        wanted = {
-            "_id": {"$in": list(dict.fromkeys(self.ids))},
-            **build_visible_filter(self.now),
-            "size": {"$lte": _SMALL_MESSAGE_BYTES},
-        }
-        short = [
-            {"$match": {"$expr": {"$lte": [{"$strLenBytes": "$did"}, _SHORT_DID_BYTES]}}},
-            {"$project": {"did": 1}},
-        ]
-        owner = {"from": ACCOUNTS, "localField": "account", "foreignField": "_id", "as": "owner", "pipeline": short}
-        question = build_aggregate(MESSAGES, [{"$match": wanted}, {"$lookup": owner}], hint="_id_")
-        cursor = (await executor.command(question, deadline))["cursor"]
-        if cursor["id"]:
-            over = MongoCommand({"killCursors": MESSAGES, "cursors": [Int64(cursor["id"])]})
-            await executor.command(over, deadline, limited=False)
-        found: list[Document] = cursor["firstBatch"]
-        return found
-
-
-T = TypeVar("T")
-
-
 class AccountReadSerializer:
-    """
-    Reads once at a time for each account: one that has a lot that waits, and asks again and again, would keep all
-    others from reading.
-    """
+    """Runs one read at a time for each account, so that one with a long queue cannot use up all readers."""
 
     def __init__(self, client: ReplicaSetClient) -> None:
         self._client = client
@@ -493,8 +521,10 @@ class AccountReadSerializer:
 
     def read(self, name: str, account: str, work: TransactionWork[T]) -> Deferred[T]:
         """
+        Run a transaction that only reads.
+
         :param name: of the operation, for the metric.
-        :raise StoreUnavailable: it could not be read, or its turn did not come in time.
+        :raise StoreUnavailable: it failed, or did not start in time.
         """
 
         def run(executor: OperationExecutor, deadline: float) -> Awaitable[T]:
@@ -504,13 +534,13 @@ class AccountReadSerializer:
         return start_operation(self._client.operate(name, run))
 
 
-# Messages that become pending again at a time when a node has gone.
-_RELEASE_BATCH = 1_000
-
-
 @dataclass(frozen=True, slots=True)
 class DeliveryMark:
-    """:param node: the boot that pushed them."""
+    """
+    Messages that were pushed.
+
+    :param node: the boot that pushed them.
+    """
 
     ids: Sequence[str]
     node: str
@@ -519,7 +549,7 @@ class DeliveryMark:
 async def mark_delivered(
     executor: OperationExecutor, works: Sequence[DeliveryMark], deadline: float, tries: int | None
 ) -> Sequence[None]:
-    """See :class:`~.gathering.Together`."""
+    """Mark messages as delivered; a BatchOperation on :class:`DeliveryMark`."""
 
     async def mark(transaction: Transaction) -> None:
         updates = [
@@ -540,7 +570,7 @@ async def mark_delivered(
 async def mark_pending(
     executor: OperationExecutor, works: Sequence[Sequence[str]], deadline: float, tries: int | None
 ) -> Sequence[list[str]]:
-    """See :class:`~.gathering.Together`. The answers are the ids that were delivered."""
+    """Delete delivery marks; a BatchOperation on message ids, answered with those that were delivered."""
 
     async def mark(transaction: Transaction) -> list[list[str]]:
         ids = {id for work in works for id in work}
@@ -561,8 +591,8 @@ async def mark_pending(
 
 
 async def list_delivering_boots(client: ReplicaSetClient) -> list[str]:
-    """Boots that have delivered something which still waits."""
-    # That it is a text is what the index can tell by itself.
+    """List boots that have delivered messages which are still queued."""
+    # The condition makes the partial index usable, and only its keys are read.
     reply = await client.command(
         "delivered_by", {"distinct": MESSAGES, "key": "delivered", "query": {"delivered": {"$gte": ""}}}
     )
@@ -571,7 +601,7 @@ async def list_delivering_boots(client: ReplicaSetClient) -> list[str]:
 
 
 async def release_delivered(client: ReplicaSetClient, boot: str) -> int:
-    """What was delivered by a node, and still waits, is pending again; how many those were."""
+    """Make messages pending again that a node has delivered and that are still queued; return their number."""
     released = 0
     while True:
         found = await client.find(
@@ -585,7 +615,7 @@ async def release_delivered(client: ReplicaSetClient, boot: str) -> int:
         if not found:
             return released
         some = {"_id": {"$in": [one["_id"] for one in found]}, "delivered": boot}
-        # By their ids: by who delivered them, all would be looked at for every slice.
+        # By id: the index of marks would be read from the start for every batch.
         (reply,) = await client.write(
             "release_delivered", build_updates(MESSAGES, [_build_unmark(some) | {"hint": "_id_"}])
         )

@@ -1,9 +1,9 @@
-"""What was received before."""
+"""Nonces that protect against replay: claim, release and capacity."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import inf
@@ -27,23 +27,21 @@ from mediatord.store.mongo.driver.transactions import Transaction, UndoCallback
 from mediatord.store.mongo.schema import NONCES
 
 _DELETE_BATCH = 5_000
-# Of the capacity, how much may come until it is looked whether that is too much.
+# The nonces are counted again after claims of this fraction of the capacity.
 _UNCHECKED_FRACTION = 64
-# Below this part of it, a count that may be wrong after a crash of the server will do.
+# Below this fraction, a count that may be wrong after a crash of the server suffices.
 _ESTIMATE_FRACTION = 4
 _TOKEN_BYTES = 12
-# Claims that are remembered as ours, and releases that may be owed.
 _MAX_OWN_CLAIMS = 50_000
 _MAX_PENDING_RELEASES = 20_000
-# Seconds that claims wait at most until it is seen how many there are, and until it is looked again where those are
-# too many.
+# Seconds for a count, and between counts while there is no room.
 _COUNT_TIMEOUT, _RECOUNT_INTERVAL = 1.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class NonceClaimRequest:
     """
-    A nonce to be claimed until a time, at a time.
+    A nonce to be claimed.
 
     :param share: of the capacity, how much may be taken already.
     """
@@ -54,12 +52,12 @@ class NonceClaimRequest:
     share: float = 1.0
 
 
-# Whether it was new; or it would be, and there is no room.
+# Whether the nonce was new, or the error that there is no room for it.
 NonceClaimResult = bool | ReplayCacheFull
 
 
 class NonceClaimBatchOperation:
-    """Does claims; see :class:`~.gathering.Together`. Each is answered with what became of it."""
+    """Claims nonces; a BatchOperation on :class:`NonceClaimRequest`, answered with a NonceClaimResult each."""
 
     def __init__(self, nonces: NonceCapacity, release_queue: NonceReleaseQueue) -> None:
         self._nonces = nonces
@@ -78,7 +76,7 @@ class NonceClaimBatchOperation:
             found = await transaction.query(build_nonce_query(*keys))
             before = {one["_id"] for one in found}
             held = {one["_id"]: 0.0 if self._release_queue.is_release_pending(one) else one["until"] for one in found}
-            return _decide_claims(transaction, works, token, held, self._nonces.has_room)
+            return self._decide_claims(transaction, works, token, held)
 
         async def undo(transaction: Transaction) -> None:
             transaction.write_at_end(build_deletes(NONCES, {"_id": {"$in": keys}, "token": token}))
@@ -89,11 +87,42 @@ class NonceClaimBatchOperation:
         self._nonces.claimed(len(set(new) - before))
         return answers
 
+    def _decide_claims(
+        self,
+        transaction: Transaction,
+        works: Sequence[NonceClaimRequest],
+        token: bytes,
+        held: dict[bytes, float],
+    ) -> list[NonceClaimResult]:
+        """
+        Decide the claims as if they had come one by one, and write them.
+
+        :param held: expiry of the existing nonces by key.
+        """
+        existing = set(held)
+        answers: list[NonceClaimResult] = []
+        new: dict[bytes, Document] = {}
+        for work in works:
+            answer: NonceClaimResult = held.get(work.key, work.now) <= work.now
+            if answer and work.key not in held and not self._nonces.has_room(work.share, len(new.keys() - existing)):
+                answer = ReplayCacheFull()
+            if answer is True:
+                held[work.key] = work.until
+                new[work.key] = _build_nonce(work.key, work.until, token)
+            answers.append(answer)
+        replaced = list(existing & new.keys())
+        if replaced:
+            transaction.write_at_end(build_deletes(NONCES, {"_id": {"$in": replaced}}))
+        if new:
+            transaction.write_at_end(build_inserts(NONCES, new.values()))
+        return answers
+
 
 class NonceReleaseQueue:
     """
-    Releases of claims, of those alone that were meant: a late one does not touch what was claimed since. One that
-    fails is done once the server answers, and who claims such a nonce here meanwhile gets it.
+    Releases claims of this process, identified by their token, so that a late release does not delete a newer claim.
+
+    A release that fails is repeated once the server is reachable; meanwhile this process treats the nonce as free.
     """
 
     def __init__(self, client: ReplicaSetClient) -> None:
@@ -102,7 +131,6 @@ class NonceReleaseQueue:
         self._pending_releases: dict[tuple[bytes, bytes], None] = {}
 
     def claimed(self, keys: Iterable[bytes], token: bytes) -> None:
-        """These were new."""
         for key in keys:
             self._tokens.pop(key, None)
             self._tokens[key] = token
@@ -110,52 +138,47 @@ class NonceReleaseQueue:
             del self._tokens[next(iter(self._tokens))]
 
     def is_release_pending(self, document: Document) -> bool:
-        """Whether a claim was to be released."""
         return (document["_id"], document.get("token")) in self._pending_releases
 
     async def release(self, key: bytes) -> int:
         """
-        :return: how many there were of it.
-        :raise StoreUnavailable: not yet, then.
+        Release a claim.
+
+        :return: how many documents were deleted.
+        :raise StoreUnavailable: it will be released later.
         """
         token = self._tokens.pop(key, None)
-        if token is None:  # a command's, or not claimed at all
-            (reply,) = await self._client.write("release", build_deletes(NONCES, {"_id": key}))
-            return int(reply["n"])
+        # Without a token it is a command's claim, or none.
+        deletes = build_deletes(NONCES, {"_id": key}) if token is None else build_nonce_release(key, token)
         try:
-            (reply,) = await self._client.write("release", build_nonce_release(key, token))
+            (reply,) = await self._client.write("release", deletes)
         except StoreUnavailable:
-            self._schedule_release(key, token)
+            if token is not None and len(self._pending_releases) < _MAX_PENDING_RELEASES:
+                if not self._pending_releases:
+                    self._client.transactions.schedule_undo(self._release_pending)
+                self._pending_releases[key, token] = None
             raise
         return int(reply["n"])
-
-    def _schedule_release(self, key: bytes, token: bytes) -> None:
-        if len(self._pending_releases) < _MAX_PENDING_RELEASES:
-            if not self._pending_releases:
-                self._client.schedule_undo(self._release_pending)
-            self._pending_releases[key, token] = None
 
     async def _release_pending(self, transaction: Transaction) -> UndoCallback:
         some = list(islice(self._pending_releases, _DELETE_BATCH))
         transaction.write_at_end(build_deletes(NONCES, *[{"_id": key, "token": token} for key, token in some]))
 
-        def released() -> None:
+        def on_released() -> None:
             for one in some:
                 self._pending_releases.pop(one, None)
             if self._pending_releases:
-                self._client.schedule_undo(self._release_pending)
+                self._client.transactions.schedule_undo(self._release_pending)
 
-        return released
+        return on_released
 
 
 class NonceCapacity:
     """
-    All nonces there are, with those of commands.
+    Bounds the number of nonces of the whole store, those of commands included.
 
-    How many those are is known by counting them from time to time, and by what this process does in between: what
-    others do is noticed a little late.
-
-    :param capacity: how many are kept.
+    The number is known by counting them from time to time and by the changes of this process in between, so changes
+    of other nodes are noticed a little late.
     """
 
     def __init__(self, client: ReplicaSetClient, capacity: int) -> None:
@@ -167,53 +190,45 @@ class NonceCapacity:
 
     def has_room(self, share: float = 1.0, more: int = 0) -> bool:
         """
-        Whether one more may be claimed, as far as that is known.
+        Whether one more nonce may be claimed, as far as is known.
 
-        :param more: that will have been claimed by then.
+        :param more: claims that come before it.
         """
         return self._count_known + more < int(share * self._capacity)
 
     def released(self, number: int) -> None:
-        """So many are not there any more; to count them each time would cost more than it has cost to claim one."""
+        """Count nonces off that were deleted; to count all again would cost more than a claim."""
         self._count_known = max(0, self._count_known - number)
 
     def claimed(self, number: int) -> None:
-        """So many more are there."""
         self._count_known += number
         self._changes_since_count += number
 
     async def refresh_count(self, executor: OperationExecutor, deadline: float, share: float = 1.0) -> None:
         """
-        Count them, if many have come since that was done, or if there is no room any more. If they cannot be counted,
-        they will be the next time.
+        Count the nonces if there were many changes since the last count, or if there is no room.
 
-        :param share: the least that somebody asks who is to claim one.
+        :param share: the least of those to be claimed.
         """
         now = self._client.clock.seconds()
-        is_over = not self.has_room(share) and now - self._counted_at >= _RECOUNT_INTERVAL
-        if self._changes_since_count <= self._capacity // _UNCHECKED_FRACTION and not is_over:
+        is_full = not self.has_room(share) and now - self._counted_at >= _RECOUNT_INTERVAL
+        if self._changes_since_count <= self._capacity // _UNCHECKED_FRACTION and not is_full:
             return
         self._changes_since_count, self._counted_at = 0, now
         try:
             self._count_known = await self._count(executor, min(deadline, now + _COUNT_TIMEOUT))
         except (MongoCommandError, ServerUnreachable) as error:
-            self._client.failed("count", error)
+            self._client.report_failure("count", error)
 
     async def prune(self, now: float) -> int:
-        """Forget those that have been over for long enough; how many those were."""
-        pruned = 0
-        while True:
-            over = {"until": {"$lte": now - NONCE_GRACE_SECONDS}}
-            found = await self._client.find("prune", NONCES, over, limit=_DELETE_BATCH, projection={"_id": 1})
-            if not found:
-                return pruned
-            gone = build_deletes(NONCES, {"_id": {"$in": [one["_id"] for one in found]}, **over})
-            (reply,) = await self._client.write("prune", gone)
-            pruned += reply["n"]
-            self._count_known = max(0, self._count_known - reply["n"])
+        """Delete nonces that expired long enough ago; return their number."""
+        expired = {"until": {"$lte": now - NONCE_GRACE_SECONDS}}
+        pruned = await self._client.delete_in_batches("prune", NONCES, expired, batch=_DELETE_BATCH)
+        self.released(pruned)
+        return pruned
 
     async def _count(self, executor: OperationExecutor, deadline: float) -> int:
-        # What is said first costs nothing, and may be wrong after a crash of the server.
+        # The count in the metadata costs nothing, and may be wrong after a crash of the server.
         reply = await executor.command(MongoCommand({"count": NONCES}), deadline)
         if reply["n"] < self._capacity // _ESTIMATE_FRACTION:
             return int(reply["n"])
@@ -224,7 +239,6 @@ class NonceCapacity:
 
 
 def build_nonce_query(*keys: bytes) -> MongoCommand:
-    """For those that are claimed already: documents with `_id` and `until`."""
     return build_find(NONCES, {"_id": {"$in": list(keys)}}, hint="_id_")
 
 
@@ -232,54 +246,22 @@ def build_nonce_claim(
     held: Sequence[Document], key: bytes, until: float, now: float, token: bytes
 ) -> list[MongoCommand] | None:
     """
-    What claims a nonce; None when somebody has it.
+    Build the writes that claim a nonce; None if it is claimed already.
 
-    :param held: what :func:`build_nonce_query` found.
-    :param token: whose claim it is, for :func:`build_nonce_release`.
+    :param held: result of :func:`build_nonce_query`.
+    :param token: identifies the claim, for :func:`build_nonce_release`.
     """
     if held and held[0]["until"] > now:
         return None
-    # Not updated but written anew, so that it has its place by when it came.
-    fresh = build_inserts(NONCES, [_build_nonce(key, until, token)])
-    return [*build_deletes(NONCES, {"_id": key}), *fresh] if held else fresh
+    # Replaced instead of updated, so that its place in the index is that of its arrival.
+    inserts = build_inserts(NONCES, [_build_nonce(key, until, token)])
+    return [*build_deletes(NONCES, {"_id": key}), *inserts] if held else inserts
 
 
 def build_nonce_release(key: bytes, token: bytes) -> list[MongoCommand]:
-    """Undo a claim, if it was this one that was made."""
+    """Build the write that deletes this claim, but not a newer one."""
     return build_deletes(NONCES, {"_id": key, "token": token})
 
 
 def _build_nonce(key: bytes, until: float, token: bytes) -> Document:
     return {"_id": key, "seq": Timestamp(0, 0), "until": float(until), "token": token}
-
-
-def _decide_claims(
-    transaction: Transaction,
-    works: Sequence[NonceClaimRequest],
-    token: bytes,
-    held: dict[bytes, float],
-    has_room: Callable[[float, int], bool],
-) -> list[NonceClaimResult]:
-    """
-    What becomes of each, as if they had come one by one.
-
-    :param held: until when, by key, those that are there.
-    :param has_room: for one more of a share, with so many that come with it.
-    """
-    there = set(held)
-    answers: list[NonceClaimResult] = []
-    fresh: dict[bytes, Document] = {}
-    for work in works:
-        answer: NonceClaimResult = held.get(work.key, work.now) <= work.now
-        if answer and work.key not in held and not has_room(work.share, len(fresh.keys() - there)):
-            answer = ReplayCacheFull()
-        if answer is True:
-            held[work.key] = work.until
-            fresh[work.key] = _build_nonce(work.key, work.until, token)
-        answers.append(answer)
-    gone = list(there & fresh.keys())
-    if gone:
-        transaction.write_at_end(build_deletes(NONCES, {"_id": {"$in": gone}}))
-    if fresh:
-        transaction.write_at_end(build_inserts(NONCES, fresh.values()))
-    return answers

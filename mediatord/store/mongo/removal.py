@@ -1,8 +1,4 @@
-"""
-What becomes known late: of writes of which nobody knew whether they were done.
-
-Taking messages out of their queues.
-"""
+"""Removal of messages from their queues: acknowledgement, purge, expiry and withdrawal."""
 
 from __future__ import annotations
 
@@ -21,76 +17,70 @@ from mediatord.store.fair_share import KnownSenders, get_party
 from mediatord.store.interfaces.messages import RemovalReason, RemovedMessage
 from mediatord.store.message_operations import LedgerEntry
 from mediatord.store.mongo.accounts import MessageDIDs, RecipientDIDCache
-from mediatord.store.mongo.driver.client import ReplicaSetClient, build_clock_check
+from mediatord.store.mongo.driver.client import ClockSkewMonitor, ReplicaSetClient
 from mediatord.store.mongo.driver.commands import Document, MongoCommand, build_deletes, build_find, build_updates
 from mediatord.store.mongo.driver.executor import OperationExecutor
 from mediatord.store.mongo.driver.transactions import Transaction, UndoCallback
-from mediatord.store.mongo.ledger_entries import build_ledger_entries
+from mediatord.store.mongo.ledger import build_ledger_entries
 from mediatord.store.mongo.message_queues import EVICTION_PROJECTION, REMOVAL_PROJECTION, build_removed, join_origin
 from mediatord.store.mongo.schema import ACCOUNTS, MESSAGES, RECIPIENTS
 
 RemovalListener = Callable[[Sequence[RemovedMessage]], None]
+P = TypeVar("P", str, bytes)
+
+_DIGEST_PATTERN = re.compile("[0-9a-f]{64}")
+# Messages that expire in one transaction, and seconds after which no other one is started.
+_EXPIRY_BATCH = 100
+_EXPIRY_SECONDS = 1.0
+_ACKNOWLEDGE_PROJECTION = {**EVICTION_PROJECTION, "seq": 1, "digest": 1}
+# Bytes that an id adds to a query beside itself, with the digest that it may be; and bytes of a query.
+_BYTES_PER_ID = 64
+_MAX_QUERY_BYTES = 8_388_608
 
 _log = Logger(namespace="mediatord.store")
 
 
-def log_removed(removed: Sequence[RemovedMessage]) -> None:
-    """Say how many messages have gone, and why."""
-    reasons = Counter(one.reason or "acknowledged" for one in removed)
-    _log.warn(
-        "messages were removed by operations that seemed to have failed: {reasons}",
-        reasons=", ".join(f"{number} {reason}" for reason, number in sorted(reasons.items())),
-    )
-
-
 class LateCommitReporter:
     """
-    Tells of messages that a write has removed although it was said to have failed.
+    Reports messages that a write has removed although it was reported as failed.
 
-    It goes by whether they are still there: one that the write did not remove, and that somebody else has removed
-    before this was looked at, is told twice. None is not told at all, unless this process ends before.
+    It goes by whether they still exist. A message that another operation has removed meanwhile is reported twice;
+    none is missed unless this process ends before.
 
-    :param tell: what it tells.
+    :param listener: called with them.
     """
 
-    def __init__(self, tell: RemovalListener) -> None:
-        self._tell = tell
+    def __init__(self, listener: RemovalListener) -> None:
+        self._listener = listener
 
-    async def look(self, transaction: Transaction, removed: Sequence[RemovedMessage]) -> UndoCallback | None:
-        """Part of an undo: see what is not there any more, to be told when the undo is durable."""
+    async def find_missing(self, transaction: Transaction, removed: Sequence[RemovedMessage]) -> UndoCallback | None:
+        """Part of an undo: find which of the messages do not exist, to report them when the undo is durable."""
         if not removed:
             return None
         ids = [one.id for one in removed]
         found = await transaction.find(MESSAGES, {"_id": {"$in": ids}}, projection={"_id": 1}, hint="_id_")
         left = {one["_id"] for one in found}
-        gone = [one for one in removed if one.id not in left]
-        return partial(self.tell, gone) if gone else None
+        missing = [one for one in removed if one.id not in left]
+        return partial(self.report, missing) if missing else None
 
-    def tell(self, gone: Sequence[RemovedMessage]) -> None:
-        """These are gone after all."""
-        if gone:
-            log_removed(gone)
-            self._tell(gone)
-
-
-_DIGEST_PATTERN = re.compile("[0-9a-f]{64}")
-# Messages that expire in one transaction, and seconds after which no other is begun.
-_EXPIRY_BATCH = 100
-_EXPIRY_SECONDS = 1.0
-_ACKNOWLEDGE_PROJECTION = {**EVICTION_PROJECTION, "seq": 1, "digest": 1}
-# Bytes: what an id takes in a question beside itself, with the digest that it may be, and a question in all.
-_BYTES_PER_ID = 64
-_MAX_QUERY_BYTES = 8_388_608
-
-P = TypeVar("P", str, bytes)
+    def report(self, removed: Sequence[RemovedMessage]) -> None:
+        if removed:
+            reasons = Counter(one.reason or "acknowledged" for one in removed)
+            _log.warn(
+                "operations reported as failed had removed messages: {reasons}",
+                reasons=", ".join(f"{number} {reason}" for reason, number in sorted(reasons.items())),
+            )
+            self._listener(removed)
 
 
 @dataclass(frozen=True, slots=True)
 class RemovalRequest:
     """
-    :param ids: or digests, if an account is given.
-    :param account: whose messages alone are meant; None for anybody's.
-    :param now: when they are acknowledged.
+    Messages to be removed.
+
+    :param ids: message ids, or digests if an account is given.
+    :param account: remove only its messages; None: anybody's.
+    :param now: time of the acknowledgement.
     """
 
     ids: Sequence[str]
@@ -99,22 +89,20 @@ class RemovalRequest:
 
     @property
     def size(self) -> int:
-        """Bytes that it takes to ask for all of them, about."""
+        """Bytes of the queries for all ids, about."""
         return sum([len(id) for id in self.ids]) + _BYTES_PER_ID * len(self.ids)
 
     def digests(self) -> list[bytes]:
-        return (
-            [bytes.fromhex(id) for id in self.ids if _DIGEST_PATTERN.fullmatch(id)]
-            if self.account is not None
-            else []
-        )
+        if self.account is None:
+            return []
+        return [bytes.fromhex(id) for id in self.ids if _DIGEST_PATTERN.fullmatch(id)]
 
 
 class RemoveBatchOperation:
     """
-    Does removals; see :class:`~.gathering.Together`. Each is answered with what it removed.
+    Removes messages; a BatchOperation on :class:`RemovalRequest`, answered with the removed messages.
 
-    :param entry: of the ledger, what becomes of messages by that.
+    :param entry: of the ledger.
     """
 
     def __init__(
@@ -134,78 +122,71 @@ class RemoveBatchOperation:
             return answers
 
         async def report_late(transaction: Transaction) -> UndoCallback | None:
-            return await self._late_commits.look(transaction, [one for some in answers for one in some])
+            return await self._late_commits.find_missing(transaction, [one for some in answers for one in some])
 
         return await executor.transact(remove, deadline, report_late, tries=tries)
 
-    async def expire(self, client: ReplicaSetClient, now: float, limit: int) -> list[RemovedMessage]:
+    async def expire(
+        self, client: ReplicaSetClient, clocks: ClockSkewMonitor, now: float, limit: int
+    ) -> list[RemovedMessage]:
         """
-        Those that have expired, the first first; not all at once, so that little is in anybody's way. None while the
-        server has another time than this host: who is wrong would remove what has not expired.
+        Remove expired messages, the first first, in small transactions. While the clocks of this host and of the
+        server differ none is removed, since it may not have expired.
         """
         expired: list[RemovedMessage] = []
         give_up = client.clock.seconds() + _EXPIRY_SECONDS
         while len(expired) < limit:
             number = min(limit - len(expired), _EXPIRY_BATCH)
             some: list[RemovedMessage] = []
+            filter = {"expires_at": {"$lte": now}, "$expr": clocks.build_check()}
             try:
                 await client.transact(
                     "expire",
-                    partial(
-                        self._expire, some, {"$expr": build_clock_check(client.wall.seconds())}, now=now, limit=number
-                    ),
-                    undo=partial(self._late_commits.look, removed=some),
+                    partial(self._expire, some, filter, number),
+                    undo=partial(self._late_commits.find_missing, removed=some),
                 )
             except StoreUnavailable:
                 if not expired:
                     raise
-                break  # what was removed has to be told
+                break  # those that were removed have to be reported
             expired += some
             if len(some) < number or client.clock.seconds() > give_up:
                 break
         return expired
 
     async def _expire(
-        self, expired: list[RemovedMessage], condition: Document, transaction: Transaction, now: float, limit: int
+        self, expired: list[RemovedMessage], filter: Document, limit: int, transaction: Transaction
     ) -> None:
-        """:param expired: becomes what has expired."""
+        """:param expired: set to the removed messages."""
         order = {"expires_at": 1, "seq": 1}
-        found = await transaction.find(
-            MESSAGES,
-            {"expires_at": {"$lte": now}, **condition},
-            sort=order,
-            limit=limit,
-            projection=REMOVAL_PROJECTION,
-        )
-        names = await self._did_cache.look_up(transaction.query, found)
+        found = await transaction.find(MESSAGES, filter, sort=order, limit=limit, projection=REMOVAL_PROJECTION)
+        dids = await self._did_cache.look_up(transaction.query, found)
         transaction.write_at_end(build_removals(found))
-        transaction.write_at_end(build_ledger_entries(transaction.page, "didcomm", expired=len(found)))
-        expired[:] = _build_removed_list(found, names, "ttl")
+        transaction.write_at_end(build_ledger_entries(transaction.slot, "didcomm", expired=len(found)))
+        expired[:] = _build_removed_list(found, dids, "ttl")
 
     async def _remove(self, transaction: Transaction, works: Sequence[RemovalRequest]) -> list[list[RemovedMessage]]:
-        dids = list({work.account for work in works if work.account is not None})
+        account_dids = list({work.account for work in works if work.account is not None})
         ids = list({id for work in works for id in work.ids})
-        owners, *some = await transaction.ask(
-            build_find(ACCOUNTS, {"did": {"$in": dids}}, projection={"did": 1}),
+        owners, *some = await transaction.query_many(
+            build_find(ACCOUNTS, {"did": {"$in": account_dids}}, projection={"did": 1}),
             *[
-                build_find(MESSAGES, {"_id": {"$in": piece}}, projection=_ACKNOWLEDGE_PROJECTION)
-                for piece in _split_into_queries(ids)
+                build_find(MESSAGES, {"_id": {"$in": chunk}}, projection=_ACKNOWLEDGE_PROJECTION)
+                for chunk in _split_into_queries(ids)
             ],
         )
         accounts: dict[ObjectId, str] = {one["_id"]: one["did"] for one in owners}
         found = [document for part in some for document in part]
         found += await self._find_by_digest(transaction, works, {did: id for id, did in accounts.items()})
-        names = await self._did_cache.look_up(transaction.query, found, accounts)
-        candidates = _RemovalCandidates(found, names)
+        dids = await self._did_cache.look_up(transaction.query, found, accounts)
+        candidates = _RemovalCandidates(found, dids)
         taken = [candidates.take(work) for work in works]
-        answers = [_build_removed_list(some, names, None) for some in taken]
         if self._entry == "acknowledged":
             await _record_senders(transaction, [(work.now, some) for work, some in zip(works, taken, strict=True)])
         transaction.write_at_end(build_removals(candidates.taken))
-        transaction.write_at_end(
-            build_ledger_entries(transaction.page, "didcomm", **{self._entry: len(candidates.taken)})
-        )
-        return answers
+        entries = {self._entry: len(candidates.taken)}
+        transaction.write_at_end(build_ledger_entries(transaction.slot, "didcomm", **entries))
+        return [_build_removed_list(some, dids, None) for some in taken]
 
     async def _find_by_digest(
         self, transaction: Transaction, works: Sequence[RemovalRequest], accounts: dict[str, ObjectId]
@@ -215,12 +196,12 @@ class RemoveBatchOperation:
             account = accounts.get(work.account or "")
             if account is not None:
                 wanted[account] += work.digests()
-        questions = [
-            build_find(MESSAGES, {"account": account, "digest": {"$in": piece}}, projection=_ACKNOWLEDGE_PROJECTION)
+        queries = [
+            build_find(MESSAGES, {"account": account, "digest": {"$in": chunk}}, projection=_ACKNOWLEDGE_PROJECTION)
             for account, digests in wanted.items()
-            for piece in _split_into_queries(digests)
+            for chunk in _split_into_queries(digests)
         ]
-        found = await transaction.ask(*questions) if questions else []
+        found = await transaction.query_many(*queries) if queries else []
         return [document for some in found for document in some]
 
 
@@ -228,32 +209,32 @@ class _RemovalCandidates:
     """
     Messages that one removal after the other takes from.
 
-    :ivar taken: those that are gone.
+    :ivar taken: those that are to be removed.
     """
 
-    def __init__(self, documents: Iterable[Document], names: MessageDIDs) -> None:
-        self._names = names
+    def __init__(self, documents: Iterable[Document], dids: MessageDIDs) -> None:
+        self._dids = dids
         self._left = {one["_id"]: one for one in documents}
-        self._with_digest: dict[bytes, list[str]] = defaultdict(list)
+        self._ids_by_digest: dict[bytes, list[str]] = defaultdict(list)
         for id, one in self._left.items():
-            self._with_digest[one["digest"]].append(id)
+            self._ids_by_digest[one["digest"]].append(id)
         self.taken: list[Document] = []
 
     def take(self, removal: RemovalRequest) -> list[Document]:
-        """What is meant; of an account, in order of arrival."""
+        """Take the messages of a removal, in order of arrival if it is of an account."""
         ids = dict.fromkeys(removal.ids)
         for digest in removal.digests():
-            ids |= dict.fromkeys(self._with_digest[digest])
+            ids |= dict.fromkeys(self._ids_by_digest[digest])
         taken = [self._left.pop(id) for id in ids if id in self._left and self._matches(removal, self._left[id])]
         self.taken += taken
         return taken if removal.account is None else sorted(taken, key=_get_arrival)
 
     def _matches(self, removal: RemovalRequest, document: Document) -> bool:
-        return removal.account is None or self._names.accounts.get(document["account"]) == removal.account
+        return removal.account is None or self._dids.accounts.get(document["account"]) == removal.account
 
 
 async def _record_senders(transaction: Transaction, acknowledged: Sequence[tuple[float, Sequence[Document]]]) -> None:
-    """Remember whom recipients have acknowledged, and when."""
+    """Record whose messages the recipients have acknowledged, and when."""
     # Parties by recipient and time: ten thousand messages of a thousand recipients may be acknowledged at once.
     acknowledged_parties: dict[ObjectId, dict[float, list[int]]] = {}
     for now, some in acknowledged:
@@ -264,9 +245,8 @@ async def _record_senders(transaction: Transaction, acknowledged: Sequence[tuple
     if not acknowledged_parties:
         return
     wanted = {"_id": {"$in": list(acknowledged_parties)}}
-    found = await transaction.find(RECIPIENTS, wanted, projection={"senders": 1}, hint="_id_")
     updates = []
-    for one in found:
+    for one in await transaction.find(RECIPIENTS, wanted, projection={"senders": 1}, hint="_id_"):
         senders = KnownSenders(one.get("senders"))
         if any([senders.acknowledged(parties, now) for now, parties in acknowledged_parties[one["_id"]].items()]):
             updates.append({"q": {"_id": one["_id"]}, "u": {"$set": {"senders": senders.text()}}})
@@ -274,17 +254,18 @@ async def _record_senders(transaction: Transaction, acknowledged: Sequence[tuple
 
 
 async def withdraw_messages(transaction: Transaction, ids: Sequence[str]) -> None:
-    """Take those out that are there, as if they had never been deposited."""
+    """Remove those of the messages that exist, to undo that they were queued."""
     found = await transaction.find(MESSAGES, {"_id": {"$in": list(ids)}}, projection=REMOVAL_PROJECTION)
     transaction.write_at_end(build_removals(found))
-    transaction.write_at_end(build_ledger_entries(transaction.page, "didcomm", withdrawn=len(found)))
+    transaction.write_at_end(build_ledger_entries(transaction.slot, "didcomm", withdrawn=len(found)))
 
 
 def build_removals(documents: Iterable[Document]) -> list[MongoCommand]:
     """
-    Delete messages and count them off. A recipient that is not registered goes with its last message.
+    Build the writes that delete messages and update the counters of their recipients. A recipient that is not
+    registered is deleted with its last message.
 
-    :param documents: all of them there, in the same transaction.
+    :param documents: read in the same transaction.
     """
     ids: list[str] = []
     counts: dict[ObjectId, list[int]] = {}
@@ -295,34 +276,32 @@ def build_removals(documents: Iterable[Document]) -> list[MongoCommand]:
         count[1] -= one["size"]
     if not ids:
         return []
+    updates = [
+        {"q": {"_id": recipient}, "u": {"$inc": {"messages": messages, "bytes": size, "changes": 1}}}
+        for recipient, (messages, size) in counts.items()
+    ]
     emptied = {"_id": {"$in": list(counts)}, "messages": 0}
     return [
         *build_deletes(MESSAGES, {"_id": {"$in": ids}}),
-        *build_updates(
-            RECIPIENTS,
-            [
-                {"q": {"_id": recipient}, "u": {"$inc": {"messages": messages, "bytes": size, "changes": 1}}}
-                for recipient, (messages, size) in counts.items()
-            ],
-        ),
+        *build_updates(RECIPIENTS, updates),
         *build_updates(RECIPIENTS, [{"q": emptied, "u": {"$unset": {"waited_for": 1}}, "multi": True}]),
         *build_deletes(RECIPIENTS, {**emptied, "registered": {"$exists": False}}),
     ]
 
 
 def _split_into_queries(values: Iterable[P]) -> Iterator[list[P]]:
-    """In questions that are not too large."""
-    some: list[P] = []
+    """Split values into chunks of at most :data:`_MAX_QUERY_BYTES`."""
+    chunk: list[P] = []
     size = 0
     for value in values:
         more = len(value) + _BYTES_PER_ID
-        if some and size + more > _MAX_QUERY_BYTES:
-            yield some
-            some, size = [], 0
-        some.append(value)
+        if chunk and size + more > _MAX_QUERY_BYTES:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(value)
         size += more
-    if some:
-        yield some
+    if chunk:
+        yield chunk
 
 
 def _get_arrival(document: Document) -> tuple[int, int]:
@@ -330,7 +309,7 @@ def _get_arrival(document: Document) -> tuple[int, int]:
 
 
 def _build_removed_list(
-    documents: Iterable[Document], names: MessageDIDs, reason: RemovalReason | None
+    documents: Iterable[Document], dids: MessageDIDs, reason: RemovalReason | None
 ) -> list[RemovedMessage]:
-    told = [(one, names.of(one)) for one in documents]
-    return [build_removed(one, *name, reason) for one, name in told if name is not None]
+    found = [(one, dids.of(one)) for one in documents]
+    return [build_removed(one, *pair, reason) for one, pair in found if pair is not None]

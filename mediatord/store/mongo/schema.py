@@ -1,76 +1,68 @@
 """
-The version of what is in the database, and the one to which somebody is bringing it.
+Collections and indexes of the MongoDB store, and the version of its schema.
 
-Collections and their indexes, made when the store is opened, and versions of what is in them.
+Each version adds to the one before, and records the oldest version that can use the database from then on, because
+nodes of two versions may run side by side. A database of a newer version is used as it is, if that allows it.
 
-Every version adds to the one before and says which is the oldest that can go on using the database after that: nodes
-of two versions may run side by side. What is newer than we are is used as it is, if it allows that.
-
-Collections of the DIDComm half and their indexes.
-
-Times are seconds since the epoch, by the clock of whoever wrote them. `seq` is filled in by the server: the order of
-arrival. Accounts and recipients have short ids of their own, so that indexes of messages stay small and an account
-can go by another DID.
-
-Collections of what nodes know of each other, and their indexes.
-
-Times are those of the server, as it knows them itself. That the server may delete what is long over is only tidiness:
-what counts is always asked for.
-
-Collections of the Decentrl half and their indexes.
-
-`_id` is the id that the caller chose, except of a party: there it is the key that stands for its DID, as `party`,
-`sender` and `peer` do in the other collections. `seq` is filled in by the server: the order of arrival.
+Times are seconds since the epoch, by the clock of the node that wrote them; in the collections of the cluster they
+are dates of the server. `seq` is a timestamp that the server fills in: the order of arrival. Accounts and recipients
+have short ids of their own, so that indexes of messages stay small and an account can change its DID. In the
+collections of Decentrl `_id` is the id that the client chose, but of a party the digest of its DID, as are `party`,
+`sender` and `peer`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from mediatord.protocol.canonical_did import canonicalize_did, compute_did_digest
+from mediatord.store.interfaces.messages import ArrivalWindow
 from mediatord.store.interfaces.store import StoreUnusable
 from mediatord.store.mongo.driver.commands import (
     HEARTBEAT_COLLECTION,
     Document,
     MongoCommand,
-    build_deletes,
     build_find,
     build_updates,
 )
 from mediatord.store.mongo.driver.errors import DuplicateKeyError, MongoCommandError
 from mediatord.store.mongo.driver.executor import OperationExecutor, retry_on_duplicate_key
-from mediatord.store.mongo.ledger_entries import LEDGER
-from mediatord.store.recipient_names import RecipientNames
 
 _log = Logger(namespace="mediatord.store")
 
 _SCHEMA_COLLECTION = "schema"
-# There while an import into the database is under way, or was interrupted.
+# A field of the schema document while an import into the database is unfinished.
 IMPORT_MARKER = "importing"
+# Seconds for a command, and for building indexes of a large database or migrating it.
+_COMMAND_TIMEOUT, _BUILD_TIMEOUT = 2.5, 600.0
+_NAMESPACE_MISSING, _INDEX_MISSING, _NAMESPACE_EXISTS = 26, 27, 48
+_INDEX_CONFLICT_CODES = {85, 86}
+_MAX_INDEX_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class MongoSchemaVersion:
     """
-    :param number: 1 if nothing is recorded.
-    :param heading_for: the version that somebody has begun to bring it to, or the number.
-    :param readable_from: the oldest version that can use it, and will be able to.
-    :param importing: whether an import into it has begun and is not finished.
+    Schema version of a database.
+
+    :param number: 1 if none is recorded.
+    :param upgrading_to: the version that a migration in progress leads to, or the number.
+    :param readable_from: the oldest version that can use the database, also after that migration.
+    :param importing: whether an import into it is unfinished.
     """
 
     number: int = 1
-    heading_for: int = 1
+    upgrading_to: int = 1
     readable_from: int = 1
     recorded: bool = False
     importing: bool = False
 
     def check(self, ours: int) -> None:
-        """:raise StoreRefused: a mediatord of our version must not use it, or nobody yet."""
+        """:raise StoreUnusable: our version must not use the database, or no version may use it yet."""
         if self.importing:
             raise StoreUnusable(
                 "cannot use the MongoDB database: an import into it is not finished: "
@@ -78,11 +70,11 @@ class MongoSchemaVersion:
             )
         if self.readable_from > ours:
             raise StoreUnusable(
-                f"cannot use the MongoDB database: its schema is version {self.heading_for}, "
+                f"cannot use the MongoDB database: its schema is version {self.upgrading_to}, "
                 f"this mediatord knows {ours} at most"
             )
-        if self.heading_for > ours:
-            _log.warn("the database has schema version {version}, of a newer mediatord", version=self.heading_for)
+        if self.upgrading_to > ours:
+            _log.warn("the database has schema version {version}, of a newer mediatord", version=self.upgrading_to)
 
 
 async def read_version(executor: OperationExecutor, deadline: float) -> MongoSchemaVersion:
@@ -94,7 +86,7 @@ async def read_version(executor: OperationExecutor, deadline: float) -> MongoSch
 
 
 async def announce_version(executor: OperationExecutor, version: MongoSchemaVersion, deadline: float) -> None:
-    """Say that the database is being brought to a version, before anything of it is there."""
+    """Record that a migration to a version begins."""
     change = {
         "version": {"$ifNull": ["$version", 1]},
         "readable_from": {"$max": ["$readable_from", version.readable_from]},
@@ -105,7 +97,7 @@ async def announce_version(executor: OperationExecutor, version: MongoSchemaVers
 
 
 async def record_version(executor: OperationExecutor, version: MongoSchemaVersion, deadline: float) -> None:
-    """Say that the database is of a version, unless it is of a newer one already."""
+    """Record that the database has a version, unless it has a newer one already."""
     number, oldest = version.number, version.readable_from
     ahead = {"$gt": ["$upgrading_to", number]}
     change = {
@@ -114,30 +106,19 @@ async def record_version(executor: OperationExecutor, version: MongoSchemaVersio
         "upgrading_to": {"$cond": [ahead, "$upgrading_to", "$$REMOVE"]},
     }
     query = {"_id": _SCHEMA_COLLECTION, "version": {"$not": {"$gt": number}}}
-    with suppress(DuplicateKeyError):  # somebody newer was faster
-        await executor.write(
-            build_updates(_SCHEMA_COLLECTION, [{"q": query, "u": [{"$set": change}], "upsert": True}]), deadline
-        )
-
-
-# Seconds for looking and recording, and for building indexes of a large database, or going through it.
-_COMMAND_TIMEOUT, _BUILD_TIMEOUT = 2.5, 600.0
-_NAMESPACE_MISSING, _INDEX_MISSING, _NAMESPACE_EXISTS = 26, 27, 48
-_INDEX_CONFLICT_CODES = {85, 86}
-_MAX_INDEX_ATTEMPTS = 5
-
-# Definitions of the indexes of a collection by name.
-ExistingIndexes = dict[str, Document]
+    update = {"q": query, "u": [{"$set": change}], "upsert": True}
+    with suppress(DuplicateKeyError):  # a newer version was recorded meanwhile
+        await executor.write(build_updates(_SCHEMA_COLLECTION, [update]), deadline)
 
 
 @dataclass(frozen=True, slots=True)
 class IndexSpec:
     """
-    One that is altered gets another name, as nodes of the version before may run beside ours and ask by the old one.
+    An index. A changed definition gets another name, because nodes of the version before use the index by its name.
 
     :param keys: fields and their direction.
-    :param partial: only documents that match are in it.
-    :param expire_after: seconds after the time in its field when the server may delete a document.
+    :param partial: filter of the documents in a partial index.
+    :param expire_after: seconds after the time in its field when the server deletes a document.
     """
 
     name: str
@@ -147,7 +128,7 @@ class IndexSpec:
     expire_after: int | None = None
 
     def definition(self) -> Document:
-        """As the server gives it back."""
+        """Build the definition as the server lists it."""
         options = {
             "unique": self.unique or None,
             "partialFilterExpression": self.partial,
@@ -158,7 +139,7 @@ class IndexSpec:
 
 @dataclass(frozen=True, slots=True)
 class CollectionSpec:
-    """A collection with the indexes that it has beside that of `_id`."""
+    """A collection with its indexes, except that of `_id`."""
 
     name: str
     indexes: tuple[IndexSpec, ...] = ()
@@ -167,10 +148,10 @@ class CollectionSpec:
 @dataclass(frozen=True, slots=True)
 class MongoMigration:
     """
-    The step from one version to the next. Several nodes may take it at once, and any of them again.
+    The step from one version to the next; idempotent, and safe to run on several nodes at once.
 
-    :param change: what to do, until a time of the clock.
-    :param readable_from: the oldest version that can use the database after it.
+    :param change: called with the deadline.
+    :param readable_from: the oldest version that can use the database afterwards.
     """
 
     change: Callable[[OperationExecutor, float], Awaitable[object]]
@@ -179,114 +160,162 @@ class MongoMigration:
 
 @dataclass(frozen=True, slots=True)
 class MongoSchema:
-    """:param migrations: from version 1, which is what the collections say, onwards."""
+    """:param migrations: from version 1, which the collections define, onwards."""
 
     collections: Sequence[CollectionSpec]
-    migrations: Sequence[MongoMigration] = field(default=())
+    migrations: Sequence[MongoMigration] = ()
 
     @property
     def version(self) -> int:
         return 1 + len(self.migrations)
 
+    @property
+    def readable_from(self) -> int:
+        return self.migrations[-1].readable_from if self.migrations else 1
+
     async def prepare(self, executor: OperationExecutor, clock: IReactorTime) -> None:
         """
-        Bring a database up to this version.
+        Create collections and indexes, and migrate the database to this version.
 
-        :raise StoreRefused: it is of one that we must not use.
+        :raise StoreUnusable: this version must not use the database.
         """
         found = await read_version(executor, _get_command_deadline(clock))
         found.check(self.version)
         if found.number > self.version:
             return
-        ours = MongoSchemaVersion(
-            self.version, self.version, self.migrations[-1].readable_from if self.migrations else 1
-        )
-        behind = found.number < self.version
-        if behind:
+        ours = MongoSchemaVersion(self.version, self.version, self.readable_from)
+        is_behind = found.number < self.version
+        if is_behind:
             await announce_version(executor, ours, _get_command_deadline(clock))
-        await self._make_indexes(executor, clock)
+        indexes = _IndexBuilder(executor, clock, self)
+        await indexes.build()
         for migration in self.migrations[found.number - 1 :]:
             await migration.change(executor, clock.seconds() + _BUILD_TIMEOUT)
-        if behind or not found.recorded:
+        if is_behind or not found.recorded:
             await record_version(executor, ours, _get_command_deadline(clock))
-        if behind:
-            # Somebody older, who had looked before we said what is to come, may have undone some meanwhile.
-            await self._make_indexes(executor, clock)
-
-    async def _make_indexes(self, executor: OperationExecutor, clock: IReactorTime) -> None:
-        """Make what is missing, and make anew what is different, but not while it is made for a newer version."""
-        is_superseded = False
-        for attempt in range(_MAX_INDEX_ATTEMPTS):
-            there = await _list_indexes(executor, self.collections, _get_command_deadline(clock))
-            if not any(_lacks_index(one, there[one.name], _is_different) for one in self.collections):
-                return
-            is_superseded = await self._is_superseded(executor, clock)
-            wanting = _is_absent if is_superseded else _is_different
-            todo = [one for one in self.collections if _lacks_index(one, there[one.name], wanting)]
-            if not todo:
-                return
-            if attempt:
-                _log.info("indexes were altered while they were made: once more")
-            for collection in todo:
-                await self._repair_indexes(executor, collection, there[collection.name], clock)
-        if not is_superseded:
-            raise StoreUnusable("the indexes of the MongoDB database keep changing: another program alters them")
-
-    async def _is_superseded(self, executor: OperationExecutor, clock: IReactorTime) -> bool:
-        """Whether somebody is bringing the database to a newer version, and knows better what there has to be."""
-        return (await read_version(executor, _get_command_deadline(clock))).heading_for > self.version
-
-    async def _repair_indexes(
-        self,
-        executor: OperationExecutor,
-        collection: CollectionSpec,
-        existing: ExistingIndexes | None,
-        clock: IReactorTime,
-    ) -> None:
-        new = existing is None
-        if existing is None:
-            await _run_tolerant(
-                executor, {"create": collection.name}, _get_command_deadline(clock), {_NAMESPACE_EXISTS}
-            )
-            existing = {}
-        missing = [index for index in collection.indexes if _is_absent(index, existing)]
-        await _build_indexes(executor, collection, missing, clock, new=new)
-        # Nodes that run have to do without these until they are built, so nothing else is with them.
-        altered: list[IndexSpec] = []
-        for index in collection.indexes:
-            if index in missing or not _is_different(index, existing) or await self._is_superseded(executor, clock):
-                continue
-            await _drop_conflicting_indexes(executor, collection, index, existing, _get_command_deadline(clock))
-            altered.append(index)
-        await _build_indexes(executor, collection, altered, clock, new=new)
+        if is_behind:
+            # A node of an older version that started before the announcement may have undone changes meanwhile.
+            await indexes.build()
 
 
 def _get_command_deadline(clock: IReactorTime) -> float:
     return clock.seconds() + _COMMAND_TIMEOUT
 
 
-async def _list_indexes(
-    executor: OperationExecutor, collections: Sequence[CollectionSpec], deadline: float
-) -> dict[str, ExistingIndexes | None]:
-    """
-    The definitions of all indexes by collection and name; None for a collection that is not there.
+# Definitions of the indexes of a collection by name.
+_ExistingIndexes = dict[str, Document]
 
-    One of ours that is still being built is none yet: to make it is to wait for it.
-    """
-    how: Document = {"includeBuildUUIDs": True, "cursor": {"batchSize": 1000}}
-    questions = [MongoCommand({"listIndexes": one.name, **how}) for one in collections]
-    replies = await executor.all(questions, deadline)
-    there: dict[str, ExistingIndexes | None] = {}
-    for collection, reply in zip(collections, replies, strict=True):
-        if isinstance(reply, MongoCommandError):
-            if reply.code != _NAMESPACE_MISSING:
-                raise reply
-            there[collection.name] = None
-        else:
-            found = [one for one in reply["cursor"]["firstBatch"] if not _is_being_built(one, collection)]
-            specs = [one.get("spec", one) for one in found]
-            there[collection.name] = {spec["name"]: _parse_definition(spec) for spec in specs}
-    return there
+
+class _IndexBuilder:
+    """Creates missing collections and indexes, and rebuilds those with another definition."""
+
+    def __init__(self, executor: OperationExecutor, clock: IReactorTime, schema: MongoSchema) -> None:
+        self._executor = executor
+        self._clock = clock
+        self._schema = schema
+
+    async def build(self) -> None:
+        """Leave other definitions alone while the database is migrated to a newer version."""
+        is_superseded = False
+        for attempt in range(_MAX_INDEX_ATTEMPTS):
+            existing = await self._list_indexes()
+            if not self._find_deficient(existing, _is_different):
+                return
+            is_superseded = await self._is_superseded()
+            deficient = self._find_deficient(existing, _is_absent if is_superseded else _is_different)
+            if not deficient:
+                return
+            if attempt:
+                _log.info("indexes were changed while they were built: trying again")
+            for collection in deficient:
+                await self._repair(collection, existing[collection.name])
+        if not is_superseded:
+            raise StoreUnusable("the indexes of the MongoDB database keep changing: another program alters them")
+
+    def _find_deficient(
+        self,
+        existing: dict[str, _ExistingIndexes | None],
+        is_deficient: Callable[[IndexSpec, _ExistingIndexes], bool],
+    ) -> list[CollectionSpec]:
+        """Find the collections that do not exist or have a deficient index."""
+        found = []
+        for collection in self._schema.collections:
+            indexes = existing[collection.name]
+            if indexes is None or any(is_deficient(index, indexes) for index in collection.indexes):
+                found.append(collection)
+        return found
+
+    async def _is_superseded(self) -> bool:
+        """Whether the database is being migrated to a newer version, which defines the indexes then."""
+        version = await read_version(self._executor, _get_command_deadline(self._clock))
+        return version.upgrading_to > self._schema.version
+
+    async def _repair(self, collection: CollectionSpec, existing: _ExistingIndexes | None) -> None:
+        is_new = existing is None
+        if existing is None:
+            await self._run({"create": collection.name}, {_NAMESPACE_EXISTS})
+            existing = {}
+        missing = [index for index in collection.indexes if _is_absent(index, existing)]
+        await self._create_indexes(collection, missing, is_new)
+        # Running nodes are without these until they are rebuilt, so nothing else is built with them.
+        changed: list[IndexSpec] = []
+        for index in collection.indexes:
+            if index in missing or not _is_different(index, existing) or await self._is_superseded():
+                continue
+            for name in _find_conflicting_indexes(index, existing):
+                _log.warn("rebuilding index {name}: its definition differs", name=name)
+                await self._run({"dropIndexes": collection.name, "index": name}, {_INDEX_MISSING})
+            changed.append(index)
+        await self._create_indexes(collection, changed, is_new)
+
+    async def _list_indexes(self) -> dict[str, _ExistingIndexes | None]:
+        """
+        List the definitions of all indexes by collection and name; None for a collection that does not exist.
+
+        One of ours that is being built is left out: creating it waits for the build.
+        """
+        options: Document = {"includeBuildUUIDs": True, "cursor": {"batchSize": 1000}}
+        collections = self._schema.collections
+        commands = [MongoCommand({"listIndexes": one.name, **options}) for one in collections]
+        replies = await self._executor.run_reads(commands, _get_command_deadline(self._clock))
+        existing: dict[str, _ExistingIndexes | None] = {}
+        for collection, reply in zip(collections, replies, strict=True):
+            if isinstance(reply, MongoCommandError):
+                if reply.code != _NAMESPACE_MISSING:
+                    raise reply
+                existing[collection.name] = None
+            else:
+                found = [one for one in reply["cursor"]["firstBatch"] if not _is_being_built(one, collection)]
+                specs = [one.get("spec", one) for one in found]
+                existing[collection.name] = {spec["name"]: _parse_definition(spec) for spec in specs}
+        return existing
+
+    async def _create_indexes(self, collection: CollectionSpec, indexes: Sequence[IndexSpec], is_new: bool) -> None:
+        if not indexes:
+            return
+        if not is_new:
+            names = ", ".join(index.name for index in indexes)
+            _log.info("building indexes of {name}: {names}", name=collection.name, names=names)
+        definitions = [{**index.definition(), "name": index.name} for index in indexes]
+        # With the default quorum, a member that is down would block the build; it catches up later.
+        body = {"createIndexes": collection.name, "indexes": definitions, "commitQuorum": "majority"}
+        # Without `maxTimeMS` the servers go on when we stop waiting, and the next start waits for the same build.
+        await self._run(body, _INDEX_CONFLICT_CODES, _BUILD_TIMEOUT, has_time_limit=False)
+
+    async def _run(
+        self, body: Document, harmless: set[int], timeout: float | None = None, *, has_time_limit: bool = True
+    ) -> None:
+        """:param harmless: error codes to ignore."""
+        deadline = self._clock.seconds() + (_COMMAND_TIMEOUT if timeout is None else timeout)
+        command = self._executor.with_majority(MongoCommand(body), deadline)
+        try:
+            await self._executor.command(command, deadline, has_time_limit=has_time_limit)
+        except MongoCommandError as error:
+            if error.code not in harmless:
+                raise
+        except DuplicateKeyError as error:
+            index = f"index {error.index} of the MongoDB collection {error.collection}"
+            raise StoreUnusable(f"cannot make the {index}: several documents have the same value") from None
 
 
 def _is_being_built(found: Document, collection: CollectionSpec) -> bool:
@@ -304,60 +333,19 @@ def _is_same_definition(one: Document, other: Document) -> bool:
     return one == other and list(one["key"].items()) == list(other["key"].items())
 
 
-def _lacks_index(
-    collection: CollectionSpec,
-    existing: ExistingIndexes | None,
-    wanting: Callable[[IndexSpec, ExistingIndexes], bool],
-) -> bool:
-    return existing is None or any(wanting(index, existing) for index in collection.indexes)
-
-
-def _is_different(index: IndexSpec, existing: ExistingIndexes) -> bool:
-    """Whether there is no such index."""
+def _is_different(index: IndexSpec, existing: _ExistingIndexes) -> bool:
+    """Whether no index of this name has this definition."""
     present = existing.get(index.name)
     return present is None or not _is_same_definition(index.definition(), present)
 
 
-def _is_absent(index: IndexSpec, existing: ExistingIndexes) -> bool:
-    """Whether there is nothing that has its place."""
+def _is_absent(index: IndexSpec, existing: _ExistingIndexes) -> bool:
+    """Whether the index can be created without dropping another one."""
     return not _find_conflicting_indexes(index, existing)
 
 
-async def _build_indexes(
-    executor: OperationExecutor,
-    collection: CollectionSpec,
-    indexes: Sequence[IndexSpec],
-    clock: IReactorTime,
-    *,
-    new: bool,
-) -> None:
-    """:param new: whether the collection is."""
-    if not indexes:
-        return
-    if not new:
-        names = ", ".join(index.name for index in indexes)
-        _log.info("building indexes of {name}: {names}", name=collection.name, names=names)
-    definitions = [{**index.definition(), "name": index.name} for index in indexes]
-    # Members that are away catch up; by default all of them would be waited for.
-    body = {"createIndexes": collection.name, "indexes": definitions, "commitQuorum": "majority"}
-    # When we give up waiting, the servers go on, and the next start waits for them; with a limit they would give up.
-    await _run_tolerant(executor, body, clock.seconds() + _BUILD_TIMEOUT, _INDEX_CONFLICT_CODES, limited=False)
-
-
-async def _drop_conflicting_indexes(
-    executor: OperationExecutor,
-    collection: CollectionSpec,
-    index: IndexSpec,
-    existing: ExistingIndexes,
-    deadline: float,
-) -> None:
-    for name in _find_conflicting_indexes(index, existing):
-        _log.warn("index {name} is made anew: it was another one", name=name)
-        await _run_tolerant(executor, {"dropIndexes": collection.name, "index": name}, deadline, {_INDEX_MISSING})
-
-
-def _find_conflicting_indexes(index: IndexSpec, existing: ExistingIndexes) -> list[str]:
-    """Indexes of this name, or that are the same but for their name, which no collection may have two of."""
+def _find_conflicting_indexes(index: IndexSpec, existing: _ExistingIndexes) -> list[str]:
+    """Find indexes of the same name, or of the same definition but for the expiry, which would be rejected."""
     definition = _without_expiry(index.definition())
     return [
         name
@@ -370,17 +358,17 @@ def _without_expiry(definition: Document) -> Document:
     return {name: value for name, value in definition.items() if name != "expireAfterSeconds"}
 
 
-async def _run_tolerant(
-    executor: OperationExecutor, body: Document, deadline: float, harmless: set[int], *, limited: bool = True
-) -> None:
-    try:
-        await executor.command(executor.durably(MongoCommand(body), deadline), deadline, limited=limited)
-    except MongoCommandError as error:
-        if error.code not in harmless:
-            raise
-    except DuplicateKeyError as error:
-        index = f"index {error.index} of the MongoDB collection {error.collection}"
-        raise StoreUnusable(f"cannot make the {index}: several documents have the same value") from None
+def build_window_filters(field: str, window: ArrivalWindow) -> list[Document]:
+    """
+    Build filters for a window of time; all matches of one come before all of the next.
+
+    Each is a range of one index; with `$or` the server would read the documents.
+    """
+    since, until = float(window.since), float(window.until)
+    if not window.after:
+        return [{field: {"$gte": since, "$lt": until}}]
+    later = {field: {"$gt": since, "$lt": until}}
+    return [{field: since, "_id": {"$gt": window.after}}, later] if since < until else []
 
 
 ACCOUNTS = "accounts"
@@ -390,12 +378,12 @@ RETIRED_DIDS = "retired"
 LONG_FORM_DIDS = "documents"
 NONCES = "nonces"
 SESSION_OWNERS = "owners"
+LEDGER = "ledger"
+# The document of the ledger with the sums of dead processes.
+CARRIED_FORWARD_ID = "carried"
 
-# Documents that a migration reads together.
-_MIGRATION_BATCH = 500
-
-# `did`, `created_at`, `draft03`; `recipients`, under how many names DIDs are registered, and `places`, how many ever
-# were; `seen_at`, the last authenticated contact, to a day; `fresh`, until it is known that the account is used.
+# `did`, `created_at`, `draft03`; `recipients`, the number of registered names, and `places`, the number ever
+# registered; `seen_at`, the last authenticated contact, to a day; `fresh` until the account is known to be used.
 _ACCOUNTS_SPEC = CollectionSpec(
     ACCOUNTS,
     (
@@ -405,10 +393,11 @@ _ACCOUNTS_SPEC = CollectionSpec(
     ),
 )
 
-# A DID that an account has registered, or had registered when something came that still waits. `account`, `did` in
-# its canonical form, `compute_did_digest`, equal for all its forms, `registered`, its place in the order of registration,
-# absent when it is not; `names`, the spellings it was registered under, unless that is the DID alone (see
-# RecipientNames); `messages` and `bytes` that wait, `changes` of those, and `waited_for`, which is there when any do.
+# A DID that an account has registered, or had registered when a message arrived that is still queued. `account`;
+# `did` in its canonical form; `did_digest`, equal for all its forms; `registered`, its place in the order of
+# registration, absent if it is not registered; `names`, the spellings it is registered under, unless that is the DID
+# alone (see RecipientNames); `messages` and `bytes` in the queue, `changes` of the queue so far, `waited_for` if it
+# is not empty; `senders`, see KnownSenders.
 _RECIPIENTS_SPEC = CollectionSpec(
     RECIPIENTS,
     (
@@ -420,32 +409,32 @@ _RECIPIENTS_SPEC = CollectionSpec(
         ),
         IndexSpec("recipient_did", {"did_digest": 1, "account": 1}),
         IndexSpec("recipient_order", {"account": 1, "registered": 1}),
-        # By nothing that changes with every message: an index that depends on a counter doubles what an update costs.
+        # Not by a counter: an index on a field that changes with every message doubles the cost of the update.
         IndexSpec("recipient_waited_for", {"waited_for": 1}, partial={"waited_for": {"$exists": True}}),
     ),
 )
 
 # `_id` is the message id. `recipient`, `account`, `seq`, `form`, `size`, `received_at`, `expires_at`, `digest`,
-# `pushes`, `payload`; `network` and `sender`, the halves of its origin, as far as they are known; `due_at` while
-# delayed, and `wakes_at`, the same if it is due before it expires; once it is not delayed `arrived_at`, since when it
-# can be pushed; `delivered`, the boot of the node that pushed it last, if it was pushed.
+# `pushes`, `payload`; `network` and `sender`, the halves of its origin, if known; while delayed `due_at`, and
+# `wakes_at`, the same if it is due before it expires; once not delayed `arrived_at`, since when it can be pushed;
+# `delivered`, the boot of the node that pushed it last.
 _MESSAGES_SPEC = CollectionSpec(
     MESSAGES,
     (
         IndexSpec("message_of_recipient", {"recipient": 1, "seq": 1}),
-        # Those that are not delayed in order of arrival, whatever else waits; what has expired is known by its key.
+        # Messages that are not delayed in order of arrival; covers the check for expiry.
         IndexSpec("message_of_account", {"account": 1, "due_at": 1, "seq": 1, "expires_at": 1}),
         IndexSpec("message_digest", {"account": 1, "digest": 1}),
         IndexSpec("message_expiry", {"expires_at": 1, "seq": 1}),
         IndexSpec("message_wakes", {"wakes_at": 1, "seq": 1}, partial={"wakes_at": {"$exists": True}}),
-        # These two have all that is counted of what is not visible.
+        # These two cover the counts of messages that are not visible.
         IndexSpec("message_over", {"account": 1, "expires_at": 1, "recipient": 1, "size": 1}),
         IndexSpec(
             "message_delayed",
             {"account": 1, "recipient": 1, "due_at": 1, "expires_at": 1, "size": 1},
             partial={"due_at": {"$exists": True}},
         ),
-        # All that is asked of these, so that only keys are read.
+        # These two cover their queries.
         IndexSpec("message_delivered", {"delivered": 1, "_id": 1}, partial={"delivered": {"$exists": True}}),
         IndexSpec(
             "message_arrived",
@@ -455,11 +444,11 @@ _MESSAGES_SPEC = CollectionSpec(
     ),
 )
 
-# `_id` is the key. `until`, `seq`, and `token`, which says whose claim it is.
+# `_id` is the nonce. `until`, `seq`, and `token`, which identifies the claim.
 _NONCES_SPEC = CollectionSpec(NONCES, (IndexSpec("nonce_order", {"seq": 1}), IndexSpec("nonce_until", {"until": 1})))
 
-# `owner`, of the sessions that write it; `didcomm` and `decentrl`, each with what there is of the entries. The
-# page that is carried forward has no owner, but `settled`, once there is nobody left who keeps none.
+# `_id` is that of a SessionSlot. `owner`; `didcomm` and `decentrl`, each with the sums of the entries. The document
+# with the sums of dead processes has no owner, but `settled` once the ledger is initialized.
 _LEDGER_SPEC = CollectionSpec(LEDGER)
 
 DIDCOMM_COLLECTIONS = (
@@ -475,103 +464,8 @@ DIDCOMM_COLLECTIONS = (
 )
 
 
-async def _begin_a_ledger(_executor: object, _deadline: float) -> None:
-    """Whoever opens the books finds what waits; see :mod:`.books`."""
-
-
-async def _make_canonical(executor: OperationExecutor, deadline: float) -> None:
-    """
-    DIDs that were kept in other forms. Of several accounts that turn out to be of one DID one stays, with what all of
-    them have.
-    """
-    await _rename_accounts(executor, deadline)
-    await _digest_recipients(executor, deadline)
-    await _rename_keys(executor, deadline, RETIRED_DIDS)
-    await _rename_keys(executor, deadline, LONG_FORM_DIDS)
-    # When an account from before was last in contact is not known.
-    now = [{"$set": {"seen_at": {"$divide": [{"$toLong": "$$NOW"}, 1000]}}}]
-    unseen = {"q": {"seen_at": {"$exists": False}}, "u": now, "multi": True}
-    await executor.write(build_updates(ACCOUNTS, [unseen]), deadline)
-
-
-async def _rename_accounts(executor: OperationExecutor, deadline: float) -> None:
-    async for one in _all_of(executor, deadline, ACCOUNTS):
-        did = canonicalize_did(one["did"])
-        if did == one["did"]:
-            continue
-        # One that only went over to another form of its DID goes by it still.
-        await executor.write(build_deletes(RETIRED_DIDS, {"_id": did}), deadline)
-        try:
-            change = {"q": {"_id": one["_id"]}, "u": {"$set": {"did": did}}}
-            await executor.write(build_updates(ACCOUNTS, [change]), deadline)
-        except DuplicateKeyError:
-            await _merge_account(executor, deadline, one, did)
-
-
-async def _merge_account(executor: OperationExecutor, deadline: float, other: Document, did: str) -> None:
-    """All that an account has goes to the one with this DID; again from the start, if that was interrupted."""
-    (first,) = await executor.query(build_find(ACCOUNTS, {"did": did}), deadline)
-    for name in (RECIPIENTS, MESSAGES):
-        moved = {"q": {"account": other["_id"]}, "u": {"$set": {"account": first["_id"]}}, "multi": True}
-        await executor.write(build_updates(name, [moved]), deadline)
-    registered = {"account": first["_id"], "registered": {"$exists": True}}
-    found = await executor.query(build_find(RECIPIENTS, registered), deadline)
-    number = sum(len(one.get("names", (None,))) for one in found)
-    places = max(first.get("places", 0), other.get("places", 0))
-    counted = {"q": {"_id": first["_id"]}, "u": {"$set": {"recipients": number, "places": places}}}
-    await executor.write(build_updates(ACCOUNTS, [counted]), deadline)
-    await executor.write(build_deletes(ACCOUNTS, {"_id": other["_id"]}), deadline)
-
-
-async def _rename_keys(executor: OperationExecutor, deadline: float, name: str) -> None:
-    async for one in _all_of(executor, deadline, name):
-        did = canonicalize_did(one["_id"])
-        if did == one["_id"]:
-            continue
-        if name != RETIRED_DIDS or not await executor.query(build_find(ACCOUNTS, {"did": did}), deadline):
-            kept = {"q": {"_id": did}, "u": {"$setOnInsert": one | {"_id": did}}, "upsert": True}
-            await executor.write(build_updates(name, [kept]), deadline)
-        await executor.write(build_deletes(name, {"_id": one["_id"]}), deadline)
-
-
-async def _all_of(executor: OperationExecutor, deadline: float, name: str) -> AsyncIterator[Document]:
-    """Some at a time, in the order of their ids; one that is changed meanwhile may come twice."""
-    after: Document = {}
-    while found := await executor.query(build_find(name, after, sort={"_id": 1}, limit=_MIGRATION_BATCH), deadline):
-        for one in found:
-            yield one
-        after = {"_id": {"$gt": found[-1]["_id"]}}
-
-
-async def _digest_recipients(executor: OperationExecutor, deadline: float) -> None:
-    """Of several that turn out to be one DID the first that is met stays registered."""
-    missing = {"did_digest": {"$exists": False}}
-    while found := await executor.query(
-        build_find(RECIPIENTS, missing, sort={"_id": 1}, limit=_MIGRATION_BATCH), deadline
-    ):
-        for one in found:
-            did = canonicalize_did(one["did"])
-            names = RecipientNames(did, None)
-            place = one.get("registered")
-            if place is not None:
-                names.add(one["did"], place)
-            change: Document = {"did": did, "did_digest": compute_did_digest(did)}
-            if names.stored is not None:
-                change["names"] = names.stored
-            this = {"_id": one["_id"]}
-            try:
-                await executor.write(build_updates(RECIPIENTS, [{"q": this, "u": {"$set": change}}]), deadline)
-            except DuplicateKeyError:
-                change.pop("names", None)
-                left_over = {"$set": change, "$unset": {"registered": 1}}
-                fewer = {"q": {"_id": one["account"]}, "u": {"$inc": {"recipients": -1}}}
-                await executor.write(build_updates(RECIPIENTS, [{"q": this, "u": left_over}]), deadline)
-                await executor.write(build_updates(ACCOUNTS, [fewer]), deadline)
-
-
-# Of version 2 is what has a ledger: who does not keep it may not change messages. Of version 3 is what knows
-# recipients by digests and accounts by canonical forms: who does not would let a DID have two owners.
-MIGRATIONS = (MongoMigration(_begin_a_ledger, readable_from=2), MongoMigration(_make_canonical, readable_from=3))
+# From version 1, which the collections define, onwards.
+MIGRATIONS: tuple[MongoMigration, ...] = ()
 
 NODES = "nodes"
 PRESENCE = "presence"
@@ -579,14 +473,14 @@ LEASES = "turns"
 QUOTAS = "allowances"
 PICKUPS = "pickups"
 
-# Takes part in every join and every end, so that of two at the same time one sees the other.
+# Every join and every removal of a node writes this document, so that concurrent ones conflict.
 MEMBERSHIP_LOCK_ID = ""
 MEMBERSHIP_LOCK_UPDATE: Document = {"q": {"_id": MEMBERSHIP_LOCK_ID}, "u": {"$inc": {"joins": 1}}, "upsert": True}
 
 CLUSTER_COLLECTIONS = (
-    # `_id` is the boot. `name`, `address`, `seal`, `identity`, `until`. The roster has only `joins`.
+    # `_id` is the boot. `name`, `address`, `seal`, `identity`, `until`. The membership lock has only `joins`.
     CollectionSpec(NODES),
-    # `did`, `boot`: nothing that has to be renewed.
+    # `did`, `boot`; lasts as long as the lease of the node.
     CollectionSpec(
         PRESENCE,
         (
@@ -594,12 +488,12 @@ CLUSTER_COLLECTIONS = (
             IndexSpec("presence_of_node", {"boot": 1}),
         ),
     ),
-    # `_id` is the turn. `boot`, `until`.
+    # `_id` is the name of the lease. `boot`, `until`.
     CollectionSpec(LEASES, (IndexSpec("turn_over", {"until": 1}, expire_after=3600),)),
-    # `_id` is the key. `lots`, of `at` in milliseconds and `n`; `until`, when none of them counts; of the latest
-    # taking `taken`, whether there was enough, and `now`.
+    # `_id` is the key. `lots`, of `at` in milliseconds and `n`; `until`, when none of them counts any more; of the
+    # latest take `taken`, whether it succeeded, and `now`.
     CollectionSpec(QUOTAS, (IndexSpec("allowance_over", {"until": 1}, expire_after=60),)),
-    # `_id` is that of a message or pending event that was handed out by pickup. `until`, when that counts no more.
+    # `_id` is that of a message or pending event that was handed out by pickup. `until`, when the record expires.
     CollectionSpec(PICKUPS, (IndexSpec("pickup_over", {"until": 1}, expire_after=60),)),
 )
 
@@ -610,11 +504,11 @@ REGISTRATIONS = "registrations"
 @dataclass(frozen=True, slots=True)
 class PartyCollection:
     """
-    A collection of what is kept for parties, and counted.
+    A collection of documents that belong to parties.
 
-    :param counter: of its documents, in the party.
-    :param bytes: of their `size` and `tags_size`, likewise; empty if nobody counts them.
-    :param payloads: collection of what is long in them, under the same `_id`; empty if that is in them.
+    :param counter: field of the party with the number of its documents.
+    :param bytes: field of the party with the sum of their `size` and `tags_size`; empty if it has none.
+    :param payloads: collection of their long fields, under the same `_id`; empty if it has none.
     """
 
     name: str
@@ -629,59 +523,49 @@ PENDING_EVENTS = PartyCollection("pending_events", "pending", "pending_bytes")
 STORED_EVENTS = PartyCollection("stored_events", "stored", "archive_bytes", "stored_payloads")
 PUBLIC_EVENTS = PartyCollection("public_events", "published", "archive_bytes", "public_payloads")
 
-PARTY_UNUSED = "party_unused"
-REGISTRATION_OF_PARTY = "registration_of_party"
-REGISTRATION_UNTIL = "registration_until"
-CONTRACT_OF_PARTY = "contract_of_party"
-CONTRACT_OF_PAIR = "contract_of_pair"
-CONTRACT_DIGEST = "contract_digest"
-REQUEST_OF_PARTY = "request_of_party"
-REQUEST_OF_PAIR = "request_of_pair"
-PENDING_OF_PARTY = "pending_of_party"
-PENDING_OF_PAIR = "pending_of_pair"
-PENDING_ARRIVED = "pending_arrived"
-# Of stored and of public events.
-EVENT_LABEL_INDEX = "labelled"
 
-_EVENT_LABEL_INDEX_SPEC = IndexSpec(EVENT_LABEL_INDEX, {"labels": 1, "at": 1, "seq": 1})
+_EVENT_LABEL_INDEX_SPEC = IndexSpec("labelled", {"labels": 1, "at": 1, "seq": 1})
 
 DECENTRL_COLLECTIONS = (
-    # `did`, `get_registration_expiry`, `edition` and counters; `waited_for` while there are pending events, and `unused` as
-    # long as nothing is kept for it: a change of what an index depends on costs the server twice as much.
+    # `did`, `registered_until`, `edition` and counters; `waited_for` while there are pending events,
+    # and `unused` while all counters are 0, for the indexes: one on a counter would double the cost of an update.
     CollectionSpec(
         PARTIES,
         (
             IndexSpec("party_waited_for", {"waited_for": 1}, partial={"waited_for": {"$exists": True}}),
-            IndexSpec(PARTY_UNUSED, {"unused": 1, "registered_until": 1}, partial={"unused": {"$exists": True}}),
+            IndexSpec("party_unused", {"unused": 1, "registered_until": 1}, partial={"unused": {"$exists": True}}),
         ),
     ),
     # `party`, `until`, `digest`, `text`.
     CollectionSpec(
         REGISTRATIONS,
-        (IndexSpec(REGISTRATION_OF_PARTY, {"party": 1, "until": 1}), IndexSpec(REGISTRATION_UNTIL, {"until": 1})),
+        (IndexSpec("registration_of_party", {"party": 1, "until": 1}), IndexSpec("registration_until", {"until": 1})),
     ),
-    # `party`, `peer`, `make_mediator_peer_did`, `until`, `digest`, `text`, `seq`.
+    # `party`, `peer`, `peer_did`, `until`, `digest`, `text`, `seq`.
     CollectionSpec(
         CONTRACTS.name,
         (
-            IndexSpec(CONTRACT_OF_PARTY, {"party": 1, "seq": 1, "until": 1}),
-            IndexSpec(CONTRACT_OF_PAIR, {"party": 1, "peer": 1, "seq": 1, "until": 1}),
-            IndexSpec(CONTRACT_DIGEST, {"party": 1, "digest": 1}, unique=True),
+            IndexSpec("contract_of_party", {"party": 1, "seq": 1, "until": 1}),
+            IndexSpec("contract_of_pair", {"party": 1, "peer": 1, "seq": 1, "until": 1}),
+            IndexSpec("contract_digest", {"party": 1, "digest": 1}, unique=True),
         ),
     ),
     # `party`, `sender`, `sender_did`, `text`, `public_key`, `seq`.
     CollectionSpec(
         CONTRACT_REQUESTS.name,
-        (IndexSpec(REQUEST_OF_PARTY, {"party": 1, "seq": 1}), IndexSpec(REQUEST_OF_PAIR, {"party": 1, "sender": 1})),
+        (
+            IndexSpec("request_of_party", {"party": 1, "seq": 1}),
+            IndexSpec("request_of_pair", {"party": 1, "sender": 1}),
+        ),
     ),
     # `party`, `recipient_did`, `sender`, `sender_did`, `received_at`, `size`, `payload`, `seq`.
     CollectionSpec(
         PENDING_EVENTS.name,
         (
-            IndexSpec(PENDING_OF_PARTY, {"party": 1, "seq": 1}),
-            IndexSpec(PENDING_OF_PAIR, {"party": 1, "sender": 1, "seq": 1}),
-            # All that is asked of these, so that only keys are read.
-            IndexSpec(PENDING_ARRIVED, {"party": 1, "received_at": 1, "_id": 1}),
+            IndexSpec("pending_of_party", {"party": 1, "seq": 1}),
+            IndexSpec("pending_of_pair", {"party": 1, "sender": 1, "seq": 1}),
+            # Covers its query.
+            IndexSpec("pending_arrived", {"party": 1, "received_at": 1, "_id": 1}),
         ),
     ),
     # `party`, `labels`, `at`, `tags`, `tags_size`, `size` of the payload, `seq`.
@@ -691,3 +575,5 @@ DECENTRL_COLLECTIONS = (
     CollectionSpec(STORED_EVENTS.payloads),
     CollectionSpec(PUBLIC_EVENTS.payloads),
 )
+
+ALL_COLLECTIONS = (*DIDCOMM_COLLECTIONS, *DECENTRL_COLLECTIONS, *CLUSTER_COLLECTIONS)

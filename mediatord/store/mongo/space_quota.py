@@ -1,4 +1,4 @@
-"""Whether a MongoDB database may grow: its bound in bytes, and the free space of the server's disk."""
+"""Limits on the size of the MongoDB database and on the free space of the server's disk."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from mediatord.store.mongo.driver.errors import MongoCommandError
 from mediatord.store.mongo.driver.executor import OperationExecutor
 from mediatord.store.quotas import GROWING_OPERATIONS, SpaceLimits
 
-# Seconds between two questions for the size of the database and the free space of its disk.
+# Seconds between checks.
 CHECK_INTERVAL = 5.0
-# Codes with which a server that does not know `freeStorage` refuses it: BadValue, FailedToParse, InvalidOptions, and
-# that of an unknown field.
+# Errors of servers without the option `freeStorage`: BadValue, FailedToParse, InvalidOptions, and an unknown field.
 _UNKNOWN_OPTION_CODES = frozenset({2, 9, 72, 40415})
 _UNAUTHORIZED = 13
 
@@ -31,10 +30,10 @@ _log = Logger(namespace="mediatord.store")
 
 class SpaceQuota:
     """
-    Asks the primary for the size of the database and the free space of its disk, and refuses writes that need more.
+    Checks the size of the database and the free space of the primary's disk, and refuses writes that need more.
 
-    `dbStats` counts what is in the files, which the server writes about once a minute. The space of deleted documents
-    becomes reusable some minutes later.
+    `dbStats` counts the files, which the server writes about once a minute. The space of deleted documents becomes
+    reusable some minutes later.
 
     :ivar limits: how much space the database may take.
     :param on_fault: called with `full` when that begins and ends.
@@ -55,16 +54,15 @@ class SpaceQuota:
 
     @property
     def trouble(self) -> str:
-        """What is wrong, for the operator; empty when all is well, or the server does not answer."""
-        return STORE_FAULT_MESSAGES["full"] if self._is_full and self._client.answers else ""
+        """The fault for the operator; empty if there is none, or the server is unreachable."""
+        return STORE_FAULT_MESSAGES["full"] if self._is_full and self._client.is_available else ""
 
     def start(self) -> None:
-        """Check now, and from now on every :data:`FILE_CHECK_INTERVAL`."""
+        """Check now and every :data:`CHECK_INTERVAL` seconds."""
         if not self._checks.running:
             self._checks.start(CHECK_INTERVAL)
 
     def stop(self) -> None:
-        """Check no more."""
         if self._checks.running:
             self._checks.stop()
 
@@ -72,13 +70,13 @@ class SpaceQuota:
         """
         Whether a write is refused for want of space.
 
-        :param shrinking: whether there is less in the store after it, which its name does not say.
+        :param shrinking: whether it makes the store smaller, which its name does not show.
         """
         return self._is_full and not shrinking and operation in GROWING_OPERATIONS
 
     async def check(self) -> None:
-        """:raise StoreUnavailable: the server does not answer."""
-        stats = await self._client.operate("space", self._stats)
+        """:raise StoreUnavailable: the server is unreachable."""
+        stats = await self._client.operate("space", self._read_stats)
         if stats is None:
             if not self._warned:
                 self._warned = True
@@ -87,21 +85,21 @@ class SpaceQuota:
         reusable = int(stats.get("totalFreeStorageSize", 0))
         in_files = int(stats["storageSize"]) - int(stats.get("freeStorageSize", 0))
         indexes = int(stats["indexSize"]) - int(stats.get("indexFreeStorageSize", 0))
-        # More in use than the documents take uncompressed is left over from deleted ones.
+        # The rest beyond the uncompressed size of the documents belongs to deleted ones.
         taken = min(in_files, int(stats["dataSize"])) + indexes
-        # Absent where the storage engine has no files, -1 where the server cannot find out.
+        # Absent if the storage engine has no files, -1 if unknown.
         total = max(int(stats.get("fsTotalSize", 0)), 0)
         free = total - int(stats.get("fsUsedSize", 0)) if total else None
         self._set_full(self.exceeded(taken=taken, free=free, reusable=reusable, total=total))
 
     def exceeded(self, *, taken: int, free: int | None, reusable: int, total: int) -> bool:
         """
-        Whether the database may not grow. Journal and oplog need space of the disk itself, so half of what is to be
-        left free must be free there.
+        Whether the database must not grow. Journal and oplog need space on the disk, so half of the space to be left
+        free must be free there, outside of the files.
 
-        :param taken: bytes of the database that are in use.
-        :param free: bytes that are free on the disk; None where that is not known.
-        :param reusable: bytes that are free inside of the files.
+        :param taken: bytes that the database uses.
+        :param free: free bytes on the disk; None if unknown.
+        :param reusable: free bytes inside the files.
         :param total: bytes of the disk.
         """
         room = None if free is None else free + reusable
@@ -110,8 +108,8 @@ class SpaceQuota:
         halved = replace(self.limits, max_bytes=None, min_free_bytes=self.limits.min_free(total) // 2)
         return halved.exceeded(taken, free, total, was_exceeded=self._is_full)
 
-    async def _stats(self, executor: OperationExecutor, deadline: float) -> Document | None:
-        """What the server says; None if this user may not ask."""
+    async def _read_stats(self, executor: OperationExecutor, deadline: float) -> Document | None:
+        """Return the server's statistics; None if the user is not authorized to read them."""
         try:
             if self._supports_free_storage:
                 try:
@@ -130,9 +128,9 @@ class SpaceQuota:
         return Deferred.fromCoroutine(self.check()).addErrback(self._failed)
 
     def _failed(self, failure: Failure) -> None:
-        """No failure may end the loop. Why a server does not answer is logged where it is asked."""
+        """Log a failure, which must not end the loop; the client logs why a server is unreachable."""
         if not failure.check(StoreUnavailable) and self._failures.count_occurrence():
-            _log.failure("the space of the database could not be checked", redact_failure(failure))
+            _log.failure("checking the space of the database failed", redact_failure(failure))
 
     def _set_full(self, is_full: bool) -> None:
         if is_full == self._is_full:

@@ -1,13 +1,9 @@
-"""
-Refusing what is too much.
-
-Works that are waiting at the same time go to the server together.
-"""
+"""Batching of concurrent writes into shared transactions, and shedding of load that exceeds the time limit."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Protocol
@@ -28,16 +24,25 @@ from mediatord.store.mongo.driver.errors import (
 )
 from mediatord.store.mongo.driver.executor import OperationExecutor
 
-# Seconds that a turn of the reactor has for it.
+# Seconds of one reactor iteration that rejections may take.
 _REFUSAL_SECONDS = 0.005
+# Conflicts of works that share a transaction before they are divided.
+_MAX_SHARED_TRIES = 2
+# Shares of the time limit: after the first work has waited this long, more is rejected; and works of requests that
+# began this long ago are rejected, since they would hardly be done in time.
+_MAX_WAIT_SHARE, _MAX_AGE_SHARE = 0.4, 0.6
+# Seconds between the starts of requests that share a batch, which has the deadline of the earliest.
+_MAX_START_SPREAD = 0.25
+# With this many works waiting, batches are larger: a process that is so busy is slow to start the next one.
+_LARGE_BACKLOG, _LARGE_BATCH = 2_500, 512
 
 _log = Logger(namespace="mediatord.store")
 
 
 class LoadShedder:
     """
-    Refuses a few at a time, with time for everything else in between: those that come again at once would otherwise
-    leave none to what was not refused.
+    Rejects operations a few per reactor iteration; clients that retry at once would otherwise leave no time for
+    accepted operations.
     """
 
     def __init__(self, clock: IReactorTime) -> None:
@@ -46,16 +51,16 @@ class LoadShedder:
         self._log_throttle = LogThrottle(clock)
 
     def refuse(self, answer: Deferred[Any]) -> Deferred[Any]:
-        """Have it fail with StoreUnavailable shortly."""
+        """Make a Deferred fail with StoreUnavailable shortly."""
         if not self._waiting:
             self._clock.callLater(0, self._refuse_some)
         self._waiting.append(answer)
         if number := self._log_throttle.count_occurrence():
-            _log.warn("MongoDB is asked for more than it does in time: {number} refused", number=number)
+            _log.warn("MongoDB is overloaded: rejected {number} operations", number=number)
         return answer
 
     def finish(self) -> None:
-        """Refuse all of them now."""
+        """Reject all of them now."""
         while self._waiting:
             self._waiting.popleft().errback(StoreUnavailable())
 
@@ -71,34 +76,23 @@ class LoadShedder:
             self._clock.callLater(0, self._refuse_some)
 
 
-# Times that something may be in the way of several works before they are divided.
-_MAX_SHARED_TRIES = 2
-# Parts of what an operation may take in all: when the first of those who wait has waited so long, more is refused;
-# and what is for a request that began so long ago is, too, since it would hardly be done in what is left.
-_MAX_WAIT_SHARE, _MAX_AGE_SHARE = 0.4, 0.6
-# Seconds between the beginnings of requests that share a batch: it has to be done in the time of the first of them.
-_MAX_START_SPREAD = 0.25
-# When so many wait, batches are larger than they need be: a process that is so busy is slow to go on with one.
-_LARGE_BACKLOG, _LARGE_BATCH = 2_500, 512
-
-
 class BatchOperation(Protocol):
-    """Does some works of a kind in their order, all in one transaction."""
+    """Does works of a kind in their order, in one transaction."""
 
     async def __call__(
         self, executor: OperationExecutor, works: Sequence[Any], deadline: float, tries: int | None
     ) -> Sequence[Any]:
         """
-        :param tries: how often something may be in the way; None for as often as there is time.
-        :return: an answer each; a MediatorError is one too.
+        :param tries: as for :meth:`~mediatord.store.mongo.driver.transactions.TransactionRunner.transact`.
+        :return: an answer or a MediatorError for each.
         """
 
 
 @dataclass(eq=False, slots=True)
 class _PendingWork:
     """
-    :param since: when it came.
-    :param began: when the request began that it is for.
+    :param since: when it was submitted.
+    :param began: when its request began.
     """
 
     name: str
@@ -113,12 +107,11 @@ class _PendingWork:
 
 class TransactionBatcher:
     """
-    Collects works until the end of the reactor's turn, or while as many batches as may be are under way.
+    Collects works until the end of the reactor iteration, or while enough batches are running.
 
-    Works that have a key in common are done in the order in which they came, and never at the same time: they would
-    only be in each other's way.
+    Works with a common key are done in the order of submission and never at the same time, since they would conflict.
 
-    :param at_once: batches that may be under way.
+    :param at_once: batches that may run at a time.
     """
 
     def __init__(self, client: ReplicaSetClient, *, at_once: int, bounds: BatchLimits) -> None:
@@ -128,7 +121,7 @@ class TransactionBatcher:
         self._bounds = bounds
         self._waiting: deque[_PendingWork] = deque()
         self._waiting_bytes = 0
-        # No request of those who wait began before.
+        # When the earliest request of waiting works began.
         self._earliest = inf
         self._busy: set[Hashable] = set()
         self._running = 0
@@ -141,29 +134,27 @@ class TransactionBatcher:
 
     @property
     def held(self) -> tuple[int, int]:
-        """How many works wait, and the bytes that they hold on to."""
+        """Number and bytes of waiting works."""
         return len(self._waiting), self._waiting_bytes
 
     def start(self) -> None:
-        """Accept works."""
         self._accepting = True
 
     def submit(
         self, name: str, batch_operation: BatchOperation, work: Any, keys: Collection[Hashable], size: int = 0
     ) -> Deferred[Any]:
         """
-        Have a work done with others.
+        Submit a work; fire with its answer.
 
         :param name: of the operation, for the metric.
-        :param keys: what it has to do with.
-        :param size: bytes it holds on to while it waits.
+        :param size: bytes of its data.
         """
         bounds, now = self._bounds, self._clock.seconds()
-        began = self._client.began
-        if not self._accepting or not self._client.answers or began <= self._stale(now):
+        began = self._client.request_started_at
+        if not self._accepting or not self._client.is_available or began <= self._get_age_limit(now):
             return fail(StoreUnavailable())
         full = len(self._waiting) >= bounds.waiting or self._waiting_bytes + size > bounds.waiting_bytes
-        if full or (self._waiting and now - self._waiting[0].since > _MAX_WAIT_SHARE * self._client.patience):
+        if full or (self._waiting and now - self._waiting[0].since > _MAX_WAIT_SHARE * self._client.time_limit):
             return self._load_shedder.refuse(Deferred())
         waiting = _PendingWork(name, batch_operation, work, keys, size, now, began)
         self._waiting.append(waiting)
@@ -175,7 +166,7 @@ class TransactionBatcher:
         return waiting.answer
 
     def drain(self) -> Deferred[None]:
-        """Accept no more; fires when nothing waits any more."""
+        """Reject further works; fire when all others are done."""
         self._accepting = False
         self._load_shedder.finish()
         if self._stale_timer is not None:
@@ -200,16 +191,16 @@ class TransactionBatcher:
         self._schedule_stale_timer()
         self._fire_drained()
 
-    def _stale(self, now: float) -> float:
-        """What began then, or before, is refused."""
-        return now - _MAX_AGE_SHARE * self._client.patience
+    def _get_age_limit(self, now: float) -> float:
+        """Works of requests that began at this time or before are rejected."""
+        return now - _MAX_AGE_SHARE * self._client.time_limit
 
     def _schedule_stale_timer(self) -> None:
-        """Refuse what waits when its time has come, also while all that is under way hangs."""
+        """Reject stale works in time even if all running batches hang."""
         if not self._waiting or not self._accepting:
             return
         now = self._clock.seconds()
-        left = max(self._earliest - self._stale(now), 0.0)
+        left = max(self._earliest - self._get_age_limit(now), 0.0)
         if self._stale_timer is not None and self._stale_timer_due <= now + left:
             return
         if self._stale_timer is not None:
@@ -222,14 +213,14 @@ class TransactionBatcher:
         self._schedule_stale_timer()
 
     def _drop_stale(self) -> None:
-        """What cannot be done in time any more would have those that are done with it fail as well."""
+        """Reject works that cannot be done in time, since those of the same batch would fail with them."""
         now = self._clock.seconds()
-        stale = self._stale(now)
-        if self._earliest > stale:
+        age_limit = self._get_age_limit(now)
+        if self._earliest > age_limit:
             return
         waiting, self._waiting, self._earliest = self._waiting, deque(), inf
         for one in waiting:
-            if one.began > stale:
+            if one.began > age_limit:
                 self._waiting.append(one)
                 self._earliest = min(self._earliest, one.began)
             else:
@@ -238,14 +229,14 @@ class TransactionBatcher:
                 self._load_shedder.refuse(one.answer)
 
     def _next_batch(self) -> list[_PendingWork]:
-        """The first that may begin, with as many of its kind, and of about its time, as fit."""
+        """Take the first work that may start, and others of its kind and about its deadline that fit."""
         batch: list[_PendingWork] = []
         left: deque[_PendingWork] = deque()
         blocked: set[Hashable] = set(self._busy)
-        size, most = 0, self._bounds.batch
+        size, limit = 0, self._bounds.batch
         if len(self._waiting) >= _LARGE_BACKLOG:
-            most = max(most, _LARGE_BATCH)
-        while self._waiting and len(batch) < most:
+            limit = max(limit, _LARGE_BATCH)
+        while self._waiting and len(batch) < limit:
             one = self._waiting.popleft()
             fits = size + one.size <= self._bounds.batch_bytes
             if (not batch or (fits and _can_share_batch(one, batch[0]))) and blocked.isdisjoint(one.keys):
@@ -262,7 +253,7 @@ class TransactionBatcher:
         return batch
 
     async def _perform(self, batch: list[_PendingWork]) -> None:
-        until = min([self._clock.seconds(), *[one.began for one in batch]]) + self._client.patience
+        until = min([self._clock.seconds(), *[one.began for one in batch]]) + self._client.time_limit
         answers = await self._run_operation([one.work for one in batch], batch[0], until)
         now = self._clock.seconds()
         self._running -= 1
@@ -280,11 +271,13 @@ class TransactionBatcher:
         self._fire_drained()
 
     async def _run_operation(self, works: Sequence[Any], first: _PendingWork, until: float) -> Sequence[Any]:
-        def work(executor: OperationExecutor, deadline: float) -> Awaitable[list[Any]]:
-            return self._run_works(executor, first.batch_operation, works, deadline)
-
         try:
-            return await self._client.operate("commit", work, since=first.since, until=until)
+            return await self._client.operate(
+                "commit",
+                lambda executor, deadline: self._run_works(executor, first.batch_operation, works, deadline),
+                since=first.since,
+                until=until,
+            )
         except MediatorError as error:
             return [error.with_traceback(None)] * len(works)
         except Exception as error:
@@ -294,7 +287,7 @@ class TransactionBatcher:
     async def _run_works(
         self, executor: OperationExecutor, batch_operation: BatchOperation, works: Sequence[Any], deadline: float
     ) -> list[Any]:
-        """What each is answered. When they cannot be done together, they are in two halves; so a bad one is left."""
+        """Return the answer to each work. If they fail together they are divided, so that only a bad one fails."""
         if self._clock.seconds() >= deadline:
             return [StoreUnavailable()] * len(works)
         try:
@@ -303,7 +296,7 @@ class TransactionBatcher:
             )
         except ServerUnreachable as error:
             if len(works) == 1 or not error.connected or self._clock.seconds() >= deadline:
-                self._client.failed("commit", error)
+                self._client.report_failure("commit", error)
                 return [StoreUnavailable()] * len(works)
         except (MongoCommandError, DuplicateKeyError, MediatorError, *ENCODING_ERRORS) as error:
             if len(works) == 1:
@@ -316,7 +309,7 @@ class TransactionBatcher:
         if isinstance(error, MediatorError):
             return error.with_traceback(None)
         if isinstance(error, MongoCommandError):
-            self._client.failed("commit", error)
+            self._client.report_failure("commit", error)
         return StoreUnavailable()
 
     def _fire_drained(self) -> None:
@@ -326,5 +319,5 @@ class TransactionBatcher:
 
 
 def _can_share_batch(one: _PendingWork, other: _PendingWork) -> bool:
-    """Whether they are of a kind and have about the same time left."""
+    """Whether two works are of a kind and have about the same deadline."""
     return one.batch_operation is other.batch_operation and abs(one.began - other.began) <= _MAX_START_SPREAD

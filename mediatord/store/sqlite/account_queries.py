@@ -19,7 +19,7 @@ from mediatord.store.interfaces.accounts import (
 )
 from mediatord.store.recipient_names import MAX_RECIPIENT_NAMES, RecipientNames, slice_names
 from mediatord.store.sqlite.bulk_sql import hash_did
-from mediatord.store.sqlite.queue_accounting import clear_queue_cache
+from mediatord.store.sqlite.queue_accounting import StoreConnection
 
 _NOTHING_WAITS = "NOT EXISTS (SELECT 1 FROM queue WHERE account_id = account.id)"
 
@@ -67,7 +67,7 @@ def get_account_usage(connection: Connection) -> AccountUsage:
 
 
 def expire_accounts(
-    connection: Connection, limit: int, unused_before: float | None, idle_before: float | None
+    connection: StoreConnection, limit: int, unused_before: float | None, idle_before: float | None
 ) -> list[ExpiredAccount]:
     expired: list[ExpiredAccount] = []
     searches: tuple[tuple[ExpiryReason, str, float | None], ...] = (
@@ -81,25 +81,25 @@ def expire_accounts(
                 _delete_account(connection, number, did)
                 expired.append(ExpiredAccount(did, recipients, reason))
     if expired:
-        clear_queue_cache(connection)
+        connection.clear_queue_cache()
     return expired
 
 
-def remove_account(connection: Connection, did: str) -> bool:
+def remove_account(connection: StoreConnection, did: str) -> bool:
     """Remove it with all that it has registered, unless something waits for it; whether that was done."""
     query = f"SELECT id FROM account WHERE did_key = ? AND {_NOTHING_WAITS}"
     row = connection.execute(query, (hash_did(did),)).fetchone()
     if row is None:
         return False
     _delete_account(connection, row[0], did)
-    clear_queue_cache(connection)
+    connection.clear_queue_cache()
     return True
 
 
-def unregister_recipients(connection: Connection, did: str) -> None:
+def unregister_recipients(connection: StoreConnection, did: str) -> None:
     """Remove all that an account has registered; what waits for it stays."""
     number = get_account_id(connection, did)
-    clear_queue_cache(connection)
+    connection.clear_queue_cache()
     connection.execute(
         "UPDATE recipient SET registered = NULL, names = NULL WHERE account_id = ? AND registered IS NOT NULL",
         (number,),
@@ -139,13 +139,13 @@ def list_spellings(connection: Connection, recipient_did: str) -> list[str]:
 
 
 def update_recipients(
-    connection: Connection, did: str, updates: Sequence[tuple[str, RecipientUpdateAction]], max_recipients: int
+    connection: StoreConnection, did: str, updates: Sequence[tuple[str, RecipientUpdateAction]], max_recipients: int
 ) -> list[RecipientUpdateResult]:
     """:raise MediationNotGranted: there is no such account."""
     account_number = get_account_id(connection, did)
     if account_number is None:
         raise MediationNotGranted()
-    clear_queue_cache(connection)
+    connection.clear_queue_cache()
     return [
         _add_recipient(connection, account_number, recipient_did, max_recipients)
         if action == "add"
@@ -168,14 +168,14 @@ def list_recipients(connection: Connection, did: str, offset: int, limit: int) -
     return slice_names([_parse_names(*one) for one in rows], offset, limit), row[1]
 
 
-def move_account(connection: Connection, prior: str, new: str) -> bool:
+def move_account(connection: StoreConnection, prior: str, new: str) -> bool:
     if (
         get_account_id(connection, prior) is None
         or get_account_id(connection, new) is not None
         or is_retired(connection, new)
     ):
         return False
-    clear_queue_cache(connection)
+    connection.clear_queue_cache()
     connection.execute(
         "UPDATE account SET did = ?, did_key = ? WHERE did_key = ?", (new, hash_did(new), hash_did(prior))
     )

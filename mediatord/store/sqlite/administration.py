@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from sqlite3 import Connection
 from typing import Any
 
 from twisted.internet.defer import Deferred
@@ -25,6 +24,7 @@ from mediatord.store.interfaces.messages import RemovedMessage
 from mediatord.store.sqlite import account_queries, decentrl_queries, message_writes
 from mediatord.store.sqlite.bulk_sql import hash_did
 from mediatord.store.sqlite.executor import SQLiteExecutor
+from mediatord.store.sqlite.queue_accounting import StoreConnection
 
 _SELECT_QUEUES = {
     "didcomm": """
@@ -96,7 +96,7 @@ class SQLiteStoreAdministration:
         self.on_late_purge: LatePurgeListener = lambda protocol, removed: None
 
     def list_queues(self, protocols: Sequence[QueueProtocol], offset: int, limit: int) -> Deferred[list[QueueInfo]]:
-        def read(connection: Connection) -> list[QueueInfo]:
+        def read(connection: StoreConnection) -> list[QueueInfo]:
             found = [
                 QueueInfo(half, did, account, messages, size, None if oldest_at is None else float(oldest_at))
                 for half in protocols
@@ -109,14 +109,14 @@ class SQLiteStoreAdministration:
         return self._file.search("list_queues", read)
 
     def sum_queues(self, protocols: Sequence[QueueProtocol]) -> Deferred[QueueListTotals]:
-        def read(connection: Connection) -> QueueListTotals:
+        def read(connection: StoreConnection) -> QueueListTotals:
             rows = [connection.execute(_SELECT_TOTALS[half]).fetchone() for half in protocols]
             return QueueListTotals(*map(sum, zip((0, 0, 0), *rows, strict=True)))
 
         return self._file.search("sum_queues", read)
 
     def list_dids(self, after: str, limit: int) -> Deferred[DIDPage]:
-        def read(connection: Connection) -> DIDPage:
+        def read(connection: StoreConnection) -> DIDPage:
             table, _, last = (after or f"{_DID_TABLES[0]}:0").partition(":")
             number = _DID_TABLES.index(table)
             rows = connection.execute(
@@ -140,7 +140,7 @@ class SQLiteStoreAdministration:
             "canonical": canonical,
         }
 
-        def read(connection: Connection) -> str | None:
+        def read(connection: StoreConnection) -> str | None:
             found = connection.execute(_SELECT_MATCHING_DID, values).fetchone()
             return None if found is None else str(found[0])
 
@@ -150,14 +150,14 @@ class SQLiteStoreAdministration:
         query, parse = (_SELECT_MESSAGES, _parse_message) if protocol == "didcomm" else (_SELECT_EVENTS, _parse_event)
         values = {"did": did, "digest": compute_did_digest(did), "after": int(after or -1), "limit": limit}
 
-        def read(connection: Connection) -> EntryPage:
+        def read(connection: StoreConnection) -> EntryPage:
             rows = connection.execute(query, values).fetchall()
             return EntryPage([parse(did, row[1:]) for row in rows], str(rows[-1][0]) if len(rows) == limit else None)
 
         return self._file.search("list_entries", read)
 
     def purge(self, did: str, protocol: QueueProtocol, ids: Sequence[str]) -> Deferred[list[RemovedMessage]]:
-        def remove(connection: Connection) -> list[RemovedMessage]:
+        def remove(connection: StoreConnection) -> list[RemovedMessage]:
             if protocol == "didcomm":
                 return message_writes.purge_messages(connection, ids)
             return decentrl_queries.acknowledge_events(connection, did, ids, "removed")
@@ -165,26 +165,26 @@ class SQLiteStoreAdministration:
         return self._file.write("purge", remove)
 
     def list_accounts(self, offset: int, limit: int) -> Deferred[list[AccountSummary]]:
-        def read(connection: Connection) -> list[AccountSummary]:
+        def read(connection: StoreConnection) -> list[AccountSummary]:
             return [_parse_account(row) for row in connection.execute(_SELECT_NEWEST_ACCOUNTS, (limit, offset))]
 
         return self._file.search("list_accounts", read)
 
     def count_accounts(self) -> Deferred[int]:
-        def read(connection: Connection) -> int:
+        def read(connection: StoreConnection) -> int:
             return int(connection.execute("SELECT count(*) FROM account").fetchone()[0])
 
         return self._file.search("count_accounts", read)
 
     def find_account(self, did: str) -> Deferred[AccountSummary | None]:
-        def read(connection: Connection) -> AccountSummary | None:
+        def read(connection: StoreConnection) -> AccountSummary | None:
             row = connection.execute(_SELECT_ACCOUNT, (hash_did(did),)).fetchone()
             return None if row is None else _parse_account(row)
 
         return self._file.search("find_account", read)
 
     def list_queued_dids(self, account: str) -> Deferred[list[str]]:
-        def read(connection: Connection) -> list[str]:
+        def read(connection: StoreConnection) -> list[str]:
             return [did for (did,) in connection.execute(_SELECT_QUEUED_DIDS, (hash_did(account),))]
 
         return self._file.search("list_queued_dids", read)
@@ -195,7 +195,7 @@ class SQLiteStoreAdministration:
     def remove_account(self, account: str) -> Deferred[bool]:
         return self._change("remove_account", lambda c: account_queries.remove_account(c, account))
 
-    def _change(self, name: str, work: Callable[[Connection], Any]) -> Deferred[Any]:
+    def _change(self, name: str, work: Callable[[StoreConnection], Any]) -> Deferred[Any]:
         def forget(result: Any) -> Any:
             self._forget_accounts()
             return result

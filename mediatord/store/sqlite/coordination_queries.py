@@ -12,7 +12,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from sqlite3 import Connection
-from typing import Any
 
 from mediatord.errors import ReplayCacheFull
 from mediatord.store.interfaces.cluster import (
@@ -25,7 +24,7 @@ from mediatord.store.interfaces.cluster import (
 from mediatord.store.interfaces.store import NONCE_GRACE_SECONDS
 from mediatord.store.quotas import QuotaUse, add_quota_use, drop_expired_uses, get_quota_wait, remove_latest_use
 from mediatord.store.sqlite.bulk_sql import execute_in, insert_rows, select_rows_in
-from mediatord.store.sqlite.group_commit import OperationOutcome, SQLOperation
+from mediatord.store.sqlite.group_commit import OperationOutcome
 
 # In the place of a node's number with a message that was delivered by no node.
 NO_NODE_ID = 1
@@ -202,6 +201,8 @@ def _load_uses(connection: Connection, key: bytes) -> list[QuotaUse]:
 
 NONCES_PER_PRUNE = 5_000
 
+# Those that exist are left out; the others get the last places.
+_INSERT_NONCES = "INSERT OR IGNORE INTO nonce (key, until)"
 _CHANGE_NONCE_COUNT = "UPDATE tally SET value = value + ? WHERE name = 'nonces'"
 
 
@@ -221,22 +222,18 @@ class NonceClaim:
 
 @dataclass(frozen=True, slots=True)
 class NonceClaimOperation:
-    """A claim as an operation of a batch, whose answer is whether it was new."""
+    """A claim as an operation of a batch, which returns whether the nonce was new."""
 
     claim: NonceClaim
     capacity: int
 
-    def __call__(self, connection: Connection) -> Any:
-        """By itself; a refusal is an outcome, as it is written before it is known, and others are in the batch."""
-        return self.together(connection, [self])[0]
-
-    def together(self, connection: Connection, works: Sequence[SQLOperation]) -> list[OperationOutcome]:
-        """This one and the claims after it."""
-        claims = [work.claim for work in works if isinstance(work, NonceClaimOperation)]
-        answers = claim_nonces(connection, claims, self.capacity)
+    @staticmethod
+    def run_batch(connection: Connection, operations: Sequence[NonceClaimOperation]) -> list[OperationOutcome]:
+        """Perform neighbouring operations of a batch together."""
+        claims = [operation.claim for operation in operations]
         return [
-            OperationOutcome(error=one) if isinstance(one, ReplayCacheFull) else OperationOutcome(one)
-            for one in answers
+            OperationOutcome(error=claimed) if isinstance(claimed, ReplayCacheFull) else OperationOutcome(claimed)
+            for claimed in claim_nonces(connection, claims, operations[0].capacity)
         ]
 
 
@@ -245,15 +242,20 @@ ClaimOutcome = bool | ReplayCacheFull
 
 
 def claim_nonces(connection: Connection, claims: Sequence[NonceClaim], capacity: int) -> list[ClaimOutcome]:
-    """What became of each, as if they had come one by one."""
-    inserted = _insert_nonces(connection, claims)
-    room = min([_get_nonce_limit(claim, capacity) for claim in claims], default=capacity)
+    """Outcome of each claim, as if they were made one after the other."""
+    rows: list[tuple[bytes, float]] = []
+    room = capacity
+    for claim in claims:
+        rows.append((claim.key, claim.until))
+        room = min(room, int(claim.share * capacity))
+    inserted = insert_rows(connection, _INSERT_NONCES, rows)
     if inserted == len(claims):
         if _change_nonce_count(connection, inserted) <= room:
             return [True] * inserted
         _change_nonce_count(connection, -inserted)
-    # Some are there already, perhaps over, or are too many: what was inserted is taken out, and each has its turn.
-    _delete_newest_nonces(connection, inserted)
+    # Some exist, perhaps expired, or are too many: the inserted ones are deleted, and claimed one by one.
+    newest = "SELECT place FROM nonce ORDER BY place DESC LIMIT ?"
+    connection.execute(f"DELETE FROM nonce WHERE place IN ({newest})", (inserted,))
     return [_claim_nonce(connection, claim, capacity) for claim in claims]
 
 
@@ -281,46 +283,19 @@ def prune_nonces(connection: Connection, now: float, after: int) -> tuple[int, i
     return gone, last
 
 
-def write_ping(connection: Connection) -> None:
-    """A write that reaches the disk."""
-    connection.execute("UPDATE tally SET value = value + 1 WHERE name = 'pings'")
-
-
-def read_ping(connection: Connection) -> None:
-    """A read that reaches the database."""
-    connection.execute("SELECT value FROM tally WHERE name = 'pings'").fetchone()
-
-
-def _insert_nonces(connection: Connection, claims: Sequence[NonceClaim]) -> int:
-    """Insert those that are not there; they get the last places."""
-    return insert_rows(
-        connection, "INSERT OR IGNORE INTO nonce (key, until)", [(claim.key, claim.until) for claim in claims]
-    )
-
-
-def _delete_newest_nonces(connection: Connection, number: int) -> None:
-    connection.execute(
-        "DELETE FROM nonce WHERE place IN (SELECT place FROM nonce ORDER BY place DESC LIMIT ?)", (number,)
-    )
-
-
 def _claim_nonce(connection: Connection, claim: NonceClaim, capacity: int) -> ClaimOutcome:
     held = connection.execute("SELECT until FROM nonce WHERE key = ?", (claim.key,)).fetchone()
     if held is not None:
         if held[0] > claim.now:
             return False
         release_nonce(connection, claim.key)
-    elif _change_nonce_count(connection, 0) >= _get_nonce_limit(claim, capacity):
+    elif _change_nonce_count(connection, 0) >= int(claim.share * capacity):
         return ReplayCacheFull()
-    _change_nonce_count(connection, _insert_nonces(connection, [claim]))
+    _change_nonce_count(connection, insert_rows(connection, _INSERT_NONCES, [(claim.key, claim.until)]))
     return True
 
 
-def _get_nonce_limit(claim: NonceClaim, capacity: int) -> int:
-    return int(claim.share * capacity)
-
-
 def _change_nonce_count(connection: Connection, more: int) -> int:
-    """Count so many more; how many there are then."""
+    """Change the number of nonces; returns the new one."""
     ((number,),) = connection.execute(f"{_CHANGE_NONCE_COUNT} RETURNING value", (more,)).fetchall()
     return int(number)

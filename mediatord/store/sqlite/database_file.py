@@ -1,11 +1,6 @@
 """
-Keeping a database to one daemon: a second one would take the first one's sessions for those of a crashed one.
-
-What is wrong with the file of an SQLite database: it is gone, damaged, or there is no room for more.
-
-The database file: creating it, opening it, bringing its schema up to date.
-
-Whether a database can be used: checked before the daemon starts, and by `mediatord store check`.
+The file of an SQLite database: locking it for one daemon, creating, opening and upgrading it, checking it before a
+start, and measuring its tables.
 """
 
 from __future__ import annotations
@@ -19,12 +14,9 @@ from importlib.resources import files
 from math import inf
 from pathlib import Path
 from threading import Timer
-
-from twisted.logger import Logger
+from time import monotonic
 
 from mediatord.protocol.canonical_did import compute_did_digest
-from mediatord.store.interfaces.store import STORE_FAULT_MESSAGES, STORE_FAULTS, StoreFault
-from mediatord.store.quotas import GROWING_OPERATIONS, DiskSpaceMonitor
 from mediatord.store.sqlite.coordination_queries import release_lost_deliveries
 from mediatord.store.sqlite.locks import LOCK_TIMEOUT_SECONDS, begin_immediate, retry_while_locked
 from mediatord.store.sqlite.queue_accounting import StoreConnection
@@ -52,7 +44,7 @@ class ExclusiveStoreLock:
         """
         Lock it.
 
-        :raise InUse: another process has.
+        :raise StoreInUse: another process has.
         :raise ValueError: the file cannot be made; the text is for the operator.
         """
         descriptor = None
@@ -91,11 +83,9 @@ _DAMAGE_CODES = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 # Pages that are not there, and what file systems that check their blocks say.
 _DAMAGE_EXTENDED = {sqlite3.SQLITE_IOERR_SHORT_READ, sqlite3.SQLITE_IOERR_CORRUPTFS, sqlite3.SQLITE_IOERR_DATA}
 
-_log = Logger(namespace="mediatord.store.sqlite")
-
 
 class DatabaseFileLost(Exception):
-    """What was committed went to a file that nobody will find again."""
+    """Transactions were committed to a file that has been removed or replaced."""
 
 
 def is_damage_error(error: BaseException | None) -> bool:
@@ -107,142 +97,6 @@ def is_damage_error(error: BaseException | None) -> bool:
 def is_disk_full_error(error: BaseException | None) -> bool:
     """Whether SQLite says that the disk is full."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
-
-
-class DatabaseFileHealth:
-    """
-    Knows what is wrong with the file, and which operations make no sense for that reason.
-
-    A file that is put back is used again, and so is a disk with room. Damage stays until the daemon is restarted,
-    which checks the file: until then nothing is written, as that could destroy what is left.
-
-    :param tell: told of each fault when it begins and when it ends.
-    :ivar faults: those that there are.
-    :ivar is_shorter: whether the database is shorter than it was. That is damage, or the work of a program that has
-        given space back to the disk, which only an examination can tell.
-    """
-
-    def __init__(self, path: Path, space: DiskSpaceMonitor, tell: Callable[[StoreFault, bool], None]) -> None:
-        self._paths = tuple(os.fspath(path.absolute()) + suffix for suffix in ("", "-wal"))
-        self._shared_memory = os.fspath(path.absolute()) + "-shm"
-        self._space = space
-        self._tell = tell
-        self._identities: tuple[tuple[int, int], ...] | None = None
-        self._shared_identity: tuple[int, int] | None = None
-        self._size = 0
-        self.is_shorter = False
-        self.faults: set[StoreFault] = set()
-
-    @property
-    def trouble(self) -> str:
-        """What is wrong, for the operator; empty when all is well."""
-        return next((STORE_FAULT_MESSAGES[fault] for fault in STORE_FAULTS if fault in self.faults), "")
-
-    def opened(self) -> None:
-        """The files that are there now are those in use; in a thread of the store."""
-        self._identities = tuple(_get_file_identity(path) for path in self._paths)
-        self._shared_identity = _get_file_identity(self._shared_memory)
-        self._size = os.stat(self._paths[0]).st_size
-        self.is_shorter = False
-
-    def closed(self) -> None:
-        """No file is in use."""
-        self._identities = None
-        over, self.faults = self.faults, set()
-        for fault in over:
-            self._tell(fault, False)
-
-    def is_lost(self) -> bool:
-        """Whether database or write-ahead log are not those that were opened; may be asked from any thread."""
-        if self._identities is None:
-            return False
-        try:
-            return any(
-                _get_file_identity(path) != known for path, known in zip(self._paths, self._identities, strict=True)
-            )
-        except OSError:
-            return True
-
-    def check(self) -> None:
-        """Look at the files and at the disk."""
-        if self._identities is None:
-            return
-        size = self._size_if_there(self._identities)
-        self._change("missing", size is None)
-        if size is not None:
-            self.is_shorter = size < self._size
-            self._size = max(size, self._size)
-        self._change("full", self._space.is_full())
-
-    def examined(self, size: int, problems: Sequence[str]) -> None:
-        """
-        A file that is shorter was looked through.
-
-        :param size: that it had.
-        :param problems: what is wrong in it.
-        """
-        if problems:
-            self._change("damaged", True)
-        else:
-            self._size, self.is_shorter = size, False
-
-    def failed(self, error: BaseException | None) -> None:
-        """An operation has."""
-        if isinstance(error, DatabaseFileLost):
-            self.check()
-        elif is_damage_error(error):
-            self.check()  # a file that is gone is no damage
-            if "missing" not in self.faults:
-                self._change("damaged", True)
-        elif is_disk_full_error(error):
-            self._space.exhausted()
-            self._change("full", self._space.is_full())
-
-    def refuses_reading(self) -> bool:
-        """Whether nothing is to be read."""
-        return "missing" in self.faults
-
-    def refuses_writing(self, name: str, shrinking: bool) -> bool:
-        """
-        Whether an operation is not to be begun, while there are faults.
-
-        :param shrinking: whether there is less in the store after it, which its name does not say.
-        """
-        if self.faults != {"full"}:
-            return bool(self.faults)
-        if shrinking or name not in GROWING_OPERATIONS:
-            return False
-        # There may be room again.
-        self._change("full", self._space.is_full())
-        return bool(self.faults)
-
-    def _size_if_there(self, known: tuple[tuple[int, int], ...]) -> int | None:
-        """How long the database is; None if a file is not the one that was opened."""
-        try:
-            database, log = (os.stat(path) for path in self._paths)
-            shared = _get_file_identity(self._shared_memory)
-        except OSError:
-            return None
-        there = tuple((found.st_dev, found.st_ino) for found in (database, log))
-        return database.st_size if (there, shared) == (known, self._shared_identity) else None
-
-    def _change(self, fault: StoreFault, present: bool) -> None:
-        if present == (fault in self.faults):
-            return
-        (self.faults.add if present else self.faults.discard)(fault)
-        if present:
-            _log.error(
-                "{trouble} ({path})", event="store.fault", trouble=STORE_FAULT_MESSAGES[fault], path=self._paths[0]
-            )
-        else:
-            _log.info("no longer: {trouble}", event="store.fault_over", trouble=STORE_FAULT_MESSAGES[fault])
-        self._tell(fault, present)
-
-
-def _get_file_identity(path: str) -> tuple[int, int]:
-    """:raise OSError: there is no such file."""
-    found = os.stat(path)
-    return found.st_dev, found.st_ino
 
 
 # "mdrd": what tells our file from any other SQLite database.
@@ -273,7 +127,7 @@ def open_database(path: Path, now: float = inf, *, create: bool = True) -> Store
 
     :param now: nodes are live if their lease is not over then.
     :param create: whether to make the file if it is not there.
-    :raise DatabaseRefused: the file is of a newer version, or of another program, or it is not there.
+    :raise DatabaseUnusable: the file is of a newer version, or of another program, or it is not there.
     """
     connection = prepare_database(path, create=create)
     try:
@@ -309,7 +163,7 @@ def prepare_database(path: Path, *, create: bool = True) -> StoreConnection:
     Open for writing, and change nothing in it but its version.
 
     :param create: as for :func:`open_database`.
-    :raise DatabaseRefused: as :func:`open_database`.
+    :raise DatabaseUnusable: as :func:`open_database`.
     """
     if sqlite3.sqlite_version_info < _MIN_SQLITE_VERSION:
         raise DatabaseUnusable(f"SQLite {sqlite3.sqlite_version} is too old for it")
@@ -356,7 +210,7 @@ def connect(path: Path) -> StoreConnection:
     return connection
 
 
-def connect_reader(path: Path) -> sqlite3.Connection:
+def connect_reader(path: Path) -> StoreConnection:
     """A connection that cannot write."""
     connection = connect(path)
     connection.execute(f"PRAGMA cache_size = -{_READER_CACHE_KIB}")
@@ -364,7 +218,7 @@ def connect_reader(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def connect_checkpointer(path: Path) -> sqlite3.Connection:
+def connect_checkpointer(path: Path) -> StoreConnection:
     """A connection that gives up quickly, because while it waits for a reader to end nobody can write."""
     connection = connect(path)
     connection.execute(f"PRAGMA cache_size = -{_READER_CACHE_KIB}")
@@ -376,7 +230,7 @@ def migrate_schema(connection: sqlite3.Connection, steps: Sequence[str]) -> None
     """
     Run the steps that are missing, all in one transaction.
 
-    :raise DatabaseRefused: the database has more steps behind it than there are, or is not ours.
+    :raise DatabaseUnusable: the database has more steps behind it than there are, or is not ours.
     """
     if retry_while_locked(lambda: _read_version(connection), LOCK_TIMEOUT_SECONDS) == len(steps):
         return
@@ -408,7 +262,7 @@ def is_missing_or_empty(path: Path) -> bool:
 
 
 def _check_no_orphaned_log(path: Path) -> None:
-    """:raise DatabaseRefused: there is the write-ahead log of a database, which SQLite would delete."""
+    """:raise DatabaseUnusable: there is the write-ahead log of a database, which SQLite would delete."""
     log = path.with_name(f"{path.name}-wal")
     if log.exists():
         what = "empty" if path.exists() else "gone"
@@ -599,3 +453,75 @@ def _mark_used(path: Path) -> None:
                 os.write(descriptor, _LOCK_FILE_TEXT)
         finally:
             os.close(descriptor)
+
+
+# Seconds of one measurement: `dbstat` reads every page.
+_MEASURE_SECONDS = 0.2
+# Steps of SQLite's virtual machine between two checks of the time; a page takes about five.
+_PROGRESS_STEPS = 1_000
+# It took too long, or this SQLite was built without `dbstat`.
+_EXPECTED_ERRORS = (sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_ERROR)
+
+_SELECT_TABLES = (
+    "SELECT name, tbl_name FROM sqlite_schema WHERE rootpage UNION ALL SELECT 'sqlite_schema', 'sqlite_schema'"
+)
+# A row for each page, so that it can be interrupted between two of them.
+_SELECT_SIZE = "SELECT sum(pgsize) FROM dbstat WHERE name = ?"
+
+
+class TableSizeEstimator:
+    """
+    Sizes of tables: each call measures a few tables and indexes, and uses earlier measurements for the others.
+
+    One that could not be measured in time is estimated from the remaining size of the database; if there are several,
+    they are left out.
+
+    :param monotonic_time: seconds by a monotonic clock.
+    """
+
+    def __init__(self, monotonic_time: Callable[[], float] = monotonic) -> None:
+        self._time = monotonic_time
+        self._known: dict[str, int] = {}
+        self._slow: set[str] = set()
+        self._next: list[str] = []
+
+    def measure(self, connection: sqlite3.Connection) -> dict[str, int]:
+        """Bytes by table, with its indexes, and `free` for pages without content."""
+        owners = dict(connection.execute(_SELECT_TABLES).fetchall())
+        self._measure_some(connection, sorted(owners))
+        page_size = _read_pragma(connection, "page_size")
+        free = _read_pragma(connection, "freelist_count") * page_size
+        sizes: dict[str, int] = {"free": free}
+        for name, owner in owners.items():
+            if name in self._known:
+                sizes[owner] = sizes.get(owner, 0) + self._known[name]
+        missing = {owners[name] for name in owners if name not in self._known}
+        if len(missing) == 1:
+            rest = _read_pragma(connection, "page_count") * page_size - sum(sizes.values())
+            (owner,) = missing
+            sizes[owner] = sizes.get(owner, 0) + max(0, rest)
+            return sizes
+        return {owner: size for owner, size in sizes.items() if owner not in missing}
+
+    def _measure_some(self, connection: sqlite3.Connection, names: list[str]) -> None:
+        end = self._time() + _MEASURE_SECONDS
+        # Tables that took too long come last, so that the others are measured.
+        self._next = [name for name in self._next if name in names] or sorted(names, key=self._slow.__contains__)
+        connection.set_progress_handler(lambda: self._time() > end, _PROGRESS_STEPS)
+        try:
+            while self._next and self._time() < end:
+                name = self._next.pop(0)
+                try:
+                    ((size,),) = connection.execute(_SELECT_SIZE, (name,)).fetchall()
+                    self._known[name] = size or 0
+                except sqlite3.OperationalError as error:
+                    if error.sqlite_errorcode not in _EXPECTED_ERRORS:
+                        raise
+                    self._slow.add(name)
+        finally:
+            connection.set_progress_handler(None, 0)
+
+
+def _read_pragma(connection: sqlite3.Connection, pragma: str) -> int:
+    ((number,),) = connection.execute(f"PRAGMA {pragma}").fetchall()
+    return int(number)

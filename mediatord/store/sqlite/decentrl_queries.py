@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from sqlite3 import Connection
 from typing import Any, NamedTuple
 
@@ -44,8 +45,8 @@ from mediatord.store.sqlite.bulk_sql import (
     select_rows_in,
     split_chunks,
 )
-from mediatord.store.sqlite.group_commit import OperationOutcome, SQLOperation
-from mediatord.store.sqlite.queue_accounting import add_ledger_entry
+from mediatord.store.sqlite.group_commit import OperationOutcome
+from mediatord.store.sqlite.queue_accounting import StoreConnection
 
 # Number of the owner of registrations.
 MEDIATOR_ID = 0
@@ -397,70 +398,63 @@ class _PendingUsage:
 
 
 @dataclass(frozen=True, slots=True)
-class DeliverOperation:
-    """A delivery as an operation of a batch."""
+class EnqueueEventOperation:
+    """Enqueue of a pending event as an operation of a batch."""
 
     event: PendingEvent
     size: int
     caps: DecentrlQuotas
     now: float
 
-    def __call__(self, connection: Connection) -> OperationOutcome:
-        """By itself."""
-        return self.together(connection, [self])[0]
-
-    def together(self, connection: Connection, works: Sequence[SQLOperation]) -> list[OperationOutcome]:
-        """This one and the deliveries after it."""
-        deliveries = [work for work in works if isinstance(work, DeliverOperation)]
-        pairs = [(one.event.recipient_did, one.event.sender_did) for one in deliveries]
-        # What a batch waits for is short, so one time will do for all: that of the last.
-        ways = find_deliverable(connection, list(dict.fromkeys(pairs)), max([one.now for one in deliveries]))
+    @staticmethod
+    def run_batch(connection: StoreConnection, operations: Sequence[EnqueueEventOperation]) -> list[OperationOutcome]:
+        """Perform neighbouring operations of a batch together."""
+        pairs: dict[_RecipientAndSender, None] = {}
+        now = 0.0
+        for operation in operations:
+            pairs[operation.event.recipient_did, operation.event.sender_did] = None
+            # A batch waits for a short time only, so one time will do: that of the last.
+            now = max(now, operation.now)
+        usages = find_deliverable(connection, list(pairs), now)
         rows: list[tuple[Any, ...]] = []
-        outcomes = [one.deliver(ways.get(pair), rows) for one, pair in zip(deliveries, pairs, strict=True)]
-        insert_rows(connection, _INSERT_PENDING, rows)
-        add_ledger_entry(connection, "decentrl", "accepted", len(rows))
-        boxes = {box.id: box for box in ways.values() if box.more_events}
-        insert_rows(
-            connection,
-            _INSERT_PENDING_USAGE,
-            [(id, box.more_events, box.more_bytes) for id, box in boxes.items()],
-            _ADD_PENDING_USAGE,
-        )
+        changed: dict[int, _PendingUsage] = {}
+        outcomes: list[OperationOutcome] = []
+        for operation in operations:
+            event, quotas, size = operation.event, operation.caps, operation.size
+            usage = usages.get((event.recipient_did, event.sender_did))
+            if usage is None:
+                outcomes.append(OperationOutcome(error=ContractNotFound()))
+                continue
+            if usage.events >= quotas.pending or (size and usage.bytes + size > quotas.pending_bytes):
+                outcomes.append(OperationOutcome(error=QuotaExceeded()))
+                continue
+            usage.events += 1
+            usage.more_events += 1
+            usage.bytes += size
+            usage.more_bytes += size
+            changed[usage.id] = usage
+            sender, time = event.sender_did, repr(float(event.received_at))
+            rows.append((event.id, usage.id, hash_did(sender), sender, time, size, event.payload))
+            outcomes.append(OperationOutcome())
+        if rows:
+            insert_rows(connection, _INSERT_PENDING, rows)
+            connection.add_ledger_entry("decentrl", "accepted", len(rows))
+            differences = [(usage.id, usage.more_events, usage.more_bytes) for usage in changed.values()]
+            insert_rows(connection, _INSERT_PENDING_USAGE, differences, _ADD_PENDING_USAGE)
         return outcomes
-
-    def deliver(self, box: _PendingUsage | None, rows: list[tuple[Any, ...]]) -> OperationOutcome:
-        """
-        Add the row to be inserted if nothing is against it.
-
-        :param box: None when the recipient has no contract with the sender.
-        """
-        if box is None:
-            return OperationOutcome(error=ContractNotFound())
-        caps, event, size = self.caps, self.event, self.size
-        if box.events >= caps.pending or (size and box.bytes + size > caps.pending_bytes):
-            return OperationOutcome(error=QuotaExceeded())
-        box.events += 1
-        box.more_events += 1
-        box.bytes += size
-        box.more_bytes += size
-        sender, time = event.sender_did, repr(float(event.received_at))
-        rows.append((event.id, box.id, hash_did(sender), sender, time, size, event.payload))
-        return OperationOutcome()
 
 
 def find_deliverable(
     connection: Connection, pairs: Sequence[_RecipientAndSender], now: float
 ) -> dict[_RecipientAndSender, _PendingUsage]:
-    """The mailboxes of recipients that have a contract with the sender at a time, by recipient and sender."""
-    ways: dict[_RecipientAndSender, _PendingUsage] = {}
-    boxes: dict[int, _PendingUsage] = {}
+    """Usage of the recipients that have a contract with the sender at a time, by recipient and sender."""
+    found: dict[_RecipientAndSender, _PendingUsage] = {}
+    usages: dict[int, _PendingUsage] = {}
     for some in split_chunks(pairs, ROWS_PER_STATEMENT):
         source = _DELIVERABLE_SOURCE.format(format_numbered_values(len(some), 2))
-        for number, *box in select_rows(
-            connection, _DELIVERABLE_COLUMNS, source, [*(did for pair in some for did in pair), now]
-        ):
-            ways[some[number]] = boxes.setdefault(box[0], _PendingUsage(*box))
-    return ways
+        for number, *usage in select_rows(connection, _DELIVERABLE_COLUMNS, source, [*chain(*some), now]):
+            found[some[number]] = usages.setdefault(usage[0], _PendingUsage(*usage))
+    return found
 
 
 def find_pending_page(
@@ -495,7 +489,7 @@ def find_pending_page(
 
 
 def acknowledge_events(
-    connection: Connection, recipient: str, ids: Sequence[str], entry: LedgerEntry = "acknowledged"
+    connection: StoreConnection, recipient: str, ids: Sequence[str], entry: LedgerEntry = "acknowledged"
 ) -> list[RemovedMessage]:
     """
     Those that were there, in order of arrival.
@@ -509,7 +503,7 @@ def acknowledge_events(
     rows = sorted(select_rows_in(connection, "seq, id, size, received_at", mine, list(dict.fromkeys(ids)), party.id))
     if rows:
         execute_in(connection, "DELETE FROM pending_event WHERE seq IN ({})", [row[0] for row in rows])
-        add_ledger_entry(connection, "decentrl", entry, len(rows))
+        connection.add_ledger_entry("decentrl", entry, len(rows))
         size = sum([row[2] for row in rows])
         change_party_usage(connection, party.id, pending=-len(rows), pending_bytes=-size)
     return [

@@ -1,17 +1,15 @@
 """
-Commands with their guards.
+The Decentrl half of the store in an SQLite database, with guarded commands as operations of batches.
 
-A guard and its command are one operation, and commands that stand next to each other in a batch share the statements
-that claim their nonces and look up who is registered. Then those of each lane are carried out in their order, so that
-there are more neighbours of a kind: commands of different lanes never see what the other has done.
-
-The Decentrl half of the store in one SQLite file.
+A guard and its command are one operation. Neighbouring commands of a batch share the statements that claim their
+nonces and look up registrations. Then those of each conflict class are executed in their order, so that there are
+more neighbours of a kind: commands of different classes never see each other's changes.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from sqlite3 import Connection
 from typing import Any, TypeVar
@@ -22,7 +20,6 @@ from zope.interface import implementer
 
 from mediatord.errors import (
     DuplicateNonce,
-    MediatorError,
     RateLimitExceeded,
     RecipientNotRegistered,
     UnauthorizedCommand,
@@ -52,100 +49,92 @@ from mediatord.store.sqlite.decentrl_queries import find_registered
 from mediatord.store.sqlite.event_search import PageReadOptions
 from mediatord.store.sqlite.executor import SQLiteExecutor
 from mediatord.store.sqlite.group_commit import OperationOutcome, SQLOperation, run_operations
+from mediatord.store.sqlite.queue_accounting import StoreConnection
 
-GuardedFunction = Callable[[Connection], Any]
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GuardedCommand:
     """
     A command with its guard, as an operation of a batch.
 
     :param command: refuses, if it does, before its first write.
     :param now: when it was given.
-    :param capacity: how many nonces are kept.
-    :param lane: name of what it reads and changes, which commands of no other lane do.
+    :param max_nonces: number of nonces that are kept.
+    :param conflict_class: names what it reads and changes; commands of other classes do not affect it.
     """
 
     guard: CommandGuard
-    command: GuardedFunction
+    command: SQLOperation
     now: float
-    capacity: int
+    max_nonces: int
     conflict_class: str
 
-    def __call__(self, connection: Connection) -> OperationOutcome:
-        """By itself; a refusal is an outcome, so that the nonce is kept."""
-        return self.together(connection, [self])[0]
-
-    def together(self, connection: Connection, works: Sequence[SQLOperation]) -> list[OperationOutcome]:
-        """This one and the commands after it, in their order."""
-        commands = [work for work in works if isinstance(work, GuardedCommand)]
-        claims = [NonceClaim(one.guard.nonce, one.guard.until, one.now, one.guard.share) for one in commands]
-        pairs = zip(commands, claim_nonces(connection, claims, self.capacity), strict=True)
-        return [outcome for run in _split_runs(pairs) for outcome in _execute_run(connection, run)]
-
-    def refusal(self, new: ClaimOutcome, present: set[str | None]) -> MediatorError | None:
+    @staticmethod
+    def run_batch(connection: StoreConnection, commands: Sequence[GuardedCommand]) -> list[OperationOutcome]:
         """
-        The first reason not to carry it out.
-
-        :param new: what became of its nonce.
-        :param present: those who are registered, and nobody.
+        Perform neighbouring operations of a batch: claim all nonces, then check the guards of commands and execute
+        those that pass. A command that may change who is registered ends a run of commands that are checked together.
         """
-        if new is not True:
-            return new or DuplicateNonce()
-        if self.guard.sender not in present:
-            return UnauthorizedCommand()
-        if self.guard.recipient not in present:
-            return RecipientNotRegistered()
-        return None
+        claims = []
+        for one in commands:
+            claims.append(NonceClaim(one.guard.nonce, one.guard.until, one.now, one.guard.share))
+        claimed = claim_nonces(connection, claims, commands[0].max_nonces)
+        outcomes: list[OperationOutcome] = []
+        start = 0
+        for end, one in enumerate(commands, 1):
+            if end == len(commands) or one.conflict_class == REGISTRATION_CLASS:
+                outcomes += _execute_run(connection, commands[start:end], claimed[start:end])
+                start = end
+        return outcomes
 
 
-# Of what changes who is registered.
+# Of commands that change who is registered.
 REGISTRATION_CLASS = "registration"
 
-_CommandRun = list[tuple[GuardedCommand, ClaimOutcome]]
 
-
-def _split_runs(pairs: Iterator[tuple[GuardedCommand, ClaimOutcome]]) -> Iterator[_CommandRun]:
-    """Commands during which the same DIDs stay registered: one that may change that ends a run."""
-    run: _CommandRun = []
-    for one, new in pairs:
-        run.append((one, new))
-        if one.conflict_class == REGISTRATION_CLASS:
-            yield run
-            run = []
-    if run:
-        yield run
-
-
-def _execute_run(connection: Connection, run: _CommandRun) -> list[OperationOutcome]:
-    guards = [one.guard for one, new in run if new is True]
-    dids = {did for guard in guards for did in (guard.sender, guard.recipient) if did is not None}
-    # What a batch waits for is short, so one time will do for all: that of the last.
-    now = max([one.now for one, _ in run])
-    present = {None, *find_registered(connection, list(dids), now)}
-    outcomes = {
-        place: OperationOutcome(error=refusal)
-        for place, (one, new) in enumerate(run)
-        if (refusal := one.refusal(new, present)) is not None
-    }
-    passing = [place for place in range(len(run)) if place not in outcomes]
-    passing.sort(key=lambda place: run[place][0].conflict_class)
-    done = run_operations(connection, [run[place][0].command for place in passing])
-    outcomes |= zip(passing, done, strict=True)
-    return [outcomes[place] for place in range(len(run))]
+def _execute_run(
+    connection: StoreConnection, commands: Sequence[GuardedCommand], claimed: Sequence[ClaimOutcome]
+) -> list[OperationOutcome]:
+    """
+    Check guards and execute commands during which nobody is registered, sorted by conflict class, so that commands of
+    a kind are neighbours.
+    """
+    dids: dict[str | None, None] = {}
+    now = 0.0
+    for one, is_new in zip(commands, claimed, strict=True):
+        # A batch waits for a short time only, so one time will do: that of the last.
+        now = max(now, one.now)
+        if is_new is True:
+            dids[one.guard.sender] = dids[one.guard.recipient] = None
+    registered = {None, *find_registered(connection, [did for did in dids if did is not None], now)}
+    outcomes: dict[int, OperationOutcome] = {}
+    passing: list[int] = []
+    for place, (one, is_new) in enumerate(zip(commands, claimed, strict=True)):
+        if is_new is not True:
+            outcomes[place] = OperationOutcome(error=is_new or DuplicateNonce())
+        elif one.guard.sender not in registered:
+            outcomes[place] = OperationOutcome(error=UnauthorizedCommand())
+        elif one.guard.recipient not in registered:
+            outcomes[place] = OperationOutcome(error=RecipientNotRegistered())
+        else:
+            passing.append(place)
+    if len(passing) > 1:
+        passing.sort(key=lambda place: commands[place].conflict_class)
+    done = run_operations(connection, [commands[place].command for place in passing])
+    outcomes.update(zip(passing, done, strict=True))
+    return [outcomes[place] for place in range(len(commands))]
 
 
 T = TypeVar("T")
 
-# What an item of a page is taken for before it is read. Of the largest pages no two are read at the same time.
+# Bytes assumed for an item of a page before it is read. Of the largest pages no two are read at the same time.
 _ITEM_BYTES = 65_536
 _MAX_PAGE_ESTIMATE = 1 << 30
 
-# Entries that are counted in some milliseconds, which others can wait.
+# Index entries that are counted in some milliseconds, for which other reads can wait.
 _QUICK_SEARCH_ENTRIES = 16_384
 
-# Long searches among the events of one owner that may be waited for.
+# Long searches among the events of one owner that may be queued.
 _SEARCHES_PER_OWNER = 4
 
 # Contracts decide what may be delivered.
@@ -155,47 +144,45 @@ _MAIL_CLASS, _REQUEST_CLASS, _ARCHIVE_CLASS = "mail", "requests", "archive"
 @implementer(IDecentrlStore)
 class SQLiteDecentrlStore:
     """
-    Every command is one operation of a batch with its guard. Its many methods are those of the interface.
+    The Decentrl half of the store in an SQLite database. Every command is one operation of a batch with its guard.
 
-    :param max_nonces: as many as the store keeps, since they are the same.
+    :param max_nonces: number of nonces that the store keeps, which both halves share.
     """
 
-    def __init__(self, file: SQLiteExecutor, clock: IReactorTime, caps: DecentrlQuotas, max_nonces: int) -> None:
-        self._file = file
+    def __init__(self, executor: SQLiteExecutor, clock: IReactorTime, caps: DecentrlQuotas, max_nonces: int) -> None:
+        self._executor = executor
+        self._read = executor.read
         self._clock = clock
         self._caps = caps
         self._max_nonces = max_nonces
         self._page_cursors = PageCursorCache()
-        self._searching: Counter[str] = Counter()
+        self._searches: Counter[str] = Counter()
 
     def opened(self) -> None:
-        """The file may be another one than before."""
+        """Forget what is cached: the file may be another one than before."""
         self._page_cursors.clear()
 
     def check_guard(self, guard: CommandGuard) -> Deferred[None]:
-        return self._guarded("admit", "", guard, _do_nothing)
+        return self._guarded("admit", "", guard, lambda connection: None)
 
     def registered_until(self, did: str) -> Deferred[float | None]:
         now = self._clock.seconds()
-        asked = self._file.read("registered_until", lambda c: decentrl_queries.get_registration_expiry(c, did))
-        return asked.addCallback(lambda until: None if until is None or until <= now else until)
+        found = self._read("registered_until", decentrl_queries.get_registration_expiry, did)
+        return found.addCallback(lambda until: None if until is None or until <= now else until)
 
     def save_contract(self, guard: CommandGuard, contract: Contract) -> Deferred[None]:
         caps, now = self._caps, self._clock.seconds()
-        conflict_class = REGISTRATION_CLASS if contract.owner_did is None else _MAIL_CLASS
-        size = len(contract.text)
         return self._guarded(
             "save_contract",
-            conflict_class,
+            REGISTRATION_CLASS if contract.owner_did is None else _MAIL_CLASS,
             guard,
             lambda c: decentrl_queries.save_contract(c, contract, caps, now),
-            size,
+            len(contract.text),
         )
 
     def contracts(self, owner: str, wanted: ContractFilter, part: PageRequest) -> Deferred[ResultPage[Contract]]:
-        return self._file.read(
-            "contracts", lambda c: decentrl_queries.find_contracts(c, owner, wanted, part), _estimate_page_bytes(part)
-        )
+        size = _estimate_page_bytes(part)
+        return self._read("contracts", decentrl_queries.find_contracts, owner, wanted, part, size=size)
 
     def request_contract(self, guard: CommandGuard, request: ContractRequest) -> Deferred[None]:
         caps, size = self._caps, get_utf8_size(request.encrypted_contract_request)
@@ -208,76 +195,58 @@ class SQLiteDecentrlStore:
         )
 
     def contract_requests(self, recipient: str, part: PageRequest) -> Deferred[ResultPage[ContractRequest]]:
-        return self._file.read(
-            "contract_requests",
-            lambda c: decentrl_queries.find_contract_requests(c, recipient, part),
-            _estimate_page_bytes(part),
-        )
+        size = _estimate_page_bytes(part)
+        return self._read("contract_requests", decentrl_queries.find_contract_requests, recipient, part, size=size)
 
     def acknowledge_requests(self, guard: CommandGuard, recipient: str, ids: Sequence[str]) -> Deferred[None]:
-        gone = tuple(ids)
+        known = tuple(ids)
         return self._guarded(
             "acknowledge_requests",
             _REQUEST_CLASS,
             guard,
-            lambda c: decentrl_queries.acknowledge_requests(c, recipient, gone),
+            lambda c: decentrl_queries.acknowledge_requests(c, recipient, known),
         )
 
     def enqueue_event(self, guard: CommandGuard, event: PendingEvent) -> Deferred[None]:
         size = get_utf8_size(event.payload)
-        delivering = decentrl_queries.DeliverOperation(event, size, self._caps, self._clock.seconds())
-        return self._guarded("deliver", _MAIL_CLASS, guard, delivering, size)
+        operation = decentrl_queries.EnqueueEventOperation(event, size, self._caps, self._clock.seconds())
+        return self._guarded("deliver", _MAIL_CLASS, guard, operation, size)
 
     def pending_events(
         self, recipient: str, sender: str | None, part: PageRequest
     ) -> Deferred[ResultPage[PendingEvent]]:
-        return self._file.read(
-            "pending_events",
-            lambda c: decentrl_queries.find_pending_page(c, recipient, sender, part),
-            _estimate_page_bytes(part),
-        )
+        size = _estimate_page_bytes(part)
+        return self._read("pending_events", decentrl_queries.find_pending_page, recipient, sender, part, size=size)
 
     def find_pending(self, ids: Sequence[str]) -> Deferred[list[PendingEvent]]:
-        wanted = tuple(ids)
-        return self._file.read(
-            "find_pending",
-            lambda c: message_queries.find_pending_events(c, wanted),
-            estimate_items_bytes(len(wanted)),
-        )
+        size = estimate_items_bytes(len(ids))
+        return self._read("find_pending", message_queries.find_pending_events, tuple(ids), size=size)
 
     def find_pending_arrivals(
         self, recipients: Sequence[str], window: ArrivalWindow, *, limit: int
     ) -> Deferred[list[MessageArrival]]:
-        dids = tuple(recipients)
-        return self._file.read(
-            "arrived_pending", lambda c: message_queries.find_pending_arrivals(c, dids, window, limit)
-        )
+        find = message_queries.find_pending_arrivals
+        return self._read("arrived_pending", find, tuple(recipients), window, limit)
 
     def acknowledge_events(
         self, guard: CommandGuard, recipient: str, ids: Sequence[str]
     ) -> Deferred[list[RemovedMessage]]:
-        gone = tuple(ids)
+        known = tuple(ids)
         return self._guarded(
             "acknowledge_events",
             _MAIL_CLASS,
             guard,
-            lambda c: decentrl_queries.acknowledge_events(c, recipient, gone),
+            lambda c: decentrl_queries.acknowledge_events(c, recipient, known),
         )
 
     def save_events(self, guard: CommandGuard, owner: str, events: Sequence[StoredEvent]) -> Deferred[None]:
-        saved = tuple(events)
-        size = sum([get_utf8_size(event.payload, *event.tags) for event in saved])
-        return self._guarded(
-            "save_events",
-            _ARCHIVE_CLASS,
-            guard,
-            event_queries.SaveEventsOperation(owner, saved, size, self._caps),
-            size,
-        )
+        size = sum([get_utf8_size(event.payload, *event.tags) for event in events])
+        operation = event_queries.SaveEventsOperation(owner, tuple(events), size, self._caps)
+        return self._guarded("save_events", _ARCHIVE_CLASS, guard, operation, size)
 
     def events(self, owner: str, wanted: EventFilter, part: PageRequest) -> Deferred[ResultPage[StoredEvent]]:
         return self._search(
-            "events", owner, lambda c, reading: event_queries.find_stored_events(c, owner, wanted, reading), part
+            "events", owner, lambda c, options: event_queries.find_stored_events(c, owner, wanted, options), part
         )
 
     def update_tags(
@@ -306,7 +275,7 @@ class SQLiteDecentrlStore:
         return self._search(
             "public_events",
             publisher,
-            lambda c, reading: event_queries.find_public_events(c, publisher, wanted, reading),
+            lambda c, options: event_queries.find_public_events(c, publisher, wanted, options),
             part,
         )
 
@@ -317,45 +286,41 @@ class SQLiteDecentrlStore:
         search: Callable[[Connection, PageReadOptions], ResultPage[T] | None],
         part: PageRequest,
     ) -> Deferred[ResultPage[T]]:
-        """In the thread for reading, or where it holds nobody up if it takes long."""
-        reading, size = PageReadOptions(part, self._page_cursors, _QUICK_SEARCH_ENTRIES), _estimate_page_bytes(part)
-        patient = replace(reading, patience=None)
+        """Search in the thread for reading, or in the one for long searches if it takes long."""
+        quick = PageReadOptions(part, self._page_cursors, _QUICK_SEARCH_ENTRIES)
+        patient = replace(quick, patience=None)
 
-        def insist(found: ResultPage[T] | None) -> Any:
+        def search_patiently(found: ResultPage[T] | None) -> Any:
             if found is not None:
                 return found
-            if self._searching[owner] >= _SEARCHES_PER_OWNER:
+            if self._searches[owner] >= _SEARCHES_PER_OWNER:
                 raise RateLimitExceeded(retry_after=1)
-            self._searching[owner] += 1
-            return self._file.search(f"{name}_patiently", lambda c: search(c, patient)).addBoth(over)
+            self._searches[owner] += 1
+            return self._executor.search(f"{name}_patiently", lambda c: search(c, patient)).addBoth(end)
 
-        def over(result: T) -> T:
-            self._searching[owner] -= 1
-            if not self._searching[owner]:
-                del self._searching[owner]
+        def end(result: T) -> T:
+            self._searches[owner] -= 1
+            if not self._searches[owner]:
+                del self._searches[owner]
             return result
 
-        return self._file.read(name, lambda c: search(c, reading), size).addCallback(insist)
+        return self._read(name, search, quick, size=_estimate_page_bytes(part)).addCallback(search_patiently)
 
     def _guarded(
-        self, name: str, conflict_class: str, guard: CommandGuard, command: GuardedFunction, size: int = 0
+        self, name: str, conflict_class: str, guard: CommandGuard, command: SQLOperation, size: int = 0
     ) -> Deferred[Any]:
         """
-        :param lane: what the command reads and changes.
+        :param conflict_class: what the command reads and changes.
         :param size: bytes that the command keeps in memory until it is done.
         """
-        work = GuardedCommand(guard, command, self._clock.seconds(), self._max_nonces, conflict_class)
-        return self._file.write(name, work, size)
+        operation = GuardedCommand(guard, command, self._clock.seconds(), self._max_nonces, conflict_class)
+        return self._executor.write(name, operation, size=size)
 
 
 def estimate_items_bytes(items: int) -> int:
-    """What so many items that are read together are taken for; never more than a slice may have."""
+    """Bytes assumed for items that are read together, before they are read; at most the limit of a page."""
     return min(items * _ITEM_BYTES, MAX_PAGE_BYTES)
 
 
 def _estimate_page_bytes(part: PageRequest) -> int:
     return min(part.limit * _ITEM_BYTES, _MAX_PAGE_ESTIMATE)
-
-
-def _do_nothing(_: object) -> None:
-    """All that was asked for is what the guard says."""

@@ -66,7 +66,8 @@ from mediatord.store.sqlite.event_search import (
     read_label_texts,
     release_labels,
 )
-from mediatord.store.sqlite.group_commit import OperationOutcome, SQLOperation
+from mediatord.store.sqlite.group_commit import OperationOutcome
+from mediatord.store.sqlite.queue_accounting import StoreConnection
 
 _INSERT_STORED_EVENTS = """
     INSERT OR ROLLBACK INTO stored_event (
@@ -101,13 +102,9 @@ class SaveEventsOperation:
     size: int
     caps: DecentrlQuotas
 
-    def __call__(self, connection: Connection) -> OperationOutcome:
-        """By itself."""
-        return self.together(connection, [self])[0]
-
-    def together(self, connection: Connection, works: Sequence[SQLOperation]) -> list[OperationOutcome]:
-        """This one and those after it."""
-        savings = [work for work in works if isinstance(work, SaveEventsOperation)]
+    @staticmethod
+    def run_batch(connection: StoreConnection, savings: Sequence[SaveEventsOperation]) -> list[OperationOutcome]:
+        """Perform neighbouring operations of a batch together."""
         parties = find_parties(connection, list(dict.fromkeys([one.owner for one in savings])))
         rooms = {one.owner: _StoredUsage(parties.get(one.owner, UNKNOWN_PARTY)) for one in savings}
         outcomes = [rooms[one.owner].take(one) for one in savings]

@@ -289,13 +289,15 @@ class _EventList:
             window += f"""
                 AND EXISTS (
                     SELECT 1 FROM labelled p
-                    WHERE p.label_id IN ({format_placeholders(len(group))}) AND p.timestamp = d.timestamp AND p.seq = d.seq
+                    WHERE p.label_id IN ({format_placeholders(len(group))})
+                    AND p.timestamp = d.timestamp AND p.seq = d.seq
                 )
             """
             within += [label_record.id for label_record in group]
         ids = [label_record.id for label_record in self.label_records]
         if len(ids) > _MAX_MERGED_RANGES:
-            select = f"SELECT DISTINCT d.timestamp, d.seq FROM labelled d WHERE d.label_id IN ({format_placeholders(len(ids))})"
+            marks = format_placeholders(len(ids))
+            select = f"SELECT DISTINCT d.timestamp, d.seq FROM labelled d WHERE d.label_id IN ({marks})"
             return f"{select} {window}", [*ids, *within]
         select = f"SELECT d.timestamp, d.seq FROM labelled d WHERE d.label_id = ? {window}"
         return " UNION ".join([select] * len(ids)), [value for id in ids for value in (id, *within)]

@@ -53,13 +53,13 @@ from mediatord.store.sqlite.account_queries import get_account_id
 from mediatord.store.sqlite.bulk_sql import (
     VALUES_PER_STATEMENT,
     format_placeholders,
+    get_digest_head,
     hash_did,
     read_texts,
     select_exact_in,
     select_rows_in,
     split_chunks,
 )
-from mediatord.store.sqlite.message_writes import get_digest_head
 from mediatord.store.sqlite.queue_accounting import read_ledger
 
 # Of each of several recipients of an account, when their messages are brought into one order.
@@ -450,7 +450,11 @@ class DigestMatches(NamedTuple):
 
 def parse_digests(ids: Iterable[str]) -> list[bytes]:
     """Those that may be a SHA-256 in lower-case hexadecimal."""
-    return [bytes.fromhex(id) for id in ids if len(id) == 64 and _DIGEST_PATTERN.fullmatch(id)]
+    digests = []
+    for id_ in ids:
+        if len(id_) == 64 and _DIGEST_PATTERN.fullmatch(id_):
+            digests.append(bytes.fromhex(id_))
+    return digests
 
 
 def find_by_digest(connection: Connection, account: str, wanted: Sequence[bytes], after: int) -> DigestMatches:
@@ -504,7 +508,10 @@ _LAST_ID = "\U0010ffff"
 
 
 def collect_backlog(connection: Connection, bounds: Sequence[float], top: int) -> QueueBacklog:
-    """As :meth:`~mediatord.store.interfaces.messages.IMessageStore.read_backlog`; reads the tables of counters like `queue_sizes`."""
+    """
+    As :meth:`~mediatord.store.interfaces.messages.IMessageStore.read_backlog`; reads the tables of counters as
+    :func:`find_largest_queues` does.
+    """
     totals = {table: connection.execute(query).fetchone() for table, query in _TOTALS.items()}
     halves = [complete_buckets(_count_buckets(connection, table, bounds), *total) for table, total in totals.items()]
     largest, _ = find_largest_queues(connection, top)

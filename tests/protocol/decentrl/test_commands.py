@@ -100,15 +100,15 @@ def test_every_command(name: str) -> None:
     given = parse(command(name))
     assert isinstance(given.payload, BaseModel)
     assert json.loads(given.payload.model_dump_json()) == payload(name)
-    assert (given.name, given.channel, given.document) == (name, CHANNELS[name], payload(name))
+    assert (given.name, given.header.channel, given.document) == (name, CHANNELS[name], payload(name))
 
 
 def test_the_header() -> None:
     """What the header says comes through; a time may have a fraction."""
     given = parse(command("QUERY_EVENTS", timestamp=1760000000000.5))
-    assert (given.sender_did, given.sender_signing_key_id) == (ALICE, f"{ALICE}#signing")
-    assert (given.recipient_did, given.timestamp_ms) == (MEDIATOR, 1760000000000.5)
-    assert (given.nonce, given.signature) == (NONCE, SIGNATURE)
+    assert (given.header.sender_did, given.header.sender_signing_key_id) == (ALICE, f"{ALICE}#signing")
+    assert (given.header.recipient_did, given.header.timestamp) == (MEDIATOR, 1760000000000.5)
+    assert (given.header.nonce, given.signature) == (NONCE, SIGNATURE)
 
 
 def test_an_event_for_another_identity() -> None:
@@ -195,7 +195,7 @@ def test_a_member_of_the_header_is_missing(member: str) -> None:
 @pytest.mark.parametrize("nonce", [NONCE.upper(), "00000000-0000-0000-0000-000000000000", "f" * 8 + NONCE[8:]])
 def test_a_nonce_is_a_uuid_of_any_version_and_case(nonce: str) -> None:
     """It is kept as it is spelled: the spelling is signed (reference 6.1)."""
-    assert parse(command("QUERY_EVENTS", nonce=nonce)).nonce == nonce
+    assert parse(command("QUERY_EVENTS", nonce=nonce)).header.nonce == nonce
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_a_nonce_is_a_uuid_of_any_version_and_case(nonce: str) -> None:
 def test_any_text_may_claim_to_be_a_did(did: str) -> None:
     """Whether it resolves is another answer, and the same for all that does not."""
     given = parse(command("QUERY_EVENTS", sender_did=did, sender_signing_key_id=f"{did}#signing"))
-    assert given.sender_did == did
+    assert given.header.sender_did == did
 
 
 OPTIONAL: dict[str, set[tuple[Step, ...]]] = {

@@ -407,7 +407,7 @@ def test_nothing_opaque_in_repr() -> None:
     """The payload is not shown."""
     found = USUAL.read(sealed(forward()))
     assert found is not None
-    assert repr(found) == f"UsualForward(next={NEXT!r}, form='json')"
+    assert repr(found) == f"FastForward(next={NEXT!r}, form='json')"
 
 
 @settings(max_examples=300, deadline=None)

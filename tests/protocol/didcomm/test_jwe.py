@@ -65,7 +65,12 @@ def test_anoncrypt_round_trip(curve: Curve, enc: Enc) -> None:
     """Each recipient opens an anoncrypt on any curve and with any content encryption (reference 1.2)."""
     raw = encrypt_anoncrypt(TEXT, [(CAROL, CAROLS[curve].public), (BOB, BOBS[curve].public)], enc=enc)
     envelope = parse_envelope(raw)
-    assert (envelope.authenticated, envelope.enc, envelope.curve, envelope.sender_kid) == (False, enc, curve, None)
+    assert (envelope.authenticated, envelope.header["enc"], envelope.curve, envelope.sender_kid) == (
+        False,
+        enc,
+        curve,
+        None,
+    )
     assert decrypt_envelope(envelope, BOB, BOBS[curve], None) == TEXT
     assert decrypt_envelope(envelope, CAROL, CAROLS[curve], None) == TEXT
 
@@ -75,7 +80,7 @@ def test_authcrypt_round_trip(curve: Curve) -> None:
     """Each recipient opens an authcrypt on any curve with the sender's key (reference 1.2)."""
     raw = encrypt_authcrypt(TEXT, (ALICE, ALICES[curve]), [(CAROL, CAROLS[curve].public), (BOB, BOBS[curve].public)])
     envelope = parse_envelope(raw)
-    assert (envelope.authenticated, envelope.enc, envelope.curve) == (True, "A256CBC-HS512", curve)
+    assert (envelope.authenticated, envelope.header["enc"], envelope.curve) == (True, "A256CBC-HS512", curve)
     assert envelope.sender_kid == ALICE
     assert not envelope.lacks_apv
     assert decrypt_envelope(envelope, BOB, BOBS[curve], ALICES[curve].public) == TEXT

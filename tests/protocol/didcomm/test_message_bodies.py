@@ -123,11 +123,11 @@ def test_bad_acknowledgements(ids: object) -> None:
 def test_status_has_times_only_when_something_waits() -> None:
     """No nulls; the recipient DID if and only if it was asked for (6, 6.1)."""
     empty = message_pickup.make_status_body(
-        count=0, total_bytes=0, times=None, now=5.0, recipient_did=None, live=False
+        count=0, total_bytes=0, oldest=None, newest=None, now=5.0, recipient_did=None, live=False
     )
     assert empty == {"message_count": 0, "total_bytes": 0, "live_delivery": False}
     full = message_pickup.make_status_body(
-        count=2, total_bytes=9, times=(10.9, 20.2), now=30.5, recipient_did="did:a:b", live=True
+        count=2, total_bytes=9, oldest=10.9, newest=20.2, now=30.5, recipient_did="did:a:b", live=True
     )
     assert full == {
         "message_count": 2,

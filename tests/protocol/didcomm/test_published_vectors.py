@@ -66,7 +66,7 @@ def test_encrypted_messages(number: int) -> None:
         inner, found = raw, []
         while "ciphertext" in json.loads(inner):
             envelope = parse_envelope(inner)
-            found.append((envelope.curve, envelope.enc, envelope.authenticated))
+            found.append((envelope.curve, envelope.header["enc"], envelope.authenticated))
             inner = opened(envelope, kid)
         assert found == layers
         assert is_jws(json.loads(inner)) == signed

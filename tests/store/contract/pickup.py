@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from hashlib import sha256
 
+from twisted.internet.defer import gatherResults
+
 from mediatord.store.interfaces.messages import QueueStatus, QueueTotals, RemovedMessage
-from tests.store.builders import ALICE, BOB, NOON
+from tests.store.builders import ALICE, BOB, HOUR, NOON
 from tests.store.contract.base import INBOX, OTHER, StoreContract
 
 NOTHING = QueueStatus(0, 0)
@@ -84,6 +86,41 @@ class PickupContract(StoreContract):
         self.assertEqual(await self.count(), (1, 4))
         self.assertEqual(await self.store.acknowledge(ALICE, ["c", "a"]), [])
         self.assertEqual(await self.store.acknowledge(ALICE, []), [])
+
+    async def test_acknowledge_once(self) -> None:
+        """A nonce is claimed and messages are removed; if it was claimed before, nothing is removed."""
+        await self.register(ALICE, OTHER)
+        await self.put("a", "b", "c", data=b"12345")
+        await self.put("d", to=OTHER)
+        await self.put("e", to=OTHER, delay=9)
+        until = self.clock.seconds() + HOUR
+        done = await self.store.acknowledge_once(ALICE, ["b", "a", "unknown"], b"first", until, with_status=True)
+        assert done is not None
+        self.assertEqual([one.id for one in done.removed], ["a", "b"])
+        self.assertEqual(done.status, await self.store.get_queue_status(ALICE, None))
+        self.assertEqual(await self.count(), (2, 5 + len(b'{"ciphertext":"d"}')))
+        self.assertIsNone(await self.store.acknowledge_once(ALICE, ["c"], b"first", until, with_status=True))
+        self.assertFalse(await self.store.claim_nonce(b"first", until))
+        self.assertEqual(await self.waiting(), ["c", "d"])
+        digest = sha256(b"12345").hexdigest()
+        done = await self.store.acknowledge_once(ALICE, [digest, "d"], b"second", until)
+        assert done is not None
+        self.assertEqual(([one.id for one in done.removed], done.status), (["c", "d"], None))
+
+    async def test_acknowledge_once_together(self) -> None:
+        """Each of several at the same time has its own result; of those with one nonce the first is done."""
+        await self.put("a", "b", "c")
+        until = self.clock.seconds() + HOUR
+        done = await gatherResults(
+            [
+                self.store.acknowledge_once(account, [id], key, until, with_status=True)
+                for account, id, key in ((ALICE, "a", b"1"), (ALICE, "b", b"1"), (BOB, "c", b"2"), (ALICE, "c", b"3"))
+            ]
+        )
+        self.assertEqual(
+            [None if one is None else [gone.id for gone in one.removed] for one in done], [["a"], None, [], ["c"]]
+        )
+        self.assertEqual(await self.waiting(), ["b"])
 
     async def test_acknowledge_by_digest(self) -> None:
         """The lower-case hexadecimal SHA-256 of a payload stands for every message with it (reference 6.1)."""

@@ -1,4 +1,4 @@
-"""What tests of the Decentrl half on a real MongoDB server have in common."""
+"""Base of tests of the Decentrl half on a real MongoDB server."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class MongoDecentrlTestCase(MongoTestCase):
         self.decentrl = self.everywhere[0]
 
     async def a_node(self) -> MongoDecentrlStore:
-        """Another process on the same database."""
+        """Open a store of another process on the same database."""
         server = self.a_server()
         store = MongoStore(server, self.clock, QueueLimits(), caps=self.caps)
         await store.open()
@@ -50,7 +50,7 @@ class MongoDecentrlTestCase(MongoTestCase):
         )
 
     def guard(self, sender: str | None = None, recipient: str | None = None) -> CommandGuard:
-        """One with a nonce of its own."""
+        """Make a guard with a new nonce."""
         return CommandGuard(b"nonce %d" % next(self.numbers), NOON + HOUR, sender, recipient)
 
     async def enlist(self, *dids: str) -> None:
@@ -61,7 +61,7 @@ class MongoDecentrlTestCase(MongoTestCase):
         await self.decentrl.save_contract(self.guard(), self.a_contract(owner, peer))
 
     def a_contract(self, owner: str | None, peer: str, until: float = NOON + HOUR) -> Contract:
-        """One that differs from all others."""
+        """Make a contract that differs from all others."""
         id = f"contract {next(self.numbers)}"
         return Contract(id, owner, peer, until, id.encode(), b"{}")
 
@@ -72,7 +72,7 @@ class MongoDecentrlTestCase(MongoTestCase):
         return StoredEvent(f"event {next(self.numbers)}", sender, ALICE, payload, tags, at)
 
     def miscounted(self) -> list[str]:
-        """Parties whose counters are not what is kept for them, and payloads without events."""
+        """Parties with wrong counters, and payloads without events."""
         wrong = []
         for party in self.documents.parties.find():
             counted = _counted(self.documents, party["_id"])
@@ -87,7 +87,7 @@ class MongoDecentrlTestCase(MongoTestCase):
 
 
 def _counted(documents: Database[dict[str, Any]], key: bytes) -> dict[str, int]:
-    """What a party ought to say."""
+    """The counters that a party should have."""
     mine = {"party": key}
     pending = list(documents.pending_events.find(mine))
     stored = list(documents.stored_events.find(mine))

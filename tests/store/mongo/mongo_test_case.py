@@ -1,4 +1,4 @@
-"""Stores and servers of tests that need a real MongoDB."""
+"""Base of tests on a real MongoDB server."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ PATIENT, IMPATIENT = 10.0, 0.8
 
 
 class HostClock:
-    """The reactor's, but for the time that it says."""
+    """The reactor with another time."""
 
     def __init__(self) -> None:
         self.ahead = 0.0
 
     def seconds(self) -> float:
-        """As a test has set it."""
+        """The reactor's time, plus an offset."""
         return float(cast(Any, reactor).seconds()) + self.ahead
 
     def __getattr__(self, name: str) -> Any:
@@ -59,7 +59,7 @@ def start_mongod(work: Coroutine[Any, Any, Any]) -> Deferred[Any]:
 
 
 async def wait_until(holds: Callable[[], bool], seconds: float = SOMETIME) -> float:
-    """How long it took until something held."""
+    """Wait until a condition holds; return the seconds that it took."""
     begun = CLOCK.seconds()
     while not holds():
         assert CLOCK.seconds() - begun < seconds, f"not after {seconds} s"
@@ -69,12 +69,12 @@ async def wait_until(holds: Callable[[], bool], seconds: float = SOMETIME) -> fl
 
 @cache
 def authenticated_server() -> ReplicaSet:
-    """One that takes nobody without credentials."""
+    """A server with access control."""
     return open_store(ReplicaSet(auth=Credentials("root", "root")))
 
 
 def open_store(servers: ReplicaSet) -> ReplicaSet:
-    """Open until this process ends."""
+    """Start a server until this process ends."""
     servers.open()
     atexit.register(servers.close)
     return servers
@@ -93,7 +93,7 @@ class MongoTestCase(TestCase):
 
     def setUp(self) -> None:
         if self.patience is not None:
-            self.patch(server_module, "PATIENCE", self.patience)
+            self.patch(server_module, "REQUEST_TIME_LIMIT", self.patience)
         self.servers = self.choose_servers()
         fresh = fresh_database() if self.servers is shared_replica_set() else fresh_database(self.servers)
         self.database = fresh.__enter__()
@@ -110,8 +110,8 @@ class MongoTestCase(TestCase):
 
     @contextmanager
     def impatiently(self) -> Iterator[None]:
-        """Operations that begin inside are given little time."""
-        patience = self.patch(server_module, "PATIENCE", IMPATIENT)
+        """Operations have little time in this context."""
+        patience = self.patch(server_module, "REQUEST_TIME_LIMIT", IMPATIENT)
         try:
             yield
         finally:
@@ -120,7 +120,7 @@ class MongoTestCase(TestCase):
     def a_server(
         self, uri: str | None = None, *, observe: OperationObserver = ignore_observation, connections: int = 3
     ) -> ReplicaSetClient:
-        """One that is not open, and is closed in the end."""
+        """A client that is not open; it is closed after the test."""
         address = parse_mongo_uri(uri or self.servers.uri(self.database))
         server = ReplicaSetClient(address, CLOCK, observe=observe, on_up=self.states.append, connections=connections)
         self.addCleanup(server.close)
@@ -140,7 +140,7 @@ class MongoTestCase(TestCase):
         server: ReplicaSetClient | None = None,
         **options: Any,
     ) -> MongoStore:
-        """One that is open, in which ALICE has registered INBOX; closed in the end."""
+        """An open store, in which ALICE has registered INBOX; it is closed after the test."""
         server = server or self.a_server(**options)
         store = MongoStore(server, clock, limits or QueueLimits(), migrations=migrations)
         self.addCleanup(store.close)
@@ -158,18 +158,18 @@ class MongoTestCase(TestCase):
         return store.enqueue(to, payloads, expires_at=CLOCK.seconds() + 3600)
 
     def counters(self) -> tuple[int, int]:
-        """Messages and bytes that wait, as recipients have them counted."""
+        """Messages and bytes by the counters of the recipients."""
         found = list(self.documents["recipients"].find())
         return sum(one["messages"] for one in found), sum(one["bytes"] for one in found)
 
     def kept(self) -> list[str]:
-        """Ids of the messages that are there, after seeing that they are counted."""
+        """Ids of the queued messages, after checking the counters."""
         found = list(self.documents["messages"].find({}, {"size": 1}).sort("seq", 1))
         self.assertEqual(self.counters(), (len(found), sum(one["size"] for one in found)))
         return [one["_id"] for one in found]
 
     def elsewhere(self, work: Callable[..., Any], *args: Any, **kw: Any) -> Deferred[Any]:
-        """Have something that blocks done while the reactor goes on."""
+        """Run something that blocks in a thread."""
         return deferToThread(work, *args, **kw)
 
     def _hear(self, event: LogEvent) -> None:

@@ -33,13 +33,13 @@ from tests.store.mongo.mongo_test_case import ALICE, CLOCK, INBOX
 
 VECTORS = Path(__file__).parents[2] / "vectors"
 # Versions of the schema that there are recordings of, the last being that of today.
-RECORDED = (1, 2, 3)
+RECORDED = (1,)
 WALLET, PEER = "did:example:wallet", "did:example:peer"
 FAR = 4_102_444_800.0
 
 
 async def fill(store: MongoStore) -> None:
-    """Put in what `test_mongo_schema` asks for."""
+    """Store the data that `test_schema` expects."""
     for did in (ALICE, "did:example:old"):
         await store.grant(did)
     await store.update_recipients(ALICE, [(INBOX, "add"), ("did:key:z6MkGone", "add")], max_recipients=9)
@@ -78,7 +78,7 @@ def read_snapshot(database: Database[dict[str, Any]]) -> dict[str, Any]:
 
 
 def restore_snapshot(database: Database[dict[str, Any]], version: int) -> None:
-    """Make a database what was recorded."""
+    """Fill a database with a snapshot."""
     for name, found in json_util.loads(_snapshot_file(version).read_text("utf-8")).items():
         if found["indexes"]:
             database.command("createIndexes", name, indexes=found["indexes"])
@@ -91,7 +91,7 @@ def _snapshot_file(version: int) -> Path:
 
 
 async def write_snapshot() -> None:
-    """Write the file of the last version anew."""
+    """Write the snapshot of the latest version."""
     servers = shared_replica_set()
     with fresh_database(servers) as name:
         address = parse_mongo_uri(servers.uri(name))

@@ -1,4 +1,4 @@
-"""A host whose clock is not that of the MongoDB server."""
+"""A host whose clock differs from that of the MongoDB server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ASKING = 5.0
 
 
 class ClockTests(MakesMongo, ClusterStoreContract, TestCase):
-    """The store goes by this host's clock, its neighbour is on one whose clock is right."""
+    """The store uses this host's clock; its neighbour is on a host whose clock is right."""
 
     short = 0.4
 
@@ -53,7 +53,7 @@ class ClockTests(MakesMongo, ClusterStoreContract, TestCase):
         return deferLater(IReactorTime(reactor), seconds)
 
     async def notice(self, ahead: float) -> ClockSkewError:
-        """Set the clock, and have that found out."""
+        """Set the clock, and have the store notice."""
         self.host.ahead = ahead
         with self.assertRaises(ClockSkewError) as caught:
             await self.cluster.join(a_node("x"), LONG)
@@ -61,7 +61,7 @@ class ClockTests(MakesMongo, ClusterStoreContract, TestCase):
         return refused
 
     async def test_join(self) -> None:
-        """Refused, with how wrong it is; others are not disturbed, and it may come when the clock is right."""
+        """Rejected with the difference; others are not disturbed, and it can join when the clock is right."""
         await self.neighbour.cluster.join(a_node("b"), LONG)
         for ahead in (DAYS, MAX_CLOCK_SKEW + ASKING, -MAX_CLOCK_SKEW - ASKING, -DAYS):
             refused = await self.notice(ahead)
@@ -73,7 +73,7 @@ class ClockTests(MakesMongo, ClusterStoreContract, TestCase):
         self.assertEqual(await self.live(), ["A", "B"])
 
     async def test_renew(self) -> None:
-        """Nothing is renewed, though the lease lasts on."""
+        """The lease is not renewed, but lasts."""
         await self.join("a")
         for ahead in (DAYS, -DAYS):
             self.host.ahead = ahead
@@ -85,7 +85,7 @@ class ClockTests(MakesMongo, ClusterStoreContract, TestCase):
         self.assertIs(await self.cluster.renew("A", LONG), True)
 
     async def test_hold(self) -> None:
-        """It is no turn of this host, and one that was is free at once."""
+        """The host gets no lease, and one that it held is free at once."""
         for ahead in (DAYS, -DAYS):
             self.host.ahead = 0
             self.assertIs(await self.cluster.acquire_lease("turn", "A", LONG), True)
@@ -99,7 +99,7 @@ class ClockTests(MakesMongo, ClusterStoreContract, TestCase):
             self.assertIs(await self.cluster.acquire_lease("turn", "A", LONG), False)
 
     async def test_nothing_expires(self) -> None:
-        """Not even before it is noticed: what is over by this clock may have days to go."""
+        """Not even before the skew is noticed: the message may have days to go."""
         await self.put("a", ttl=HOUR)
         self.clock.advance(2 * HOUR)
         for ahead in (2 * HOUR, -DAYS):
@@ -109,7 +109,7 @@ class ClockTests(MakesMongo, ClusterStoreContract, TestCase):
         self.assertEqual([one.id for one in await self.store.expire_messages(9)], ["a"])
 
     async def test_nothing_is_accepted(self) -> None:
-        """Once it is noticed: it would expire at a wrong time, and not be found by others in time."""
+        """A message would expire at the wrong time, and not be found by others in time."""
         event = PendingEvent("e", ALICE, BOB, "payload", NOON)
         for ahead in (DAYS, -DAYS):
             await self.join("a")
@@ -129,7 +129,7 @@ class ClockTests(MakesMongo, ClusterStoreContract, TestCase):
             self.assertEqual(len(await self.store.acknowledge(ALICE, ["m"])), 1)
 
     async def test_nothing_is_told(self) -> None:
-        """Nobody is told that nothing waits, nor that he is not registered, because all seems to have expired."""
+        """Queues are not reported as empty, nor parties as unregistered, because all seems to have expired."""
         await self.put("m")
         store, decentrl = self.store, self.store.decentrl
         for ahead in (DAYS, -DAYS):
@@ -154,7 +154,7 @@ class ClockTests(MakesMongo, ClusterStoreContract, TestCase):
             self.assertIsNone(await decentrl.registered_until(ALICE))
 
     async def test_nothing_comes_due(self) -> None:
-        """Not even before it is noticed; whoever asks is told to ask again, unless nothing seems to be due."""
+        """Not even before the skew is noticed; the call fails only if a message seems to be due."""
         await self.put("m", ttl=2 * HOUR, delay=HOUR)
         for ahead in (DAYS, -DAYS):
             self.host.ahead = ahead
@@ -168,7 +168,7 @@ class ClockTests(MakesMongo, ClusterStoreContract, TestCase):
         self.assertEqual([one.id for one in await self.store.take_due_messages(9)], ["m"])
 
     async def test_nothing_is_accepted_before_it_is_noticed(self) -> None:
-        """A clock that was just set may be wrong: only when it was found to agree once more."""
+        """After a step of the clock it has to be compared once more."""
         await self.join("a")
         for ahead in (DAYS, -DAYS, MAX_CLOCK_SKEW / 2):
             self.host.ahead = ahead
@@ -181,7 +181,7 @@ class ClockTests(MakesMongo, ClusterStoreContract, TestCase):
 
 class TextTests(SynchronousTestCase):
     def test_for_the_operator(self) -> None:
-        """One line that says which way, and how far in two units at most."""
+        """One line with the direction, and the difference in two units at most."""
         for ahead, said in (
             (4320.4, "1 h 12 min ahead of"),
             (-61.0, "1 min 1 s behind"),

@@ -1,4 +1,4 @@
-"""The MongoDB store keeps the contract about clusters, on a real server whose clock cannot be moved."""
+"""Contract tests of the cluster store on MongoDB."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from mediatord.store.interfaces.store import IStore
 from mediatord.store.message_operations import ignore_observation
 from mediatord.store.mongo import cluster
 from mediatord.store.mongo.driver.client import ReplicaSetClient
+from mediatord.store.mongo.driver.commands import build_updates
 from mediatord.store.mongo.driver.transactions import Transaction
 from mediatord.store.mongo.driver.uri import parse_mongo_uri
 from mediatord.store.mongo.store import MongoStore
@@ -45,7 +46,7 @@ class SeparateSessionsClient(ReplicaSetClient):
 
 
 class MakesMongoCluster(MakesMongo):
-    """Short leases are really waited for."""
+    """Short leases are awaited in real time."""
 
     short = 0.4
 
@@ -88,13 +89,13 @@ class MongoQuotaTests(MakesMongoCluster, contract.QuotaContract, TestCase):
 
 
 class ServerTests(MakesMongoCluster, ClusterStoreContract, TestCase):
-    """What is up to the server, and what it is like when the server fails."""
+    """Effects of the server and of its failures."""
 
     def documents(self, collection: str) -> list[dict[str, Any]]:
         return list(shared_replica_set().client[self.database][collection].find())
 
     async def test_lots_are_bounded(self) -> None:
-        """However often something is taken, what is kept of it does not grow beyond some hundred entries."""
+        """The lots of a quota stay below some hundred."""
         for _ in range(30):
             takings = [self.cluster.take_quota(b"key", 1, limit=10_000, period=0.64) for _ in range(20)]
             self.assertEqual(await gatherResults(takings), [0.0] * 20)
@@ -104,21 +105,21 @@ class ServerTests(MakesMongoCluster, ClusterStoreContract, TestCase):
         self.assertEqual({round(lot["at"]) % 5 for lot in found["lots"]}, {0})
 
     async def test_a_refusal_comes_to_an_end(self) -> None:
-        """The server may delete what is kept of a taking that was too much from the beginning."""
+        """The server may delete the record of a quota that was never taken."""
         self.assertGreater(await self.cluster.take_quota(b"key", 5, limit=3, period=60.0), 0)
         (found,) = self.documents("allowances")
         self.assertIn("until", found)
 
-    async def test_a_node_of_an_earlier_version(self) -> None:
-        """Its record says nothing of an identity: both work side by side."""
+    async def test_unknown_identity(self) -> None:
+        """A node whose record does not have its identity works beside any other."""
         await self.cluster.join(a_node("a", identity=b"one"), LONG)
         nodes = shared_replica_set().client[self.database]["nodes"]
-        nodes.update_one({"_id": "A"}, {"$unset": {"identity": 1}})
+        nodes.update_one({"_id": "A"}, {"$set": {"identity": b""}})
         await self.neighbour.cluster.join(a_node("b", identity=b"two"), LONG)
         self.assertEqual([node.identity for node in await self.cluster.list_nodes()], [b"", b"two"])
 
     async def test_presence_hangs_on_the_lease(self) -> None:
-        """Renewing a node writes its one document and none of those that say who is there."""
+        """Renewing a lease writes one document, and no presence record."""
         await self.join("a")
         await self.cluster.add_presence("A", [f"did:example:{number}" for number in range(50)])
         before = self.documents("presence")
@@ -128,7 +129,7 @@ class ServerTests(MakesMongoCluster, ClusterStoreContract, TestCase):
         self.assertEqual(len(self.documents("nodes")), 2)
 
     async def test_who_comes_meanwhile(self) -> None:
-        """A node that joins and announces while somebody looks for what is left behind is not taken for that."""
+        """A node that joins during a search for lapsed nodes is not taken for one."""
         server = self.server_of(self.store)
         find, came = server.find, False
 
@@ -146,7 +147,7 @@ class ServerTests(MakesMongoCluster, ClusterStoreContract, TestCase):
         self.assertTrue(came)
 
     async def test_end_of_many(self) -> None:
-        """What a node has announced goes in pieces, and none of it once the node is back."""
+        """The records of a node are deleted in batches, and not once the node is back."""
         self.patch(cluster, "_PRESENCE_DELETE_BATCH", 3)
         await self.neighbour.cluster.join(a_node("a"), self.short)
         await self.neighbour.cluster.add_presence("A", [f"did:example:{number}" for number in range(10)])
@@ -168,11 +169,11 @@ class ServerTests(MakesMongoCluster, ClusterStoreContract, TestCase):
         self.assertEqual((pieces, await self.live(), len(self.documents("presence"))), (5, [], 0))
 
     def server_of(self, store: Any) -> Any:
-        """What its cluster side asks."""
-        return store.cluster._server
+        """The client of its cluster store."""
+        return store.cluster._client
 
     async def test_asked_twice(self) -> None:
-        """A connection that breaks while an answer is on its way changes no answer."""
+        """A connection that is lost during a reply changes no result."""
         await self.join("a")
         servers = shared_replica_set()
         with servers.failpoint("findAndModify", times=1, closeConnection=True):
@@ -186,14 +187,16 @@ class ServerTests(MakesMongoCluster, ClusterStoreContract, TestCase):
         self.assertEqual([one.boot for one in await self.cluster.find_presence(["did:x"])], ["A"])
 
     async def test_what_a_dead_node_began(self) -> None:
-        """What a node had begun to write when it died is in nobody's way once it is dropped."""
+        """A node's open transactions hold no locks once it is dropped."""
         dead = self.another_server()
         await dead.open()
         dead.set_session_owner("A")
         begun: Deferred[None] = Deferred()
 
         async def die(transaction: Transaction) -> None:
-            await transaction.update("documents", {"q": {"_id": "short"}, "u": {"long": "theirs"}, "upsert": True})
+            await transaction.write(
+                build_updates("documents", [{"q": {"_id": "short"}, "u": {"long": "theirs"}, "upsert": True}])
+            )
             begun.callback(None)
             await Deferred()
 

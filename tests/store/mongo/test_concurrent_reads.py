@@ -1,4 +1,4 @@
-"""Reading that takes long holds up neither what is written nor what others read."""
+"""Slow reads delay neither writes nor reads of other accounts."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ SLOW: dict[str, Any] = {"blockConnection": True, "blockTimeMS": 1_500}
 
 
 class ReaderTests(MongoTestCase):
-    """A status asks for what writing never does, which the server can be told to be slow with."""
+    """The server can delay a status, because it uses a command that writes never do."""
 
     async def test_writing(self) -> None:
-        """However many read, somebody can write."""
+        """Writes go on, however many reads are running."""
         store = await self.a_store(connections=10)
         dids = [f"did:example:{number}" for number in range(40)]
         await gatherResults([store.grant(did) for did in dids])
@@ -28,7 +28,7 @@ class ReaderTests(MongoTestCase):
         await over
 
     async def test_in_turn(self) -> None:
-        """An account that asks many things at once is answered one by one, and others meanwhile."""
+        """Reads of one account run one at a time, and those of others meanwhile."""
         store = await self.a_store(connections=10)
         await store.grant(BOB)
         with self.servers.failpoint("aggregate", times=1, **SLOW):

@@ -1,4 +1,4 @@
-"""The MongoDB store keeps the contract, on a real server."""
+"""Contract tests of the MongoDB store on a real server."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from tests.store.mongo.mongo_test_case import CLOCK, PATIENT
 
 
 class MakesMongo(Base):
-    """Stores on one database, which has no documents before a test."""
+    """Stores on one database, which is empty before a test."""
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
-        cast(TestCase, self).patch(server_module, "PATIENCE", PATIENT)
+        cast(TestCase, self).patch(server_module, "REQUEST_TIME_LIMIT", PATIENT)
         fresh = fresh_database()
         self.database = fresh.__enter__()
         self.addCleanup(fresh.__exit__, None, None, None)

@@ -1,4 +1,4 @@
-"""Operations that are done for one request, which has one deadline, on servers that are slow."""
+"""Operations of one request, which share a deadline, on slow servers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SLOW = 900
 
 
 class ShiftedClock:
-    """The time that it was, for a request that began then."""
+    """A clock that is behind, for a request that began earlier."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -36,7 +36,7 @@ class ShiftedClock:
 
 
 def began(seconds: float) -> Any:
-    """Within a request that began so many seconds ago."""
+    """A request that began some seconds ago."""
     return request_scope(cast(Any, ShiftedClock(seconds)))
 
 
@@ -44,14 +44,14 @@ class DeadlineCase(MongoTestCase):
     def setUp(self) -> None:
         super().setUp()
         for module in (deadline_module, server_module):
-            self.patch(module, "PATIENCE", PATIENCE)
+            self.patch(module, "REQUEST_TIME_LIMIT", PATIENCE)
         self.asked: list[str] = []
 
     def observe(self, operation: str, _seconds: float) -> None:
         self.asked.append(operation)
 
     async def fails(self, work: Deferred[Any]) -> None:
-        """See it fail for lack of a store, in time."""
+        """Check that it fails with StoreUnavailable in time."""
         begun = CLOCK.seconds()
         with self.assertRaises(StoreUnavailable):
             await work
@@ -59,10 +59,10 @@ class DeadlineCase(MongoTestCase):
 
 
 class RequestTests(DeadlineCase):
-    """However many operations there are, and though each would be done in time."""
+    """However many operations it has, though each alone would be done in time."""
 
     async def test_one_after_the_other(self) -> None:
-        """A request whose operations are slow fails in time; the same without a request does not."""
+        """A request with slow operations fails in time; the same operations without a request do not."""
         store = await self.a_store()
 
         async def ask() -> None:
@@ -78,7 +78,7 @@ class RequestTests(DeadlineCase):
             await ask()
 
     async def test_forward(self) -> None:
-        """What a slow commit had no time for after a slow question is not there, and can be sent once more."""
+        """A message whose commit was too slow is not queued, and can be sent again."""
         store = await self.a_store()
         store._owner_cache.clear()
 
@@ -90,23 +90,23 @@ class RequestTests(DeadlineCase):
         held = {"blockConnection": True, "blockTimeMS": SLOW}
         with self.servers.failpoint("aggregate", "commitTransaction", **held):
             await self.fails(start_mongod(request()))
-        await wait_until(lambda: not store._client.has_uncertain_commits)
+        await wait_until(lambda: not store._client.transactions.has_uncertain_commits)
         await self.put(store, "a")
         self.assertEqual(self.kept(), ["a"])
 
     async def test_claim(self) -> None:
-        """What was claimed before there was no more time can be claimed again: it was not done."""
+        """A nonce whose request ran out of time can be claimed again."""
         store = await self.a_store()
         later = CLOCK.seconds() + 60
         with began(0.5):
             self.assertTrue(await store.claim_nonce(b"key", later))
         with began(PATIENCE), self.assertRaises(StoreUnavailable):
             await store.release_nonce(b"key")
-        await wait_until(lambda: not store._client.has_uncertain_commits)
+        await wait_until(lambda: not store._client.transactions.has_uncertain_commits)
         self.assertTrue(await store.claim_nonce(b"key", later))
 
     async def test_command(self) -> None:
-        """Nor is a command begun, nor its nonce used up."""
+        """A command is not started, and its nonce is not used."""
         store = await self.a_store()
         guard = CommandGuard(b"nonce", CLOCK.seconds() + 60)
         with began(PATIENCE), self.assertRaises(StoreUnavailable):
@@ -114,7 +114,7 @@ class RequestTests(DeadlineCase):
         await store.decentrl.check_guard(guard)
 
     async def test_hardly_any_time(self) -> None:
-        """What could only be left in doubt is not begun, of any kind; and that is no fault of the server."""
+        """Operations with hardly any time left are not started, and the server is not blamed."""
         server = await self.an_open_server(observe=self.observe)
         gathering = TransactionBatcher(server, at_once=1, bounds=BatchLimits())
         gathering.start()
@@ -130,10 +130,10 @@ class RequestTests(DeadlineCase):
         with began(PATIENCE - 0.1):
             for asked in (start_mongod(server.transact("work", work)), gathering.submit("batch", together, None, ())):
                 await self.fails(asked)
-        self.assertEqual((self.asked, self.states, server.has_uncertain_commits), ([], [True], False))
+        self.assertEqual((self.asked, self.states, server.transactions.has_uncertain_commits), ([], [True], False))
 
     async def test_too_much_at_once(self) -> None:
-        """Nor does a request wait longer for its turn when the server has more to do than it may at a time."""
+        """A request does not wait beyond its deadline when too many transactions are open."""
         server = await self.an_open_server()
         ended: list[Transaction] = []
 
@@ -150,7 +150,7 @@ class RequestTests(DeadlineCase):
         await gatherResults(lasts)
 
     async def test_owner(self) -> None:
-        """Two that ask for the same: one gives up when it has to, and the other one is answered."""
+        """Of two lookups of one DID one times out, and the other succeeds."""
         store = await self.a_store()
         store._owner_cache.clear()
         with self.servers.failpoint("aggregate", blockConnection=True, blockTimeMS=SLOW, times=1):
@@ -167,7 +167,7 @@ class SharedBatchTests(DeadlineCase):
     """Works of several requests, and of none."""
 
     async def a_gathering(self) -> TransactionBatcher:
-        """One that does one batch at a time; works are the seconds that a batch lasts."""
+        """A batcher that runs one batch at a time; works are the seconds that a batch lasts."""
         gathering = TransactionBatcher(await self.an_open_server(), at_once=1, bounds=BatchLimits(batch=3))
         gathering.start()
         self.batches: list[tuple[int, float]] = []
@@ -183,7 +183,7 @@ class SharedBatchTests(DeadlineCase):
         return gathering
 
     async def test_the_earliest_counts(self) -> None:
-        """Those that are done together are done by the deadline of the first of their requests."""
+        """A batch has the deadline of its earliest request."""
         gathering = await self.a_gathering()
         asked = [gathering.submit("free", self.last, 0.0, ())]
         before = CLOCK.seconds()
@@ -197,7 +197,7 @@ class SharedBatchTests(DeadlineCase):
         self.assertTrue(before - 0.2 <= deadline - PATIENCE <= after - 0.2)
 
     async def test_others_do_not_hurry(self) -> None:
-        """Those with less time left are apart, and still in the order of what they have in common."""
+        """Works with less time are in a batch of their own, in the order of common keys."""
         gathering = await self.a_gathering()
         now = CLOCK.seconds()
         asked = [gathering.submit("free", self.last, 0.0, ())]
@@ -224,8 +224,8 @@ class SharedBatchTests(DeadlineCase):
         self.assertGreaterEqual(deadline, now + PATIENCE)
 
     async def test_waiting(self) -> None:
-        """Whoever waits is told when it is too late for it, though nothing ends and others wait before it."""
-        self.patch(server_module, "PATIENCE", 4.0)
+        """A waiting work is rejected in time even if no batch ends and others are before it."""
+        self.patch(server_module, "REQUEST_TIME_LIMIT", 4.0)
         gathering = await self.a_gathering()
         hanging = gathering.submit("hanging", self.last, 1.5, ())
         await wait_until(lambda: bool(self.batches))
@@ -241,12 +241,12 @@ class SharedBatchTests(DeadlineCase):
         await gathering.drain()
 
     async def test_half_written(self) -> None:
-        """Of several payloads that are deposited too late none is there."""
+        """Of several payloads that are queued too late none is stored."""
         store = await self.a_store()
         payloads = [Payload(id, b"payload", "json") for id in "abc"]
         with self.servers.failpoint("commitTransaction", blockConnection=True, blockTimeMS=1_500):
             with began(PATIENCE - 0.7):
                 asked = store.enqueue(INBOX, payloads, expires_at=CLOCK.seconds() + 60)
             await self.fails(asked)
-        await wait_until(lambda: not store._client.has_uncertain_commits)
+        await wait_until(lambda: not store._client.transactions.has_uncertain_commits)
         self.assertEqual(self.kept(), [])

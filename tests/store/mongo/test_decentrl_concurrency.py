@@ -1,4 +1,4 @@
-"""Commands that several nodes carry out on one MongoDB database at the same time."""
+"""Concurrent commands of several nodes on one MongoDB database."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Write = Callable[[MongoDecentrlStore], Deferred[Any]]
 
 
 class RaceTests(MongoDecentrlTestCase):
-    """Three nodes, none of which knows what the others do."""
+    """Three nodes that do not know of each other."""
 
     nodes = 3
     caps = DecentrlQuotas(
@@ -48,15 +48,15 @@ class RaceTests(MongoDecentrlTestCase):
     )
 
     async def race(self, *writes: Write) -> Counter[type[MediatorError] | None]:
-        """Each of these, by the nodes in turn, all at once; what became of how many."""
+        """Run works on the nodes in turn, all at once; count the outcomes."""
         begun = [write(self.everywhere[number % self.nodes]) for number, write in enumerate(writes)]
         return _outcomes(await DeferredList(begun, consumeErrors=True))
 
     async def test_pending(self) -> None:
-        """No more events wait than may, and those that were accepted are there."""
+        """The number of pending events stays within its limit, and accepted ones are stored."""
         await self.agree()
         outcomes = await self.race(
-            *[lambda node: node.deliver(self.guard(), self.an_event(payload="12345")) for _ in range(3 * EACH)]
+            *[lambda node: node.enqueue_event(self.guard(), self.an_event(payload="12345")) for _ in range(3 * EACH)]
         )
         self.assertEqual(outcomes, {None: 10, QuotaExceeded: 14})
         found = await self.decentrl.pending_events(ALICE, None, ALL)
@@ -64,17 +64,17 @@ class RaceTests(MongoDecentrlTestCase):
         self.assertEqual(self.miscounted(), [])
 
     async def test_pending_bytes(self) -> None:
-        """Nor more bytes of them."""
+        """So do their bytes."""
         await self.agree()
         payload = "x" * (MAX_PAGE_BYTES // 4)
         outcomes = await self.race(
-            *[lambda node: node.deliver(self.guard(), self.an_event(payload=payload)) for _ in range(6)]
+            *[lambda node: node.enqueue_event(self.guard(), self.an_event(payload=payload)) for _ in range(6)]
         )
         self.assertEqual(outcomes, {None: 4, QuotaExceeded: 2})
         self.assertEqual(self.miscounted(), [])
 
     async def test_contracts(self) -> None:
-        """Nobody owns more contracts than may be, with one peer or in all."""
+        """The number of contracts stays within its limits, with one peer and in all."""
         outcomes = await self.race(
             *[
                 lambda node, peer=peer: node.save_contract(self.guard(), self.a_contract(ALICE, peer))
@@ -88,7 +88,7 @@ class RaceTests(MongoDecentrlTestCase):
         self.assertEqual(self.miscounted(), [])
 
     async def test_same_contract(self) -> None:
-        """The same contract that comes everywhere at once is kept once."""
+        """The same contract that is saved on all nodes is stored once."""
 
         def save(node: MongoDecentrlStore) -> Deferred[None]:
             id = f"contract {next(self.numbers)}"
@@ -99,7 +99,7 @@ class RaceTests(MongoDecentrlTestCase):
         self.assertEqual(self.miscounted(), [])
 
     async def test_registrations(self) -> None:
-        """Of one DID no more registrations are kept than may be, and the last to expire counts."""
+        """The number of registrations of a DID stays within its limit, and the last to expire counts."""
 
         def register(ttl: int) -> Write:
             return lambda node: node.save_contract(self.guard(), self.a_contract(None, ALICE, NOON + ttl))
@@ -109,7 +109,7 @@ class RaceTests(MongoDecentrlTestCase):
         self.assertEqual([await node.registered_until(ALICE) for node in self.everywhere], [NOON + 24] * 3)
 
     async def test_requests(self) -> None:
-        """No more requests wait than may, of one sender or in all."""
+        """The number of contract requests stays within its limits, of one sender and in all."""
 
         def request(sender: str) -> Write:
             return lambda node: node.request_contract(
@@ -122,7 +122,7 @@ class RaceTests(MongoDecentrlTestCase):
         self.assertEqual(self.miscounted(), [])
 
     async def test_archive(self) -> None:
-        """No more is stored and published than may be together, and what is taken back makes room once."""
+        """Stored and public events share a limit, and unpublishing makes room once."""
 
         def publish(node: MongoDecentrlStore) -> Deferred[None]:
             return node.publish(self.guard(), ALICE, PublicEvent(f"p{next(self.numbers)}", "x", ("t",), 1.0, ""))
@@ -145,7 +145,7 @@ class RaceTests(MongoDecentrlTestCase):
         self.assertEqual(self.miscounted(), [])
 
     async def test_tags(self) -> None:
-        """Tags that change everywhere at once are counted as they are in the end."""
+        """Tags that change on all nodes are counted as they are in the end."""
         events = [self.kept_event("x") for _ in range(3)]
         await self.decentrl.save_events(self.guard(), ALICE, events)
 
@@ -159,7 +159,7 @@ class RaceTests(MongoDecentrlTestCase):
         self.assertEqual(self.miscounted(), [])
 
     async def test_acknowledged_once(self) -> None:
-        """An event that is acknowledged everywhere at once is reported removed once."""
+        """An event that is acknowledged on all nodes is reported as removed once."""
         await self.agree()
         events = [self.an_event() for _ in range(4)]
         for event in events:
@@ -171,19 +171,19 @@ class RaceTests(MongoDecentrlTestCase):
         self.assertEqual(self.miscounted(), [])
 
     async def test_one_nonce(self) -> None:
-        """Of commands with the same nonce one is carried out, wherever they come."""
+        """Of commands with the same nonce one is run, on whichever node."""
         await self.agree()
         for number in range(5):
             guard = CommandGuard(b"the same %d" % number, NOON + HOUR)
             outcomes = await self.race(
-                *[lambda node, guard=guard: node.deliver(guard, self.an_event()) for _ in range(6)]
+                *[lambda node, guard=guard: node.enqueue_event(guard, self.an_event()) for _ in range(6)]
             )
             self.assertEqual(outcomes, {None: 1, DuplicateNonce: 5})
         self.assertEqual((await self.decentrl.pending_events(ALICE, None, ALL)).total, 5)
         self.assertEqual(self.miscounted(), [])
 
     async def test_first_comes_first(self) -> None:
-        """Of those that come to the same node it is the first."""
+        """On one node it is the first."""
         for number in range(5):
             guard = CommandGuard(b"the same %d" % number, NOON + HOUR)
             begun = [self.decentrl.check_guard(guard) for _ in range(12)]
@@ -191,7 +191,7 @@ class RaceTests(MongoDecentrlTestCase):
             self.assertEqual(outcomes, [True] + [False] * 11)
 
     async def test_order_of_arrival(self) -> None:
-        """Everybody sees the same order, and what was delivered before something was asked for comes first."""
+        """All nodes see the same order, and events delivered before a query come first."""
         await self.agree(ALICE, BOB)
         delivered: list[str] = []
         for node in self.everywhere * 3:

@@ -1,4 +1,4 @@
-"""The Decentrl half of the MongoDB store keeps the contract, on a real server."""
+"""Contract tests of the Decentrl half of the MongoDB store on a real server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.store.mongo.test_contract import MakesMongo
 
 
 class MakesLongLists(MakesMongo):
-    """Three events are a long list, along which one walks in small steps."""
+    """Lists of three events are long, and scanned in small steps."""
 
     def make_store(self, clock: IReactorTime, limits: QueueLimits, caps: DecentrlQuotas, max_nonces: int) -> IStore:
         address = parse_mongo_uri(shared_replica_set().uri(self.database))

@@ -1,4 +1,4 @@
-"""What becomes of commands when the MongoDB server does not do as it should, or is given too much."""
+"""Commands during faults of the MongoDB server, and under too much load."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from mediatord.store.interfaces.decentrl import (
 from mediatord.store.interfaces.messages import MessageLedger, RemovedMessage
 from mediatord.store.mongo import ledger
 from mediatord.store.mongo.decentrl_commands import MongoGuardedCommand
-from mediatord.store.mongo.decentrl_pending import MongoDeliverCommand
+from mediatord.store.mongo.decentrl_events import MongoDeliverCommand
 from mediatord.store.mongo.decentrl_store import MongoDecentrlStore
 from mediatord.store.mongo.driver import client, server_monitor
 from mediatord.store.mongo.removal import LateCommitReporter
@@ -46,7 +46,7 @@ Write = Callable[[CommandGuard], Deferred[Any]]
 
 
 class FaultCase(MongoDecentrlTestCase):
-    """A node that gives up soon."""
+    """A node with short time limits."""
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
         await super().setUp()
@@ -56,8 +56,8 @@ class FaultCase(MongoDecentrlTestCase):
 
     @contextmanager
     def impatiently(self) -> Iterator[None]:
-        """Operations have little time while inside."""
-        patches = [self.patch(client, "PATIENCE", 0.25), self.patch(server_monitor, "PROBE_INTERVAL", 0.05)]
+        """Operations have little time in this context."""
+        patches = [self.patch(client, "REQUEST_TIME_LIMIT", 0.25), self.patch(server_monitor, "PROBE_INTERVAL", 0.05)]
         try:
             yield
         finally:
@@ -65,14 +65,14 @@ class FaultCase(MongoDecentrlTestCase):
                 one.restore()
 
     def everything(self) -> dict[str, Any]:
-        """All documents of our collections, nonces included, but for counters that are nought and the ledger."""
+        """All documents, nonces included, except the schema, the heartbeat and the ledger."""
         others = ("schema", "pulse", "ledger")
         names = [name for name in self.documents.list_collection_names() if name not in others]
         found = {name: list(self.documents[name].find({}, {"edition": 0, "seq": 0})) for name in names}
         return {name: documents for name, documents in found.items() if documents}
 
     def writes(self) -> dict[str, Write]:
-        """Commands that add something."""
+        """Commands that add documents."""
         decentrl = self.decentrl
         return {
             "save_contract": lambda guard: decentrl.save_contract(guard, self.a_contract(ALICE, "did:example:carol")),
@@ -91,16 +91,16 @@ class FaultCase(MongoDecentrlTestCase):
 
 
 class UncertainCommitTests(FaultCase):
-    """Nobody knows whether a command was carried out: then it was not."""
+    """A command with an unknown outcome is undone."""
 
     async def lost(self, write: Write, guard: CommandGuard, **fault: Any) -> None:
-        """A command whose commit is not answered."""
+        """Run a command whose commit gets no reply."""
         with self.impatiently(), self.servers.failpoint("commitTransaction", **fault):
             await self.assertFailure(write(guard), StoreUnavailable)
-        await wait_until(lambda: self.links[0].answers and not self.links[0].has_uncertain_commits)
+        await wait_until(lambda: self.links[0].is_available and not self.links[0].transactions.has_uncertain_commits)
 
     async def test_committed(self) -> None:
-        """What was carried out all the same is undone, and can be sent again with the same nonce."""
+        """A command that succeeded is undone, and can be repeated with the same nonce."""
         for name, write in self.writes().items():
             guard = self.guard(ALICE)
             await self.lost(write, guard, **DONE_OR_NOT)
@@ -112,7 +112,7 @@ class UncertainCommitTests(FaultCase):
         self.assertEqual(self.miscounted(), [])
 
     async def test_not_committed(self) -> None:
-        """What was not carried out needs no undoing."""
+        """A command that did not succeed needs no undo."""
         guard, write = self.guard(), self.writes()["deliver"]
         await self.lost(write, guard, closeConnection=True)
         self.assertEqual(self.everything(), self.before)
@@ -120,7 +120,7 @@ class UncertainCommitTests(FaultCase):
         self.assertEqual((await self.decentrl.pending_events(ALICE, None, ALL)).total, 1)
 
     async def test_acknowledged(self) -> None:
-        """Events that were acknowledged all the same stay so, and are told of once, if undoing is in doubt too."""
+        """Acknowledged events stay removed, and are reported once even if the undo is uncertain too."""
         told: list[Sequence[RemovedMessage]] = []
         decentrl = MongoDecentrlStore(
             self.links[0], self.clock, self.caps, late_commits=LateCommitReporter(told.append)
@@ -136,9 +136,9 @@ class UncertainCommitTests(FaultCase):
         with self.impatiently(), self.servers.failpoint("commitTransaction", **DONE_OR_NOT):
             await self.assertFailure(acknowledge(guard), StoreUnavailable)
             # Undoing it releases the nonce, though nobody says so.
-            await wait_until(lambda: any("undoing a doubtful write" in line for line in self.said))
+            await wait_until(lambda: any("undo of an uncertain commit" in line for line in self.said))
             self.assertEqual(self.documents["nonces"].count_documents({"_id": guard.nonce}), 0)
-        await wait_until(lambda: self.links[0].answers and not self.links[0].has_uncertain_commits)
+        await wait_until(lambda: self.links[0].is_available and not self.links[0].transactions.has_uncertain_commits)
         self.assertEqual([[one.id for one in some] for some in told], [ids[:1]])
         self.assertEqual((await decentrl.pending_events(ALICE, None, ALL)).items, (events[1],))
         self.assertEqual(await acknowledge(guard), [])
@@ -146,14 +146,14 @@ class UncertainCommitTests(FaultCase):
         self.assertEqual((len(told), self.miscounted()), (1, []))
 
     async def test_taken_back(self) -> None:
-        """A public event that was taken back all the same is gone, as is said to whoever takes it back again."""
+        """An unpublished event stays deleted, and a repetition says so."""
         await self.writes()["publish"](self.guard())
         guard = self.guard()
         await self.lost(lambda guard: self.decentrl.unpublish(guard, ALICE, "public"), guard, **DONE_OR_NOT)
         await self.assertFailure(self.decentrl.unpublish(guard, ALICE, "public"), PublicEventNotFound)
 
     async def test_not_acknowledged(self) -> None:
-        """Of what was not acknowledged nothing is told."""
+        """Events that were not acknowledged are not reported."""
         told: list[Sequence[RemovedMessage]] = []
         decentrl = MongoDecentrlStore(
             self.links[0], self.clock, self.caps, late_commits=LateCommitReporter(told.append)
@@ -167,14 +167,14 @@ class UncertainCommitTests(FaultCase):
         self.assertEqual(len(await decentrl.acknowledge_events(self.guard(), ALICE, [event.id])), 1)
 
     async def test_refused(self) -> None:
-        """A refusal that nobody heard of has claimed no nonce."""
+        """A rejection without a reply has claimed no nonce."""
         guard, stranger = self.guard(), self.an_event(sender="did:example:stranger")
         await self.lost(lambda guard: self.decentrl.enqueue_event(guard, stranger), guard, **DONE_OR_NOT)
         self.assertEqual(self.everything(), self.before)
         await self.assertFailure(self.decentrl.enqueue_event(guard, stranger), ContractNotFound)
 
     async def test_sent_again_before_it_is_undone(self) -> None:
-        """It is not called a repetition, as if it had been done; once it is undone it may come."""
+        """It is not rejected as a duplicate; after the undo it is run."""
         guard, event = self.guard(), self.an_event()
         undone = Deferred[None]()
         undo = MongoGuardedCommand.undo
@@ -188,7 +188,7 @@ class UncertainCommitTests(FaultCase):
             await self.assertFailure(self.decentrl.enqueue_event(guard, event), StoreUnavailable)
         await self.assertFailure(self.decentrl.enqueue_event(guard, event), StoreUnavailable)
         undone.callback(None)
-        await wait_until(lambda: self.links[0].answers and not self.links[0].has_uncertain_commits)
+        await wait_until(lambda: self.links[0].is_available and not self.links[0].transactions.has_uncertain_commits)
         await self.decentrl.enqueue_event(guard, event)
         await self.assertFailure(self.decentrl.enqueue_event(guard, event), DuplicateNonce)
         self.assertEqual((await self.decentrl.pending_events(ALICE, None, ALL)).items, (event,))
@@ -197,7 +197,7 @@ class UncertainCommitTests(FaultCase):
         """What another node has done with the same nonce meanwhile is not undone."""
         guard, event = self.guard(), self.an_event()
         has_uncertain_commits = MongoGuardedCommand(
-            guard, MongoDeliverCommand(event, self.caps, NOON), NOON, b"another token"
+            guard, MongoDeliverCommand(event.recipient_did, event, self.caps, NOON), NOON, b"another token"
         )
         await self.decentrl.enqueue_event(guard, event)
         await self.links[0].transact("undo", has_uncertain_commits.undo)
@@ -206,10 +206,10 @@ class UncertainCommitTests(FaultCase):
 
 
 class RetryTests(FaultCase):
-    """What passes is not noticed, and nothing is done twice."""
+    """Transient faults are not noticed, and nothing is done twice."""
 
     async def test_once(self) -> None:
-        """Every command is carried out once, whatever comes in between."""
+        """Every command is run once, whatever fault there is."""
         faults: dict[str, dict[str, Any]] = {
             "insert": TRANSIENT,
             "update": TRANSIENT,
@@ -227,27 +227,27 @@ class RetryTests(FaultCase):
             self.assertEqual(self.miscounted(), [])
 
     async def test_many_wait(self) -> None:
-        """Hundreds of commands for one party that fail at the same time do so, and the next one is carried out."""
+        """Hundreds of commands of one party that fail together do so, and the next one is run."""
         with self.impatiently(), self.servers.failpoint("find", closeConnection=True):
             begun = [self.decentrl.enqueue_event(self.guard(), self.an_event()) for _ in range(600)]
             results: list[Any] = await DeferredList(begun, consumeErrors=True)
         self.assertEqual({result.type for _, result in results}, {StoreUnavailable})
-        await wait_until(lambda: self.links[0].answers)
+        await wait_until(lambda: self.links[0].is_available)
         await self.decentrl.enqueue_event(self.guard(), self.an_event())
         self.assertEqual(self.miscounted(), [])
 
 
 class NonceTests(FaultCase):
-    """Nonces of commands, which are those of the whole store."""
+    """Nonces of commands, which share the capacity of the store."""
 
     most_nonces = 6
 
     def claimed(self) -> list[bytes]:
-        """In the order in which they were."""
+        """Nonces in the order of their claims."""
         return [one["_id"] for one in self.documents.nonces.find().sort("seq", 1)]
 
     async def test_bounded(self) -> None:
-        """No more than so many are kept, those of refused commands too; a command that has no room is not done."""
+        """The nonces are bounded, those of rejected commands included; without room a command is not run."""
         before = self.claimed()
         guards = [self.guard(ALICE if number % 2 else "did:example:stranger") for number in range(10)]
         outcomes: list[Any] = []
@@ -259,7 +259,7 @@ class NonceTests(FaultCase):
         self.assertEqual(refused, [ReplayCacheFull] * (10 - room))
 
     async def test_not_counted(self) -> None:
-        """A command that was carried out was, even if nobody can count nonces right then."""
+        """A command succeeds even if the nonces cannot be counted."""
         event = self.an_event()
         with self.servers.failpoint("count", errorCode=8000):
             await self.decentrl.enqueue_event(self.guard(), event)
@@ -270,10 +270,10 @@ class NonceTests(FaultCase):
 
 
 class SizeTests(FaultCase):
-    """What is too much for a document, a message or this process."""
+    """Commands that exceed limits of a document, a message or this process."""
 
     async def test_document(self) -> None:
-        """What is over what a server takes is refused before it is sent, with its nonce."""
+        """A document over the limit is rejected before it is sent, with its nonce."""
         large = "x" * (MAX_PAGE_BYTES + 1)
         stored = StoredEvent("large", BOB, ALICE, large, (), 1.0)
         for write in (
@@ -287,7 +287,7 @@ class SizeTests(FaultCase):
         self.assertEqual((await self.decentrl.events(ALICE, EventFilter(), ALL)).total, 0)
 
     async def test_many_large_events(self) -> None:
-        """Events that do not go into one message together are kept together."""
+        """Events that exceed one message are stored together."""
         events = [replace(self.kept_event("tag"), payload="x" * 9_000_000) for _ in range(3)]
         await self.decentrl.save_events(self.guard(), ALICE, events)
         self.assertEqual(
@@ -296,7 +296,7 @@ class SizeTests(FaultCase):
         self.assertEqual(self.miscounted(), [])
 
     async def test_many_events(self) -> None:
-        """Nor is their number, within a command, or that of new tags."""
+        """So are very many events, and new tags of them."""
         events = [self.kept_event(at=number, sender=ALICE) for number in range(5_001)]
         await self.decentrl.save_events(self.guard(), ALICE, events)
         self.assertEqual(
@@ -308,7 +308,7 @@ class SizeTests(FaultCase):
         self.assertEqual(self.miscounted(), [])
 
     async def test_too_much_waiting(self) -> None:
-        """What commands hold on to in memory counts as long as they are under way (back-pressure)."""
+        """The data of running commands is bounded (back-pressure)."""
         payload = "x" * 15_000_000
         events = [self.an_event(f"did:example:{number}", payload=payload) for number in range(9)]
         begun = [self.decentrl.enqueue_event(self.guard(), event) for event in events]

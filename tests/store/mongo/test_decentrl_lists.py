@@ -53,7 +53,7 @@ class LongListTests(MongoDecentrlTestCase):
         return [event.id for event in found.items], found.total
 
     async def test_any_slice(self) -> None:
-        """Whichever slice is asked for, in whichever order, it is the right one."""
+        """Any page is right, in any order of requests."""
         filters = (
             EventFilter(),
             EventFilter(("x",)),
@@ -73,7 +73,7 @@ class LongListTests(MongoDecentrlTestCase):
                 self.assertEqual(found, (expected[part.offset :][: part.limit], len(expected)), (wanted, part))
 
     async def test_page_by_page(self) -> None:
-        """Page after page gives each event once, from either end."""
+        """Reading page by page gives each event once, from either end."""
         wanted = EventFilter(("x", "y"))
         expected = self.expected(wanted)
         pages = [await self.ids(wanted, PageRequest(offset, 5)) for offset in range(0, len(expected), 5)]
@@ -82,7 +82,7 @@ class LongListTests(MongoDecentrlTestCase):
             self.assertEqual((await self.ids(wanted, PageRequest(offset, 5)))[0], expected[offset:][:5])
 
     async def test_newest_first(self) -> None:
-        """Public events are no different in the other direction."""
+        """So it is with public events in the other direction."""
         events = [
             PublicEvent(f"public {number}", "", ("odd",) if number % 2 else (), float(number // 6), "")
             for number in range(60)
@@ -107,7 +107,7 @@ class LongListTests(MongoDecentrlTestCase):
                 self.assertEqual(found.total, len(ids))
 
     async def test_changed_elsewhere(self) -> None:
-        """What another node changes is seen at once."""
+        """Changes by another node are seen at once."""
         wanted = EventFilter(("x",))
         expected = self.expected(wanted)
         self.assertEqual(await self.ids(wanted, PageRequest(10, 5)), (expected[10:15], len(expected)))
@@ -120,7 +120,7 @@ class LongListTests(MongoDecentrlTestCase):
         self.assertEqual(await self.ids(wanted, PageRequest(10, 5)), (expected[10:15], len(expected)))
 
     async def test_many_at_once(self) -> None:
-        """Of one owner not too many long lists are walked along at the same time; what is known needs no walk."""
+        """The scans of an owner are bounded; cached positions need none."""
         labels = [EventFilter(("x",), after=float(number)) for number in range(8)]
         begun = [self.decentrl.events(ALICE, wanted, PageRequest(20, 5)) for wanted in labels]
         results: list[Any] = await DeferredList(begun, consumeErrors=True)

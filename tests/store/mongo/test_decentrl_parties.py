@@ -1,4 +1,4 @@
-"""What is known of DIDs for whom nothing is kept any more, on a real MongoDB server."""
+"""Pruning of registrations and parties on a real MongoDB server."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ CAROL = "did:example:carol"
 
 
 class PruneTests(MongoDecentrlTestCase):
-    """What `prune` drops of registrations and parties."""
+    """What `prune` deletes."""
 
     async def prune(self, seconds: float = 0.0) -> tuple[int, list[str]]:
-        """How many registrations went, and who is left."""
+        """How many registrations were deleted, and the parties that are left."""
         self.clock.advance(seconds)
         dropped = await self.decentrl.drop_expired_registrations()
         return dropped, sorted(one["did"] for one in self.documents.parties.find())
@@ -22,7 +22,7 @@ class PruneTests(MongoDecentrlTestCase):
         await self.decentrl.save_contract(self.guard(), self.a_contract(None, did, self.clock.seconds() + ttl))
 
     async def test_expired(self) -> None:
-        """A registration goes when it has expired, and its DID with the last one."""
+        """An expired registration is deleted, and its party with the last one."""
         await self.enrol(ALICE, 10)
         await self.enrol(ALICE, 20)
         await self.enrol(BOB, 20)
@@ -33,7 +33,7 @@ class PruneTests(MongoDecentrlTestCase):
         self.assertEqual(await self.prune(HOUR), (0, []))
 
     async def test_kept_for(self) -> None:
-        """A DID for whom something is kept stays until it has nothing."""
+        """A party with documents stays."""
         decentrl, guard = self.decentrl, self.guard
         dids = [f"did:example:{name}" for name in ("agreed", "asked", "mailed", "stored", "published")]
         agreed, asked, mailed, stored, published = dids
@@ -53,7 +53,7 @@ class PruneTests(MongoDecentrlTestCase):
         self.assertEqual(self.miscounted(), [])
 
     async def test_comes_again(self) -> None:
-        """Who was dropped can come again."""
+        """A party that was deleted can register again."""
         await self.enrol(ALICE, 1)
         self.assertEqual(await self.prune(2), (1, []))
         await self.enrol(ALICE, 1)
@@ -63,7 +63,7 @@ class PruneTests(MongoDecentrlTestCase):
         self.assertEqual(self.miscounted(), [])
 
     async def test_many(self) -> None:
-        """Thousands go in slices."""
+        """Thousands are deleted in batches."""
         registrations = [{"_id": f"r{n}", "party": b"%016d" % n, "until": NOON - n} for n in range(2500)]
         self.documents.registrations.insert_many(registrations)
         await self.enrol(ALICE, 1)

@@ -1,4 +1,4 @@
-"""How much the MongoDB server looks at for what the Decentrl half asks, as it says itself."""
+"""Keys and documents that the MongoDB server examines for the Decentrl half."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ Ask = Callable[[], Deferred[Any]]
 
 
 class PlanCase(MongoDecentrlTestCase):
-    """What the server says of itself."""
+    """The server's profiler."""
 
     async def profile(self, ask: Ask) -> list[dict[str, Any]]:
-        """What was asked for, and what that took."""
+        """Operations with their costs."""
         database = self.documents
         database.command("profile", 2)
         try:
@@ -60,7 +60,7 @@ class PlanCase(MongoDecentrlTestCase):
         return seen
 
     async def looked_at(self, ask: Ask) -> tuple[int, int]:
-        """How many keys of indexes, and how many documents."""
+        """Examined keys and documents."""
         seen = await self.profile(ask)
         return sum(one.get("keysExamined", 0) for one in seen), sum(one.get("docsExamined", 0) for one in seen)
 
@@ -72,7 +72,7 @@ class PlanCase(MongoDecentrlTestCase):
 
 
 class PlanTests(PlanCase):
-    """Nothing is read from end to end, and nothing takes longer for what is kept for others."""
+    """No query scans a collection, or depends on documents of others."""
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
         await super().setUp()
@@ -80,7 +80,7 @@ class PlanTests(PlanCase):
         await gatherResults([Deferred.fromCoroutine(self.settle(did)) for did in dids])
 
     async def settle(self, did: str) -> None:
-        """Have some of everything."""
+        """Store documents of all kinds."""
         decentrl, events = self.decentrl, []
         await self.enlist(did)
         for number in range(EACH):
@@ -97,7 +97,7 @@ class PlanTests(PlanCase):
         await decentrl.save_events(self.guard(), did, events)
 
     async def test_contracts_and_mail(self) -> None:
-        """Slices of contracts, requests and pending events are ranges of an index."""
+        """Pages of contracts, requests and pending events are ranges of an index."""
         decentrl = self.decentrl
         mine = [f"pending {ALICE} {number}" for number in (1, 3)]
         await self.look_at_little(
@@ -118,7 +118,7 @@ class PlanTests(PlanCase):
             await self.look_at_little({"arrived_pending": arrived}, documents=0)
 
     async def test_events(self) -> None:
-        """So are those of events, whatever they are looked for by."""
+        """So are pages of stored events, for any search."""
         decentrl = self.decentrl
         await self.look_at_little(
             {
@@ -139,7 +139,7 @@ class PlanTests(PlanCase):
         await self.look_at_little({"many tags": lambda: decentrl.events(ALICE, many, PART)}, keys=3 * len(TAGS))
 
     async def test_public_events(self) -> None:
-        """And those of public events."""
+        """So are pages of public events."""
         decentrl = self.decentrl
         await self.look_at_little(
             {
@@ -155,7 +155,7 @@ class PlanTests(PlanCase):
         )
 
     async def test_writes(self) -> None:
-        """A command looks at what it is about."""
+        """A command examines only what it changes."""
         decentrl, pending, event = self.decentrl, f"pending {ALICE} 1", f"event {ALICE} 1"
         await self.look_at_little(
             {
@@ -177,7 +177,7 @@ class PlanTests(PlanCase):
 
 
 class MemoryTests(PlanCase):
-    """No more is in memory at once than an answer may have, or a little more."""
+    """Memory is bounded by the size of a reply."""
 
     caps = DecentrlQuotas(pending_bytes=4 * MAX_PAGE_BYTES)
 
@@ -189,11 +189,11 @@ class MemoryTests(PlanCase):
             await self.decentrl.enqueue_event(self.guard(), event)
 
     async def sent(self, ask: Ask) -> int:
-        """Bytes of all that the server said."""
+        """Bytes that the server has sent."""
         return sum([one.get("responseLength", 0) for one in await self.profile(ask)])
 
     async def test_find_pending(self) -> None:
-        """Of events that are too much together, only those are read that fit, and one batch more."""
+        """Of events that exceed a page, those that fit and one more batch are read."""
         ids = [event.id for event in self.events]
         sent = await self.sent(lambda: self.decentrl.find_pending(ids))
         self.assertLess(sent, 2.1 * MAX_PAGE_BYTES)
@@ -201,7 +201,7 @@ class MemoryTests(PlanCase):
         self.assertEqual([event.id for event in found], ids[:2])
 
     async def test_too_large(self) -> None:
-        """What is refused for its size is not read."""
+        """Documents that are rejected for their size are not read."""
         part = PageRequest(0, 5)
         sent = await self.sent(
             lambda: self.assertFailure(self.decentrl.pending_events(ALICE, None, part), PayloadTooLarge)
@@ -210,7 +210,7 @@ class MemoryTests(PlanCase):
 
 
 class LongListPlanTests(PlanCase):
-    """Of a long list, no more is looked at than a step and a page, once it was walked along."""
+    """Of a long list that was scanned once, at most a step and a page are examined."""
 
     step = 16
 
@@ -220,7 +220,7 @@ class LongListPlanTests(PlanCase):
         await self.decentrl.save_events(self.guard(), ALICE, events)
 
     async def test_events(self) -> None:
-        """That is true of what is looked for by one thing, and of what is looked for by several."""
+        """Of searches for one thing and for several."""
         for wanted, total in (
             (EventFilter(), 400),
             (EventFilter(("x",)), 400),
@@ -235,7 +235,7 @@ class LongListPlanTests(PlanCase):
             await self.look_at_little(asks, keys=5 * self.step, documents=3 * self.step)
 
     async def test_rarest(self) -> None:
-        """Of several things, the rarest is looked up, even the first time."""
+        """Of several labels the rarest is looked up, even the first time."""
         rare = [self.kept_event("x", at=number, sender=CAROL) for number in range(0, 400, 40)]
         await self.decentrl.save_events(self.guard(), ALICE, rare)
         _, documents = await self.looked_at(self.page(EventFilter(("x",), CAROL), 5))

@@ -1,4 +1,4 @@
-"""What is accepted is on the disks of a majority of the servers: so MongoDB is asked, the rest it promises itself."""
+"""Commits request the journals of a majority, which MongoDB guarantees then."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _EVERYTHING, _USUAL = -1, 100
 
 
 class DurabilityTests(MongoTestCase):
-    """As the server itself says what it was asked."""
+    """What the server reports of its commands."""
 
     async def test_journal_and_majority(self) -> None:
-        """Each commit asks for both; messages come and go in transactions only."""
+        """Each commit requests both; messages are written in transactions only."""
         store = await self.a_store()
         with self.listening() as commands:
             await self.everything(store)
@@ -32,7 +32,7 @@ class DurabilityTests(MongoTestCase):
         self.assertGreaterEqual(len(changes), 4)
 
     async def everything(self, store: MongoStore) -> None:
-        """One by one, whatever adds and removes messages."""
+        """Run each operation that adds or removes messages."""
         await self.put(store, "acknowledged", "removed")
         await store.enqueue(INBOX, [Payload("expired", b"", "json")], expires_at=CLOCK.seconds())
         await store.acknowledge(ALICE, ["acknowledged"])
@@ -42,7 +42,7 @@ class DurabilityTests(MongoTestCase):
 
     @contextmanager
     def listening(self) -> Iterator[list[dict[str, Any]]]:
-        """What the server is asked inside about this database, or to commit; complete afterwards."""
+        """Commands on this database, and commits, during this context."""
         found: list[dict[str, Any]] = []
         log = self.servers.members[0].log
         begin = log.stat().st_size

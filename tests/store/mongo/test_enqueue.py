@@ -1,4 +1,4 @@
-"""Several nodes on one MongoDB, and works that are committed together."""
+"""Several nodes on one MongoDB, and batches of writes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ OTHER = "did:key:z6MkOther"
 
 
 async def settled(*asked: Deferred[Any]) -> list[Any]:
-    """What each has fired with; for a refusal, its class."""
+    """Results of Deferreds; for an error its class."""
     for one in asked:
         one.addErrback(lambda failure: failure.trap(MediatorError) and type(failure.value))
     return await gatherResults(list(asked))
 
 
 class BatchTests(MongoTestCase):
-    """What is asked for at the same time is committed together, as if it had come one by one."""
+    """Concurrent works are committed together, with the same results as one by one."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -44,7 +44,7 @@ class BatchTests(MongoTestCase):
         self.observed[operation] += 1
 
     async def test_few_commits(self) -> None:
-        """Many deposits are few commits, whoever they are for, and come back in their order."""
+        """Many messages share few commits, whatever their recipients, and results keep their order."""
         store = await self.a_store(observe=self.observe)
         await self.register(store, OTHER)
         await store.fetch_messages(ALICE, None, limit=1, max_bytes=1)
@@ -60,7 +60,7 @@ class BatchTests(MongoTestCase):
         self.assertEqual(len(self.kept()), 100)
 
     async def test_refused_alone(self) -> None:
-        """What cannot be done is refused, and the others are as if it had not been there."""
+        """A rejected work does not affect the others."""
         store = await self.a_store(QueueLimits(max_messages=4))
         await self.put(store, "used")
         answers = await settled(
@@ -77,7 +77,7 @@ class BatchTests(MongoTestCase):
         self.assertTrue(await store.find_owner(INBOX))
 
     async def test_room(self) -> None:
-        """Each evicts what was the oldest when its turn came, also of those that came along with it."""
+        """Each work evicts the oldest message at its turn, also one of the same batch."""
         store = await self.a_store(QueueLimits(max_messages=3, max_bytes=100))
         await gatherResults([self.put(store, "old", data=b"x" * 10), self.put(store, "older", data=b"x" * 10)])
         asked = [
@@ -102,7 +102,7 @@ class BatchTests(MongoTestCase):
         self.assertEqual(self.kept(), ["e", "f", "g"])
 
     async def test_much_room(self) -> None:
-        """However many small ones have to make room for a large one."""
+        """Many small messages are evicted for a large one."""
         store = await self.a_store(QueueLimits(max_messages=1000, max_bytes=1000))
         await self.put(store, *(f"m{number:03}" for number in range(200)), data=b"12345")
         (enqueued,) = await gatherResults([self.put(store, "large", data=b"x" * 998)])
@@ -110,7 +110,7 @@ class BatchTests(MongoTestCase):
         self.assertEqual(self.kept(), ["large"])
 
     async def test_in_turn(self) -> None:
-        """What has to do with the same message is done in the order in which it was asked for."""
+        """Works on the same message are done in order of submission."""
         store = await self.a_store()
         asked: list[Deferred[Any]] = [self.put(store, "a"), self.put(store, "b")]
         await gatherResults(asked)
@@ -126,7 +126,7 @@ class BatchTests(MongoTestCase):
         self.assertEqual(self.kept(), [])
 
     async def test_too_much(self) -> None:
-        """When too much is waiting already, more is refused; what is being done does not count."""
+        """Works beyond the limit on waiting ones are rejected; running ones do not count."""
         gathering = TransactionBatcher(
             await self.an_open_server(), at_once=1, bounds=BatchLimits(batch=2, waiting=3, waiting_bytes=100)
         )
@@ -163,7 +163,7 @@ class NodesTests(MongoTestCase):
         return [await self.a_store(limits) for _ in range(3)]
 
     async def test_full_queue(self) -> None:
-        """A queue that all of them fill is never over its limit, and nothing is lost or evicted twice."""
+        """A queue that all nodes fill never exceeds its limit; no message is lost or evicted twice."""
         nodes = await self.nodes(QueueLimits(max_messages=self.LIMIT))
         evicted: list[str] = []
         most = 0
@@ -180,7 +180,7 @@ class NodesTests(MongoTestCase):
         self.assertEqual(sorted(kept + evicted), [f"m{number:03}" for number in range(150)])
 
     async def test_many_queues(self) -> None:
-        """Deposits, acknowledgements and expiry in everybody's way leave the counters right."""
+        """Conflicting messages, acknowledgements and expiry leave the counters right."""
         nodes = await self.nodes()
         dids = [f"did:key:{number}" for number in range(6)]
         await self.register(nodes[0], *dids)
@@ -214,13 +214,13 @@ class NodesTests(MongoTestCase):
         self.assertEqual(results[accounts.index(str(owner))], ["success"])
 
     async def test_one_grant(self) -> None:
-        """An account that is granted everywhere at the same time is one account."""
+        """An account that all nodes grant at the same time is one account."""
         nodes = await self.nodes()
         granted = await gatherResults([node.grant("did:example:carol") for node in nodes for _ in range(5)])
         self.assertEqual(len(set(granted)), 1)
 
     async def test_one_move(self) -> None:
-        """Of several DIDs that an account is to move to at the same time it has one."""
+        """Of several DIDs that an account is moved to at the same time it gets one."""
         nodes = await self.nodes()
         moved = await gatherResults(
             [node.move_account(ALICE, f"did:example:new-{number}") for number, node in enumerate(nodes)]
@@ -229,7 +229,7 @@ class NodesTests(MongoTestCase):
         await self.put(nodes[0], "a")
 
     async def test_one_claim(self) -> None:
-        """Of several claims of a nonce, wherever they come in, one is new."""
+        """Of several claims of a nonce on any node one is new."""
         nodes = await self.nodes()
         until = CLOCK.seconds() + 60
         answers = await gatherResults(
@@ -238,7 +238,7 @@ class NodesTests(MongoTestCase):
         self.assertEqual([sum(answers[start : start + 6]) for start in range(0, 240, 6)], [1] * 40)
 
     async def test_registered_elsewhere(self) -> None:
-        """What another node registers is known at once, and what it removes soon, but nothing is stored meanwhile."""
+        """Registrations by another node are seen at once, removals soon; nothing is stored in between."""
         first, second, _ = await self.nodes()
         self.assertIsNone(await first.find_owner(OTHER))
         await self.register(second, OTHER)
@@ -249,7 +249,7 @@ class NodesTests(MongoTestCase):
         self.assertIsNone(await first.find_owner(OTHER))
 
     async def test_forgotten_in_time(self) -> None:
-        """Whose a DID is, is remembered for a short time."""
+        """The owner of a DID is cached for a short time."""
         self.patch(accounts, "_OWNER_LIFETIME", 0.3)
         first, second, _ = await self.nodes()
         self.assertEqual(await first.find_owner(INBOX), ALICE)
@@ -259,7 +259,7 @@ class NodesTests(MongoTestCase):
         self.assertIsNone(await first.find_owner(INBOX))
 
     async def test_many_owners(self) -> None:
-        """Whose many DIDs are is asked at once, and each is answered."""
+        """Concurrent lookups of owners share a query."""
         first, second, _ = await self.nodes()
         dids = [f"did:key:{number}" for number in range(300)]
         await self.register(second, *dids[::2])
@@ -267,7 +267,7 @@ class NodesTests(MongoTestCase):
         self.assertEqual(owners, [ALICE, None] * 300)
 
     async def test_moved_elsewhere(self) -> None:
-        """A deposit tells whose it is by now, and the prior DID has nothing any more."""
+        """A result names the current DID of the account, and the prior DID has nothing."""
         first, second, _ = await self.nodes()
         await self.put(first, "a")
         await second.move_account(ALICE, "did:example:new")
@@ -277,7 +277,7 @@ class NodesTests(MongoTestCase):
         self.assertEqual(await first.acknowledge(ALICE, ["a", "b"]), [])
 
     async def test_died(self) -> None:
-        """What a node had begun when it died is in nobody's way once another opens the store."""
+        """A dead node's open transactions hold no locks once another one opens the store."""
         first = await self.a_store()
         with self.servers.failpoint("commitTransaction", blockConnection=True, blockTimeMS=3_000, times=1):
             asked = self.put(first, "a")
@@ -290,9 +290,9 @@ class NodesTests(MongoTestCase):
         self.assertEqual(sorted(self.kept()), ["a", "b"])
 
     async def test_comes_and_goes(self) -> None:
-        """Who has closed the store is not looked for any more, nor who has died once somebody has seen to that."""
+        """Records of session owners are deleted at close, and those of dead processes by others."""
         first, second, _ = await self.nodes()
-        self.documents["owners"].insert_one({"_id": "dead"})
+        self.documents["owners"].insert_one({"_id": "dead", "user": ""})
         await second.close()
         await second.open()
         self.assertEqual(self.documents["owners"].count_documents({"_id": "dead"}), 0)
@@ -301,12 +301,12 @@ class NodesTests(MongoTestCase):
         self.assertLessEqual(self.documents["owners"].count_documents({}), 1)
 
     def _in_the_way(self) -> bool:
-        """Whether somebody has written and not committed."""
+        """Whether a transaction with writes is open."""
         status = self.servers.client.admin.command("serverStatus")
         return bool(status["transactions"]["currentOpen"])
 
     async def test_opened_beside_others(self) -> None:
-        """What a live node has delivered stays so when another opens the store; what nobody live has, does not."""
+        """Delivery marks of live nodes stay when another opens the store; those of dead ones do not."""
         first, second, third = await self.nodes()
         await self.put(first, "a", "b", "c")
         await first.mark_delivered(["a"], node="gone")
@@ -318,14 +318,14 @@ class NodesTests(MongoTestCase):
 
 
 class UncertainCommitTests(MongoTestCase):
-    """A deposit that failed has stored nothing, even if it had."""
+    """A failed enqueue has stored nothing in the end, even if its commit succeeded."""
 
     def setUp(self) -> None:
         super().setUp()
-        self.patch(server_module, "PATIENCE", 0.8)
+        self.patch(server_module, "REQUEST_TIME_LIMIT", 0.8)
 
     async def test_deposit(self) -> None:
-        """Messages of which nobody knows whether they were committed are taken out again."""
+        """Messages with an uncertain commit are withdrawn."""
         store = await self.a_store()
         await self.put(store, "before")
         with self.servers.failpoint("commitTransaction", writeConcernError={"code": 64, "errmsg": "no"}):
@@ -338,7 +338,7 @@ class UncertainCommitTests(MongoTestCase):
         self.assertEqual(self.kept(), ["before", "a"])
 
     async def test_closed(self) -> None:
-        """That is done before the store is closed, too."""
+        """They are withdrawn before the store is closed."""
         store = await self.a_store()
         with self.servers.failpoint("commitTransaction", writeConcernError={"code": 64, "errmsg": "no"}):
             await settled(self.put(store, "a"))
@@ -346,7 +346,7 @@ class UncertainCommitTests(MongoTestCase):
         self.assertEqual(self.kept(), [])
 
     async def test_claim(self) -> None:
-        """So are claims, but not those of others."""
+        """Uncertain claims are released, but not those of others."""
         store = await self.a_store()
         later = CLOCK.seconds() + 60
         await store.claim_nonce(b"other", later)
@@ -362,7 +362,7 @@ class UncertainCommitTests(MongoTestCase):
 
     @pytest.mark.exhaustive
     async def test_half_done(self) -> None:
-        """A deposit of which only the half was done is not committed, and done again."""
+        """A partial enqueue is not committed, and is retried."""
         store = await self.a_store()
         for number, command in enumerate(("insert", "update", "commitTransaction")):
             faults: list[dict[str, Any]] = [{"errorCode": 11602}, {"errorCode": 50}, {"closeConnection": True}]
@@ -375,7 +375,7 @@ class UncertainCommitTests(MongoTestCase):
 
 @pytest.mark.exhaustive
 class FailoverTests(MongoTestCase):
-    """Three servers, one of which is the primary, and not always the same."""
+    """A replica set of three with changing primaries."""
 
     patience = None
 
@@ -386,7 +386,7 @@ class FailoverTests(MongoTestCase):
         return servers
 
     async def test_primary_changes(self) -> None:
-        """Whatever becomes of the primary, what was accepted is there once, and what was refused is not."""
+        """Across failovers accepted messages are stored once, and rejected ones are not."""
         server = self.a_server(connections=6)
         store = await self.a_store(server=server)
         self.accepted: list[str] = []
@@ -404,7 +404,7 @@ class FailoverTests(MongoTestCase):
             await wait_until(partial(self._accepted, wanted), 30.0)
         self.going = False
         await gatherResults(workers)
-        await wait_until(lambda: server.answers and not server.has_uncertain_commits)
+        await wait_until(lambda: server.is_available and not server.transactions.has_uncertain_commits)
         self.assertEqual(sorted(self.kept()), sorted(self.accepted))
 
     def _thaw(self) -> None:

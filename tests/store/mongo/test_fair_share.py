@@ -1,4 +1,4 @@
-"""Shares of full queues in MongoDB: what a process remembers of them is right, whatever other nodes do."""
+"""Fair shares of full queues in MongoDB, with several nodes and cached usage."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_MAJORITY = {"code": 64, "errmsg": "no"}
 
 
 class SharesTests(MongoTestCase):
-    """Nodes that deposit into the same queue, one after the other."""
+    """Nodes that take turns in filling the same queue."""
 
     async def nodes(self, when_full: FullQueuePolicy) -> None:
         limits = QueueLimits(max_messages=12, max_bytes=120, when_full=when_full, share=0.4)
@@ -34,7 +34,7 @@ class SharesTests(MongoTestCase):
         self.assertEqual(self.kept(), await self.waiting(memory))
 
     async def enqueue(self) -> None:
-        """Some of several origins, together."""
+        """Queue messages of several origins together."""
         deposits = []
         for _ in range(self.random.randrange(1, 4)):
             self.ids += 1
@@ -56,15 +56,15 @@ class SharesTests(MongoTestCase):
         return [one.id for one in await store.fetch_messages(ALICE, None, limit=99, max_bytes=9_999)]
 
     async def test_oldest(self) -> None:
-        """Each makes room as if it had been alone."""
+        """Nodes evict as a single one would."""
         await self.nodes("oldest")
 
     async def test_refuse(self) -> None:
-        """And refuses the same."""
+        """Nodes reject as a single one would."""
         await self.nodes("refuse")
 
     async def test_in_doubt(self) -> None:
-        """What was taken out again is nobody's share."""
+        """Withdrawn messages count for no share."""
         server = self.a_server()
         store = await self.a_store(QueueLimits(max_messages=4, share=0.5, when_full="refuse"), server=server)
 
@@ -77,14 +77,14 @@ class SharesTests(MongoTestCase):
         with self.servers.failpoint("commitTransaction", writeConcernError=NO_MAJORITY), self.impatiently():
             with self.assertRaises(StoreUnavailable):
                 await put("d")
-        await wait_until(lambda: not server.has_uncertain_commits)
+        await wait_until(lambda: not server.transactions.has_uncertain_commits)
         with self.assertRaises(QueueFull):
             await put("e", "f")
         await put("g")
         self.assertEqual(self.kept(), ["a", "b", "c", "g"])
 
     async def test_not_counted_again(self) -> None:
-        """Who has how much of a full queue is counted once, as long as nobody else changes it; then once more."""
+        """Usage of a full queue is counted once, until another node changes the queue."""
         stores = [await self.a_store(QueueLimits(max_messages=50, share=0.5)) for _ in range(2)]
         await gatherResults([self.put(stores[0], f"old {number:02}") for number in range(50)])
         counted = []
@@ -100,7 +100,7 @@ class SharesTests(MongoTestCase):
         return found
 
     async def test_forgotten(self) -> None:
-        """No more is remembered than fits; what was used last stays."""
+        """The cache is bounded, and keeps what was used last."""
         store = await self.a_store(QueueLimits(max_messages=2, share=0.5))
         self.patch(store._enqueue_operation.usage_cache, "_capacity", 5)
         dids = [f"did:key:z6Mk{number}" for number in range(3)]
@@ -115,5 +115,5 @@ class SharesTests(MongoTestCase):
 
 
 def _evicted(answer: object) -> object:
-    """Ids of what made room; of a refusal, which."""
+    """Ids of evicted messages; of an error its class."""
     return [one.id for one in answer.evicted] if isinstance(answer, EnqueueResult) else type(answer)

@@ -1,4 +1,4 @@
-"""The ledger of the MongoDB store: kept by many nodes at once, carried forward, and opened where there was none."""
+"""The ledger of the MongoDB store: concurrent writes, carrying forward, initialization."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ OTHER = "did:key:z6MkOther"
 
 
 class LedgerCase(MongoTestCase):
-    """What its pages say."""
+    """Documents of the ledger."""
 
     def pages(self) -> list[str]:
-        """Owners of all pages; empty for what is carried forward."""
+        """Owners of all documents; empty for the one that is carried forward."""
         return sorted(page.get("owner", "") for page in self.documents["ledger"].find())
 
     async def check(self, store: MongoStore, **expected: int) -> None:
-        """What became of messages; nothing is unaccounted for."""
+        """Check the DIDComm half, and that it is balanced."""
         found = (await store.read_ledger()).didcomm
         self.assertEqual(found, MessageLedger(**expected))
         self.assertEqual(found.difference, 0)
@@ -42,7 +42,7 @@ class ConcurrentNodesTests(LedgerCase):
     """Several nodes that write and read at the same time."""
 
     async def test_while_others_write(self) -> None:
-        """Whoever looks, and whenever, sees all of what was done and nothing of what was not."""
+        """Every read sees committed changes completely and others not at all."""
         stores = [await self.a_store(QueueLimits(max_messages=30)) for _ in range(3)]
         await self.register(stores[0], OTHER)
         seen: list[MessageLedger] = []
@@ -73,7 +73,7 @@ class ConcurrentNodesTests(LedgerCase):
         self.assertGreater(last.evicted, 0)
 
     async def test_in_nobodys_way(self) -> None:
-        """No two transactions that are under way at the same time note anything on the same page."""
+        """Concurrent transactions do not write to the same document."""
         self.patch(store_module, "_BATCH_BOUNDS", BatchLimits(batch=1))
         store = await self.a_store()
         dids = [f"did:key:z6Mk{number}" for number in range(12)]
@@ -85,12 +85,12 @@ class ConcurrentNodesTests(LedgerCase):
         self.assertIn(len(self.pages()), range(3, 8))
 
     def aborted(self) -> int:
-        """Transactions that something was in the way of."""
+        """Number of aborted transactions."""
         found: int = self.servers.client.admin.command("serverStatus")["transactions"]["totalAborted"]
         return found
 
     async def test_more_than_can_be_counted(self) -> None:
-        """Of very many messages it is not said how many there are, but what became of the others."""
+        """With very many queued messages their number is unknown, and the entries are known."""
         self.patch(ledger, "_COUNT_LIMIT", 3)
         store = await self.a_store()
         await self.put(store, "a", "b", "c")
@@ -102,7 +102,7 @@ class ConcurrentNodesTests(LedgerCase):
         self.assertEqual((found, found.difference), (MessageLedger(accepted=5, acknowledged=1, waiting=None), None))
 
     async def test_takes_too_long(self) -> None:
-        """Nor if they cannot be counted in time."""
+        """So it is if they cannot be counted in time."""
         store = await self.a_store()
         await self.put(store, "a")
         with self.servers.failpoint("aggregate", errorCode=50, times=1):
@@ -112,7 +112,7 @@ class ConcurrentNodesTests(LedgerCase):
 
 
 class UncertainCommitTests(LedgerCase):
-    """Commits of which nobody knows whether they were done, until it is seen."""
+    """Commits with an unknown outcome."""
 
     async def in_doubt(self, asked: Any) -> None:
         with self.servers.failpoint("commitTransaction", writeConcernError=NO_MAJORITY), self.impatiently():
@@ -120,14 +120,14 @@ class UncertainCommitTests(LedgerCase):
                 await asked()
 
     async def settled(self) -> None:
-        await wait_until(lambda: not self.server.has_uncertain_commits)
+        await wait_until(lambda: not self.server.transactions.has_uncertain_commits)
 
     async def a_doubtful_store(self, **limits: Any) -> MongoStore:
         self.server = self.a_server()
         return await self.a_store(QueueLimits(**limits), server=self.server)
 
     async def test_deposit(self) -> None:
-        """What is taken out again was withdrawn; what it had evicted stays evicted."""
+        """Withdrawn messages are recorded; messages they have evicted stay evicted."""
         store = await self.a_doubtful_store(max_messages=2, max_bytes=100)
         await self.put(store, "a", "b")
         await self.in_doubt(
@@ -141,7 +141,7 @@ class UncertainCommitTests(LedgerCase):
         await self.check(store, accepted=4, evicted=2, withdrawn=1, waiting=1)
 
     async def test_removals(self) -> None:
-        """What was acknowledged or has expired is counted once."""
+        """Acknowledged and expired messages are counted once."""
         store = await self.a_doubtful_store()
         await self.put(store, "a", "b")
         await store.enqueue(INBOX, [Payload("old", b"x", "json")], expires_at=CLOCK.seconds() - 1)
@@ -152,7 +152,7 @@ class UncertainCommitTests(LedgerCase):
         await self.check(store, accepted=3, acknowledged=1, expired=1, waiting=1)
 
     async def test_not_done(self) -> None:
-        """What was not done is not counted."""
+        """Operations without effect are not counted."""
         store = await self.a_doubtful_store()
         for command in ("commitTransaction", "update"):
             with self.servers.failpoint(command, closeConnection=True), self.impatiently():
@@ -163,7 +163,7 @@ class UncertainCommitTests(LedgerCase):
         self.assertEqual((found.waiting, found.difference), (0, 0))
 
     async def test_events(self) -> None:
-        """Likewise of events."""
+        """So it is with events."""
         decentrl, later = (store := await self.a_doubtful_store()).decentrl, CLOCK.seconds() + 3600
         await decentrl.save_contract(
             CommandGuard(b"1", later), Contract("contract", ALICE, BOB, later, b"digest", b"text")
@@ -181,10 +181,10 @@ class UncertainCommitTests(LedgerCase):
 
 
 class CarriedTests(LedgerCase):
-    """Pages of processes that are gone."""
+    """Documents of dead processes."""
 
     async def test_carried_forward(self) -> None:
-        """Those of all that have ended become one when another begins."""
+        """Documents of processes that have ended become one when another one starts."""
         for number in range(3):
             store = await self.a_store(QueueLimits(max_messages=2))
             await self.put(store, f"m{number}")
@@ -196,7 +196,7 @@ class CarriedTests(LedgerCase):
         await self.check(last, accepted=4, evicted=1, waiting=3)
 
     async def test_once(self) -> None:
-        """However many do it at the same time; pages of those that live stay theirs."""
+        """However many processes do it at the same time; those of live ones stay."""
         for number in range(5):
             store = await self.a_store()
             await self.put(store, f"m{number}")
@@ -211,7 +211,7 @@ class CarriedTests(LedgerCase):
         await self.check(store, accepted=6, waiting=6)
 
     async def test_of_the_living(self) -> None:
-        """One that was taken for dead goes on."""
+        """A process that was taken for dead goes on."""
         store = await self.a_store()
         await self.put(store, "a")
         self.documents["owners"].delete_many({})
@@ -222,11 +222,12 @@ class CarriedTests(LedgerCase):
 
 
 class OpeningTests(LedgerCase):
-    """Databases in which messages wait that nobody has noted."""
+    """Databases whose messages are not in the ledger."""
 
-    async def test_older(self) -> None:
-        """In a database of the version before, what waits was accepted."""
+    async def test_without_a_ledger(self) -> None:
+        """Messages that nobody has recorded were accepted."""
         restore_snapshot(self.documents, version=1)
+        self.documents["ledger"].delete_many({})
         store = await self.a_store()
         found = await store.read_ledger()
         self.assertEqual(
@@ -235,33 +236,8 @@ class OpeningTests(LedgerCase):
         await store.acknowledge(ALICE, ["m"])
         await self.check(store, accepted=2, acknowledged=1, waiting=1)
 
-    async def test_beside_an_older_node(self) -> None:
-        """As long as a process runs that notes nothing, it is not known what waits; then the books are opened."""
-        restore_snapshot(self.documents, version=1)
-        self.documents["owners"].insert_one({"_id": "older", "since": None, "user": ""})
-        self.documents["nodes"].insert_one({"_id": "older", "name": "n", "address": "", "seal": b"", "identity": b""})
-        self.documents["nodes"].update_one({"_id": "older"}, [{"$set": {"until": {"$add": ["$$NOW", 3_600_000]}}}])
-        store = await self.a_store()
-        await self.put(store, "new")
-        self.assertIsNone((await store.read_ledger()).didcomm.difference)
-        self.documents["messages"].delete_one({"_id": "m"})
-        self.documents["owners"].delete_one({"_id": "older"})
-        await self.check(store, accepted=2, waiting=2)
-        await store.acknowledge(ALICE, ["new"])
-        await self.check(store, accepted=2, acknowledged=1, waiting=1)
-
-    async def test_one_that_begins_late(self) -> None:
-        """Nor when such a one comes back after that."""
-        store = await self.a_store()
-        await self.put(store, "a")
-        self.documents["owners"].insert_one({"_id": "older"})
-        self.documents["messages"].delete_many({})
-        self.assertIsNone((await store.read_ledger()).didcomm.difference)
-        self.documents["owners"].delete_one({"_id": "older"})
-        await self.check(store)
-
     async def test_imported(self) -> None:
-        """What was imported was accepted, and is not what a first look finds."""
+        """Imported messages are accepted by the import, not by the first read."""
         message = MessageRecord(
             id="m", account=1, recipient=1, form="json", payload=b"x", received_at=1.0, expires_at=4e9, due_at=None,
             arrived_at=1.0, pushes=0,
@@ -287,7 +263,7 @@ class OpeningTests(LedgerCase):
             target.finish()
 
     async def test_loss_is_seen(self) -> None:
-        """A message that is gone without having been noted is a difference, also after a restart."""
+        """A message that was removed without an entry is a difference, also after a restart."""
         store = await self.a_store()
         await self.put(store, "a", "b", "c")
         self.documents["messages"].delete_one({"_id": "b"})

@@ -1,4 +1,4 @@
-"""Reading messages that other nodes have hinted at: what that costs a server, and what does not fit."""
+"""Lookup of messages by id: round trips, and limits on size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIMITS = QueueLimits(max_messages=100, max_bytes=4 * MAX_PAGE_BYTES)
 
 class FindTests(MongoTestCase):
     async def commands(self, ask: Callable[[], Deferred[Any]]) -> list[str]:
-        """What a server was told, in our collections."""
+        """Commands of the server on our collections."""
         self.documents.command("profile", 2)
         try:
             await ask()
@@ -29,14 +29,14 @@ class FindTests(MongoTestCase):
         return [next(iter(one["command"])) for one in seen]
 
     async def test_one_round_trip(self) -> None:
-        """However many there are, once it is known who registered what they are for."""
+        """All messages are read in one query, once the recipient DIDs are cached."""
         store = await self.a_store(LIMITS)
         await self.put(store, "a", "b")
         await store.find_messages(["a"])
         self.assertEqual(await self.commands(lambda: store.find_messages(["b", "a", "b"])), ["aggregate"])
 
     async def test_what_does_not_fit(self) -> None:
-        """Of small ones that are too much together, the first in order of arrival; and no cursor is left open."""
+        """Of messages that exceed a page the first in order of arrival; no cursor is left open."""
         store = await self.a_store(LIMITS)
         ids = [f"{number:02}" for number in reversed(range(20))]
         for id in ids:
@@ -54,7 +54,7 @@ class FindTests(MongoTestCase):
         self.assertEqual([one.id for one in await store.find_messages(["a", "b", "c", "gone"])], ["c", "a", "b"])
 
     async def test_no_room_for_its_account(self) -> None:
-        """One that is as large as a document may be is found all the same, and so is one of an endless DID."""
+        """A message as large as a document can be, and one of a very long DID, are found."""
         store = await self.a_store(LIMITS)
         long = "did:example:" + "x" * 40_000
         await store.move_account(ALICE, long)
@@ -66,7 +66,7 @@ class FindTests(MongoTestCase):
             self.assertEqual((found.account, len(found.payload)), (long, size))
 
     async def test_gone_meanwhile(self) -> None:
-        """A message that goes with its recipient while that is looked up is not found."""
+        """A message that is deleted with its recipient during the lookup is not found."""
         store = await self.a_store(LIMITS)
         await self.put(store, "a")
         self.documents["recipients"].delete_many({})

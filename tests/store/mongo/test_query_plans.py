@@ -1,4 +1,4 @@
-"""How much the MongoDB server looks at for what the DIDComm half asks, as it says itself."""
+"""Keys and documents that the MongoDB server examines for the DIDComm half."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def mine(number: int) -> str:
 
 
 class PlanTests(MongoTestCase):
-    """Nothing is read from end to end, and nothing takes longer for what waits for others or behind."""
+    """No query scans a collection, or depends on messages of others or later ones."""
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
         super().setUp()
@@ -38,7 +38,7 @@ class PlanTests(MongoTestCase):
         await gatherResults([self.store.claim_nonce(b"%d" % number, NOON + HOUR + number) for number in range(100)])
 
     async def settle(self, account: str) -> None:
-        """Have two recipient DIDs, with some of everything."""
+        """Store two recipient DIDs with messages of all kinds."""
         store = self.store
         await store.grant(account)
         dids = [f"did:key:{account}-{number}" for number in (0, 1)]
@@ -53,7 +53,7 @@ class PlanTests(MongoTestCase):
         await store.mark_delivered(ids[::5], node=account)
 
     async def looked_at(self, ask: Ask) -> tuple[int, int]:
-        """How many keys of indexes, and how many documents."""
+        """Examined keys and documents."""
         self.documents.command("profile", 2)
         try:
             await ask()
@@ -74,7 +74,7 @@ class PlanTests(MongoTestCase):
             self.assertLessEqual(found[1], documents, f"documents: {name}")
 
     async def test_two_messages(self) -> None:
-        """What has to do with two messages costs as much, however many there are."""
+        """Operations on two messages cost the same, however many there are."""
         store = self.store
         await self.look(
             KEYS,
@@ -91,7 +91,7 @@ class PlanTests(MongoTestCase):
         )
 
     async def test_all_of_an_account(self) -> None:
-        """What has to do with all of an account costs nothing for others."""
+        """Operations on an account do not depend on others."""
         store = self.store
         await self.look(
             6 * WAITING,
@@ -103,11 +103,11 @@ class PlanTests(MongoTestCase):
         )
 
     async def test_status(self) -> None:
-        """Counting does not read what is counted."""
+        """Counting does not read messages."""
         await self.look(16, 16, status=lambda: self.store.get_queue_status(ALICE, mine(1)))
 
     async def test_what_has_expired(self) -> None:
-        """Nor does anybody's reading take longer for what of others has expired and is still there."""
+        """Reads do not depend on expired messages of others."""
         (alice,) = self.documents["accounts"].find({"did": ALICE})
         self.documents["messages"].update_many({"account": {"$ne": alice["_id"]}}, {"$set": {"expires_at": NOON - 1}})
         store = self.store
@@ -122,13 +122,13 @@ class PlanTests(MongoTestCase):
         )
 
     async def test_arrived(self) -> None:
-        """Of what came lately only keys are read, and none of others."""
+        """Recent arrivals are found by keys alone, without those of others."""
         first, rest = ArrivalWindow(NOON, NOON + 1), ArrivalWindow(NOON, NOON + 1, f"{ALICE} 001")
         await self.look(KEYS, 1, arrived=lambda: self.store.find_arrivals([ALICE], first, limit=2))
         await self.look(KEYS, 1, arrived=lambda: self.store.find_arrivals([ALICE], rest, limit=2))
 
     async def test_in_time(self) -> None:
-        """What has come to its time is found by that."""
+        """Due and expired messages are found by an index."""
         self.clock.advance(60)
         await self.look(4 * KEYS, 4 * DOCUMENTS, take_due=lambda: self.store.take_due_messages(2))
         self.clock.advance(HOUR)
@@ -136,14 +136,14 @@ class PlanTests(MongoTestCase):
         await self.look(250, 250, prune=self.store.prune_nonces)
 
     async def test_ledger(self) -> None:
-        """What waits is counted by keys alone, and not at all where it is too much."""
+        """Queued messages are counted by keys, and not at all if there are too many."""
         messages = self.documents["messages"].count_documents({})
         await self.look(messages + KEYS, DOCUMENTS, ledger=self.store.read_ledger)
         self.patch(ledger, "_COUNT_LIMIT", messages - 1)
         await self.look(KEYS, DOCUMENTS, ledger=self.store.read_ledger)
 
     async def test_accounts(self) -> None:
-        """Accounts, their DIDs and what was remembered are looked up."""
+        """Accounts, their DIDs and remembered DIDs are looked up."""
         store = self.store
         await self.look(
             KEYS,
@@ -164,7 +164,7 @@ class PlanTests(MongoTestCase):
         )
 
     async def test_delayed(self) -> None:
-        """What is delayed does not keep an account from what is not, however much there is, and is only counted."""
+        """Delayed messages do not slow down reads of others, and are only counted."""
         store, account = self.store, "did:example:waits"
         await store.grant(account)
         await store.update_recipients(account, [(mine(7), "add"), (mine(8), "add")], max_recipients=9)
@@ -184,7 +184,7 @@ class PlanTests(MongoTestCase):
         await self.look(400 + 2 * KEYS, 16, status=lambda: store.get_queue_status(account, None))
 
     async def test_due(self) -> None:
-        """Of what is due and was not handed out yet, only what is fetched is read."""
+        """Of due messages that were not handed out only those that are fetched are read."""
         store = self.store
         late = tuple(make_payload(f"late {number}") for number in range(100))
         await store.enqueue(mine(0), late, expires_at=NOON + HOUR, due_at=NOON + 60)
@@ -197,7 +197,7 @@ class PlanTests(MongoTestCase):
         )
 
     async def test_many_sizes(self) -> None:
-        """Of very many queues some are looked at, and of very many messages some counted."""
+        """Of very many queues and messages a bounded number is examined."""
         self.patch(queue_statistics, "_MAX_RANKED_QUEUES", 5)
         self.patch(queue_statistics, "_EXACT_COUNT_LIMIT", 9)
         before = self.counted_by_the_server()
@@ -211,7 +211,7 @@ class PlanTests(MongoTestCase):
         await self.look(2 * 5 + 4 + 9, 2 * 5 + 4 + pages, statistics=lambda: self.store.read_statistics(2))
 
     async def test_all_that_waits(self) -> None:
-        """Of what waits the first is read, and of queues the counters, of only so many; the rest is not said."""
+        """The first message is read, and a bounded number of counters."""
         self.patch(queue_statistics, "_EXACT_COUNT_LIMIT", 9)
         queues = 2 * (OTHERS + 1)
         known = await self.store.get_queue_totals()
@@ -227,7 +227,7 @@ class PlanTests(MongoTestCase):
         await self.look(6 + 9 + 4, 2, waiting=lambda: self.store.get_queue_totals())
 
     async def test_backlog(self) -> None:
-        """Of each age so many keys are counted, and of few messages the bytes; of each queue the first is read."""
+        """Of each age a bounded number of keys is counted, and of few messages the bytes are summed."""
         self.patch(queue_statistics, "_COHORT_COUNT_LIMIT", 9)
         self.patch(ledger, "_COUNT_LIMIT", 9)
         self.patch(queue_statistics, "_EXACT_COUNT_LIMIT", 9)
@@ -251,11 +251,11 @@ class PlanTests(MongoTestCase):
         )
 
     def counted_by_the_server(self) -> int:
-        """How many messages and events the server says there are; not for certain, if it has undone anything."""
+        """The count in the metadata; it may be wrong after aborted transactions."""
         return sum(self.documents[name].estimated_document_count() for name in ("messages", "pending_events"))
 
     async def test_sizes(self) -> None:
-        """The largest queues are found among those that are not empty."""
+        """The longest queues are found among non-empty ones."""
         empty = [(f"did:key:empty-{number}", "add") for number in range(200)]
         await self.store.update_recipients(ALICE, empty, max_recipients=1000)  # type: ignore[arg-type]  # of a list of pairs
         self.documents["parties"].insert_many([{"did": f"did:example:{n}", "pending": 0} for n in range(200)])
@@ -264,7 +264,7 @@ class PlanTests(MongoTestCase):
         await self.look(keys, queues + 4, queue_sizes=lambda: self.store.queue_sizes(5))
 
     async def test_open(self) -> None:
-        """Nor does opening it look at more than what was delivered by nodes that are gone."""
+        """Opening the store examines only messages delivered by dead nodes."""
         self.patch(message_queues, "_RELEASE_BATCH", 20)
         boots, delivered = OTHERS + 1, (OTHERS + 1) * WAITING // 5
         for more in (100, 400):
@@ -278,7 +278,7 @@ class PlanTests(MongoTestCase):
             delivered = 0
 
     async def test_who_delivered(self) -> None:
-        """Of all that was delivered, a key is read for every node."""
+        """Delivering nodes are found with a key for each."""
         server = await self.an_open_server()
         await self.look(
             OTHERS + 3, 0, delivered_by=lambda: start_mongod(message_queues.list_delivering_boots(server))

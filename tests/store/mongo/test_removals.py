@@ -1,4 +1,4 @@
-"""What is remembered of acknowledgements in MongoDB, without a server."""
+"""Recording of acknowledged senders in MongoDB, without a server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RECIPIENTS, MESSAGES = 40, 10
 
 
 class Id:
-    """An id of a recipient that counts what it is compared with."""
+    """An id of a recipient that counts comparisons."""
 
     compared = 0
 
@@ -31,24 +31,24 @@ class Id:
 
 
 class Recipients:
-    """A transaction that finds recipients, and notes what is to be written."""
+    """A transaction that finds recipients, and records writes."""
 
     def __init__(self, ids: list[Id]) -> None:
         self.ids = ids
         self.requests: list[Any] = []
 
     async def find(self, *_: object, **__: object) -> list[dict[str, Any]]:
-        """All of them, as a server would answer: with ids that are equal, but not the same objects."""
+        """Return all of them, with equal but not identical ids."""
         return [{"_id": Id(id.number)} for id in self.ids]
 
-    def later(self, requests: list[Any]) -> None:
-        """They are noted."""
+    def write_at_end(self, requests: list[Any]) -> None:
+        """Record writes."""
         self.requests += requests
 
 
 class SendersTests(SynchronousTestCase):
     def test_each_message_is_looked_at_once(self) -> None:
-        """The work grows with the messages and with the recipients, not with their product."""
+        """The cost grows with the messages and with the recipients, not with their product."""
         ids = [Id(number) for number in range(RECIPIENTS)]
         transaction = Recipients(ids)
         noted: list[tuple[str, list[Any]]] = []

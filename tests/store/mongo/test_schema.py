@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred, gatherResults
 
 from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.decentrl import ContractFilter, EventFilter, PageRequest, PublicEventFilter
-from mediatord.store.interfaces.messages import MessageLedger, Payload, StoreLedger
+from mediatord.store.interfaces.messages import MessageLedger, StoreLedger
 from mediatord.store.interfaces.store import StoreUnusable
 from mediatord.store.mongo import schema
 from mediatord.store.mongo import schema as schema_module
@@ -23,7 +23,6 @@ from tests.replica_set import ReplicaSet
 from tests.store.mongo.mongo_test_case import ALICE, CLOCK, INBOX, MongoTestCase, authenticated_server, wait_until
 from tests.store.mongo.snapshot import RECORDED, WALLET, restore_snapshot
 
-ALL = (*schema.DIDCOMM_COLLECTIONS, *schema.DECENTRL_COLLECTIONS, *schema.CLUSTER_COLLECTIONS)
 THINGS = CollectionSpec(
     "things",
     (
@@ -34,7 +33,7 @@ THINGS = CollectionSpec(
 
 
 class SchemaCase(MongoTestCase):
-    """An entirely new database."""
+    """A new database."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -44,7 +43,7 @@ class SchemaCase(MongoTestCase):
         self.documents = self.servers.client[self.database]
 
     def indexes(self, collection: str) -> dict[str, Any]:
-        """Definitions by name, those of `_id` left out."""
+        """Definitions by name, without that of `_id`."""
         found = self.documents[collection].index_information()
         return {
             name: {key: value for key, value in one.items() if key != "v"}
@@ -57,7 +56,7 @@ class SchemaCase(MongoTestCase):
 
 
 class IndexTests(SchemaCase):
-    """What there has to be is made, and what is different is made anew."""
+    """Missing indexes are created, and different ones rebuilt."""
 
     EXPECTED = {
         "thing_name": {
@@ -74,11 +73,11 @@ class IndexTests(SchemaCase):
         self.assertEqual(self.indexes("things"), self.EXPECTED)
 
     async def test_new(self) -> None:
-        """Collections and indexes of all parts are there once it is open, with their version."""
+        """All collections and indexes exist once the store is open, with their version."""
         await self.a_store()
-        for collection in ALL:
+        for collection in schema.ALL_COLLECTIONS:
             self.assertEqual(set(self.indexes(collection.name)), {index.name for index in collection.indexes})
-        self.assertEqual(self.version(), {"_id": "schema", "version": 3, "readable_from": 3})
+        self.assertEqual(self.version(), {"_id": "schema", "version": 1, "readable_from": 1})
 
     async def test_again(self) -> None:
         """Opening it again changes nothing."""
@@ -86,13 +85,13 @@ class IndexTests(SchemaCase):
         await self.prepare()
 
     async def test_something_missing(self) -> None:
-        """What was dropped is made again."""
+        """A dropped index is created again."""
         await self.prepare()
         self.documents["things"].drop_index("thing_name")
         await self.prepare()
 
     async def test_other_definition(self) -> None:
-        """An index of a name that we know, but another definition, is made anew."""
+        """An index with another definition is rebuilt."""
         for other in (
             {"keys": [("place", -1), ("name", 1)], "unique": True},
             {"keys": [("name", 1), ("place", -1)]},
@@ -103,19 +102,19 @@ class IndexTests(SchemaCase):
             await self.prepare()
 
     async def test_other_name(self) -> None:
-        """One that is ours under another name makes room."""
+        """An index with another name is replaced."""
         self.documents["things"].create_index([("end", 1)], name="end_1", expireAfterSeconds=60)
         await self.prepare()
 
     async def test_other_time(self) -> None:
-        """One that deletes after another time is made anew."""
+        """An index with another expiry is rebuilt."""
         for time in (61, 10_000):
             self.documents["things"].drop_indexes()
             self.documents["things"].create_index([("end", 1)], name="thing_end", expireAfterSeconds=time)
             await self.prepare()
 
     async def test_being_built(self) -> None:
-        """One that somebody else is still building is waited for, and built by a majority of the members."""
+        """A build in progress is awaited, and needs a majority of the members."""
         self.documents["things"].insert_many([{"name": number, "place": 2} for number in range(100)])
         hang = {"configureFailPoint": "hangAfterStartingIndexBuild"}
         self.servers.client.admin.command({**hang, "mode": "alwaysOn"})
@@ -125,16 +124,16 @@ class IndexTests(SchemaCase):
             await wait_until(lambda: self.building() == 1)
             server.open(lambda operations: MongoSchema([THINGS]).prepare(operations, CLOCK))
             await wait_until(lambda: self.building() == 2)
-            self.assertFalse(server.answers)
+            self.assertFalse(server.is_available)
         finally:
             self.servers.client.admin.command({**hang, "mode": "off"})
         await first
-        await wait_until(lambda: server.answers)
+        await wait_until(lambda: server.is_available)
         self.assertEqual(self.indexes("things"), self.EXPECTED)
         self.assertTrue(any("building indexes of things: thing_name, thing_end" in line for line in self.said))
 
     async def test_other_being_built(self) -> None:
-        """One that is another makes room, even before it is there."""
+        """A build in progress with another definition is replaced."""
         self.documents["things"].create_index([("end", 1)], name="thing_end", expireAfterSeconds=60)
         self.documents["things"].insert_many([{"name": number, "place": 2} for number in range(100)])
         hang = {"configureFailPoint": "hangAfterStartingIndexBuild"}
@@ -143,7 +142,7 @@ class IndexTests(SchemaCase):
             other = self.elsewhere(self.documents["things"].create_index, [("place", 1)], name="thing_name")
             await wait_until(lambda: self.building() == 1)
             opened = self.a_server().open(lambda operations: MongoSchema([THINGS]).prepare(operations, CLOCK))
-            await wait_until(lambda: any("thing_name is made anew" in line for line in self.said))
+            await wait_until(lambda: any("rebuilding index thing_name" in line for line in self.said))
         finally:
             self.servers.client.admin.command({**hang, "mode": "off"})
         await self.assertFailure(other, OperationFailure)
@@ -151,7 +150,7 @@ class IndexTests(SchemaCase):
         self.assertEqual(self.indexes("things"), self.EXPECTED)
 
     async def test_longer_than_anybody_waits(self) -> None:
-        """One that takes longer than a start waits goes on, and the next start waits for the same."""
+        """A build that exceeds the time limit goes on, and the next start waits for the same."""
         self.documents["things"].insert_many([{"name": number, "place": 2} for number in range(100)])
         patience = self.patch(schema_module, "_BUILD_TIMEOUT", 1.0)
         hang = {"configureFailPoint": "hangAfterStartingIndexBuild"}
@@ -170,7 +169,7 @@ class IndexTests(SchemaCase):
         await self.prepare()
 
     async def test_altered_last(self) -> None:
-        """One that makes room is there while others are built, for those who name it in what they ask."""
+        """An index that is to be replaced exists while others are built, for queries that name it."""
         self.documents["things"].insert_many([{"name": number, "place": 2} for number in range(100)])
         self.documents["things"].create_index([("end", 1)], name="thing_end", expireAfterSeconds=61)
         hang = {"configureFailPoint": "hangAfterStartingIndexBuild"}
@@ -185,7 +184,7 @@ class IndexTests(SchemaCase):
         self.assertEqual(self.indexes("things"), self.EXPECTED)
 
     def described(self) -> list[Any]:
-        """Its indexes, those that are being built too."""
+        """Its indexes, with those that are being built."""
         reply = self.documents.command({"listIndexes": "things", "includeBuildUUIDs": True})
         found: list[Any] = reply["cursor"]["firstBatch"]
         return found
@@ -199,21 +198,21 @@ class IndexTests(SchemaCase):
         )
 
     def building(self) -> int:
-        """How many are making indexes of our collection."""
+        """Number of builds of our collection."""
         operations = self.servers.client.admin.command("currentOp")["inprog"]
         commands = [one.get("command", {}) for one in operations if "client" in one]
         wanted = [one for one in commands if one.get("createIndexes") == "things" and one["$db"] == self.database]
         return len(wanted)
 
     async def test_others_stay(self) -> None:
-        """Indexes of somebody else stay as they are."""
+        """Unknown indexes stay."""
         self.documents["things"].create_index([("other", 1)], name="theirs")
         with self.assertRaises(AssertionError):
             await self.prepare()
         self.assertEqual(self.indexes("things").pop("theirs"), {"key": [("other", 1)]})
 
     async def test_at_the_same_time(self) -> None:
-        """Several nodes that start on a new database at the same time all come up."""
+        """Several nodes that start on a new database at the same time all succeed."""
         servers = [self.a_server() for _ in range(5)]
         self.documents["things"].create_index([("name", 1)], name="thing_name")
         await gatherResults(
@@ -222,7 +221,7 @@ class IndexTests(SchemaCase):
         self.assertEqual(self.indexes("things"), self.EXPECTED)
 
     async def test_no_answer(self) -> None:
-        """A server that is asked what there is and says nothing is not waited for."""
+        """A server that does not list its indexes is not awaited."""
         self.patch(schema_module, "_COMMAND_TIMEOUT", 0.3)
         server, begun = self.a_server(), CLOCK.seconds()
         with self.servers.failpoint("listIndexes", blockConnection=True, blockTimeMS=3_000):
@@ -231,28 +230,28 @@ class IndexTests(SchemaCase):
             self.assertLess(CLOCK.seconds() - begun, 2.5)
 
     async def test_cannot_be_made(self) -> None:
-        """Documents that a unique index does not allow prevent the start, and it is said where they are."""
+        """Documents that violate a unique index prevent the start, with an error that names the index."""
         self.documents["things"].insert_many([{"name": 1, "place": 2}, {"name": 1, "place": 2}])
         server = self.a_server()
         with self.assertRaisesRegex(StoreUnusable, "the index thing_name of the MongoDB collection things"):
             await server.open(lambda operations: MongoSchema([THINGS]).prepare(operations, CLOCK))
-        self.assertFalse(server.answers)
+        self.assertFalse(server.is_available)
 
 
 class AuthorizationTests(MongoTestCase):
-    """As a user who may read and write, and nothing else."""
+    """A user with the role `readWrite` only."""
 
     def choose_servers(self) -> ReplicaSet:
         return authenticated_server()
 
     def uri(self, user: str) -> str:
-        """That of a new user."""
+        """The URI of a new user."""
         self.documents.command("createUser", user, pwd="p4ss", roles=["readWrite"], mechanisms=["SCRAM-SHA-1"])
         self.addCleanup(self.documents.command, "dropUser", user)
         return self.servers.uri(self.database, credentials=f"{user}:p4ss", authSource=self.database)
 
     async def test_other_time(self) -> None:
-        """An index that deletes after another time can be mended by that."""
+        """An index with another expiry can be rebuilt by that user."""
         await (await self.a_store(uri=self.uri("node"))).close()
         turns = self.documents["turns"]
         wanted = turns.index_information()
@@ -262,7 +261,7 @@ class AuthorizationTests(MongoTestCase):
         self.assertEqual(turns.index_information(), wanted)
 
     async def test_another_user(self) -> None:
-        """Nodes that are different users are told so, once, as neither can end the transactions of the other."""
+        """Nodes with different users warn once, as neither can abort the transactions of the other."""
         one, other = self.uri("one"), self.uri("other")
         await self.a_store(uri=one)
         self.assertEqual(self.warnings(), [])
@@ -278,7 +277,7 @@ class AuthorizationTests(MongoTestCase):
 
 
 class QuorumTests(SchemaCase):
-    """Three servers, one of which is away."""
+    """Three servers, one of which is down."""
 
     def choose_servers(self) -> ReplicaSet:
         servers = ReplicaSet(3)
@@ -287,13 +286,13 @@ class QuorumTests(SchemaCase):
         return servers
 
     async def test_member_away(self) -> None:
-        """An index is made by those that are there."""
+        """An index is built without the member that is down."""
         self.documents["things"].insert_one({"name": 1, "place": 2})
         away = next(number for number in range(3) if number != self.servers.primary())
         await self.elsewhere(self.servers.kill, away)
         server = self.a_server()
         server.open(lambda operations: MongoSchema([THINGS]).prepare(operations, CLOCK))
-        await wait_until(lambda: server.answers, 30.0)
+        await wait_until(lambda: server.is_available, 30.0)
         self.assertEqual(set(self.indexes("things")), {"thing_name", "thing_end"})
 
 
@@ -309,12 +308,12 @@ async def _count_places(operations: OperationExecutor, deadline: float) -> None:
     )
 
 
-NAMED = MongoMigration(_name_places, readable_from=3)
-COUNTED = MongoMigration(_count_places, readable_from=4)
+NAMED = MongoMigration(_name_places, readable_from=1)
+COUNTED = MongoMigration(_count_places, readable_from=2)
 
 
 class UpgradeTests(SchemaCase):
-    """A version that has another index, and one that knows nothing of it, at the same time."""
+    """Two versions with different indexes at the same time."""
 
     OTHERS = CollectionSpec("things", (IndexSpec("thing_name", {"name": 1}), THINGS.indexes[1]))
 
@@ -338,7 +337,7 @@ class UpgradeTests(SchemaCase):
         self.assertEqual(self.version(), {"_id": "schema", "version": 2, "readable_from": 1})
 
     async def test_while_it_migrates(self) -> None:
-        """The older leaves alone what is different, and makes what it misses."""
+        """The older version leaves changed definitions alone, and creates what is missing."""
         await self.open(MongoSchema([THINGS]))
         newer = self.open(self.newer())
         await self.migrating
@@ -351,7 +350,7 @@ class UpgradeTests(SchemaCase):
         self.assert_newer()
 
     async def test_older_first(self) -> None:
-        """What the older undoes, having looked before there was a newer one, is made again."""
+        """What the older version undoes before the announcement is repaired."""
         newer = self.open(self.newer())
         await self.migrating
         self.documents["things"].drop_index("thing_name")
@@ -361,7 +360,7 @@ class UpgradeTests(SchemaCase):
         self.assert_newer()
 
     async def test_at_the_same_time(self) -> None:
-        """In whichever order they come."""
+        """In any order."""
         self.migrate.callback(None)
         for order in (1, -1):
             self.migrating = Deferred()
@@ -371,7 +370,7 @@ class UpgradeTests(SchemaCase):
             self.assert_newer()
 
     async def test_too_new(self) -> None:
-        """One that is being brought to a version that the older must not use is not used by it."""
+        """A database that is being migrated to an incompatible version is rejected."""
         newer = self.open(self.newer(readable_from=2))
         await self.migrating
         with self.assertRaisesRegex(StoreUnusable, "its schema is version 2, this mediatord knows 1 at most"):
@@ -384,7 +383,7 @@ class VersionTests(SchemaCase):
     """Databases of other versions."""
 
     async def test_older(self) -> None:
-        """What is missing is done, in order, once; what was there stays."""
+        """Missing migrations are run in order, once, and keep the data."""
         old = await self.a_store()
         await self.put(old, "a")
         await old.close()
@@ -392,12 +391,12 @@ class VersionTests(SchemaCase):
             store = await self.a_store(migrations=(NAMED, COUNTED))
             self.assertEqual(self.kept(), ["a"])
             await store.close()
-        self.assertEqual(self.version(), {"_id": "schema", "version": 5, "readable_from": 4})
+        self.assertEqual(self.version(), {"_id": "schema", "version": 3, "readable_from": 2})
         self.assertEqual([one["place"] for one in self.documents["recipients"].find()], ["here"])
         self.assertEqual(self.documents["counts"].find_one(), {"_id": 1, "n": 1})
 
     async def test_side_by_side(self) -> None:
-        """Nodes of this version and the next use one database at the same time, whoever comes first."""
+        """Nodes of this version and the next use one database at the same time, in any order of start."""
         for _ in range(2):
             ours = await self.a_store()
             newer = await self.a_store(migrations=(NAMED,))
@@ -408,10 +407,10 @@ class VersionTests(SchemaCase):
                 self.assertEqual(await store.find_owner(INBOX), ALICE)
                 await store.acknowledge(ALICE, ["m0", "m1", "m2"])
                 await store.close()
-        self.assertEqual(self.version(), {"_id": "schema", "version": 4, "readable_from": 3})
+        self.assertEqual(self.version(), {"_id": "schema", "version": 2, "readable_from": 1})
 
     async def test_recorded(self) -> None:
-        """A database as any version left it is used by the next, with all that is in it."""
+        """A database of any recorded version is used by the next, with all data."""
         for version in RECORDED:
             for collection in self.documents.list_collection_names():
                 self.documents.drop_collection(collection)
@@ -421,7 +420,7 @@ class VersionTests(SchemaCase):
             await store.close()
 
     async def check_recorded(self, store: MongoStore) -> None:
-        self.assertEqual([line for line in self.said if "anew" in line], [])
+        self.assertEqual([line for line in self.said if "rebuilding" in line], [])
         self.assertEqual(self.kept(), ["m", "left-over"])
         (found,) = await store.fetch_messages(ALICE, None, limit=9, max_bytes=99)
         self.assertEqual((found.id, found.payload, found.status), ("m", b"{}", "pending"))
@@ -441,53 +440,27 @@ class VersionTests(SchemaCase):
         books = StoreLedger(MessageLedger(accepted=2, waiting=2), MessageLedger(accepted=1, waiting=1))
         self.assertEqual(await store.read_ledger(), books)
 
-    async def test_other_forms(self) -> None:
-        """Accounts get the canonical form of their DIDs, and are as if seen now; of two that are one all stays."""
-        wallet = "did:web:wallet.example"
-        store = await self.a_store()
-        for account, recipient in (("did:web:a", "did:example:some"), ("did:web:b", "did:example:more")):
-            await store.grant(account)
-            await store.update_recipients(account, [(recipient, "add")], max_recipients=9)
-        await store.enqueue("did:example:some", [Payload("a", b"{}", "json")], expires_at=4_102_444_800.0)
-        await store.close()
-        accounts = self.documents["accounts"]
-        accounts.update_one({"did": "did:web:a"}, {"$set": {"did": "did:web:Wallet.example%3A443"}})
-        accounts.update_one({"did": "did:web:b"}, {"$set": {"did": wallet}})
-        accounts.update_many({}, {"$set": {"created_at": 1.0}, "$unset": {"seen_at": 1}})
-        dids = ("did:web:Gone.example", "did:web:gone.example", "did:web:WALLET.example")
-        self.documents["retired"].insert_many([{"_id": did} for did in dids])
-        self.documents["documents"].insert_one({"_id": "did:web:Gone.example", "long": "long"})
-        self.documents["schema"].update_one({}, {"$set": {"version": 2, "readable_from": 2}})
-        store = await self.a_store()
-        self.assertEqual([one["_id"] for one in self.documents["retired"].find()], ["did:web:gone.example"])
-        kept = await store.get_account(wallet)
-        self.assertEqual({one["did"] for one in accounts.find()}, {ALICE, wallet})
-        self.assertTrue(kept is not None and abs(kept.seen_at - CLOCK.seconds()) < 999)
-        self.assertEqual((await store.list_recipients(wallet, offset=0, limit=9))[1], 2)
-        self.assertEqual([one.id for one in await store.fetch_messages(wallet, None, limit=9, max_bytes=99)], ["a"])
-        self.assertEqual(await store.recall_did("did:web:gone.example"), "long")
-
     async def test_too_new(self) -> None:
-        """A newer one that we must not use is left as it is."""
+        """A database of an incompatible version is not changed."""
         newer = await self.a_store(migrations=(NAMED, COUNTED))
         await newer.close()
         self.documents["messages"].drop_index("message_expiry")
         server: ReplicaSetClient = self.a_server()
-        with self.assertRaisesRegex(StoreUnusable, "its schema is version 5, this mediatord knows 3 at most"):
+        with self.assertRaisesRegex(StoreUnusable, "its schema is version 3, this mediatord knows 1 at most"):
             await self.a_store(server=server)
-        self.assertFalse(server.answers)
+        self.assertFalse(server.is_available)
         self.assertNotIn("message_expiry", self.indexes("messages"))
         await self.a_store(migrations=(NAMED,))
 
     async def test_fails(self) -> None:
-        """A migration that fails is done when the store is opened again."""
+        """A migration that fails is run when the store is opened again."""
         await self.a_store()
         with self.servers.failpoint("update", errorCode=8, times=1):
             with self.assertRaises(StoreUnavailable):
                 await self.a_store(migrations=(NAMED,))
-        self.assertEqual(self.version()["version"], 3)
+        self.assertEqual(self.version()["version"], 1)
         await self.a_store(migrations=(NAMED,))
-        self.assertEqual(self.version()["version"], 4)
+        self.assertEqual(self.version()["version"], 2)
 
     async def test_command(self) -> None:
         """Migrations may use any command."""

@@ -1,4 +1,4 @@
-"""A MongoDB database that may take so many bytes, or whose disk has too little left."""
+"""Limits on the size of a MongoDB database and on the free space of its disk."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ QUOTA = 4_000_000
 
 
 class SpaceCase(MongoTestCase):
-    """:ivar faults: what was reported."""
+    """:ivar faults: that were reported."""
 
     faults: list[tuple[StoreFault, bool]]
 
     async def limited_store(self, limits: SpaceLimits) -> MongoStore:
-        """An open store with these limits."""
+        """An open store with limits."""
         self.faults = []
         store = MongoStore(
             self.a_server(),
@@ -41,22 +41,22 @@ class SpaceCase(MongoTestCase):
         return store
 
     async def checkpoint(self, store: MongoStore) -> None:
-        """Have the server write to its files now, and the store ask for their size."""
+        """Make the server write its files, and the store check them."""
         await self.elsewhere(self.servers.client.admin.command, "fsync")
         await store.space_quota.check()
 
     async def unavailable(self, *writes: Deferred[Any]) -> None:
-        """All of them are refused."""
+        """Check that operations are rejected."""
         for write in writes:
             with self.assertRaises(StoreUnavailable):
                 await write
 
 
 class QuotaTests(SpaceCase):
-    """A bound in bytes."""
+    """A limit in bytes."""
 
     async def test_full(self) -> None:
-        """Beyond it mail and registrations are refused, reading and deleting go on, until there is room again."""
+        """Beyond the limit messages and registrations are rejected, reads and deletes go on, until there is room."""
         # What other tests have left in indexes does not count.
         stats = await self.elsewhere(self.documents.command, "dbStats")
         quota = SpaceLimits(max_bytes=int(stats["indexSize"] + stats["dataSize"]) + QUOTA, min_free_bytes=1)
@@ -101,7 +101,7 @@ class QuotaTests(SpaceCase):
         await self.put(store, "one more")
 
     async def test_asks_by_itself(self) -> None:
-        """Soon after the store is open, and again and again."""
+        """The store checks soon after it is open, and periodically."""
         store = await self.limited_store(SpaceLimits(max_bytes=1))
         await wait_until(lambda: bool(store.trouble), SOMETIME)
         store.space_quota.limits = SpaceLimits()
@@ -110,16 +110,16 @@ class QuotaTests(SpaceCase):
 
 
 class DiskTests(SpaceCase):
-    """What is left of the server's disk."""
+    """Free space of the server's disk."""
 
     async def test_little_left(self) -> None:
-        """The same, when less is left than there is to be."""
+        """So it is with less free space than the limit."""
         store = await self.limited_store(SpaceLimits(min_free_bytes=1 << 60))
         await wait_until(lambda: bool(store.trouble), SOMETIME)
         await self.unavailable(store.grant(ALICE), store.ping())
 
     async def test_enough_left(self) -> None:
-        """More or less than what is free now."""
+        """With limits just above and below the free space."""
         stats = await self.elsewhere(self.documents.command, "dbStats")
         free = stats["fsTotalSize"] - stats["fsUsedSize"]
         for least, trouble in ((int(free * 0.9), ""), (int(free * 1.1), "store full: only reading and deleting")):
@@ -130,10 +130,10 @@ class DiskTests(SpaceCase):
 
 
 class RefusedTests(SpaceCase):
-    """What the server says instead of figures."""
+    """Errors instead of statistics."""
 
     async def check(self, code: int) -> tuple[MongoStore, list[str]]:
-        """Check while the server answers with this code once. :return: and what is logged."""
+        """Check while the server replies with this error once. :return: and what is logged."""
         store = await self.limited_store(SpaceLimits(max_bytes=1))
         await wait_until(lambda: bool(store.trouble), SOMETIME)
         self.said.clear()
@@ -142,12 +142,12 @@ class RefusedTests(SpaceCase):
         return store, self.said
 
     async def test_old_server(self) -> None:
-        """One that does not know what is free in its files is asked for the rest."""
+        """A server without `freeStorage` is queried without it."""
         store, said = await self.check(72)
         self.assertEqual((bool(store.trouble), said), (True, []))
 
     async def test_no_privilege(self) -> None:
-        """It is said once; what is known of the space stays."""
+        """It is logged once; the last known state stays."""
         store, said = await self.check(13)
         self.assertEqual((bool(store.trouble), len(said)), (True, 1))
         self.assertIn("may not run dbStats", said[0])
@@ -156,12 +156,12 @@ class RefusedTests(SpaceCase):
         self.assertEqual(len(said), 1)
 
     async def test_out_of_time(self) -> None:
-        """The next check asks for everything again."""
+        """The next check is complete again."""
         with self.assertRaises(StoreUnavailable):
             await self.check(50)
 
     async def test_away(self) -> None:
-        """Nobody is told that what waits can be read."""
+        """The fault is not reported while the server is down."""
         store = await self.limited_store(SpaceLimits(max_bytes=1))
         await wait_until(lambda: bool(store.trouble), SOMETIME)
         await store.close()
@@ -169,10 +169,10 @@ class RefusedTests(SpaceCase):
 
 
 class ReuseTests(SpaceCase):
-    """Space of the disk, and space inside of the files."""
+    """Free space on the disk, and inside the files."""
 
     async def test_half_is_free_on_the_disk(self) -> None:
-        """What is free inside of the files counts, but journal and oplog need some of the disk itself."""
+        """Free space inside the files counts, but journal and oplog need some of the disk."""
         quota = SpaceQuota(self.a_server(), SpaceLimits(min_free_bytes=1000), lambda fault, present: None)
         for free, reusable, full in ((1000, 0, False), (600, 400, False), (600, 300, True), (400, 9000, True)):
             self.assertEqual(quota.exceeded(taken=1, free=free, reusable=reusable, total=10_000), full)

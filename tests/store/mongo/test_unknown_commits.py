@@ -1,4 +1,4 @@
-"""What becomes of works that fail, are too many, or of which nobody knows whether they were done."""
+"""Works that fail, exceed a limit or have an unknown outcome."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ NO_MAJORITY = {"code": 64, "errmsg": "no"}
 
 
 class NonceTests(MongoTestCase):
-    """A nonce is claimed for as long as what it stands for is done or may be."""
+    """A nonce is claimed as long as its operation is done or may be."""
 
     async def test_not_counted(self) -> None:
-        """How many there are cannot be seen: what is known of them decides, and it is told."""
+        """If the nonces cannot be counted, the last known number decides, and the failure is logged."""
         store = MongoStore(self.a_server(), CLOCK, QueueLimits(), max_nonces=8)
         self.addCleanup(store.close)
         await store.open()
@@ -43,7 +43,7 @@ class NonceTests(MongoTestCase):
         self.assertTrue(any("count" in line for line in self.said))
 
     async def test_others(self) -> None:
-        """What others have claimed is noticed, when many come or when there seems to be no room."""
+        """Claims of other nodes are noticed when there are many or when there seems to be no room."""
         ours, theirs = (MongoStore(self.a_server(), CLOCK, QueueLimits(), max_nonces=4) for _ in range(2))
         later = CLOCK.seconds() + 60
         for store in (ours, theirs):
@@ -55,7 +55,7 @@ class NonceTests(MongoTestCase):
         self.assertFalse(await ours.claim_nonce(b"b", later))
 
     async def test_releases(self) -> None:
-        """Each makes room for one, and nothing is counted for it."""
+        """Each release makes room for one claim without a count."""
         store = MongoStore(self.a_server(), CLOCK, QueueLimits(), max_nonces=256)
         self.addCleanup(store.close)
         await store.open()
@@ -77,7 +77,7 @@ class NonceTests(MongoTestCase):
         self.assertLess(len(counts), 3)
 
     async def test_release_fails(self) -> None:
-        """A release that failed is done as soon as it can be, and not to what was claimed since."""
+        """A failed release is repeated later, and does not delete a newer claim."""
         server = self.a_server()
         store, other = await self.a_store(server=server), await self.a_store()
         later = CLOCK.seconds() + 60
@@ -87,11 +87,11 @@ class NonceTests(MongoTestCase):
                 await self.assertFailure(store.release_nonce(key), StoreUnavailable)
             if key == b"a":
                 self.assertTrue(await store.claim_nonce(key, later))
-        await wait_until(lambda: not server.has_uncertain_commits)
+        await wait_until(lambda: not server.transactions.has_uncertain_commits)
         self.assertEqual([await store.claim_nonce(b"a", later), await other.claim_nonce(b"b", later)], [False, True])
 
     async def test_released_late(self) -> None:
-        """What somebody else has claimed since is not released."""
+        """The claim of another process is not released."""
         store, other = await self.a_store(), await self.a_store()
         later = CLOCK.seconds() + 60
         await store.claim_nonce(b"a", later)
@@ -102,7 +102,7 @@ class NonceTests(MongoTestCase):
 
 
 class OverloadTests(MongoTestCase):
-    """More than can be done in time is refused, and does not keep the rest from being done."""
+    """Work beyond the capacity is rejected, and does not delay the rest."""
 
     async def a_gathering(self, **bounds: int) -> TransactionBatcher:
         gathering = TransactionBatcher(await self.an_open_server(), at_once=1, bounds=BatchLimits(**bounds))
@@ -111,7 +111,7 @@ class OverloadTests(MongoTestCase):
         return gathering
 
     async def test_late(self) -> None:
-        """When what waits has waited too long nothing is added, and what would be too late is not begun."""
+        """When the oldest work has waited too long, others are rejected, and late ones are not started."""
         gathering = await self.a_gathering()
         held: Deferred[None] = Deferred()
 
@@ -159,7 +159,7 @@ class OverloadTests(MongoTestCase):
         self.assertEqual(self.done, [["a"], ["b", "c"]])
 
     async def test_large_acknowledgements(self) -> None:
-        """Many large ones are not one question."""
+        """Many large acknowledgements do not share a query."""
         observed: Counter[str] = Counter()
         store = await self.a_store(observe=lambda operation, seconds: observed.update([operation]))
         before = observed["commit"]
@@ -168,7 +168,7 @@ class OverloadTests(MongoTestCase):
         self.assertGreater(observed["commit"] - before, 1)
 
     async def test_many_questions(self) -> None:
-        """Nor need one be."""
+        """One may need several queries."""
         self.patch(removal, "_MAX_QUERY_BYTES", 500)
         store = await self.a_store()
         ids = [f"m{number:03}" for number in range(30)]
@@ -179,7 +179,7 @@ class OverloadTests(MongoTestCase):
 
 
 class LateOutcomeTests(MongoTestCase):
-    """What turns out later to have been done."""
+    """Operations that turn out to have succeeded."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -193,7 +193,11 @@ class LateOutcomeTests(MongoTestCase):
 
     async def telling_store(self) -> MongoStore:
         store = MongoStore(
-            self.a_server(), CLOCK, QueueLimits(max_messages=2), tell=self.tell, tell_events=self.tell_events
+            self.a_server(),
+            CLOCK,
+            QueueLimits(max_messages=2),
+            on_late_removals=self.tell,
+            on_late_acknowledgements=self.tell_events,
         )
         self.addCleanup(store.close)
         await store.open()
@@ -207,7 +211,7 @@ class LateOutcomeTests(MongoTestCase):
                 await asked()
 
     async def test_evicted(self) -> None:
-        """What was evicted by a deposit that is undone, but nothing of that deposit."""
+        """Messages evicted by an enqueue that is undone are reported, but not those of the enqueue."""
         store = await self.telling_store()
         await self.put(store, "a", "b")
         await self.in_doubt(lambda: self.put(store, "c"))
@@ -216,7 +220,7 @@ class LateOutcomeTests(MongoTestCase):
         self.assertTrue(any("1 fifo_count" in line for line in self.said))
 
     async def test_acknowledged(self) -> None:
-        """And what was acknowledged."""
+        """Acknowledged messages are reported."""
         store = await self.telling_store()
         await self.put(store, "a", "b")
         await self.in_doubt(lambda: store.acknowledge(ALICE, ["b", "x"]))
@@ -224,7 +228,7 @@ class LateOutcomeTests(MongoTestCase):
         self.assertEqual((self.told, self.kept()), ([("b", None)], ["a"]))
 
     async def test_event_acknowledged(self) -> None:
-        """Of events others are told."""
+        """Acknowledged events are reported apart."""
         decentrl, later = (await self.telling_store()).decentrl, CLOCK.seconds() + 3600
         contract = Contract("contract", ALICE, BOB, later, b"digest", b"text")
         await decentrl.save_contract(CommandGuard(b"1", later), contract)
@@ -236,7 +240,7 @@ class LateOutcomeTests(MongoTestCase):
         self.assertEqual(self.told, [("event e", None)])
 
     async def test_expired(self) -> None:
-        """And what has expired."""
+        """Expired messages are reported."""
         store = await self.telling_store()
         await store.enqueue(INBOX, [Payload("a", b"x", "json")], expires_at=CLOCK.seconds() - 1)
         await self.in_doubt(lambda: store.expire_messages(9))
@@ -244,7 +248,7 @@ class LateOutcomeTests(MongoTestCase):
         self.assertEqual((self.told, self.kept()), ([("a", "ttl")], []))
 
     async def test_due(self) -> None:
-        """What was due is due again, once."""
+        """A due message is due again, once."""
         store = await self.telling_store()
         now = CLOCK.seconds()
         await store.enqueue(INBOX, [Payload("a", b"x", "json")], expires_at=now + 60, due_at=now - 1)
@@ -255,22 +259,22 @@ class LateOutcomeTests(MongoTestCase):
 
 
 class ResolverTests(MongoTestCase):
-    """Undoing what nobody knows of whether it was done."""
+    """Undo of uncertain commits."""
 
     async def test_writes(self) -> None:
-        """What undoes nothing is written all the same, so that it was not a former primary that said so."""
+        """Every undo writes, so that it cannot be acknowledged by a former primary."""
         server = await self.an_open_server()
         self.documents["pulse"].delete_many({})
 
         async def look(transaction: Transaction) -> None:
             await transaction.find("messages", {})
 
-        server.schedule_undo(look)
-        await wait_until(lambda: not server.has_uncertain_commits)
+        server.transactions.schedule_undo(look)
+        await wait_until(lambda: not server.transactions.has_uncertain_commits)
         self.assertEqual(self.documents["pulse"].count_documents({"_id": "undone"}), 1)
 
     async def test_in_the_way(self) -> None:
-        """One that fails does not keep others from being undone, and does not fill the log."""
+        """An undo that fails does not block others, and does not fill the log."""
         server = await self.an_open_server()
         undone: list[int] = []
         failing = True
@@ -283,15 +287,15 @@ class ResolverTests(MongoTestCase):
             async def work(transaction: Transaction) -> Any:
                 return lambda: undone.append(number)
 
-            server.schedule_undo(work)
+            server.transactions.schedule_undo(work)
 
-        server.schedule_undo(fail)
+        server.transactions.schedule_undo(fail)
         undo(1)
         undo(2)
         await wait_until(lambda: undone == [1, 2])
         await deferLater(CLOCK, 0.5)
-        lines = [line for line in self.said if "undoing" in line]
-        self.assertTrue(server.has_uncertain_commits)
+        lines = [line for line in self.said if "undo of" in line]
+        self.assertTrue(server.transactions.has_uncertain_commits)
         self.assertEqual((len(lines), any("SECRET" in line for line in self.said)), (1, False))
         failing = False
-        await wait_until(lambda: not server.has_uncertain_commits)
+        await wait_until(lambda: not server.transactions.has_uncertain_commits)

@@ -24,6 +24,7 @@ from mediatord.store.sqlite.database_file import migrate_schema, read_schema_ste
 from mediatord.store.sqlite.decentrl_store import SQLiteDecentrlStore
 from mediatord.store.sqlite.executor import SQLiteExecutor
 from mediatord.store.sqlite.group_commit import OperationOutcome, SQLOperation
+from mediatord.store.sqlite.queue_accounting import StoreConnection
 from tests.store.builders import ALICE, BOB, HOUR, NOON, ImmediateClock
 
 CAROL = "did:example:carol"
@@ -84,8 +85,9 @@ class WriteRecorder(SQLiteExecutor):
         self.works: list[SQLOperation] = []
 
     def write(
-        self, name: str, work: Callable[[sqlite3.Connection], Any], size: int = 0, *, shrinking: bool = False
+        self, name: str, work: SQLOperation | Callable[..., Any], *args: Any, size: int = 0, shrinking: bool = False
     ) -> Deferred[Any]:
+        assert not args
         self.works.append(work)
         return Deferred()
 
@@ -151,9 +153,9 @@ def make_contract(id: str, owner: str | None, peer: str, until: float = NOON + H
     return Contract(id, owner, peer, until, id.encode(), b"{}")
 
 
-def create_memory_database() -> sqlite3.Connection:
+def create_memory_database() -> StoreConnection:
     """A database with all tables that needs no file."""
-    connection = sqlite3.connect(":memory:", isolation_level=None)
+    connection = sqlite3.connect(":memory:", isolation_level=None, factory=StoreConnection)
     migrate_schema(connection, read_schema_steps())
     return connection
 

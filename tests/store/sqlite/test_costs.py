@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import sha256
 from sqlite3 import Connection
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.store.fair_share import KnownSenders, SenderUsage
 from mediatord.store.interfaces.decentrl import DecentrlQuotas, PendingEvent
-from mediatord.store.interfaces.messages import MessageLedger, QueueLimits, RemovedMessage
+from mediatord.store.interfaces.messages import EnqueueRequest, MessageLedger, QueueLimits, RemovedMessage
 from mediatord.store.message_operations import BatchLimits, ignore_observation
 from mediatord.store.sqlite import (
     account_queries,
@@ -72,10 +73,8 @@ class CostCase(SynchronousTestCase):
         for _ in range(number):
             self.number += 1
             payload = make_payload(f"{self.number:032d}", b"%d" % self.number + b"x" * size)
-            order = message_writes.TimedEnqueueRequest(
-                DIDS[self.number % len(DIDS)], (payload,), NOON, NOON + HOUR, None
-            )
-            works.append(EnqueueOperation(order, limits))
+            request = EnqueueRequest(DIDS[self.number % len(DIDS)], (payload,), NOON + HOUR)
+            works.append(EnqueueOperation(request, limits, NOON, len(payload.data)))
         return works
 
     def commit(self, works: Sequence[SQLOperation]) -> list[Any]:
@@ -126,7 +125,7 @@ class StatementTests(CostCase):
     def test_unknown_queues(self) -> None:
         """Those that are not known are looked up together; one more says, once, that their account is used."""
         self.assertEqual(self.statements(self.deposits(32)), 8)
-        queue_accounting.clear_queue_cache(self.connection)
+        self.connection.clear_queue_cache()
         self.assertEqual(self.statements(self.deposits(32)), 7)
 
     def test_removals(self) -> None:
@@ -143,7 +142,7 @@ class StatementTests(CostCase):
             works = self.deposits(32)
             for work in works:
                 assert isinstance(work, EnqueueOperation)
-                work.order.origin = 5 << 32 | 7
+                work.request.origin = 5 << 32 | 7
             self.commit(works)
             ids = [f"{32 * number + place:032d}" for place in range(1, 33)]
             self.assertEqual(self.statements([RemoveOperation([id], ALICE, now) for id in ids]), 8 + more, number)
@@ -240,7 +239,7 @@ class KnownQueueTests(CostCase):
         """A DID that has changed hands gets a queue of its own."""
         self.commit(self.deposits(8))
 
-        def hand_over(connection: Connection) -> None:
+        def hand_over(connection: StoreConnection) -> None:
             account_queries.update_recipients(connection, ALICE, [(did, "remove") for did in DIDS], 99)
             account_queries.update_recipients(connection, BOB, [(did, "add") for did in DIDS], 99)
 
@@ -260,33 +259,33 @@ class KnownQueueTests(CostCase):
         outcomes = commit_batch(self.connection, [*self.deposits(8), fail])
         self.assertEqual([outcome.error is None for outcome in outcomes], [True] * 8 + [False])
         self.commit(self.deposits(8))
-        known = self.connection.known if isinstance(self.connection, StoreConnection) else None
+        known = self.connection._cache
         assert known is not None
         found = known.find(self.connection, DIDS)
         self.assertEqual([queue.messages for queue in found.values()], [3] * 8)
 
     def test_few_standings(self) -> None:
         """Of few queues it is remembered who has how much, and what was asked for last stays."""
-        self.patch(queue_accounting, "STANDINGS", 2)
+        self.patch(queue_accounting, "CACHED_EVICTION_STATES", 2)
         known = QueueCache()
         queues = list(known.find(self.connection, DIDS[:3]).values())
         for place in (0, 1, 0, 2):
             known.keep_eviction_state(queues[place], EvictionState(SenderUsage(QueueLimits(), frozenset())))
-        self.assertEqual([queue.standing is None for queue in queues], [False, True, False])
+        self.assertEqual([queue.eviction_state is None for queue in queues], [False, True, False])
 
     def test_few_senders(self) -> None:
         """Of few queues it stays in memory whom they have acknowledged; of the others it is in the database."""
-        self.patch(queue_accounting, "SENDERS", 3)
+        self.patch(queue_accounting, "CACHED_SENDER_SETS", 3)
         for more, now in (0, NOON), (len(DIDS), NOON + HOUR):
             works = self.deposits(len(DIDS))
             for work in works:
                 assert isinstance(work, EnqueueOperation)
-                work.order.origin = 5 << 32 | 7
+                work.request.origin = 5 << 32 | 7
             self.commit(works)
             # The first recipient is asked for last.
             places = [*range(2, len(DIDS) + 1), 1]
             self.commit([RemoveOperation([f"{more + place:032d}"], ALICE, now) for place in places])
-            known = self.connection.known if isinstance(self.connection, StoreConnection) else None
+            known = self.connection._cache
             assert known is not None
             queues = list(known.find(self.connection, [DIDS[place % len(DIDS)] for place in places]).values())
             self.assertEqual([queue.senders is not None for queue in queues], [False] * 5 + [True] * 3)
@@ -374,9 +373,9 @@ class Slow:
     def stop(self) -> None:
         """Nothing to stop."""
 
-    def __call__(self, work: Callable[[], T]) -> Deferred[T]:
+    def __call__(self, work: Callable[..., T], *args: Any) -> Deferred[T]:
         done: Deferred[T] = Deferred()
-        self.waiting.append((work, done))
+        self.waiting.append((partial(work, *args), done))
         return done
 
     def finish(self) -> None:
@@ -472,8 +471,8 @@ class Afterwards:
     def stop(self) -> None:
         """Nothing to stop."""
 
-    def __call__(self, work: Callable[[], T]) -> Deferred[T]:
-        done: Deferred[T] = execute(work)
+    def __call__(self, work: Callable[..., T], *args: Any) -> Deferred[T]:
+        done: Deferred[T] = execute(work, *args)
         if self.then is not None:
             self.then()
         return done
@@ -484,7 +483,7 @@ class ReuseTests(SynchronousTestCase):
 
     def test_reuse(self) -> None:
         """Something is committed behind every checkpoint, and the log does not grow all the same."""
-        self.patch(executor, "REUSE_BYTES", 100_000)
+        self.patch(executor, "WAL_REUSE_BYTES", 100_000)
         clock, path, survey = ImmediateClock(), make_database_path(self), Afterwards()
         runners = SQLiteRunners(InlineRunner(), InlineRunner(), survey, InlineRunner())
         store = SQLiteStore(path, clock, QueueLimits(), runners)

@@ -122,7 +122,8 @@ class OpeningTests(SynchronousTestCase):
         before = self.path.read_bytes()
         self.assertEqual(
             self.refusal(self.path),
-            f"cannot open the store: its schema is version 99, this mediatord knows {len(read_schema_steps())} at most",
+            "cannot open the store: its schema is version 99, this mediatord knows "
+            f"{len(read_schema_steps())} at most",
         )
         self.assertEqual(self.path.read_bytes(), before)
 

@@ -13,13 +13,14 @@ from twisted.trial.unittest import SynchronousTestCase
 from mediatord.errors import StoreUnavailable
 from mediatord.store.quotas import SpaceLimits
 from mediatord.store.sqlite.database_file import (
+    TableSizeEstimator,
     check_integrity,
     check_store,
     check_structure,
     connect_reader,
     create_database,
 )
-from mediatord.store.sqlite.executor import FILE_CHECK_INTERVAL, TableSizeEstimator
+from mediatord.store.sqlite.executor import FILE_CHECK_INTERVAL
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 from tests.store.builders import ALICE, BOB, NOON, ImmediateClock, make_database_path, make_payload, make_sqlite_store
 

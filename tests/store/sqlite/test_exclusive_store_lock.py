@@ -52,8 +52,10 @@ class ExclusiveStoreLockTests(SynchronousTestCase):
     def test_one_that_was_killed(self) -> None:
         """Nobody has to clean up after it, and its children do not keep it."""
         program = (
-            "import subprocess, sys; from pathlib import Path; from mediatord.store.sqlite.database_file import SoleUse\n"
-            "use = SoleUse(Path(sys.argv[1])); use.take()\n"
+            "import subprocess, sys\n"
+            "from pathlib import Path\n"
+            "from mediatord.store.sqlite.database_file import ExclusiveStoreLock\n"
+            "use = ExclusiveStoreLock(Path(sys.argv[1])); use.take()\n"
             "child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=0)\n"
             "print('taken', flush=True); child.wait()"
         )

@@ -16,12 +16,13 @@ from mediatord.store.interfaces.accounts import Account
 from mediatord.store.sqlite.account_queries import get_account, grant_account
 from mediatord.store.sqlite.database_file import connect, connect_reader, open_database
 from mediatord.store.sqlite.group_commit import OperationOutcome, commit_batch, read_batch
+from mediatord.store.sqlite.queue_accounting import StoreConnection
 from tests.store.builders import ALICE, BOB, NOON, ImmediateClock, make_database_path, make_payload, make_sqlite_store
 
 INBOX = "did:key:z6MkInbox"
 CANARY = "canary-7f3a"
 
-Grant = Callable[[Connection], Account]
+Grant = Callable[[StoreConnection], Account]
 
 
 def granting(did: str) -> Grant:
@@ -192,7 +193,8 @@ class DiskTests(SynchronousTestCase):
         free_disk()
         logged = [event["what"] for event in events if event.get("event") == "store.failed"]
         self.assertEqual(
-            [what for what in logged if "checkpoint" not in what], ["operations failed (1)", "operations failed (5)"]
+            [what for what in logged if "checkpoint" not in what],
+            ["store operations failed (1)", "store operations failed (5)"],
         )
 
     def test_log_of_a_fault(self) -> None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from sqlite3 import Connection
 
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import MediationNotGranted, ReplayCacheFull, StoreUnavailable, UnknownRecipient
 from mediatord.store.interfaces.messages import EnqueueRequest, EnqueueResult
 from mediatord.store.message_operations import BatchLimits
-from mediatord.store.sqlite.coordination_queries import write_ping
 from mediatord.store.sqlite.database_file import open_database
-from mediatord.store.sqlite.executor import SQLiteTuning
+from mediatord.store.sqlite.executor import SQLiteTuning, write_ping
 from mediatord.store.sqlite.group_commit import OperationOutcome, commit_batch
+from mediatord.store.sqlite.queue_accounting import StoreConnection
 from tests.store.builders import ALICE, BOB, NOON, make_database_path, make_payload
 from tests.store.sqlite.commit_test_case import INBOX, CommitTestCase, count_wal_commits
 
@@ -115,6 +114,15 @@ class GroupCommitTests(CommitTestCase):
         self.assertEqual(self.stored(), ["a", "c"])
         self.assertEqual(count_wal_commits(self.path) - before, 1)
 
+    def test_acknowledge_once_is_one_commit(self) -> None:
+        """A nonce is claimed, messages are removed and the status is read in one transaction."""
+        self.done(self.put("a", "b"))
+        commits, reads = count_wal_commits(self.path), self.reader.hops
+        done = self.done(self.store.acknowledge_once(ALICE, ["a"], b"key", NOON + 60, with_status=True))
+        assert done is not None and done.status is not None
+        self.assertEqual((len(done.removed), done.status.message_count), (1, 1))
+        self.assertEqual((count_wal_commits(self.path) - commits, self.reader.hops - reads), (1, 0))
+
     def test_full_replay_memory_is_its_own(self) -> None:
         """A claim for which there is no room does not cost the others of its batch a commit each."""
         before = count_wal_commits(self.path)
@@ -166,10 +174,10 @@ class OutcomeTests(SynchronousTestCase):
         self.connection = open_database(make_database_path(self))
         self.addCleanup(self.connection.close)
 
-    def ping(self, answer: OperationOutcome) -> Callable[[Connection], OperationOutcome]:
+    def ping(self, answer: OperationOutcome) -> Callable[[StoreConnection], OperationOutcome]:
         """A work that writes and has this outcome."""
 
-        def work(connection: Connection) -> OperationOutcome:
+        def work(connection: StoreConnection) -> OperationOutcome:
             write_ping(connection)
             return answer
 

@@ -20,7 +20,6 @@ from mediatord.store.sqlite import message_writes, queue_accounting
 from mediatord.store.sqlite.database_file import open_database
 from mediatord.store.sqlite.group_commit import SQLOperation, commit_batch
 from mediatord.store.sqlite.message_writes import EnqueueOperation
-from mediatord.store.sqlite.message_writes import TimedEnqueueRequest as Order
 from tests.store.builders import NOON, make_database_path, make_payload
 from tests.store.sqlite.commit_test_case import INBOX, CommitTestCase, count_wal_commits
 from tests.store.sqlite.operations import find_miscounts
@@ -87,7 +86,8 @@ class WritingTests(CommitTestCase):
             )
 
     def a_work(self, id: str) -> EnqueueOperation:
-        return EnqueueOperation(Order(INBOX, (make_payload(id),), NOON, NOON + 60, None), self.limits)
+        payload = make_payload(id)
+        return EnqueueOperation(EnqueueRequest(INBOX, (payload,), NOON + 60), self.limits, NOON, len(payload.data))
 
     def test_refusals_disturb_nobody(self) -> None:
         """What is refused in a batch, alone or with others, does not undo it."""

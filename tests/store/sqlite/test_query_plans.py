@@ -11,15 +11,18 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import QueueFull
 from mediatord.store.interfaces.cluster import ClusterNode
-from mediatord.store.interfaces.messages import ArrivalWindow, QueueLimits
+from mediatord.store.interfaces.messages import ArrivalWindow, EnqueueRequest, QueueLimits
 from mediatord.store.sqlite import (
     account_queries,
     coordination_queries,
+    executor,
     message_queries,
     message_writes,
     queue_accounting,
 )
 from mediatord.store.sqlite.database_file import open_database
+from mediatord.store.sqlite.group_commit import run_operations
+from mediatord.store.sqlite.queue_accounting import StoreConnection
 from tests.store.builders import ALICE, BOB, NOON, make_database_path, make_payload
 
 INBOX = "did:key:z6MkInbox"
@@ -85,7 +88,7 @@ class PlanTests(SynchronousTestCase):
         self.assertIn("SEARCH m USING INDEX message_of_recipient (recipient_id=? AND seq>?)", plans)
         self.assertIn("SEARCH m USING INDEX message_delayed (account_id=? AND due_at>? AND due_at<?)", plans)
 
-    def use_everything(self, connection: sqlite3.Connection) -> None:
+    def use_everything(self, connection: StoreConnection) -> None:
         account_queries.grant_account(connection, ALICE, NOON)
         account_queries.mark_draft03(connection, ALICE)
         account_queries.update_recipients(
@@ -97,9 +100,9 @@ class PlanTests(SynchronousTestCase):
         account_queries.recall_did(connection, "short")
         evicting, refusing = QueueLimits(3, share=0.5), QueueLimits(4, when_full="refuse", share=0.9)
         for id in "abcd":
-            message_writes.enqueue(connection, evicting, self.an_order(id))
+            message_writes.enqueue_all(connection, [self.an_operation(id, evicting)])
         with self.assertRaises(QueueFull):
-            message_writes.enqueue(connection, refusing, self.an_order("e"))
+            message_writes.enqueue_all(connection, [self.an_operation("e", refusing)])
         message_writes.mark_delivered(connection, ["b"])
         message_writes.mark_pending(connection, ["b"])
         for did in (None, INBOX):
@@ -111,7 +114,7 @@ class PlanTests(SynchronousTestCase):
         message_queries.sum_queues(connection)
         message_queries.collect_backlog(connection, [NOON, NOON - 5], 9)
         message_queries.find_by_digest(connection, ALICE, [sha256(b"x").digest()], -1)
-        message_writes.RemoveOperation(["b"], ALICE, NOON)(connection)
+        run_operations(connection, [message_writes.RemoveOperation(["b"], ALICE, NOON)])
         message_writes.purge_messages(connection, ["c"])
         queue_accounting.read_ledger(connection)
         message_writes.expire_messages(connection, NOON + 60, 9, 999)
@@ -121,12 +124,14 @@ class PlanTests(SynchronousTestCase):
         )
         coordination_queries.release_nonce(connection, b"b")
         coordination_queries.prune_nonces(connection, NOON + 60, 0)
-        coordination_queries.write_ping(connection)
-        coordination_queries.read_ping(connection)
+        executor.write_ping(connection)
+        executor.read_ping(connection)
         self.use_cluster(connection)
 
-    def an_order(self, id: str) -> message_writes.TimedEnqueueRequest:
-        return message_writes.TimedEnqueueRequest(INBOX, [make_payload(id)], NOON, NOON + 60, NOON + 5, 0x0002_0001)
+    def an_operation(self, id: str, limits: QueueLimits) -> message_writes.EnqueueOperation:
+        payload = make_payload(id)
+        request = EnqueueRequest(INBOX, (payload,), NOON + 60, NOON + 5, 0x0002_0001)
+        return message_writes.EnqueueOperation(request, limits, NOON, len(payload.data))
 
     def use_cluster(self, connection: sqlite3.Connection) -> None:
         coordination_queries.release_lost_deliveries(connection, NOON)

@@ -65,9 +65,9 @@ class LineTests(SynchronousTestCase):
 
     def another(self, program: str) -> subprocess.Popen[str]:
         """Another process with a queue of its own, once it has printed a line."""
-        begun = "import sys; from pathlib import Path; from mediatord.store.sqlite.locks import WriterQueue; "
+        begun = "import sys; from pathlib import Path; from mediatord.store.sqlite.locks import WriteTicketLock; "
         child = subprocess.Popen(
-            [sys.executable, "-c", f"{begun}queue = WriterQueue(Path(sys.argv[1])); {program}", str(self.path)],
+            [sys.executable, "-c", f"{begun}queue = WriteTicketLock(Path(sys.argv[1])); {program}", str(self.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

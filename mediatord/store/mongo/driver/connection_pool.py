@@ -1,9 +1,9 @@
 """
-Connections to MongoDB: the one module that knows txmongo.
+Connections to the primary of a replica set, on txmongo: the only module that imports it.
 
-txmongo connects from its constructors, by the global reactor; so this module is imported when the backend is chosen.
-Its errors repeat the commands that failed, with all that was to be stored, so messages are sent beneath the layer
-that makes them, and connections tell the log nothing by themselves.
+txmongo connects in its constructors and by the global reactor, so this module is imported only when the backend is
+chosen. Its errors repeat the commands that failed, with all data, so messages are sent beneath the layer that raises
+them, and connections do not log.
 """
 
 from __future__ import annotations
@@ -29,26 +29,25 @@ from mediatord.store.mongo.driver.tls import describe_tls_failure
 if TYPE_CHECKING:
     from mediatord.store.mongo.driver.uri import MongoConnectionSettings
 
-# Seconds that an attempt to connect is given, between two of them, and between pings of a server and for each.
+# Seconds: for one attempt to connect, between attempts, and between pings and for each of them.
 _CONNECT_TIMEOUT = 1.0
 _RETRY_DELAY = 0.5
 _PING_INTERVAL = 2.0
-# Seconds until a connection can be used, after TLS, who is the primary, and credentials, which txmongo would wait for
-# without end.
+# Seconds for TLS, discovery of the primary and authentication, which txmongo does not limit.
 _READY_TIMEOUT = 2 * _CONNECT_TIMEOUT
-# After the time in which a server was to answer: so that it can say that it did not.
+# Seconds after the deadline in which the server can still report that it was exceeded.
 _REPLY_GRACE = 0.2
 
-# Ten connections that tell of their every attempt would fill the log of a server that is down.
+# Ten connections that log every attempt would fill the log while a server is down.
 _Connection.noisy = _Pinger.noisy = False
 
 
 class _PrimaryProtocol(MongoProtocol):
     """
-    One connection: silent, not slowed down by large replies, and given up unless it can be used soon.
+    One connection that joins large replies in linear time and is aborted unless it becomes ready in time.
 
-    :param on_lost: told why it was lost.
-    :ivar leaving: whether it is being given up, and what is sent now would be lost.
+    :param on_lost: called with the reason when the connection is lost.
+    :ivar is_closing: whether the connection is being closed, so that nothing can be sent any more.
     """
 
     transport: Any
@@ -87,7 +86,7 @@ class _PrimaryProtocol(MongoProtocol):
         self.transport.abortConnection()
 
     def dataReceived(self, data: bytes) -> None:
-        """Cut what has come into messages, joining the pieces of each once."""
+        """Split the stream into messages, joining the pieces of each one once."""
         self._pieces.append(data)
         self._received += len(data)
         if self._received < self._bytes_needed:
@@ -112,8 +111,9 @@ class _PrimaryProtocol(MongoProtocol):
 
 class PrimaryConnectionPool:
     """
-    Some connections to the primary, made again whenever they are lost. Commands that are sent together go through one
-    of them, so that they are done in order.
+    Connections to the primary, reconnected whenever they are lost.
+
+    Two fifths of them are for reads, which may be slow and delay the replies behind them; the others are for writes.
     """
 
     def __init__(self, address: MongoConnectionSettings, clock: IReactorTime, *, size: int) -> None:
@@ -122,14 +122,12 @@ class PrimaryConnectionPool:
         self._size = size
         self._pool: Any = None
         self._pending_attempts: list[Deferred[Any]] = []
-        self._fault: str | None = None
-        # What is read may take long, and take with it whatever waits for an answer behind it.
+        self._tls_failure: str | None = None
         readers = size * 2 // 5 or 1
-        self.reading = ConnectionPartition(self, slice(0, readers))
-        self.writing = ConnectionPartition(self, slice(readers, size) if size > readers else slice(0, size))
+        self._readers, self._writers = slice(0, readers), slice(readers if size > readers else 0, size)
 
     def start(self) -> None:
-        """Begin to connect, unless that was done."""
+        """Connect, unless that was done before."""
         if self._pool is not None:
             return
         self._pool = ConnectionPool(
@@ -147,7 +145,7 @@ class PrimaryConnectionPool:
             self._pool.authenticate("$external", self._address.x509_user, "", "MONGODB-X509")
 
     def stop(self) -> Deferred[None]:
-        """Let go of all connections; what was still asked fails."""
+        """Close all connections; pending commands fail."""
         if self._pool is None:
             return succeed(None)
         self.drop()
@@ -158,27 +156,27 @@ class PrimaryConnectionPool:
         return stopped
 
     @property
-    def connected(self) -> bool:
+    def is_connected(self) -> bool:
         return bool(self._protocols())
 
     def drop(self) -> None:
-        """Give up all connections, to make new ones."""
+        """Abort all connections, and reconnect."""
         for protocol in self._protocols():
             protocol.fail()
 
     async def exchange(
-        self, database: str, requests: Sequence[MongoCommand], deadline: float, members: slice = slice(None)
+        self, commands: Sequence[MongoCommand], deadline: float, *, for_reads: bool = False
     ) -> list[dict[str, Any] | None]:
         """
-        Send requests one right after the other; the server does them in this order.
+        Send commands on one connection without waiting in between; the server runs them in order.
 
-        :param deadline: when to give up, and the connection with it, since there is no telling what would come next.
-        :param among: the connections of which one is taken.
-        :return: the replies, as far as there were any; from the first None on, nobody knows what was done.
-        :raise Unreachable: there is no connection; nothing was sent.
+        :param deadline: when to give up and abort the connection, since later replies could not be attributed.
+        :param for_reads: whether to use a connection for reads.
+        :return: the replies; from the first None on it is unknown which commands were run.
+        :raise ServerUnreachable: there is no connection; nothing was sent.
         """
-        messages = [_encode_message(database, request) for request in requests]
-        protocol = await self._select_connection(deadline, members)
+        messages = [_encode_message(self._address.database, command) for command in commands]
+        protocol = await self._select_connection(deadline, self._readers if for_reads else self._writers)
         timer = self._clock.callLater(max(deadline - self._clock.seconds(), 0) + _REPLY_GRACE, protocol.fail)
         waiting = [protocol.send_query(message) for message in messages]
         try:
@@ -187,16 +185,16 @@ class PrimaryConnectionPool:
             if timer.active():
                 timer.cancel()
             for one in waiting:
-                one.addErrback(lambda _: None)  # of those that nobody waits for any more
+                one.addErrback(lambda _: None)  # of the replies that are not awaited any more
         if any(reply is not None and _invalidates_connection(reply) for reply in replies):
-            # Whoever is the primary now, and whether we are let in, the next connection finds out.
+            # The next connection finds the primary and authenticates again.
             protocol.fail()
         return replies
 
     async def _select_connection(self, deadline: float, members: slice) -> Any:
         while not (protocols := self._protocols(members)):
             await self._await_connection(deadline, members)
-        self._fault = None
+        self._tls_failure = None
         return min(protocols, key=MongoProtocol.inflight)
 
     def _protocols(self, members: slice = slice(None)) -> list[Any]:
@@ -208,18 +206,18 @@ class PrimaryConnectionPool:
         return found[members]
 
     def _record_loss(self, reason: Failure) -> None:
-        self._fault = describe_tls_failure(reason)
+        self._tls_failure = describe_tls_failure(reason)
 
     def _build_unreachable(self) -> ServerUnreachable:
-        more = f": {self._fault}" if self._fault else ""
+        more = f": {self._tls_failure}" if self._tls_failure else ""
         return ServerUnreachable(f"no connection to a primary{more}", connected=False)
 
     async def _await_connection(self, deadline: float, members: slice) -> None:
-        """Until something has changed for the better, perhaps."""
+        """Wait until a connection may have become ready."""
         connections = self._connections(members)
         attempts = [one.notifyReady() for one in connections if one.instance is None]
         if connections and not attempts:
-            await deferLater(self._clock, 0)  # all are leaving, and will have left then
+            await deferLater(self._clock, 0)  # all of them are closing, and will be closed by then
             return
         if not attempts or self._clock.seconds() >= deadline:
             raise self._build_unreachable()
@@ -237,28 +235,14 @@ class PrimaryConnectionPool:
                 timer.cancel()
 
 
-class ConnectionPartition:
-    """Some of the connections of a link, which what goes elsewhere does not hold up."""
-
-    def __init__(self, link: PrimaryConnectionPool, members: slice) -> None:
-        self._link = link
-        self._members = members
-
-    async def exchange(
-        self, database: str, requests: Sequence[MongoCommand], deadline: float
-    ) -> list[dict[str, Any] | None]:
-        """See :meth:`Link.exchange`."""
-        return await self._link.exchange(database, requests, deadline, self._members)
-
-
 def _invalidates_connection(reply: dict[str, Any]) -> bool:
-    """Whether a connection is of no use any more."""
+    """Whether the connection that got this reply cannot be used any more."""
     return not reply.get("ok") and (reply.get("code") in NOT_PRIMARY_CODES or is_unauthenticated_reply(reply))
 
 
-def _encode_message(database: str, request: MongoCommand) -> Msg:
-    sections = {request.section: list(request.documents)} if request.section else {}
-    return Msg(body=encode({**request.body, "$db": request.database or database}), payload=sections)
+def _encode_message(database: str, command: MongoCommand) -> Msg:
+    sections = {command.section: list(command.documents)} if command.section else {}
+    return Msg(body=encode({**command.body, "$db": command.database or database}), payload=sections)
 
 
 async def _await_reply(waiting: Deferred[Msg]) -> dict[str, Any] | None:

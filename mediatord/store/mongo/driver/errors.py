@@ -1,9 +1,7 @@
 """
-What a server's reply means.
+Errors in replies of a MongoDB server, and the log of failed operations.
 
-Texts of a server are never kept: they repeat keys, and sometimes documents. A code and its name say as much.
-
-What is logged of operations that failed.
+Error texts of the server are never kept, because they repeat keys and sometimes documents; code and name are.
 """
 
 from __future__ import annotations
@@ -17,10 +15,11 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from mediatord.errors import MediatorError
+from mediatord.failure_logging import LogThrottle
 
-# The server is shutting down, or is not the primary (any more).
+# The server is shutting down, or is not the primary.
 NOT_PRIMARY_CODES = frozenset({91, 189, 10058, 10107, 11600, 11602, 13435, 13436})
-# The same command may succeed a moment later: network faults between servers, locks, interruptions.
+# The same command may succeed a moment later: network errors between members, locks, interruptions.
 _RETRYABLE_CODES = frozenset({6, 7, 24, 64, 89, 112, 133, 134, 246, 262, 9001, 11601}) | NOT_PRIMARY_CODES
 _WRITE_CONFLICT_CODES = frozenset({24, 112})
 _CURSOR_LOST_CODES = frozenset({43, 237})
@@ -30,7 +29,7 @@ _DUPLICATE_KEY_CODES = frozenset({11000, 11001, 12582})
 _MAX_TIME_EXPIRED = 50
 _NO_SUCH_TRANSACTION = 251
 
-# Raised before anything is sent: texts that are no Unicode, numbers that are too large. Their texts show what it was.
+# Raised before anything is sent, for lone surrogates or numbers over 64 bits. Their texts repeat the value.
 ENCODING_ERRORS = (BSONError, UnicodeEncodeError, OverflowError)
 
 _DUPLICATE_INDEX_PATTERN = re.compile(r" collection: [^.\s]+\.(\S+) index: (\S+) dup key")
@@ -38,9 +37,9 @@ _DUPLICATE_INDEX_PATTERN = re.compile(r" collection: [^.\s]+\.(\S+) index: (\S+)
 
 class ServerUnreachable(Exception):
     """
-    No answer: no connection to a primary, or it was lost, or time is up.
+    No reply: there is no connection to a primary, it was lost, or the deadline has passed.
 
-    :param connected: whether there was somebody to ask.
+    :param connected: False if there was no connection at all.
     """
 
     def __init__(self, reason: str, *, connected: bool = True) -> None:
@@ -50,9 +49,9 @@ class ServerUnreachable(Exception):
 
 class MongoCommandError(Exception):
     """
-    The server said no.
+    The server rejected a command.
 
-    :param labels: those of the protocol, such as `TransientTransactionError`.
+    :param labels: error labels of the reply, such as `TransientTransactionError`.
     """
 
     def __init__(self, code: int, name: str, labels: Collection[str] = ()) -> None:
@@ -62,44 +61,44 @@ class MongoCommandError(Exception):
 
     @property
     def is_retryable(self) -> bool:
-        """Whether the same command may succeed in a moment, by itself or as the beginning of a transaction."""
+        """Whether the same command may succeed in a moment, alone or as the first of a transaction."""
         return (
             self.code in _RETRYABLE_CODES or self.code in _CURSOR_LOST_CODES or "RetryableWriteError" in self.labels
         )
 
     @property
     def is_transient(self) -> bool:
-        """Whether nothing of the transaction is kept, and it may succeed in a moment."""
+        """Whether the transaction was aborted and may succeed in a moment."""
         return self.is_retryable or self.code == _NO_SUCH_TRANSACTION or "TransientTransactionError" in self.labels
 
     @property
-    def contended(self) -> bool:
-        """Whether another transaction was in the way."""
+    def is_write_conflict(self) -> bool:
+        """Whether the transaction conflicts with another one."""
         return self.code in _WRITE_CONFLICT_CODES
 
     @property
     def is_commit_uncertain(self) -> bool:
-        """Of a commit: whether it may have been done all the same."""
+        """Whether a commit that got this reply may have taken effect."""
         if "TransientTransactionError" in self.labels:
             return False
         return self.is_retryable or self.code == _MAX_TIME_EXPIRED or "UnknownTransactionCommitResult" in self.labels
 
     @property
     def is_unauthorized(self) -> bool:
-        """Whether it does not know us, or not allow it."""
+        """Whether the credentials are wrong, or do not allow the command."""
         return self.code in _UNAUTHORIZED_CODES
 
     @property
     def is_authentication_failure(self) -> bool:
-        """Whether it does not know us, and would not allow anything else either."""
+        """Whether the credentials are wrong, so that no command is allowed."""
         return self.code == _AUTHENTICATION_FAILED
 
 
 class DuplicateKeyError(Exception):
     """
-    A unique index has this value already; nothing was written.
+    A unique index already has the value; nothing was written.
 
-    :param index: its name, `_id_` being that of the primary one.
+    :param index: its name, `_id_` for the primary key.
     """
 
     def __init__(self, collection: str, index: str) -> None:
@@ -109,25 +108,29 @@ class DuplicateKeyError(Exception):
 
 
 class CommitWithError(Exception):
-    """Raised in a transaction: what was written is to be committed, and `error` is the answer then."""
+    """Raised in a transaction to commit what it wrote and then fail with `error`."""
 
     def __init__(self, error: MediatorError) -> None:
         super().__init__()
         self.error = error
 
 
+class UnsupportedServer(Exception):
+    """The server can be reached but cannot be used; the text is one line for the operator."""
+
+
 def is_unauthenticated_reply(reply: dict[str, Any]) -> bool:
-    """Whether a command was refused because its connection has not shown who we are, whatever anybody may do."""
+    """Whether a command was rejected because its connection is not authenticated."""
     text = str(reply.get("errmsg", "")).lower()
     return reply.get("code") in _UNAUTHORIZED_CODES and "requires authentication" in text
 
 
 def check_reply(reply: dict[str, Any]) -> dict[str, Any]:
     """
-    The reply, if the command was done, all of it, and as durably as was asked.
+    Return the reply if the command succeeded completely and with the requested write concern.
 
-    :raise Duplicate: a unique index has this value already.
-    :raise Refused: anything else.
+    :raise DuplicateKeyError: a unique index already has the value.
+    :raise MongoCommandError: any other error.
     """
     if not reply.get("ok"):
         raise build_error(reply, reply)
@@ -141,9 +144,9 @@ def check_reply(reply: dict[str, Any]) -> dict[str, Any]:
 
 def build_error(error: dict[str, Any], reply: dict[str, Any]) -> MongoCommandError | DuplicateKeyError:
     """
-    What to raise for an error.
+    Build the exception for an error document.
 
-    :param reply: what it was part of, which has the labels.
+    :param reply: the whole reply, which has the error labels.
     """
     code = int(error.get("code", 0))
     if code in _DUPLICATE_KEY_CODES:
@@ -156,29 +159,22 @@ _log = Logger(namespace="mediatord.store")
 
 
 class OperationErrorLog:
-    """One line a second at most, with nothing in it that a server said or was to store."""
+    """Logs failed operations, one line a second at most, without texts of the server or data to be stored."""
 
     def __init__(self, clock: IReactorTime) -> None:
-        self._clock = clock
-        self._number = 0
-        self._quiet_until = 0.0
-        self._credentials_quiet_until = 0.0
+        self._failures = LogThrottle(clock, 1.0)
+        self._authorization_failures = LogThrottle(clock, 60.0)
 
     def report(self, name: str, error: Exception) -> None:
-        self._number += 1
-        now = self._clock.seconds()
-        if now >= self._quiet_until:
+        if number := self._failures.count_occurrence():
             _log.error(
-                "operations failed ({number}), the last one being {name}: {error}",
+                "{number} operations failed, last: {name}: {error}",
                 event="store.failed",
-                number=self._number,
+                number=number,
                 name=name,
                 error=str(error),
             )
-            self._number, self._quiet_until = 0, now + 1.0
 
-    def report_credentials(self, hosts: str) -> None:
-        now = self._clock.seconds()
-        if now >= self._credentials_quiet_until:
-            _log.error("MongoDB at {hosts} does not take our credentials, or they do not allow enough", hosts=hosts)
-            self._credentials_quiet_until = now + 60.0
+    def report_unauthorized(self, hosts: str) -> None:
+        if self._authorization_failures.count_occurrence():
+            _log.error("MongoDB at {hosts} rejects the credentials, or they do not allow enough", hosts=hosts)

@@ -1,17 +1,12 @@
-"""
-Commands and transactions, tried again until they are done or time is up.
-
-Transactions that insert what another one may have inserted meanwhile.
-
-Who may change something, within one process.
-"""
+"""Commands that are retried until a deadline, and serialisation of work on one key."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 from twisted.internet.defer import Deferred, fail
 from twisted.internet.interfaces import IReactorTime
@@ -19,56 +14,41 @@ from twisted.internet.interfaces import IReactorTime
 from mediatord.errors import StoreUnavailable
 from mediatord.store.mongo.driver.commands import Document, MongoCommand, read_cursor
 from mediatord.store.mongo.driver.connection_pool import PrimaryConnectionPool
-from mediatord.store.mongo.driver.errors import (
-    DuplicateKeyError,
-    MongoCommandError,
-    OperationErrorLog,
-    ServerUnreachable,
-    check_reply,
-)
+from mediatord.store.mongo.driver.errors import DuplicateKeyError, MongoCommandError, ServerUnreachable, check_reply
 from mediatord.store.mongo.driver.transactions import TransactionRunner, wait_before_retry
 
-# Commands that may take long, and are done after one another on a connection.
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# Commands that may be slow and delay the replies behind them.
 _READ_COMMANDS = frozenset({"find", "aggregate", "getMore", "count", "distinct", "listIndexes", "dbStats"})
+_MAX_ATTEMPTS = 5
 
 
 class OperationExecutor:
-    """
-    What a server can be asked. A deadline is a time of the clock.
+    """Runs commands and transactions on the primary; a deadline is a time of the clock."""
 
-    :param database: where commands go that do not name another.
-    """
-
-    def __init__(
-        self,
-        pool: PrimaryConnectionPool,
-        clock: IReactorTime,
-        database: str,
-        error_log: OperationErrorLog,
-        on_uncertain: Callable[[], None],
-    ) -> None:
+    def __init__(self, pool: PrimaryConnectionPool, clock: IReactorTime, transactions: TransactionRunner) -> None:
         self._pool = pool
         self._clock = clock
-        self._database = database
-        self.transactions = TransactionRunner(pool, clock, database, error_log, on_uncertain)
-        self.transact = self.transactions.transact
+        self.transact = transactions.transact
 
     async def command(
-        self, request: MongoCommand, deadline: float, *, limited: bool = True, prompt: bool = False
+        self, command: MongoCommand, deadline: float, *, has_time_limit: bool = True, low_latency: bool = False
     ) -> Document:
         """
-        One command that does no harm when it is done twice.
+        Run an idempotent command.
 
-        :param limited: whether the command knows `maxTimeMS`.
-        :param prompt: whether it is not to wait for other reads.
-        :raise Duplicate: a unique index has this value already.
-        :raise Refused: the server said no.
-        :raise Unreachable: time is up.
+        :param has_time_limit: whether the command supports `maxTimeMS`.
+        :param low_latency: whether it is fast, and must not queue behind slow reads.
+        :raise DuplicateKeyError: a unique index already has the value.
+        :raise MongoCommandError: the server rejected the command.
+        :raise ServerUnreachable: there was no reply by the deadline.
         """
         attempt = 0
         while True:
             attempt += 1
-            reply = await self._once(request, deadline, limited, prompt)
+            reply = await self._exchange(command, deadline, has_time_limit, low_latency)
             try:
                 return check_reply(reply)
             except MongoCommandError as error:
@@ -76,72 +56,59 @@ class OperationExecutor:
                     raise
             await wait_before_retry(self._clock, attempt)
 
-    async def all(self, requests: Sequence[MongoCommand], deadline: float) -> list[Document | MongoCommandError]:
-        """Reads that are sent at once: the reply to each, or what it was refused for."""
+    async def run_reads(
+        self, commands: Sequence[MongoCommand], deadline: float
+    ) -> list[Document | MongoCommandError]:
+        """Send several reads at once and return their replies or errors."""
         while True:
-            replies = await self._pool.reading.exchange(self._database, requests, deadline)
+            replies = await self._pool.exchange(commands, deadline, for_reads=True)
             if None not in replies:
                 return [_parse_reply_or_error(reply or {}) for reply in replies]
             if self._clock.seconds() >= deadline:
-                raise ServerUnreachable("no answer")
+                raise ServerUnreachable("no reply")
             await wait_before_retry(self._clock)
 
-    async def query(self, question: MongoCommand, deadline: float, *, prompt: bool = False) -> list[Document]:
-        """
-        All that one of `finding` and `aggregating` finds; begun again when the server loses its place.
-
-        :param prompt: it takes no time, and is not to wait for what does.
-        """
+    async def query(self, query: MongoCommand, deadline: float, *, low_latency: bool = False) -> list[Document]:
+        """Return all documents that a `find` or `aggregate` command finds; restart it when its cursor is lost."""
         attempt = 0
-        collection: str = next(iter(question.body.values()))
         while True:
             attempt += 1
             try:
-                reply = await self.command(question, deadline, prompt=prompt)
-                return await read_cursor(lambda more: self._more(more, deadline), collection, reply)
+                reply = await self.command(query, deadline, low_latency=low_latency)
+                return await read_cursor(lambda more: self._get_more(more, deadline), query, reply)
             except MongoCommandError as error:
                 if not error.is_retryable or self._clock.seconds() >= deadline:
                     raise
                 await wait_before_retry(self._clock, attempt)
 
-    async def write(self, requests: Sequence[MongoCommand], deadline: float) -> list[Document]:
-        """Writes that do no harm when they are done twice, durable on a majority."""
-        return [await self.command(self.durably(request, deadline), deadline) for request in requests]
+    async def write(self, commands: Sequence[MongoCommand], deadline: float) -> list[Document]:
+        """Run idempotent writes one after another, each durable on a majority."""
+        return [await self.command(self.with_majority(one, deadline), deadline) for one in commands]
 
-    async def finish(self, deadline: float) -> None:
-        """Leave nothing behind, if that can be helped: what is begun and not ended is in the way for a minute."""
-        await self.transactions.undo_uncertain(deadline)
-        made = self.transactions.sessions.made
-        if not made:
-            return
-        try:
-            await self.command(MongoCommand({"killSessions": made}, database="admin"), deadline, limited=False)
-        except (MongoCommandError, ServerUnreachable):
-            pass  # others can end them when we are gone
+    def with_majority(self, command: MongoCommand, deadline: float) -> MongoCommand:
+        """Return the command with write concern `majority` and journaling."""
+        concern = {"w": "majority", "j": True, "wtimeout": self._get_milliseconds_left(deadline)}
+        return command.with_fields({"writeConcern": concern})
 
-    def durably(self, request: MongoCommand, deadline: float) -> MongoCommand:
-        """The same, to be answered when a majority has it on disk."""
-        return request.with_fields({"writeConcern": {"w": "majority", "j": True, "wtimeout": self._left(deadline)}})
-
-    async def _once(self, request: MongoCommand, deadline: float, limited: bool, prompt: bool = False) -> Document:
-        """:raise Unreachable: time is up."""
-        reading = next(iter(request.body)) in _READ_COMMANDS and not prompt
-        partition = self._pool.reading if reading else self._pool.writing
+    async def _exchange(
+        self, command: MongoCommand, deadline: float, has_time_limit: bool, low_latency: bool = False
+    ) -> Document:
+        """:raise ServerUnreachable: there was no reply by the deadline."""
+        for_reads = not low_latency and next(iter(command.body)) in _READ_COMMANDS
         while True:
-            left = self._left(deadline)
-            sent = request.with_fields({"maxTimeMS": left}) if limited else request
-            (reply,) = await partition.exchange(self._database, [sent], deadline)
+            left = self._get_milliseconds_left(deadline)
+            sent = command.with_fields({"maxTimeMS": left}) if has_time_limit else command
+            (reply,) = await self._pool.exchange([sent], deadline, for_reads=for_reads)
             if reply is not None:
                 return reply
             if self._clock.seconds() >= deadline:
-                raise ServerUnreachable("no answer")
+                raise ServerUnreachable("no reply")
             await wait_before_retry(self._clock)
 
-    async def _more(self, request: MongoCommand, deadline: float) -> Document:
-        return check_reply(await self._once(request, deadline, limited=False))
+    async def _get_more(self, command: MongoCommand, deadline: float) -> Document:
+        return check_reply(await self._exchange(command, deadline, has_time_limit=False))
 
-    def _left(self, deadline: float) -> int:
-        """Milliseconds."""
+    def _get_milliseconds_left(self, deadline: float) -> int:
         return max(int((deadline - self._clock.seconds()) * 1000), 1)
 
 
@@ -152,16 +119,11 @@ def _parse_reply_or_error(reply: Document) -> Document | MongoCommandError:
         return error
 
 
-T = TypeVar("T")
-
-_MAX_ATTEMPTS = 5
-
-
 async def retry_on_duplicate_key(transact: Callable[[], Awaitable[T]]) -> T:
     """
-    Again, since what was in the way will be seen then.
+    Repeat a transaction that collided with a concurrent insert, which it sees the next time.
 
-    :raise Duplicate: it was not.
+    :raise DuplicateKeyError: in every attempt.
     """
     for _ in range(_MAX_ATTEMPTS - 1):
         try:
@@ -172,8 +134,18 @@ async def retry_on_duplicate_key(transact: Callable[[], Awaitable[T]]) -> T:
 
 
 def start_operation(work: Coroutine[Any, Any, T]) -> Deferred[T]:
-    """Do `work`, for which a duplicate that stays in the way is a failure of the store."""
+    """Run a coroutine; its Deferred fails with StoreUnavailable for a DuplicateKeyError."""
     return Deferred.fromCoroutine(_convert_duplicate_key(work))
+
+
+def operation(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Deferred[T]]:
+    """Decorate a coroutine function to return a Deferred; see :func:`start_operation`."""
+
+    @wraps(function)
+    def start(*args: P.args, **options: P.kwargs) -> Deferred[T]:
+        return Deferred.fromCoroutine(_convert_duplicate_key(function(*args, **options)))
+
+    return start
 
 
 async def _convert_duplicate_key(work: Coroutine[Any, Any, T]) -> T:
@@ -184,62 +156,54 @@ async def _convert_duplicate_key(work: Coroutine[Any, Any, T]) -> T:
 
 
 class KeyedMutex:
-    """
-    Those who are about to change the same thing wait in line, in their order, instead of running into each other at
-    the server.
-    """
+    """A mutex for each key, which avoids write conflicts within this process; waiters are served in order."""
 
     def __init__(self, clock: IReactorTime) -> None:
         self._clock = clock
         self._waiters: dict[Hashable, _MutexWaiters] = {}
 
     def __len__(self) -> int:
-        """How many things are being changed."""
+        """How many keys are locked."""
         return len(self._waiters)
 
     async def run_exclusive(self, key: Hashable, work: Callable[[], Awaitable[T]], deadline: float) -> T:
         """
-        Do it when everybody who came before has done theirs.
+        Run `work` while holding the mutex of the key.
 
-        :raise StoreUnavailable: that was not so by the deadline.
+        :raise StoreUnavailable: the mutex was not free by the deadline.
         """
         waiters = self._waiters.setdefault(key, _MutexWaiters(self._clock))
-        await waiters.enter(deadline)
+        await waiters.acquire(deadline)
         try:
             return await work()
         finally:
-            if waiters.is_last:
+            if not waiters.waiting:
                 del self._waiters[key]
-            waiters.leave()
+            waiters.release()
 
 
 @dataclass(eq=False, slots=True)
 class _MutexWaiters:
-    """Those who wait do not go on inside each other, however many fail at once."""
+    """Queue of one key; waiters resume one after another, not inside each other, however many fail at once."""
 
     _clock: IReactorTime
-    _waiting: deque[Deferred[None]] = field(default_factory=deque)
-    _busy: bool = False
+    waiting: deque[Deferred[None]] = field(default_factory=deque)
+    _is_locked: bool = False
     _is_handing_over: bool = False
 
-    @property
-    def is_last(self) -> bool:
-        """Whether nobody comes after the one whose turn it is."""
-        return not self._waiting
-
-    async def enter(self, deadline: float) -> None:
-        if self._busy or self._waiting:
-            turn: Deferred[None] = Deferred(self._waiting.remove)
-            self._waiting.append(turn)
+    async def acquire(self, deadline: float) -> None:
+        if self._is_locked or self.waiting:
+            turn: Deferred[None] = Deferred(self.waiting.remove)
+            self.waiting.append(turn)
             left = max(deadline - self._clock.seconds(), 0.0)
             await turn.addTimeout(left, self._clock, lambda _, __: fail(StoreUnavailable()))
-        self._busy = True
+        self._is_locked = True
 
-    def leave(self) -> None:
-        self._busy = False
+    def release(self) -> None:
+        self._is_locked = False
         if self._is_handing_over:
             return
         self._is_handing_over = True
-        while self._waiting and not self._busy:
-            self._waiting.popleft().callback(None)
+        while self.waiting and not self._is_locked:
+            self.waiting.popleft().callback(None)
         self._is_handing_over = False

@@ -1,8 +1,4 @@
-"""
-Whether the server answers, so that nobody waits for one that does not.
-
-Whether a server is one to work with.
-"""
+"""Availability of the server, and the check that it can be used at all."""
 
 from __future__ import annotations
 
@@ -13,23 +9,25 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
-from mediatord.store.interfaces.store import StoreUnusable
 from mediatord.store.mongo.driver.commands import MongoCommand, build_heartbeat_read
+from mediatord.store.mongo.driver.errors import UnsupportedServer
 from mediatord.store.mongo.driver.executor import OperationExecutor
 
 _log = Logger(namespace="mediatord.store")
 
-# Seconds between two questions to a server that does not answer, and that each of them is given.
+# Seconds between probes of an unreachable server, and for each of them.
 PROBE_INTERVAL = 0.5
 PROBE_TIMEOUT = 1.0
+OLDEST_TESTED_VERSION = NEWEST_TESTED_VERSION = (6, 0)
 
 
 class ServerMonitor:
     """
-    Up until an operation found nobody and a question right after it neither; then down until a question is answered.
+    Tracks whether the server is reachable: until an operation and the probe right after it fail, and again as soon as
+    a probe succeeds.
 
-    :param probe: ask the server, until a time; fails if it does not answer.
-    :param on_up: told of every change.
+    :param probe: called with a deadline; fails if the server does not reply.
+    :param on_up: called with every change.
     """
 
     def __init__(
@@ -43,19 +41,18 @@ class ServerMonitor:
         self.is_up = False
 
     def set(self, is_up: bool) -> None:
-        """What somebody who asked found."""
         if is_up and not self.is_up:
-            _log.info("MongoDB answers")
+            _log.info("MongoDB is reachable")
         elif self.is_up and not is_up:
-            _log.warn("MongoDB does not answer")
+            _log.warn("MongoDB is unreachable")
         self.is_up = is_up
         self._on_up(is_up)
 
     def report_failure(self, *, connected: bool) -> None:
         """
-        An operation got no answer: ask.
+        Start to probe, since an operation got no reply.
 
-        :param connected: whether there was a connection; without one, nobody else need try.
+        :param connected: whether there was a connection; without one the server is unreachable at once.
         """
         if not connected and self.is_up:
             self.set(False)
@@ -65,7 +62,6 @@ class ServerMonitor:
             self._probing.addErrback(lambda failure: failure.trap(CancelledError) and None)
 
     def stop(self) -> None:
-        """Ask no more."""
         self.is_up = self._is_probing = False
         self._probing.cancel()
 
@@ -90,27 +86,22 @@ class ServerMonitor:
         return True
 
 
-OLDEST_TESTED_VERSION = NEWEST_TESTED_VERSION = (6, 0)
-
-
 class ServerCompatibilityCheck:
-    """Looks at the server whenever the store is opened; what is only a warning is said once."""
+    """Checks kind and version of the server, and the credentials; warns of an untested version once."""
 
     def __init__(self, hosts: str) -> None:
         self._hosts = hosts
         self._warned = False
 
-    async def look(self, executor: OperationExecutor, deadline: float) -> None:
-        """:raise StoreRefused: transactions are not to be had."""
+    async def run(self, executor: OperationExecutor, deadline: float) -> None:
+        """:raise UnsupportedServer: it has no transactions."""
         hello = await executor.command(MongoCommand({"hello": 1}, database="admin"), deadline)
         if "setName" not in hello:
-            raise StoreUnusable(f"the MongoDB server at {self._hosts} is not a member of a replica set")
+            raise UnsupportedServer(f"the MongoDB server at {self._hosts} is not a member of a replica set")
         built = await executor.command(MongoCommand({"buildInfo": 1}, database="admin"), deadline)
-        if (
-            not OLDEST_TESTED_VERSION <= tuple(built["versionArray"][:2]) <= NEWEST_TESTED_VERSION
-            and not self._warned
-        ):
+        tested = OLDEST_TESTED_VERSION <= tuple(built["versionArray"][:2]) <= NEWEST_TESTED_VERSION
+        if not tested and not self._warned:
             self._warned = True
             _log.warn("MongoDB {version} is not among the versions this was tested with", version=built["version"])
-        # The first that needs credentials.
+        # The first command that needs credentials.
         await executor.query(build_heartbeat_read(), deadline)

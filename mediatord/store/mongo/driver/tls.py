@@ -1,4 +1,4 @@
-"""TLS to whichever member of a replica set is being connected to, each held to its own name."""
+"""TLS to the members of a replica set, each verified by its own host name."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from zope.interface import implementer
 @dataclass(frozen=True, slots=True)
 class ClientCertificate:
     """
-    What we show to servers that ask.
+    Certificate and key that are presented to servers.
 
-    :param chain: between ours and the authority.
+    :param chain: intermediate certificates.
     """
 
     certificate: x509.Certificate
@@ -34,7 +34,7 @@ class ClientCertificate:
     chain: Sequence[x509.Certificate]
 
     def options(self) -> dict[str, Any]:
-        """Arguments of :class:`~twisted.internet.ssl.CertificateOptions`."""
+        """Build arguments of :class:`~twisted.internet.ssl.CertificateOptions`."""
         return {
             "certificate": self.certificate,
             "privateKey": self.key,
@@ -45,11 +45,11 @@ class ClientCertificate:
 @implementer(IOpenSSLClientConnectionCreator)
 class ReplicaSetTLS:
     """
-    What txmongo takes as `ssl_context_factory`. It uses one for all members, and turns its connectors from one member
-    to the next; so the name to insist on is found out when a connection is made.
+    TLS connection creator, which txmongo takes as `ssl_context_factory`. txmongo uses one for all members, and reuses
+    its connectors for other members, so the name to verify is found when a connection is made.
 
-    :param authority: who signed the members' certificates; an IOpenSSLTrustRoot. None: those that the system trusts.
-    :param certificate: ours, if servers want one.
+    :param authority: IOpenSSLTrustRoot of the members' certificates; None: that of the system.
+    :param certificate: presented to servers that request one.
     """
 
     def __init__(self, *, authority: Any = None, certificate: ClientCertificate | None = None) -> None:
@@ -60,62 +60,59 @@ class ReplicaSetTLS:
 
     @property
     def subject(self) -> str | None:
-        """The user that our certificate stands for, as MongoDB writes it."""
+        """Subject of the client certificate in the form of MongoDB user names."""
         if self._certificate is None:
             return None
         return self._certificate.certificate.subject.rfc4514_string(_RFC_2253)
 
     def check(self, host: str) -> None:
         """
-        See whether a certificate could be for this host.
+        Check that a certificate can be issued for a host.
 
-        :raise ValueError: the name is not one that certificates are made for.
+        :raise ValueError: it cannot.
         """
         try:
-            self._creator(host)
+            self._get_creator(host)
         except (UnicodeError, ValueError):
             raise ValueError("expected host names without underscores, which no certificate is made for") from None
 
     def clientConnectionForTLS(self, protocol: Any) -> Any:
-        """A connection that ends before anything is sent unless the other side is who we meant to reach."""
+        """Create a connection that is closed before any data is sent unless the server is verified."""
         destination = protocol.wrappedProtocol.factory.connector.getDestination()
-        name = self._name_of(destination.host, destination.port)
+        name = self._find_name(destination.host, destination.port)
         self._names[protocol] = name
-        return self._creator(name).clientConnectionForTLS(protocol)
+        return self._get_creator(name).clientConnectionForTLS(protocol)
 
-    def _name_of(self, host: str, port: int) -> str:
+    def _find_name(self, host: str, port: int) -> str:
         """
-        What its certificate has to be for. txmongo watches a member at the address that a connection has led to,
-        while the certificate is for the name; several members may be at one address, each with a name of its own.
+        Find the name that the certificate has to be for. txmongo monitors a member by the address of a connection,
+        while its certificate is for its name; several members may share an address, each with a name of its own.
         """
         if isIPAddress(host) or isIPv6Address(host):
             for other, name in self._names.items():
-                if other.connected and _is_peer(other.transport.getPeer(), host, port):
+                peer = other.transport.getPeer() if other.connected else None
+                if peer is not None and (peer.host, peer.port) == (host, port):
                     return name
         return host
 
-    def _creator(self, host: str) -> Any:
+    def _get_creator(self, host: str) -> Any:
         if host not in self._creators:
-            ours = self._certificate.options() if self._certificate else {}
-            self._creators[host] = optionsForClientTLS(host, self._authority, extraCertificateOptions=ours)
+            options = self._certificate.options() if self._certificate else {}
+            self._creators[host] = optionsForClientTLS(host, self._authority, extraCertificateOptions=options)
         return self._creators[host]
 
 
-def _is_peer(peer: Any, host: str, port: int) -> bool:
-    return bool((peer.host, peer.port) == (host, port))
-
-
-# What RFC 4514 leaves as numbers.
+# An attribute that RFC 4514 writes as a number, and MongoDB by its name in RFC 2253.
 _RFC_2253 = {x509.NameOID.EMAIL_ADDRESS: "emailAddress"}
 
 
 def describe_tls_failure(reason: Failure) -> str | None:
-    """What TLS had against a connection that was lost, in words for an operator; None if it was something else."""
+    """Describe for an operator why TLS closed a connection; None if it was closed for another reason."""
     if reason.check(VerificationError, CertificateError):
         return "its certificate is for another name"
     if not isinstance(reason.value, Error):
         return None
-    # Fixed texts of OpenSSL's, innermost last.
+    # Fixed texts of OpenSSL, the innermost last.
     texts = [str(one[-1]) for one in reason.value.args[0]] if reason.value.args else []
     if "certificate verify failed" in texts:
         return "its certificate is not one of the authority, or out of date"
@@ -124,9 +121,9 @@ def describe_tls_failure(reason: Failure) -> str | None:
 
 def load_ca_certificates(path: str) -> Any:
     """
-    The certificates in a PEM file, as a trust root.
+    Load the certificates in a PEM file as a trust root.
 
-    :raise ValueError: it cannot be read, or has none.
+    :raise ValueError: the file cannot be read, or has none.
     """
     try:
         found = x509.load_pem_x509_certificates(_read_file(path, "tlsCAFile"))
@@ -137,24 +134,24 @@ def load_ca_certificates(path: str) -> Any:
 
 def load_client_certificate(path: str) -> ClientCertificate:
     """
-    The certificate, its private key, and the certificates in between, in a PEM file.
+    Load a certificate, its private key and intermediate certificates from a PEM file.
 
-    :raise ValueError: it cannot be read, lacks one of them, or they do not belong together.
+    :raise ValueError: the file cannot be read, or certificate and key are missing or do not match.
     """
     try:
         pem = _read_file(path, "tlsCertificateKeyFile")
-        ours, *chain = x509.load_pem_x509_certificates(pem)
+        certificate, *chain = x509.load_pem_x509_certificates(pem)
         key = load_pem_private_key(pem, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         text = "tlsCertificateKeyFile: expected a certificate and its unencrypted private key in PEM"
         raise _build_file_error(error, text) from None
-    if key.public_key() != ours.public_key():
+    if key.public_key() != certificate.public_key():
         raise ValueError("tlsCertificateKeyFile: expected a certificate and its own private key")
-    return ClientCertificate(ours, key, chain)
+    return ClientCertificate(certificate, key, chain)
 
 
 class _UnreadableFile(ValueError):
-    """What the system says of a file."""
+    """A file cannot be read; the text has the system's reason."""
 
 
 def _read_file(path: str, option: str) -> bytes:

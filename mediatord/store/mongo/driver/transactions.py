@@ -1,10 +1,4 @@
-"""
-Server sessions, in which transactions are numbered.
-
-Several statements that are done together or not at all.
-
-Transactions that are begun again until they are done or time is up, and those that nobody knows the end of.
-"""
+"""Server sessions, transactions, and undoing of commits whose outcome is unknown."""
 
 from __future__ import annotations
 
@@ -14,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from random import uniform
-from typing import TypeVar
+from typing import NamedTuple, TypeVar, Unpack
 
 from bson import Binary, Int64
 from bson.binary import UUID_SUBTYPE
@@ -25,15 +19,13 @@ from twisted.logger import Logger
 
 from mediatord.store.mongo.driver.commands import (
     Document,
+    FindOptions,
     MongoCommand,
-    build_deletes,
     build_find,
     build_heartbeat_write,
-    build_inserts,
-    build_updates,
     read_cursor,
 )
-from mediatord.store.mongo.driver.connection_pool import ConnectionPartition, PrimaryConnectionPool
+from mediatord.store.mongo.driver.connection_pool import PrimaryConnectionPool
 from mediatord.store.mongo.driver.errors import (
     CommitWithError,
     MongoCommandError,
@@ -41,52 +33,69 @@ from mediatord.store.mongo.driver.errors import (
     ServerUnreachable,
     check_reply,
 )
-from mediatord.store.mongo.ledger_entries import LedgerPage
 
-# Seconds until whatever was going on in a session has ended.
+# Seconds after which no command of a session can be running any more.
 _QUARANTINE_SECONDS = 5.0
-# Numbers begin with the time, in such parts of a second that no session has a transaction in each: so they are higher
-# than those that it had before.
+# Transaction numbers start at the time in these fractions of a second, so they exceed all former ones of a session.
 _NUMBERS_PER_SECOND = 1_000_000
 _MAX_NAMED_SESSIONS = 256
 _MAX_SINGLE_USE_SESSIONS = 1_000
 _SESSION_NAMESPACE = uuid.UUID("6f4ad6f2-02f5-4f2e-9d7e-3a6d1c3f6b0a")
+# Seconds before a retry, for the first attempt.
+MIN_RETRY_DELAY, MAX_RETRY_DELAY = 0.005, 0.03
+# Open transactions, of writers and of readers each; more would overload the server.
+_MAX_OPEN_TRANSACTIONS = 32
+_MAX_UNCERTAIN_COMMITS = 1_000
+_ABORT_TIMEOUT = 1.0
+# The document that every undo writes, so that none of them is served by a former primary.
+_UNDO_HEARTBEAT_ID = "undone"
+
+_log = Logger(namespace="mediatord.store")
+
+
+class SessionSlot(NamedTuple):
+    """Identifies a session among those of its owner; a document per slot is free of write conflicts."""
+
+    owner: str
+    number: int
+
+    @property
+    def id(self) -> str:
+        return f"{self.owner}:{self.number}"
 
 
 @dataclass(eq=False, slots=True)
 class ServerSession:
     """
-    Used for one transaction after another. A later number ends what an earlier one left open.
+    Logical session, used for one transaction after another; a higher number aborts the transaction before.
 
-    :param id: as it is sent.
-    :param owner: of the process.
-    :param named: whether its id is made from that of the owner.
-    :param page: of the ledger, where its transactions note what they do.
+    :param id: the `lsid`.
+    :param is_named: whether the id is derived from the owner.
+    :param number: of the latest transaction.
+    :param last: the latest transaction.
     """
 
     id: Document
-    owner: str
     is_named: bool
-    page: LedgerPage
+    slot: SessionSlot
     number: int
     usable_at: float = 0.0
+    last: Transaction | None = None
 
     def begin(self) -> Document:
-        """What the statements of the next transaction carry."""
+        """Start the next transaction; return the fields of its commands."""
         self.number += 1
         return {"lsid": self.id, "txnNumber": Int64(self.number), "autocommit": False}
 
 
 class ServerSessionPool:
     """
-    Sessions that can be used again, the latest first, so that they stay few; for as long as anybody likes, since a
-    server that has forgotten one, which it does after half an hour, takes it for a new one.
+    Pool of sessions, the last used first. Sessions do not expire: the server creates an unknown one anew.
 
-    Their ids are made from that of the process: when it has died, another can make the same and end what is left.
-    While very many are in use, more are made, each to be used once.
+    Session ids derive from the id of the process, so another process can abort what a dead one left open. Beyond
+    :data:`_MAX_NAMED_SESSIONS` in use, sessions have random ids and are used once.
 
-    :ivar owner: what their ids are made from.
-    :ivar made: ids of all that there have been, of those for once only the latest in which something may go on.
+    :ivar owner: what session ids are derived from.
     """
 
     def __init__(self, clock: IReactorTime) -> None:
@@ -95,54 +104,54 @@ class ServerSessionPool:
         self._numbers = count()
         self._free: list[ServerSession] = []
         self._quarantined: deque[ServerSession] = deque()
-        self._named: list[Document] = []
-        self._for_once: deque[Document] = deque(maxlen=_MAX_SINGLE_USE_SESSIONS)
+        self._named_ids: list[Document] = []
+        self._single_use_ids: deque[Document] = deque(maxlen=_MAX_SINGLE_USE_SESSIONS)
 
     @property
-    def made(self) -> list[Document]:
-        return [*self._named, *self._for_once]
+    def session_ids(self) -> list[Document]:
+        """Ids of all sessions, but of the single-use ones only the latest that may still be active."""
+        return [*self._named_ids, *self._single_use_ids]
 
     def set_session_owner(self, owner: str) -> None:
-        """Sessions from now on are those of a process of this id."""
+        """Derive the ids of further sessions from another process id."""
         if owner != self.owner:
             self.owner, self._numbers = owner, count()
             self._free.clear()
             self._quarantined.clear()
 
-    def take(self) -> ServerSession:
+    def check_out(self) -> ServerSession:
         now = self._clock.seconds()
         if self._free:
             return self._free.pop()
         if self._quarantined and self._quarantined[0].usable_at <= now:
             return self._quarantined.popleft()
-        return self._make(now)
-
-    def return_session(self, session: ServerSession) -> None:
-        """Its transaction is over, or is to be ended by the next."""
-        if session.is_named and session.owner == self.owner:
-            self._free.append(session)
-
-    def quarantine_session(self, session: ServerSession) -> None:
-        """The server may still be at it, and would let another transaction wait."""
-        if not session.is_named:
-            self._for_once.append(session.id)
-        elif session.owner == self.owner:
-            session.usable_at = self._clock.seconds() + _QUARANTINE_SECONDS
-            self._quarantined.append(session)
-
-    def _make(self, now: float) -> ServerSession:
         number = next(self._numbers)
         is_named = number < _MAX_NAMED_SESSIONS
         id = _make_session_id(_make_session_uuid(self.owner, number) if is_named else uuid.uuid4())
         if is_named:
-            self._named.append(id)
-        # Those for once share pages: rather that they run into each other than that pages become ever more.
-        page = LedgerPage(self.owner, number % _MAX_NAMED_SESSIONS)
-        return ServerSession(id, self.owner, is_named, page, int(now * _NUMBERS_PER_SECOND))
+            self._named_ids.append(id)
+        # Single-use sessions share slots: rare conflicts are better than ever more documents.
+        slot = SessionSlot(self.owner, number % _MAX_NAMED_SESSIONS)
+        return ServerSession(id, is_named, slot, int(now * _NUMBERS_PER_SECOND))
+
+    def return_session(self, session: ServerSession) -> None:
+        """Make a session available whose transaction has ended, or may be aborted by the next one."""
+        session.last = None
+        if session.is_named and session.slot.owner == self.owner:
+            self._free.append(session)
+
+    def quarantine_session(self, session: ServerSession) -> None:
+        """Keep a session in use until no command of it can be running, which would block the next transaction."""
+        session.last = None
+        if not session.is_named:
+            self._single_use_ids.append(session.id)
+        elif session.slot.owner == self.owner:
+            session.usable_at = self._clock.seconds() + _QUARANTINE_SECONDS
+            self._quarantined.append(session)
 
 
 def list_session_ids(owner: str) -> list[Document]:
-    """Ids of the sessions that a process may have had, but for those that it had very many at a time of."""
+    """List the ids of all sessions that a process may have had, except single-use ones."""
     return [_make_session_id(_make_session_uuid(owner, number)) for number in range(_MAX_NAMED_SESSIONS)]
 
 
@@ -154,178 +163,139 @@ def _make_session_id(made: uuid.UUID) -> Document:
     return {"id": Binary(made.bytes, UUID_SUBTYPE)}
 
 
-# Seconds that something that may succeed in a moment is given for it.
-MIN_RETRY_DELAY, MAX_RETRY_DELAY = 0.005, 0.03
-
-
 class UncertainCommit(Exception):
-    """Time is up, and nobody knows whether it was committed."""
+    """The deadline has passed, and the outcome of the commit is unknown."""
 
 
 async def wait_before_retry(clock: IReactorTime, attempt: int = 0) -> None:
-    """A moment, longer with every attempt, and never the same for two."""
+    """Wait with exponential backoff and jitter."""
     scale = min(2**attempt, 16)
     await deferLater(clock, uniform(MIN_RETRY_DELAY, MAX_RETRY_DELAY) * scale)  # nosec B311 # no secret
 
 
 class Transaction:
     """
-    One attempt at a transaction. It sees what was there when it began, and what it wrote itself.
+    One attempt at a transaction, which reads a snapshot and its own writes.
 
-    What :meth:`later` was given is sent at once, right before the commit: a transaction that reads first and leaves
-    all its writing to the end is in nobody's way while this process does something else, and hardly ever when it has
-    died. The commit waits until everything was said to be done: a server carries it out after a statement that it
-    never began with, too.
+    Writes given to :meth:`write_at_end` are sent right before the commit: a transaction that reads first and writes
+    at the end hardly ever holds locks while this process does something else or has died. The commit is sent only
+    after all statements were acknowledged, because a server also commits when a statement never arrived.
     """
 
     def __init__(
         self,
-        partition: ConnectionPartition,
+        pool: PrimaryConnectionPool,
         clock: IReactorTime,
-        database: str,
         session: ServerSession,
         deadline: float,
+        for_reads: bool,
     ) -> None:
-        self._partition = partition
+        self._pool = pool
         self._clock = clock
-        self._database = database
         self._deadline = deadline
-        self._session = session
+        self._for_reads = for_reads
         self._fields = session.begin()
-        self._later: list[MongoCommand] = []
-        self._begun = False
-        self.wrote = False
-        self.committed = False
+        self._writes_at_end: list[MongoCommand] = []
+        self._is_started = False
+        self.slot = session.slot
+        self.has_written = False
+        self.is_committed = False
 
     @property
-    def page(self) -> LedgerPage:
-        """Where it notes what becomes of messages; see :func:`~.ledger.entering`."""
-        return self._session.page
+    def is_open(self) -> bool:
+        """Whether it is open on the server."""
+        return self._is_started and not self.is_committed
 
-    @property
-    def open(self) -> bool:
-        """Whether the server keeps it open."""
-        return self._begun and not self.committed
+    async def find(self, collection: str, filter: Document, **options: Unpack[FindOptions]) -> list[Document]:
+        return await self.query(build_find(collection, filter, **options))
 
-    async def find(
-        self,
-        collection: str,
-        filter: Document,
-        *,
-        sort: Document | None = None,
-        limit: int = 0,
-        skip: int = 0,
-        projection: Document | None = None,
-        hint: str | None = None,
-    ) -> list[Document]:
-        """:param limit: 0 for all."""
-        request = build_find(collection, filter, sort=sort, limit=limit, skip=skip, projection=projection, hint=hint)
-        return await self.query(request)
-
-    async def query(self, question: MongoCommand) -> list[Document]:
-        """What one of `finding` and `aggregating` finds."""
-        (found,) = await self.ask(question)
+    async def query(self, query: MongoCommand) -> list[Document]:
+        """Return what a `find` or `aggregate` command finds."""
+        (found,) = await self.query_many(query)
         return found
 
-    async def ask(self, *questions: MongoCommand) -> list[list[Document]]:
-        """What several of `finding` and `aggregating` find, asked at once."""
-        replies = await self._send_checked(questions)
-        return [
-            await read_cursor(self._run, next(iter(question.body.values())), reply)
-            for question, reply in zip(questions, replies, strict=True)
-        ]
+    async def query_many(self, *queries: MongoCommand) -> list[list[Document]]:
+        """Return what several `find` and `aggregate` commands find, sent at once."""
+        replies = await self._run_all(queries)
+        return [await read_cursor(self._run, query, reply) for query, reply in zip(queries, replies, strict=True)]
 
-    async def insert(self, collection: str, documents: Iterable[Document]) -> None:
+    async def write(self, commands: Iterable[MongoCommand]) -> list[Document]:
         """
-        :raise Duplicate: one of them is there already, and the transaction is over.
-        :raise PayloadTooLarge: one of them could not be stored.
-        """
-        await self._write(build_inserts(collection, documents))
+        Send writes now, and return their replies; mostly :meth:`write_at_end` is better.
 
-    async def update(self, collection: str, *updates: Document) -> list[Document]:
+        :raise DuplicateKeyError: a document exists, and the transaction is aborted.
         """
-        :param updates: `q`, `u` and perhaps `upsert`, `multi`, `hint`, `arrayFilters` each.
-        :return: replies, mostly one, with `n`, `nModified` and `upserted`.
-        """
-        return await self._write(build_updates(collection, updates))
+        self.has_written = True
+        return await self._run_all(list(commands))
 
-    async def delete(self, collection: str, *filters: Document) -> int:
-        """Delete all that match one of the filters; how many those were."""
-        return sum(reply["n"] for reply in await self._write(build_deletes(collection, *filters)))
-
-    def write_at_end(self, requests: Iterable[MongoCommand]) -> None:
-        """Write this at the very end, in this order; see `inserting`, `updating` and `deleting`."""
-        self._later += requests
+    def write_at_end(self, commands: Iterable[MongoCommand]) -> None:
+        """Send writes right before the commit, in this order."""
+        self._writes_at_end += commands
 
     async def commit(self) -> None:
         """
-        Durable on a majority when it returns; what only read stays open.
+        Commit durably on a majority; a transaction that only read stays open.
 
-        :raise Doubtful: nobody knows whether it was done.
-        :raise Duplicate: a unique index has a value already.
-        :raise Refused: nothing was done.
-        :raise Unreachable: nothing was done.
+        :raise UncertainCommit: the outcome is unknown.
+        :raise DuplicateKeyError: a unique index already has a value.
+        :raise MongoCommandError: nothing was written.
+        :raise ServerUnreachable: nothing was written.
         """
-        if self._later:
-            await self._write(self._later)
-        if not self.wrote:
+        if self._writes_at_end:
+            await self.write(self._writes_at_end)
+        if not self.has_written:
             return
         (reply,) = await self._send([self._build_end_command("commitTransaction", self._deadline)])
-        if not self._is_committed(reply):
-            await self._commit_again()
-        self.committed = True
+        if not _is_committed(reply):
+            await self._retry_commit()
+        self.is_committed = True
 
     async def abort(self, deadline: float) -> bool:
-        """Whether the server knows that it is over."""
+        """Abort the transaction; return whether the server replied."""
+        command = self._build_end_command("abortTransaction", deadline)
         try:
-            (reply,) = await self._partition.exchange(
-                self._database, [self._build_end_command("abortTransaction", deadline)], deadline
-            )
+            (reply,) = await self._pool.exchange([command], deadline, for_reads=self._for_reads)
         except ServerUnreachable:
             return False
         return reply is not None
 
-    async def _write(self, requests: Iterable[MongoCommand]) -> list[Document]:
-        self.wrote = True
-        return await self._send_checked(list(requests))
-
-    async def _run(self, request: MongoCommand) -> Document:
-        (reply,) = await self._send_checked([request])
+    async def _run(self, command: MongoCommand) -> Document:
+        (reply,) = await self._run_all([command])
         return reply
 
-    async def _send_checked(self, requests: Sequence[MongoCommand]) -> list[Document]:
-        """Statements that are sent at once; all of them were done when it returns."""
-        if not requests:
+    async def _run_all(self, commands: Sequence[MongoCommand]) -> list[Document]:
+        """Send statements at once; return their replies when all have succeeded."""
+        if not commands:
             return []
-        replies = await self._send([self._statement(request) for request in requests])
+        replies = await self._send([self._build_statement(command) for command in commands])
         if None in replies:
-            raise ServerUnreachable("no answer to a statement")
+            raise ServerUnreachable("no reply to a statement")
         return [check_reply(reply or {}) for reply in replies]
 
-    def _statement(self, request: MongoCommand) -> MongoCommand:
-        more: Document = {**self._fields, "maxTimeMS": self._milliseconds(self._deadline)}
-        if "getMore" in request.body:
+    def _build_statement(self, command: MongoCommand) -> MongoCommand:
+        more: Document = {**self._fields, "maxTimeMS": self._get_milliseconds_left(self._deadline)}
+        if "getMore" in command.body:
             del more["maxTimeMS"]
-        if not self._begun:
-            self._begun = True
+        if not self._is_started:
+            self._is_started = True
             more |= {"startTransaction": True, "readConcern": {"level": "snapshot"}}
-        return request.with_fields(more)
+        return command.with_fields(more)
 
     def _build_end_command(self, name: str, deadline: float) -> MongoCommand:
-        left = self._milliseconds(deadline)
+        left = self._get_milliseconds_left(deadline)
         concern = {"w": "majority", "j": True, "wtimeout": left}
         return MongoCommand({name: 1, **self._fields, "maxTimeMS": left, "writeConcern": concern}, database="admin")
 
-    async def _send(self, requests: Sequence[MongoCommand]) -> list[Document | None]:
+    async def _send(self, commands: Sequence[MongoCommand]) -> list[Document | None]:
         if self._clock.seconds() >= self._deadline:
-            raise ServerUnreachable("time is up")
-        return await self._partition.exchange(self._database, requests, self._deadline)
+            raise ServerUnreachable("deadline exceeded")
+        return await self._pool.exchange(commands, self._deadline, for_reads=self._for_reads)
 
-    def _milliseconds(self, deadline: float) -> int:
+    def _get_milliseconds_left(self, deadline: float) -> int:
         return max(int((deadline - self._clock.seconds()) * 1000), 1)
 
-    async def _commit_again(self) -> None:
-        """As often as it takes: one that was done is done again without harm."""
+    async def _retry_commit(self) -> None:
+        """Repeat the commit, which is idempotent, until its outcome is known."""
         attempt = 0
         while True:
             attempt += 1
@@ -336,24 +306,25 @@ class Transaction:
                 (reply,) = await self._send([self._build_end_command("commitTransaction", self._deadline)])
             except ServerUnreachable:
                 continue
-            if self._is_committed(reply):
+            if _is_committed(reply):
                 return
 
-    def _is_committed(self, reply: Document | None) -> bool:
-        """
-        False when nobody knows.
 
-        :raise Refused: it is not, and will not be.
-        """
-        if reply is None:
+def _is_committed(reply: Document | None) -> bool:
+    """
+    Whether a commit has succeeded; False if its outcome is unknown.
+
+    :raise MongoCommandError: it was rejected.
+    """
+    if reply is None:
+        return False
+    try:
+        check_reply(reply)
+    except MongoCommandError as error:
+        if error.is_commit_uncertain or "writeConcernError" in reply:
             return False
-        try:
-            check_reply(reply)
-        except MongoCommandError as error:
-            if error.is_commit_uncertain or "writeConcernError" in reply:
-                return False
-            raise
-        return True
+        raise
+    return True
 
 
 T = TypeVar("T")
@@ -361,45 +332,34 @@ TransactionWork = Callable[[Transaction], Awaitable[T]]
 UndoCallback = Callable[[], None]
 UndoWork = TransactionWork[UndoCallback | None]
 
-# Transactions that are open at a time, of those that write and of those that read only; more would keep the server
-# from all of them.
-_MAX_OPEN_TRANSACTIONS = 32
-_MAX_UNCERTAIN_COMMITS = 1_000
-# Seconds that a server is given to end one.
-_ABORT_TIMEOUT = 1.0
-# The document that all undoing writes, so that none of it is done by a server that is the primary no more.
-_UNDO_HEARTBEAT_ID = "undone"
-
-_log = Logger(namespace="mediatord.store")
-
 
 class TransactionRunner:
     """
-    :param on_doubt: called when there is something that :meth:`settle` has to see to.
+    Runs transactions with retries, and undoes those whose outcome is unknown.
+
+    :param on_uncertain: called when :meth:`undo_uncertain` has something to do.
     """
 
     def __init__(
         self,
         pool: PrimaryConnectionPool,
         clock: IReactorTime,
-        database: str,
         error_log: OperationErrorLog,
         on_uncertain: Callable[[], None],
     ) -> None:
         self._pool = pool
         self._clock = clock
-        self._database = database
         self._error_log = error_log
         self._on_uncertain = on_uncertain
         self._writing_slots = DeferredSemaphore(_MAX_OPEN_TRANSACTIONS)
         self._reading_slots = DeferredSemaphore(_MAX_OPEN_TRANSACTIONS)
         self._uncertain: deque[tuple[ServerSession, UndoWork]] = deque()
-        self._settling = False
+        self._is_undoing = False
         self.sessions = ServerSessionPool(clock)
 
     @property
     def has_uncertain_commits(self) -> bool:
-        """Whether there is something to settle."""
+        """Whether commits that were reported as failed may have succeeded and are not undone yet."""
         return bool(self._uncertain)
 
     async def transact(
@@ -412,111 +372,119 @@ class TransactionRunner:
         reading: bool = False,
     ) -> T:
         """
-        Do all of `work` or nothing; it is called again when something was in its way.
+        Run `work` in a transaction, again after a transient error.
 
-        :param undo: for when nobody knows whether it was done; see :meth:`owe`.
-        :param tries: give up after another transaction was in its way so many times, or its connection was lost.
-        :param reading: it only reads, and need not be done while everything else that reads is slow.
-        :raise Duplicate: a unique index has this value already.
-        :raise Refused: the server said no.
-        :raise Unreachable: time is up.
+        :param undo: run later if the outcome of the commit is unknown; see :meth:`schedule_undo`.
+        :param tries: give up after this many write conflicts or lost connections; None: at the deadline.
+        :param reading: whether it only reads, and may be as slow as other reads.
+        :raise DuplicateKeyError: a unique index already has the value.
+        :raise MongoCommandError: the server rejected a command.
+        :raise ServerUnreachable: the deadline has passed.
         """
         slots = self._reading_slots if reading else self._writing_slots
         await self._acquire_slot(slots, deadline)
-        run = _TransactionRun(self.sessions.take(), self._pool.reading if reading else self._pool.writing)
+        session = self.sessions.check_out()
         try:
-            answer = await self._transact(run, work, deadline, tries)
+            answer = await self._transact(session, work, deadline, tries, reading)
         except UncertainCommit:
-            self._record_uncertain(run.session, undo or _do_nothing)
-            raise ServerUnreachable("no answer to a commit") from None
+            self._record_uncertain(session, undo or _do_nothing)
+            raise ServerUnreachable("no reply to a commit") from None
         except BaseException:
-            self._release_session(run)
+            self._release_session(session)
             raise
         finally:
             slots.release()
-        self._release_session(run)
+        self._release_session(session)
         return answer
 
     def schedule_undo(self, undo: UndoWork) -> None:
         """
-        Have something undone once the server answers.
+        Run a transaction as soon as the server is reachable.
 
-        :param undo: does no harm when it is done twice; what it returns is called when it is durable.
+        :param undo: idempotent; what it returns is called when it is durable.
         """
-        self._record_uncertain(self.sessions.take(), undo)
+        self._record_uncertain(self.sessions.check_out(), undo)
 
     async def undo_uncertain(self, deadline: float) -> None:
-        """Undo what nobody knows of whether it was done. What cannot be undone yet is noted behind all else."""
-        while self._settling:
+        """Undo all commits whose outcome is unknown, each once; those that cannot be undone yet move to the end."""
+        while self._is_undoing:
             if self._clock.seconds() >= deadline:
                 return
             await wait_before_retry(self._clock)
-        self._settling = True
+        self._is_undoing = True
         try:
             for _ in range(len(self._uncertain)):
                 if self._clock.seconds() >= deadline:
                     return
                 await self._undo_one(deadline)
         finally:
-            self._settling = False
+            self._is_undoing = False
 
     async def _acquire_slot(self, slots: DeferredSemaphore, deadline: float) -> None:
-        """:raise Unreachable: none was free in time."""
+        """:raise ServerUnreachable: none was free in time."""
         acquired = slots.acquire()
         if not acquired.called:
             left = max(deadline - self._clock.seconds(), 0.0)
-            acquired.addTimeout(left, self._clock, lambda _, __: fail(ServerUnreachable("time is up")))
+            acquired.addTimeout(left, self._clock, lambda _, __: fail(ServerUnreachable("deadline exceeded")))
         await acquired
 
     async def _undo_one(self, deadline: float) -> None:
         session, undo = self._uncertain[0]
-        run = _TransactionRun(session, self._pool.writing)
+
+        async def work(transaction: Transaction) -> UndoCallback | None:
+            on_undone = await undo(transaction)
+            transaction.write_at_end(build_heartbeat_write(_UNDO_HEARTBEAT_ID))
+            return on_undone
+
         try:
-            settled = await self._transact(run, lambda transaction: _run_undo(transaction, undo), deadline, None)
+            on_undone = await self._transact(session, work, deadline, None, False)
         except CancelledError:
             raise
         except Exception as error:
-            self._error_log.report("undoing a doubtful write", _redact_error(error))
+            is_ours = isinstance(error, (MongoCommandError, ServerUnreachable))  # others may repeat stored data
+            self._error_log.report(
+                "undo of an uncertain commit", error if is_ours else TypeError(type(error).__name__)
+            )
             self._uncertain.rotate(-1)
             return
         self._uncertain.popleft()
-        self._release_session(run)
-        if settled is not None:
-            settled()
+        self._release_session(session)
+        if on_undone is not None:
+            on_undone()
 
     async def _transact(
-        self, run: _TransactionRun, work: TransactionWork[T], deadline: float, tries: int | None
+        self, session: ServerSession, work: TransactionWork[T], deadline: float, tries: int | None, reading: bool
     ) -> T:
-        attempt = contended = lost = 0
+        attempt = conflicts = lost = 0
         while True:
             attempt += 1
-            run.last = Transaction(run.partition, self._clock, self._database, run.session, deadline)
+            transaction = session.last = Transaction(self._pool, self._clock, session, deadline, reading)
             try:
-                return await _run_attempt(run.last, work)
+                return await _run_attempt(transaction, work)
             except MongoCommandError as error:
-                contended += error.contended
-                if not error.is_transient or contended == tries or self._clock.seconds() >= deadline:
+                conflicts += error.is_write_conflict
+                if not error.is_transient or conflicts == tries or self._clock.seconds() >= deadline:
                     raise
             except ServerUnreachable as error:
                 lost += error.connected
                 if lost == tries or self._clock.seconds() >= deadline:
                     raise
-            if run.last.wrote:
-                await run.last.abort(deadline)
+            if transaction.has_written:
+                await transaction.abort(deadline)
             await wait_before_retry(self._clock, attempt)
 
-    def _release_session(self, run: _TransactionRun) -> None:
-        """Its session can be used again when the server has ended what was begun in it. Nobody waits for that."""
-        if run.last is None or not run.last.open:
-            self.sessions.return_session(run.session)
+    def _release_session(self, session: ServerSession) -> None:
+        """Return a session to the pool as soon as its transaction has ended on the server, in the background."""
+        if session.last is not None and session.last.is_open:
+            Deferred.fromCoroutine(self._abort(session, session.last))
         else:
-            Deferred.fromCoroutine(self._end(run.session, run.last))
-
-    async def _end(self, session: ServerSession, left: Transaction) -> None:
-        if await left.abort(self._clock.seconds() + _ABORT_TIMEOUT):
             self.sessions.return_session(session)
-        elif left.wrote:
-            self._record_uncertain(session, _do_nothing)  # else it would be in the way of others for a minute
+
+    async def _abort(self, session: ServerSession, transaction: Transaction) -> None:
+        if await transaction.abort(self._clock.seconds() + _ABORT_TIMEOUT):
+            self.sessions.return_session(session)
+        elif transaction.has_written:
+            self._record_uncertain(session, _do_nothing)  # else it would hold its locks for a minute
         else:
             self.sessions.quarantine_session(session)
 
@@ -525,41 +493,19 @@ class TransactionRunner:
             self._uncertain.append((session, undo))
         else:
             self.sessions.quarantine_session(session)
-            _log.error("too many doubtful writes to undo: another one stays as it is")
+            _log.error("too many uncertain commits: one is left unresolved")
         self._on_uncertain()
-
-
-class _TransactionRun:
-    """
-    :ivar last: the latest attempt.
-    """
-
-    def __init__(self, session: ServerSession, partition: ConnectionPartition) -> None:
-        self.session = session
-        self.partition = partition
-        self.last: Transaction | None = None
 
 
 async def _run_attempt(transaction: Transaction, work: TransactionWork[T]) -> T:
     try:
         answer = await work(transaction)
-    except CommitWithError as kept:
+    except CommitWithError as committing:
         await transaction.commit()
-        raise kept.error from None
+        raise committing.error from None
     await transaction.commit()
     return answer
 
 
-async def _run_undo(transaction: Transaction, undo: UndoWork) -> UndoCallback | None:
-    settled = await undo(transaction)
-    transaction.write_at_end(build_heartbeat_write(_UNDO_HEARTBEAT_ID))
-    return settled
-
-
 async def _do_nothing(_transaction: Transaction) -> None:
-    """The next transaction of a session ends the one before."""
-
-
-def _redact_error(error: Exception) -> Exception:
-    """One that may be logged: what is not of our making may say what was stored."""
-    return error if isinstance(error, (MongoCommandError, ServerUnreachable)) else TypeError(type(error).__name__)
+    """An undo that only aborts: the next transaction of a session aborts the one before."""

@@ -1,6 +1,8 @@
 """
-Reading a MongoDB URI strictly: txmongo passes over what it does not do, so that a URI which asks for authentication
-or TLS may get neither. Whatever would be passed over is refused here, in one line without anything secret.
+Strict parser of MongoDB URIs.
+
+txmongo ignores what it does not support, so a URI that requires authentication or TLS may get neither. Everything
+that would be ignored is rejected here, with a one-line error without secrets.
 """
 
 from __future__ import annotations
@@ -19,8 +21,7 @@ _OPTION_PATTERN = re.compile(r"[A-Za-z]{1,40}")
 _STRAY_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _DEFAULT_PORT = 27017
 _MAX_PORT = 65535
-# The first two are every server's own; the third is not replicated. Names that differ in case alone cannot be there
-# together.
+# Two system databases, and one that is not replicated. Names that differ only in case cannot coexist.
 _RESERVED_DATABASES = {"admin", "config", "local"}
 _SCRAM, _X509 = "SCRAM-SHA-1", "MONGODB-X509"
 _EXTERNAL = "$external"
@@ -33,13 +34,13 @@ class InvalidMongoURI(ValueError):
 @dataclass(frozen=True, slots=True)
 class MongoConnectionSettings:
     """
-    Where MongoDB is and how to get in.
+    Addresses and credentials of a replica set.
 
-    :param uri: for txmongo; holds the password.
+    :param uri: for txmongo; includes the password.
     :param hosts: `host:port` of each seed, for logs.
     :param ssl_context_factory: for txmongo; None: no TLS.
-    :param x509_user: whom to authenticate as, in `$external`, by our certificate; txmongo has to be told beside the
-        URI. None: by what is in the URI, if anything.
+    :param x509_user: user in `$external` to authenticate as by client certificate, which txmongo takes apart from the
+        URI; None: authenticate as the URI says, if it does.
     """
 
     uri: str = field(repr=False)
@@ -50,7 +51,7 @@ class MongoConnectionSettings:
 
 
 class _ParsedURI(NamedTuple):
-    """A URI taken apart; nothing of it was believed yet but the hosts."""
+    """Parts of a URI, of which only the hosts are validated."""
 
     hosts: list[tuple[str, int]]
     user: str | None
@@ -61,10 +62,10 @@ class _ParsedURI(NamedTuple):
 
 def parse_mongo_uri(text: str) -> MongoConnectionSettings:
     """
-    Take a URI apart and put together what txmongo does understand. Reads the files of `tlsCAFile` and
-    `tlsCertificateKeyFile`; speaks to no server.
+    Parse a URI and build one that txmongo supports. Reads the files of `tlsCAFile` and `tlsCertificateKeyFile`; does
+    not connect.
 
-    :raise MongoURIRefused: it is malformed, or something in it would be passed over.
+    :raise InvalidMongoURI: it is malformed, or part of it would be ignored.
     """
     parts = _parse(text)
     tls = _build_tls(parts)
@@ -86,7 +87,7 @@ def _parse(text: str) -> _ParsedURI:
     if not rest.isascii() or not rest.isprintable() or " " in rest or "#" in rest:
         raise InvalidMongoURI("expected other than letters, digits and punctuation to be written as %xx")
     authority, path, query = _split_uri(rest)
-    # Everything below may repeat an option's name: no part of a password can be taken for one from here on.
+    # Errors below may repeat an option's name, which is no part of a password from here on.
     userinfo, at, hosts = authority.rpartition("@")
     user, password = _parse_userinfo(userinfo) if at else (None, None)
     return _ParsedURI(
@@ -95,7 +96,7 @@ def _parse(text: str) -> _ParsedURI:
 
 
 def _split_uri(rest: str) -> tuple[str, str, str]:
-    """What stands before the path, the path, and what follows the question mark."""
+    """Split into authority, path and query."""
     before, _, query = rest.partition("?")
     authority, _, path = before.partition("/")
     if "@" in path or "@" in query:
@@ -104,7 +105,7 @@ def _split_uri(rest: str) -> tuple[str, str, str]:
 
 
 def _parse_userinfo(text: str) -> tuple[str, str | None]:
-    # Some drivers take a plus sign for a space, others do not.
+    # Some drivers decode a plus sign to a space, others do not.
     if "@" in text or "+" in text or text.count(":") > 1:
         raise InvalidMongoURI("expected @, : and + in user name and password to be written as %40, %3A and %2B")
     user, colon, password = text.partition(":")
@@ -126,12 +127,12 @@ def _parse_host(text: str) -> tuple[str, int]:
     if "%" in text:
         raise InvalidMongoURI("Unix sockets are not supported: expected host:port")
     if text.startswith("["):
-        # txmongo takes the port to be what follows the first colon.
+        # txmongo splits host and port at the first colon.
         raise InvalidMongoURI("IPv6 addresses are not supported: expected host names")
     host, colon, port = text.rpartition(":") if re.search(r":\d*$", text) else (text, "", "")
     if not _HOST_PATTERN.fullmatch(host):
         raise InvalidMongoURI("expected host:port, several separated by commas, before the database name")
-    # Python does not make a number of thousands of digits.
+    # int() rejects thousands of digits with another error.
     if colon and (len(port) > len(str(_MAX_PORT)) or not 1 <= int(port or 0) <= _MAX_PORT):
         raise InvalidMongoURI("expected a port between 1 and 65535")
     return host.lower(), int(port or _DEFAULT_PORT)
@@ -148,7 +149,7 @@ def _parse_database(path: str) -> str:
 
 
 def _parse_options(query: str) -> dict[str, str]:
-    """By lower-case name, each known and with a value that is honoured."""
+    """Parse options by lower-case name; each is supported, and so is its value."""
     options: dict[str, str] = {}
     for one in query.split("&") if query else []:
         name, _, value = one.partition("=")
@@ -158,7 +159,7 @@ def _parse_options(query: str) -> dict[str, str]:
         if name.lower() in options:
             raise InvalidMongoURI(f"option {known.name} is there twice")
         value = _decode(value, f"option {known.name}")
-        if not known.takes(value):
+        if not known.accepts(value):
             raise InvalidMongoURI(f"option {known.name}: expected {known.expected}")
         options[name.lower()] = value
     if "ssl" in options and options.setdefault("tls", options["ssl"]) != options["ssl"]:
@@ -215,7 +216,7 @@ def _check_credentials(parts: _ParsedURI) -> None:
 
 
 def _build_txmongo_uri(parts: _ParsedURI, hosts: str, *, with_password: bool) -> str:
-    # Not `readPreference=primary`: that would keep txmongo from looking whether a member is the primary.
+    # Not `readPreference=primary`: with that, txmongo does not check that a member is the primary.
     options = {"w": "majority", "journal": "true"}
     if "replicaset" in parts.options:
         options["replicaSet"] = parts.options["replicaset"]
@@ -228,10 +229,15 @@ def _build_txmongo_uri(parts: _ParsedURI, hosts: str, *, with_password: bool) ->
 
 
 class _OptionRule(NamedTuple):
-    """An option: how it is spelled, what it may be, and the same in words."""
+    """
+    A supported option.
+
+    :param accepts: whether it may have a value.
+    :param expected: the same in words.
+    """
 
     name: str
-    takes: Callable[[str], object]
+    accepts: Callable[[str], object]
     expected: str
 
 

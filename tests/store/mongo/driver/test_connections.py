@@ -1,4 +1,4 @@
-"""Connections to MongoDB that are cut, held up, or not let in."""
+"""Connections to MongoDB that are cut, delayed or rejected."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BEATING = build_updates("things", [{"q": {"_id": 1}, "u": {"$set": {"there": Tru
 
 
 class CuttingProxy(ProxyServer):
-    """A way to a server that lets nothing through once a connection begins to authenticate, the first time."""
+    """A proxy that drops all data once a connection begins to authenticate, the first time."""
 
     factory: Any
     cut = False
@@ -45,7 +45,7 @@ def guarded_server() -> ReplicaSet:
 
 
 class GuardedTests(MongoTestCase):
-    """A server that wants to know who we are."""
+    """A server with access control."""
 
     patience = None
 
@@ -53,7 +53,7 @@ class GuardedTests(MongoTestCase):
         return guarded_server()
 
     async def test_cut_while_authenticating(self) -> None:
-        """A connection that is not answered before it can be used is given up for another one."""
+        """A connection that does not become ready is replaced."""
         self.patch(connection_pool, "_READY_TIMEOUT", 0.3)
         host = self.servers.hosts[0]
         proxy: Any = ProxyFactory("127.0.0.1", int(host.rpartition(":")[2]))
@@ -64,11 +64,11 @@ class GuardedTests(MongoTestCase):
         connections = connection_pool.PrimaryConnectionPool(parse_mongo_uri(uri), CLOCK, size=1)
         self.addCleanup(connections.stop)
         connections.start()
-        await wait_until(lambda: connections.connected)
+        await wait_until(lambda: connections.is_connected)
         self.assertTrue(proxy.used_up)
 
     async def test_revoked(self) -> None:
-        """Nobody is asked anything for whom the server does not know any more, until it does again."""
+        """Operations fail at once while the user does not exist, and work again when it does."""
         create: dict[str, Any] = {
             "pwd": "p",
             "roles": [{"role": "readWrite", "db": self.database}],
@@ -86,17 +86,17 @@ class GuardedTests(MongoTestCase):
         for one in refused:
             with self.assertRaises(StoreUnavailable):
                 await one
-        await wait_until(lambda: not server.answers)
+        await wait_until(lambda: not server.is_available)
         self.assertEqual(dropped, [])
         admin.command("createUser", "revoked", **create)
         self.addCleanup(admin.command, "dropUser", "revoked")
-        await wait_until(lambda: server.answers, BACK)
+        await wait_until(lambda: server.is_available, BACK)
         await gatherResults([start_mongod(server.find("read", "things", {})) for _ in range(20)])
         await gatherResults([start_mongod(server.write("write", BEATING)) for _ in range(20)])
         self.assertEqual((self.states, len(dropped)), ([True, False, True], 1))
 
     async def test_not_allowed(self) -> None:
-        """Being refused one thing says nothing about others, and costs no connection."""
+        """A command that is not authorized affects no other command and no connection."""
         roles = [{"role": "readWrite", "db": self.database}]
         self.servers.client.admin.command("createUser", "limited", pwd="p", roles=roles, mechanisms=["SCRAM-SHA-1"])
         self.addCleanup(self.servers.client.admin.command, "dropUser", "limited")
@@ -105,12 +105,12 @@ class GuardedTests(MongoTestCase):
         before, dropped = server._pool._protocols(), self.count_drops(server)
         for _ in range(3):
             with self.assertRaises(StoreUnavailable):
-                await server.command("refused", {"replSetGetConfig": 1}, database="admin", limited=False)
+                await server.command("refused", {"replSetGetConfig": 1}, database="admin", has_time_limit=False)
         await server.write("write", BEATING)
         self.assertEqual((server._pool._protocols(), dropped, self.states), (before, [], [True]))
 
     def count_drops(self, server: server_module.ReplicaSetClient) -> list[None]:
-        """Notes when all connections are given up."""
+        """Count how often all connections are dropped."""
         dropped: list[None] = []
         drop = server._pool.drop
 
@@ -123,10 +123,10 @@ class GuardedTests(MongoTestCase):
 
 
 class LongReadTests(MongoTestCase):
-    """Reads that take long."""
+    """Slow reads."""
 
     async def test_writes_go_on(self) -> None:
-        """However many reads are slow, writes are done meanwhile, and so is what comes before each."""
+        """Writes, and the lookups before them, are not delayed by slow reads."""
         store = await self.a_store(connections=10)
         namespace = f"{self.database}.messages"
         with self.servers.failpoint("aggregate", blockConnection=True, blockTimeMS=1_500, namespace=namespace):
@@ -142,7 +142,7 @@ class LongReadTests(MongoTestCase):
         self.assertEqual((await store.get_queue_status(ALICE, None)).message_count, 8)
 
     async def test_no_unicode(self) -> None:
-        """Who has what nobody can have is known without asking, and spoils nobody's question."""
+        """The owner of a DID that is not Unicode is None without a query, and other queries are not affected."""
         store = await self.a_store()
         answers = await gatherResults([store.find_owner(did) for did in ("did:key:\ud800", "did:key:other", INBOX)])
         self.assertEqual(answers, [None, None, ALICE])

@@ -1,4 +1,4 @@
-"""Waiting in line within a process."""
+"""Mutual exclusion within a process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LockTests(SynchronousTestCase):
         self.ends: dict[str, Deferred[str]] = {}
 
     def enter(self, name: str, key: bytes = b"key", *, deadline: float = 60.0) -> Deferred[str]:
-        """Something that takes until its end is fired, and may wait until a deadline."""
+        """Start work that lasts until a Deferred fires, with a deadline to start."""
         self.ends[name] = Deferred()
 
         async def work() -> str:
@@ -30,7 +30,7 @@ class LockTests(SynchronousTestCase):
         return Deferred.fromCoroutine(self.locks.run_exclusive(key, work, deadline))
 
     def test_in_order(self) -> None:
-        """Who comes first goes first, and the others wait until then."""
+        """Waiters are served in order."""
         asked = [self.enter(name) for name in "abc"]
         self.assertEqual(self.begun, ["a"])
         self.ends["a"].callback("done")
@@ -40,7 +40,7 @@ class LockTests(SynchronousTestCase):
         self.assertEqual(self.begun, ["a", "b", "c"])
 
     def test_keys_are_apart(self) -> None:
-        """Nobody waits for what has another key, and nothing is remembered of what is over."""
+        """Keys are independent, and nothing is kept of a key that is not locked."""
         self.enter("a", b"1")
         self.enter("b", b"2")
         self.enter("c", b"1")
@@ -50,7 +50,7 @@ class LockTests(SynchronousTestCase):
         self.assertEqual((self.begun, len(self.locks)), (["a", "b", "c"], 0))
 
     def test_comes_again(self) -> None:
-        """Who is let in by somebody's end, and comes again there, is the last in line."""
+        """A waiter that locks again from its predecessor's release is the last."""
         asked = self.enter("a")
         self.enter("b")
         asked.addCallback(lambda _: self.enter("again"))
@@ -62,7 +62,7 @@ class LockTests(SynchronousTestCase):
         self.assertEqual(len(self.locks), 0)
 
     def test_not_in_time(self) -> None:
-        """Who has no more time leaves the line, and the others go on as if it had not been there."""
+        """A waiter whose deadline passes leaves the queue without effect on others."""
         asked = [self.enter(name, deadline=2.0 if name in "bd" else 60.0) for name in "abcd"]
         self.clock.advance(2.0)
         for one in (asked[1], asked[3]):
@@ -77,7 +77,7 @@ class LockTests(SynchronousTestCase):
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_many(self) -> None:
-        """Thousands that end at once do not do so inside each other."""
+        """Thousands of waiters that end at once are not nested."""
 
         async def fail() -> None:
             raise StoreUnavailable()

@@ -1,4 +1,4 @@
-"""MongoDB servers that fail, in all the ways in which they do."""
+"""Failures of MongoDB servers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from twisted.internet.task import deferLater
 from mediatord.clock import request_scope
 from mediatord.errors import PayloadTooLarge, StoreUnavailable, UnknownRecipient
 from mediatord.store.interfaces.messages import Payload
-from mediatord.store.interfaces.store import StoreUnusable
 from mediatord.store.message_operations import ignore_observation
 from mediatord.store.mongo.driver import server_monitor
 from mediatord.store.mongo.driver.client import ReplicaSetClient
@@ -21,11 +20,12 @@ from mediatord.store.mongo.driver.commands import (
     MAX_DOCUMENT_BYTES,
     MongoCommand,
     build_aggregate,
+    build_deletes,
     build_inserts,
     build_updates,
     encode_document,
 )
-from mediatord.store.mongo.driver.errors import CommitWithError, DuplicateKeyError
+from mediatord.store.mongo.driver.errors import CommitWithError, DuplicateKeyError, UnsupportedServer
 from mediatord.store.mongo.driver.transactions import Transaction
 from mediatord.store.mongo.driver.uri import parse_mongo_uri
 from tests.mongod_process import Mongod, TemporaryDataDirectory
@@ -53,12 +53,12 @@ BLOCKED_MS = 4_500
 
 
 def adding(number: int) -> list[MongoCommand]:
-    """Something that may be written twice."""
+    """An idempotent write."""
     return build_updates("things", [{"q": {"_id": number}, "u": {"$set": {"there": True}}, "upsert": True}])
 
 
 class ServerCase(MongoTestCase):
-    """An open server."""
+    """An open client."""
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
         super().setUp()
@@ -69,60 +69,60 @@ class ServerCase(MongoTestCase):
         return [one["_id"] for one in self.documents["things"].find().sort("_id", 1)]
 
     async def fails(self, work: Coroutine[Any, Any, Any] | Deferred[Any]) -> None:
-        """See it fail for lack of a store, in time."""
+        """Check that an operation fails with StoreUnavailable in time."""
         begun = CLOCK.seconds()
         with self.assertRaises(StoreUnavailable):
             await work
         self.assertLess(CLOCK.seconds() - begun, AT_MOST)
 
     def fails_at_once(self, work: Coroutine[Any, Any, Any]) -> None:
-        """See it fail without waiting for anything."""
+        """Check that an operation fails without waiting."""
         self.failureResultOf(start_mongod(work), StoreUnavailable)
 
 
 class CommandTests(ServerCase):
-    """What may be done twice is done again until it is done."""
+    """Idempotent commands are retried."""
 
     async def test_connection_lost(self) -> None:
-        """A read and a write that are answered with the end of the connection are asked again."""
+        """A read and a write whose connection is closed are retried."""
         with self.servers.failpoint("update", "find", closeConnection=True, times=2):
             await self.server.write("write", adding(1))
             self.assertEqual(len(await self.server.find("read", "things", {})), 1)
 
     async def test_not_primary(self) -> None:
-        """So are those that the server is not, or is no longer, the one for."""
+        """Commands that a server rejects as it is not the primary are retried."""
         for number, code in enumerate(NOT_PRIMARY):
             with self.servers.failpoint("update", errorCode=code, times=1):
                 await self.server.write("write", adding(number))
         self.assertEqual(self.things(), list(range(len(NOT_PRIMARY))))
 
     async def test_not_on_a_majority(self) -> None:
-        """Something that was written, but nobody knows how durably, is written again."""
+        """A write that is not known to be durable is repeated."""
         for code in (64, 91, 11602):
             with self.servers.failpoint("update", writeConcernError={"code": code, "errmsg": CANARY}, times=1):
                 await self.server.write("write", adding(code))
         self.assertEqual(self.things(), [64, 91, 11602])
 
     async def test_never_on_a_majority(self) -> None:
-        """If that does not help it has failed, in time."""
+        """A write that does not become durable fails in time."""
         failing = self.servers.failpoint("update", writeConcernError={"code": 64, "errmsg": CANARY})
         with failing, self.impatiently():
             await self.fails(self.server.write("write", adding(1)))
 
     async def test_cursor_lost(self) -> None:
-        """A long answer of which the server loses the rest is asked for from the beginning."""
+        """A query whose cursor is lost is restarted."""
         await self.server.write("write", build_inserts("things", [{"_id": number} for number in range(2500)]))
         with self.servers.failpoint("getMore", errorCode=43, times=1):
             self.assertEqual(len(await self.server.find("read", "things", {})), 2500)
 
     async def test_refused(self) -> None:
-        """What the server will not do is not asked again, and its reasons are not repeated."""
+        """A rejected command is not retried, and the server's text is not logged."""
         await self.fails(self.server.find("read", "things", {"$nonsense": CANARY}))
-        self.assertTrue(self.server.answers)
+        self.assertTrue(self.server.is_available)
         await self.server.write("write", adding(1))
 
     async def test_slow(self) -> None:
-        """An answer that does not come in time is not waited for, and the server is still asked other things."""
+        """A late reply is not awaited, and other commands go on."""
         with self.servers.failpoint("find", blockConnection=True, blockTimeMS=BLOCKED_MS):
             with self.impatiently():
                 slow = start_mongod(self.server.find("read", "things", {}))
@@ -136,7 +136,7 @@ class CommandTests(ServerCase):
         self.assertEqual(self.things(), [1, 2])
 
     async def test_too_large(self) -> None:
-        """A document that no server would take is refused before it is sent."""
+        """A document that exceeds the limit of a server is rejected before it is sent."""
         largest: dict[str, Any] = {
             "_id": 1,
             "data": b"x" * (MAX_DOCUMENT_BYTES - len(encode_document({"_id": 1, "data": b""}))),
@@ -148,7 +148,7 @@ class CommandTests(ServerCase):
         self.assertEqual(self.things(), [1])
 
     async def test_large_and_small(self) -> None:
-        """Answers of many megabytes and many small ones come whole, each to its question."""
+        """Replies of many megabytes and many small ones arrive complete, each for its query."""
         documents = [{"_id": number, "data": bytes([number]) * 3_000_000} for number in range(8)]
         for one in documents:
             await self.server.write("write", build_inserts("things", [one]))
@@ -161,12 +161,12 @@ class CommandTests(ServerCase):
         self.assertEqual(await large, documents)
 
     async def test_unstorable(self) -> None:
-        """Text that is no Unicode, and numbers that are too large, are not stored and not told."""
+        """Lone surrogates and numbers over 64 bits fail, and are not logged."""
         for value in (f"{CANARY}\ud800", 1 << 64):
             await self.fails(self.server.find("read", "things", {"a": value}))
 
     async def test_says_nothing(self) -> None:
-        """Whatever fails, nothing is logged of what was asked and answered."""
+        """Failures log nothing of queries, documents and replies."""
         document = {"_id": CANARY, "data": CANARY}
         await self.server.write("write", build_inserts("things", [document]))
         with self.assertRaises(DuplicateKeyError):
@@ -181,7 +181,7 @@ class CommandTests(ServerCase):
         self.assertIn("operations failed", "\n".join(self.said))
 
     async def test_close(self) -> None:
-        """What was begun is finished, and later nothing can be asked."""
+        """Running operations finish, and later ones are rejected."""
         begun = start_mongod(self.server.write("write", adding(1)))
         await self.server.close()
         self.successResultOf(begun)
@@ -189,7 +189,7 @@ class CommandTests(ServerCase):
         await self.server.close()
 
     async def test_close_while_nobody_answers(self) -> None:
-        """What is never answered ends before the close does."""
+        """A command without a reply ends before the close does."""
         blocked = self.servers.failpoint("find", blockConnection=True, blockTimeMS=BLOCKED_MS)
         with blocked, self.impatiently():
             asked = start_mongod(self.server.find("read", "things", {}))
@@ -200,7 +200,7 @@ class CommandTests(ServerCase):
 
 
 class TransactionTests(ServerCase):
-    """All of it or nothing, once."""
+    """Transactions are atomic and take effect once."""
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
         await super().setUp()
@@ -208,7 +208,7 @@ class TransactionTests(ServerCase):
         self.attempts = 0
 
     async def count(self, transaction: Transaction) -> int:
-        """Count one more, reading first and writing in the end."""
+        """Increment the number, reading first and writing at the end."""
         self.attempts += 1
         (found,) = await transaction.find("things", {"_id": 0})
         transaction.write_at_end(build_inserts("things", [{"_id": found["number"] + 1}]))
@@ -216,7 +216,7 @@ class TransactionTests(ServerCase):
         return int(found["number"])
 
     def counted(self) -> int:
-        """How often, after seeing that all of it was done each time."""
+        """The number, after checking that every increment was complete."""
         there = self.things()
         found = self.documents["things"].find_one({"_id": 0})
         assert found is not None
@@ -224,14 +224,15 @@ class TransactionTests(ServerCase):
         return int(found["number"])
 
     async def test_is_one(self) -> None:
-        """What it writes is there when it is done, and it sees what it wrote itself."""
+        """A transaction is durable when it ends, and reads its own writes."""
 
         async def work(transaction: Transaction) -> list[Any]:
-            await transaction.insert("things", [{"_id": 1}])
-            await transaction.update("things", {"q": {"_id": 1}, "u": {"$set": {"a": 1}}})
-            await transaction.update("things", {"q": {"_id": 1}, "u": {"$inc": {"a": 1}}})
+            await transaction.write(build_inserts("things", [{"_id": 1}]))
+            await transaction.write(build_updates("things", [{"q": {"_id": 1}, "u": {"$set": {"a": 1}}}]))
+            await transaction.write(build_updates("things", [{"q": {"_id": 1}, "u": {"$inc": {"a": 1}}}]))
             self.assertEqual(await transaction.find("things", {"_id": 1}), [{"_id": 1, "a": 2}])
-            self.assertEqual(await transaction.delete("things", {"_id": 0}, {"_id": 9}), 1)
+            (deleted,) = await transaction.write(build_deletes("things", {"_id": 0}, {"_id": 9}))
+            self.assertEqual(deleted["n"], 1)
             self.assertEqual(self.things(), [0])
             return await transaction.query(build_aggregate("things", [{"$match": {}}]))
 
@@ -239,14 +240,14 @@ class TransactionTests(ServerCase):
         self.assertEqual(self.things(), [1])
 
     async def test_refusal(self) -> None:
-        """A refusal is the answer and undoes everything, unless what was written is to be kept."""
+        """An error aborts the transaction, unless it asks for a commit."""
 
         async def refuse(transaction: Transaction) -> None:
-            await transaction.insert("things", [{"_id": 1}])
+            await transaction.write(build_inserts("things", [{"_id": 1}]))
             raise UnknownRecipient()
 
         async def keep(transaction: Transaction) -> None:
-            await transaction.insert("things", [{"_id": 2}])
+            await transaction.write(build_inserts("things", [{"_id": 2}]))
             raise CommitWithError(UnknownRecipient())
 
         for work in (refuse, keep):
@@ -255,7 +256,7 @@ class TransactionTests(ServerCase):
         self.assertEqual(self.things(), [0, 2])
 
     async def test_duplicate(self) -> None:
-        """What a unique index has already is told with its name, and nothing is written."""
+        """A duplicate key is reported with the name of the index, and nothing is written."""
 
         async def work(transaction: Transaction) -> None:
             transaction.write_at_end(build_updates("things", [{"q": {"_id": 0}, "u": {"$set": {"number": 9}}}]))
@@ -267,7 +268,7 @@ class TransactionTests(ServerCase):
         self.assertEqual(self.counted(), 0)
 
     async def test_in_the_way(self) -> None:
-        """Whatever is in its way, it is begun again and done once."""
+        """After any transient error the transaction is retried, and takes effect once."""
         for command in ("find", "insert", "update", "commitTransaction"):
             for code, labels in ((112, TRANSIENT), (251, TRANSIENT), (10107, TRANSIENT), (11602, TRANSIENT)):
                 before = self.counted()
@@ -276,7 +277,7 @@ class TransactionTests(ServerCase):
                 self.assertEqual(self.counted(), before + 1, f"{command} {code}")
 
     async def test_connection_lost(self) -> None:
-        """So it is when the connection ends at any point of it."""
+        """So it is when the connection is lost at any point."""
         for command in ("find", "insert", "update", "commitTransaction"):
             before = self.counted()
             with self.servers.failpoint(command, closeConnection=True, times=1):
@@ -284,7 +285,7 @@ class TransactionTests(ServerCase):
             self.assertEqual(self.counted(), before + 1, command)
 
     async def test_committed_but_not_said(self) -> None:
-        """A commit that was done and then said to be doubtful is not done again."""
+        """A commit that succeeded but was not acknowledged is not applied twice."""
         for code in (64, 91, 11600):
             before, self.attempts = self.counted(), 0
             error = {"code": code, "errmsg": CANARY}
@@ -293,13 +294,13 @@ class TransactionTests(ServerCase):
             self.assertEqual((self.counted(), self.attempts), (before + 1, 1))
 
     async def test_conflicts(self) -> None:
-        """Many at once that are all in each other's way are all done."""
+        """Conflicting transactions all succeed."""
         counting = [start_mongod(self.server.transact("count", self.count)) for _ in range(30)]
         self.assertEqual(sorted([await one for one in counting]), list(range(30)))
         self.assertEqual(self.counted(), 30)
 
     async def test_blocked_forever(self) -> None:
-        """When it stays in the way it has failed, in time, and is in nobody's way itself."""
+        """A transaction that keeps conflicting fails in time, and leaves no locks."""
         in_the_way = self.servers.failpoint("commitTransaction", errorCode=112, errorLabels=TRANSIENT)
         with in_the_way, self.impatiently():
             await self.fails(self.server.transact("count", self.count))
@@ -307,10 +308,10 @@ class TransactionTests(ServerCase):
         await self.server.transact("count", self.count)
 
     async def test_given_up(self) -> None:
-        """What is given up half way, having written, is in nobody's way afterwards."""
+        """A transaction that is given up after a write leaves no locks."""
 
         async def write_first(transaction: Transaction) -> None:
-            await transaction.update("things", {"q": {"_id": 0}, "u": {"$inc": {"number": 1}}})
+            await transaction.write(build_updates("things", [{"q": {"_id": 0}, "u": {"$inc": {"number": 1}}}]))
             await transaction.find("things", {})
 
         blocked = self.servers.failpoint("find", blockConnection=True, blockTimeMS=BLOCKED_MS)
@@ -322,10 +323,10 @@ class TransactionTests(ServerCase):
         self.assertEqual(self.counted(), 1)
 
     async def test_died(self) -> None:
-        """What a process had begun when it died can be ended by another."""
+        """Another process can abort the transactions of a dead one."""
 
         async def leave(transaction: Transaction) -> None:
-            await transaction.update("things", {"q": {"_id": 0}, "u": {"$inc": {"number": 1}}})
+            await transaction.write(build_updates("things", [{"q": {"_id": 0}, "u": {"$inc": {"number": 1}}}]))
             await Deferred[None]()
 
         self.server.set_session_owner("boot 1")
@@ -339,22 +340,22 @@ class TransactionTests(ServerCase):
         left.cancel()
 
     def _in_the_way(self) -> bool:
-        """Whether somebody has begun to change the number."""
+        """Whether a transaction is open."""
         status = self.servers.client.admin.command("serverStatus")
         return bool(status["transactions"]["currentInactive"])
 
 
 class UncertainCommitTests(ServerCase):
-    """Nobody knows whether it was done, and it was said to have failed: so it is undone."""
+    """A commit with an unknown outcome is reported as failed and undone."""
 
     async def insert(self, transaction: Transaction) -> None:
         transaction.write_at_end(build_inserts("things", [{"_id": 1}]))
 
     async def undo(self, transaction: Transaction) -> None:
-        await transaction.delete("things", {"_id": 1})
+        await transaction.write(build_deletes("things", {"_id": 1}))
 
     async def test_committed(self) -> None:
-        """It was done, but not said to be so until time was up."""
+        """It succeeded, but was not acknowledged in time."""
         with self.servers.failpoint("commitTransaction", writeConcernError={"code": 64, "errmsg": "no"}):
             with self.impatiently():
                 await self.fails(self.server.transact("insert", self.insert, undo=self.undo))
@@ -363,18 +364,18 @@ class UncertainCommitTests(ServerCase):
         await self.server.transact("insert", self.insert)
 
     async def test_commit_blocked(self) -> None:
-        """It was not done in time, and is not done later."""
+        """It did not succeed in time, and does not later."""
         with self.servers.failpoint("commitTransaction", blockConnection=True, blockTimeMS=2_000, times=1):
             with self.impatiently():
                 await self.fails(self.server.transact("insert", self.insert, undo=self.undo))
-            await wait_until(lambda: not self.server.has_uncertain_commits)
+            await wait_until(lambda: not self.server.transactions.has_uncertain_commits)
         self.assertEqual(self.things(), [])
         await self.server.transact("insert", self.insert)
         self.assertEqual(self.things(), [1])
 
 
 class UnavailableServerTests(ServerCase):
-    """A server that is not there, or says nothing."""
+    """A server that is down or does not reply."""
 
     patience = None
 
@@ -382,18 +383,18 @@ class UnavailableServerTests(ServerCase):
         return lonely_server()
 
     async def goes_and_comes_back(self, go: Callable[[int], None], come: Callable[[int], None]) -> None:
-        """Everything fails in time while it is away, soon at once, and works again soon after it is back."""
+        """Operations fail in time while it is down, soon at once, and work soon after it is back."""
         await self.elsewhere(go, 0)
         try:
             await self.fails(self.server.write("write", adding(1)))
-            await wait_until(lambda: not self.server.answers)
+            await wait_until(lambda: not self.server.is_available)
             self.fails_at_once(self.server.write("write", adding(1)))
             self.fails_at_once(self.server.transact("work", self.read))
         finally:
             await self.elsewhere(come, 0)
         # Since there is a primary again, which is not up to us.
         await self.elsewhere(self.servers.primary)
-        took = await wait_until(lambda: self.server.answers, BACK)
+        took = await wait_until(lambda: self.server.is_available, BACK)
         await self.server.write("write", adding(2))
         self.assertEqual(self.states, [True, False, True], f"after {took:.1f} s")
         self.assertIn(2, self.things())
@@ -402,19 +403,19 @@ class UnavailableServerTests(ServerCase):
         return await transaction.find("things", {})
 
     async def test_stopped(self) -> None:
-        """One that was ended and started again."""
+        """A server that is stopped and restarted."""
         await self.goes_and_comes_back(self.servers.stop, self.servers.start)
 
     async def test_killed(self) -> None:
-        """One that crashed."""
+        """A server that crashes."""
         await self.goes_and_comes_back(self.servers.kill, self.servers.start)
 
     async def test_frozen(self) -> None:
-        """One that keeps its connections and says nothing."""
+        """A server that keeps its connections but does not reply."""
         await self.goes_and_comes_back(self.servers.freeze, self.servers.thaw)
 
     async def test_frozen_and_set_back(self) -> None:
-        """All that was asked, and waits for its turn, fails in time though the clock of this host is set back."""
+        """Waiting operations fail in time even if the clock of this host is set back."""
         clock = HostClock()
         server = ReplicaSetClient(
             parse_mongo_uri(self.servers.uri(self.database)),
@@ -436,16 +437,16 @@ class UnavailableServerTests(ServerCase):
             await deferLater(CLOCK, 0.3)
             clock.ahead = -HOUR
             await gatherResults([start_mongod(self.fails(one)) for one in asked])
-            await wait_until(lambda: not server.answers)
+            await wait_until(lambda: not server.is_available)
         finally:
             await self.elsewhere(self.servers.thaw, 0)
-        await wait_until(lambda: server.answers)
+        await wait_until(lambda: server.is_available)
         self.assertIsNotNone(await store.get_account(ALICE))
         with request_scope(cast(Any, clock)):
             self.assertEqual(await store.find_owner(INBOX), ALICE)
 
     async def test_counted(self) -> None:
-        """What waits is counted right after a crash, which the server's own count is not."""
+        """Queued messages are counted right after a crash, unlike in the server's metadata."""
         store = await self.a_store()
         ids = [f"{number}" for number in range(200)]
         await self.put(store, *ids)
@@ -460,7 +461,7 @@ class UnavailableServerTests(ServerCase):
         self.assertEqual(await other.queue_sizes(1), ([(INBOX, 2)], 0))
 
     async def test_not_there_yet(self) -> None:
-        """It may come later than we do, and then is used as soon as it is there."""
+        """A server that starts after the client is used as soon as it is up."""
         server = self.a_server()
         await self.elsewhere(self.servers.kill, 0)
         try:
@@ -472,7 +473,7 @@ class UnavailableServerTests(ServerCase):
         await server.find("read", "things", {})
 
     async def test_closed_while_away(self) -> None:
-        """Closing waits for nobody who is not there."""
+        """Closing does not wait for a server that is down."""
         await self.elsewhere(self.servers.kill, 0)
         try:
             asked = [start_mongod(self.server.write("write", adding(number))) for number in range(20)]
@@ -487,10 +488,10 @@ class UnavailableServerTests(ServerCase):
 
 
 class OpeningTests(MongoTestCase):
-    """Servers that are not what they should be."""
+    """Unsupported servers."""
 
     async def test_version(self) -> None:
-        """One of a version that was not tested is used, and said to be one, once."""
+        """An untested version is used, and logged once."""
         self.patch(server_monitor, "NEWEST_TESTED_VERSION", (5, 0))
         server = self.a_server()
         for _ in range(2):
@@ -500,24 +501,24 @@ class OpeningTests(MongoTestCase):
         self.assertEqual(sum("not among the versions" in line for line in self.said), 1)
 
     async def test_tested_version(self) -> None:
-        """One that was tested is not."""
+        """A tested version is not logged."""
         await self.an_open_server()
         self.assertEqual([line for line in self.said if "versions" in line], [])
 
     async def test_alone(self) -> None:
-        """One without a replica set has no transactions, and there is no point in waiting for them."""
+        """A server without a replica set is rejected."""
         directory = TemporaryDataDirectory()
         self.addCleanup(directory.close)
         alone = Mongod(directory.path / "0", [])
         await self.elsewhere(alone.start)
         self.addCleanup(alone.kill)
         server = self.a_server(uri=f"mongodb://127.0.0.1:{alone.port}/test")
-        with self.assertRaisesRegex(StoreUnusable, f"127.0.0.1:{alone.port} is not a member of a replica set"):
+        with self.assertRaisesRegex(UnsupportedServer, f"127.0.0.1:{alone.port} is not a member of a replica set"):
             await server.open()
 
 
 class CredentialTests(MongoTestCase):
-    """A server that does not take everybody."""
+    """A server with access control."""
 
     patience = None
 
@@ -527,13 +528,13 @@ class CredentialTests(MongoTestCase):
         return authenticated_server()
 
     async def test_wrong_password(self) -> None:
-        """It is said once, without secrets; when the password is changed at the server there is no restart."""
+        """Wrong credentials are logged once, without secrets; correcting them needs no restart."""
         uri = self.servers.uri(self.database, credentials=f"late:{self.PASSWORD}", authMechanism="SCRAM-SHA-1")
         server = self.a_server(uri=uri)
         for _ in range(2):
             with self.assertRaises(StoreUnavailable):
                 await server.open()
-        refused = [line for line in self.said if "does not take our credentials" in line]
+        refused = [line for line in self.said if "rejects the credentials" in line]
         self.assertEqual(len(refused), 1)
         self.assertIn(self.servers.hosts[0], refused[0])
         self.servers.client.admin.command(
@@ -548,12 +549,12 @@ class CredentialTests(MongoTestCase):
                 await server.write("write", adding(1))
                 break
         server.set_session_owner("boot")
-        await server.transact("work", lambda t: t.insert("things", [{"_id": 2}]))
+        await server.transact("work", lambda t: t.write(build_inserts("things", [{"_id": 2}])))
         await server.end_sessions("boot")
         self.assertNotIn(self.PASSWORD, "\n".join(self.said))
 
 
 @cache
 def lonely_server() -> ReplicaSet:
-    """One for those tests that end it and start it again."""
+    """A server for tests that stop and restart it."""
     return open_store(ReplicaSet())

@@ -1,4 +1,4 @@
-"""Sessions in which transactions are numbered."""
+"""Server sessions."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from mediatord.store.mongo.driver.commands import build_inserts
 from mediatord.store.mongo.driver.transactions import ServerSessionPool, Transaction, list_session_ids
 from tests.store.mongo.mongo_test_case import MongoTestCase
 
@@ -14,73 +15,73 @@ HOUR = 3600.0
 
 
 class SessionsTests(SynchronousTestCase):
-    """How many there are."""
+    """Number of sessions."""
 
     def setUp(self) -> None:
         self.clock = Clock()
         self.sessions = ServerSessionPool(self.clock)
 
     def test_idle(self) -> None:
-        """One that was not used for long is used again, with a higher number."""
-        first = self.sessions.take()
+        """An idle session is reused with a higher transaction number."""
+        first = self.sessions.check_out()
         number = first.begin()["txnNumber"]
         self.sessions.return_session(first)
         self.clock.advance(HOUR)
-        self.assertIs(self.sessions.take(), first)
+        self.assertIs(self.sessions.check_out(), first)
         self.assertGreater(first.begin()["txnNumber"], number)
 
     def test_laid_aside(self) -> None:
-        """One in which something may be going on is used again later."""
-        first = self.sessions.take()
+        """A quarantined session is reused later."""
+        first = self.sessions.check_out()
         self.sessions.quarantine_session(first)
-        self.assertIsNot(self.sessions.take(), first)
+        self.assertIsNot(self.sessions.check_out(), first)
         self.clock.advance(60)
-        self.assertIs(self.sessions.take(), first)
+        self.assertIs(self.sessions.check_out(), first)
 
     def test_can_be_ended(self) -> None:
-        """For days, what is used is what others would end."""
+        """All sessions in use are among those that another process would end."""
         for _ in range(30):
-            taken = [self.sessions.take() for _ in range(32)]
+            taken = [self.sessions.check_out() for _ in range(32)]
             for session in taken[::2]:
                 self.sessions.return_session(session)
             for session in taken[1::2]:
                 self.sessions.quarantine_session(session)
             self.clock.advance(HOUR)
         known = list_session_ids(self.sessions.owner)
-        self.assertEqual([one for one in self.sessions.made if one not in known], [])
+        self.assertEqual([one for one in self.sessions.session_ids if one not in known], [])
 
     def test_very_many(self) -> None:
-        """After a time when very many were in use at once, it is those again that others would end."""
+        """After a peak the sessions that another process would end are used again."""
         known = list_session_ids(self.sessions.owner)
         for _ in range(20):
-            taken = [self.sessions.take() for _ in range(300)]
+            taken = [self.sessions.check_out() for _ in range(300)]
             self.assertEqual(len({bytes(session.id["id"]) for session in taken}), 300)
             for session in taken[::2]:
                 self.sessions.return_session(session)
             for session in taken[1::2]:
                 self.sessions.quarantine_session(session)
             self.clock.advance(60)
-        taken = [self.sessions.take() for _ in range(256)]
+        taken = [self.sessions.check_out() for _ in range(256)]
         self.assertEqual([session.id for session in taken if session.id not in known], [])
 
     def test_left_behind(self) -> None:
-        """Of those that nobody else would end, the latest in which something may be going on are known."""
-        taken = [self.sessions.take() for _ in range(5_000)]
+        """Of single-use sessions the latest that may be active are listed."""
+        taken = [self.sessions.check_out() for _ in range(5_000)]
         for session in taken[:3_000]:
             self.sessions.return_session(session)
         for session in taken[3_000:]:
             self.sessions.quarantine_session(session)
         made = [session.id for session in taken]
-        self.assertEqual(self.sessions.made, [*made[:256], *made[-1_000:]])
+        self.assertEqual(self.sessions.session_ids, [*made[:256], *made[-1_000:]])
 
 
 class OwnerTests(MongoTestCase):
     async def test_going_back(self) -> None:
-        """A process goes back to sessions that it had before, under an id that it had before."""
+        """A process can return to a former owner id."""
         server = await self.an_open_server()
 
         async def insert(transaction: Transaction) -> None:
-            await transaction.insert("things", [{}])
+            await transaction.write(build_inserts("things", [{}]))
 
         for owner in ("a", "a", "b", "a"):
             server.set_session_owner(f"{self.database} {owner}")

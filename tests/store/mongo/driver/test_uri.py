@@ -1,4 +1,4 @@
-"""What a MongoDB URI may ask for, and that everything else is refused in one line that gives nothing away."""
+"""Supported and rejected MongoDB URIs; errors are one line without secrets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECRET = "s3cret"
 
 
 def refusal(text: str) -> str:
-    """The one line for the operator."""
+    """The error text."""
     with pytest.raises(InvalidMongoURI) as caught:
         parse_mongo_uri(text)
     assert "\n" not in str(caught.value)
@@ -25,12 +25,12 @@ def refusal(text: str) -> str:
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
-    """One for all tests, with its certificate in a file."""
+    """A certificate authority for all tests, with its certificate in a file."""
     return CertificateAuthority(tmp_path_factory.mktemp("authority"))
 
 
 def test_what_is_not_said_is_made_safe() -> None:
-    """Writes wait for a majority and its journal. Nothing about reads: txmongo asks the primary only then."""
+    """Writes wait for a majority and its journal. Without a read preference txmongo finds the primary."""
     address = parse_mongo_uri("mongodb://db.example/mediatord")
     assert address.uri == f"mongodb://db.example:27017/mediatord?{ALWAYS}"
     assert (address.hosts, address.database) == ("db.example:27017", "mediatord")
@@ -39,7 +39,7 @@ def test_what_is_not_said_is_made_safe() -> None:
 
 
 def test_what_may_be_said() -> None:
-    """Options in any case, with what the mediator does in any case, are taken."""
+    """Option names in any case, and options that state what the mediator does anyway, are accepted."""
     uri = (
         "mongodb://DB1:27018,db2,10.0.0.3:27019/m?replicaset=rs0&w=majority&journal=true"
         "&readPreference=primary&retryWrites=true&retryReads=true&tls=false&ssl=false"
@@ -50,7 +50,7 @@ def test_what_may_be_said() -> None:
 
 
 def test_credentials_authenticate() -> None:
-    """They are for the database of the path unless authSource names another; the mechanism is the one there is."""
+    """Credentials are of the database in the path, or of authSource."""
     address = parse_mongo_uri("mongodb://u%40x:p%2B%3A%2F%C3%BC@h/m")
     assert address.uri == (
         f"mongodb://u%40x:p%2B%3A%2F%C3%BC@h:27017/m?{ALWAYS}&authMechanism=SCRAM-SHA-1&authSource=m"
@@ -131,7 +131,7 @@ def test_nothing_secret_is_represented() -> None:
     ],
 )
 def test_refused(uri: str, text: str) -> None:
-    """What would skip authentication or TLS, lose data, or silently do nothing."""
+    """Options that would skip authentication or TLS, lose data or be ignored."""
     if not text:
         assert parse_mongo_uri(uri)
         return
@@ -142,7 +142,7 @@ def test_refused(uri: str, text: str) -> None:
 
 @pytest.mark.parametrize("sign", "/?@:+#[] &=%é")
 def test_no_part_of_a_password_is_ever_shown(sign: str) -> None:
-    """However badly it is quoted: such a URI is refused, or its password is what was meant."""
+    """Whatever its quoting, a URI is rejected or its password is used as intended."""
     for password in (
         f"{SECRET}{sign}{SECRET}",
         f"{SECRET}{sign}{SECRET}={SECRET}",
@@ -160,7 +160,7 @@ def test_no_part_of_a_password_is_ever_shown(sign: str) -> None:
 
 
 def test_tls_is_built(authority: CertificateAuthority) -> None:
-    """`ssl` is another word for it. Nothing of it is left to the URI, where txmongo passes over it."""
+    """`ssl` is another name of it. TLS options are not left in the URI, where txmongo ignores them."""
     for switch in ("tls=true", "ssl=true", "tls=true&ssl=true"):
         address = parse_mongo_uri(f"mongodb://db.example/m?{switch}&tlsCAFile={quote(str(authority.path))}")
         assert isinstance(address.ssl_context_factory, ReplicaSetTLS)
@@ -168,7 +168,7 @@ def test_tls_is_built(authority: CertificateAuthority) -> None:
 
 
 def test_the_authority_has_to_be_there(authority: CertificateAuthority, tmp_path: Path) -> None:
-    """A file that cannot be read, or has no certificate, is not the same as none."""
+    """A file that cannot be read, or has no certificate, is an error."""
     assert refusal(f"mongodb://h/m?tls=true&tlsCAFile={tmp_path}/none") == (
         f"tlsCAFile: {tmp_path}/none: No such file or directory"
     )
@@ -178,7 +178,7 @@ def test_the_authority_has_to_be_there(authority: CertificateAuthority, tmp_path
 
 
 def test_our_certificate_has_to_be_whole(authority: CertificateAuthority, tmp_path: Path) -> None:
-    """With its own private key."""
+    """A client certificate needs its own private key."""
     ours, other = authority.issue("ours"), authority.issue("other")
     marker = b"-----BEGIN PRIVATE KEY"
     mixed = tmp_path / "mixed.pem"
@@ -193,7 +193,7 @@ def test_our_certificate_has_to_be_whole(authority: CertificateAuthority, tmp_pa
 
 
 def test_x509_is_our_certificate(authority: CertificateAuthority) -> None:
-    """Its subject is the user, unless the URI names it; txmongo gets no credentials, which it would misread."""
+    """Its subject is the user unless the URI has one; txmongo gets no credentials in the URI."""
     certificate = authority.issue("node", organisation="Mediators, Inc.")
     tls = f"tls=true&tlsCAFile={authority.path}&tlsCertificateKeyFile={certificate}&authMechanism=MONGODB-X509"
     address = parse_mongo_uri(f"mongodb://h/m?{tls}")
@@ -211,7 +211,7 @@ def test_x509_is_our_certificate(authority: CertificateAuthority) -> None:
 def test_x509_and_passwords_exclude_each_other(
     credentials: str, more: str, text: str, authority: CertificateAuthority
 ) -> None:
-    """Only one of them can be meant."""
+    """A certificate and a password are contradictory."""
     certificate = authority.issue("node")
     tls = f"tls=true&tlsCertificateKeyFile={certificate}&authMechanism=MONGODB-X509"
     assert text in refusal(f"mongodb://{credentials}h/m?{tls}{more}")

@@ -1,0 +1,63 @@
+"""docs/glossary.md: order, form, and that the classes it names exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from tests.docs.test_documents import PROJECT, text
+
+GLOSSARY = text("docs/glossary.md")
+
+
+def sections() -> dict[str, list[list[str]]]:
+    """The rows of each section's table: term, meaning, source."""
+    parts = re.split(r"^## (.+)$", GLOSSARY, flags=re.MULTILINE)[1:]
+    return {
+        name: [
+            [cell.strip() for cell in line.strip("|").split("|")]
+            for line in body.splitlines()
+            if line.startswith("| ") and not line.startswith("| term")
+        ]
+        for name, body in zip(parts[::2], parts[1::2], strict=True)
+    }
+
+
+def class_names(directory: Path) -> set[str]:
+    """All classes that are defined below a directory."""
+    return {
+        node.name
+        for path in directory.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ClassDef)
+    }
+
+
+def test_terms_are_in_order() -> None:
+    """Alphabetical within a section, and each term once in the document."""
+    terms = [[row[0].partition(" (`")[0].lower() for row in rows] for rows in sections().values()]
+    assert [names for names in terms if names != sorted(names)] == []
+    flat = [name for names in terms for name in names]
+    assert len(flat) == len(set(flat)) > 200
+
+
+def test_each_term_has_a_meaning_and_a_source() -> None:
+    """One sentence, and where the word comes from."""
+    rows = [row for found in sections().values() for row in found]
+    assert [row for row in rows if len(row) != 3 or not row[1].endswith(".") or not row[2]] == []
+
+
+def test_classes_exist() -> None:
+    """A class that is named beside a term is one of the daemon's."""
+    known = class_names(PROJECT / "mediatord")
+    named = {name for rows in sections().values() for row in rows for name in re.findall(r"`([A-Z]\w+)`", row[0])}
+    assert len(named) > 80
+    assert named - known == set()
+
+
+def test_every_package_has_its_terms() -> None:
+    """Each package of the daemon is named by a section, except those that are clients of it."""
+    packages = {path.parent.name for path in (PROJECT / "mediatord").glob("*/__init__.py")}
+    named = set(re.findall(r"`mediatord/(\w+)[/\w]*`", GLOSSARY))
+    assert packages - named == {"wallet"}
