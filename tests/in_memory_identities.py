@@ -189,11 +189,11 @@ class InMemoryDecentrlSocket:
         self.in_memory = in_memory
         self.socket: FakeSocket = in_memory.socket(**options)
         self.conversation: DecentrlSocketProtocol = in_memory.decentrl.open_socket(self.socket)
-        self.conversation.begin()
+        self.conversation.start()
 
     def say(self, frame: bytes, *, binary: bool = False) -> None:
         """Send one message."""
-        self.in_memory.done(self.conversation.hear(frame, binary))
+        self.in_memory.done(self.conversation.handle_message(frame, binary))
 
     def heard(self) -> list[dict[str, Any]]:
         """What came since this was asked last."""
@@ -202,7 +202,7 @@ class InMemoryDecentrlSocket:
 
     def hang_up(self) -> None:
         """The socket is gone."""
-        self.conversation.end()
+        self.conversation.stop()
         self.in_memory.base.connections.closed(self.socket)
 
 

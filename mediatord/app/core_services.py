@@ -67,11 +67,11 @@ class LateRemovalRecorder:
         """Record removed messages."""
         for one in removed:
             if one.reason is None:
-                self._recorder.acknowledged(one, "pickup", "didcomm")
+                self._recorder.record_acknowledgement(one, "pickup", "didcomm")
             elif one.reason == "ttl":
-                self._recorder.expired(one)
+                self._recorder.record_expiry(one)
             else:
-                self._recorder.evicted(one)
+                self._recorder.record_eviction(one)
 
     def record_events(self, removed: Sequence[RemovedMessage]) -> None:
         """Record removed events."""
@@ -199,14 +199,16 @@ def build_core_services(
     quotas = cluster.quotas if cluster else None
     rate_limiter = RateLimiter(
         reactor,
-        recorder.limited,
+        recorder.record_rate_limit,
         did_per_minute=config.limits.did_per_minute,
         ip_per_minute=config.limits.ip_per_minute,
         account_per_minute=config.limits.account_per_minute,
         trusted=_build_trusted_peers(config),
-        allowances=quotas,
+        quotas=quotas,
     )
-    registrations = RegistrationQuota(reactor, store, recorder.limited, _build_registration_limits(config), quotas)
+    registrations = RegistrationQuota(
+        reactor, store, recorder.record_rate_limit, _build_registration_limits(config), quotas
+    )
 
     def apply_limits(new: Config) -> None:
         connections.limit(*_build_connection_limits(new))
@@ -223,7 +225,7 @@ def build_core_services(
     metrics.register_buffer("event_log", lambda: (None, events.pending))
     metrics.register_buffer("rate_limits", lambda: (len(rate_limiter) + len(registrations), None))
     metrics.register_buffer("requests_in_progress", lambda: rate_limiter.memory.held)
-    metrics.register_buffer("counted_pushes", lambda: (recorder.remembered, None))
+    metrics.register_buffer("counted_pushes", lambda: (recorder.attempt_count, None))
     metrics.register_buffer("subscriptions", lambda: (connections.subscriptions, None))
     metrics.register_buffer("subscription_backlogs", lambda: (len(connections.backlogs), None))
     return CoreServices(

@@ -38,7 +38,7 @@ def build_decentrl(core: CoreServices, config: Config) -> DecentrlServices:
     clock, recorder, store = core.reactor, core.recorder, core.store
     identity, settings = core.identity, config.decentrl
     key_directory = KeyDirectory(
-        lambda: identity.now.decentrl_dids, lambda: (identity.now.signing_key, *identity.now.former_signing_keys)
+        identity.decentrl_dids, lambda: (identity.now.signing_key, *identity.now.former_signing_keys)
     )
     remote_delivery, pickup_recorder, backlog_reader = None, None, None
     if core.cluster:
@@ -58,7 +58,7 @@ def build_decentrl(core: CoreServices, config: Config) -> DecentrlServices:
         key_directory=key_directory,
         event_pusher=event_pusher,
         recorder=recorder,
-        new_id=lambda: new_stored_message_id(clock.seconds()),
+        new_id=new_stored_message_id,
     )
     access = AccessList()
 

@@ -374,7 +374,7 @@ def build_admin_site(
         here=monitor.report,
         figures=worker.fetch_metrics if worker else render_metrics,
         backlog=backlog,
-        tag=core.recorder.tag,
+        tag=core.recorder.pseudonymize,
         reports=reports,
         is_own=core.probe_credentials.identities.is_probe_did,
     )

@@ -301,7 +301,7 @@ class StatusNotifier(Service):
         super().startService()
         if not has_native_masking():
             _log.warn("Autobahn runs without its native code: reading from sockets is many times slower")
-        self._core.recorder.started(__version__)
+        self._core.recorder.record_start(__version__)
         self._core.reactor.callWhenRunning(self._begin)
 
     def reload(self, read: Callable[[], Config]) -> None:
@@ -361,4 +361,4 @@ class StatusNotifier(Service):
         for loop in self._loops:
             if loop.running:
                 loop.stop()
-        self._core.recorder.stopped(__version__)
+        self._core.recorder.record_stop(__version__)

@@ -30,7 +30,7 @@ async def record_ledger(core: CoreServices) -> None:
 
     :raise StoreUnavailable: it could not be read.
     """
-    core.recorder.ledger(core.store_name, await core.store.read_ledger())
+    core.recorder.record_ledger(core.store_name, await core.store.read_ledger())
 
 
 class StartStopLedgerRecorder(Service):
@@ -139,12 +139,12 @@ async def record_gauges(core: CoreServices, lag: ReactorLagMonitor) -> None:
     try:
         waiting = await core.store.get_queue_totals()
     except StoreUnavailable:
-        core.recorder.gauge(**own)
+        core.recorder.record_gauge(**own)
         raise
     core.recorder.metrics.set_table_sizes(await core.store.table_sizes())
     since = waiting.oldest_received_at
     core.recorder.metrics.set_queued_messages(waiting.messages, since)
-    core.recorder.gauge(
+    core.recorder.record_gauge(
         depth=waiting.messages,
         bytes=waiting.bytes,
         rcpts=waiting.recipients,

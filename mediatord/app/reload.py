@@ -36,12 +36,13 @@ class CurrentIdentity:
     The identity in use, which changes when keys are rotated.
 
     :ivar now: that identity.
-    :ivar own_dids: as of :class:`MediatorIdentity`; always the same set, changed in place.
+    :ivar own_dids: as of :class:`MediatorIdentity`, like `decentrl_dids`; always the same set, changed in place.
     """
 
     def __init__(self, identity: MediatorIdentity) -> None:
         self.now = identity
         self.own_dids = set(identity.own_dids)
+        self.decentrl_dids = set(identity.decentrl_dids)
         self._caches: list[Callable[[], None]] = [jwe_algorithms.clear_key_caches]
 
     def on_change(self, clear: Callable[[], None]) -> None:
@@ -53,6 +54,8 @@ class CurrentIdentity:
         self.now = identity
         self.own_dids.clear()
         self.own_dids.update(identity.own_dids)
+        self.decentrl_dids.clear()
+        self.decentrl_dids.update(identity.decentrl_dids)
         for clear in self._caches:
             clear()
 
@@ -323,7 +326,7 @@ class ConfigReloader:
         except Exception:
             _log.failure("renewing the pseudonym key of the event log failed")
         lines = self._events.segment_lines
-        self._recorder.reloaded(__version__, outcome, self._monotonic() - began, success=renewed)
+        self._recorder.record_reload(__version__, outcome, self._monotonic() - began, success=renewed)
         self._events.rotate(ignored_lines=self._events.segment_lines - lines)
 
     def use_identity(self, identity: MediatorIdentity) -> None:

@@ -69,11 +69,11 @@ class ProbeMessageTests(SynchronousTestCase):
         recorder = self.in_memory.base.recorder
         for id_ in ("1", "2"):
             message = StoredMessage(id_, did, did, b"{}", "json", NOW, NOW + 30)
-            recorder.accepted("r", message, None, "didcomm", False)
+            recorder.record_accept("r", message, None, "didcomm", False)
         removed: Any = RemovedMessage("1", did, did, 2, NOW, 0)
-        recorder.acknowledged(removed, "live", "didcomm")
-        recorder.expired(removed)
-        recorder.evicted(removed)
+        recorder.record_acknowledgement(removed, "live", "didcomm")
+        recorder.record_expiry(removed)
+        recorder.record_eviction(removed)
 
     def ledger(self) -> dict[str, Any]:
         """What is told of DIDComm now."""

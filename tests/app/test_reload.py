@@ -53,7 +53,7 @@ class ReloadingTests(SynchronousTestCase):
         self.assertEqual(self.in_memory.request("GET", "/metrics", peer="127.0.0.1").status, 403)
         self.assertEqual(self.in_memory.request("GET", "/metrics", peer="192.0.2.9").status, 200)
         for _ in range(2):
-            self.in_memory.base.recorder.granted("did:web:a", "didcomm")
+            self.in_memory.base.recorder.record_grant("did:web:a", "didcomm")
             self.in_memory.base.events.rotate()
         self.assertEqual(list(self.in_memory.config.log.directory.glob("events-*")), [])
         self.assertEqual(self.in_memory.counter("mediator_log_segments_deleted_total"), 2)
@@ -63,7 +63,7 @@ class ReloadingTests(SynchronousTestCase):
         for _ in range(5):
             self.reload(lambda: self.in_memory.config)
         self.assertEqual(list(self.in_memory.config.log.directory.glob("events-*")), [])
-        self.in_memory.base.recorder.granted("did:web:a", "didcomm")
+        self.in_memory.base.recorder.record_grant("did:web:a", "didcomm")
         self.reload(lambda: self.in_memory.config)
         self.assertEqual(len(list(self.in_memory.config.log.directory.glob("events-*"))), 1)
         self.assertEqual(len(self.in_memory.events("proc.reload")), 6)
@@ -71,8 +71,8 @@ class ReloadingTests(SynchronousTestCase):
     def test_level(self) -> None:
         """From now on only what is as grave is written."""
         self.reload(lambda: self.other(log={"level": "warn"}))
-        self.in_memory.base.recorder.granted("did:web:a", "didcomm")
-        self.in_memory.base.recorder.denied("did:web:a", "policy", "didcomm")
+        self.in_memory.base.recorder.record_grant("did:web:a", "didcomm")
+        self.in_memory.base.recorder.record_denial("did:web:a", "policy", "didcomm")
         self.assertEqual(self.in_memory.events("acct.grant"), [])
         self.assertEqual(len(self.in_memory.events("acct.deny")), 1)
         self.reload(lambda: self.other(log={"level": "info"}))
@@ -99,7 +99,7 @@ class ReloadingTests(SynchronousTestCase):
         def wrong() -> Config:
             raise ConfigError(["mediator.yaml:3: log.level: expected info", "mediator.yaml:9: more"])
 
-        self.in_memory.base.recorder.granted("did:web:a", "didcomm")
+        self.in_memory.base.recorder.record_grant("did:web:a", "didcomm")
         said = self.reload(wrong)
         self.assertEqual(
             said,

@@ -252,7 +252,7 @@ class LimitsTests(SocketTestCase):
             for _ in range(20):
                 letter = self.bob.letter("x" * 20_000)
                 self.site_fixture.receive(pack_forward(self.site_fixture, self.bob.did, letter), peer="203.0.113.9")
-            return int(websocket_client.line.protocol._outbox.waiting_bytes)  # type: ignore[attr-defined]
+            return int(websocket_client.line.protocol._send_queue.queued_bytes)  # type: ignore[attr-defined]
 
         before = kept()
         self.assertGreater(before, 300_000)

@@ -207,7 +207,7 @@ class DecentrlTests(InMemoryClusterTestCase):
         announce = cluster.add_presence
         cluster.add_presence = lambda boot, dids: held.addCallback(lambda _: announce(boot, dids))
         dialogue = InMemoryDecentrlSocket(self.b)
-        said = Deferred.fromCoroutine(dialogue.conversation.hear(self.bob.greeting(), False))
+        said = Deferred.fromCoroutine(dialogue.conversation.handle_message(self.bob.greeting(), False))
         self.settle()
         self.tell("before")
         self.later(0.5)
@@ -245,7 +245,7 @@ class DecentrlTests(InMemoryClusterTestCase):
         announce = cluster.add_presence
         cluster.add_presence = lambda boot, dids: held.addCallback(lambda _: announce(boot, dids))
         dialogue = InMemoryDecentrlSocket(self.b)
-        said = Deferred.fromCoroutine(dialogue.conversation.hear(self.bob.greeting(), False))
+        said = Deferred.fromCoroutine(dialogue.conversation.handle_message(self.bob.greeting(), False))
         self.settle()
         dialogue.hang_up()
         held.callback(None)

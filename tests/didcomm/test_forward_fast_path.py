@@ -258,10 +258,10 @@ class FaultTests(SynchronousTestCase):
             self.assertEqual([reply.status for reply in replies], [500, 500], name)
             self.assertGreater(len(self.flushLoggedErrors(ZeroDivisionError, ValueError)), 0)
 
-    def test_the_journal_breaks(self) -> None:
+    def test_the_recorder_breaks(self) -> None:
         """What was stored was taken."""
         replies: list[DIDCommReply] = []
-        with mock.patch.object(self.in_memory.base.recorder, "end", _broken):
+        with mock.patch.object(self.in_memory.base.recorder, "end_request", _broken):
             self.together(2, replies.append)
         self.assertEqual([reply.status for reply in replies], [202, 202])
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 2)

@@ -84,16 +84,16 @@ class FakeDecentrlSocketProtocol:
         self.told: list[Any] = []
         self.answer: Callable[[bytes], Deferred[None]] = lambda frame: succeed(None)
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Note."""
         self.told.append("begin")
         self._opened(self)
 
-    async def hear(self, frame: bytes, binary: bool) -> None:
+    async def handle_message(self, frame: bytes, binary: bool) -> None:
         """Note, and be done when the test says so."""
         self.told.append((frame, binary))
         await self.answer(frame)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Note."""
         self.told.append("end")

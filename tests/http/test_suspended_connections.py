@@ -205,7 +205,11 @@ class LossTests(SynchronousTestCase):
                 owner: Any = line.protocol
                 stock = getattr(owner, "_standard_channel", None)
                 for kept in (owner, stock):
-                    self.assertFalse(getattr(kept, "_ahead", b"") or getattr(kept, "_buffer", b""))
+                    self.assertFalse(
+                        getattr(kept, "_ahead", b"")
+                        or getattr(kept, "_unparsed", b"")
+                        or getattr(kept, "_buffer", b"")
+                    )
         self.assertEqual(self.site_fixture.counter("mediator_active_connections"), 0)
 
     def held(self, buffer: str) -> tuple[float, float]:

@@ -256,7 +256,7 @@ class DecentrlSteps(MirroredWallets):
         """One less."""
         self.lines.remove(line)
         for one in self.mediators.mediator_fixtures:
-            line.ends[one.backend].conversation.end()
+            line.ends[one.backend].conversation.stop()
             one.hang_up(line.ends[one.backend].socket)
 
     def heard(self, events: list[ExpectedEvent]) -> None:

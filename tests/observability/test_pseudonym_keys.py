@@ -178,9 +178,9 @@ class KeyEpochTests(SynchronousTestCase):
     def test_midnight(self) -> None:
         """After two days everything is tagged with another key, in a segment of its own."""
         before = self.in_memory.base.recorder
-        before.granted(DID, "didcomm")
+        before.record_grant(DID, "didcomm")
         self.days(3)
-        self.in_memory.base.recorder.granted(DID, "didcomm")
+        self.in_memory.base.recorder.record_grant(DID, "didcomm")
         lines = [line for line in self.in_memory.events("acct.grant")]
         self.assertEqual([line["epoch"] for line in lines], [1, 2])
         keys = read_pseudonym_keys(self.path)
@@ -253,7 +253,7 @@ class KeyEpochTests(SynchronousTestCase):
             raise ZeroDivisionError
 
         self.patch(self.epochs, "_days", fail)
-        self.in_memory.base.recorder.granted("did:web:a", "didcomm")
+        self.in_memory.base.recorder.record_grant("did:web:a", "didcomm")
         self.in_memory.base.reloader.reload(lambda: self.in_memory.config)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
         self.assertEqual(len(self.in_memory.events("log.open")), 2)
