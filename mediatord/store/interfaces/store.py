@@ -14,8 +14,8 @@ from mediatord.store.interfaces.cluster import MAX_CLOCK_SKEW, IClusterStore
 from mediatord.store.interfaces.decentrl import IDecentrlStore
 from mediatord.store.interfaces.messages import AcknowledgementResult, IMessageStore
 
-# Seconds for which a claim is kept after it has expired: the clock of the process that prunes may be ahead, and that of
-# the process that claims next behind, by the allowed skew each.
+# Seconds for which a claim is kept after it has expired: the clock of the process that prunes may be ahead, and that
+# of the process that claims next behind, by the allowed skew each.
 NONCE_GRACE_SECONDS = 2 * MAX_CLOCK_SKEW + 1.0
 
 
