@@ -2,11 +2,11 @@
 Time: a reactor clock that survives steps of the wall clock, the deadline of a request, and its computing time.
 
 `MonotonicReactorClock` replaces the `seconds` of the program's reactor. Twisted schedules timers by `seconds`, which
-is the wall clock: setting that back by two minutes stops every timer for two minutes, and setting it forward, as after
-a suspend, runs all of them at once. The replacement starts at the wall clock and advances with the monotonic clock.
-Once a second both are compared; after a step, `seconds` follows the wall clock and all pending timers are moved along,
-so that each keeps its remaining time. Two readings of `seconds` may therefore differ by such a step, and the second
-may be the lower one; `NonDecreasingClock` is for code that cannot take that.
+is the wall clock: setting that back by two minutes stops every timer for two minutes, and setting it forward, as
+after a suspend, runs all of them at once. The replacement starts at the wall clock and advances with the monotonic
+clock. Once a second both are compared; after a step, `seconds` follows the wall clock and all pending timers are
+moved along, so that each keeps its remaining time. Two readings of `seconds` may therefore differ by such a step, and
+the second may be the lower one; `NonDecreasingClock` is for code that cannot take that.
 
 The deadline and the stopwatch of a request are kept in context variables: a coroutine keeps the context of its
 caller, and what the reactor calls has an empty one. Work that a request starts without awaiting it has no deadline

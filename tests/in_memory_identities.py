@@ -47,7 +47,7 @@ class InMemoryIdentity:
         self.in_memory = in_memory
         self.seed = secrets.token_bytes(32)
         _, prekey = generate_key_pair()
-        self.mediator = in_memory.base.identity.web_did
+        self.mediator = in_memory.base.identity.now.web_did
         self.did = make_did(name, crypto_sign_seed_keypair(self.seed)[0], prekey, mediator_did or self.mediator)
 
     @property
@@ -121,7 +121,7 @@ class InMemoryIdentity:
     def sealed_registration(self, plaintext: Any) -> dict[str, Any]:
         """Anything, encrypted as a request for registration is."""
         private, public = generate_key_pair()
-        (agreement,) = self.in_memory.base.identity.web_document["keyAgreement"][:1]
+        (agreement,) = self.in_memory.base.identity.now.web_document["keyAgreement"][:1]
         secret = derive_shared_secret(private, decode_public_key(agreement["publicKeyMultibase"]))
         return {
             "encrypted_contract_request": encrypt(encoding.dumps(plaintext), secret),
@@ -188,12 +188,12 @@ class InMemoryDecentrlSocket:
     def __init__(self, in_memory: InMemoryMediator, **options: Any) -> None:
         self.in_memory = in_memory
         self.socket: FakeSocket = in_memory.socket(**options)
-        self.conversation: DecentrlSocketProtocol = in_memory.decentrl.converse(self.socket)
-        self.conversation.begin()
+        self.conversation: DecentrlSocketProtocol = in_memory.decentrl.open_socket(self.socket)
+        self.conversation.start()
 
     def say(self, frame: bytes, *, binary: bool = False) -> None:
         """Send one message."""
-        self.in_memory.done(self.conversation.hear(frame, binary))
+        self.in_memory.done(self.conversation.handle_message(frame, binary))
 
     def heard(self) -> list[dict[str, Any]]:
         """What came since this was asked last."""
@@ -202,7 +202,7 @@ class InMemoryDecentrlSocket:
 
     def hang_up(self) -> None:
         """The socket is gone."""
-        self.conversation.end()
+        self.conversation.stop()
         self.in_memory.base.connections.closed(self.socket)
 
 

@@ -101,7 +101,7 @@ class InMemoryMediator:
         self.clock = InMemoryReactor()
         self.clock.advance(NOW)
         self.config = Config.model_validate({"storage": {"backend": "memory"}, **settings}).resolved(directory)
-        self.base = build_core_services(self.clock, self.config, steady=self.clock.seconds)
+        self.base = build_core_services(self.clock, self.config, monotonic=self.clock.seconds)
         os.utime(directory / "log.key", (NOW, NOW))  # which is how old its key is
         self.half = build_didcomm(self.base, self.config)
         self.decentrl = build_decentrl(self.base, self.config)
@@ -115,7 +115,7 @@ class InMemoryMediator:
         self.base.gate.startService()
         test.addCleanup(self.base.events.stopService)
         test.addCleanup(self._check_ledger)
-        self.did = self.base.identity.did
+        self.did = self.base.identity.now.did
         self.document: DIDDocument = resolve_local(self.did)
 
     def receive(self, raw: bytes, socket: FakeSocket | None = None, peer: str = PEER) -> DIDCommReply:
@@ -127,11 +127,11 @@ class InMemoryMediator:
                 (reply,) = replies
                 return reply
         origin = MessageOrigin(socket.client if socket else peer, socket)
-        return self.done(self.half.mediator.receive(raw, origin))
+        return self.done(self.half.dispatcher.receive(raw, origin))
 
     def obey(self, raw: bytes, peer: str = PEER) -> DecentrlReply:
         """What the mediator replies to one Decentrl command."""
-        return self.done(self.decentrl.mediator.receive(raw, peer))
+        return self.done(self.decentrl.dispatcher.receive(raw, peer))
 
     def done(self, work: Coroutine[Any, Any, T]) -> T:
         """What comes of work that needs no time."""
@@ -182,7 +182,7 @@ class InMemoryWallet:
     def __init__(self, in_memory: InMemoryMediator, identity: WalletIdentity | None = None) -> None:
         self.in_memory = in_memory
         self.identity = identity or WalletIdentity.generate(endpoint=in_memory.did)
-        self.book = DIDDocumentCache()
+        self.documents = DIDDocumentCache()
 
     @property
     def did(self) -> str:
@@ -209,7 +209,7 @@ class InMemoryWallet:
 
     def open(self, raw: bytes) -> OpenedMessage:
         """Open an envelope addressed to this wallet."""
-        return unpack_message(raw, self.identity, self.book.resolve)
+        return unpack_message(raw, self.identity, self.documents.resolve)
 
     def enrol(self, *dids: str) -> InMemoryWallet:
         """Get a grant, and register these DIDs, or its own."""

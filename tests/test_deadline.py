@@ -157,7 +157,7 @@ class MediatorDeadlineTests(SynchronousTestCase):
         self.watch(self.in_memory.store, "find_owner", "enqueue", "mark_delivered")
         raw = pack_forward(self.in_memory, guest.did, guest.letter())
         self.assertEqual(
-            self.run_request(lambda: self.in_memory.half.mediator.receive(raw, MessageOrigin(PEER))).status, 202
+            self.run_request(lambda: self.in_memory.half.dispatcher.receive(raw, MessageOrigin(PEER))).status, 202
         )
         self.in_memory.clock.advance(MARK_DELAY)
         self.assertEqual(self.asked, {"find_owner": NOW, "enqueue": NOW, "mark_delivered": NONE})
@@ -169,7 +169,7 @@ class MediatorDeadlineTests(SynchronousTestCase):
         self.watch(self.in_memory.store.decentrl, "check_guard", "pending_events")
         query = {"type": "QUERY_PENDING_EVENTS", "filter": {}, "pagination": {"page": 0, "page_size": 1}}
         raw = new_identity.command(query)
-        self.assertEqual(self.run_request(lambda: self.in_memory.decentrl.mediator.receive(raw, PEER)).status, 200)
+        self.assertEqual(self.run_request(lambda: self.in_memory.decentrl.dispatcher.receive(raw, PEER)).status, 200)
         self.assertEqual(self.asked, {"check_guard": NOW, "pending_events": NOW})
 
 
@@ -189,7 +189,9 @@ class PeerServerDeadlineTests(SynchronousTestCase):
             return body
 
         serving = PeerServer(clock, "bbbb", authenticator, {"/path": use}, self.fail)
-        headers = authenticator.authenticate_request(authenticator.request_id("aaaa", "bbbb"), "POST", "/path", b"{}")
+        headers = authenticator.authenticate_request(
+            authenticator.new_request_id("aaaa", "bbbb"), "POST", "/path", b"{}"
+        )
         clock.advance(7.0)
         answer = self.successResultOf(Deferred.fromCoroutine(serving.serve("POST", "/path", headers, b"{}")))
         self.assertEqual((answer.status, seen), (200, [7.0]))

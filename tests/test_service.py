@@ -52,7 +52,7 @@ class OrderedServiceTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.notes: list[str] = []
-        self.root = OrderedService(self.clock, patience=8)
+        self.root = OrderedService(self.clock, timeout=8)
         self.children = [Child(name, self.notes) for name in "abc"]
         for child in self.children:
             child.setServiceParent(self.root)

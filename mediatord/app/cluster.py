@@ -1,16 +1,24 @@
-"""The cluster side of a daemon: what both protocol halves use of it, and its services."""
+"""Builds the cluster subsystem: what a daemon that is one of several nodes or workers has in addition."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from twisted.internet.interfaces import IReactorTime
+from twisted.application.service import Service
 
+from mediatord.app.lifecycle import ShutdownStep
+from mediatord.cluster.anti_entropy import (
+    ANTI_ENTROPY_INTERVAL,
+    SWEEP_INTERVAL,
+    AntiEntropy,
+    LapsedNodeSweeper,
+    PeriodicClusterTasks,
+)
 from mediatord.cluster.leases import LeaderLease
-from mediatord.cluster.membership import NODE_LEASE
+from mediatord.cluster.membership import NODE_LEASE, Membership
 from mediatord.cluster.message_authenticator import (
     ClusterKeys,
     MessageAuthenticator,
@@ -18,57 +26,60 @@ from mediatord.cluster.message_authenticator import (
     read_cluster_keys,
 )
 from mediatord.cluster.node_health import NodeHealth
+from mediatord.cluster.notification_receiver import LocalDelivery, NotificationReceiver, answer_probe
 from mediatord.cluster.peer_client import PeerClient
+from mediatord.cluster.peer_protocol import NOTIFICATIONS_PATH, PROBE_PATH
 from mediatord.cluster.peer_queues import PeerQueues
-from mediatord.cluster.presence import PresenceEpochs, PresenceLookup, PresencePublisher, SharedPresenceCounters
+from mediatord.cluster.peer_server import PeerServer, PeerSite
+from mediatord.cluster.presence import PresenceLookup, PresencePublisher, SharedPresenceCounters
 from mediatord.cluster.remote_delivery import RemoteDelivery
 from mediatord.config.settings import Config
 from mediatord.errors import StartupError
+from mediatord.net.listeners import Listener
 from mediatord.observability.metrics import Metrics
 from mediatord.private_file import PrivateFileError
 from mediatord.ratelimit.distributed_limiter import QuotaStore
-from mediatord.store.interfaces.cluster import ClockSkewError, ClusterNode, IClusterStore
+from mediatord.store.interfaces.cluster import ClockSkewError, ClusterNode
 from mediatord.store.interfaces.store import IStore
 from mediatord.workers.worker_process import WorkerResources
 
-# Boots whose names are known after they are gone.
+if TYPE_CHECKING:
+    from mediatord.app.core_services import CoreServices
+    from mediatord.app.decentrl import DecentrlServices
+    from mediatord.app.didcomm import DIDCommServices
+
+# Boots whose names are remembered after their nodes are gone.
 _MAX_KNOWN_NODES = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
     """
-    Where a process is in its cluster.
+    How a process takes part in its cluster.
 
     :param listen: endpoint string of its node-to-node listener.
-    :param address: that of a client, for other nodes.
-    :param sole: whether only processes that are gone by now had that address before.
-    :param arrivals: what it shares with other workers; None where there is nothing but the store.
+    :param address: client endpoint string for other nodes.
+    :param is_worker: whether it is a worker of this daemon; as for :class:`Membership`.
+    :param counters: presence counters shared with the other workers; None between hosts.
     """
 
     listen: str
     address: str
     keys: ClusterKeys = field(repr=False)
     is_worker: bool = False
-    presence_epochs: PresenceEpochs | None = None
+    counters: SharedPresenceCounters | None = None
 
 
 def resolve_node_settings(config: Config, worker: WorkerResources | None = None) -> NodeSettings | None:
     """
-    The place that the configuration gives this process, or its supervisor; None when it is alone.
+    The node settings from the supervisor or the configuration; None for a single process.
 
-    :raise StartupError: the secret cannot be used.
+    :raise StartupError: the cluster secret cannot be used.
     """
     if worker is not None:
-        # Its directory was made by the supervisor, which replaces nobody who is still there.
-        presence_epochs = SharedPresenceCounters.of(Path(worker.path))
-        return NodeSettings(
-            worker.address,
-            worker.address,
-            derive_cluster_keys(worker.secret),
-            is_worker=True,
-            presence_epochs=presence_epochs,
-        )
+        counters = SharedPresenceCounters.open(Path(worker.node_socket))
+        keys = derive_cluster_keys(worker.secret)
+        return NodeSettings(worker.address, worker.address, keys, is_worker=True, counters=counters)
     listen, address, secret = config.cluster.listen, config.cluster.address, config.cluster.secret_file
     if listen is None or address is None or secret is None:
         return None
@@ -78,76 +89,64 @@ def resolve_node_settings(config: Config, worker: WorkerResources | None = None)
         raise StartupError(str(error)) from None
 
 
-class _MemberLeaderLease(LeaderLease):
-    """Who is no node leaves it to those that are."""
-
-    def __init__(self, clock: IReactorTime, store: IClusterStore, boot: str, node_health: NodeHealth) -> None:
-        super().__init__(clock, store, boot)
-        self._node_health = node_health
-
-    async def is_leader(self) -> bool:
-        return self._node_health.is_member and await super().is_leader()
-
-
 class ClusterSubsystem:
     """
-    What a daemon knows of other nodes and tells them.
+    The cluster side of one process.
 
     :ivar node: this process.
-    :ivar listen: endpoint string of its node-to-node listener.
-    :ivar sole: as of its place.
-    :ivar announcer: tells them of our sockets.
-    :ivar tell_joined: called when this node has joined for the first time.
-    :ivar elsewhere: has other nodes push what is accepted here.
-    :ivar turn: whose it is to keep house.
-    :ivar allowances: what rate limits have in common.
-    :ivar standing: how things stand between them and us.
+    :ivar on_first_join: called when this node has joined for the first time.
+    :ivar remote_delivery: notifies other nodes of what is accepted here.
+    :ivar leader_lease: elects the node that does the housekeeping.
+    :ivar quotas: rate limits shared by all nodes.
     """
 
-    def __init__(self, reactor: Any, store: IStore, metrics: Metrics, node: ClusterNode, place: NodeSettings) -> None:
+    def __init__(
+        self, reactor: Any, store: IStore, metrics: Metrics, node: ClusterNode, settings: NodeSettings
+    ) -> None:
         self.node = node
-        self.listen = place.listen
-        self.is_worker = place.is_worker
+        self.settings = settings
         self.on_first_join: Callable[[], None] = lambda: None
-        self.authenticator = MessageAuthenticator(reactor, place.keys)
+        self.authenticator = MessageAuthenticator(reactor, settings.keys)
         self.peer_client = PeerClient(reactor, node.boot, self.authenticator)
-        self._metrics = metrics
         self.node_health = NodeHealth(reactor, NODE_LEASE)
+        self.presence_publisher = PresencePublisher(reactor, store.cluster, node.boot, settings.counters)
+        self._peer_queues = PeerQueues(reactor, self.peer_client.call, metrics)
+        self.remote_delivery = RemoteDelivery(
+            reactor,
+            node.boot,
+            PresenceLookup(reactor, store.cluster),
+            self._peer_queues,
+            metrics,
+            settings.counters,
+        )
+        self.leader_lease = LeaderLease(
+            reactor, store.cluster, node.boot, is_member=lambda: self.node_health.is_member
+        )
+        self.quotas = QuotaStore(reactor, store.cluster, lambda: self._live_count, secret=settings.keys.allowances)
+        self._metrics = metrics
         self._live_count = 1
         self._node_names: dict[str, str] = {}
-        self._peer_queues = PeerQueues(reactor, self.peer_client.call, metrics)
-        self.presence_publisher = PresencePublisher(reactor, store.cluster, node.boot, place.presence_epochs)
-        presence_lookup = PresenceLookup(reactor, store.cluster)
-        metrics.register_buffer("cluster_hints", lambda: self._peer_queues.held)
-        self.remote_delivery = RemoteDelivery(
-            reactor, node.boot, presence_lookup, self._peer_queues, metrics, place.presence_epochs
-        )
-        metrics.register_buffer("presence_lookups", lambda: self.remote_delivery.held)
-        self.leader_lease = _MemberLeaderLease(reactor, store.cluster, node.boot, self.node_health)
-        self.allowances = QuotaStore(reactor, store.cluster, lambda: self._live_count, secret=place.keys.allowances)
+        metrics.register_buffer("cluster_hints", lambda: self._peer_queues.pending)
+        metrics.register_buffer("presence_lookups", lambda: self.remote_delivery.pending)
 
     def joined(self) -> None:
-        """This node is one of the cluster; see :class:`~mediatord.cluster.membership.MembershipListener`."""
+        """As :class:`~mediatord.cluster.membership.MembershipListener`, like the other callbacks."""
         self.node_health.joined()
         self.presence_publisher.joined()
-        tell, self.on_first_join = self.on_first_join, lambda: None
-        tell()
+        on_first_join, self.on_first_join = self.on_first_join, lambda: None
+        on_first_join()
 
     def parted(self) -> None:
-        """Its lease is over."""
         self.node_health.parted()
         self.presence_publisher.parted()
 
     def clock_differs(self, refused: ClockSkewError) -> None:
-        """It can be no node."""
         self.node_health.clock_differs(refused)
 
     def clock_agrees(self) -> None:
-        """That is not why it is none."""
         self.node_health.clock_agrees()
 
-    def nodes(self, live: Collection[ClusterNode]) -> None:
-        """These are live."""
+    def set_live_nodes(self, live: Collection[ClusterNode]) -> None:
         self._live_count = len(live)
         self._metrics.set_cluster_nodes(len(live))
         for node in live:
@@ -160,11 +159,84 @@ class ClusterSubsystem:
         self.remote_delivery.set_live_nodes(boots)
 
     def name_of(self, boot: str) -> str:
-        """Of a node that is or was here."""
-        return self._node_names.get(boot, "of an unknown name")
+        """The name of a node that is or was live."""
+        return self._node_names.get(boot, "unknown")
 
     async def stop(self) -> None:
-        """Send no more hints; what has not been answered waits in the store."""
+        """Send no more notifications; what was not acknowledged stays in the store."""
         self.remote_delivery.end()
         self._peer_queues.end()
         await self.peer_client.close()
+
+
+def build_membership(core: CoreServices, cluster: ClusterSubsystem, give_up: Callable[[str], None]) -> Membership:
+    """Build the service that joins the cluster and leaves it."""
+    return Membership(
+        core.reactor,
+        core.store.cluster,
+        cluster.node,
+        cluster,
+        probe=cluster.peer_client.probe,
+        give_up=give_up,
+        stop_publishing=cluster.presence_publisher.stop,
+        is_worker=cluster.settings.is_worker,
+    )
+
+
+def build_cluster_services(
+    core: CoreServices,
+    cluster: ClusterSubsystem,
+    didcomm: DIDCommServices,
+    decentrl: DecentrlServices,
+    membership: Membership,
+) -> list[Service]:
+    """Build the node-to-node listener and the periodic tasks, in their start order."""
+    clock, store, boot = core.reactor, core.store, cluster.node.boot
+
+    async def filter_registered(dids: Collection[str]) -> Collection[str]:
+        """Those whose registration has not expired since their event was accepted."""
+        return {did for did in dids if await store.decentrl.registered_until(did) is not None}
+
+    messages = LocalDelivery(
+        core.connections,
+        didcomm.live,
+        store.find_messages,
+        lambda dids, window, limit: store.find_arrivals(dids, window, limit=limit),
+        store.cluster,
+        is_wanted=lambda recipient: recipient is not None,
+    )
+    events = LocalDelivery(
+        core.connections,
+        decentrl.event_pusher,
+        store.decentrl.find_pending,
+        lambda dids, window, limit: store.decentrl.find_pending_arrivals(dids, window, limit=limit),
+        store.cluster,
+        is_wanted=lambda recipient: recipient is None,
+        filter_served=filter_registered,
+    )
+    receiver = NotificationReceiver(messages, events, decentrl.event_pusher.push_contracts_updated)
+    server = PeerServer(
+        clock,
+        boot,
+        cluster.authenticator,
+        {NOTIFICATIONS_PATH: receiver.receive, PROBE_PATH: answer_probe},
+        core.recorder.metrics.count_refused_peer_request,
+    )
+    anti_entropy = AntiEntropy(clock, (messages, events), core.connections.backlogs.forget)
+    sweeper = LapsedNodeSweeper(
+        clock,
+        store.cluster,
+        boot,
+        cluster.leader_lease.is_leader,
+        core.recorder.record_remote_push_failures,
+        cluster.name_of,
+    )
+    return [
+        PeriodicClusterTasks(
+            clock,
+            lambda: membership.is_settled,
+            ((anti_entropy.scan, ANTI_ENTROPY_INTERVAL), (sweeper.sweep, SWEEP_INTERVAL)),
+        ),
+        ShutdownStep("notifications", cluster.stop),
+        Listener(cluster.settings.listen, PeerSite(clock, server.serve), clock),
+    ]

@@ -1,4 +1,4 @@
-"""What both protocol halves stand on: identity, log, metrics, store, connections, the way out."""
+"""Builds the core services of all protocols: identity, event log, metrics, store, connections, rate limits."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from time import monotonic
+from time import monotonic as _monotonic
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from mediatord import __version__
 from mediatord.app.cluster import ClusterSubsystem, resolve_node_settings
-from mediatord.app.pseudonym_key_rotation import PseudonymKeyRotation, log_failed_renewal, to_utc_day
 from mediatord.app.reload import (
     ConfigReloader,
     CurrentIdentity,
-    ReloadableEventLog,
+    PseudonymKeyRotation,
     build_segment_limits,
     load_identity,
+    log_failed_renewal,
     parse_identity,
+    to_utc_day,
 )
 from mediatord.cluster.node_health import NodeHealth
 from mediatord.config.settings import Config
@@ -36,7 +37,6 @@ from mediatord.observability.pseudonyms import Pseudonymizer, renew_pseudonym_ke
 from mediatord.private_file import PrivateFileError
 from mediatord.probe.cycle import ProbeCredentials, derive_probe_credentials
 from mediatord.ratelimit.access_control import RegistrationLimits, RegistrationQuota
-from mediatord.ratelimit.distributed_limiter import QuotaStore
 from mediatord.ratelimit.rate_limiter import RateLimiter, TrustedAddresses
 from mediatord.ratelimit.request_gate import RequestGate
 from mediatord.ratelimit.sender_fingerprint import SenderFingerprint
@@ -48,84 +48,83 @@ from mediatord.store.interfaces.store import IStore
 from mediatord.store.quotas import SpaceLimits
 from mediatord.workers.worker_process import WorkerResources
 
-# Hexadecimal digits that stand for a store.
+# Hexadecimal digits that identify a store in the ledger.
 _STORE_NAME_LENGTH = 12
 
 
 class LateRemovalRecorder:
     """
-    Tells of messages and events that have left their queues although the store had failed to say so.
+    Records messages and events whose removal the store could confirm only later.
 
-    :ivar events: told of events that were acknowledged; the Decentrl half's, once there is one.
+    :ivar resolve_events: records acknowledged events; set once the Decentrl services exist.
     """
 
     def __init__(self, recorder: EventRecorder) -> None:
         self._recorder = recorder
-        self.events: Callable[[Sequence[RemovedMessage]], None] = lambda removed: None
+        self.resolve_events: Callable[[Sequence[RemovedMessage]], None] = lambda removed: None
 
-    def tell(self, removed: Sequence[RemovedMessage]) -> None:
-        """Messages have."""
+    def record_messages(self, removed: Sequence[RemovedMessage]) -> None:
+        """Record removed messages."""
         for one in removed:
             if one.reason is None:
-                self._recorder.acknowledged(one, "pickup", "didcomm")
+                self._recorder.record_acknowledgement(one, "pickup", "didcomm")
             elif one.reason == "ttl":
-                self._recorder.expired(one)
+                self._recorder.record_expiry(one)
             else:
-                self._recorder.evicted(one)
+                self._recorder.record_eviction(one)
 
-    def tell_events(self, removed: Sequence[RemovedMessage]) -> None:
-        """Events have."""
-        self.events(removed)
+    def record_events(self, removed: Sequence[RemovedMessage]) -> None:
+        """Record removed events."""
+        self.resolve_events(removed)
 
 
 @dataclass(frozen=True, slots=True)
 class CoreServices:
     """
-    What everything else stands on.
+    What the protocols, the sites and the cluster are built on.
 
-    :param reloading: has the settings that may change while it runs.
-    :param late: what the store tells of when it becomes known late.
-    :param node: this process, as others may know it.
-    :param cluster: None when this is the only process.
-    :param steady: seconds since any time, by a clock that nobody sets.
-    :param standing: whether this process should be sent work.
-    :param own: what the daemon's requests to itself are known by.
-    :param origins: what queues know senders by.
-    :param store_name: the same for all processes that use its store, and for no other.
+    :param reloader: has the settings that may change at runtime.
+    :param late_removals: receives removals that the store confirms late.
+    :param node: this process as other nodes see it.
+    :param cluster: None for a single process.
+    :param monotonic: seconds of a monotonic clock.
+    :param probe_credentials: identify the daemon's requests to itself.
+    :param sender_fingerprints: identify senders within a queue.
+    :param store_name: the same for all processes that use the store, and for no other store.
     """
 
     reactor: Any
     identity: CurrentIdentity
     events: EventLogWriter
     recorder: EventRecorder
-    reloading: ConfigReloader
-    epochs: PseudonymKeyRotation
+    reloader: ConfigReloader
+    key_rotation: PseudonymKeyRotation
     store: IStore
-    late: LateRemovalRecorder
+    late_removals: LateRemovalRecorder
     connections: ConnectionManager[Any]
-    admission: RateLimiter
+    rate_limiter: RateLimiter
     registrations: RegistrationQuota
     gate: RequestGate
     outbound: OutboundHTTPClient
     node: ClusterNode
     cluster: ClusterSubsystem | None
-    steady: Callable[[], float]
+    monotonic: Callable[[], float]
     node_health: NodeHealth
-    own: ProbeCredentials
-    origins: SenderFingerprint
+    probe_credentials: ProbeCredentials
+    sender_fingerprints: SenderFingerprint
     store_name: str
 
 
 def get_log_key_path(config: Config) -> Path:
-    """Where the keys of the event log are."""
+    """Path of the file with the pseudonym keys of the event log."""
     return config.log.key_file or config.identity.keys.with_name("log.key")
 
 
 def load_pseudonymizer(config: Config, now: float) -> Pseudonymizer:
     """
-    What stands for DIDs in the log; its key is made if there is none, or if the last one is too old.
+    The pseudonymizer of the event log; a new key is created if there is none for the current epoch.
 
-    :raise StartupError: the key cannot be used.
+    :raise StartupError: the key file cannot be used.
     """
     try:
         key = renew_pseudonym_key(
@@ -143,20 +142,24 @@ def build_core_services(
     worker: WorkerResources | None = None,
     store: IStore | None = None,
     create: bool = True,
-    steady: Callable[[], float] = monotonic,
+    monotonic: Callable[[], float] = _monotonic,
 ) -> CoreServices:
     """
-    Make the rooms that everything else uses.
+    Build the core services.
 
-    :param worker: what this process has of its supervisor.
-    :param store: instead of the one that the configuration names.
-    :param create: whether to make the file of that if it is not there.
+    :param worker: what a worker has from its supervisor.
+    :param store: used instead of the configured one.
+    :param create: whether to create the database file if it does not exist.
     :raise StartupError: keys, identity or log key cannot be used.
     """
-    identity = _load_process_identity(config, worker)
-    tags = load_pseudonymizer(config, reactor.seconds())
-    place = resolve_node_settings(config, worker)
-    origin = LogOrigin(config.node_name, __version__, tags.epoch)
+    # A worker uses its supervisor's keys, even if the file has changed since.
+    first_identity = load_identity(config) if worker is None else parse_identity(config, worker.keys.decode("utf-8"))
+    identity = CurrentIdentity(first_identity)
+    seed = worker.seed if worker else first_identity.root_secret
+    probe_credentials = derive_probe_credentials(seed, worker.secret if worker else None)
+
+    pseudonymizer = load_pseudonymizer(config, reactor.seconds())
+    origin = LogOrigin(config.node_name, __version__, pseudonymizer.epoch)
     sealer = SegmentSealer(reactor, config.log.rotate.compress)
     events = EventLogWriter(
         config.log.directory,
@@ -166,127 +169,131 @@ def build_core_services(
         level=config.log.level,
         seal=sealer,
     )
-    metrics = Metrics(CollectorRegistry(), version=__version__, label=lambda did: tags.did(did))
+    metrics = Metrics(CollectorRegistry(), version=__version__, label=lambda did: pseudonymizer.did(did))
     events.observer = metrics
-    seed = worker.seed if worker else identity.root_secret
-    itself = derive_probe_credentials(seed, worker.secret if worker else None)
-    recorder = EventRecorder(reactor, events, metrics, tags, steady, itself.identities.is_probe_did)
-    present = CurrentIdentity(identity)
-    reloading = ConfigReloader(config, present, ReloadableEventLog(events, sealer), recorder, steady)
-    epochs = PseudonymKeyRotation(
-        reactor, get_log_key_path(config), tags, events, lambda: reloading.config.log.key_days
+    recorder = EventRecorder(
+        reactor, events, metrics, pseudonymizer, monotonic, probe_credentials.identities.is_probe_did
     )
-    reloading.refresh_log_key = epochs.rotate_if_due
-    late = LateRemovalRecorder(recorder)
-    store = store or _open_configured_store(reactor, config, metrics, late, shared=worker is not None, create=create)
+    key_rotation = PseudonymKeyRotation(
+        reactor, get_log_key_path(config), pseudonymizer, events, lambda: reloader.config.log.key_days
+    )
+    reloader = ConfigReloader(config, identity, events, sealer, recorder, monotonic, key_rotation.rotate_if_due)
+
+    late_removals = LateRemovalRecorder(recorder)
+    if store is None:
+        store = _build_configured_store(
+            reactor, config, metrics, late_removals, shared=worker is not None, create=create
+        )
+    connections: ConnectionManager[Any] = ConnectionManager(*_build_connection_limits(config))
+
+    node_settings = resolve_node_settings(config, worker)
     cluster = None
     node = ClusterNode(origin.node, origin.boot, "", b"")
-    connections: ConnectionManager[Any] = ConnectionManager(*_build_connection_limits(config))
-    if place is not None:
-        node = ClusterNode(origin.node, origin.boot, place.address, place.keys.seal, identity.fingerprint)
-        cluster = ClusterSubsystem(reactor, store, metrics, node, place)
+    if node_settings is not None:
+        node = ClusterNode(
+            origin.node, origin.boot, node_settings.address, node_settings.keys.seal, first_identity.fingerprint
+        )
+        cluster = ClusterSubsystem(reactor, store, metrics, node, node_settings)
         connections.set_presence_publisher(cluster.presence_publisher, reactor)
-    admission = _build_rate_limiter(reactor, recorder, config, cluster.allowances if cluster else None)
-    registrations = RegistrationQuota(
-        reactor, store, recorder.limited, _build_registration_limits(config), cluster.allowances if cluster else None
+
+    quotas = cluster.quotas if cluster else None
+    rate_limiter = RateLimiter(
+        reactor,
+        recorder.record_rate_limit,
+        did_per_minute=config.limits.did_per_minute,
+        ip_per_minute=config.limits.ip_per_minute,
+        account_per_minute=config.limits.account_per_minute,
+        trusted=_build_trusted_peers(config),
+        quotas=quotas,
     )
-    reloading.follow(lambda new: _apply_limits(new, connections, admission))
-    reloading.follow(lambda new: registrations.set_limits(_build_registration_limits(new)))
+    registrations = RegistrationQuota(
+        reactor, store, recorder.record_rate_limit, _build_registration_limits(config), quotas
+    )
+
+    def apply_limits(new: Config) -> None:
+        connections.limit(*_build_connection_limits(new))
+        rate_limiter.set_limits(
+            did_per_minute=new.limits.did_per_minute,
+            ip_per_minute=new.limits.ip_per_minute,
+            account_per_minute=new.limits.account_per_minute,
+            trusted=_build_trusted_peers(new),
+        )
+        registrations.set_limits(_build_registration_limits(new))
+
+    reloader.follow(apply_limits)
+    metrics.register_buffer("store_operations", store.get_buffered)
+    metrics.register_buffer("event_log", lambda: (None, events.pending))
+    metrics.register_buffer("rate_limits", lambda: (len(rate_limiter) + len(registrations), None))
+    metrics.register_buffer("requests_in_progress", lambda: rate_limiter.memory.held)
+    metrics.register_buffer("counted_pushes", lambda: (recorder.attempt_count, None))
+    metrics.register_buffer("subscriptions", lambda: (connections.subscriptions, None))
+    metrics.register_buffer("subscription_backlogs", lambda: (len(connections.backlogs), None))
     return CoreServices(
         reactor=reactor,
-        identity=present,
+        identity=identity,
         events=events,
         recorder=recorder,
-        reloading=reloading,
-        epochs=epochs,
+        reloader=reloader,
+        key_rotation=key_rotation,
         store=store,
-        late=late,
+        late_removals=late_removals,
         connections=connections,
-        admission=admission,
+        rate_limiter=rate_limiter,
         registrations=registrations,
         gate=RequestGate(reactor),
         outbound=OutboundHTTPClient(reactor, allow_private=config.outbound.allow_private),
         node=node,
         cluster=cluster,
-        steady=steady,
+        monotonic=monotonic,
         node_health=cluster.node_health if cluster else NodeHealth(reactor),
-        own=itself,
-        origins=SenderFingerprint(seed),
-        store_name=_derive_store_name(config, identity, origin.boot),
+        probe_credentials=probe_credentials,
+        sender_fingerprints=SenderFingerprint(seed),
+        store_name=derive_store_name(config, first_identity, origin.boot),
     )
 
 
-def _load_process_identity(config: Config, worker: WorkerResources | None) -> MediatorIdentity:
-    """A worker has the keys that its supervisor has, whatever has become of the file meanwhile."""
-    return load_identity(config) if worker is None else parse_identity(config, worker.keys.decode("utf-8"))
-
-
-def _open_configured_store(
-    reactor: Any, config: Config, metrics: Metrics, late: LateRemovalRecorder, *, shared: bool, create: bool
+def _build_configured_store(
+    reactor: Any, config: Config, metrics: Metrics, late_removals: LateRemovalRecorder, *, shared: bool, create: bool
 ) -> IStore:
+    queue, decentrl = config.queue, config.decentrl
+    space = config.storage.mongodb if config.storage.backend == "mongodb" else config.storage.sqlite
     try:
         return build_store(
             config.storage.backend,
             reactor,
-            _build_queue_limits(config),
-            caps=_build_caps(config),
+            QueueLimits(
+                queue.max_messages, queue.max_bytes, queue.when_full, queue.sender_share, queue.reserved_for_known
+            ),
+            caps=DecentrlQuotas(
+                requests=decentrl.max_contract_requests,
+                requests_of_one=decentrl.max_contract_requests_per_sender,
+                contracts=decentrl.max_contracts,
+                contracts_with_one=decentrl.max_contracts_per_peer,
+                pending=decentrl.max_pending_events,
+                pending_bytes=decentrl.max_pending_bytes,
+                stored=decentrl.max_stored_events,
+                stored_bytes=decentrl.max_stored_bytes,
+            ),
             path=config.storage.sqlite.path,
             shared=shared,
             create=create,
-            space_limits=_build_space_limits(config),
+            space_limits=SpaceLimits(space.max_bytes, space.min_free_bytes),
             uri=config.storage.mongodb.uri,
             observe=metrics.observe_store_operation,
             on_up=metrics.set_storage_up,
             on_fault=metrics.set_storage_fault,
-            tell=late.tell,
-            tell_events=late.tell_events,
+            tell=late_removals.record_messages,
+            tell_events=late_removals.record_events,
         )
     except ValueError as error:
         raise StartupError(str(error)) from None
 
 
-def _build_space_limits(config: Config) -> SpaceLimits:
-    section = config.storage.mongodb if config.storage.backend == "mongodb" else config.storage.sqlite
-    return SpaceLimits(section.max_bytes, section.min_free_bytes)
-
-
-def _derive_store_name(config: Config, identity: MediatorIdentity, boot: str) -> str:
-    """Nobody shares a store but one mediator, and what is in memory ends with its process."""
+def derive_store_name(config: Config, identity: MediatorIdentity, boot: str) -> str:
+    """Name of the store in the ledger; a memory store gets a new one at each start."""
     backend = config.storage.backend
-    of = f"{backend} {boot}" if backend == "memory" else backend
-    return sha256(identity.fingerprint + of.encode()).hexdigest()[:_STORE_NAME_LENGTH]
-
-
-def _build_queue_limits(config: Config) -> QueueLimits:
-    queue = config.queue
-    return QueueLimits(
-        queue.max_messages, queue.max_bytes, queue.when_full, queue.sender_share, queue.reserved_for_known
-    )
-
-
-def _build_caps(config: Config) -> DecentrlQuotas:
-    settings = config.decentrl
-    return DecentrlQuotas(
-        requests=settings.max_contract_requests,
-        requests_of_one=settings.max_contract_requests_per_sender,
-        contracts=settings.max_contracts,
-        contracts_with_one=settings.max_contracts_per_peer,
-        pending=settings.max_pending_events,
-        pending_bytes=settings.max_pending_bytes,
-        stored=settings.max_stored_events,
-        stored_bytes=settings.max_stored_bytes,
-    )
-
-
-def _apply_limits(config: Config, connections: ConnectionManager[Any], admission: RateLimiter) -> None:
-    limits = config.limits
-    connections.limit(*_build_connection_limits(config))
-    admission.set_limits(
-        did_per_minute=limits.did_per_minute,
-        ip_per_minute=limits.ip_per_minute,
-        account_per_minute=limits.account_per_minute,
-        trusted=_build_trusted_peers(config),
-    )
+    scope = f"{backend} {boot}" if backend == "memory" else backend
+    return sha256(identity.fingerprint + scope.encode()).hexdigest()[:_STORE_NAME_LENGTH]
 
 
 def _build_registration_limits(config: Config) -> RegistrationLimits:
@@ -302,26 +309,12 @@ def _build_registration_limits(config: Config) -> RegistrationLimits:
 
 
 def _build_connection_limits(config: Config) -> tuple[int, dict[str, int]]:
-    """Sockets of one address, and of those that may have more."""
-    usual = config.limits.max_connections_per_ip
-    return usual, dict.fromkeys(_build_trusted_peers(config).peers, max(usual, config.limits.trusted_connections))
+    """The limit on sockets per address, and the larger one of each trusted peer."""
+    default = config.limits.max_connections_per_ip
+    return default, dict.fromkeys(_build_trusted_peers(config).peers, max(default, config.limits.trusted_connections))
 
 
 def _build_trusted_peers(config: Config) -> TrustedAddresses:
     return TrustedAddresses(
         frozenset(map(name_peer_network, config.limits.trusted_peers)), config.limits.trusted_per_minute
-    )
-
-
-def _build_rate_limiter(
-    reactor: Any, recorder: EventRecorder, config: Config, allowances: QuotaStore | None
-) -> RateLimiter:
-    return RateLimiter(
-        reactor,
-        recorder.limited,
-        did_per_minute=config.limits.did_per_minute,
-        ip_per_minute=config.limits.ip_per_minute,
-        account_per_minute=config.limits.account_per_minute,
-        trusted=_build_trusted_peers(config),
-        allowances=allowances,
     )

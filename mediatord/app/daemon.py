@@ -1,8 +1,4 @@
-"""
-The daemon as a wallet of its own: who it is, and which ways lead to its listeners.
-
-Puts the rooms together: the only place that knows the whole configuration (contract section 4).
-"""
+"""Composition root: builds the daemon from its configuration. Only this package knows the whole configuration."""
 
 from __future__ import annotations
 
@@ -13,10 +9,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from twisted.application.service import Service
-from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IStreamClientEndpoint
 
-from mediatord.app.cluster_services import build_cluster_services, build_membership
+from mediatord.app.cluster import build_cluster_services, build_membership
 from mediatord.app.core_services import CoreServices, build_core_services
 from mediatord.app.decentrl import build_decentrl
 from mediatord.app.didcomm import DIDCommServices, build_didcomm
@@ -33,6 +28,7 @@ from mediatord.app.lifecycle import (
 from mediatord.app.metrics_collection import StartStopLedgerRecorder
 from mediatord.app.workers import bind_supervisor_callbacks, build_listeners, build_supervisor
 from mediatord.cluster.leases import ExclusiveStoreLease, open_shared_store
+from mediatord.cluster.membership import Membership
 from mediatord.config.settings import Config
 from mediatord.net.listeners import Listener
 from mediatord.observability.systemd import notify_systemd
@@ -42,46 +38,8 @@ from mediatord.store.interfaces.store import IStore
 from mediatord.store.sqlite.database_file import check_store
 from mediatord.workers.supervisor_connection import SupervisorConnection
 
-# Seconds that the store keeps what it is asked to keep once in each cycle.
+# Seconds for which the store keeps what a probe cycle writes.
 _PROBE_CLAIM_SECONDS = 60.0
-
-
-def build_probe(base: CoreServices, config: Config, doors: Sequence[Listener]) -> ReadinessMonitor:
-    """
-    What finds out whether messages get through.
-
-    :param doors: the listeners, each of which a message is to come in by.
-    """
-    reactor, store = base.reactor, base.store
-    name = urlsplit(config.public_url).hostname or ""
-
-    def endpoints() -> list[IStreamClientEndpoint | None]:
-        return [_build_connector(reactor, door, name) for door in doors]
-
-    context = ProbeContext(
-        reactor=reactor,
-        endpoints=endpoints,
-        write=lambda: store.claim_nonce(secrets.token_bytes(32), reactor.seconds() + _PROBE_CLAIM_SECONDS),
-        mediator=lambda: base.identity.did,
-        identity=base.own.identities.identity(config.node_name),
-        token=base.own.token,
-    )
-    around = ReadinessContext(
-        is_open=lambda: base.gate.is_open,
-        trouble=lambda: base.node_health.trouble,
-        steady=base.steady,
-        metrics=base.recorder.metrics,
-    )
-    return ReadinessMonitor(reactor, ProbeCycle(context), around, config.readiness.interval)
-
-
-def _build_connector(reactor: Any, door: Listener, name: str) -> IStreamClientEndpoint | None:
-    address = door.address
-    return (
-        None
-        if address is None
-        else make_listener_endpoint(reactor, ListenerAddress(address, door.speaks_tls, door.is_proxied), name)
-    )
 
 
 def build_daemon(
@@ -94,94 +52,144 @@ def build_daemon(
     store: IStore | None = None,
 ) -> OrderedService:
     """
-    The daemon as one service; nothing is opened or bound before it starts.
+    Build the daemon as one service; nothing is opened or bound before it starts.
 
-    :param give_up: told in one line why there is no point in going on, should that turn out after the start.
-    :param ready: told once the store is open and requests are served.
-    :param worker: what makes it one of several processes.
-    :param store: instead of the one that the configuration names, to share it within one process.
+    :param give_up: called with one line if the daemon cannot go on after the start.
+    :param ready: called when the store is open and requests are served.
+    :param worker: connection to the supervisor, in a worker.
+    :param store: used instead of the configured one, to share it within one process.
     :raise StartupError: keys, identity or log key cannot be used.
     """
     if store is None:
         check_setting_combinations(config)
+    locks = _build_store_lock(config, is_shared=worker is not None or store is not None)
     if config.workers > 1:
-        return build_supervisor(reactor, config, give_up, ready, _build_store_lock(config, shared=False))
-    # The file of the store is made before the daemon comes up, if there is to be a new one.
-    base = build_core_services(reactor, config, worker=worker.place if worker else None, store=store, create=False)
-    didcomm, decentrl = build_didcomm(base, config), build_decentrl(base, config)
-    site = build_site(base, didcomm, decentrl, config, worker, lambda: readiness)
-    signs = StatusNotifier(base, worker.tell if worker else notify_systemd, ready)
-    root = OrderedService(reactor, config.drain_timeout, base.events.rotate, signs.reload)
-    listening = build_listeners(reactor, config, site, worker)
-    watches, admin = build_admin(base, config, worker)
-    for one in (*listening, *admin):
-        base.reloading.watch(one)
-    readiness = build_probe(base, config, listening)
-    # The operator may look at once.
-    ledger = StartStopLedgerRecorder(base, signs.store_opened)
-    doors = AcceptDelay(reactor, listening, ledger.store_opened)
+        return build_supervisor(reactor, config, give_up, ready, locks)
+
+    # A new database file is created when the store is opened, not before the daemon starts.
+    core = build_core_services(
+        reactor, config, worker=worker.resources if worker else None, store=store, create=False
+    )
+    didcomm, decentrl = build_didcomm(core, config), build_decentrl(core, config)
+    status = StatusNotifier(core, worker.notify if worker else notify_systemd, ready)
+    root = OrderedService(reactor, config.drain_timeout, core.events.rotate, status.reload)
+
+    site = build_site(core, didcomm, decentrl, config, worker, lambda: readiness)
+    listeners = build_listeners(reactor, config, site, worker)
+    monitors, admin_listeners = build_admin(core, config, worker)
+    for listener in (*listeners, *admin_listeners):
+        core.reloader.add_listener(listener)
+    readiness = build_readiness_monitor(core, config, listeners)
+    accept_delay = AcceptDelay(reactor, listeners)
+    ledger = StartStopLedgerRecorder(core)
     if worker:
-        bind_supervisor_callbacks(worker, base)
-    opened: Callable[[], None] = doors.open
-    membership: list[Service] = []
-    node: list[Service] = []
-    if base.cluster is not None:
-        member = build_membership(base, base.cluster, give_up, doors.open)
-        opened, membership = member.store_opened, [member]
-        node = build_cluster_services(base, base.cluster, didcomm, decentrl, member)
+        bind_supervisor_callbacks(worker, core)
+
+    def serve() -> None:
+        """The store is open, and this process may use it."""
+        accept_delay.open()
+        ledger.store_opened()
+        status.store_opened()
+
+    membership: Membership | None = None
+    cluster_services: list[Service] = []
+    if core.cluster is not None:
+        membership = build_membership(core, core.cluster, give_up)
+        cluster_services = build_cluster_services(core, core.cluster, didcomm, decentrl, membership)
+
     children: list[Service] = [
-        *_build_store_lock(config, shared=worker is not None or store is not None),
-        base.events,
-        base.epochs,
-        *watches,
-        *_build_store_services(base, config, opened, give_up, checked=worker is not None),
-        *membership,
+        *locks,
+        core.events,
+        core.key_rotation,
+        *monitors,
+        *_build_store_services(core, config, membership, serve, give_up, is_worker=worker is not None),
         ledger,
         didcomm.due,
         didcomm.lag,
         didcomm.housekeeping,
-        ShutdownStep("outgoing requests", lambda: _stop_outgoing_requests(base, didcomm)),
-        *node,
-        base.connections,
-        base.gate,
-        *listening,
-        *admin,
-        *build_control_socket(base, config, worker),
-        doors,
+        ShutdownStep("outgoing requests", partial(_stop_outgoing_requests, core, didcomm)),
+        *cluster_services,
+        core.connections,
+        core.gate,
+        *listeners,
+        *admin_listeners,
+        *build_control_socket(core, config, worker),
+        accept_delay,
         readiness,
-        signs,
+        status,
     ]
     for child in children:
         child.setServiceParent(root)
     return root
 
 
-def _build_store_lock(config: Config, *, shared: bool) -> list[Service]:
-    """What keeps the database to this process, if it is a file and nobody else was given it as well."""
-    return [] if shared or config.storage.backend != "sqlite" else [StoreLockService(config.storage.sqlite.path)]
+def _build_store_lock(config: Config, *, is_shared: bool) -> list[Service]:
+    """Build the lock on a SQLite database that no other worker or node uses."""
+    if is_shared or config.storage.backend != "sqlite":
+        return []
+    return [StoreLockService(config.storage.sqlite.path)]
 
 
 def _build_store_services(
-    base: CoreServices, config: Config, opened: Callable[[], None], give_up: Callable[[str], None], *, checked: bool
+    core: CoreServices,
+    config: Config,
+    membership: Membership | None,
+    serve: Callable[[], None],
+    give_up: Callable[[str], None],
+    *,
+    is_worker: bool,
 ) -> list[Service]:
     """
-    What opens and closes the store, and keeps those away with whom it cannot be shared.
+    Build what opens the store, and what keeps processes from it that must not share it.
 
-    :param checked: whether the supervisor has looked at it. What has become of it since then keeps no worker from
-        coming up: the others may still have open what is gone.
+    :param serve: called when the store is open and this process may use it.
     """
-    backend, path = config.storage.backend, config.storage.sqlite.path
-    open_store: Callable[[], Deferred[None]] = base.store.open
-    beside: list[Service] = []
-    if base.cluster is not None:
-        open_store = partial(open_shared_store, base.reactor, base.store, base.gate)
-    elif backend == "mongodb":
-        alone = ExclusiveStoreLease(base.reactor, base.store, base.node, base.gate, base.node_health, give_up)
-        open_store, beside = alone.open, [alone]
-    check: Callable[[], None] = partial(check_store, "" if checked else backend, path, config.log.directory)
-    return [StoreOpener(base, open_store, check, opened, give_up), *beside]
+    # The supervisor has checked the store of its workers. A replacement worker starts even if the file has
+    # disappeared, as the other workers may still have it open.
+    backend = "" if is_worker else config.storage.backend
+    check = partial(check_store, backend, config.storage.sqlite.path, config.log.directory)
+    if core.cluster is not None and membership is not None:
+        core.cluster.on_first_join = serve
+        open_shared = partial(open_shared_store, core.reactor, core.store, core.gate)
+        return [StoreOpener(core, open_shared, check, membership.store_opened, give_up), membership]
+    if config.storage.backend == "mongodb":
+        lease = ExclusiveStoreLease(core.reactor, core.store, core.node, core.gate, core.node_health, give_up)
+        return [StoreOpener(core, lease.open, check, serve, give_up), lease]
+    return [StoreOpener(core, core.store.open, check, serve, give_up)]
 
 
-async def _stop_outgoing_requests(base: CoreServices, half: DIDCommServices) -> None:
-    await half.endpoints.stop()
-    await base.outbound.close()
+async def _stop_outgoing_requests(core: CoreServices, didcomm: DIDCommServices) -> None:
+    await didcomm.endpoints.stop()
+    await core.outbound.close()
+
+
+def build_readiness_monitor(core: CoreServices, config: Config, listeners: Sequence[Listener]) -> ReadinessMonitor:
+    """
+    Build the service that probes whether messages get through.
+
+    :param listeners: each of them receives a probe message.
+    """
+    reactor, store = core.reactor, core.store
+    host_name = urlsplit(config.public_url).hostname or ""
+
+    def connect(listener: Listener) -> IStreamClientEndpoint | None:
+        if listener.address is None:
+            return None
+        address = ListenerAddress(listener.address, listener.speaks_tls, listener.is_proxied)
+        return make_listener_endpoint(reactor, address, host_name)
+
+    probe = ProbeContext(
+        reactor=reactor,
+        endpoints=lambda: [connect(listener) for listener in listeners],
+        write=lambda: store.claim_nonce(secrets.token_bytes(32), reactor.seconds() + _PROBE_CLAIM_SECONDS),
+        mediator=lambda: core.identity.now.did,
+        identity=core.probe_credentials.identities.identity(config.node_name),
+        token=core.probe_credentials.token,
+    )
+    context = ReadinessContext(
+        is_open=lambda: core.gate.is_open,
+        trouble=lambda: core.node_health.trouble,
+        steady=core.monotonic,
+        metrics=core.recorder.metrics,
+    )
+    return ReadinessMonitor(reactor, ProbeCycle(probe), context, config.readiness.interval)

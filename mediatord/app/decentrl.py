@@ -1,4 +1,4 @@
-"""The Decentrl half."""
+"""Builds the Decentrl services."""
 
 from __future__ import annotations
 
@@ -23,36 +23,34 @@ from mediatord.store.interfaces.messages import new_stored_message_id
 @dataclass(frozen=True, slots=True)
 class DecentrlServices:
     """
-    The Decentrl half; it has no services of its own.
+    The Decentrl services.
 
-    :param converse: begins to speak Decentrl on a socket.
+    :param open_socket: starts the Decentrl protocol on a socket.
     """
 
-    mediator: DecentrlDispatcher
+    dispatcher: DecentrlDispatcher
     event_pusher: EventPusher
-    converse: Callable[[WebSocketSession], DecentrlSocketProtocol]
+    open_socket: Callable[[WebSocketSession], DecentrlSocketProtocol]
 
 
-def build_decentrl(base: CoreServices, config: Config) -> DecentrlServices:
-    """Make the use cases."""
-    clock, recorder, store = base.reactor, base.recorder, base.store
-    identity = base.identity
+def build_decentrl(core: CoreServices, config: Config) -> DecentrlServices:
+    """Build the Decentrl use cases."""
+    clock, recorder, store = core.reactor, core.recorder, core.store
+    identity, settings = core.identity, config.decentrl
     key_directory = KeyDirectory(
-        lambda: identity.now.decentrl_dids, lambda: (identity.now.signing_key, *identity.now.former_signing_keys)
+        identity.decentrl_dids, lambda: (identity.now.signing_key, *identity.now.former_signing_keys)
     )
-    remote_delivery, pickup_recorder, reader = None, None, None
-    if base.cluster:
-        remote_delivery, pickup_recorder = (
-            base.cluster.remote_delivery,
-            PickupRecorder(store.cluster, config.queue.delivered_timeout),
-        )
-        reader = BacklogReader(
+    remote_delivery, pickup_recorder, backlog_reader = None, None, None
+    if core.cluster:
+        remote_delivery = core.cluster.remote_delivery
+        pickup_recorder = PickupRecorder(store.cluster, config.queue.delivered_timeout)
+        backlog_reader = BacklogReader(
             clock,
-            base.connections,
+            core.connections,
             lambda dids, window, limit: store.decentrl.find_pending_arrivals(dids, window, limit=limit),
         )
-    event_pusher = EventPusher(base.connections, recorder, remote_delivery, pickup_recorder)
-    base.late.events = event_pusher.resolve_pushes
+    event_pusher = EventPusher(core.connections, recorder, remote_delivery, pickup_recorder)
+    core.late_removals.resolve_events = event_pusher.resolve_pushes
     recorder.metrics.register_buffer("remembered_events", lambda: (event_pusher.remembered, None))
     context = DecentrlContext(
         clock=clock,
@@ -60,15 +58,28 @@ def build_decentrl(base: CoreServices, config: Config) -> DecentrlServices:
         key_directory=key_directory,
         event_pusher=event_pusher,
         recorder=recorder,
-        new_id=lambda: new_stored_message_id(clock.seconds()),
+        new_id=new_stored_message_id,
     )
-    access = _build_access_list(base, config)
-    authentication = CommandAuthenticator(
-        clock, store.decentrl, key_directory, recorder, config.decentrl.timestamp_window
-    )
+    access = AccessList()
+
+    def apply_access(new: Config) -> None:
+        access.set_lists(new.decentrl.allow if new.decentrl.registration == "allow-list" else None, new.decentrl.deny)
+        core.connections.close_denied(access.denies, lambda recipient: recipient is None)
+
+    apply_access(config)
+    core.reloader.follow(apply_access)
+    authentication = CommandAuthenticator(clock, store.decentrl, key_directory, recorder, settings.timestamp_window)
     handlers = CommandHandlers(
         registration=RegistrationHandler(
-            context, _build_registration_settings(base, config, access), base.registrations
+            context,
+            DecentrlRegistrationSettings(
+                seed=lambda: identity.now.signing_seed,
+                prekeys=lambda: identity.now.prekeys_private,
+                lifetime=settings.contract_lifetime,
+                own_only=lambda: core.reloader.config.decentrl.registration == "own",
+                access=access,
+            ),
+            core.registrations,
         ),
         contracts=ContractHandler(context),
         delivery=PendingEventHandler(context),
@@ -77,34 +88,7 @@ def build_decentrl(base: CoreServices, config: Config) -> DecentrlServices:
         access=access,
     )
     socket_context = DecentrlSocketContext(
-        clock, store, base.gate, base.connections, base.admission, authentication, recorder, access, reader
+        clock, store, core.gate, core.connections, core.rate_limiter, authentication, recorder, access, backlog_reader
     )
-    mediator = DecentrlDispatcher(context, base.admission, authentication, handlers)
-    return DecentrlServices(mediator, event_pusher, lambda session: DecentrlSocketProtocol(session, socket_context))
-
-
-def _build_access_list(base: CoreServices, config: Config) -> AccessList:
-    """Goes by the lists as they are at any time; sockets of who is denied from now on are closed."""
-    access = AccessList()
-
-    def follow(new: Config) -> None:
-        allow = new.decentrl.allow if new.decentrl.registration == "allow-list" else None
-        access.set_lists(allow, new.decentrl.deny)
-        base.connections.close_denied(access.denies, lambda reader: reader is None)
-
-    follow(config)
-    base.reloading.follow(follow)
-    return access
-
-
-def _build_registration_settings(
-    base: CoreServices, config: Config, access: AccessList
-) -> DecentrlRegistrationSettings:
-    settings = config.decentrl
-    return DecentrlRegistrationSettings(
-        seed=lambda: base.identity.now.signing_seed,
-        prekeys=lambda: base.identity.now.prekeys_private,
-        lifetime=settings.contract_lifetime,
-        own_only=lambda: base.reloading.config.decentrl.registration == "own",
-        access=access,
-    )
+    dispatcher = DecentrlDispatcher(context, core.rate_limiter, authentication, handlers)
+    return DecentrlServices(dispatcher, event_pusher, lambda session: DecentrlSocketProtocol(session, socket_context))

@@ -1,4 +1,4 @@
-"""The DIDComm half."""
+"""Builds the DIDComm services."""
 
 from __future__ import annotations
 
@@ -6,12 +6,7 @@ import random
 from dataclasses import dataclass
 
 from mediatord.app.core_services import CoreServices
-from mediatord.app.metrics_collection import (
-    ReactorLagMonitor,
-    record_gauges,
-    register_core_buffers,
-    register_didcomm_buffers,
-)
+from mediatord.app.metrics_collection import ReactorLagMonitor, record_gauges
 from mediatord.cluster.anti_entropy import BacklogReader, PickupRecorder
 from mediatord.cluster.leases import LeaderLease
 from mediatord.config.settings import Config
@@ -43,9 +38,9 @@ from mediatord.store.interfaces.messages import new_didcomm_message_id, new_stor
 
 @dataclass(frozen=True, slots=True)
 class DIDCommServices:
-    """The DIDComm half and its services."""
+    """The DIDComm services."""
 
-    mediator: DIDCommDispatcher
+    dispatcher: DIDCommDispatcher
     forward_fast_path: ForwardFastPath
     live: LiveDelivery
     due: DelayedMessageScheduler
@@ -54,50 +49,69 @@ class DIDCommServices:
     lag: ReactorLagMonitor
 
 
-def build_didcomm(base: CoreServices, config: Config) -> DIDCommServices:
-    """Make the use cases and what runs by itself."""
-    reactor, store, recorder, identity = base.reactor, base.store, base.recorder, base.identity
+def build_didcomm(core: CoreServices, config: Config) -> DIDCommServices:
+    """Build the DIDComm use cases and their periodic tasks."""
+    reactor, store, recorder, identity = core.reactor, core.store, core.recorder, core.identity
     settings = config.didcomm
-    resolver = _build_resolver(base, config)
+    web_resolver = DIDWebResolver(
+        reactor, core.outbound.get, core.rate_limiter.charge_did_lookup, allow_private=config.outbound.allow_private
+    )
+    resolver = DIDResolver(web_resolver, store.remember_did, store.recall_did)
     reports = ProblemReportSettings(settings.problem_codes, settings.problem_report_ack)
     packer = MessagePacker(reactor, new_didcomm_message_id, identity.find_signing_key, reports)
     unpacker = MessageUnpacker(resolver, identity.find_agreement_keys, draft03=settings.legacy_draft03)
+    remote_delivery, cluster_hooks = None, None
+    leader_lease = build_leader_lease(core, config)
+    if core.cluster:
+        remote_delivery = core.cluster.remote_delivery.deliver_message
+        backlog_reader = BacklogReader(
+            reactor, core.connections, lambda dids, window, limit: store.find_arrivals(dids, window, limit=limit)
+        )
+        cluster_hooks = ClusterDeliveryHooks(
+            backlog_reader, PickupRecorder(store.cluster, config.queue.delivered_timeout)
+        )
     live = LiveDelivery(
         reactor,
         store,
-        base.connections,
+        core.connections,
         packer,
         recorder,
-        build_live_settings(base, config),
-        _build_cluster_hooks(base, config),
+        build_live_settings(core, config),
+        cluster_hooks,
     )
     forward_wrapper = ForwardWrapper(resolver, reactor, new_didcomm_message_id)
-    access = _build_access_list(base, config)
+    access = AccessList()
+
+    def apply_access(new: Config) -> None:
+        access.set_lists(new.didcomm.allow if new.didcomm.registration == "allow-list" else None, new.didcomm.deny)
+        core.connections.close_denied(access.denies, lambda recipient: recipient is not None)
+
+    apply_access(config)
+    core.reloader.follow(apply_access)
     targets = EndpointResolver(resolver, _build_failover_settings(config, access), identity.owns)
-    endpoints = EndpointDelivery(reactor, store, targets, forward_wrapper, base.outbound, recorder)
-    remote_delivery, leader_lease = (
-        (base.cluster.remote_delivery.message, base.cluster.leader_lease) if base.cluster else (None, None)
-    )
+    endpoints = EndpointDelivery(reactor, store, targets, forward_wrapper, core.outbound, recorder)
     fail_over = None if settings.failover == "none" else endpoints.enqueue
-    dispatcher = DeliveryDispatcher(live.push, remote_delivery, fail_over)
-    due = DelayedMessageScheduler(reactor, store, dispatcher.dispatch, leader_lease)
+    delivery_dispatcher = DeliveryDispatcher(live.push, remote_delivery, fail_over)
+    due = DelayedMessageScheduler(
+        reactor, store, delivery_dispatcher.dispatch, core.cluster.leader_lease if core.cluster else None
+    )
     route = ForwardContext(
         clock=reactor,
         store=store,
         unpacker=unpacker,
         forward_wrapper=forward_wrapper,
-        admission=base.admission,
-        dispatcher=dispatcher,
+        admission=core.rate_limiter,
+        dispatcher=delivery_dispatcher,
         delayed=due,
         live=live,
         recorder=recorder,
         owns=identity.own_dids.__contains__,
-        origins=base.origins,
+        origins=core.sender_fingerprints,
         new_message_id=new_stored_message_id,
         uniform=random.SystemRandom().uniform,
     )
     registration = MediationPolicy(
-        access, settings.max_recipients, base.own.identities.is_probe_did, settings.require_ownership
+        access, settings.max_recipients, core.probe_credentials.identities.is_probe_did, settings.require_ownership
     )
     routing_settings = _build_routing_settings(config, access)
     forward_router = ForwardRouter(route, routing_settings)
@@ -107,25 +121,25 @@ def build_didcomm(base: CoreServices, config: Config) -> DIDCommServices:
             store,
             MediatorDIDs(identity.owns, identity.routing_did),
             registration,
-            OwnershipVerifier(reactor, store, base.admission, unpacker, identity.owns),
-            base.registrations,
+            OwnershipVerifier(reactor, store, core.rate_limiter, unpacker, identity.owns),
+            core.registrations,
             recorder,
         ),
         pickup=Pickup(
             reactor,
             store,
-            base.connections,
+            core.connections,
             live,
             recorder,
             PickupSettings(settings.delivery_limit, settings.delivery_form),
         ),
-        small_protocols=SmallProtocols(reactor, packer, lambda: base.reloading.config.limits.max_message_bytes),
+        small_protocols=SmallProtocols(reactor, packer, lambda: core.reloader.config.limits.max_message_bytes),
     )
     context = DIDCommContext(
         clock=reactor,
         store=store,
-        admission=base.admission,
-        registrations=base.registrations,
+        admission=core.rate_limiter,
+        registrations=core.registrations,
         unpacker=unpacker,
         packer=packer,
         reply_router=ReplyRouter(packer, targets, endpoints),
@@ -134,11 +148,11 @@ def build_didcomm(base: CoreServices, config: Config) -> DIDCommServices:
         owns=identity.owns,
         access=access,
     )
-    lag = ReactorLagMonitor(reactor, base.steady, recorder.metrics.observe_reactor_lag)
+    lag = ReactorLagMonitor(reactor, core.monotonic, recorder.metrics.observe_reactor_lag)
     expiry = AccountExpiry(
         reactor,
         store,
-        lambda: base.connections.live(lambda reader: reader is not None),
+        lambda: core.connections.live(lambda reader: reader is not None),
         recorder,
         unused=settings.unused_account_ttl,
         idle=settings.idle_account_ttl,
@@ -148,65 +162,43 @@ def build_didcomm(base: CoreServices, config: Config) -> DIDCommServices:
         store,
         live,
         recorder,
-        lambda: record_gauges(base, lag),
-        leader_lease or build_leader_lease(base, config),
+        lambda: record_gauges(core, lag),
+        leader_lease,
         expiry,
     )
-    register_core_buffers(base)
-    register_didcomm_buffers(base, live, forward_router, resolver, endpoints)
-    mediator = DIDCommDispatcher(context, protocols)
+    metrics = recorder.metrics
+    metrics.register_buffer("live_pushes", lambda: (live.unacknowledged_pushes, None))
+    metrics.register_buffer("remembered_pushes", lambda: (live.remembered, None))
+    metrics.register_buffer("seen_forwards", lambda: (forward_router.remembered, None))
+    metrics.register_buffer("did_documents", lambda: resolver.held)
+    metrics.register_buffer("endpoint_deliveries", lambda: endpoints.held)
     parser = FastForwardParser(identity.find_agreement_keys)
     identity.on_change(parser.forget)
-    forward_fast_path = ForwardFastPath(route, routing_settings, base.gate, parser, forward_router, packer)
-    return DIDCommServices(mediator, forward_fast_path, live, due, housekeeping, endpoints, lag)
+    forward_fast_path = ForwardFastPath(route, routing_settings, core.gate, parser, forward_router, packer)
+    return DIDCommServices(
+        DIDCommDispatcher(context, protocols), forward_fast_path, live, due, housekeeping, endpoints, lag
+    )
 
 
-def build_leader_lease(base: CoreServices, config: Config) -> LeaderLease | None:
-    """Of a process that is alone: nobody else's, nor its own while its clock is not that of the store's server."""
-    alone_on_a_server = config.storage.backend == "mongodb"
-    return LeaderLease(base.reactor, base.store.cluster, base.node.boot) if alone_on_a_server else None
+def build_leader_lease(core: CoreServices, config: Config) -> LeaderLease | None:
+    """The lease on housekeeping; a single process on MongoDB needs it too, as its clock may be wrong."""
+    if core.cluster:
+        return core.cluster.leader_lease
+    if config.storage.backend == "mongodb":
+        return LeaderLease(core.reactor, core.store.cluster, core.node.boot)
+    return None
 
 
-def _build_resolver(base: CoreServices, config: Config) -> DIDResolver:
-    private = config.outbound.allow_private
-    web = DIDWebResolver(base.reactor, base.outbound.get, base.admission.charge_did_lookup, allow_private=private)
-    return DIDResolver(web, base.store.remember_did, base.store.recall_did)
-
-
-def build_live_settings(base: CoreServices, config: Config) -> LiveDeliverySettings:
-    """How pushes are made; each is marked as made by this process where others can see the store."""
+def build_live_settings(core: CoreServices, config: Config) -> LiveDeliverySettings:
+    """Settings of live delivery; pushes are marked with this process if others may use the store."""
     settings = config.didcomm
     return LiveDeliverySettings(
         timeout=config.queue.delivered_timeout,
         form=settings.delivery_form,
         mode=settings.live_push,
         by_default=settings.live_default_on,
-        node=base.node.boot if base.cluster or config.storage.backend == "mongodb" else "",
+        node=core.node.boot if core.cluster or config.storage.backend == "mongodb" else "",
     )
-
-
-def _build_cluster_hooks(base: CoreServices, config: Config) -> ClusterDeliveryHooks | None:
-    if base.cluster is None:
-        return None
-    store = base.store
-    reader = BacklogReader(
-        base.reactor, base.connections, lambda dids, window, limit: store.find_arrivals(dids, window, limit=limit)
-    )
-    return ClusterDeliveryHooks(reader, PickupRecorder(store.cluster, config.queue.delivered_timeout))
-
-
-def _build_access_list(base: CoreServices, config: Config) -> AccessList:
-    """Goes by the lists as they are at any time; who is denied from now on is live no longer."""
-    access = AccessList()
-
-    def follow(new: Config) -> None:
-        allow = new.didcomm.allow if new.didcomm.registration == "allow-list" else None
-        access.set_lists(allow, new.didcomm.deny)
-        base.connections.close_denied(access.denies, lambda reader: reader is not None)
-
-    follow(config)
-    base.reloading.follow(follow)
-    return access
 
 
 def _build_routing_settings(config: Config, access: AccessList) -> ForwardSettings:
@@ -224,7 +216,7 @@ def _build_routing_settings(config: Config, access: AccessList) -> ForwardSettin
 
 
 def _build_failover_settings(config: Config, access: AccessList) -> EndpointFailoverSettings:
-    web_socket = "ws" + config.public_url.removeprefix("http")
-    own = {config.public_url, f"{config.public_url}/didcomm", f"{web_socket}/didcomm", f"{web_socket}/ws"}
+    websocket_url = "ws" + config.public_url.removeprefix("http")
+    own = {config.public_url, f"{config.public_url}/didcomm", f"{websocket_url}/didcomm", f"{websocket_url}/ws"}
     endpoints = {canonicalize_did(did): endpoint for did, endpoint in config.didcomm.endpoints.items()}
     return EndpointFailoverSettings(config.didcomm.failover, endpoints, frozenset(own), access)

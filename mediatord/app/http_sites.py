@@ -1,8 +1,4 @@
-"""
-What the listeners serve.
-
-The status page for operators.
-"""
+"""Builds the HTTP sites: the public one of both protocols, and the status page for operators."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ from mediatord.admin.status_sources import SLOT_SECONDS, RecentProblems, ReportD
 from mediatord.app.core_services import CoreServices
 from mediatord.app.decentrl import DecentrlServices
 from mediatord.app.didcomm import DIDCommServices
-from mediatord.app.metrics_collection import StoreMetricsRefresher, register_http_buffers
+from mediatord.app.metrics_collection import StoreMetricsRefresher
 from mediatord.clock import request_scope
 from mediatord.cluster.node_health import StoreHealthCheck
 from mediatord.config.settings import Config
@@ -48,14 +44,14 @@ from mediatord.workers.supervisor_connection import SupervisorConnection
 
 
 class _ProtocolGateway:
-    """Both protocols behind the request gate: what comes while the daemon is stopping is recorded and refused."""
+    """Runs requests of both protocols inside the request gate; records and refuses those that come at shutdown."""
 
-    def __init__(self, base: CoreServices, didcomm: DIDCommServices, decentrl: DecentrlServices) -> None:
-        self._gate = base.gate
-        self._clock = base.reactor
-        self._recorder = base.recorder
-        self._didcomm = didcomm.mediator
-        self._decentrl = decentrl.mediator
+    def __init__(self, core: CoreServices, didcomm: DIDCommServices, decentrl: DecentrlServices) -> None:
+        self._gate = core.gate
+        self._clock = core.reactor
+        self._recorder = core.recorder
+        self._didcomm = didcomm.dispatcher
+        self._decentrl = decentrl.dispatcher
 
     async def receive(self, raw: bytes, origin: MessageOrigin) -> DIDCommReply:
         """One DIDComm message."""
@@ -87,11 +83,11 @@ class _ProtocolGateway:
         finally:
             self._gate.leave()
 
-    def record_early_rejection(self, half: ProtocolName, peer: str, error: MediatorError) -> None:
+    def record_early_rejection(self, protocol: ProtocolName, peer: str, error: MediatorError) -> None:
         """A request was refused unread."""
-        self._recorder.record_early_rejection(half, peer, 0, error)
+        self._recorder.record_early_rejection(protocol, peer, 0, error)
 
-    async def _wait(self, half: ProtocolName, peer: str, size: int) -> None:
+    async def _wait(self, protocol: ProtocolName, peer: str, size: int) -> None:
         """
         Wait until the gate is open, and enter.
 
@@ -100,12 +96,12 @@ class _ProtocolGateway:
         try:
             await self._gate.wait()
         except ShutdownInProgress as error:
-            self._recorder.record_early_rejection(half, peer, size, error)
+            self._recorder.record_early_rejection(protocol, peer, size, error)
             raise
 
 
 def build_site(
-    base: CoreServices,
+    core: CoreServices,
     didcomm: DIDCommServices,
     decentrl: DecentrlServices,
     config: Config,
@@ -113,55 +109,61 @@ def build_site(
     readiness: Callable[[], ReadinessMonitor] | None = None,
 ) -> MediatorSite:
     """
-    One site for both halves.
+    Build the site of both protocols.
 
-    :param readiness: what answers `/ready`, once the site is served.
+    :param readiness: gives what answers `/ready`, once the site is served.
     """
-    gateway = _ProtocolGateway(base, didcomm, decentrl)
-    peers = ClientAddressResolver(config.trusted_proxies, base.own.token, config.limits.trusted_peers)
-    largest = config.limits.max_message_bytes
-    memory = MemoryReclaimer(base.reactor)
-    scheduler = RoundRobinScheduler(base.reactor)
+    recorder = core.recorder
+
+    gateway = _ProtocolGateway(core, didcomm, decentrl)
+
+    async def render_metrics() -> bytes:
+        return recorder.metrics.render()
+
+    peers = ClientAddressResolver(config.trusted_proxies, core.probe_credentials.token, config.limits.trusted_peers)
+    max_message_bytes = config.limits.max_message_bytes
+    memory = MemoryReclaimer(core.reactor)
+    scheduler = RoundRobinScheduler(core.reactor)
     sockets = SocketContext(
         receive=gateway.receive,
-        converse=decentrl.converse,
-        connections=base.connections,
-        recorder=base.recorder,
+        converse=decentrl.open_socket,
+        connections=core.connections,
+        recorder=core.recorder,
         peers=peers,
-        clock=base.reactor,
+        clock=core.reactor,
         memory=memory,
         scheduler=scheduler,
-        admits=base.admission.charge_request,
+        admits=core.rate_limiter.charge_request,
     )
     origins = AllowedOrigins(config.websocket_origins)
-    pages = StaticDocuments(base.identity.did, base.identity.web_document, config.public_url)
-    factory = MediatorSocketFactory(base.reactor, sockets, largest)
-    front = HTTPContext(
-        clock=base.reactor,
+    documents = StaticDocuments(core.identity.now.did, core.identity.now.web_document, config.public_url)
+    factory = MediatorSocketFactory(core.reactor, sockets, max_message_bytes)
+    context = HTTPContext(
+        clock=core.reactor,
         receive=gateway.receive,
         command=gateway.command,
         public=gateway.public,
-        ping_store=_build_store_ping(base, config),
-        store_trouble=lambda: base.store.trouble,
-        trouble=lambda: base.node_health.trouble,
-        statistics=StoreMetricsRefresher(base),
-        figures=worker.page if worker else lambda: _render_metrics(base),
-        pages=pages,
-        metrics=base.recorder.metrics,
+        ping_store=_build_store_ping(core, config),
+        store_trouble=lambda: core.store.trouble,
+        trouble=lambda: core.node_health.trouble,
+        statistics=StoreMetricsRefresher(core),
+        figures=worker.fetch_metrics if worker else render_metrics,
+        pages=documents,
+        metrics=core.recorder.metrics,
         peers=peers,
-        connections=base.connections,
+        connections=core.connections,
         sockets=WebSocketResource(factory),
         record_early_rejection=gateway.record_early_rejection,
         origins=origins,
         memory=memory,
         scheduler=scheduler,
-        admits=base.admission.charge_request,
-        metrics_allow=lambda: base.reloading.config.metrics.allow,
+        admits=core.rate_limiter.charge_request,
+        metrics_allow=lambda: core.reloader.config.metrics.allow,
         ready=(lambda: readiness().ask()) if readiness else report_no_probe,
         forward_fast_path=didcomm.forward_fast_path.take,
     )
-    factory.limit(largest, config.limits.max_outbox_bytes)
-    site = MediatorSite(front, largest, *_get_connection_limits(config))
+    factory.limit(max_message_bytes, config.limits.max_outbox_bytes)
+    site = MediatorSite(context, max_message_bytes, *_get_connection_limits(config))
     site.unread.limit(config.limits.max_unread_bytes)
 
     def follow(new: Config) -> None:
@@ -170,40 +172,36 @@ def build_site(
         site.limit(new.limits.max_message_bytes, *_get_connection_limits(new))
         factory.limit(new.limits.max_message_bytes, new.limits.max_outbox_bytes)
         site.unread.limit(new.limits.max_unread_bytes)
-        pages.show(base.identity.did, base.identity.web_document)
+        documents.show(core.identity.now.did, core.identity.now.web_document)
 
-    base.reloading.follow(follow)
-    register_http_buffers(base, factory, site)
+    core.reloader.follow(follow)
+    recorder.metrics.register_buffer("socket_outboxes", factory.unsent)
+    recorder.metrics.register_buffer("socket_inboxes", factory.unserved)
+    recorder.metrics.register_buffer("http_requests", site.read_ahead)
+    recorder.metrics.register_buffer("http_answers", lambda: site.unread.held)
     return site
 
 
 def _get_connection_limits(config: Config) -> tuple[int, int]:
-    """How many one address may have that are no sockets, and one of a trusted peer."""
+    """Limits on HTTP connections of one address, and of a trusted peer."""
     return 4 * config.limits.max_connections_per_ip, 4 * config.limits.trusted_connections
 
 
-def _build_store_ping(base: CoreServices, config: Config) -> Callable[[], Awaitable[None]]:
-    """What asks the store. A server is asked each time; of a disk it is known that it answers later than it could."""
+def _build_store_ping(core: CoreServices, config: Config) -> Callable[[], Awaitable[None]]:
+    """The check of the store for `/health`. A server is asked each time; SQLite may be slow as long as it works."""
+    metrics = core.recorder.metrics
 
-    async def ask() -> None:
-        await _ping_store(base)
+    async def ping() -> None:
+        try:
+            await core.gate.run_request(core.store.ping)
+        except StoreUnavailable:
+            metrics.set_storage_up(False)
+            raise
+        metrics.set_storage_up(True)
 
     if config.storage.backend != "sqlite":
-        return ask
-    return StoreHealthCheck(ask, base.steady, lambda: base.recorder.metrics.get_rejection_count("store_unavailable"))
-
-
-async def _ping_store(base: CoreServices) -> None:
-    try:
-        await base.gate.run_request(base.store.ping)
-    except StoreUnavailable:
-        base.recorder.metrics.set_storage_up(False)
-        raise
-    base.recorder.metrics.set_storage_up(True)
-
-
-async def _render_metrics(base: CoreServices) -> bytes:
-    return base.recorder.metrics.render()
+        return ping
+    return StoreHealthCheck(ping, core.monotonic, lambda: metrics.get_rejection_count("store_unavailable"))
 
 
 _log = Logger()
@@ -212,84 +210,84 @@ _STATE_STOPPING = "stopping"
 
 
 class ProcessMonitor(Service):
-    """Notes what this process does and what goes wrong in it, from its start on."""
+    """Collects traffic and recent problems of this process for the status page."""
 
-    name = "watch"
+    name = "process monitor"
 
-    def __init__(self, base: CoreServices, node: str) -> None:
-        self._base = base
+    def __init__(self, core: CoreServices, node: str) -> None:
+        self._core = core
         self._node = node
-        self._began = base.steady()
-        self._troubles = RecentProblems(base.reactor)
-        self._traffic = TrafficHistory(base.reactor, base.recorder.metrics.collect_totals)
+        self._began = core.monotonic()
+        self._troubles = RecentProblems(core.reactor)
+        self._traffic = TrafficHistory(core.reactor, core.recorder.metrics.collect_totals)
         self._samples = LoopingCall(self._traffic.sample)
-        self._samples.clock = base.reactor
+        self._samples.clock = core.reactor
 
     def startService(self) -> None:
-        """Begin to look."""
+        """Start collecting."""
         super().startService()
-        self._base.recorder.on_rejection = self._troubles.refused
+        self._core.recorder.on_rejection = self._troubles.refused
         globalLogPublisher.addObserver(self._troubles)
         self._samples.start(SLOT_SECONDS, now=False)
 
     def stopService(self) -> None:
-        """Look no more."""
+        """Stop collecting."""
         super().stopService()
         if self._samples.running:
             self._samples.stop()
         globalLogPublisher.removeObserver(self._troubles)
 
-    def told(self) -> Mapping[str, Any]:
-        """What this process knows, as values of JSON; see :class:`~mediatord.admin.status.ProcessStatus`."""
+    def report(self) -> Mapping[str, Any]:
+        """The state of this process as JSON values; see :class:`~mediatord.admin.status.ProcessStatus`."""
         state = self._state()
         return {
             "node": self._node,
             "pid": os.getpid(),
             "state": state,
             "well": state == STATUS_SERVING,
-            "uptime": self._base.steady() - self._began,
-            "sockets": len(self._base.connections),
+            "uptime": self._core.monotonic() - self._began,
+            "sockets": len(self._core.connections),
             "slots": self._traffic.slots(),
             "totals": self._traffic.totals(),
             "troubles": self._troubles.told(),
         }
 
     def _state(self) -> str:
-        base = self._base
-        if not base.gate.is_open:
+        core = self._core
+        if not core.gate.is_open:
             return _STATE_STOPPING
-        if not base.recorder.metrics.storage_is_up:
+        if not core.recorder.metrics.storage_is_up:
             return STATUS_WAITING_FOR_STORE
-        return base.node_health.trouble or STATUS_SERVING
+        return core.node_health.trouble or STATUS_SERVING
 
 
 class SupervisorMonitor(Service):
-    """Notes what goes wrong in the process that keeps the workers."""
+    """Collects recent problems of the supervisor for the status page."""
 
-    name = "watch"
+    name = "process monitor"
 
     def __init__(self, reactor: Any, node: str) -> None:
         self._node = node
         self._troubles = RecentProblems(reactor)
 
     def startService(self) -> None:
-        """Begin to look."""
+        """Start collecting."""
         super().startService()
         globalLogPublisher.addObserver(self._troubles)
 
     def stopService(self) -> None:
-        """Look no more."""
+        """Stop collecting."""
         super().stopService()
         globalLogPublisher.removeObserver(self._troubles)
 
-    def told(self) -> Mapping[str, Any]:
-        """The name of the daemon and the troubles of this process, as values of JSON."""
+    def report(self) -> Mapping[str, Any]:
+        """The name of the daemon and the problems of this process, as JSON values."""
         return {"node": self._node, "troubles": self._troubles.told()}
 
 
 def load_admin_token(config: Config) -> AdminToken | None:
     """
-    What the page wants to be shown; None where there is no page.
+    The token of the status page; None if there is no page.
 
     :raise StartupError: the token cannot be used.
     """
@@ -302,72 +300,69 @@ def load_admin_token(config: Config) -> AdminToken | None:
 
 
 def list_listen_endpoints(config: Config) -> list[str]:
-    """All that the daemon listens on for clients, the page last."""
+    """Endpoint strings of all listeners for clients, that of the status page last."""
     return [*config.listen, *([config.admin.listen] if config.admin.listen else [])]
 
 
 def build_admin(
-    base: CoreServices, config: Config, worker: SupervisorConnection | None = None
+    core: CoreServices, config: Config, worker: SupervisorConnection | None = None
 ) -> tuple[list[Service], list[Listener]]:
     """
-    What watches, and the listener of the page; nothing of both unless the configuration has one.
+    Build the monitor and the listener of the status page; empty lists if there is no page.
 
     :raise StartupError: token or certificate cannot be used.
     """
     token = load_admin_token(config)
     if token is None or config.admin.listen is None:
         return [], []
-    watch = ProcessMonitor(base, config.node_name)
+    monitor = ProcessMonitor(core, config.node_name)
+    reactor = core.reactor
     if worker is not None:
-        worker.report_state = watch.told
-    site = build_admin_site(base, config, token, watch, worker)
-    reactor = (
-        base.reactor
-        if worker is None
-        else InheritedSocketReactor(base.reactor, worker.place.sockets[len(config.listen)])
-    )
-    return [watch], [Listener(config.admin.listen, site, reactor)]
+        worker.report_state = monitor.report
+        reactor = InheritedSocketReactor(core.reactor, worker.resources.sockets[len(config.listen)])
+    site = build_admin_site(core, config, token, monitor, worker)
+    return [monitor], [Listener(config.admin.listen, site, reactor)]
 
 
 def build_control_socket(
-    base: CoreServices, config: Config, worker: SupervisorConnection | None = None
+    core: CoreServices, config: Config, worker: SupervisorConnection | None = None
 ) -> list[Service]:
-    """The control socket, unless the configuration has none."""
+    """Build the control socket, if the configuration has one."""
     if config.control_socket is None:
         return []
 
     def is_log_writable() -> bool:
-        base.events.flush()
-        return base.events.pending == 0
+        core.events.flush()
+        return core.events.pending == 0
 
-    operations = ControlOperations(base.store, base.recorder, is_log_writable)
+    operations = ControlOperations(core.store, core.recorder, is_log_writable)
 
     async def run(operation: str, arguments: Mapping[str, Any]) -> Any:
-        return await base.gate.run_request(lambda: operations.run(operation, arguments))
+        return await core.gate.run_request(lambda: operations.run(operation, arguments))
 
     if worker is None:
-        return [ControlSocket(base.reactor, run, ControlListener(config.control_socket))]
-    inherited = worker.place.sockets[len(list_listen_endpoints(config))]
-    return [ControlSocket(base.reactor, run, inherited=inherited.descriptor)]
+        return [ControlSocket(core.reactor, run, ControlListener(config.control_socket))]
+    inherited = worker.resources.sockets[len(list_listen_endpoints(config))]
+    return [ControlSocket(core.reactor, run, inherited=inherited.descriptor)]
 
 
 def build_admin_site(
-    base: CoreServices,
+    core: CoreServices,
     config: Config,
     token: AdminToken,
-    watch: ProcessMonitor,
+    monitor: ProcessMonitor,
     worker: SupervisorConnection | None = None,
 ) -> AdminSite:
-    """What the listener of the page serves."""
+    """Build the site of the status page."""
 
-    async def figures() -> bytes:
-        return base.recorder.metrics.render()
+    async def render_metrics() -> bytes:
+        return core.recorder.metrics.render()
 
-    async def alone() -> tuple[int, Sequence[Mapping[str, Any]]]:
-        return 1, [watch.told()]
+    async def report_process() -> tuple[int, Sequence[Mapping[str, Any]]]:
+        return 1, [monitor.report()]
 
     async def backlog(bounds: Sequence[float], top: int) -> QueueBacklog:
-        return await base.gate.run_request(lambda: base.store.read_backlog(bounds, top))
+        return await core.gate.run_request(lambda: core.store.read_backlog(bounds, top))
 
     reports = None if config.admin.reports is None else ReportDirectory(config.admin.reports)
     sources = StatusSources(
@@ -375,31 +370,35 @@ def build_admin_site(
         node=config.node_name,
         backend=config.storage.backend,
         clustered=config.cluster.listen is not None,
-        processes=worker.states if worker else alone,
-        here=watch.told,
-        figures=worker.page if worker else figures,
+        processes=worker.fetch_states if worker else report_process,
+        here=monitor.report,
+        figures=worker.fetch_metrics if worker else render_metrics,
         backlog=backlog,
-        tag=base.recorder.tag,
+        tag=core.recorder.pseudonymize,
         reports=reports,
-        is_own=base.own.identities.is_probe_did,
+        is_own=core.probe_credentials.identities.is_probe_did,
     )
-    clock = base.reactor
-    door = AdminAuthenticator(clock, token)
-    base.reloading.add_renewal(lambda: _reload_token(door, config))
+    clock = core.reactor
+    authenticator = AdminAuthenticator(clock, token)
+
+    def reload_token() -> bool:
+        """Read the token file again; False if the token in use stays because the file cannot be used."""
+        try:
+            new = load_admin_token(config)
+        except StartupError as error:
+            _log.warn("the token of the status page stays as it was: {why}", why=str(error))
+            return False
+        if new is not None:
+            authenticator.use(new)
+        return True
+
+    core.reloader.add_renewal(reload_token)
     return AdminSite(
         AdminContext(
-            clock, door, ClientAddressResolver(config.trusted_proxies), StatusCollector(clock, sources), reports
+            clock,
+            authenticator,
+            ClientAddressResolver(config.trusted_proxies),
+            StatusCollector(clock, sources),
+            reports,
         )
     )
-
-
-def _reload_token(door: AdminAuthenticator, config: Config) -> bool:
-    """Go by the token that the file has now; by the one before if it has none that can be used, which is False."""
-    try:
-        token = load_admin_token(config)
-    except StartupError as error:
-        _log.warn("the token of the status page stays as it was: {why}", why=str(error))
-        return False
-    if token is not None:
-        door.use(token)
-    return True

@@ -1,14 +1,10 @@
-"""
-Services that start and stop one after the other.
-
-Children of the root service that only begin, end or tell something.
-"""
+"""Services of the daemon's start and stop: ordered shutdown, opening the store, accepting clients, status reports."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from twisted.application.service import MultiService, Service
 from twisted.internet.defer import Deferred, maybeDeferred
@@ -18,7 +14,6 @@ from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
 from mediatord import __version__
-from mediatord.app.core_services import CoreServices
 from mediatord.config.settings import Config
 from mediatord.errors import StartupError, StoreUnavailable
 from mediatord.http.websocket import has_native_masking
@@ -33,12 +28,15 @@ from mediatord.observability.systemd import (
 from mediatord.store.interfaces.store import StoreUnusable
 from mediatord.store.sqlite.database_file import ExclusiveStoreLock
 
+if TYPE_CHECKING:
+    from mediatord.app.core_services import CoreServices
+
 _log = Logger()
 
 
 def check_setting_combinations(config: Config) -> None:
     """
-    Refuse settings that cannot be had together, or that this version does not have yet.
+    Reject settings that cannot be combined.
 
     :raise StartupError: names the setting.
     """
@@ -48,32 +46,32 @@ def check_setting_combinations(config: Config) -> None:
 
 class OrderedService(MultiService):
     """
-    Starts its children first to last, and stops them last to first, each after the one before.
+    Starts its children first to last, and stops them one after the other, last to first.
 
-    A MultiService stops all at once, which would close the store under a socket that is still draining.
+    A MultiService stops all at once, which would close the store under sockets that are still draining.
 
-    :param patience: seconds that stopping may take in all; what is not done by then is left behind.
-    :ivar rotate: closes the segments of the event logs.
-    :ivar reload: takes what reads the configuration, applies what can be applied, and closes the segments as well.
+    :param timeout: seconds for stopping all children; those that have not stopped by then are abandoned.
+    :ivar rotate: rotates the event logs.
+    :ivar reload: given a function that reads the configuration, applies what may change and rotates the event logs.
     """
 
     def __init__(
         self,
         clock: IReactorTime,
-        patience: float,
+        timeout: float,
         rotate: Callable[[], object] = lambda: None,
         reload: Callable[[Callable[[], Config]], None] = lambda read: None,
     ) -> None:
         super().__init__()
         self._clock = clock
-        self._patience = patience
+        self._timeout = timeout
         self.rotate = rotate
         self.reload = reload
 
     def stopService(self) -> Deferred[None]:
-        """Fires when everything has stopped, or time is up."""
+        """Fires when everything has stopped, or at the timeout."""
         Service.stopService(self)
-        return Deferred.fromCoroutine(self._stop_each(self._clock.seconds() + self._patience))
+        return Deferred.fromCoroutine(self._stop_each(self._clock.seconds() + self._timeout))
 
     async def _stop_each(self, deadline: float) -> None:
         for child in reversed(list(self)):
@@ -81,25 +79,25 @@ class OrderedService(MultiService):
             try:
                 await stopping.addTimeout(max(0.1, deadline - self._clock.seconds()), self._clock)
             except Exception as error:
-                # A child may put its cancellation into an error of its own.
+                # A cancelled child may fail with an error of its own.
                 if isinstance(error, DeferredTimeout) or self._clock.seconds() >= deadline:
                     _log.warn("{name} did not stop in time", name=child.name)
                 else:
                     _log.failure("{name} did not stop", name=child.name)
 
 
-# Seconds until a store that did not open is tried again.
+# Seconds between attempts to open the store.
 STORE_RETRY_SECONDS = 1.0
-# Seconds that the store may take before the daemon counts as up without it; its doors are open by then.
+# Seconds after which the daemon counts as started without its store.
 STARTUP_GRACE_SECONDS = 5.0
-# Seconds that connections may wait for a store that is not open yet.
+# Seconds for which connections wait for the store to open.
 MAX_ACCEPT_DELAY = 2.0
-# Seconds between looks at how the daemon is.
+# Seconds between updates of the status for systemd.
 _STATUS_INTERVAL = 1.0
 
 
 class ShutdownStep(Service):
-    """Something that only has to be ended."""
+    """Runs a function at shutdown."""
 
     def __init__(self, name: str, end: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self.name = name
@@ -112,63 +110,63 @@ class ShutdownStep(Service):
 
 class StoreLockService(Service):
     """
-    Keeps the database from other daemons, from before anything is done until everything is.
+    Locks the SQLite database against other daemons while this one runs.
 
     :param path: of the database.
     """
 
-    name = "sole user"
+    name = "store lock"
 
     def __init__(self, path: Path) -> None:
-        self._use = ExclusiveStoreLock(path)
+        self._lock = ExclusiveStoreLock(path)
 
     def privilegedStartService(self) -> None:
         """
-        Lock it.
+        Lock the database.
 
-        :raise StartupError: another daemon has.
+        :raise StartupError: another daemon has locked it.
         """
         super().privilegedStartService()
         try:
-            self._use.take()
+            self._lock.take()
         except ValueError as error:
             raise StartupError(str(error)) from None
 
     def stopService(self) -> None:
         super().stopService()
-        self._use.release()
+        self._lock.release()
 
 
 class StoreOpener(Service):
     """
-    Opens the store when the daemon starts, and closes it after everything that uses it.
+    Opens the store at the start, with retries, and closes it after everything that uses it.
 
-    :param open_store: may be called again when it failed.
-    :param check: finds out whether opening makes sense at all; raises ValueError with a line for the operator.
-    :param opened: told once it is open.
-    :param give_up: told in a line why it never will be.
+    :param open_store: called until it succeeds.
+    :param check: checks the store beforehand; raises ValueError with a line for the operator.
+    :param opened: called once the store is open.
+    :param give_up: called with one line if the store can never be opened.
     """
 
     name = "store"
 
     def __init__(
         self,
-        base: CoreServices,
+        core: CoreServices,
         open_store: Callable[[], Deferred[None]],
         check: Callable[[], None],
         opened: Callable[[], None],
         give_up: Callable[[str], None],
     ) -> None:
-        self._base = base
+        self._core = core
         self._open_store = open_store
         self._check = check
-        self._tell_opened = opened
+        self._on_opened = opened
         self._give_up = give_up
         self._retry: IDelayedCall | None = None
 
     def privilegedStartService(self) -> None:
         """
-        Look at the store while there is still somebody to tell.
+        Check the store while the start can still fail.
 
         :raise StartupError: it cannot be used.
         """
@@ -179,7 +177,7 @@ class StoreOpener(Service):
             raise StartupError(str(error)) from None
 
     def startService(self) -> None:
-        """Open it; what needs it before that is done is answered 503."""
+        """Start opening the store; requests that need it get 503 until then."""
         super().startService()
         self._open()
 
@@ -188,54 +186,51 @@ class StoreOpener(Service):
         self._open_store().addCallbacks(self._opened, self._failed)
 
     def _opened(self, _: None) -> None:
-        self._base.recorder.metrics.set_storage_up(True)
-        self._tell_opened()
+        self._core.recorder.metrics.set_storage_up(True)
+        self._on_opened()
 
     def _failed(self, failure: Any) -> None:
-        self._base.recorder.metrics.set_storage_up(False)
+        self._core.recorder.metrics.set_storage_up(False)
         if failure.check(StoreUnusable):
             self._give_up(str(failure.value))
             return
         if not failure.check(StoreUnavailable):
             _log.failure("opening the store failed", failure)
         if self.running:
-            self._retry = self._base.reactor.callLater(STORE_RETRY_SECONDS, self._open)
+            self._retry = self._core.reactor.callLater(STORE_RETRY_SECONDS, self._open)
 
     def stopService(self) -> Deferred[None]:
-        """Finish what was accepted, and close."""
+        """Finish pending operations and close the store."""
         super().stopService()
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
-        return self._base.store.close()
+        return self._core.store.close()
 
 
 class AcceptDelay(Service):
     """
-    Has listeners take no connections before there is something to serve them with.
+    Delays accepting connections until the store is open, for :data:`MAX_ACCEPT_DELAY` at most.
 
-    They are bound by then, so that what comes waits in the backlog, though not for long: clients are to be told when
-    the store is in trouble. Started after the listeners, and stopped before them.
-
-    :param opened: told when this is told to open.
+    The listeners are bound meanwhile, so that clients wait in the backlog; after the delay they get an error instead.
+    Starts after the listeners and stops before them.
     """
 
-    name = "doors"
+    name = "accept delay"
 
-    def __init__(self, clock: IReactorTime, listeners: Sequence[Listener], opened: Callable[[], None]) -> None:
+    def __init__(self, clock: IReactorTime, listeners: Sequence[Listener]) -> None:
         self._clock = clock
         self._listeners = listeners
-        self._opened = opened
         self._ready = False
         self._call: IDelayedCall | None = None
 
     def privilegedStartService(self) -> None:
-        """What was bound for privileges is held from the beginning."""
+        """Hold the listeners that were bound with privileges."""
         super().privilegedStartService()
         self._hold()
 
     def startService(self) -> None:
-        """Open after a while, if that was not done by then."""
+        """Hold the listeners until :meth:`open` is called, or the delay is over."""
         super().startService()
         if self._ready:
             self._open()
@@ -244,17 +239,16 @@ class AcceptDelay(Service):
         self._call = self._clock.callLater(MAX_ACCEPT_DELAY, self._open)
 
     def stopService(self) -> None:
-        """Stay closed, if they are."""
+        """Leave the listeners as they are."""
         super().stopService()
         self._cancel()
 
     def open(self) -> None:
-        """There is something to serve them with."""
+        """Accept connections, now or when the service starts."""
         self._ready = True
         if self._call is not None:
             self._cancel()
             self._open()
-        self._opened()
 
     def _hold(self) -> None:
         for listener in self._listeners:
@@ -273,98 +267,98 @@ class AcceptDelay(Service):
 
 class StatusNotifier(Service):
     """
-    Says to the log and to systemd that the daemon is up, how it is, and that it is about to stop.
+    Reports start, status and stop of the daemon to the event log and to systemd.
 
-    It is up once it serves, or has listened for a while and answers 503: one whose store is away keeps trying, which
-    is no reason to end it.
+    The daemon counts as started once it serves requests, or has listened without its store for
+    :data:`STARTUP_GRACE_SECONDS`: it answers 503 then and keeps trying, so systemd must not end it.
 
-    :param tell: tells systemd.
-    :param ready: told that the store is open and requests are served.
+    :param notify: sends a state to systemd, or to the supervisor.
+    :param ready: called when the store is open and requests are served.
     """
 
-    name = "signs of life"
+    name = "status notifier"
 
     def __init__(
         self,
-        base: CoreServices,
-        tell: Callable[[str], object] = notify_systemd,
+        core: CoreServices,
+        notify: Callable[[str], object] = notify_systemd,
         ready: Callable[[], None] = lambda: None,
     ) -> None:
-        self._base = base
-        self._tell = tell
-        self._tell_ready = ready
-        self._store_open = False
-        self._up = False
-        self._told = ""
-        self._late: IDelayedCall | None = None
-        self._watchdog = LoopingCall(tell, "WATCHDOG=1")
+        self._core = core
+        self._notify = notify
+        self._on_ready = ready
+        self._is_store_open = False
+        self._has_started = False
+        self._last_status = ""
+        self._grace_timer: IDelayedCall | None = None
+        self._watchdog = LoopingCall(notify, "WATCHDOG=1")
         self._status_loop = LoopingCall(self._report_status)
         self._loops = (self._watchdog, self._status_loop)
         for loop in self._loops:
-            loop.clock = base.reactor
+            loop.clock = core.reactor
 
     def startService(self) -> None:
         super().startService()
         if not has_native_masking():
             _log.warn("Autobahn runs without its native code: reading from sockets is many times slower")
-        self._base.recorder.started(__version__)
-        self._base.reactor.callWhenRunning(self._begin)
+        self._core.recorder.record_start(__version__)
+        self._core.reactor.callWhenRunning(self._begin)
 
     def reload(self, read: Callable[[], Config]) -> None:
-        """Read configuration and keys again, and say so. :param read: reads the configuration."""
-        if self._up:
-            self._tell(build_reloading_state())
+        """Reload configuration and keys, and tell systemd. :param read: reads the configuration."""
+        if self._has_started:
+            self._notify(build_reloading_state())
         try:
-            self._base.reloading.reload(read)
+            self._core.reloader.reload(read)
         finally:
-            if self._up:
-                self._tell("READY=1")
+            if self._has_started:
+                self._notify("READY=1")
 
     def store_opened(self) -> None:
-        """The store is open, which may be before or after everything else has started."""
-        self._store_open = True
+        """Record that the store is open, before or after the start of the other services."""
+        self._is_store_open = True
         if self.running:
-            self._base.reactor.callWhenRunning(self._begin)
+            self._core.reactor.callWhenRunning(self._begin)
 
     def _begin(self) -> None:
         if not self._status_loop.running:
             self._status_loop.start(_STATUS_INTERVAL)
-        if self._store_open:
+        if self._is_store_open:
             self._report_status()
             self._report_ready()
-            self._tell_ready()
-        elif self._late is None:
-            self._late = self._base.reactor.callLater(STARTUP_GRACE_SECONDS, self._report_ready)
+            self._on_ready()
+        elif self._grace_timer is None:
+            self._grace_timer = self._core.reactor.callLater(STARTUP_GRACE_SECONDS, self._report_ready)
 
     def _report_ready(self) -> None:
         self._cancel()
-        if not self._up:
-            self._up = True
-            self._tell("READY=1")
+        if not self._has_started:
+            self._has_started = True
+            self._notify("READY=1")
             interval = get_watchdog_interval()
             if interval is not None:
                 self._watchdog.start(interval)
 
     def _report_status(self) -> None:
         state = self._state()
-        if state != self._told:
-            self._told = state
-            self._tell(f"STATUS={state}")
+        if state != self._last_status:
+            self._last_status = state
+            self._notify(f"STATUS={state}")
 
     def _state(self) -> str:
-        if not self._base.recorder.metrics.storage_is_up:
+        if not self._core.recorder.metrics.storage_is_up:
             return STATUS_WAITING_FOR_STORE
-        return self._base.node_health.trouble or (STATUS_SERVING if self._store_open else STATUS_WAITING_FOR_STORE)
+        return self._core.node_health.trouble or (STATUS_SERVING if self._is_store_open else STATUS_WAITING_FOR_STORE)
 
     def _cancel(self) -> None:
-        if self._late is not None and self._late.active():
-            self._late.cancel()
+        if self._grace_timer is not None and self._grace_timer.active():
+            self._grace_timer.cancel()
 
     def stopService(self) -> None:
         super().stopService()
         self._cancel()
-        self._tell("STOPPING=1")
+        self._notify("STOPPING=1")
         for loop in self._loops:
             if loop.running:
                 loop.stop()
-        self._base.recorder.stopped(__version__)
+        self._core.recorder.record_stop(__version__)

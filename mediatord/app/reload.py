@@ -1,16 +1,15 @@
-"""
-Who the mediator of a configuration is.
-
-Reading the configuration again while the daemon runs (SIGHUP).
-"""
+"""What may change while the daemon runs: identity keys, reloadable settings (SIGHUP), and pseudonym keys."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from pathlib import Path
 from typing import Any, Literal
 
+from twisted.application.service import Service
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
 from mediatord import __version__
@@ -23,6 +22,7 @@ from mediatord.identity.mediator_identity import IdentityError, MediatorIdentity
 from mediatord.net.listeners import Listener
 from mediatord.observability.event_log import EventLogWriter, SegmentLimits, SegmentSealer
 from mediatord.observability.event_recorder import EventRecorder
+from mediatord.observability.pseudonyms import Pseudonymizer, renew_pseudonym_key
 from mediatord.observability.segments import RetentionLimits
 from mediatord.private_file import PrivateFileError
 from mediatord.protocol.didcomm import jwe_algorithms
@@ -33,64 +33,52 @@ _log = Logger()
 
 class CurrentIdentity:
     """
-    The identity that counts, which is another one once keys have been rotated.
+    The identity in use, which changes when keys are rotated.
 
-    :ivar now: the whole of it.
-    :ivar own_dids: as of :class:`MediatorIdentity`; always the same set, changed in place.
+    :ivar now: that identity.
+    :ivar own_dids: as of :class:`MediatorIdentity`, like `decentrl_dids`; always the same set, changed in place.
     """
 
     def __init__(self, identity: MediatorIdentity) -> None:
         self.now = identity
         self.own_dids = set(identity.own_dids)
-        self._forgetting: list[Callable[[], None]] = [jwe_algorithms.clear_key_caches]
+        self.decentrl_dids = set(identity.decentrl_dids)
+        self._caches: list[Callable[[], None]] = [jwe_algorithms.clear_key_caches]
 
-    def on_change(self, forget: Callable[[], None]) -> None:
-        """Have what was made of the keys forgotten when they are others."""
-        self._forgetting.append(forget)
+    def on_change(self, clear: Callable[[], None]) -> None:
+        """Call this when the keys change, to clear what was derived from them."""
+        self._caches.append(clear)
 
-    def become(self, identity: MediatorIdentity) -> None:
-        """Be another; no secret that was agreed with keys outlives them."""
+    def switch_to(self, identity: MediatorIdentity) -> None:
+        """Use another identity; secrets that were agreed with the former keys are cleared."""
         self.now = identity
         self.own_dids.clear()
         self.own_dids.update(identity.own_dids)
-        for forget in self._forgetting:
-            forget()
-
-    @property
-    def did(self) -> str:
-        """The did:peer:2 of the current keys."""
-        return self.now.did
-
-    @property
-    def web_did(self) -> str:
-        """The did:web."""
-        return self.now.web_did
-
-    @property
-    def web_document(self) -> dict[str, Any]:
-        """Its document."""
-        return self.now.web_document
+        self.decentrl_dids.clear()
+        self.decentrl_dids.update(identity.decentrl_dids)
+        for clear in self._caches:
+            clear()
 
     def owns(self, did: str) -> bool:
-        """As of :class:`Identity`."""
+        """As :meth:`MediatorIdentity.owns`."""
         return self.now.owns(did)
 
     def routing_did(self, addressed: str) -> str:
-        """As of :class:`Identity`."""
+        """As :meth:`MediatorIdentity.routing_did`."""
         return self.now.routing_did(addressed)
 
     def find_agreement_keys(self, kid: str) -> tuple[PrivateKey, ...]:
-        """As of :class:`Identity`."""
+        """As :meth:`MediatorIdentity.find_agreement_keys`."""
         return self.now.find_agreement_keys(kid)
 
     def find_signing_key(self, kid: str) -> NamedKey | None:
-        """As of :class:`Identity`."""
+        """As :meth:`MediatorIdentity.find_signing_key`."""
         return self.now.find_signing_key(kid)
 
 
 def load_identity(config: Config) -> MediatorIdentity:
     """
-    Our keys and DIDs.
+    Load the keys and DIDs of the mediator.
 
     :raise StartupError: the key file or a former DID cannot be used.
     """
@@ -101,9 +89,9 @@ def load_identity(config: Config) -> MediatorIdentity:
 
 def parse_identity(config: Config, keys: str) -> MediatorIdentity:
     """
-    The same with keys that somebody has read already.
+    The identity with given keys instead of those in the configured file.
 
-    :param keys: the content of a key file.
+    :param keys: content of a key file.
     :raise StartupError: they or a former DID cannot be used.
     """
     return _build_identity(config, lambda: parse_keys(keys.encode("utf-8"), config.identity.keys))
@@ -111,27 +99,28 @@ def parse_identity(config: Config, keys: str) -> MediatorIdentity:
 
 def plan_key_rollout(before: MediatorIdentity, after: MediatorIdentity) -> list[KeySet]:
     """
-    The keys by which several processes get from one identity to another, each stage after all have reached the one
-    before: first everybody accepts what comes, and only then anybody tells it.
+    The stages in which several processes change keys: each begins when all processes have reached the one before.
+
+    So every process accepts the new keys before any process publishes them.
     """
     known = {kid: key for kid, key in before.keys}  # noqa: C416  a KeySet is no mapping, though dict() takes it for one
-    coming = tuple((kid, key) for kid, key in after.keys if known.get(kid) != key)
-    if not coming or any(kid in known for kid, _ in coming):
+    added = tuple((kid, key) for kid, key in after.keys if known.get(kid) != key)
+    if not added or any(kid in known for kid, _ in added):
         return [after.keys]
-    return [replace(before.keys, prepared=(*before.keys.prepared, *coming)), after.keys]
+    return [replace(before.keys, prepared=(*before.keys.prepared, *added)), after.keys]
 
 
 def log_identity_change(before: MediatorIdentity, after: MediatorIdentity) -> None:
-    """Tell the operator what has changed for wallets."""
+    """Log what has changed for wallets."""
     if after.did != before.did:
         _log.info(
-            "the DID is {did} now; former ones that are accepted as well: {count}",
+            "current DID: {did}; {count} former DIDs still accepted",
             did=abbreviate_did(after.did),
             count=len(after.former_peer_dids) + len(after.former_dids),
         )
     for did in after.prepared_dids:
         if not before.owns(did):
-            _log.info("the DID {did} is accepted and not told to anybody yet", did=abbreviate_did(did))
+            _log.info("the DID {did} is accepted but not published yet", did=abbreviate_did(did))
     gone = after.find_missing_dids(before)
     if gone:
         _log.warn("no longer accepted: {dids}", dids=", ".join(map(abbreviate_did, gone)))
@@ -149,17 +138,18 @@ def _build_identity(config: Config, keys: Callable[[], KeySet]) -> MediatorIdent
 ReloadOutcome = Literal["ok", "refused", "restart_needed"]
 
 _CHECK_CONFIG_HINT = "mediatord check-config lists all"
-# What counts from now on; everything else is as it was when the daemon was started.
-_RELOADABLE_LOG = ("level", "rotate", "retention", "key_days")
-_RELOADABLE_ACCESS = ("registration", "allow", "deny")
+# All other settings take effect at the next start.
+_RELOADABLE_PARTS = {
+    "identity": ("former_dids", "passphrase_file"),
+    "log": ("level", "rotate", "retention", "key_days"),
+    "didcomm": ("registration", "allow", "deny"),
+    "decentrl": ("registration", "allow", "deny"),
+}
 _RELOADABLE = (
-    "identity.former_dids",
-    "identity.passphrase_file",
     "limits",
     "metrics",
     "websocket_origins",
-    *(f"log.{name}" for name in _RELOADABLE_LOG),
-    *(f"{half}.{name}" for half in ("didcomm", "decentrl") for name in _RELOADABLE_ACCESS),
+    *(f"{section}.{name}" for section, names in _RELOADABLE_PARTS.items() for name in names),
 )
 
 
@@ -167,15 +157,14 @@ def reload_config(
     config: Config, identity: MediatorIdentity, read: Callable[[], Config]
 ) -> tuple[Config, ReloadOutcome, MediatorIdentity]:
     """
-    The configuration that counts from now on, what became of the one that was read, and the identity of the keys that
-    the key file has by now; all is told to the operator, a refusal in a line.
+    Read configuration and key file again; returns the configuration to use, the outcome, and the identity to use.
 
-    A file that is caught while it is written may say nothing of what it said before: it is not taken. Neither is
-    anything if the keys cannot be used.
+    The outcome is logged. A configuration that lacks explicit settings of the current one is rejected, since the file
+    may be half written; so is everything if the keys cannot be used.
 
-    :param config: the one that counts so far.
-    :param identity: likewise.
-    :param read: reads the configuration anew.
+    :param config: the current configuration.
+    :param identity: the current identity.
+    :param read: reads the configuration.
     """
     try:
         new, left = _read_config(config, read)
@@ -185,25 +174,25 @@ def reload_config(
                 f"{new.identity.keys} has none of the keys that are served; restart if that is meant"
             )
     except (_ConfigRejection, StartupError) as error:
-        _log.error("the configuration was not taken, nothing has changed: {why}", why=str(error))
+        _log.error("configuration rejected, previous settings stay in force: {why}", why=str(error))
         return config, "refused", identity
     if left:
-        _log.warn("the configuration was read again; a restart is needed for {keys}", keys=", ".join(left))
+        _log.warn("configuration reloaded; a restart is needed for {keys}", keys=", ".join(left))
     else:
-        _log.info("the configuration was read again")
+        _log.info("configuration reloaded")
     log_identity_change(identity, new_identity)
     return new, "restart_needed" if left else "ok", new_identity
 
 
 class _ConfigRejection(Exception):
-    """The text says why."""
+    """The new configuration cannot be used; the text says why."""
 
 
 def _read_config(config: Config, read: Callable[[], Config]) -> tuple[Config, list[str]]:
     """
-    The configuration that would count, and the settings that would need a restart.
+    The configuration to use, and the changed settings that need a restart.
 
-    :raise _Unusable: it cannot be taken.
+    :raise _ConfigRejection: the new configuration cannot be used.
     """
     try:
         new = read()
@@ -216,32 +205,22 @@ def _read_config(config: Config, read: Callable[[], Config]) -> tuple[Config, li
     gone = [key for key in left if _is_explicitly_set(config, key) and not _is_explicitly_set(new, key)]
     if gone:
         raise _ConfigRejection(f"it says nothing of {', '.join(gone)} any more; restart if that is meant")
-    applied = {
-        "identity": _copy_settings(config.identity, new.identity, ("former_dids", "passphrase_file")),
-        "limits": new.limits,
-        "log": _copy_settings(config.log, new.log, _RELOADABLE_LOG),
-        "metrics": new.metrics,
-        "websocket_origins": new.websocket_origins,
-        "didcomm": _copy_settings(config.didcomm, new.didcomm, _RELOADABLE_ACCESS),
-        "decentrl": _copy_settings(config.decentrl, new.decentrl, _RELOADABLE_ACCESS),
-    }
+    applied = {section: getattr(new, section) for section in ("limits", "metrics", "websocket_origins")}
+    for section, names in _RELOADABLE_PARTS.items():
+        current, changed = getattr(config, section), getattr(new, section)
+        applied[section] = current.model_copy(update={name: getattr(changed, name) for name in names})
     return config.model_copy(update=applied), left
 
 
-def _copy_settings(section: Any, new: Any, names: Iterable[str]) -> Any:
-    """A section with some of its settings as they are now."""
-    return section.model_copy(update={name: getattr(new, name) for name in names})
-
-
 def list_changed_settings(one: Config, other: Config) -> list[str]:
-    """Settings that differ, in the order of the file, with dots between the names of sections and keys."""
+    """Dotted names of the settings that differ, in the order of the file."""
     before, after = dict(_flatten_settings(one.model_dump())), dict(_flatten_settings(other.model_dump()))
     return [key for key in before if before[key] != after[key]]
 
 
 def _flatten_settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
-        # A mapping that the operator fills is one setting.
+        # A mapping whose keys the operator chooses is one setting.
         if isinstance(value, dict) and _is_section(prefix + name):
             yield from _flatten_settings(value, f"{prefix}{name}.")
         else:
@@ -256,7 +235,7 @@ def _is_section(key: str) -> bool:
 
 
 def _is_explicitly_set(config: Config, key: str) -> bool:
-    """Whether the operator has said what it is, be that what it is by default."""
+    """Whether the operator has set it, even to its default."""
     model: Any = config
     for name in key.split("."):
         if name not in model.model_fields_set:
@@ -266,107 +245,188 @@ def _is_explicitly_set(config: Config, key: str) -> bool:
 
 
 def is_reloadable(key: str) -> bool:
-    """Whether a setting counts as soon as the configuration was read again."""
+    """Whether a change of this setting takes effect at a reload."""
     return any(f"{key}.".startswith(f"{one}.") for one in _RELOADABLE)
-
-
-@dataclass(frozen=True, slots=True)
-class ReloadableEventLog:
-    """The event log, as far as settings of it may change."""
-
-    events: EventLogWriter
-    sealer: SegmentSealer
-
-    def go_by(self, config: Config) -> None:
-        """From now on."""
-        self.events.limit(build_segment_limits(config), config.log.level)
-        self.sealer.compress = config.log.rotate.compress
 
 
 class ConfigReloader:
     """
-    Makes settings and keys count in a process that runs.
+    Applies changed settings and keys to the running process.
 
-    :ivar config: what counts now.
-    :ivar look_for_key: goes by the present key of the event log.
+    :param rotate_log_key: switches the event log to the key of the current epoch.
+    :ivar config: the current configuration.
     """
 
     def __init__(
         self,
         config: Config,
         identity: CurrentIdentity,
-        log: ReloadableEventLog,
+        events: EventLogWriter,
+        sealer: SegmentSealer,
         recorder: EventRecorder,
-        steady: Callable[[], float],
+        monotonic: Callable[[], float],
+        rotate_log_key: Callable[[], None],
     ) -> None:
         self.config = config
         self._identity = identity
-        self._log = log
+        self._events = events
+        self._sealer = sealer
         self._recorder = recorder
-        self._steady = steady
+        self._monotonic = monotonic
+        self._rotate_log_key = rotate_log_key
         self._followers: list[Callable[[Config], None]] = []
         self._renewals: list[Callable[[], bool]] = []
-        self.refresh_log_key: Callable[[], None] = lambda: None
 
     def follow(self, follower: Callable[[Config], None]) -> None:
-        """Have it told whenever settings or keys have changed, or may have."""
+        """Call this whenever settings or keys may have changed."""
         self._followers.append(follower)
 
     def add_renewal(self, renewal: Callable[[], bool]) -> None:
-        """Have other files read again, too, once a configuration was taken; it gives False where they are no good."""
+        """Call this after each accepted configuration to read other files; False if they cannot be used."""
         self._renewals.append(renewal)
 
-    def watch(self, listener: Listener) -> None:
-        """Have its certificate read again as well, if it has one."""
-        self.add_renewal(partial(self._renew, listener))
-        self._record_expiry(listener)
+    def add_listener(self, listener: Listener) -> None:
+        """Renew the certificate of a listener at each reload, if it has one."""
+
+        def record_expiry() -> None:
+            if listener.certificate is not None:
+                self._recorder.metrics.set_certificate_expiry(
+                    listener.certificate.name, listener.certificate.expiry.timestamp()
+                )
+
+        def renew() -> bool:
+            is_renewed = listener.renew()
+            record_expiry()
+            return is_renewed
+
+        self.add_renewal(renew)
+        record_expiry()
 
     def reload(self, read: Callable[[], Config]) -> None:
-        """Read configuration and keys, apply what can be applied, and rotate the event log."""
-        began = self._steady()
+        """Read configuration and keys, apply what may change at runtime, and rotate the event log."""
+        began = self._monotonic()
         self.apply(*reload_config(self.config, self._identity.now, read), began)
 
     def apply(
         self, config: Config, outcome: ReloadOutcome, identity: MediatorIdentity, began: float | None = None
     ) -> None:
         """
-        Go by these, and rotate the event log.
+        Apply these, and rotate the event log.
 
-        :param began: when the configuration was asked for; just now unless given.
+        :param began: when the reload began; now by default.
         """
-        began = self._steady() if began is None else began
+        began = self._monotonic() if began is None else began
         self.config = config
-        self._log.go_by(config)
-        self.become(identity)
+        self._events.limit(build_segment_limits(config), config.log.level)
+        self._sealer.compress = config.log.rotate.compress
+        self.use_identity(identity)
         renewed = outcome != "refused" and all([renew() for renew in self._renewals])
         try:
-            self.refresh_log_key()
+            self._rotate_log_key()
         except Exception:
-            _log.failure("looking for the key of the event log failed")
-        lines = self._log.events.segment_lines
-        self._recorder.reloaded(__version__, outcome, self._steady() - began, success=renewed)
-        self._log.events.rotate(ignored_lines=self._log.events.segment_lines - lines)
+            _log.failure("renewing the pseudonym key of the event log failed")
+        lines = self._events.segment_lines
+        self._recorder.record_reload(__version__, outcome, self._monotonic() - began, success=renewed)
+        self._events.rotate(ignored_lines=self._events.segment_lines - lines)
 
-    def become(self, identity: MediatorIdentity) -> None:
-        """Go by these keys."""
-        self._identity.become(identity)
+    def use_identity(self, identity: MediatorIdentity) -> None:
+        """Switch to another identity."""
+        self._identity.switch_to(identity)
         for follow in self._followers:
             follow(self.config)
 
-    def _renew(self, listener: Listener) -> bool:
-        renewed = listener.renew()
-        self._record_expiry(listener)
-        return renewed
-
-    def _record_expiry(self, listener: Listener) -> None:
-        if listener.certificate is not None:
-            self._recorder.metrics.set_certificate_expiry(
-                listener.certificate.name, listener.certificate.expiry.timestamp()
-            )
-
 
 def build_segment_limits(config: Config) -> SegmentLimits:
-    """When segments of the event log are closed and deleted."""
+    """The limits at which segments of the event log are closed and deleted."""
     rotate, retention = config.log.rotate, config.log.retention
     kept = RetentionLimits(rotate.keep, retention.age, retention.bytes, retention.unread_bytes)
     return SegmentLimits(rotate.bytes, kept)
+
+
+_DAY_SECONDS = 86_400.0
+# Seconds. A timer ignores changes of the wall clock, so longer waits are split.
+_MAX_WAIT = 3_600.0
+
+
+def to_utc_day(seconds: float) -> date:
+    """The UTC date of a POSIX timestamp."""
+    return datetime.fromtimestamp(seconds, UTC).date()
+
+
+def log_failed_renewal(reason: str) -> None:
+    """Log why the pseudonym key was not renewed."""
+    _log.error("keeping the current pseudonym key: {reason}", reason=reason)
+
+
+class PseudonymKeyRotation(Service):
+    """
+    Switches the event log to a new pseudonym key when a key epoch ends; checks once a day, at midnight UTC.
+
+    :param path: of `log.key`.
+    :param epoch_days: length of an epoch in days; 0 means that it never ends.
+    """
+
+    name = "pseudonym key rotation"
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        path: Path,
+        pseudonymizer: Pseudonymizer,
+        events: EventLogWriter,
+        epoch_days: Callable[[], int],
+    ) -> None:
+        self._clock = clock
+        self._path = path
+        self._pseudonymizer = pseudonymizer
+        self._events = events
+        self._epoch_days = epoch_days
+        self._timer: IDelayedCall | None = None
+        self._checked_day = date.min
+
+    def startService(self) -> None:
+        """Start the daily check; the current key was checked when it was loaded."""
+        super().startService()
+        self._checked_day = to_utc_day(self._clock.seconds())
+        self._schedule()
+
+    def stopService(self) -> None:
+        """Stop the daily check."""
+        super().stopService()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def rotate_if_due(self) -> None:
+        """
+        Use the key of the current epoch, in a new segment of the event log if the epoch has changed.
+
+        The key in use stays if there is no key file, or if the file has another key for the same epoch.
+        """
+        try:
+            key = renew_pseudonym_key(
+                self._path, to_utc_day(self._clock.seconds()), self._epoch_days(), log_failed_renewal
+            )
+        except PrivateFileError as error:
+            log_failed_renewal(str(error))
+            return
+        if key.epoch != self._pseudonymizer.epoch:
+            self._pseudonymizer.set_key(key)
+            self._events.set_key_epoch(key.epoch)
+        elif key != self._pseudonymizer.key:
+            _log.warn(
+                "{path} has a different key for epoch {epoch}; the key in use stays until a restart",
+                path=self._path,
+                epoch=key.epoch,
+            )
+
+    def _schedule(self) -> None:
+        remaining = _DAY_SECONDS - self._clock.seconds() % _DAY_SECONDS
+        self._timer = self._clock.callLater(min(remaining, _MAX_WAIT), self._check_day)
+
+    def _check_day(self) -> None:
+        self._schedule()
+        today = to_utc_day(self._clock.seconds())
+        if today != self._checked_day:
+            self._checked_day = today
+            self.rotate_if_due()

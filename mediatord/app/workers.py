@@ -1,4 +1,4 @@
-"""Several processes in place of one."""
+"""Builds the supervisor of several workers, and what each worker does for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any, cast
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred, DeferredList
 from twisted.logger import Logger
-from twisted.python.failure import Failure
 
 from mediatord.app.core_services import CoreServices, load_pseudonymizer
 from mediatord.app.http_sites import SupervisorMonitor, list_listen_endpoints, load_admin_token
@@ -24,15 +23,15 @@ from mediatord.identity.mediator_identity import MediatorIdentity
 from mediatord.net.listeners import Listener
 from mediatord.store.sqlite.database_file import check_store
 from mediatord.workers.shared_listeners import InheritedSocketReactor, SharedListeners
-from mediatord.workers.supervisor import Supervisor, WorkerPoolSpec
+from mediatord.workers.supervisor import Supervisor
 from mediatord.workers.supervisor_connection import SupervisorConnection
 from mediatord.workers.worker_pool import WorkerTimeouts
 
 _log = Logger()
 
-# Seconds that a report may wait for the store.
+# Seconds that a metrics report may wait for the store.
 _STORE_CHECK_TIMEOUT = 0.5
-# Seconds of `drain_timeout` that the supervisor has for itself, and the part of it that workers have at least.
+# Seconds of `drain_timeout` reserved for the supervisor, and the fraction that its workers have at least.
 _SUPERVISOR_STOP_SECONDS, _MIN_WORKER_STOP_FRACTION = 1.0, 0.5
 _MAX_NODE_NAME_LENGTH = 63
 
@@ -42,19 +41,18 @@ def build_supervisor(
     config: Config,
     give_up: Callable[[str], None],
     ready: Callable[[], None],
-    before: Iterable[Service],
+    locks: Iterable[Service],
 ) -> OrderedService:
     """
-    The parent of the workers; nothing is bound or begun before it starts.
+    Build the parent process of the workers; nothing is bound or spawned before it starts.
 
-    :param ready: told once that all workers are up.
-    :param before: services that it is to have as long as there are workers.
-    :raise StartupError: what would keep every worker from starting: keys, identity, log key, an endpoint.
+    :param ready: called once, when all workers are ready.
+    :param locks: services that start before the workers and stop after them.
+    :raise StartupError: keys, identity, log key or an endpoint cannot be used.
     """
     identity = load_identity(config)
     load_pseudonymizer(config, reactor.seconds())
-    watches = [SupervisorMonitor(reactor, config.node_name)] if load_admin_token(config) else []
-    workers = _derive_worker_configs(config)
+    monitors = [SupervisorMonitor(reactor, config.node_name)] if load_admin_token(config) else []
     supervisor = Supervisor(
         reactor,
         SharedListeners(
@@ -63,40 +61,31 @@ def build_supervisor(
             config.workers,
             None if config.control_socket is None else ControlListener(config.control_socket),
         ),
-        WorkerPoolSpec(
-            [(one.node_name, one.model_dump_json()) for one in workers],
-            _derive_worker_secret(identity, config),
-            identity.root_secret,
-            serialize_keys(identity.keys),
-        ),
+        [(one.node_name, one.model_dump_json()) for one in _derive_worker_configs(config)],
+        secret=_derive_worker_secret(identity, config),
+        seed=identity.root_secret,
+        keys=serialize_keys(identity.keys),
         check=lambda: check_store(config.storage.backend, config.storage.sqlite.path, config.log.directory),
         give_up=give_up,
         ready=ready,
+        report_state=monitors[0].report if monitors else None,
         timeouts=WorkerTimeouts(stop=config.drain_timeout),
     )
-    supervisor.report_state = watches[0].told if watches else None
-    reload = _SupervisorReload(config, identity, supervisor)
+
+    def reload(read: Callable[[], Config]) -> None:
+        nonlocal config, identity
+        before = identity
+        config, outcome, identity = reload_config(config, before, read)
+        supervisor.reload(
+            [one.model_dump_json() for one in _derive_worker_configs(config)],
+            outcome,
+            [serialize_keys(keys) for keys in plan_key_rollout(before, identity)],
+        )
+
     root = OrderedService(reactor, config.drain_timeout + 1.0, supervisor.rotate, reload)
-    for child in (*before, *watches, supervisor):
+    for child in (*locks, *monitors, supervisor):
         child.setServiceParent(root)
     return root
-
-
-class _SupervisorReload:
-    """Reads the configuration for all workers, and has them apply what can be applied."""
-
-    def __init__(self, config: Config, identity: MediatorIdentity, supervisor: Supervisor) -> None:
-        self._config = config
-        self._identity = identity
-        self._supervisor = supervisor
-
-    def __call__(self, read: Callable[[], Config]) -> None:
-        before = self._identity
-        self._config, outcome, self._identity = reload_config(self._config, before, read)
-        settings = [one.model_dump_json() for one in _derive_worker_configs(self._config)]
-        self._supervisor.reload(
-            settings, outcome, [serialize_keys(one) for one in plan_key_rollout(before, self._identity)]
-        )
 
 
 def _derive_worker_configs(config: Config) -> list[Config]:
@@ -104,7 +93,7 @@ def _derive_worker_configs(config: Config) -> list[Config]:
 
 
 def derive_worker_config(config: Config, number: int) -> Config:
-    """The configuration of a worker, counted from 1: a daemon of its own, with a log directory of its own."""
+    """The configuration of a worker, numbered from 1: a daemon with its own node name and log directory."""
     suffix = f"-{number}"
     node = config.node_name[: _MAX_NODE_NAME_LENGTH - len(suffix)].rstrip("-._") + suffix
     drain = max(config.drain_timeout - _SUPERVISOR_STOP_SECONDS, config.drain_timeout * _MIN_WORKER_STOP_FRACTION)
@@ -113,50 +102,50 @@ def derive_worker_config(config: Config, number: int) -> Config:
 
 
 def build_listeners(reactor: Any, config: Config, site: Any, worker: SupervisorConnection | None) -> list[Listener]:
-    """One for each endpoint: bound by itself, or with a socket that the supervisor has bound."""
+    """One listener per endpoint; a worker uses the sockets that the supervisor has bound."""
     if worker is None:
         return [Listener(endpoint, site, reactor) for endpoint in config.listen]
-    # What comes behind is for the page of the operator.
-    inherited = zip(config.listen, worker.place.sockets, strict=False)
+    # A further socket is for the status page.
+    inherited = zip(config.listen, worker.resources.sockets, strict=False)
     return [Listener(endpoint, site, InheritedSocketReactor(reactor, one)) for endpoint, one in inherited]
 
 
-def bind_supervisor_callbacks(worker: SupervisorConnection, base: CoreServices) -> None:
-    """Let the supervisor ask for what this process does only when it is asked."""
-    worker.rotate = base.events.rotate
+def bind_supervisor_callbacks(worker: SupervisorConnection, core: CoreServices) -> None:
+    """Let the supervisor rotate logs, reload settings, change keys and collect metrics of this process."""
+    worker.rotate = core.events.rotate
 
     def reload(settings: str, outcome: str, keys: str) -> None:
         config = Config.model_validate_json(settings)
-        base.reloading.apply(config, cast(ReloadOutcome, outcome), parse_identity(config, keys))
+        core.reloader.apply(config, cast(ReloadOutcome, outcome), parse_identity(config, keys))
 
     worker.reload = reload
-    worker.use_keys = lambda keys: base.reloading.become(parse_identity(base.reloading.config, keys))
-    worker.measure = _WorkerMetricsReport(base)
+    worker.use_keys = lambda keys: core.reloader.use_identity(parse_identity(core.reloader.config, keys))
+    worker.render_metrics = _WorkerMetricsReport(core)
 
 
 class _WorkerMetricsReport:
-    """Renders the metrics of this process, after a short look at the store: `/health` may have asked another."""
+    """Renders metrics after a brief check of the store, since `/health` may be served by another worker."""
 
-    def __init__(self, base: CoreServices) -> None:
-        self._base = base
-        self._metrics = base.recorder.metrics
+    def __init__(self, core: CoreServices) -> None:
+        self._core = core
+        self._metrics = core.recorder.metrics
         self._store_check: Deferred[None] | None = None
 
     async def __call__(self) -> bytes:
-        """The text; it does not wait for a store that is slow, but says what is known of it."""
+        """The metrics in text format; does not wait long for a slow store."""
         if self._store_check is None or self._store_check.called:
             self._store_check = Deferred.fromCoroutine(self._check_store())
-            self._store_check.addErrback(_log_store_check_failure)
-        timeouts: Deferred[None] = Deferred()
-        timer = self._base.reactor.callLater(_STORE_CHECK_TIMEOUT, timeouts.callback, None)
-        await DeferredList([self._store_check, timeouts], fireOnOneCallback=True)
+            self._store_check.addErrback(lambda failure: _log.failure("store check failed", failure))
+        timeout: Deferred[None] = Deferred()
+        timer = self._core.reactor.callLater(_STORE_CHECK_TIMEOUT, timeout.callback, None)
+        await DeferredList([self._store_check, timeout], fireOnOneCallback=True)
         if timer.active():
             timer.cancel()
         return self._metrics.render()
 
     async def _check_store(self) -> None:
         try:
-            await self._base.gate.run_request(lambda: self._base.store.queue_sizes(0))
+            await self._core.gate.run_request(lambda: self._core.store.queue_sizes(0))
         except StoreUnavailable:
             self._metrics.set_storage_up(False)
         except ShutdownInProgress:
@@ -165,16 +154,12 @@ class _WorkerMetricsReport:
             self._metrics.set_storage_up(True)
 
 
-def _log_store_check_failure(failure: Failure) -> None:
-    _log.failure("the store could not be looked at", failure)
-
-
 def _derive_worker_secret(identity: MediatorIdentity, config: Config) -> bytes:
     """
-    What the workers of this daemon know each other by, and none but them.
+    The secret that the workers of this daemon share, and no other process has.
 
-    The same at every start: what a killed one left in the store belongs to the next. Another on every host that could
-    use the same store, as workers are out of reach from there.
+    It is the same at every start, so that the next worker takes over what a killed one left in the store. It differs
+    between hosts that could use the same store, as their workers cannot reach each other.
     """
     host = "" if config.storage.backend == "sqlite" else socket.gethostname()
     return hmac.digest(identity.root_secret, f"mediatord workers of {config.node_name} at {host}".encode(), "sha256")

@@ -40,7 +40,7 @@ def run_worker() -> int:
     reset_hang_alarm()  # not only once the reactor runs: who hangs before that is ended as well, should nobody be there to do it
     try:
         with os.fdopen(SPEC_FD, "rb") as file:
-            brief = WorkerSpec.read(file.read())
+            brief = WorkerSpec.from_bytes(file.read())
     except (OSError, ValueError):
         raise StartupError("a worker is begun by its supervisor, which is what mediatord run starts") from None
     from twisted.internet import reactor  # noqa: TID251  this is the program
@@ -51,7 +51,7 @@ def run_worker() -> int:
 
 def _run_reactor(reactor: Any, brief: WorkerSpec) -> int:
     worker = SupervisorConnection(
-        reactor, brief.place, partial(_exit_without_supervisor, Path(brief.place.path).parent)
+        reactor, brief.resources, partial(_exit_without_supervisor, Path(brief.resources.node_socket).parent)
     )
     root = DaemonService(reactor, worker.report_failure)
     reactor.callWhenRunning(worker.connect)

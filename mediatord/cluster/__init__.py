@@ -1,6 +1,6 @@
 """
-Several processes on one store that act as one: who is there, who holds which sockets, and hints from one to another.
+Several processes on one store: membership, presence of sockets, and notifications between nodes.
 
-A hint says that something waits in the store for a DID that the other node has sockets of. It carries ids and no
-payload. Whatever becomes of it, the store has the message: a lost hint delays and never loses.
+A notification names items in the store that are for sockets of another node. It carries ids and no payload; a lost
+one delays a delivery and never loses it.
 """

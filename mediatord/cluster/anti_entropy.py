@@ -1,9 +1,8 @@
 """
-What a node does every few seconds so that nothing is left lying: catching up, and ending nodes that are gone.
+Anti-entropy: periodic and per-subscription work that makes live delivery independent of lost notifications.
 
-Reads what waits for a DID when a socket has subscribed to it, so that catching up leaves that out.
-
-Lets other nodes know what recipients have got by pickup, so that it is not pushed to them as well.
+A node scans the store for items that it was not notified of, sweeps nodes whose lease has expired, reads the backlog
+of each new subscription, and records pickups so that other nodes do not push what the recipient already has.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mediatord.clock import outside_request
-from mediatord.cluster.message_authenticator import MAX_TIMESTAMP_SKEW
-from mediatord.cluster.notification_receiver import LocalDelivery
+from mediatord.cluster.notification_receiver import MAX_VISIBILITY_DELAY, LocalDelivery
 from mediatord.delivery.connections import MAX_BACKLOG_IDS_PER_SUBSCRIPTION, ConnectionManager, WebSocketSession
 from mediatord.errors import StoreUnavailable
 from mediatord.failure_logging import LogThrottle, redact_failure
@@ -33,27 +31,23 @@ _log = Logger()
 
 ANTI_ENTROPY_INTERVAL = 15.0
 SWEEP_INTERVAL = 2.0
-# DIDs, and messages, of one question to the store; messages that are told of in one go.
+# DIDs, and messages, per query; messages per report.
 BATCH_SIZE = 500
 _BATCH_PAUSE = 0.01
-# Seconds: what is younger may just be on its way.
+# Seconds: a notification of a younger message may still be on its way.
 MIN_MESSAGE_AGE = 3.0
-# Seconds that a message is in the store later, at most, than its time says here: that is from another clock, and from
-# before it was written.
-MAX_COMMIT_DELAY = 2.5
-MAX_VISIBILITY_DELAY = MAX_TIMESTAMP_SKEW + MAX_COMMIT_DELAY
-# Seconds that a round looks back, to before the last but one; the last is for rounds that begin late.
+# Seconds that a scan looks back: to before the last but one, and a little more in case scans start late.
 SCAN_WINDOW = MAX_VISIBILITY_DELAY + 2 * ANTI_ENTROPY_INTERVAL + 5.0
 
 
 class AntiEntropy:
     """
-    Finds what arrived for DIDs that sockets are here for and that no hint came for.
+    Pushes what arrived for the DIDs with sockets here and was never notified.
 
-    Whatever others have pushed: a socket of theirs may be dead. What the recipient has got by pickup is left out for
-    a while, and so is what waited when the socket subscribed.
+    It does not rely on pushes by other nodes, whose sockets may be dead. It leaves out what the recipient has
+    recently picked up, and the backlog of each subscription.
 
-    :param forget_backlogs: told that no round will look for what waited before a time.
+    :param forget_backlogs: called with the time before which no scan will look.
     """
 
     def __init__(
@@ -65,44 +59,41 @@ class AntiEntropy:
         self._clock = clock
         self._deliveries = tuple(deliveries)
         self._forget_backlogs = forget_backlogs
-        # When the last two that were complete began: by the later one the clock may have been wrong, which is noticed
-        # before there is another.
+        # Start times of the last two complete scans. The clock may have been wrong during the last one, which is
+        # noticed before the next.
         self._completed: deque[float] = deque(maxlen=2)
 
-    async def round(self) -> None:
+    async def scan(self) -> None:
         """
-        Push what has arrived since the last round but one that was complete, and a little before it.
+        Push what has arrived since shortly before the last complete scan but one.
 
-        :raise StoreUnavailable: the next round looks further back.
+        :raise StoreUnavailable: the next scan looks back further.
         """
         now = self._clock.seconds()
         since = min([now - SCAN_WINDOW, *(started - MAX_VISIBILITY_DELAY for started in self._completed)])
-        window = ArrivalWindow(since, now - MIN_MESSAGE_AGE)
         for delivery in self._deliveries:
-            dids = delivery.live()
+            dids = delivery.list_live_dids()
             for start in range(0, len(dids), BATCH_SIZE):
-                await self._catch_up(delivery, dids[start : start + BATCH_SIZE], window)
+                batch = dids[start : start + BATCH_SIZE]
+                window = ArrivalWindow(since, now - MIN_MESSAGE_AGE)
+                while arrived := await delivery.list_arrivals(batch, window, BATCH_SIZE):
+                    await delivery.push_missed(arrived)
+                    if len(arrived) < BATCH_SIZE:
+                        break
+                    window = window.behind(arrived[-1])
         self._completed.append(now)
         self._forget_backlogs(since - MAX_VISIBILITY_DELAY)
-
-    async def _catch_up(self, delivery: LocalDelivery[Any], dids: Sequence[str], window: ArrivalWindow) -> None:
-        while arrived := await delivery.arrived(dids, window, BATCH_SIZE):
-            await delivery.catch_up(arrived)
-            if len(arrived) < BATCH_SIZE:
-                return
-            window = window.behind(arrived[-1])
 
 
 class LapsedNodeSweeper:
     """
-    Ends the nodes whose lease is over: what they had pushed and nobody has acknowledged is pending again.
+    Drops nodes whose lease has expired: what they had pushed without an acknowledgement is pending again.
 
-    Of very many, some are told at a time with breaths between them, as each may take a line of the event log.
-
-    :param boot: ours.
-    :param mine: whether it is this node's turn.
-    :param fell_back: told of so many messages that they are pending again.
-    :param name_of: that of a boot, for the operator.
+    :param boot: of this node.
+    :param is_leader: whether this node is the one to sweep.
+    :param record_requeued: called with numbers of messages that are pending again, in batches with pauses between
+        them, as each message may be a line of the event log.
+    :param name_of: the name of the node with a boot.
     """
 
     def __init__(
@@ -111,47 +102,45 @@ class LapsedNodeSweeper:
         store: IClusterStore,
         boot: str,
         is_leader: Callable[[], Awaitable[bool]],
-        fell_back: Callable[[int], None],
+        record_requeued: Callable[[int], None],
         name_of: Callable[[str], str],
     ) -> None:
         self._clock = clock
         self._store = store
         self._boot = boot
         self._is_leader = is_leader
-        self._fell_back = fell_back
+        self._record_requeued = record_requeued
         self._name_of = name_of
 
-    async def round(self) -> None:
-        """:raise StoreUnavailable: somebody does it later."""
+    async def sweep(self) -> None:
+        """:raise StoreUnavailable: a later sweep, or another node, does it."""
         if not await self._is_leader():
             return
         for boot in await self._store.list_lapsed_nodes():
-            # Our own lease is for us to take up again.
-            if boot != self._boot:
-                count = await self._store.drop(boot)
-                _log.info(
-                    "node {name} (boot {boot}) is gone; {count} messages wait again",
-                    name=self._name_of(boot),
-                    boot=boot,
-                    count=count,
-                )
-                await self._report_requeued(count)
-
-    async def _report_requeued(self, count: int) -> None:
-        for told in range(0, count, BATCH_SIZE):
-            if told:
-                await deferLater(self._clock, _BATCH_PAUSE, lambda: None)
-            self._fell_back(min(BATCH_SIZE, count - told))
+            # This node renews its own lease, or joins again.
+            if boot == self._boot:
+                continue
+            count = await self._store.drop(boot)
+            _log.info(
+                "node {name} (boot {boot}) is gone; {count} messages requeued",
+                name=self._name_of(boot),
+                boot=boot,
+                count=count,
+            )
+            for start in range(0, count, BATCH_SIZE):
+                if start:
+                    await deferLater(self._clock, _BATCH_PAUSE, lambda: None)
+                self._record_requeued(min(BATCH_SIZE, count - start))
 
 
 class PeriodicClusterTasks(Service):
     """
-    Does all that at its time, while this node is a member.
+    Runs tasks at fixed intervals while this node is a member.
 
-    :param works: what is to be done, and every how many seconds.
+    :param tasks: each with its interval in seconds.
     """
 
-    name = "cluster rounds"
+    name = "cluster tasks"
 
     def __init__(
         self,
@@ -166,15 +155,15 @@ class PeriodicClusterTasks(Service):
         self._loops: list[tuple[LoopingCall, Deferred[LoopingCall]]] = []
 
     def startService(self) -> None:
-        """Begin; the first round of each after its interval."""
+        """Start; each task runs for the first time after its interval."""
         super().startService()
         for task, interval in self._tasks:
-            loop = LoopingCall(self._run_once, task)
+            loop = LoopingCall(lambda task=task: Deferred.fromCoroutine(self._run(task)))
             loop.clock = self._clock
             self._loops.append((loop, loop.start(interval, now=False)))
 
     def stopService(self) -> Deferred[list[LoopingCall]]:
-        """End; fires when those that are under way are over."""
+        """Stop; fires when the running tasks have finished."""
         super().stopService()
         loops, self._loops = self._loops, []
         for loop, _ in loops:
@@ -182,56 +171,54 @@ class PeriodicClusterTasks(Service):
                 loop.stop()
         return gatherResults([stopped for _, stopped in loops])
 
-    def _run_once(self, task: Callable[[], Awaitable[None]]) -> Deferred[None]:
-        return Deferred.fromCoroutine(self._run_guarded(task))
-
-    async def _run_guarded(self, task: Callable[[], Awaitable[None]]) -> None:
+    async def _run(self, task: Callable[[], Awaitable[None]]) -> None:
         if not self._is_member():
             return
         try:
             await task()
         except StoreUnavailable:
             if self._warning.count_occurrence():
-                _log.warn("the store was not available for a round of the cluster")
+                _log.warn("the store was not available for a periodic cluster task")
         except CancelledError:
             pass
         except Exception:
-            _log.failure("a round of the cluster failed", redact_failure())
+            _log.failure("periodic cluster task failed", redact_failure())
 
 
 class BacklogReader:
     """
-    Which of two came first, a message or a subscription, is what the store says: clocks of nodes differ.
+    Reads which messages were in the store before a socket subscribed, so that they are not pushed to it.
 
-    A message that is committed after other nodes know of the socket is pushed. One that was there before is part of
-    the backlog, which is for the owner of the socket to ask for. Read before the owner is told that the socket is
-    live, so what comes in between is found by the owner's first question.
+    The order of message and subscription has to come from the store, as the clocks of nodes differ. What is committed
+    after other nodes can find the socket is pushed; what was there before is for the socket's owner to request. The
+    backlog is read before the owner learns that the socket is live, so its first request finds what arrives
+    meanwhile.
 
-    :param arrived: of the store.
+    :param list_arrivals: of the store.
     """
 
     def __init__(
         self,
         clock: IReactorTime,
         connections: ConnectionManager[object],
-        arrived: Callable[[Sequence[str], ArrivalWindow, int], Deferred[list[MessageArrival]]],
+        list_arrivals: Callable[[Sequence[str], ArrivalWindow, int], Deferred[list[MessageArrival]]],
     ) -> None:
         self._clock = clock
         self._connections = connections
-        self._arrived = arrived
+        self._list_arrivals = list_arrivals
 
     async def __call__(self, session: WebSocketSession, did: str) -> None:
         """
-        Note what waits, unless that is known of this subscription.
+        Record the backlog of a subscription, once.
 
-        :raise StoreUnavailable: it is not known then, and what came shortly before may be pushed.
+        :raise StoreUnavailable: the backlog is unknown, and a recent part of it may be pushed.
         """
         if self._connections.is_backlog_known(session, did):
             return
-        # Older than that, it is not looked for.
+        # No scan looks for older messages.
         window = ArrivalWindow(self._clock.seconds() - MAX_VISIBILITY_DELAY, inf)
         ids: list[str] = []
-        while arrived := await self._arrived([did], window, BATCH_SIZE):
+        while arrived := await self._list_arrivals([did], window, BATCH_SIZE):
             ids += [one.id for one in arrived]
             if len(arrived) < BATCH_SIZE or len(ids) >= MAX_BACKLOG_IDS_PER_SUBSCRIPTION:
                 break
@@ -241,9 +228,9 @@ class BacklogReader:
 
 class PickupRecorder:
     """
-    Waits for nothing and never fails: without a record, a message comes once more.
+    Records pickups in the store without waiting; a lost record means that a message may be delivered twice.
 
-    :param period: seconds after which what was not acknowledged may be pushed.
+    :param period: seconds after which an unacknowledged message may be pushed again.
     """
 
     def __init__(self, store: IClusterStore, period: float) -> None:
@@ -251,7 +238,7 @@ class PickupRecorder:
         self._period = period
 
     def __call__(self, ids: Sequence[str]) -> None:
-        """These have been handed out."""
+        """Record that the messages or events with these ids were delivered by pickup."""
         if ids:
             with outside_request():
                 self._store.record_pickups(ids, self._period).addErrback(_log_pickup_failure)
@@ -259,6 +246,6 @@ class PickupRecorder:
 
 def _log_pickup_failure(failure: Failure) -> None:
     if failure.check(StoreUnavailable):
-        _log.warn("the store did not take a record of pickups")
+        _log.warn("the store was not available for recording pickups")
     else:
         _log.failure("recording pickups failed", redact_failure(failure))

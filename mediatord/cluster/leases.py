@@ -1,7 +1,5 @@
 """
-What only one of several nodes does at a time, whichever it is.
-
-A process that works alone on a store which others could share: it keeps others away, and is kept away by them.
+Leases in the store: leadership of one node for a task, and exclusive use of a store by a single process.
 """
 
 from __future__ import annotations
@@ -34,21 +32,31 @@ from mediatord.store.interfaces.store import IStore, StoreUnusable
 
 HOUSEKEEPING = "housekeeping"
 
-# Seconds for which a turn is held, and after which it is asked for again at the earliest.
+# Seconds: length of a leader lease, and the least time between renewals.
 LEADER_LEASE = 10.0
 LEADER_RENEWAL_INTERVAL = 3.0
 
 
 class LeaderLease:
     """
-    A turn as one node sees it.
+    Lease on a task that one node at a time performs.
 
-    It is held for as long as this node keeps asking whether it is, and is anybody's :data:`LEASE` seconds after that.
+    A node that holds it keeps it by calling :meth:`is_leader`; :data:`LEADER_LEASE` seconds after the last call any
+    node can have it.
 
     :param boot: of this node.
+    :param is_member: whether this process may hold it at all.
     """
 
-    def __init__(self, clock: IReactorTime, store: IClusterStore, boot: str, lease_name: str = HOUSEKEEPING) -> None:
+    def __init__(
+        self,
+        clock: IReactorTime,
+        store: IClusterStore,
+        boot: str,
+        lease_name: str = HOUSEKEEPING,
+        is_member: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._is_member = is_member
         self._clock = clock
         self._store = store
         self._boot = boot
@@ -58,14 +66,16 @@ class LeaderLease:
 
     async def is_leader(self) -> bool:
         """
-        Whether it is this node's turn now.
+        Whether this node holds the lease.
 
-        :raise StoreUnavailable: that is not known.
+        :raise StoreUnavailable: unknown.
         """
+        if not self._is_member():
+            return False
         asked_at = self._clock.seconds()
         if not 0 <= asked_at - self._renewed_at < LEADER_RENEWAL_INTERVAL:
             is_held = await self._store.acquire_lease(self._lease_name, self._boot, LEADER_LEASE)
-            # Another one may have it as soon as the store's lease is over, which began when it was asked or later.
+            # The lease in the store began after this call, or later.
             self._held_until = asked_at + LEADER_LEASE if is_held else asked_at
             self._renewed_at = asked_at
         return self._clock.seconds() < self._held_until
@@ -73,29 +83,28 @@ class LeaderLease:
 
 _log = Logger()
 
-# Seconds: how long it counts as live after it was last heard of, and how often it says that it is. Who finds another
-# one looks so often whether it still is.
+# Seconds: length of the lease, interval of its renewal, and interval of checks whether another process still holds
+# it.
 EXCLUSIVE_LEASE = 3.0
 EXCLUSIVE_RENEWAL_INTERVAL = 1.0
 EXCLUSIVE_POLL_INTERVAL = 0.25
-# Seconds in which those whose leases ended while nobody could reach the store have come back.
+# Seconds for nodes to join again whose leases expired while the store was unavailable.
 REJOIN_GRACE_PERIOD = 2.0
 
 
 class ExclusiveStoreLease(Service):
     """
-    Notes that this process works on the store, from when it is opened until this stops.
+    Holds the store for this process, from when it is opened until the service stops.
 
-    All that work alone have the same name in the store, and no node of a cluster has their seal: so the store itself
-    lets none of them in beside another or beside a cluster, whoever is first.
+    All such processes join under one name, and with a seal that no node of a cluster has. So the store refuses a
+    second one, as well as one beside a cluster.
 
-    :param node: this process.
-    :param gate: where requests wait until it is known whether this process may serve them.
-    :param standing: told whether its clock can be relied on.
+    :param gate: holds requests until it is known whether this process may serve them.
+    :param node_health: is informed whether the clock of this host is right.
     :param give_up: ends the daemon with a line for the operator.
     """
 
-    name = "lone node"
+    name = "exclusive store lease"
 
     def __init__(
         self,
@@ -118,15 +127,15 @@ class ExclusiveStoreLease(Service):
 
     def open(self) -> Deferred[None]:
         """
-        Open the store, once nobody else works on it.
+        Open the store, once no other process uses it.
 
         :raise StoreUnavailable: as :meth:`~mediatord.store.interfaces.store.IStore.open`.
-        :raise StoreRefused: others work on it.
+        :raise StoreUnusable: other processes use it.
         """
         return Deferred.fromCoroutine(self._open())
 
     def stopService(self) -> Deferred[None]:
-        """Leave, so that the next one need not wait; what was pushed and not acknowledged is pending again."""
+        """End the lease, so that the next process need not wait; what was pushed unacknowledged is pending again."""
         super().stopService()
         self._is_stopping = True
         if self._renewal is not None:
@@ -137,7 +146,7 @@ class ExclusiveStoreLease(Service):
         try:
             await self._store.open()
         except StoreUnavailable:
-            # What was begun and never ended may be in the way of opening as well.
+            # A lapsed node may also keep the store from opening.
             await self._drop_lapsed_nodes(after=REJOIN_GRACE_PERIOD)
             raise
         with _hold_requests(self._gate):
@@ -149,11 +158,11 @@ class ExclusiveStoreLease(Service):
         self._renewal.addErrback(lambda failure: failure.trap(CancelledError))
 
     async def _acquire(self) -> None:
-        """Join as soon as whoever is there proves to be gone: one whose lease ends was not renewed."""
+        """Join as soon as the lease of a predecessor has expired."""
         until = self._clock.seconds() + EXCLUSIVE_LEASE + EXCLUSIVE_RENEWAL_INTERVAL
         while True:
             if self._is_stopping:
-                raise StoreUnavailable  # or will be, in a moment
+                raise StoreUnavailable  # it is about to be closed
             try:
                 await self._cluster.join(self._entry, EXCLUSIVE_LEASE)
                 return
@@ -183,7 +192,7 @@ class ExclusiveStoreLease(Service):
                 return
 
     async def _renew(self) -> str:
-        """Why others have its place; empty when it has."""
+        """Why another process holds the store; empty if this one does."""
         try:
             if not await self._cluster.renew(self._entry.boot, EXCLUSIVE_LEASE):
                 await self._cluster.join(self._entry, EXCLUSIVE_LEASE)
@@ -215,7 +224,9 @@ class ExclusiveStoreLease(Service):
         try:
             await self._cluster.drop(self._entry.boot, until=inf)
         except StoreUnavailable:
-            _log.warn("the store was not available for leaving it; who comes next waits until the lease is over")
+            _log.warn(
+                "the store was not available for ending the lease on it; the next process waits until it expires"
+            )
 
     def _sleep(self, seconds: float) -> Deferred[None]:
         return deferLater(self._clock, seconds, lambda: None)
@@ -223,11 +234,11 @@ class ExclusiveStoreLease(Service):
 
 def open_shared_store(clock: IReactorTime, store: IStore, gate: RequestGate) -> Deferred[None]:
     """
-    Open a store for one of several, once nobody works on it alone.
+    Open a store that several nodes share, once no process uses it exclusively.
 
     :param gate: as for :class:`ExclusiveStoreLease`.
     :raise StoreUnavailable: as :meth:`~mediatord.store.interfaces.store.IStore.open`.
-    :raise StoreRefused: somebody does.
+    :raise StoreUnusable: a process does.
     """
     return Deferred.fromCoroutine(_open_when_not_exclusive(clock, store, gate))
 
@@ -244,7 +255,7 @@ async def _open_when_not_exclusive(clock: IReactorTime, store: IStore, gate: Req
 
 @contextmanager
 def _hold_requests(gate: RequestGate) -> Iterator[None]:
-    """Requests wait; unless others work on the store, which is when they wait for the end of this process."""
+    """Hold requests for the duration of the block; for good if the store is unusable, as this process will end."""
     gate.hold()
     try:
         yield
@@ -257,5 +268,5 @@ def _hold_requests(gate: RequestGate) -> Iterator[None]:
 
 
 def describe_exclusive_holder(exclusive: ClusterNode) -> str:
-    """Why nobody else may work on its database, in a line."""
+    """Why no other process may use the database, in one line."""
     return f"node {exclusive.address} works on this database alone: nodes can share it if each has a cluster.listen"

@@ -1,7 +1,7 @@
 """
-A name that another boot holds: it may be an earlier start of this node, which was killed, or a node that lives.
+Cluster membership: a node joins under its name, renews its lease, and joins again after losing it.
 
-Being one of the nodes: joining, staying, and coming back after having been away.
+A name whose lease another boot holds may belong to a killed predecessor of this node, or to a node that is running.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from mediatord.store.interfaces.cluster import (
 
 _log = Logger()
 
-# Seconds between two looks at a lease, and after which one that was not renewed is nobody's: a second more than a
-# node takes to renew it.
+# Seconds between two checks of a lease, and after which an unrenewed one is abandoned: a second more than a node
+# takes to renew it.
 LEASE_POLL_INTERVAL = 1.0
 UNRENEWED_LEASE_AGE = 4.0
-# In place of a name, of whichever works alone: no node of a cluster can have it. Its own name is said as its address.
+# Name in the store of a process that uses it exclusively, which no node of a cluster can have. Its own name is stored
+# as its address.
 STANDALONE_NODE_NAME = "(alone)"
 
 
@@ -48,12 +49,13 @@ class _LeaseObservation:
 
 class NodeNameClaim:
     """
-    Finds out whose a name is. Nothing but its lease says that a node lives: that nobody can be reached at its address
-    may as well be due to a packet filter, or to our looking for it on a host or in a directory that is not its own.
+    Resolves conflicts about the name of this node.
 
-    :param node: ours.
+    Only a renewed lease proves that the other node is running. That nothing answers at its address may be due to a
+    packet filter, or to an address that means something else on this host.
+
     :param probe: the boot that answers at the address of a node, if any does.
-    :param sole: whether nobody but an earlier process in our place, which is gone, can have our address.
+    :param is_worker: whether only a predecessor of this process, which has ended, can have the same address.
     """
 
     def __init__(
@@ -73,14 +75,14 @@ class NodeNameClaim:
         self._first_observation: _LeaseObservation | None = None
 
     def forget(self) -> None:
-        """What was seen counts no more: who cannot reach the store renews no lease, but lives."""
+        """Observe the lease anew: while the store is unavailable, running nodes renew no leases either."""
         self._first_observation = None
 
     async def resolve_conflict(self, taken: NodeNameTaken, asked: float) -> str:
         """
-        See to it that the name may be asked for again; else why it is not ours, in a line for the operator.
+        Wait until the name may be requested again; returns why it cannot be had, or an empty string.
 
-        :param asked: when the store was asked for the name.
+        :param asked: when the name was requested from the store.
         """
         holder, first = taken.holder, self._first_observation
         if self._is_worker and holder.address == self._node.address:
@@ -91,20 +93,21 @@ class NodeNameClaim:
         elif asked - first.at >= UNRENEWED_LEASE_AGE and taken.until == first.until:
             await self._take_over(taken)
             return ""
-        answering = await self._probe(holder)
-        if answering == holder.boot:
-            return describe_running_node(holder)
-        if taken.until != first.until:
+        responder = await self._probe(holder)
+        if responder == self._node.boot and taken.until != first.until:
             return (
-                _describe_address_conflict(holder) if answering == self._node.boot else describe_running_node(holder)
+                f"node: {holder.name} is running already, said to be at {holder.address}, where this node itself "
+                "answers; every node needs a name and an address of its own"
             )
+        if responder == holder.boot or taken.until != first.until:
+            return describe_running_node(holder)
         await deferLater(self._clock, LEASE_POLL_INTERVAL)
         return ""
 
     async def _take_over(self, taken: NodeNameTaken) -> None:
-        """End the holder, unless it has renewed its lease."""
+        """Drop the holder, unless it has renewed its lease."""
         self.forget()
-        _log.info("an earlier node {name} is gone; this one takes its place", name=taken.holder.name)
+        _log.info("an earlier node {name} is gone; this one replaces it", name=taken.holder.name)
         try:
             await self._store.drop(taken.holder.boot, until=taken.until)
         except StoreUnavailable:
@@ -112,19 +115,12 @@ class NodeNameClaim:
 
 
 def describe_running_node(holder: ClusterNode) -> str:
-    """Why we cannot have the name of a node that lives."""
+    """Why this node cannot have the name of one that is running, in one line."""
     return f"node: {holder.name} is running already, at {holder.address}; every node needs a name of its own"
 
 
-def _describe_address_conflict(holder: ClusterNode) -> str:
-    return (
-        f"node: {holder.name} is running already, said to be at {holder.address}, where this node itself answers; "
-        "every node needs a name and an address of its own"
-    )
-
-
 async def list_node_names(store: IClusterStore) -> str:
-    """Of the live nodes, for the operator."""
+    """The names of the live nodes, for a message."""
     try:
         return ", ".join(
             one.address if one.name == STANDALONE_NODE_NAME else one.name for one in await store.list_nodes()
@@ -133,8 +129,7 @@ async def list_node_names(store: IClusterStore) -> str:
         return "unknown"
 
 
-# Seconds: how long a node counts as live after it was last heard of, how often it says that it is, and when it tries
-# again what the store did not take.
+# Seconds: length of a lease, interval of its renewal, and delay after the store was unavailable.
 NODE_LEASE = 10.0
 RENEWAL_INTERVAL = 3.0
 JOIN_RETRY_DELAY = 1.0
@@ -148,47 +143,33 @@ FOREIGN_NODES = "workers: others than the workers of this daemon work on this da
 
 
 class MembershipListener(Protocol):
-    """Who has to know how things stand between this node and the cluster."""
+    """Is called on changes of membership."""
 
     def joined(self) -> None:
-        """It is one of the nodes now; nobody knows of its sockets."""
+        """This node has joined; the store knows none of its sockets."""
 
     def parted(self) -> None:
-        """Its lease is over, or may be for all it knows; it tries to join again."""
+        """The lease of this node has expired, or may have; it tries to join again."""
 
     def clock_differs(self, refused: ClockSkewError) -> None:
-        """It cannot join, or stay."""
+        """This node cannot join or stay because of its clock."""
 
     def clock_agrees(self) -> None:
-        """It cannot join for another reason."""
+        """This node cannot join, but not because of its clock."""
 
-    def nodes(self, live: Collection[ClusterNode]) -> None:
-        """These are the live ones, this one among them."""
-
-
-@dataclass(frozen=True, slots=True)
-class MembershipCallbacks:
-    """
-    What becoming a member takes.
-
-    :param probe: the boot that answers where a node said it is; None when none does.
-    :param give_up: ends the daemon with a line for the operator.
-    :param fall_silent: has nothing more said to the store about sockets; fires when that is sure.
-    :param sole: whether this is a worker: our address was never that of anybody but earlier processes in our place,
-        which are gone, and our secret is that of the workers of one daemon.
-    """
-
-    probe: Callable[[ClusterNode], Awaitable[str | None]]
-    give_up: Callable[[str], None]
-    stop_publishing: Callable[[], Awaitable[None]]
-    is_worker: bool = False
+    def set_live_nodes(self, live: Collection[ClusterNode]) -> None:
+        """The live nodes are these, including this one."""
 
 
 class Membership(Service):
     """
-    Keeps this node among the live ones, from when the store is open until it stops.
+    Keeps this node a live member, from when the store is open until the service stops.
 
-    :param node: ours.
+    :param probe: the boot that answers at the address of a node, if any does.
+    :param give_up: ends the daemon with a line for the operator.
+    :param stop_publishing: stops publishing presence; fires when no more of it can reach the store.
+    :param is_worker: whether this is a worker: only its predecessors, which have ended, can have had its address, and
+        only workers of the same daemon have its secret.
     """
 
     name = "membership"
@@ -198,15 +179,21 @@ class Membership(Service):
         clock: IReactorTime,
         store: IClusterStore,
         node: ClusterNode,
-        callbacks: MembershipCallbacks,
         listener: MembershipListener,
+        *,
+        probe: Callable[[ClusterNode], Awaitable[str | None]],
+        give_up: Callable[[str], None],
+        stop_publishing: Callable[[], Awaitable[None]],
+        is_worker: bool = False,
     ) -> None:
         self._clock = clock
         self._store = store
         self._node = node
-        self._callbacks = callbacks
         self._listener = listener
-        self._name_claim = NodeNameClaim(clock, store, node, callbacks.probe, is_worker=callbacks.is_worker)
+        self._give_up = give_up
+        self._stop_publishing = stop_publishing
+        self._is_worker = is_worker
+        self._name_claim = NodeNameClaim(clock, store, node, probe, is_worker=is_worker)
         self._warning = LogThrottle(clock)
         self._has_joined = False
         self._is_store_open = False
@@ -214,12 +201,12 @@ class Membership(Service):
         self._joined_at: float | None = None
 
     def startService(self) -> None:
-        """Join, if the store is open already."""
+        """Join if the store is open already."""
         super().startService()
         self._start_if_ready()
 
     def store_opened(self) -> None:
-        """Join, now or when this is started."""
+        """Join, now or when the service starts."""
         self._is_store_open = True
         self._start_if_ready()
 
@@ -230,11 +217,11 @@ class Membership(Service):
 
     @property
     def is_settled(self) -> bool:
-        """Whether this node has been a member for so long that all others that are live have come back as well."""
+        """Whether this node has been a member for long enough for all other live nodes to have joined as well."""
         return self._joined_at is not None and not 0.0 <= self._clock.seconds() - self._joined_at < RENEWAL_INTERVAL
 
     def stopService(self) -> Deferred[None]:
-        """Leave, so that nobody has to wait until the lease is over; fires when that is done or the store is away."""
+        """Leave, so that others need not wait for the lease to expire; fires when that is done or has failed."""
         super().stopService()
         if self._task is not None:
             self._task.cancel()
@@ -257,7 +244,7 @@ class Membership(Service):
         _log.info("node {name} has joined the cluster", name=self._node.name)
         self._joined_at = self._clock.seconds()
         self._listener.joined()
-        # A timer, as the clock may be set.
+        # A timer is not affected when the clock is set.
         expiry_timer = self._clock.callLater(NODE_LEASE, self._expire)
         try:
             await self._renew_until_lost(expiry_timer)
@@ -272,17 +259,16 @@ class Membership(Service):
 
     def _expire(self) -> None:
         if self._joined_at is not None:
-            _log.warn("the lease of node {name} is over; it joins again as soon as it can", name=self._node.name)
+            _log.warn("the lease of node {name} has expired; it joins again as soon as it can", name=self._node.name)
             self._leave_cluster()
 
     def _leave_cluster(self) -> None:
-        """Once for each time that it was a member."""
         if self._joined_at is not None:
             self._joined_at = None
             self._listener.parted()
 
     async def _join(self) -> bool:
-        """Whether that was possible at all."""
+        """Join, however long it takes; False if the daemon had to give up."""
         while True:
             asked = self._clock.seconds()
             try:
@@ -296,14 +282,14 @@ class Membership(Service):
             except ClusterJoinError as refused:
                 refusal = await self._handle_refusal(refused, asked)
                 if refusal:
-                    self._callbacks.give_up(refusal)
+                    self._give_up(refusal)
                     return False
 
     async def _handle_refusal(self, refused: ClusterJoinError, asked: float) -> str:
         """
-        Why this node has to give up; empty when it may ask again.
+        Why this node has to give up; empty if it may try again.
 
-        One that was there before drops nobody, and stays, with the sockets that it has, where it may come back.
+        A node that has been a member before drops no other node, and keeps trying, as it still has sockets.
         """
         if isinstance(refused, NodeNameTaken):
             return (
@@ -328,15 +314,13 @@ class Membership(Service):
             return describe_clock_difference(refused)
         if isinstance(refused, ClusterIdentityMismatch):
             return IDENTITY_DIFFERS
-        return (
-            f"{FOREIGN_NODES}: {await list_node_names(self._store)}" if self._callbacks.is_worker else SECRET_DIFFERS
-        )
+        return f"{FOREIGN_NODES}: {await list_node_names(self._store)}" if self._is_worker else SECRET_DIFFERS
 
     async def _renew_until_lost(self, expiry_timer: IDelayedCall) -> None:
         """
-        Until the store says that the lease is lost, or answers after it was given up.
+        Renew the lease until the store reports it lost, or answers after the timer has expired.
 
-        :param over: gives it up when nobody knows any more whether others take us for live.
+        :param expiry_timer: expires when other nodes may consider this one dead.
         """
         pause = 0.0
         while True:
@@ -346,20 +330,19 @@ class Membership(Service):
                 if not await self._store.renew(self._node.boot, NODE_LEASE) or not expiry_timer.active():
                     return
                 expiry_timer.reset(NODE_LEASE)
-                self._listener.nodes(await self._store.list_nodes())
-                # As often as that, however long it takes: who sees no renewal takes us for dead. Meanwhile the clock
-                # may have been set back.
+                self._listener.set_live_nodes(await self._store.list_nodes())
+                # The interval includes the duration of the renewal, and bounds the pause if the clock was set back.
                 pause = min(max(0.0, began + RENEWAL_INTERVAL - self._clock.seconds()), RENEWAL_INTERVAL)
             except StoreUnavailable:
                 pause = JOIN_RETRY_DELAY
 
     async def _stop(self) -> None:
-        await self._callbacks.stop_publishing()
+        await self._stop_publishing()
         if self._task is not None:
             await self._drop_lease()
 
     async def _drop_lease(self) -> None:
-        """Be no node any more, at once: what was pushed is pending again, and turns are those of others."""
+        """End the lease at once: what was pushed is pending again, and other nodes may take over leader leases."""
         try:
             await self._store.drop(self._node.boot, until=inf)
         except StoreUnavailable:
@@ -370,5 +353,5 @@ class Membership(Service):
 
 
 def describe_clock_difference(refused: ClockSkewError) -> str:
-    """Why nobody can begin here."""
+    """Why this process cannot start, in one line."""
     return f"{refused}; they may be {MAX_CLOCK_SKEW:.0f} s apart"

@@ -1,11 +1,9 @@
 """
-The secret that the nodes of a cluster share, and what is made from it.
+Authentication of requests and responses between nodes: HMAC-SHA256 with keys derived from the shared cluster secret.
 
-How nodes know each other's requests and responses: HMAC-SHA256 with keys made from the cluster secret.
-
-The seal of a request covers method, path, both boots, time, nonce and body; that of a response covers all that
-identifies the request, the boot that answers, status and body. So neither can be altered, used for another node,
-turned around, used a second time, or given as somebody else's.
+The MAC of a request covers method, path, both boots, time, nonce and body; that of a response covers everything that
+identifies the request, the boot of the responder, status and body. So neither can be altered, redirected to another
+node, reflected, replayed, or attributed to another node.
 """
 
 from __future__ import annotations
@@ -32,16 +30,29 @@ _KEY_SIZE = 32
 _HKDF_PREFIX = b"mediatord cluster: "
 _KEY_PURPOSES = (b"seal", b"requests", b"responses", b"allowances")
 
+# Seconds between the clocks of two nodes.
+MAX_TIMESTAMP_SKEW = MAX_CLOCK_SKEW
+MAX_NONCES = 100_000
+
+SENDER_HEADER, RECEIVER_HEADER, TIME_HEADER, NONCE_HEADER, MAC_HEADER = AUTHENTICATION_HEADERS = tuple(
+    f"Mediatord-{name}" for name in ("Sender", "Receiver", "Time", "Nonce", "Seal")
+)
+_RAW_HEADERS = [(name, name.encode("ascii")) for name in AUTHENTICATION_HEADERS]
+
+_BOOT_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_TIME_PATTERN = re.compile(r"[0-9]{1,15}")
+_NONCE_PATTERN = re.compile(r"[0-9a-f]{32}")
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterKeys:
     """
-    Keys that say nothing about each other, nor about the secret.
+    Keys derived from the cluster secret; none reveals the secret or another key.
 
-    :param seal: is shown to other nodes, who compare it with theirs; makes nothing.
+    :param seal: proves knowledge of the secret to other nodes, which compare it with theirs.
     :param requests: authenticates requests.
     :param responses: authenticates responses.
-    :param allowances: hides who is limited from who can read the store.
+    :param allowances: pseudonymizes the subjects of rate limits in the store.
     """
 
     seal: bytes = field(repr=False)
@@ -52,9 +63,9 @@ class ClusterKeys:
 
 def read_cluster_keys(path: Path) -> ClusterKeys:
     """
-    The keys made from the secret in a file; white space around it does not count.
+    Derive the keys from the secret in a file, without the white space around it.
 
-    :raise PrivateFileError: it cannot be read, is open to others, or too short to be a secret.
+    :raise PrivateFileError: the file cannot be read, others have access to it, or the secret is too short.
     """
     secret = read_private_file(path).strip()
     if len(secret) < MIN_SECRET_BYTES:
@@ -65,33 +76,20 @@ def read_cluster_keys(path: Path) -> ClusterKeys:
 
 
 def derive_cluster_keys(secret: bytes) -> ClusterKeys:
-    """The keys made from a secret, of at least :data:`LEAST` bytes."""
-    return ClusterKeys(*(_derive_key(secret, purpose) for purpose in _KEY_PURPOSES))
-
-
-def _derive_key(secret: bytes, purpose: bytes) -> bytes:
-    return HKDF(SHA256(), _KEY_SIZE, salt=None, info=_HKDF_PREFIX + purpose).derive(secret)
-
-
-# Seconds that the clocks of two nodes may be apart.
-MAX_TIMESTAMP_SKEW = MAX_CLOCK_SKEW
-MAX_NONCES = 100_000
-
-SENDER_HEADER, RECEIVER_HEADER, TIME_HEADER, NONCE_HEADER, MAC_HEADER = (
-    f"Mediatord-{name}" for name in ("Sender", "Receiver", "Time", "Nonce", "Seal")
-)
-AUTHENTICATION_HEADERS = SENDER_HEADER, RECEIVER_HEADER, TIME_HEADER, NONCE_HEADER, MAC_HEADER
-
-_BOOT_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_TIME_PATTERN = re.compile(r"[0-9]{1,15}")
-_NONCE_PATTERN = re.compile(r"[0-9a-f]{32}")
+    """Derive the keys from a secret of at least :data:`MIN_SECRET_BYTES` bytes."""
+    return ClusterKeys(
+        *(
+            HKDF(SHA256(), _KEY_SIZE, salt=None, info=_HKDF_PREFIX + purpose).derive(secret)
+            for purpose in _KEY_PURPOSES
+        )
+    )
 
 
 class MessageAuthenticationError(Exception):
     """
-    A request or response that no other node can have made for us, or not now.
+    A request or response that no other node can have made for this one, or not now.
 
-    :ivar reason: one of a few words: `malformed`, `seal`, `time`, `replay`.
+    :ivar reason: `malformed`, `seal`, `time` or `replay`.
     """
 
     def __init__(self, reason: str) -> None:
@@ -102,10 +100,10 @@ class MessageAuthenticationError(Exception):
 @dataclass(frozen=True, slots=True)
 class RequestId:
     """
-    What identifies one request.
+    Identifies one request.
 
-    :param sender: boot of the node that asks.
-    :param receiver: boot of the node that is asked.
+    :param sender: boot of the node that makes it.
+    :param receiver: boot of the node that it is for.
     :param time_ms: milliseconds since the epoch, by the clock of the sender.
     """
 
@@ -116,7 +114,7 @@ class RequestId:
 
 
 class MessageAuthenticator:
-    """Seals what we send, and opens what others have sealed."""
+    """Computes and verifies the MACs of requests and responses."""
 
     def __init__(
         self,
@@ -130,30 +128,30 @@ class MessageAuthenticator:
         self._new_nonce = new_nonce
         self._replays = ReplayCache(max_nonces)
 
-    def request_id(self, sender: str, receiver: str) -> RequestId:
-        """A fresh one."""
-        return RequestId(sender, receiver, self._now_ms(), self._new_nonce())
+    def new_request_id(self, sender: str, receiver: str) -> RequestId:
+        """The id of a new request."""
+        return RequestId(sender, receiver, int(self._clock.seconds() * 1000), self._new_nonce())
 
     def authenticate_request(self, request_id: RequestId, method: str, path: str, body: bytes) -> dict[str, str]:
-        """The headers that a request needs."""
+        """The headers that authenticate a request."""
         return {
             SENDER_HEADER: request_id.sender,
             RECEIVER_HEADER: request_id.receiver,
             TIME_HEADER: str(request_id.time_ms),
             NONCE_HEADER: request_id.nonce,
-            MAC_HEADER: self._of_request(request_id, method, path, body),
+            MAC_HEADER: _compute_mac(self._keys.requests, method, path, request_id, body),
         }
 
     def verify_request(self, headers: Mapping[str, str], method: str, path: str, body: bytes) -> RequestId:
         """
-        The stamp of a request that a node made, for whichever receiver.
+        The id of a request that a node made, for any receiver.
 
-        :param headers: those that :meth:`seal_request` gives, as far as there are any.
-        :raise NotSealed: it was not made by a node, not just now, or came before.
+        :param headers: those of :meth:`authenticate_request`, as far as the request has them.
+        :raise MessageAuthenticationError: no node made it just now, or it was received before.
         """
         request_id = _parse_request_id(headers)
-        _verify_mac(self._of_request(request_id, method, path, body), headers.get(MAC_HEADER, ""))
-        now_ms = self._now_ms()
+        _verify_mac(_compute_mac(self._keys.requests, method, path, request_id, body), headers)
+        now_ms = int(self._clock.seconds() * 1000)
         if abs(now_ms - request_id.time_ms) > MAX_TIMESTAMP_SKEW * 1000:
             raise MessageAuthenticationError("time")
         if not self._replays.claim(request_id, now_ms):
@@ -162,42 +160,36 @@ class MessageAuthenticator:
 
     def authenticate_response(self, request_id: RequestId, sender: str, status: int, body: bytes) -> dict[str, str]:
         """
-        The headers that the response to a request needs.
+        The headers that authenticate the response to a request.
 
-        :param sender: boot of the node that answers.
+        :param sender: boot of the responder.
         """
-        return {SENDER_HEADER: sender, MAC_HEADER: self._of_response(request_id, sender, status, body)}
+        return {
+            SENDER_HEADER: sender,
+            MAC_HEADER: _compute_mac(self._keys.responses, str(status), sender, request_id, body),
+        }
 
     def verify_response(self, request_id: RequestId, headers: Mapping[str, str], status: int, body: bytes) -> str:
         """
         The boot of the node that gave this response to our request.
 
-        :param headers: those that :meth:`seal_response` gives, as far as there are any.
-        :raise NotSealed: none did.
+        :param headers: those of :meth:`authenticate_response`, as far as the response has them.
+        :raise MessageAuthenticationError: no node gave it.
         """
         sender = headers.get(SENDER_HEADER, "")
         if not _BOOT_PATTERN.fullmatch(sender):
             raise MessageAuthenticationError("malformed")
-        _verify_mac(self._of_response(request_id, sender, status, body), headers.get(MAC_HEADER, ""))
+        _verify_mac(_compute_mac(self._keys.responses, str(status), sender, request_id, body), headers)
         return sender
-
-    def _of_request(self, request_id: RequestId, method: str, path: str, body: bytes) -> str:
-        return _compute_mac(self._keys.requests, method, path, *_request_id_fields(request_id), body=body)
-
-    def _of_response(self, request_id: RequestId, sender: str, status: int, body: bytes) -> str:
-        return _compute_mac(self._keys.responses, str(status), sender, *_request_id_fields(request_id), body=body)
-
-    def _now_ms(self) -> int:
-        return int(self._clock.seconds() * 1000)
 
 
 class ReplayCache:
     """
-    The nonces of requests that were served, for as long as these could be sent again.
+    Nonces of served requests, for as long as the requests could be replayed.
 
-    Where there are too many, the oldest is forgotten and whatever was made up to its time is refused from then on.
+    When it is full the oldest nonce is dropped, and everything as old as that one is refused from then on.
 
-    :param capacity: nonces that are remembered.
+    :param capacity: largest number of nonces.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -209,8 +201,9 @@ class ReplayCache:
         return len(self._seen)
 
     def claim(self, request_id: RequestId, now_ms: int) -> bool:
-        """Whether a request is new; its time has to be within :data:`WINDOW`."""
-        self._forget(now_ms)
+        """Whether a request is new; its time has to be within :data:`MAX_TIMESTAMP_SKEW`."""
+        while self._seen and next(iter(self._seen.values())) < now_ms - MAX_TIMESTAMP_SKEW * 1000:
+            self._seen.popitem(last=False)
         key = request_id.sender, request_id.nonce
         if key in self._seen or request_id.time_ms <= self._floor:
             return False
@@ -220,37 +213,35 @@ class ReplayCache:
             self._floor = max(self._floor, oldest)
         return True
 
-    def _forget(self, now_ms: int) -> None:
-        while self._seen and next(iter(self._seen.values())) < now_ms - MAX_TIMESTAMP_SKEW * 1000:
-            self._seen.popitem(last=False)
-
 
 def extract_authentication_headers(headers: Headers) -> dict[str, str]:
-    """Those headers of a request or response that concern seals, whatever bytes they have."""
-    found = {name: headers.getRawHeaders(name.encode("ascii")) for name in AUTHENTICATION_HEADERS}
-    return {name: values[-1].decode("latin-1") for name, values in found.items() if values}
+    """The authentication headers of a request or response, with whatever values they have."""
+    return {
+        name: values[-1].decode("latin-1") for name, raw in _RAW_HEADERS if (values := headers.getRawHeaders(raw))
+    }
 
 
 def _parse_request_id(headers: Mapping[str, str]) -> RequestId:
-    values = [headers.get(name, "") for name in (SENDER_HEADER, RECEIVER_HEADER, TIME_HEADER, NONCE_HEADER)]
-    kinds = (_BOOT_PATTERN, _BOOT_PATTERN, _TIME_PATTERN, _NONCE_PATTERN)
-    if not all(kind.fullmatch(value) for kind, value in zip(kinds, values, strict=True)):
+    sender, receiver = headers.get(SENDER_HEADER, ""), headers.get(RECEIVER_HEADER, "")
+    time_ms, nonce = headers.get(TIME_HEADER, ""), headers.get(NONCE_HEADER, "")
+    if not (
+        _BOOT_PATTERN.fullmatch(sender)
+        and _BOOT_PATTERN.fullmatch(receiver)
+        and _TIME_PATTERN.fullmatch(time_ms)
+        and _NONCE_PATTERN.fullmatch(nonce)
+    ):
         raise MessageAuthenticationError("malformed")
-    sender, receiver, time_ms, nonce = values
     return RequestId(sender, receiver, int(time_ms), nonce)
 
 
-def _verify_mac(ours: str, theirs: str) -> None:
-    if not hmac.compare_digest(ours.encode(), theirs.encode()):
+def _verify_mac(mac: str, headers: Mapping[str, str]) -> None:
+    if not hmac.compare_digest(mac.encode(), headers.get(MAC_HEADER, "").encode()):
         raise MessageAuthenticationError("seal")
 
 
-def _request_id_fields(request_id: RequestId) -> tuple[str, ...]:
-    return request_id.sender, request_id.receiver, str(request_id.time_ms), request_id.nonce
-
-
-def _compute_mac(key: bytes, *parts: str, body: bytes) -> str:
-    """No two different lists of parts make the same text: each has its length before it."""
+def _compute_mac(key: bytes, first: str, second: str, request_id: RequestId, body: bytes) -> str:
+    """The length before each part keeps different lists of parts from having the same encoding."""
+    parts = first, second, request_id.sender, request_id.receiver, str(request_id.time_ms), request_id.nonce
     encoded = [part.encode() for part in parts]
-    text = b"".join(len(part).to_bytes(4, "big") + part for part in encoded) + sha256(body).digest()
+    text = b"".join([len(part).to_bytes(4, "big") + part for part in encoded]) + sha256(body).digest()
     return hmac.digest(key, text, "sha256").hex()

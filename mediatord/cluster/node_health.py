@@ -1,8 +1,4 @@
-"""
-Whether wallets and senders should be sent to this process.
-
-Asking the store whether it answers.
-"""
+"""Health of this node: cluster membership, its clock, and whether the store answers."""
 
 from __future__ import annotations
 
@@ -22,10 +18,10 @@ NOT_JOINED = "cluster: not joined"
 
 class NodeHealth:
     """
-    What is in the way, beside the store.
+    Whether clients should be sent to this process, as far as membership and its clock decide that.
 
-    :param patience: seconds for which a node of a cluster may be none after it was one: as long as others take it for
-        one. None for a process that is no node.
+    :param grace_period: seconds after the loss of membership for which other nodes still count this one as live. None
+        for a process outside a cluster.
     """
 
     def __init__(self, clock: IReactorTime, grace_period: float | None = None) -> None:
@@ -33,61 +29,60 @@ class NodeHealth:
         self._grace_period = grace_period
         self._is_member = grace_period is None
         self._parted_at = float("-inf")
-        self._clock_differs = ""
+        self._clock_problem = ""
 
     @property
     def trouble(self) -> str:
-        """In a few words; empty when there is none."""
-        if self._clock_differs:
-            return self._clock_differs
+        """The problem in a few words; empty if there is none."""
+        if self._clock_problem:
+            return self._clock_problem
         if self._is_member or self._grace_period is None:
             return ""
-        # Who parted in the future has had the clock set back since.
+        # The lower bound matters when the clock was set back.
         return "" if 0.0 <= self._clock.seconds() - self._parted_at <= self._grace_period else NOT_JOINED
 
     @property
     def is_member(self) -> bool:
-        """Whether it is a node, or the only one."""
+        """Whether this is a live node, or the only process."""
         return self._is_member
 
     def joined(self) -> None:
-        """It is a node, or the only one."""
+        """Record that this is a live node."""
         self._is_member = True
         self.clock_agrees()
 
-    def clock_agrees(self) -> None:
-        """Whatever else may keep it from being one."""
-        if self._clock_differs:
-            _log.info("the clock of this host agrees with the MongoDB server's again")
-        self._clock_differs = ""
-
     def parted(self) -> None:
-        """It is none for the time being."""
+        """Record that this node has lost its membership."""
         if self._is_member:
             self._is_member, self._parted_at = False, self._clock.seconds()
 
     def clock_differs(self, refused: ClockSkewError) -> None:
-        """Nor can it be one; said once, until they agree."""
-        if not self._clock_differs:
+        """Record that the store refuses this host's clock; logged once until it is accepted."""
+        if not self._clock_problem:
             _log.warn(f"{refused}: nothing is accepted here, expired or pushed live until they agree")
-        self._clock_differs = str(refused)
+        self._clock_problem = str(refused)
+
+    def clock_agrees(self) -> None:
+        """Record that the clock is accepted."""
+        if self._clock_problem:
+            _log.info("the clock of this host agrees with the MongoDB server's again")
+        self._clock_problem = ""
 
 
-# Seconds for which a good answer is good enough for who does not want to wait for the next.
+# Seconds for which a success may be reported without waiting for the next check.
 HEALTHY_RESULT_TTL = 1.0
 
 
 class StoreHealthCheck:
     """
-    Asks, once for all who want to know at the same time.
+    Checks the store, once for all concurrent callers.
 
-    To be told that all is well nobody waits who asks within a second of the last good answer: where the disk takes
-    long to do as it is told, an answer takes that long as well. It is asked all the same, and a bad answer counts for
-    whoever comes next.
+    A caller within a second of the last success does not wait, since a slow disk delays the check as much as any
+    other operation. The check runs all the same, and its failure is reported to the next caller.
 
-    :param ask: really asks; raises what is wrong.
-    :param steady: seconds since any time, by a clock that nobody sets.
-    :param failures: how often the store has failed anybody so far; after one more a good answer is good no longer.
+    :param check: queries the store; raises what is wrong.
+    :param monotonic: seconds of a monotonic clock.
+    :param failure_count: store failures of requests so far; the last success is not reused after another one.
     """
 
     def __init__(
@@ -102,7 +97,7 @@ class StoreHealthCheck:
         self._waiters: list[Deferred[None]] = []
 
     async def __call__(self) -> None:
-        """Return if the store answers; raise what is wrong with it otherwise."""
+        """Return if the store answers; raise what is wrong otherwise."""
         waiter: Deferred[None] = Deferred()
         self._waiters.append(waiter)
         if not self._is_running:
@@ -120,7 +115,7 @@ class StoreHealthCheck:
     async def _run_check(self) -> None:
         await self._check()
 
-    def _resolve_waiters(self, result: None | Failure) -> None:
+    def _resolve_waiters(self, result: Failure | None) -> None:
         self._is_running = False
         self._healthy_until = (
             -HEALTHY_RESULT_TTL if isinstance(result, Failure) else self._monotonic() + HEALTHY_RESULT_TTL
@@ -128,4 +123,4 @@ class StoreHealthCheck:
         self._failures_seen = self._failure_count()
         waiters, self._waiters = self._waiters, []
         for one in waiters:
-            one.callback(result)  # a failure becomes that of the Deferred
+            one.callback(result)  # a Failure becomes an errback

@@ -1,4 +1,4 @@
-"""Requests to other nodes: sealed, over connections that are kept, with a limit on everything that comes back."""
+"""Authenticated requests to other nodes, over persistent connections, with limits on the responses."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ from mediatord.net.outbound_http import read_body
 from mediatord.store.interfaces.cluster import ClusterNode
 
 CALL_TIMEOUT = 2.0
-# Requests to one node at the same time.
+# Concurrent requests to one node.
 MAX_CALLS_PER_PEER = 2
-# A connection that is not used is closed before the other side would do it.
+# Seconds; less than the other side keeps an idle connection.
 IDLE_TIMEOUT = 30
 
 _OK, _UNAUTHORIZED, _GONE = 200, 401, 410
-# In URLs nodes go by their boots, which is also what connections are kept by.
+# Host names in URLs are made from boots, so that the pool keeps connections by boot.
 _HOST_SUFFIX = ".node"
 _MAX_HTTP_CLIENTS = 256
 
 
 class PeerCallFailed(Exception):
-    """A request that came to nothing this time: no connection, no answer in time, or one that is no node's."""
+    """A request failed: no connection, no response in time, or none from a node."""
 
 
 class PeerUnreachable(PeerCallFailed):
-    """Nobody listens at the address."""
+    """Nothing listens at the address."""
 
 
 class PeerReplaced(PeerUnreachable):
     """
-    A node listens there, but another one by now.
+    Another node listens at the address by now.
 
-    :ivar boot: which.
+    :ivar boot: of that node.
     """
 
     def __init__(self, boot: str) -> None:
@@ -59,14 +59,14 @@ class PeerReplaced(PeerUnreachable):
 
 
 class PeerCallRejected(PeerCallFailed):
-    """The other side does not take us for a node: its secret is another one, or its clock."""
+    """The other node did not accept the authentication: its secret or its clock differs."""
 
 
 class PeerClient:
     """
-    Asks other nodes.
+    Sends requests to other nodes.
 
-    :param boot: ours.
+    :param boot: of this node.
     """
 
     def __init__(
@@ -86,12 +86,12 @@ class PeerClient:
 
     async def call(self, node: ClusterNode, path: str, body: bytes) -> bytes:
         """
-        POST to a node and fire with the body of its answer.
+        POST to a node and return the body of its response.
 
-        :raise NotThere: nobody listens there.
-        :raise Replaced: another node does.
-        :raise Turned: it does not know us for a node.
-        :raise CallFailed: anything else.
+        :raise PeerUnreachable: nothing listens at its address.
+        :raise PeerReplaced: another node does.
+        :raise PeerCallRejected: it did not accept the authentication.
+        :raise PeerCallFailed: anything else.
         """
         if self._is_closed:
             raise PeerCallFailed
@@ -109,16 +109,16 @@ class PeerClient:
             if isinstance(error, Refused) or error.osError == errno.ENOENT:
                 raise PeerUnreachable from None
             raise PeerCallFailed from None
-        except Exception:  # Whatever a connection can come to in three libraries is one outcome.
+        except Exception:  # Three libraries raise errors of their own; they are one outcome.
             raise PeerCallFailed from None
         finally:
             self._in_flight.discard(pending)
 
     async def probe(self, node: ClusterNode) -> str | None:
         """
-        The boot that is where a node said it is; None when nobody answers there as a node.
+        The boot of the node that answers at a node's address; None if no node does.
 
-        :raise CancelledError: it was given up.
+        :raise CancelledError: it was cancelled.
         """
         try:
             await self.call(node, PROBE_PATH, b"{}")
@@ -129,7 +129,7 @@ class PeerClient:
         return node.boot
 
     def close(self) -> Deferred[None]:
-        """Give up what is under way, begin nothing more, and let go of idle connections; fires when they are gone."""
+        """Cancel requests, refuse new ones, and close idle connections; fires when they are closed."""
         self._is_closed = True
         for pending in tuple(self._in_flight):
             pending.cancel()
@@ -141,7 +141,7 @@ class PeerClient:
         return HTTPClient(_PlainResponseAgent(Agent.usingEndpointFactory(self._reactor, endpoint, self._pool)))
 
     async def _send(self, node: ClusterNode, path: str, body: bytes) -> bytes:
-        request_id = self._authenticator.request_id(self._boot, node.boot)
+        request_id = self._authenticator.new_request_id(self._boot, node.boot)
         headers = self._authenticator.authenticate_request(request_id, "POST", path, body)
         response = await self._client_of(node).request(
             "POST",
@@ -152,7 +152,7 @@ class PeerClient:
             unbuffered=True,
             reactor=self._reactor,
         )
-        answer, whole = await read_body(response, MAX_BODY_BYTES)
+        answer, is_whole = await read_body(response, MAX_BODY_BYTES)
         if response.code == _UNAUTHORIZED:
             raise PeerCallRejected
         try:
@@ -163,14 +163,14 @@ class PeerClient:
             raise PeerCallFailed from None
         if response.code == _GONE and boot != node.boot:
             raise PeerReplaced(boot)
-        if response.code != _OK or boot != node.boot or not whole:
+        if response.code != _OK or boot != node.boot or not is_whole:
             raise PeerCallFailed
         return answer
 
 
 @implementer(IAgentEndpointFactory, IStreamClientEndpoint)
 class _PeerEndpoint:
-    """Connects to one node, whatever the URL, without a line in the log each time."""
+    """Connects to one node, whatever the URL says, without logging each connection."""
 
     def __init__(self, endpoint: IStreamClientEndpoint) -> None:
         self._endpoint = endpoint
@@ -185,7 +185,7 @@ class _PeerEndpoint:
 
 @implementer(IAgent)
 class _PlainResponseAgent:
-    """Has treq neither unpack nor keep anything that an answer brings."""
+    """Keeps treq from decompressing responses and from storing cookies."""
 
     def __init__(self, agent: IAgent) -> None:
         self._agent = agent

@@ -1,4 +1,4 @@
-"""The other nodes as those that hints are sent to, each with a queue of its own."""
+"""Outgoing notifications: one bounded queue per other node."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from math import inf
-from typing import Literal, Protocol
 
 from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -24,35 +23,23 @@ from mediatord.cluster.peer_protocol import (
     encode_notifications,
 )
 from mediatord.failure_logging import LogThrottle, redact_failure
+from mediatord.observability.metrics import Metrics
 from mediatord.store.interfaces.cluster import ClusterNode
 
 _log = Logger()
 
-# What may wait for one node: hints, and bytes of the messages that they are about, which are in memory meanwhile.
+# Queued notifications per node, and bytes of the payloads they refer to, which stay in memory meanwhile.
 MAX_QUEUED = 1000
 MAX_QUEUED_BYTES = 33_554_432
-# Of one request.
+# Per request.
 MAX_BATCH = 100
 MAX_BATCH_BYTES = 4_194_304
 # Seconds before the second and the third attempt.
 RETRY_DELAYS = (0.1, 0.5)
-# Nodes that seem to be gone are remembered for so many seconds, unless the store knows earlier: it may have been
-# their address that led elsewhere for a moment.
+# Seconds for which a node that was replaced gets no notifications, unless the store reports its end earlier. Not
+# longer: its address may have led elsewhere for a moment.
 DEAD_PEER_TTL = NODE_LEASE
 MAX_DEAD_PEERS = 256
-
-NotificationOutcome = Literal["pushed", "no_session", "failed", "dropped"]
-
-
-class NotificationMetrics(Protocol):
-    """What counts the hints."""
-
-    def count_cluster_push(self, outcome: NotificationOutcome) -> None:
-        """A hint came to this end."""
-
-    def observe_peer_notification(self, seconds: float) -> None:
-        """A hint was answered so long after it was to be sent."""
-
 
 PeerCall = Callable[[ClusterNode, str, bytes], Awaitable[bytes]]
 
@@ -66,12 +53,12 @@ class _QueuedNotification:
 
 class PeerQueue:
     """
-    One other node: hints to it wait in a queue that is bounded, and go in batches, each of them tried three times.
+    Bounded queue of notifications for one node, sent in batches with up to three attempts each.
 
-    A DID has hints in one batch at a time, so that what is pushed to its sockets comes in order.
+    A DID has notifications in one batch at a time, so that its sockets get everything in order.
 
-    :param ask: sends a request.
-    :param gone: told when the node turns out not to be there any more.
+    :param call: sends a request.
+    :param replaced: called when another node answers at the address.
     """
 
     def __init__(
@@ -79,14 +66,14 @@ class PeerQueue:
         clock: IReactorTime,
         node: ClusterNode,
         call: PeerCall,
-        metrics: NotificationMetrics,
-        gone: Callable[[ClusterNode], None],
+        metrics: Metrics,
+        replaced: Callable[[ClusterNode], None],
     ) -> None:
         self._clock = clock
         self._node = node
         self._call = call
         self._metrics = metrics
-        self._gone = gone
+        self._on_replaced = replaced
         self._queue: deque[_QueuedNotification] = deque()
         self._bytes = 0
         self._in_flight: set[Deferred[None]] = set()
@@ -96,27 +83,27 @@ class PeerQueue:
         self._is_replaced = self._is_closed = False
 
     @property
-    def held(self) -> tuple[int, int]:
-        """Hints that wait, and their bytes."""
+    def pending(self) -> tuple[int, int]:
+        """Queued notifications, and the bytes of their payloads."""
         return len(self._queue), self._bytes
 
     def enqueue(self, notification: PeerNotification) -> Deferred[bool | None]:
-        """Send a hint; fires with whether a socket took what it is about, None if that is not known; never fails."""
+        """Send a notification; fires with whether a socket took the item, None if unknown; never fails."""
         if len(self._queue) >= MAX_QUEUED or (
             self._queue and self._bytes + notification.payload_bytes > MAX_QUEUED_BYTES
         ):
             self._metrics.count_cluster_push("dropped")
             return succeed(None)
-        waiting = _QueuedNotification(notification, self._clock.seconds())
-        self._queue.append(waiting)
+        queued = _QueuedNotification(notification, self._clock.seconds())
+        self._queue.append(queued)
         self._bytes += notification.payload_bytes
-        # In the next turn: what comes in this one goes along.
+        # In the next reactor iteration, to batch everything from this one.
         if self._send_timer is None and len(self._in_flight) < MAX_CALLS_PER_PEER:
             self._send_timer = self._clock.callLater(0, self._send)
-        return waiting.answered
+        return queued.answered
 
     def end(self) -> None:
-        """Give up whatever has not been answered, for good."""
+        """Cancel everything that has not been answered."""
         self._is_closed = True
         if self._send_timer is not None:
             self._send_timer.cancel()
@@ -134,35 +121,35 @@ class PeerQueue:
             sent = Deferred.fromCoroutine(self._deliver(batch))
             if not sent.called:
                 self._in_flight.add(sent)
-            sent.addErrback(lambda failure: _log.failure("sending hints failed", redact_failure(failure)))
+            sent.addErrback(lambda failure: _log.failure("sending notifications failed", redact_failure(failure)))
             sent.addCallback(self._sent, sent, dids)
 
     def _sent(self, _: object, sent: Deferred[None], dids: set[str]) -> None:
         self._in_flight.discard(sent)
         self._busy_dids -= dids
         if self._is_replaced:
-            self._gone(self._node)
+            self._on_replaced(self._node)
         elif self._queue and self._send_timer is None:
             self._send_timer = self._clock.callLater(0, self._send)
 
     def _take_batch(self) -> list[_QueuedNotification]:
-        """The oldest that may go now; empty when all have to wait for others of their DIDs."""
+        """The oldest notifications whose DIDs are not in flight; may be empty."""
         batch: list[_QueuedNotification] = []
-        held: list[_QueuedNotification] = []
+        skipped: list[_QueuedNotification] = []
         size, payload_bytes = ENVELOPE_BYTES, 0
         while self._queue and len(batch) < MAX_BATCH:
             one = self._queue.popleft()
             if one.notification.did in self._busy_dids:
-                held.append(one)
+                skipped.append(one)
                 continue
             size += one.notification.size
             payload_bytes += one.notification.payload_bytes
             if batch and (size > MAX_BODY_BYTES or payload_bytes > MAX_BATCH_BYTES):
-                held.append(one)
+                skipped.append(one)
                 break
             batch.append(one)
             self._bytes -= one.notification.payload_bytes
-        self._queue.extendleft(reversed(held))
+        self._queue.extendleft(reversed(skipped))
         return batch
 
     async def _deliver(self, batch: list[_QueuedNotification]) -> None:
@@ -175,7 +162,7 @@ class PeerQueue:
             self._resolve(batch, pushed)
 
     async def _send_with_retries(self, body: bytes) -> Collection[tuple[str, str]] | None:
-        """What was pushed; None when that is not known."""
+        """Kind and name of what was pushed; None if unknown."""
         for pause in (*RETRY_DELAYS, None):
             try:
                 return decode_push_result(await self._call(self._node, NOTIFICATIONS_PATH, body))
@@ -183,7 +170,7 @@ class PeerQueue:
                 self._is_replaced = True
                 return None
             except PeerCallRejected:
-                self._log_failure("does not take us for a node: its cluster.secret_file differs, or its clock")
+                self._log_failure("rejects this node: its cluster.secret_file or its clock differs")
                 return None
             except (PeerCallFailed, ValueError):
                 if pause is None or self._is_closed:
@@ -196,7 +183,7 @@ class PeerQueue:
         count = 0 if self._is_closed else self._warning.count_occurrence()
         if count:
             _log.warn(
-                "node {name} at {address} {why}; times since this was last said: {count}",
+                "node {name} at {address} {why}; failures since the last such line: {count}",
                 name=self._node.name,
                 address=self._node.address,
                 why=why,
@@ -204,43 +191,46 @@ class PeerQueue:
             )
 
     def _resolve(self, batch: Collection[_QueuedNotification], pushed: Collection[tuple[str, str]] | None) -> None:
-        """:param pushed: None when it is not known."""
+        """:param pushed: kind and name of what was pushed; None if unknown."""
         now = self._clock.seconds()
         for one in batch:
-            there = None if pushed is None else (one.notification.kind, one.notification.name) in pushed
-            self._metrics.count_cluster_push("failed" if there is None else "pushed" if there else "no_session")
-            if there is not None:
-                self._metrics.observe_peer_notification(now - one.since)
-            one.answered.callback(there)
+            if pushed is None:
+                self._metrics.count_cluster_push("failed")
+                one.answered.callback(None)
+                continue
+            delivered = (one.notification.kind, one.notification.name) in pushed
+            self._metrics.count_cluster_push("pushed" if delivered else "no_session")
+            self._metrics.observe_peer_notification(now - one.since)
+            one.answered.callback(delivered)
 
 
 class PeerQueues:
     """
-    All other nodes that there was something for.
+    The queues of all nodes that were notified, by boot.
 
-    :param ask: as for :class:`PeerQueue`.
+    :param call: as for :class:`PeerQueue`.
     """
 
-    def __init__(self, clock: IReactorTime, call: PeerCall, metrics: NotificationMetrics) -> None:
+    def __init__(self, clock: IReactorTime, call: PeerCall, metrics: Metrics) -> None:
         self._clock = clock
         self._call = call
         self._metrics = metrics
         self._queues: dict[str, PeerQueue] = {}
         self._missing: set[str] = set()
-        self._gone: dict[str, float] = {}
+        self._dead: dict[str, float] = {}
         self._is_closed = False
 
     @property
-    def held(self) -> tuple[int, int]:
-        """Hints that wait for other nodes, and their bytes."""
-        waiting = [queue.held for queue in self._queues.values()]
-        return sum(entries for entries, _ in waiting), sum(size for _, size in waiting)
+    def pending(self) -> tuple[int, int]:
+        """Queued notifications, and the bytes of their payloads."""
+        pending = [queue.pending for queue in self._queues.values()]
+        return sum(entries for entries, _ in pending), sum(size for _, size in pending)
 
     def __len__(self) -> int:
         return len(self._queues)
 
     def enqueue(self, node: ClusterNode, notification: PeerNotification) -> Deferred[bool | None]:
-        """As :meth:`Peer.put`; at once for a node that is known to be gone, or when this has ended."""
+        """As :meth:`PeerQueue.enqueue`; fails at once for a dead node, or after the end."""
         if self._is_closed or self._is_dead(node.boot):
             self._metrics.count_cluster_push("failed")
             return succeed(None)
@@ -251,30 +241,30 @@ class PeerQueues:
 
     def set_live_nodes(self, live: Collection[str]) -> None:
         """
-        Forget nodes that are not among the live ones any more.
+        Drop the queues of nodes that are not live.
 
-        :param live: boots, as the store said; who has joined since then may be missing once.
+        :param live: boots from the store; a node that has joined since the query may be missing once.
         """
         missing = self._queues.keys() - live
         for boot in missing & self._missing:
             self._forget(boot)
         self._missing = set(missing)
-        self._gone = {boot: at for boot, at in self._gone.items() if boot in live and self._is_dead(boot)}
+        self._dead = {boot: at for boot, at in self._dead.items() if boot in live and self._is_dead(boot)}
 
     def end(self) -> None:
-        """Give up everything, for good."""
+        """Cancel everything, and accept no more."""
         self._is_closed = True
         for boot in tuple(self._queues):
             self._forget(boot)
 
     def _is_dead(self, boot: str) -> bool:
-        """For no longer than that, even if the clock is set back."""
-        return 0.0 <= self._clock.seconds() - self._gone.get(boot, -inf) < DEAD_PEER_TTL
+        # The lower bound matters when the clock is set back.
+        return 0.0 <= self._clock.seconds() - self._dead.get(boot, -inf) < DEAD_PEER_TTL
 
     def _mark_dead(self, node: ClusterNode) -> None:
-        self._gone[node.boot] = self._clock.seconds()
-        if len(self._gone) > MAX_DEAD_PEERS:
-            del self._gone[next(iter(self._gone))]
+        self._dead[node.boot] = self._clock.seconds()
+        if len(self._dead) > MAX_DEAD_PEERS:
+            del self._dead[next(iter(self._dead))]
         self._forget(node.boot)
 
     def _forget(self, boot: str) -> None:

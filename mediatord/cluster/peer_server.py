@@ -1,11 +1,8 @@
 """
-Who may have a connection with the node-to-node listener: nodes, and a number of strangers beside them.
+The node-to-node listener: authenticates requests, dispatches them, and authenticates the responses.
 
-Answers what other nodes ask, once it is known that they are nodes.
-
-The node-to-node listener: stock Twisted, with limits on all that a stranger could send there.
-
-Whoever does not show a sealed request soon is cut off; nobody is told more than 401.
+It is a Twisted HTTP site with limits on everything that an unauthenticated client can send. A client that does not
+authenticate soon is disconnected, and learns nothing but 401.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from io import BytesIO
 from ipaddress import IPv6Address, ip_address, ip_network
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime
@@ -35,82 +32,69 @@ from mediatord.cluster.peer_protocol import MAX_BODY_BYTES
 from mediatord.errors import StoreUnavailable
 from mediatord.failure_logging import LogThrottle, redact_failure
 
-# Connections that have shown to be nodes'. What is more counts as strangers.
+# Authenticated connections; further ones count as unauthenticated.
 MAX_AUTHENTICATED = 256
-# Connections that have not, or not yet, and those of one address.
+# Other connections, in all and per address.
 MAX_UNAUTHENTICATED = 128
 MAX_UNAUTHENTICATED_PER_ADDRESS = 64
 
 _IPV6_PREFIX_LENGTH = 64
 
 
-class PeerConnection(Protocol):
-    """One connection."""
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no whole request of it is waiting for an answer."""
-
-    def end(self) -> None:
-        """Cut it off."""
-
-    def __hash__(self) -> int: ...
-
-
 class ConnectionSlots:
     """
-    Keeps a place for whoever comes: where strangers have taken theirs, the oldest that says nothing gives up its own.
+    Limits connections: when all slots are taken, a new one evicts the oldest unauthenticated one that is idle.
 
-    So nobody who only holds connections open keeps a node out, which says at once what it has to say.
+    So idle connections cannot keep a node out, since a node sends its request at once.
     """
 
     def __init__(self) -> None:
-        self._authenticated: set[PeerConnection] = set()
-        self._unauthenticated: dict[PeerConnection, str] = {}
+        self._authenticated: set[PeerChannel] = set()
+        self._unauthenticated: dict[PeerChannel, str] = {}
 
     def __len__(self) -> int:
         return len(self._authenticated) + len(self._unauthenticated)
 
-    def __iter__(self) -> Iterator[PeerConnection]:
+    def __iter__(self) -> Iterator[PeerChannel]:
         return iter((*self._authenticated, *self._unauthenticated))
 
     def reserve(self, client_address: str) -> bool:
-        """Whether there is a place for one more stranger from there, if need be at the cost of another."""
-        of_this = [
+        """Whether there is a slot for a new connection from an address, if need be by evicting another."""
+        same_address = [
             connection
             for connection, other in self._unauthenticated.items()
             if client_address and other == client_address
         ]
-        if len(of_this) >= MAX_UNAUTHENTICATED_PER_ADDRESS:
-            return self._evict_idle(of_this)
+        if len(same_address) >= MAX_UNAUTHENTICATED_PER_ADDRESS:
+            return self._evict_idle(same_address)
         return len(self._unauthenticated) < MAX_UNAUTHENTICATED or self._evict_idle(list(self._unauthenticated))
 
-    def enter(self, connection: PeerConnection, client_address: str) -> None:
-        """A stranger is here."""
+    def add(self, connection: PeerChannel, client_address: str) -> None:
+        """Add an unauthenticated connection."""
         self._unauthenticated[connection] = client_address
 
-    def authenticated(self, connection: PeerConnection) -> None:
-        """It has shown to be a node."""
+    def mark_authenticated(self, connection: PeerChannel) -> None:
+        """Count a connection as authenticated, if there is a slot."""
         if connection in self._unauthenticated and len(self._authenticated) < MAX_AUTHENTICATED:
             del self._unauthenticated[connection]
             self._authenticated.add(connection)
 
-    def leave(self, connection: PeerConnection) -> None:
-        """It is gone."""
+    def remove(self, connection: PeerChannel) -> None:
+        """Free the slot of a connection."""
         self._authenticated.discard(connection)
         self._unauthenticated.pop(connection, None)
 
-    def _evict_idle(self, oldest_first: list[PeerConnection]) -> bool:
+    def _evict_idle(self, oldest_first: list[PeerChannel]) -> bool:
         connection = next((one for one in oldest_first if one.is_idle), None)
         if connection is None:
             return False
-        self.leave(connection)
+        self.remove(connection)
         connection.end()
         return True
 
 
 def normalize_address(host: str) -> str:
-    """What counts as one address: with IPv6 it is what one customer has. The empty one is nobody's."""
+    """The address that a client is limited by: with IPv6 its /64 network."""
     try:
         address = ip_address(host.partition("%")[0])
     except ValueError:
@@ -124,7 +108,7 @@ def normalize_address(host: str) -> str:
 
 _log = Logger()
 
-# Requests that are served at the same time; what is more is sent again later.
+# Concurrent requests; further ones get 503 and are retried by the sender.
 MAX_CONCURRENT_REQUESTS = 64
 
 _OK, _BAD, _UNAUTHORIZED, _NOT_FOUND, _GONE, _BUSY = 200, 400, 401, 404, 410, 503
@@ -135,7 +119,9 @@ PeerOperation = Callable[[bytes], Awaitable[bytes]]
 @dataclass(frozen=True, slots=True)
 class PeerResponse:
     """
-    :param known: whether it was a node that asked.
+    Response to a request on the node-to-node listener.
+
+    :param authenticated: whether a node made the request.
     """
 
     status: int
@@ -146,11 +132,11 @@ class PeerResponse:
 
 class PeerServer:
     """
-    Opens requests, has them answered, and seals the answers.
+    Verifies requests, runs their operations, and authenticates the responses.
 
-    :param boot: ours.
-    :param uses: what is done for each path; raises ValueError for a body that is none.
-    :param refused: told of what no node has sent, in one of the words of :class:`MessageAuthenticationError`.
+    :param boot: of this node.
+    :param operations: by path; each raises ValueError for a malformed body.
+    :param refused: called for each unauthenticated request, with the reason of :class:`MessageAuthenticationError`.
     """
 
     def __init__(
@@ -178,26 +164,27 @@ class PeerServer:
         authenticated: Callable[[], None] = lambda: None,
     ) -> PeerResponse:
         """
-        The answer to a request: 401 without a seal when it is none of a node's, else sealed.
+        The response to a request: 401 and unauthenticated unless a node made it.
 
-        :param known: called as soon as it has shown to be a node's.
+        :param authenticated: called as soon as the request is verified.
         """
         try:
             request_id = self._authenticator.verify_request(headers, method, path, body)
         except MessageAuthenticationError as refusal:
             return self._refuse(refusal.reason)
         except Exception:
-            _log.failure("opening a request failed", redact_failure())
+            _log.failure("verifying a request failed", redact_failure())
             return self._refuse("malformed")
         authenticated()
-        status, answer = (
-            (_GONE, b"{}") if request_id.receiver != self._boot else await self._answer(method, path, body)
-        )
+        if request_id.receiver == self._boot:
+            status, answer = await self._run_operation(method, path, body)
+        else:
+            status, answer = _GONE, b"{}"
         return PeerResponse(
             status, answer, self._authenticator.authenticate_response(request_id, self._boot, status, answer)
         )
 
-    async def _answer(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+    async def _run_operation(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
         operation = self._operations.get(path)
         if operation is None or method != "POST":
             return _NOT_FOUND, b"{}"
@@ -215,32 +202,31 @@ class PeerServer:
             self._in_flight -= 1
 
     def _refuse(self, reason: str) -> PeerResponse:
-        """Of what no node has sent, which counts."""
         self._refused(reason)
         count = self._warning.count_occurrence()
         if count:
             _log.warn(
-                "refused {count} requests to cluster.listen, the last one because of its {reason}: from a stranger, "
-                "or a node with another secret or a clock that is wrong",
+                "refused {count} requests to cluster.listen, the last one because of its {reason}: from an unknown "
+                "client, or a node with another secret or a wrong clock",
                 count=count,
                 reason=reason,
             )
         return PeerResponse(_UNAUTHORIZED, authenticated=False)
 
 
-# Bytes of a request line with all headers.
+# Bytes of the request line and all headers.
 MAX_HEADER_BYTES = 4096
 MAX_HEADER_COUNT = 32
-# A stranger's connection lasts no longer, and no request may take longer to arrive.
+# Seconds until a connection has to be authenticated, and until a request has to be complete.
 RECEIVE_TIMEOUT = 10.0
-# More than a node keeps an idle connection.
+# Seconds; more than a node keeps an idle connection.
 IDLE_TIMEOUT = 60.0
 
 ServeFunction = Callable[[str, str, dict[str, str], bytes, Callable[[], None]], Awaitable[PeerResponse]]
 
 
 class PeerChannel(HTTPChannel):
-    """A connection of another node, or of a stranger until it has shown to be one."""
+    """A connection to the node-to-node listener."""
 
     MAX_LENGTH = MAX_HEADER_BYTES
     totalHeadersSize = MAX_HEADER_BYTES
@@ -249,46 +235,42 @@ class PeerChannel(HTTPChannel):
     _deadline: IDelayedCall | None = None
 
     def connectionMade(self) -> None:
-        """Somebody is there."""
         super().connectionMade()
-        self.wait()
+        self._start_deadline()
 
-    def wait(self) -> None:
-        """Whatever is to come has to be there soon."""
+    def _start_deadline(self) -> None:
         self.cancel_deadline()
         self._deadline = self._site.clock.callLater(RECEIVE_TIMEOUT, self._deadline_passed)
 
     def authenticated(self) -> None:
-        """It has shown to be a node's, once more."""
+        """Record that a request on it was verified."""
         self.cancel_deadline()
-        self._site.places.authenticated(self)
+        self._site.slots.mark_authenticated(self)
 
     def cancel_deadline(self) -> None:
-        """What was waited for has come, or nothing will."""
+        """Let it take its time: a request is complete, or none will come."""
         if self._deadline is not None and self._deadline.active():
             self._deadline.cancel()
         self._deadline = None
 
     @property
     def is_idle(self) -> bool:
-        """Whether no whole request is waiting for an answer."""
+        """Whether no request awaits its response."""
         return not self._handlingRequest
 
     def end(self) -> None:
-        """Cut it off."""
+        """Abort the connection."""
         if self.transport is not None:
             cast(Any, self.transport).abortConnection()
 
     def dataReceived(self, data: bytes) -> None:
-        """Called with what comes."""
-        if self._deadline is None and self.is_idle:
-            self.wait()
+        if self._deadline is None and not self._handlingRequest:
+            self._start_deadline()
         super().dataReceived(data)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """They are gone."""
         self.cancel_deadline()
-        self._site.places.leave(self)
+        self._site.slots.remove(self)
         super().connectionLost(reason)
 
     def _deadline_passed(self) -> None:
@@ -302,18 +284,16 @@ class PeerChannel(HTTPChannel):
 
 
 class PeerRequest(Request):
-    """A request whose body is never longer than any that a node makes."""
+    """A request whose body is limited to :data:`MAX_BODY_BYTES`."""
 
     _received = 0
 
     def gotLength(self, length: int | None) -> None:
-        """Called once the headers are there."""
         self.content = BytesIO()
         if length is not None and length > MAX_BODY_BYTES:
             self._refuse()
 
     def handleContentChunk(self, data: bytes) -> None:
-        """Called with every piece of the body."""
         self._received += len(data)
         if self._received > MAX_BODY_BYTES:
             self._refuse()
@@ -326,11 +306,10 @@ class PeerRequest(Request):
 
 class PeerSite(Site):
     """
-    What the node-to-node listener serves.
+    HTTP site of the node-to-node listener.
 
-    :param serve: answers a request, given its method, path, headers that concern seals, body, and what is to be
-        called as soon as it has shown to be a node's.
-    :ivar places: the connections that are open.
+    :param serve: as :meth:`PeerServer.serve`.
+    :ivar slots: the open connections.
     """
 
     protocol = PeerChannel  # type: ignore[assignment]  # instead of a proxy that could speak HTTP/2
@@ -341,25 +320,25 @@ class PeerSite(Site):
         super().__init__(_PeerResource(serve), reactor=clock, timeout=IDLE_TIMEOUT, parsePOSTFormSubmission=False)
         self.clock = clock
         self.serve = serve
-        self.places = ConnectionSlots()
+        self.slots = ConnectionSlots()
 
     def buildProtocol(self, addr: IAddress | None) -> Any:
-        """A connection, unless there are too many."""
+        """A connection, or None if there are too many."""
         client_address = normalize_address(getattr(addr, "host", "") or "")
-        if not self.places.reserve(client_address):
+        if not self.slots.reserve(client_address):
             return None
         channel: Any = super().buildProtocol(cast(Any, addr))
-        self.places.enter(channel, client_address)
+        self.slots.add(channel, client_address)
         return channel
 
     def stopFactory(self) -> None:
-        """Nobody listens any more: end what is still open."""
+        """Abort the connections that are still open."""
         super().stopFactory()
-        for channel in self.places:
+        for channel in self.slots:
             channel.end()
 
     def log(self, request: object) -> None:
-        """Nothing: there is one for every few messages."""
+        """Log nothing: there is a request for every few messages."""
 
 
 class _PeerResource(Resource):
@@ -370,7 +349,7 @@ class _PeerResource(Resource):
         self._serve = serve
 
     def render(self, request: Any) -> int:
-        """Every method and path: what is served is said in the answer."""
+        """Serve every method and path; :class:`PeerServer` decides on the status."""
         answered = Deferred.fromCoroutine(self._answer(request))
         request.notifyFinish().addErrback(lambda _: answered.cancel())
         answered.addCallback(lambda answer: _write_response(request, answer))
@@ -401,5 +380,5 @@ def _write_response(request: Any, answer: PeerResponse) -> None:
 
 
 def _abort_request(request: Any, failure: Failure) -> None:
-    _log.failure("serving another node failed", redact_failure(failure))
+    _log.failure("serving a request of another node failed", redact_failure(failure))
     request.channel.transport.abortConnection()

@@ -1,215 +1,168 @@
 """
-DIDs without sockets at other nodes, where it shows without a question that none has come since.
+Presence: which nodes hold live sockets of a DID.
 
-Sockets that come, as all workers of a daemon see it: counters in memory that they share.
-
-Where sockets of a DID were seen last, so that a hint need not wait for the store to say so again.
-
-Asks the store who holds sockets of a DID.
-
-Tells the store which DIDs this node holds sockets of.
+Each node publishes its own DIDs to the store (:class:`PresencePublisher`) and looks up those of others
+(:class:`PresenceLookup`, :class:`PresenceCache`). Workers of one daemon also share counters in memory, which tell
+them without a query whether a cached answer is still complete (:class:`SharedPresenceCounters`).
 """
 
 from __future__ import annotations
 
 import mmap
 from collections import OrderedDict
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
 from zlib import crc32
 
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from mediatord.clock import get_time_left
 from mediatord.errors import StoreUnavailable
 from mediatord.failure_logging import redact_failure
 from mediatord.store.interfaces.cluster import ClusterNode, IClusterStore, PresenceRecord
 
-# DIDs that are remembered; with DIDs of two thousand characters that is 20 MiB at most.
-MAX_ABSENT_DIDS = 10_000
+_log = Logger()
 
-
-class PresenceEpochs(Protocol):
-    """What nodes that share memory tell each other of sockets that come."""
-
-    def increment(self, dids: Iterable[str]) -> None:
-        """Sockets of these are here, and the store knows it."""
-
-    def epoch(self, did: str) -> Hashable:
-        """Something that was never the same before a socket of a DID came to another node and after that."""
-
-
-class NullPresenceEpochs:
-    """Arrivals of nodes that share nothing but the store: what one has said may be over at any time."""
-
-    def increment(self, dids: Iterable[str]) -> None:
-        """It is for the store to say."""
-
-    def epoch(self, did: str) -> None:
-        """There is none."""
-
-
-class AbsenceCache:
-    """
-    What the store has said of DIDs that have no socket at another node.
-
-    As good as a new question is, as far as there are signs: a node shows one after the store knows of a socket, and
-    before anybody is told that it is live. So what is stored before the sign is seen is waiting when the socket is
-    told how much waits.
-    """
-
-    def __init__(self, presence_epochs: PresenceEpochs) -> None:
-        self._presence_epochs = presence_epochs
-        self._epochs: OrderedDict[str, Hashable] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._epochs)
-
-    def is_absent(self, did: str) -> bool:
-        """Whether the store would say so now as well."""
-        epoch = self._epochs.get(did)
-        if epoch is None:
-            return False
-        if epoch == self._presence_epochs.epoch(did):
-            return True
-        del self._epochs[did]
-        return False
-
-    def epoch(self, did: str) -> Hashable:
-        """To be taken before the store is asked."""
-        return self._presence_epochs.epoch(did)
-
-    def record(self, did: str, epoch: Hashable) -> None:
-        """The store has said so. :param sign: as it was before that."""
-        if epoch is None:
-            return
-        self._epochs.pop(did, None)
-        self._epochs[did] = epoch
-        if len(self._epochs) > MAX_ABSENT_DIDS:
-            self._epochs.popitem(last=False)
-
-
-# Counters of each worker. A DID has one of them, with others.
+# Counters per worker; DIDs that hash to the same number share one.
 COUNTERS_PER_WORKER = 4_096
 _COUNTER_BYTES = 8
+
+PresenceEpoch = tuple[int, ...]
 
 
 class SharedPresenceCounters:
     """
-    Each worker counts in a part of its own, so that nobody has to take turns. Whoever takes the place of a worker
-    goes on counting where that one ended.
+    Counters of new sockets in memory that all workers of a daemon map.
 
-    :param number: of the worker, counted from 0.
+    Each worker writes only its own section, so no lock is needed. A replacement worker continues with the counts of
+    the one before it.
+
+    :param number: index of the worker, from 0.
     """
 
     def __init__(self, path: Path, number: int) -> None:
         with open(path, "r+b") as file:
             memory = mmap.mmap(file.fileno(), 0)
         self._counters = memoryview(memory).cast("Q")
-        parts = range(0, len(self._counters), COUNTERS_PER_WORKER)
-        self._own_offset = parts[number]
-        self._other_offsets = [part for part in parts if part != self._own_offset]
+        sections = range(0, len(self._counters), COUNTERS_PER_WORKER)
+        self._own_offset = sections[number]
+        self._other_offsets = [section for section in sections if section != self._own_offset]
 
     @classmethod
-    def of(cls, socket: Path) -> SharedPresenceCounters | None:
+    def open(cls, socket: Path) -> SharedPresenceCounters | None:
         """
-        That of the worker whose node-to-node socket is called so; None where no supervisor has made any.
+        The counters of the worker with this node-to-node socket; None if the supervisor has not created any.
 
-        :raise OSError: it cannot be had.
+        :raise OSError: the file cannot be mapped.
         """
         path = presence_counter_path(socket)
         return cls(path, int(socket.stem) - 1) if path.exists() else None
 
     def increment(self, dids: Iterable[str]) -> None:
-        """Sockets of these are here, and the store knows it."""
+        """Record that this worker has sockets of these DIDs and that the store knows it."""
         for did in dids:
             self._counters[self._own_offset + _counter_index(did)] += 1
 
-    def epoch(self, did: str) -> tuple[int, ...]:
-        """Never the same before a socket of the DID came to another worker and after that."""
-        place, counters = _counter_index(did), self._counters
-        return tuple([counters[part + place] for part in self._other_offsets])
+    def epoch(self, did: str) -> PresenceEpoch:
+        """A value that changes whenever another worker gains a socket of the DID, and never repeats."""
+        index, counters = _counter_index(did), self._counters
+        return tuple([counters[offset + index] for offset in self._other_offsets])
 
 
 def create_presence_counters(socket: Path, count: int) -> None:
     """
-    Make room for the counters of so many workers.
+    Create the counters of all workers, set to zero.
 
-    :param socket: node-to-node socket of one of them.
-    :raise OSError: there is none.
+    :param socket: node-to-node socket of one of the workers.
+    :param count: number of workers.
+    :raise OSError: the file cannot be written.
     """
     presence_counter_path(socket).write_bytes(bytes(count * COUNTERS_PER_WORKER * _COUNTER_BYTES))
 
 
 def presence_counter_path(socket: Path) -> Path:
-    """Where the counters are that go with a node-to-node socket."""
-    return socket.with_name("arrivals")
+    """Path of the counters that belong to a worker's node-to-node socket."""
+    return socket.with_name("presence-counters")
 
 
 def _counter_index(did: str) -> int:
     return crc32(did.encode("utf-8", "surrogatepass")) % COUNTERS_PER_WORKER
 
 
-# DIDs that are remembered, and for how many seconds after the store was asked about one.
-MAX_RECENT_DIDS = 10_000
+# With DIDs of 2,000 characters these are 40 MiB at most.
+MAX_CACHED_DIDS = 20_000
+# Seconds for which an entry without a valid epoch still says where to try first.
 RECENT_NODE_TTL = 60.0
 
 
-class RecentNodeCache:
+class PresenceCache:
     """
-    What the store has said lately of DIDs with sockets at other nodes.
+    Nodes that held sockets of a DID when the store was last asked.
 
-    It is a guess: whoever goes by it asks the store as well.
+    An entry is complete while the epoch of its DID is unchanged: a node increments the counter after the store knows
+    of its socket and before the socket's owner learns that live delivery is on. So no node has gained a socket since,
+    and a message stored before a later increment is part of the backlog that the new socket reports. Without shared
+    counters an entry is a guess, to be confirmed by a lookup.
     """
 
-    def __init__(self, clock: IReactorTime) -> None:
+    def __init__(self, clock: IReactorTime, counters: SharedPresenceCounters | None = None) -> None:
         self._clock = clock
+        self._counters = counters
         self._live: frozenset[str] = frozenset()
-        self._seen: OrderedDict[str, tuple[float, tuple[ClusterNode, ...]]] = OrderedDict()
+        self._entries: OrderedDict[str, tuple[PresenceEpoch | None, float, Sequence[ClusterNode]]] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._seen)
+        return len(self._entries)
 
-    def set_live_nodes(self, live: Collection[str]) -> None:
+    def set_live_nodes(self, boots: Collection[str]) -> None:
+        """Return only these nodes from now on."""
+        self._live = frozenset(boots)
+
+    def epoch(self, did: str) -> PresenceEpoch | None:
+        """The current epoch of a DID, to be read before the store is asked; None without shared counters."""
+        return None if self._counters is None else self._counters.epoch(did)
+
+    def get_nodes(self, did: str) -> tuple[Sequence[ClusterNode], bool]:
+        """The live nodes last known to hold sockets of a DID, and whether no other node can hold any."""
+        entry = self._entries.get(did)
+        if entry is None:
+            return (), False
+        epoch, until, nodes = entry
+        live = [node for node in nodes if node.boot in self._live]
+        if epoch is not None and epoch == self.epoch(did):
+            return live, len(live) == len(nodes)
+        if not nodes or until <= self._clock.seconds():
+            del self._entries[did]
+            return (), False
+        return live, False
+
+    def record(self, did: str, nodes: Sequence[ClusterNode], epoch: PresenceEpoch | None) -> None:
         """
-        Of other nodes nothing is recalled.
+        Store the result of a lookup.
 
-        :param live: boots.
+        :param epoch: as read before the lookup; None if the result may be incomplete.
         """
-        self._live = frozenset(live)
-
-    def get_nodes(self, did: str) -> Sequence[ClusterNode]:
-        """The nodes that had sockets of a DID, as far as that is known."""
-        until, nodes = self._seen.get(did, (0.0, ()))
-        if until <= self._clock.seconds():
-            return ()
-        return [node for node in nodes if node.boot in self._live]
-
-    def record(self, did: str, nodes: Sequence[ClusterNode]) -> None:
-        """These have them, and no others."""
-        self._seen.pop(did, None)
-        if nodes:
-            self._seen[did] = self._clock.seconds() + RECENT_NODE_TTL, tuple(nodes)
-            if len(self._seen) > MAX_RECENT_DIDS:
-                self._seen.popitem(last=False)
+        self._entries.pop(did, None)
+        if nodes or epoch is not None:
+            self._entries[did] = epoch, self._clock.seconds() + RECENT_NODE_TTL, nodes
+            if len(self._entries) > MAX_CACHED_DIDS:
+                self._entries.popitem(last=False)
 
 
-_log = Logger()
-
-# DIDs of one question to the store, and such questions at the same time.
+# DIDs per query, and concurrent queries.
 LOOKUP_BATCH = 500
 MAX_CONCURRENT_LOOKUPS = 4
 
 
 class PresenceLookup:
     """
-    Asks the store who holds sockets of a DID, for all that comes in one turn of the reactor together.
+    Looks up presence in the store, with one query for all DIDs of a reactor iteration.
 
-    Answers for one DID come in the order of the questions.
+    Results for one DID arrive in the order of the calls.
     """
 
     def __init__(self, clock: IReactorTime, store: IClusterStore) -> None:
@@ -220,11 +173,11 @@ class PresenceLookup:
         self._lookups = 0
         self._timer: IDelayedCall | None = None
 
-    def of(self, did: str) -> Deferred[list[PresenceRecord]]:
+    def find(self, did: str) -> Deferred[list[PresenceRecord]]:
         """
-        All that is known of a DID.
+        All presence records of a DID.
 
-        :raise StoreUnavailable: that cannot be known.
+        :raise StoreUnavailable: the store did not answer.
         """
         found: Deferred[list[PresenceRecord]] = Deferred()
         self._wanted.setdefault(did, []).append(found)
@@ -246,54 +199,52 @@ class PresenceLookup:
             self._lookups += 1
             lookup = self._store.find_presence(dids)
             lookup.addBoth(self._resolve_waiters, waiting)
-            lookup.addErrback(lambda failure: _log.failure("looking for sockets failed", redact_failure(failure)))
+            lookup.addErrback(lambda failure: _log.failure("presence lookup failed", redact_failure(failure)))
 
-    def _resolve_waiters(self, found: object, waiting: dict[str, list[Deferred[list[PresenceRecord]]]]) -> None:
+    def _resolve_waiters(
+        self, found: list[PresenceRecord] | Failure, waiting: dict[str, list[Deferred[list[PresenceRecord]]]]
+    ) -> None:
         self._lookups -= 1
         self._in_progress.difference_update(waiting)
         self._schedule()
-        if not isinstance(found, list):
-            for one in _flatten(waiting.values()):
-                one.errback(found)  # type: ignore[arg-type]  # a Failure
-            return
-        presences: dict[str, list[PresenceRecord]] = {did: [] for did in waiting}
-        for presence in found:
-            presences[presence.did].append(presence)
+        records: dict[str, list[PresenceRecord]] = {did: [] for did in waiting}
+        if not isinstance(found, Failure):
+            for record in found:
+                records[record.did].append(record)
         for did, deferreds in waiting.items():
             for one in deferreds:
-                one.callback(presences[did])
-
-
-def _flatten(groups: Iterable[list[Deferred[list[PresenceRecord]]]]) -> Iterable[Deferred[list[PresenceRecord]]]:
-    return (one for group in groups for one in group)
+                if isinstance(found, Failure):
+                    one.errback(found)
+                else:
+                    one.callback(records[did])
 
 
 PUBLISH_BATCH = 500
-# Seconds until the store is told again what it did not take.
+# Seconds between attempts after the store failed.
 PUBLISH_RETRY_DELAY = 1.0
 
 
 class PresencePublisher:
     """
-    Keeps what the store says of this node the same as what is so.
+    Keeps the presence records of this node in the store up to date.
 
-    One conversation with the store at a time, in which each DID is said to be here or gone as it is by then: so a
-    socket that comes and goes at once ends right, however the answers of the store come.
+    Runs one exchange with the store at a time and publishes each DID's state as of that moment. So the final state is
+    right however quickly sockets come and go.
 
-    :param boot: ours.
-    :param arrivals: also told of those who are here, before anybody else is.
+    :param boot: of this node.
+    :param counters: incremented once the store knows of a socket, before its owner is told.
     """
 
     def __init__(
-        self, clock: IReactorTime, store: IClusterStore, boot: str, presence_epochs: PresenceEpochs | None = None
+        self, clock: IReactorTime, store: IClusterStore, boot: str, counters: SharedPresenceCounters | None = None
     ) -> None:
         self._clock = clock
         self._store = store
         self._boot = boot
-        self._presence_epochs = presence_epochs or NullPresenceEpochs()
+        self._counters = counters
         self._present: set[str] = set()
         self._changed: dict[str, None] = {}
-        # What the store knows, and what it may know because an answer did not come.
+        # What the store knows, and what it may know although its answer was lost.
         self._published: set[str] = set()
         self._maybe_published: set[str] = set()
         self._waiting: dict[str, list[Deferred[None]]] = {}
@@ -304,9 +255,9 @@ class PresencePublisher:
 
     def here(self, did: str) -> Deferred[None]:
         """
-        A socket for a DID is here, the first one or one more; fires when other nodes can know.
+        Publish that this node has a socket of a DID; fires when other nodes can find it.
 
-        :raise StoreUnavailable: they cannot for now; they will when the store is there again.
+        :raise StoreUnavailable: not for now; it is published when the store is available again.
         """
         if did in self._published and did in self._present:
             return succeed(None)
@@ -320,25 +271,25 @@ class PresencePublisher:
         return known
 
     def gone(self, did: str) -> None:
-        """The last one is gone."""
+        """Publish that the last socket of a DID is closed."""
         self._present.discard(did)
         self._resolve_waiters([did])
         self._change(did)
 
     def joined(self) -> None:
-        """This node is one of the cluster, and the store knows nothing of its sockets."""
+        """Publish everything: this node has just joined, and the store knows none of its sockets."""
         self._is_member = True
-        self._forget()
+        self._invalidate()
         self._changed = dict.fromkeys([*self._present, *self._changed])
         self._schedule(0)
 
     def parted(self) -> None:
-        """It is none any more, for the time being: who comes now waits until it is again."""
+        """Publish nothing until this node has joined again."""
         self._is_member = False
-        self._forget()
+        self._invalidate()
 
     def stop(self) -> Deferred[None]:
-        """Say nothing more; fires when that is sure."""
+        """Publish nothing more; fires when the exchange in progress has ended."""
         self._is_member, self._is_stopped = False, True
         if self._timer is not None:
             self._timer.cancel()
@@ -348,8 +299,8 @@ class PresencePublisher:
         (self._exchange or succeed(0.0)).addCallback(lambda _: over.callback(None))
         return over
 
-    def _forget(self) -> None:
-        """What was said, or is just being said, counts no longer."""
+    def _invalidate(self) -> None:
+        """Disregard what was published, and what is being published now."""
         self._generation += 1
         self._published.clear()
 
@@ -367,16 +318,16 @@ class PresencePublisher:
         exchange.addErrback(self._publish_failed)
         exchange.addCallback(self._publish_finished)
 
-    def _publish_finished(self, pause: float | None) -> None:
+    def _publish_finished(self, pause: float) -> None:
         self._exchange = None
-        self._schedule(pause or 0)
+        self._schedule(pause)
 
-    def _publish_failed(self, failure: object) -> float:
-        _log.failure("announcing sockets failed", redact_failure(failure))  # type: ignore[arg-type]  # a Failure
+    def _publish_failed(self, failure: Failure) -> float:
+        _log.failure("publishing presence failed", redact_failure(failure))
         return PUBLISH_RETRY_DELAY
 
     async def _publish_changes(self) -> float:
-        """Say all there is to say; the seconds after which that makes sense again."""
+        """Publish all changes; returns the delay before the next attempt in seconds."""
         while self._is_member and self._changed:
             dids = list(self._changed)[:PUBLISH_BATCH]
             for did in dids:
@@ -407,7 +358,8 @@ class PresencePublisher:
             try:
                 await self._store.add_presence(self._boot, dids)
             finally:
-                self._presence_epochs.increment(dids)  # if it failed, the store may know all the same
+                if self._counters is not None:
+                    self._counters.increment(dids)  # also after a failure: the store may know all the same
             if generation == self._generation:
                 self._published.update(dids)
 
@@ -418,7 +370,6 @@ class PresencePublisher:
             self._maybe_published.difference_update(dids)
 
     def _resolve_waiters(self, dids: Iterable[str], *, fault: bool = False) -> None:
-        """Tell who waits for these DIDs that others know, or that they cannot."""
         for known in [known for did in dids for known in self._waiting.pop(did, ())]:
             if not known.called:
                 known.errback(StoreUnavailable()) if fault else known.callback(None)

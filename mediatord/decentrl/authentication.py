@@ -1,4 +1,4 @@
-"""Whose a command is, and whether it is of now (DCTRL-0004 5.4, 6.2, reference 6.1)."""
+"""Authentication of commands: time window, signature, nonce (DCTRL-0004 5.4, 6.2, reference 6.1)."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from mediatord.protocol.decentrl.crypto import verify_bytes
 from mediatord.store.interfaces.decentrl import CommandGuard, IDecentrlStore
 
 _verify = measure_time(verify_bytes)
-# Seconds by which a nonce outlives the last moment at which its command is within the window.
+# Seconds that a nonce is kept after its command has left the time window.
 _NONCE_EXPIRY_MARGIN = 1.0
-# Of the room for nonces, how much may be taken for one of a command that anybody can have made up.
+# Share of the nonce capacity that may be in use for the nonce of a forged command to be stored.
 _FORGED_NONCE_SHARE = 0.5
 
 
 class CommandAuthenticator:
     """
-    Proves senders.
+    Authenticates senders.
 
-    A command's nonce is claimed before its signature is looked at. What that looks like from outside depends only on
-    the order in which refusals are given, so the signature, which needs no waiting, is checked first here, and the
-    nonce is claimed in the transaction that carries the command out.
+    By the protocol the nonce is claimed before the signature is checked. Only the order of refusals shows outside, so
+    the signature is checked first, without waiting, and the nonce is claimed in the transaction that carries out the
+    command.
 
-    :param window: seconds that a clock may be off, either way.
+    :param window: seconds that a timestamp may be off, either way.
     """
 
     def __init__(
@@ -54,63 +54,62 @@ class CommandAuthenticator:
         self._recorder = recorder
         self._window = window
 
-    async def authenticate(self, command: DecentrlCommand, request: str, peer: str = "") -> CommandRequest:
+    async def authenticate(self, command: DecentrlCommand, request_id: str, peer: str) -> CommandRequest:
         """
-        The order that a command is, to be carried out under its guard.
+        A command with its proven sender, to be carried out under its guard.
 
-        :param request: id of the request that it came with.
-        :raise TimestampOutOfRange: it was made too long ago, or will be made too long from now.
-        :raise DuplicateNonce: it is forged, and came before.
+        :param request_id: of the request in the log.
+        :param peer: rate limit key.
+        :raise TimestampOutOfRange: its timestamp is outside the window.
+        :raise DuplicateNonce: it is forged, and was received before.
         :raise SenderNotFound: its sender does not resolve.
         :raise SenderSigningKeyNotFound: its sender has no such key.
         :raise InvalidSignature: it is not what the sender signed.
         """
-        self.check_time(command.header.timestamp)
-        nonce = hash_nonce(b"command", command.header.sender_did, command.header.nonce)
-        until = self.until(command.header.timestamp)
+        header = command.header
+        sender, timestamp_ms = header.sender_did, header.timestamp
+        self.check_time(timestamp_ms)
+        nonce = hash_nonce(b"command", sender, header.nonce)
+        expires_at = self.compute_nonce_expiry(timestamp_ms)
         try:
-            key = self.check_signature(
-                command.header.sender_did, command.header.sender_signing_key_id, command.signed, command.signature
-            )
+            key = self.check_signature(sender, header.sender_signing_key_id, command.signed, command.signature)
         except MediatorError:
-            # Where there is no room for it, it may come again: it is forged then, too.
+            # Without room for the nonce it may be sent again, and is then found to be forged again.
             with contextlib.suppress(ReplayCacheFull):
-                await self._store.check_guard(CommandGuard(nonce, until, share=_FORGED_NONCE_SHARE))
+                await self._store.check_guard(CommandGuard(nonce, expires_at, share=_FORGED_NONCE_SHARE))
             raise
-        return CommandRequest(command, request, key, nonce, until, peer)
+        return CommandRequest(command, sender, request_id, key, nonce, expires_at, peer)
 
     def check_time(self, timestamp_ms: float) -> None:
-        """:raise TimestampOutOfRange: off by more than the window; off by exactly that is fine."""
+        """:raise TimestampOutOfRange: the timestamp is off by more than the window."""
         now_ms = self._clock.seconds() * 1000
         if abs(now_ms - timestamp_ms) > self._window * 1000:
-            # Nobody has proven to be the sender, so none is named.
+            # The sender is not authenticated, so it is not logged.
             self._recorder.record_replay("decentrl", None, TimestampOutOfRange(), age_ms=now_ms - timestamp_ms)
             raise TimestampOutOfRange
 
     def check_signature(self, did: str, key_id: str, signed: bytes, signature: str) -> bytes:
         """
-        The key that verifies it.
+        The key that a message is signed with.
 
         :raise SenderNotFound: the DID does not resolve.
         :raise SenderSigningKeyNotFound: it has no such key.
-        :raise InvalidSignature: it does not verify.
+        :raise InvalidSignature: the signature does not verify.
         """
-        if not self._key_directory.resolves(did):
-            raise SenderNotFound
         key = self._key_directory.signing_key(did, key_id)
         if key is None:
-            raise SenderSigningKeyNotFound
+            raise SenderSigningKeyNotFound if self._key_directory.resolves(did) else SenderNotFound
         if not _verify(signed, signature, key):
             raise InvalidSignature
         return key
 
-    def until(self, timestamp_ms: float) -> float:
-        """How long a nonce is kept: what is dated ahead stays within the window for longer (reference 6.1)."""
+    def compute_nonce_expiry(self, timestamp_ms: float) -> float:
+        """Until when a nonce is kept: a timestamp ahead stays within the window for longer (reference 6.1)."""
         return max(self._clock.seconds(), timestamp_ms / 1000) + self._window + _NONCE_EXPIRY_MARGIN
 
 
 def hash_nonce(purpose: bytes, did: str, nonce: str) -> bytes:
-    """What a nonce is remembered as: the same nonce of another sender, or for another purpose, is another one."""
+    """Digest that a nonce is stored by, distinct by sender and purpose."""
     digest = blake2b(digest_size=16, person=purpose)
     digest.update(b"%d:" % len(did))
     digest.update(f"{did}{nonce}".encode())

@@ -1,10 +1,4 @@
-"""
-What passes between the transports and the use cases of the Decentrl half.
-
-Which DIDs resolve here, and the keys they sign with (reference 2.2).
-
-What every use case of the Decentrl half works with.
-"""
+"""Decentrl requests and replies, the directory of signing keys, and the collaborators of all command handlers."""
 
 from __future__ import annotations
 
@@ -28,12 +22,12 @@ from mediatord.store.interfaces.decentrl import CommandGuard, IDecentrlStore, Pa
 @dataclass(frozen=True, slots=True)
 class DecentrlReply:
     """
-    What goes back for a command or a query of a public channel.
+    The reply to a command or to a query of a public channel.
 
     :param body: JSON.
     :param retry_after: seconds.
-    :param fault: the situation in which it was refused, if it was; a class, as an error's traceback would keep all
-        that was received.
+    :param fault: class of the error for which it was refused, if it was; an instance would keep the whole request
+        alive by its traceback.
     """
 
     status: int
@@ -52,35 +46,32 @@ def build_error_reply(error: MediatorError) -> DecentrlReply:
 @dataclass(frozen=True, slots=True)
 class CommandRequest:
     """
-    A command whose sender is proven, and what it is remembered by.
+    A command whose sender is authenticated.
 
-    :param request: id of the request that it came with, in the log.
+    :param sender: its DID.
+    :param request_id: of the request in the log.
     :param key: Ed25519 public key that the command is signed with.
-    :param nonce: what stands for the pair of nonce and sender.
-    :param until: when the nonce may be forgotten.
-    :param peer: who pays, as an address.
+    :param nonce: digest of nonce and sender.
+    :param expires_at: when the nonce may be forgotten, Unix seconds.
+    :param peer: rate limit key.
     """
 
     command: DecentrlCommand
-    request: str
+    sender: str
+    request_id: str
     key: bytes = field(repr=False)
     nonce: bytes
-    until: float
-    peer: str = ""
-
-    @property
-    def sender(self) -> str:
-        """DID of the sender."""
-        return self.command.header.sender_did
+    expires_at: float
+    peer: str
 
     def guard(self, *, registered: bool = False, recipient: str | None = None) -> CommandGuard:
         """
-        What has to hold for the command.
+        The conditions under which the store carries out the command.
 
         :param registered: whether the sender has to be registered.
         :param recipient: DID that has to be registered as well.
         """
-        return CommandGuard(self.nonce, self.until, self.sender if registered else None, recipient)
+        return CommandGuard(self.nonce, self.expires_at, self.sender if registered else None, recipient)
 
 
 SigningKeyLookup = Callable[[str, str], bytes | None]
@@ -88,24 +79,24 @@ SigningKeyLookup = Callable[[str, str], bytes | None]
 
 class KeyDirectory:
     """
-    Resolves `did:decentrl`, which holds its keys itself, and the mediator's own DIDs; nothing else, never over the
-    network.
+    Resolves `did:decentrl`, which contains its keys, and the mediator's own DIDs; nothing else, and never over the
+    network (reference 2.2).
 
-    :param own: the mediator's DIDs, as they are now.
-    :param keys: its Ed25519 public keys, as they are now: the current one, and those that were.
+    :param own_dids: the mediator's DIDs; kept up to date by its owner.
+    :param get_own_keys: returns the mediator's current Ed25519 public key and the former ones.
     """
 
-    def __init__(self, own: Callable[[], Collection[str]], keys: Callable[[], Sequence[bytes]]) -> None:
-        self._own = own
-        self._keys = keys
+    def __init__(self, own_dids: Collection[str], get_own_keys: Callable[[], Sequence[bytes]]) -> None:
+        self._own_dids = own_dids
+        self._get_own_keys = get_own_keys
 
     def owns(self, did: str) -> bool:
         """Whether it is a DID of the mediator."""
-        return did in self._own()
+        return did in self._own_dids
 
     def resolves(self, did: str) -> bool:
-        """Whether there is a document of this DID."""
-        if self.owns(did):
+        """Whether this DID has a document."""
+        if did in self._own_dids:
             return True
         try:
             parse_did(did)
@@ -114,23 +105,23 @@ class KeyDirectory:
         return True
 
     def signing_key(self, did: str, key_id: str) -> bytes | None:
-        """The Ed25519 public key that has exactly this id in the document of this DID; None where there is none."""
+        """The Ed25519 public key with exactly this id in the document of this DID, or None."""
         return self._signing_key(0, did, key_id)
 
     def signing_key_lookups(self, dids: Collection[str]) -> Iterator[SigningKeyLookup]:
         """
-        What says which keys something may have been signed with: as :meth:`signing_key`, and then, if it is signed by
-        the mediator, with each key that had the same id before.
+        Key lookups to verify signatures with: :meth:`signing_key`, and for signatures of the mediator the same with
+        each former key.
 
-        :param dids: of those who signed it.
+        :param dids: of the signers.
         """
-        ours = any(map(self.owns, dids))
-        for number in range(len(self._keys()) if ours else 1):
+        is_own = any(map(self.owns, dids))
+        for number in range(len(self._get_own_keys()) if is_own else 1):
             yield partial(self._signing_key, number)
 
     def _signing_key(self, number: int, did: str, key_id: str) -> bytes | None:
-        if self.owns(did):
-            return self._keys()[number] if key_id == f"{did}#signing" else None
+        if did in self._own_dids:
+            return self._get_own_keys()[number] if key_id == f"{did}#signing" else None
         try:
             found = parse_did(did)
         except ValueError:
@@ -144,7 +135,9 @@ Item = TypeVar("Item")
 @dataclass(frozen=True, slots=True)
 class DecentrlContext:
     """
-    :param new_id: ids of what is kept: unique, unguessable, in order of time.
+    Collaborators of all command handlers.
+
+    :param new_id: id of something to be stored, for a time: unique, unguessable, in order of time.
     """
 
     clock: IReactorTime
@@ -152,18 +145,18 @@ class DecentrlContext:
     key_directory: KeyDirectory
     event_pusher: EventPusher
     recorder: EventRecorder
-    new_id: Callable[[], str]
+    new_id: Callable[[float], str]
 
     async def refuse(self, guard: CommandGuard, error: MediatorError) -> NoReturn:
-        """Refuse a command for `error`, unless its nonce or a registration is a reason to refuse it before."""
+        """Refuse a command with `error`, unless the guard fails, which comes first."""
         await self.store.check_guard(guard)
         raise error
 
     async def require_mediator_recipient(self, command_request: CommandRequest) -> CommandGuard:
         """
-        The guard of a command that an identity gives its mediator (DCTRL-0004 6.2, "all other commands").
+        The guard of a command to the mediator (DCTRL-0004 6.2, "all other commands").
 
-        :raise UnauthorizedCommand: it is addressed to somebody else.
+        :raise UnauthorizedCommand: it is addressed to another DID.
         """
         if not self.key_directory.owns(command_request.command.header.recipient_did):
             await self.refuse(command_request.guard(), UnauthorizedCommand())
@@ -171,7 +164,7 @@ class DecentrlContext:
 
 
 def to_slice(pagination: Pagination) -> PageRequest:
-    """Which items a page has (DCTRL-0004 section 9)."""
+    """Offset and length of a page (DCTRL-0004 section 9)."""
     return PageRequest(pagination.page * pagination.page_size, pagination.page_size)
 
 

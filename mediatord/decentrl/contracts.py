@@ -1,7 +1,6 @@
 """
-Contracts between identities, and requests for them (DCTRL-0004 8.1 to 8.6, reference section 7).
-
-Contracts between an identity and the mediator itself (DCTRL-0004 8.1, reference 7.6).
+Communication contracts between identities, requests for them (DCTRL-0004 8.1 to 8.6, reference section 7), and the
+contract with the mediator that registers an identity (8.1, reference 7.6).
 """
 
 from __future__ import annotations
@@ -41,48 +40,48 @@ _signatures_hold = measure_time(verify_contract_signatures)
 
 
 class ContractHandler:
-    """Keeps contracts for those who own them, and requests for those they are encrypted to; opens neither."""
+    """Stores contracts for their owners, and requests for their recipients; decrypts neither."""
 
     def __init__(self, context: DecentrlContext) -> None:
         self._context = context
 
     async def request(self, command_request: CommandRequest, request: RequestCommunicationContract) -> dict[str, Any]:
-        """REQUEST_COMMUNICATION_CONTRACT to another identity; anybody with a DID may."""
+        """REQUEST_COMMUNICATION_CONTRACT to another identity; the sender need not be registered."""
         recipient = command_request.command.header.recipient_did
         kept = ContractRequest(
-            id=self._context.new_id(),
+            id=self._context.new_id(self._context.clock.seconds()),
             sender_did=command_request.sender,
             recipient_did=recipient,
             encrypted_contract_request=request.encrypted_contract_request,
             requestor_ephemeral_public_key=request.requestor_ephemeral_public_key,
         )
         await self._context.store.request_contract(command_request.guard(recipient=recipient), kept)
-        self._context.event_pusher.contracts_updated(recipient)
+        self._context.event_pusher.notify_contracts_updated(recipient)
         return {"code": "REQUESTED"}
 
     async def respond(
         self, command_request: CommandRequest, response: CommunicationContractResponse
     ) -> dict[str, Any]:
-        """COMMUNICATION_CONTRACT_RESPONSE: the contract becomes that of the other participant."""
+        """COMMUNICATION_CONTRACT_RESPONSE: stores the contract for the other participant."""
         addressed = command_request.command.header.recipient_did
         guard = command_request.guard(recipient=None if self._context.key_directory.owns(addressed) else addressed)
         other = _find_other_participant(response, command_request.sender)
-        # Who is addressed, unless it is the mediator, has to be the one it is for (reference section 8).
+        # A recipient other than the mediator has to be that participant (reference section 8).
         if other is None or guard.recipient not in (None, other):
             await self._context.refuse(guard, InvalidCommand())
         guard = command_request.guard(recipient=other)
         await self._keep(command_request, guard, owner=other, peer=command_request.sender)
-        self._context.event_pusher.contracts_updated(other)
+        self._context.event_pusher.notify_contracts_updated(other)
         return {}
 
     async def save(self, command_request: CommandRequest, save: SaveCommunicationContract) -> dict[str, Any]:
-        """SAVE_COMMUNICATION_CONTRACT: the contract becomes that of the sender."""
+        """SAVE_COMMUNICATION_CONTRACT: stores the contract for the sender."""
         guard = await self._context.require_mediator_recipient(command_request)
         peer = _find_other_participant(save, command_request.sender)
         if peer is None:
             await self._context.refuse(guard, InvalidCommand())
         await self._keep(command_request, guard, owner=command_request.sender, peer=peer)
-        self._context.event_pusher.contracts_updated(command_request.sender)
+        self._context.event_pusher.notify_contracts_updated(command_request.sender)
         return {}
 
     async def query(self, command_request: CommandRequest, query: QueryCommunicationContracts) -> dict[str, Any]:
@@ -117,7 +116,7 @@ class ContractHandler:
     async def acknowledge_requests(
         self, command_request: CommandRequest, acknowledgement: AcknowledgePendingCommunicationContractRequests
     ) -> dict[str, Any]:
-        """ACKNOWLEDGE_PENDING_COMMUNICATION_CONTRACT_REQUESTS, whose ids are those of requests."""
+        """ACKNOWLEDGE_PENDING_COMMUNICATION_CONTRACT_REQUESTS; its ids are those of the requests."""
         guard = await self._context.require_mediator_recipient(command_request)
         ids = acknowledgement.communication_contract_ids
         await self._context.store.acknowledge_requests(guard, command_request.sender, ids)
@@ -126,7 +125,7 @@ class ContractHandler:
     async def _keep(self, command_request: CommandRequest, guard: CommandGuard, *, owner: str, peer: str) -> None:
         """
         :raise InvalidContractSignatures: a participant did not sign it.
-        :raise InvalidCommand: it is longer than any contract.
+        :raise InvalidCommand: it is longer than a contract may be.
         """
         signed: Mapping[str, Any] = command_request.command.document["signed_communication_contract"]
         if not any(
@@ -140,7 +139,7 @@ class ContractHandler:
         if len(text) > MAX_CONTRACT_BYTES:
             await self._context.refuse(guard, InvalidCommand())
         contract = Contract(
-            id=self._context.new_id(),
+            id=self._context.new_id(self._context.clock.seconds()),
             owner_did=owner,
             peer_did=peer,
             expires_at=float(signed["communication_contract"]["expires_at"]),
@@ -153,7 +152,7 @@ class ContractHandler:
 def _find_other_participant(
     given: CommunicationContractResponse | SaveCommunicationContract, sender: str
 ) -> str | None:
-    """The other participant of a contract; None when the sender is none itself."""
+    """The other participant of a contract, or None if the sender is not a participant."""
     contract = given.signed_communication_contract.communication_contract
     participants = [contract.requestor_did, contract.recipient_did]
     if sender not in participants:
@@ -169,13 +168,13 @@ _verify_request_signature = measure_time(verify_request_signature)
 @dataclass(frozen=True, slots=True)
 class DecentrlRegistrationSettings:
     """
-    Whom the mediator serves, and for how long.
+    Which identities may register, and for how long.
 
-    :param seed: of its Ed25519 key, as it is now.
-    :param prekeys: its X25519 private keys as they are now, the current one first.
-    :param lifetime: seconds that a registration counts at most, whatever the contract says.
-    :param own_only: whether to refuse DIDs that name another mediator, as it is now.
-    :param access: whose list says who may register.
+    :param seed: returns the seed of the mediator's current Ed25519 key.
+    :param prekeys: returns its X25519 private keys, the current one first.
+    :param lifetime: seconds that a registration lasts at most, whatever the contract says.
+    :param own_only: returns whether to refuse DIDs that name another mediator.
+    :param access: access list for registrations.
     """
 
     seed: Callable[[], bytes] = field(repr=False)
@@ -186,7 +185,7 @@ class DecentrlRegistrationSettings:
 
 
 class RegistrationHandler:
-    """Accepts identities. The only requests for a contract that are decrypted are those addressed to the mediator."""
+    """Registers identities. Contract requests addressed to the mediator are the only ones that it decrypts."""
 
     def __init__(
         self, context: DecentrlContext, settings: DecentrlRegistrationSettings, quota: RegistrationQuota
@@ -203,10 +202,10 @@ class RegistrationHandler:
             registration = self._read(command_request, request)
         except MediatorError as error:
             if isinstance(error, UnauthorizedCommand):
-                self._context.recorder.denied(command_request.sender, "policy", "decentrl")
+                self._context.recorder.record_denial(command_request.sender, "policy", "decentrl")
             await self._context.refuse(command_request.guard(), error)
         now = self._context.clock.seconds()
-        _, encryption_key = _new_pair()  # no event is ever exchanged under it, so the private half is not kept
+        _, encryption_key = _new_pair()  # no event is encrypted to it, so the private key is not kept
         signed = _countersign(
             registration,
             mediator_did=command_request.command.header.recipient_did,
@@ -215,7 +214,7 @@ class RegistrationHandler:
         )
         text = render_countersigned_contract(registration, signed)
         contract = Contract(
-            id=self._context.new_id(),
+            id=self._context.new_id(self._context.clock.seconds()),
             owner_did=None,
             peer_did=command_request.sender,
             expires_at=min(float(registration.contract["expires_at"]), now + self._settings.lifetime),
@@ -228,7 +227,7 @@ class RegistrationHandler:
         except MediatorError:
             self._quota.refund(command_request.peer, len(text), 1)
             raise
-        self._context.recorder.granted(command_request.sender, "decentrl")
+        self._context.recorder.record_grant(command_request.sender, "decentrl")
         return {
             "code": "MEDIATOR_REGISTRATION_SUCCESS",
             "payload": {"signed_communication_contract": encoding.wrap_json_fragment(text)},
@@ -236,9 +235,9 @@ class RegistrationHandler:
 
     def _read(self, command_request: CommandRequest, request: RequestCommunicationContract) -> RegistrationRequest:
         """
-        :raise InvalidCommand: it does not open, or its terms are not those of a registration of the sender here.
+        :raise InvalidCommand: it cannot be decrypted, or is no registration of the sender with this mediator.
         :raise InvalidContractSignatures: the sender did not sign it.
-        :raise UnauthorizedCommand: it is not one whom this mediator serves.
+        :raise UnauthorizedCommand: the sender may not register.
         """
         registration = parse_registration_request(self._open(request))
         contract = registration.contract
@@ -276,5 +275,5 @@ class RegistrationHandler:
 
 @measure_time
 def _open_contract_request(sealed: str, private: bytes, public: bytes) -> bytes:
-    """:raise ValueError: it was not sealed for this key."""
+    """:raise ValueError: it was not encrypted to this key."""
     return decrypt(sealed, derive_shared_secret(private, public))

@@ -1,4 +1,4 @@
-"""The Decentrl half as the transports see it: a command in, a reply out (DCTRL-0004, reference section 6)."""
+"""Dispatcher of Decentrl commands: bytes in, reply out (DCTRL-0004, reference section 6)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _log = Logger()
 CommandFunction = Callable[[CommandRequest, Any], Awaitable[dict[str, Any]]]
 
 PUBLIC_QUERY = "GET_PUBLIC"
-# What reaches others than the sender; everything else is a registered identity's own business.
+# Commands that reach identities other than the sender.
 _OUTGOING_COMMANDS = frozenset(
     {"TWO_WAY_PRIVATE", "REQUEST_COMMUNICATION_CONTRACT", "COMMUNICATION_CONTRACT_RESPONSE"}
 )
@@ -40,7 +40,7 @@ _OUTGOING_COMMANDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class CommandHandlers:
-    """The use cases that commands are dispatched to, and the list of those who are not served."""
+    """The handlers of all commands, and the access list."""
 
     registration: RegistrationHandler
     contracts: ContractHandler
@@ -51,7 +51,7 @@ class CommandHandlers:
 
 
 class DecentrlDispatcher:
-    """Receives commands."""
+    """Reads, authenticates, charges and carries out commands."""
 
     def __init__(
         self,
@@ -86,11 +86,11 @@ class DecentrlDispatcher:
 
     async def receive(self, raw: bytes, peer: str) -> DecentrlReply:
         """
-        Take one command; never raises. A reply of success means that whatever it asked for is durable.
+        Serve one command; never raises. With a reply of success, its effect is durable.
 
-        :param peer: who pays, as an address.
+        :param peer: rate limit key.
         """
-        record = self._context.recorder.begin("decentrl", peer, len(raw))
+        record = self._context.recorder.begin_request("decentrl", peer, len(raw))
         command_request: CommandRequest | None = None
         command: DecentrlCommand | None = None
         memory, size = self._admission.memory, len(raw)
@@ -101,7 +101,11 @@ class DecentrlDispatcher:
                 has_memory = True
             await self._admission.check_before_read(peer, len(raw))
             await self._admission.charge_command(peer, len(raw))
-            command = self._parse(raw, peer)
+            try:
+                command = parse_command(raw)
+            except MediatorError:
+                self._admission.charge_failure(peer, len(raw))
+                raise
             command_request = await self._authenticate(command, record, peer)
             body = {"type": "SUCCESS", **await self._carry_out(command_request, peer, len(raw))}
             reply = DecentrlReply(200, encoding.dumps(body))
@@ -122,7 +126,7 @@ class DecentrlDispatcher:
 
     async def public(self, did: str, arguments: Mapping[bytes, Sequence[bytes]], peer: str) -> DecentrlReply:
         """`GET /public/:did`; never raises."""
-        record = self._context.recorder.begin("decentrl", peer, 0)
+        record = self._context.recorder.begin_request("decentrl", peer, 0)
         try:
             await self._admission.charge_public_read(peer)
             reply = DecentrlReply(200, encoding.dumps(await self._channels.read(did, arguments)))
@@ -136,13 +140,6 @@ class DecentrlDispatcher:
         self._finish_record(record, reply, PUBLIC_QUERY, None)
         return reply
 
-    def _parse(self, raw: bytes, peer: str) -> DecentrlCommand:
-        try:
-            return parse_command(raw)
-        except MediatorError:
-            self._admission.charge_failure(peer, len(raw))
-            raise
-
     async def _authenticate(self, command: DecentrlCommand, record: RequestRecord, peer: str) -> CommandRequest:
         try:
             command_request = await self._authentication.authenticate(command, record.request, peer)
@@ -153,26 +150,25 @@ class DecentrlDispatcher:
             raise
         except MediatorError as error:
             if isinstance(error, DuplicateNonce):
-                # It is forged: whose it is said to be is not who sent it.
+                # The command is forged, so its sender is unknown.
                 self._context.recorder.record_replay("decentrl", None, error)
             self._admission.charge_failure(peer, record.size)
             raise
 
     async def _deny(self, command_request: CommandRequest) -> None:
-        """:raise UnauthorizedCommand: always, or what is to be said before."""
+        """:raise UnauthorizedCommand: always, unless the guard fails, which comes first."""
         if command_request.command.name == "REQUEST_COMMUNICATION_CONTRACT":
-            self._context.recorder.denied(command_request.sender, "policy", "decentrl")
+            self._context.recorder.record_denial(command_request.sender, "policy", "decentrl")
         await self._context.refuse(command_request.guard(), UnauthorizedCommand())
 
     async def _carry_out(self, command_request: CommandRequest, peer: str, size: int) -> dict[str, Any]:
-        """Charge, then do it. Who repeats the command of somebody else pays for that, not who wrote it."""
-        outgoing = command_request.command.name in _OUTGOING_COMMANDS
+        """Charge, then execute. A replay is charged to the peer that sends it, not to the author of the command."""
+        name = command_request.command.name
+        outgoing = name in _OUTGOING_COMMANDS
         cost = 1 if outgoing else compute_request_cost(size)
         await self._charge(command_request, peer, size, cost, outgoing=outgoing)
         try:
-            return await self._handlers[command_request.command.name](
-                command_request, command_request.command.payload
-            )
+            return await self._handlers[name](command_request, command_request.command.payload)
         except DuplicateNonce as error:
             self._admission.refund(command_request.sender, peer, outgoing=outgoing, cost=cost)
             self._context.recorder.record_replay("decentrl", command_request.sender, error)
@@ -189,7 +185,9 @@ class DecentrlDispatcher:
     async def _charge(
         self, command_request: CommandRequest, peer: str, size: int, cost: int, *, outgoing: bool
     ) -> None:
-        """:raise RateLimitExceeded: the address or the sender is over its limit; the address has paid for the attempt."""
+        """
+        :raise RateLimitExceeded: the address or the sender is over its limit; the address has paid for the attempt.
+        """
         if outgoing:
             await self._admission.charge_anonymous(peer, compute_request_cost(size))
             await self._admission.charge_sender(command_request.sender, None, peer)
@@ -197,12 +195,12 @@ class DecentrlDispatcher:
         try:
             await self._admission.charge_account(command_request.sender, peer, cost)
         except RateLimitExceeded:
-            # It was read and proven for nothing, and need not be the identity itself that sends it.
+            # The peer pays for reading and verifying; it need not be the identity itself.
             self._admission.charge_failure(peer, size)
             raise
 
     async def _request_contract(self, command_request: CommandRequest, request: Any) -> dict[str, Any]:
-        """To the mediator it is a registration."""
+        """A request to the mediator itself is a registration."""
         if self._context.key_directory.owns(command_request.command.header.recipient_did):
             return await self._registration.register(command_request, request)
         return await self._contracts.request(command_request, request)
@@ -210,6 +208,6 @@ class DecentrlDispatcher:
     def _finish_record(
         self, record: RequestRecord, reply: DecentrlReply, kind: str | None, sender: str | None
     ) -> None:
-        self._context.recorder.end(
+        self._context.recorder.end_request(
             record, status=reply.status, fault=reply.fault, kind=kind, sender=sender, session=None
         )

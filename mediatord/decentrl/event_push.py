@@ -1,4 +1,4 @@
-"""Telling the sockets of a DID what came for it (DCTRL-0004 10.5)."""
+"""Pushing events and contract notifications to the sockets of a DID (DCTRL-0004 10.5)."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from mediatord.store.interfaces.messages import RemovedMessage
 _log = Logger()
 
 _CONTRACTS_UPDATED_FRAME = encoding.dumps({"type": "CONTRACTS_UPDATED"})
-# Events pushed and not acknowledged whose way is remembered.
+# Unacknowledged events of which it is remembered that they were pushed.
 _MAX_REMEMBERED_PUSHES = 100_000
 
 
 class IRemoteEventPusher(Protocol):
-    """Has other nodes push. Its Deferreds fire with whether a socket took it, and never fail."""
+    """Has other nodes push. Its Deferreds fire with whether a socket took the frame, and never fail."""
 
-    def event(self, event: PendingEvent) -> Deferred[bool]:
-        """An event that is kept for its recipient."""
+    def deliver_event(self, event: PendingEvent) -> Deferred[bool]:
+        """Push a stored event."""
 
-    def contracts(self, did: str) -> Deferred[bool]:
-        """That a contract of `did`, or a request for one, is new."""
+    def notify_contracts_changed(self, did: str) -> Deferred[bool]:
+        """Notify about a new contract of `did`, or a new request for one."""
 
 
 class EventPusher:
     """
-    Writes to all sockets that authenticated for a DID. What is pushed stays in the store until it is acknowledged.
+    Writes to all sockets that authenticated for a DID. Events stay in the store until they are acknowledged.
 
-    Whatever calls this has just found the DID to be registered, in the same transaction that kept what is pushed:
-    that is why nothing is pushed for a registration that has expired. What other nodes ask for is looked up again.
+    Callers have found the DID to be registered in the transaction that stored what is pushed, so nothing is pushed
+    for an expired registration. For pushes requested by other nodes it is looked up again.
 
-    :param elsewhere: None where there are no other nodes.
-    :param record_pickups: lets them know what was asked for; None likewise.
+    :param remote_delivery: None where there are no other nodes.
+    :param record_pickups: tells other nodes which events were queried; None likewise.
     """
 
     def __init__(
@@ -57,74 +57,73 @@ class EventPusher:
         self._recorder = recorder
         self._remote_delivery = remote_delivery
         self._record_pickups = record_pickups
-        # Whether a socket of this process took it.
+        # By event id: whether a socket of this process took it.
         self._pushed: OrderedDict[str, bool] = OrderedDict()
 
-    def pending(self, event: PendingEvent, tell: Callable[[bool], None]) -> None:
+    def dispatch(self, event: PendingEvent, on_result: Callable[[bool], None]) -> None:
         """
-        An event is kept for its recipient: push it, here and at other nodes.
+        Push a stored event, here and at other nodes.
 
-        :param tell: told whether a socket took it, as soon as that is known.
+        :param on_result: called with whether a socket took it, as soon as that is known.
         """
         pushed = self.push(event)
         if self._remote_delivery is None:
-            tell(pushed)
+            on_result(pushed)
             return
-        taken = self._remote_delivery.event(event)
+        taken = self._remote_delivery.deliver_event(event)
         taken.addCallback(self._taken, event, here=False)
         if pushed:
-            tell(True)
+            on_result(True)
         else:
-            taken.addCallback(tell)
-        taken.addErrback(lambda failure: _log.failure("telling of an event failed", redact_failure(failure)))
+            taken.addCallback(on_result)
+        taken.addErrback(lambda failure: _log.failure("notifying about an event failed", redact_failure(failure)))
 
     def push(self, event: PendingEvent) -> bool:
-        """Write an event to the sockets that are here; whether one took it."""
-        return self._push(event, self._connections.subscribers(event.recipient_did))
+        """Write an event to the sockets of this process; whether one took it."""
+        subscribers = self._connections.subscribers(event.recipient_did)
+        return bool(subscribers) and self._push(event, subscribers)
 
     def push_remote(self, event: PendingEvent, *, by: float = inf) -> bool:
         """
-        As :meth:`push`, for an event that another node accepted: not to sockets for which it waited already.
+        As :meth:`push`, for an event that another node accepted, but not to sockets whose backlog contains it.
 
-        :param by: leaves out sockets that subscribed after this time, too.
+        :param by: also leaves out sockets that subscribed after this time.
         """
         return self._push(event, self._connections.subscribers(event.recipient_did, by=by, message=event.id))
 
     def _push(self, event: PendingEvent, subscribers: Sequence[tuple[WebSocketSession, None]]) -> bool:
-        if not subscribers:
-            return False
         shown = {"id": event.id, "sender_did": event.sender_did, "payload": event.payload}
         frame = encoding.dumps({"type": "PENDING_EVENTS", "events": [shown]})
         accepted_by = send_to_subscribers(subscribers, partial(_frame_for_decentrl, frame))
         if accepted_by:
             try:
-                self._recorder.pushed(event, [session.name for session in accepted_by], "live", "decentrl")
+                self._recorder.record_push(event, [session.name for session in accepted_by], "live", "decentrl")
             except Exception:
-                _log.failure("taking note of a push failed", redact_failure())
+                _log.failure("recording a push failed", redact_failure())
         return self._taken(bool(accepted_by), event, here=True)
 
     def record_pickup(self, ids: Sequence[str]) -> None:
-        """The recipient of these events has asked for them, and gets them."""
+        """Events were returned by a query."""
         if self._record_pickups is not None:
             self._record_pickups(ids)
 
     @property
     def remembered(self) -> int:
-        """Events that are known to have been pushed."""
+        """Number of events known to have been pushed."""
         return len(self._pushed)
 
     def was_pushed(self, id_: str) -> bool:
-        """Whether an event is known to have been pushed here, and not to have been acknowledged."""
+        """Whether an event is known to have been pushed here and not acknowledged."""
         return self._pushed.get(id_, False)
 
-    def contracts_updated(self, did: str) -> None:
-        """A contract of `did`, or a request for one, is new."""
+    def notify_contracts_updated(self, did: str) -> None:
+        """Notify the sockets of `did`, here and at other nodes, of a new contract or request for one."""
         self.push_contracts_updated(did)
         if self._remote_delivery is not None:
-            self._remote_delivery.contracts(did)
+            self._remote_delivery.notify_contracts_changed(did)
 
     def push_contracts_updated(self, did: str) -> bool:
-        """Say so to the sockets that are here; whether one took it."""
+        """Notify the sockets of this process; whether one took it."""
         return bool(
             send_to_subscribers(
                 self._connections.subscribers(did), partial(_frame_for_decentrl, _CONTRACTS_UPDATED_FRAME)
@@ -132,11 +131,10 @@ class EventPusher:
         )
 
     def resolve_pushes(self, removed: Iterable[RemovedMessage]) -> None:
-        """Events were acknowledged."""
+        """Forget and record events that were acknowledged."""
         for one in removed:
-            was_pushed = one.id in self._pushed
-            self._pushed.pop(one.id, None)
-            self._recorder.acknowledged(one, "live" if was_pushed else "poll", "decentrl")
+            was_pushed = self._pushed.pop(one.id, None) is not None
+            self._recorder.record_acknowledgement(one, "live" if was_pushed else "poll", "decentrl")
 
     def _taken(self, pushed: bool, event: PendingEvent, *, here: bool) -> bool:
         if pushed:

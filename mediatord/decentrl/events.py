@@ -1,9 +1,6 @@
 """
-Events on their way from one identity to another (DCTRL-0004 section 7, 8.7, 8.8).
-
-Events that an identity keeps here for itself, encrypted (DCTRL-0004 8.9 to 8.11).
-
-Public channels (DCTRL-0007, reference section 10).
+Commands about events: pending ones between identities (DCTRL-0004 section 7, 8.7, 8.8), stored ones of an identity
+(8.9 to 8.11), and public ones of its channels (DCTRL-0007, reference section 10).
 """
 
 from __future__ import annotations
@@ -39,21 +36,22 @@ from mediatord.store.interfaces.decentrl import (
 
 
 class PendingEventHandler:
-    """Takes events for registered identities, and hands them out until they are acknowledged."""
+    """Accepts events for registered identities and returns them until they are acknowledged."""
 
     def __init__(self, context: DecentrlContext) -> None:
         self._context = context
 
     async def deliver(self, command_request: CommandRequest, payload: str) -> dict[str, Any]:
-        """TWO_WAY_PRIVATE: whoever the recipient has a contract with may write to it, registered here or not."""
+        """TWO_WAY_PRIVATE; the sender need not be registered here."""
         context, recipient = self._context, command_request.command.header.recipient_did
         if not context.key_directory.resolves(recipient):
             await context.refuse(command_request.guard(), RecipientNotFound())
-        event = PendingEvent(context.new_id(), recipient, command_request.sender, payload, context.clock.seconds())
+        now = context.clock.seconds()
+        event = PendingEvent(context.new_id(now), recipient, command_request.sender, payload, now)
         await context.store.enqueue_event(command_request.guard(recipient=recipient), event)
-        context.event_pusher.pending(
-            event,
-            partial(context.recorder.accepted, command_request.request, event, command_request.sender, "decentrl"),
+        sender, record_accept = command_request.sender, context.recorder.record_accept
+        context.event_pusher.dispatch(
+            event, partial(record_accept, command_request.request_id, event, sender, "decentrl")
         )
         return {"pendingEventId": event.id}
 
@@ -64,7 +62,7 @@ class PendingEventHandler:
             command_request.sender, query.filter.sender_did, to_slice(query.pagination)
         )
         for one in found.items:
-            self._context.recorder.pushed(one, [None], "poll", "decentrl")
+            self._context.recorder.record_push(one, [None], "poll", "decentrl")
         self._context.event_pusher.record_pickup([one.id for one in found.items])
         items = [{"id": one.id, "payload": one.payload, "sender_did": one.sender_did} for one in found.items]
         return build_page_reply("pending_events", items, found, query.pagination)
@@ -82,7 +80,7 @@ class PendingEventHandler:
 
 
 class StoredEventHandler:
-    """Stored events."""
+    """Keeps events of identities for themselves, encrypted by them."""
 
     def __init__(self, context: DecentrlContext) -> None:
         self._context = context
@@ -92,7 +90,7 @@ class StoredEventHandler:
         guard = await self._context.require_mediator_recipient(command_request)
         events = [
             StoredEvent(
-                id=self._context.new_id(),
+                id=self._context.new_id(self._context.clock.seconds()),
                 sender_did=event.sender_did,
                 recipient_did=event.recipient_did,
                 payload=event.payload,
@@ -140,7 +138,7 @@ _verify_event_signature = measure_time(verify_event_signature)
 
 
 class PublicEventHandler:
-    """What identities say to everybody."""
+    """Publishes events of identities."""
 
     def __init__(self, context: DecentrlContext) -> None:
         self._context = context
@@ -160,7 +158,7 @@ class PublicEventHandler:
         if not signed:
             await context.refuse(guard, InvalidEventSignature())
         event = PublicEvent(
-            id=context.new_id(),
+            id=context.new_id(context.clock.seconds()),
             event=publish.event,
             tags=tuple(publish.tags),
             timestamp=float(publish.timestamp),
@@ -171,16 +169,16 @@ class PublicEventHandler:
         return {"public_event_id": event.id}
 
     async def delete(self, command_request: CommandRequest, delete: DeletePublicEvent) -> dict[str, Any]:
-        """DELETE_PUBLIC_EVENT; what is somebody else's is not there (no oracle)."""
+        """DELETE_PUBLIC_EVENT; an event of another identity looks like one that does not exist."""
         guard = await self._context.require_mediator_recipient(command_request)
         await self._context.store.unpublish(guard, command_request.sender, delete.public_event_id)
         return {}
 
     async def read(self, publisher: str, arguments: Mapping[bytes, Sequence[bytes]]) -> dict[str, Any]:
         """
-        `GET /public/:did`. Of who is not known here there is an empty list: registration is nobody else's business.
+        `GET /public/:did`; an empty list for an unknown DID, so that it does not show who is registered.
 
-        :raise InvalidCommand: not a DID, or arguments that make no sense.
+        :raise InvalidCommand: not a DID, or invalid arguments.
         """
         if not publisher.startswith("did:") or len(publisher) > MAX_DID_CHARACTERS:
             raise InvalidCommand
@@ -205,5 +203,5 @@ def _format_public_event(event: PublicEvent) -> dict[str, Any]:
         "timestamp": normalize_number(event.timestamp),
         "event_signature": event.event_signature,
     }
-    # A null would break readers that rebuild what was signed.
+    # A null would break readers that rebuild the signed document.
     return shown if event.channel_id is None else {**shown, "channel_id": event.channel_id}

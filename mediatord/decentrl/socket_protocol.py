@@ -1,4 +1,4 @@
-"""One Decentrl socket: authentication, pings, and nothing else from its side (DCTRL-0004 section 10)."""
+"""Protocol of one Decentrl socket: authentication, then pushes and pings (DCTRL-0004 section 10)."""
 
 from __future__ import annotations
 
@@ -42,9 +42,10 @@ _AUTH_SUCCESS_FRAME = encoding.dumps({"type": "AUTH_SUCCESS"})
 @dataclass(frozen=True, slots=True)
 class DecentrlSocketContext:
     """
-    What every Decentrl socket works with.
+    Collaborators of all Decentrl sockets.
 
-    :param read_backlog: notes what waits for a DID when a socket is for it; None where there are no other nodes.
+    :param read_backlog: records which messages are queued for a DID when a socket subscribes to it; None where there
+        are no other nodes.
     """
 
     clock: IReactorTime
@@ -60,11 +61,10 @@ class DecentrlSocketContext:
 
 class DecentrlSocketProtocol:
     """
-    A socket until it is gone.
+    Protocol of one open socket.
 
-    Its first message has to be an AUTHENTICATE, within ten seconds. From then on it gets pings and what comes for its
-    DID; whatever it says is ignored, PONG included: a peer that is gone is found out by the pings of the WebSocket
-    itself.
+    The first message has to be an AUTHENTICATE within ten seconds. From then on the peer gets pings and pushes for
+    its DID. Its own messages are ignored, PONG included: a dead peer is detected by WebSocket pings.
     """
 
     def __init__(self, session: WebSocketSession, context: DecentrlSocketContext) -> None:
@@ -73,33 +73,33 @@ class DecentrlSocketProtocol:
         self._timer: IDelayedCall | None = None
         self._has_first_frame = False
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """The socket is open."""
         self._timer = self._context.clock.callLater(AUTH_TIMEOUT, self._time_out)
 
-    def end(self) -> None:
-        """The socket is gone, or is none of Decentrl's."""
+    def stop(self) -> None:
+        """The socket is closed, or speaks DIDComm."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    async def hear(self, frame: bytes, binary: bool) -> None:
+    async def handle_message(self, frame: bytes, binary: bool) -> None:
         """
-        One message from the other side.
+        Serve one message of the peer.
 
-        :param binary: whether it came as a binary message, which none of the protocol's is.
+        :param binary: whether it is a binary message, which the protocol does not use.
         :raise ShutdownInProgress: the daemon is stopping.
         """
         if not self._has_first_frame:
             self._has_first_frame = True
-            self.end()
-            await self._context.gate.run_request(lambda: self._begin_to_serve(frame, binary))
+            self.stop()
+            await self._context.gate.run_request(lambda: self._serve(frame, binary))
 
-    async def _begin_to_serve(self, frame: bytes, binary: bool) -> None:
-        record = self._context.recorder.begin("decentrl", self._session.client, len(frame))
+    async def _serve(self, frame: bytes, binary: bool) -> None:
+        record = self._context.recorder.begin_request("decentrl", self._session.client, len(frame))
         try:
             did = await self._authenticate(frame, binary)
-            # What comes before this is what the other side asks for first; what comes after it is pushed.
+            # The peer queries events stored before this; later ones are pushed.
             await self._context.connections.announce_subscription(self._session, did)
             if self._context.read_backlog is not None:
                 await self._context.read_backlog(self._session, did)
@@ -116,7 +116,7 @@ class DecentrlSocketProtocol:
 
     async def _authenticate(self, frame: bytes, binary: bool) -> str:
         """
-        The DID that the socket is for, in the order of DCTRL-0004 10.2.
+        The DID that the peer proves to have; checks are in the order of DCTRL-0004 10.2.
 
         :raise MediatorError: one of :data:`mediatord.protocol.error_codes.DECENTRL_CLOSE_CODES`.
         """
@@ -125,7 +125,8 @@ class DecentrlSocketProtocol:
         try:
             message = self._read(frame, binary)
             claimed = await context.store.claim_nonce(
-                hash_nonce(b"socket", message.did, message.nonce), context.authentication.until(message.timestamp_ms)
+                hash_nonce(b"socket", message.did, message.nonce),
+                context.authentication.compute_nonce_expiry(message.timestamp_ms),
             )
             if not claimed:
                 context.recorder.record_replay("decentrl", message.did, DuplicateNonce())
@@ -155,10 +156,10 @@ class DecentrlSocketProtocol:
 
     def _succeed(self, did: str) -> None:
         if self._session not in self._context.connections:
-            return  # it has gone meanwhile
+            return  # it was closed meanwhile
         self._session.send(_AUTH_SUCCESS_FRAME)
         known = self._context.connections.subscribe(self._session, did, None)
-        # Other nodes knew a moment ago, and will again.
+        # Presence was published before; it is only lost for a while.
         known.addErrback(lambda failure: failure.trap(StoreUnavailable))
         self._context.recorder.record_connection_authenticated("decentrl", self._session.name, did)
         self._timer = self._context.clock.callLater(PING_INTERVAL, self._ping)
@@ -178,7 +179,7 @@ class DecentrlSocketProtocol:
         fault: type[MediatorError] | None = None,
         code: str | None = None,
     ) -> None:
-        self._context.recorder.end(
+        self._context.recorder.end_request(
             record,
             status=status,
             fault=fault,
@@ -191,7 +192,7 @@ class DecentrlSocketProtocol:
     def _time_out(self) -> None:
         self._timer = None
         self._has_first_frame = True
-        self._fail(self._context.recorder.begin("decentrl", self._session.client, 0), AuthTimeout)
+        self._fail(self._context.recorder.begin_request("decentrl", self._session.client, 0), AuthTimeout)
 
     def _ping(self) -> None:
         self._timer = None

@@ -1,10 +1,4 @@
-"""
-Groups that have one member nearly always, and must not cost a hash table each.
-
-What waited for a DID when a socket subscribed to it.
-
-The connection manager: which open sockets serve which DIDs (UC-021 "Connection manager").
-"""
+"""The connection manager: open sockets, and the DIDs that they subscribe to (UC-021 "Connection manager")."""
 
 from __future__ import annotations
 
@@ -29,10 +23,12 @@ V = TypeVar("V")
 
 class CompactMultiMap(Generic[K, M, V]):
     """
-    For each key its members in order of coming, and a value for each of them.
+    Multimap that stores a single member without a dict per key.
 
-    A single member takes a tuple of 56 bytes, where a dictionary would take four times as much; from the second on
-    the key has a dictionary, for as long as there are several.
+    For each key it has members in order of insertion, with a value each. A single member takes a tuple of 56 bytes, a
+    quarter of a dict; a key has a dict only while it has several members.
+
+    :ivar groups: by key; to look keys up without a call.
     """
 
     __slots__ = ("groups",)
@@ -41,14 +37,14 @@ class CompactMultiMap(Generic[K, M, V]):
         self.groups: dict[K, tuple[M, V] | dict[M, V]] = {}
 
     def __len__(self) -> int:
-        """How many keys have members."""
+        """Number of keys with members."""
         return len(self.groups)
 
     def __iter__(self) -> Iterator[K]:
         return iter(self.groups)
 
     def put(self, key: K, member: M, value: V) -> None:
-        """Let it be a member, or give it another value."""
+        """Add a member, or change its value."""
         group = self.groups.get(key)
         if group is None or (isinstance(group, tuple) and group[0] == member):
             self.groups[key] = (member, value)
@@ -58,26 +54,26 @@ class CompactMultiMap(Generic[K, M, V]):
             group[member] = value
 
     def has(self, key: K, member: object) -> bool:
-        """Whether it is a member."""
+        """Whether the key has this member."""
         group = self.groups.get(key)
         if isinstance(group, tuple):
             return group[0] == member
         return group is not None and member in group
 
     def count(self, key: K) -> int:
-        """How many members there are."""
+        """Number of members of a key."""
         group = self.groups.get(key)
         return 0 if group is None else 1 if isinstance(group, tuple) else len(group)
 
     def lookup(self, key: K) -> list[tuple[M, V]]:
-        """The members and their values, as they are now."""
+        """Copy of the members of a key and their values."""
         group = self.groups.get(key)
         if isinstance(group, tuple):
             return [group]
         return [] if group is None else list(group.items())
 
     def discard(self, key: K, member: M) -> bool:
-        """Let it be none. Whether it was one, and the last."""
+        """Remove a member; whether it was there and was the last one."""
         group = self.groups.get(key)
         if isinstance(group, tuple):
             if group[0] != member:
@@ -91,13 +87,13 @@ class CompactMultiMap(Generic[K, M, V]):
         return False
 
     def pop(self, key: K) -> list[tuple[M, V]]:
-        """The members and their values; the key has none any more."""
+        """Remove and return all members of a key and their values."""
         members = self.lookup(key)
         self.groups.pop(key, None)
         return members
 
 
-# Ids that are remembered for all sockets together, and for one subscription: 100 bytes each.
+# Ids kept for all sockets together, and for one subscription: 100 bytes each.
 MAX_BACKLOG_IDS = 100_000
 MAX_BACKLOG_IDS_PER_SUBSCRIPTION = 10_000
 
@@ -106,9 +102,9 @@ _Subscription = tuple[str, Hashable]
 
 class SubscriptionBacklogs:
     """
-    Ids of messages by subscription: the owner of the socket asks for these, and they are not pushed to it.
+    Ids of the messages that were queued when a socket subscribed: it fetches these, and they are not pushed to it.
 
-    Beyond :data:`MAX_IDS` the oldest are forgotten; of a message that is forgotten it is not known that it waited.
+    Beyond :data:`MAX_BACKLOG_IDS` the oldest backlogs are dropped.
     """
 
     def __init__(self) -> None:
@@ -116,11 +112,11 @@ class SubscriptionBacklogs:
         self._ids = 0
 
     def __len__(self) -> int:
-        """How many ids are remembered."""
+        """Number of ids."""
         return self._ids
 
     def put(self, did: str, session: Hashable, at: float, ids: Iterable[str]) -> None:
-        """These waited at a time, and nothing else."""
+        """Set the backlog of a subscription: the messages that were queued at a time."""
         self.discard(did, session)
         backlog = frozenset(ids)
         if backlog:
@@ -130,22 +126,22 @@ class SubscriptionBacklogs:
             self.discard(*next(iter(self._backlogs)))
 
     def lookup(self, did: str, session: Hashable) -> tuple[float, frozenset[str]] | None:
-        """The time and the ids of a subscription, if anything waited."""
+        """Time and ids of a subscription's backlog, if it has one."""
         return self._backlogs.get((did, session))
 
     def has(self, did: str, session: Hashable, id_: str) -> bool:
-        """Whether a message waited when the socket subscribed."""
+        """Whether a message is in the backlog of a subscription."""
         backlog = self._backlogs.get((did, session))
         return backlog is not None and id_ in backlog[1]
 
     def discard(self, did: str, session: Hashable) -> None:
-        """The subscription is over."""
+        """Drop the backlog of a subscription."""
         backlog = self._backlogs.pop((did, session), None)
         if backlog is not None:
             self._ids -= len(backlog[1])
 
     def forget(self, before: float) -> None:
-        """Nobody asks any more for what waited before a time."""
+        """Drop backlogs from before a time."""
         for (did, session), (at, _) in list(self._backlogs.items()):
             if at < before:
                 self.discard(did, session)
@@ -155,16 +151,21 @@ _log = Logger()
 
 Recipient = TypeVar("Recipient")
 
-# DIDs of one socket: for each of them other nodes are told that it is here.
+# DIDs that one socket may subscribe to; the presence of each is published to other nodes.
 MAX_DIDS_PER_SOCKET = 256
 
 
 class TooManySubscriptions(Exception):
-    """A socket is live for as many as one may be."""
+    """The socket has as many subscriptions as one may have."""
 
 
 class WebSocketSession(Protocol):
-    """One open socket, whichever protocol it speaks."""
+    """
+    One open socket of either protocol.
+
+    :ivar client: rate limit key.
+    :ivar name: random id for the log.
+    """
 
     client: str
     name: str
@@ -182,27 +183,26 @@ def send_to_subscribers(
     subscribers: Iterable[tuple[WebSocketSession, Recipient]], frame: Callable[[Recipient], bytes | None]
 ) -> list[WebSocketSession]:
     """
-    Write to each of several sockets; those that took it. Never fails.
+    Write to sockets; returns those that took the frame. Never fails.
 
-    A socket for which that raises is closed, since its wallet would wait in vain. It is no reason to doubt that the
-    others have what they took.
+    A socket for which writing raises is closed, so that its wallet does not wait in vain; others are not affected.
 
-    :param frame: what to write for a reader; None where the socket is not meant.
+    :param frame: builds the frame for a recipient; None to skip the socket.
     """
-    took = []
+    accepted_by = []
     for session, recipient in subscribers:
         try:
             payload = frame(recipient)
             if payload is not None and session.send(payload):
-                took.append(session)
+                accepted_by.append(session)
         except Exception:
             _log.failure("writing to a socket failed", redact_failure())
             close_ignoring_errors(session, 1011, "internal error")
-    return took
+    return accepted_by
 
 
 def close_ignoring_errors(session: WebSocketSession, code: int, reason: str) -> None:
-    """Begin the closing handshake of one socket among others; never fails."""
+    """Begin the closing handshake of a socket; never fails."""
     try:
         session.close(code, reason)
     except Exception:
@@ -210,17 +210,17 @@ def close_ignoring_errors(session: WebSocketSession, code: int, reason: str) -> 
 
 
 class IPresencePublisher(Protocol):
-    """Tells other nodes which DIDs there are sockets for."""
+    """Publishes to other nodes which DIDs have sockets here."""
 
     def here(self, did: str) -> Deferred[None]:
-        """One, or one more; fires when they can know, and fails with StoreUnavailable when they cannot for now."""
+        """A socket subscribed; fires when other nodes can know, and fails with StoreUnavailable."""
 
     def gone(self, did: str) -> None:
-        """None any more."""
+        """The last socket is gone."""
 
 
 class _NullPresencePublisher:
-    """Takes the place of an announcer where there are no other nodes."""
+    """Presence publisher where there are no other nodes."""
 
     def here(self, did: str) -> Deferred[None]:
         return succeed(None)
@@ -231,14 +231,13 @@ class _NullPresencePublisher:
 
 class ConnectionManager(Service, Generic[Recipient]):
     """
-    Every open socket, and for each DID the sockets that want its messages pushed; its length leaves out the daemon's
-    own.
+    Open sockets and their subscriptions to DIDs. The length leaves out the sockets of the probe.
 
-    A DID may have several sockets and a socket several DIDs. `Reader` is whatever the protocol half needs to write
-    to that DID on that socket.
+    A DID may have several sockets and a socket several DIDs. `Recipient` is what a protocol needs to write to that
+    DID on that socket.
 
-    :param max_per_peer: sockets one address may hold.
-    :param larger: the same of some addresses that may hold more.
+    :param max_per_peer: sockets that one address may hold.
+    :param larger: larger limits of some addresses.
     """
 
     name = "connections"
@@ -252,9 +251,9 @@ class ConnectionManager(Service, Generic[Recipient]):
         self._clock: IReactorTime | None = None
         self._live: CompactMultiMap[str, WebSocketSession, Recipient] = CompactMultiMap()
         self._since: CompactMultiMap[str, WebSocketSession, float] = CompactMultiMap()
-        # Only where messages are accepted elsewhere, too: see :meth:`waited`.
+        # Only where other nodes accept messages too: see :meth:`record_backlog`.
         self.backlogs = SubscriptionBacklogs()
-        # With whether it is known what waited.
+        # Announced subscriptions, with whether the backlog is known.
         self._wanted: CompactMultiMap[str, WebSocketSession, bool] = CompactMultiMap()
         self._dids: CompactMultiMap[WebSocketSession, str, None] = CompactMultiMap()
         self._closed: list[Callable[[WebSocketSession], None]] = []
@@ -269,12 +268,12 @@ class ConnectionManager(Service, Generic[Recipient]):
 
     @property
     def draining(self) -> bool:
-        """Whether the daemon is stopping: no socket is welcome."""
+        """Whether the daemon is stopping and refuses sockets."""
         return self._draining
 
     @property
     def subscriptions(self) -> int:
-        """DIDs that sockets want the messages of, or have said that they will."""
+        """Number of DIDs with a subscription, announced ones included."""
         return len(self._wanted)
 
     def has_room(self, peer: str) -> bool:
@@ -282,23 +281,23 @@ class ConnectionManager(Service, Generic[Recipient]):
         return peer == PROBE_CLIENT or self._per_peer.get(peer, 0) < self._larger.get(peer, self._max_per_peer)
 
     def limit(self, max_per_peer: int, larger: Mapping[str, int] | None = None) -> None:
-        """Let one address hold so many from now on, and some more; who has more keeps them."""
+        """Change the limits; open sockets are kept."""
         self._max_per_peer = max_per_peer
         self._larger = larger or {}
 
     def on_close(self, callback: Callable[[WebSocketSession], None]) -> None:
-        """Have `callback` told of every socket that is gone."""
+        """Register a callback for every closed socket."""
         self._closed.append(callback)
 
     def opened(self, session: WebSocketSession) -> None:
-        """A socket finished its handshake."""
+        """A socket completed its handshake."""
         self._sessions.add(session)
         self._per_peer[session.client] = self._per_peer.get(session.client, 0) + 1
         if self._draining:
             session.close(1001, "going away")
 
     def closed(self, session: WebSocketSession) -> None:
-        """A socket is gone, in whichever way; known to be called more than once."""
+        """A socket is closed; may be called more than once."""
         if session not in self._sessions:
             return
         self._sessions.discard(session)
@@ -319,22 +318,22 @@ class ConnectionManager(Service, Generic[Recipient]):
             emptied.callback(None)
 
     def set_presence_publisher(self, publisher: IPresencePublisher, clock: IReactorTime) -> None:
-        """Let other nodes know for whom there are sockets, and remember since when."""
+        """Publish presence to other nodes, and keep the times of subscriptions."""
         self._presence_publisher = publisher
         self._clock = clock
 
     def announce_subscription(self, session: WebSocketSession, did: str) -> Deferred[None]:
         """
-        This socket will be subscribed to what comes for `did`; fires when other nodes can know.
+        Publish that this socket is about to subscribe to `did`; fires when other nodes can know.
 
-        :raise TooManyDIDs: it is so for as many DIDs as one socket may be.
-        :raise StoreUnavailable: they cannot for now.
+        :raise TooManySubscriptions: the socket has as many as one may have.
+        :raise StoreUnavailable: other nodes cannot know for now.
         """
         if session not in self._sessions:
             return succeed(None)
         if not self._may_have(session, did):
             return fail(TooManySubscriptions())
-        did = intern(did)  # a DID is long, and every message brings a copy of it
+        did = intern(did)  # DIDs are long, and each message has its own copy
         if not self._wanted.has(did, session):
             self._wanted.put(did, session, False)
         self._dids.put(session, did, None)
@@ -342,10 +341,10 @@ class ConnectionManager(Service, Generic[Recipient]):
 
     def subscribe(self, session: WebSocketSession, did: str, recipient: Recipient) -> Deferred[None]:
         """
-        Push what comes for `did` to this socket from now on, written for `reader`; as :meth:`expect`.
+        Push messages for `did` to this socket from now on; as :meth:`announce_subscription`.
 
-        :raise TooManyDIDs: nothing comes, since it is live for so many already.
-        :raise StoreUnavailable: what other nodes accept will not be pushed before the store is there again.
+        :raise TooManySubscriptions: the socket has as many as one may have, and is not subscribed.
+        :raise StoreUnavailable: messages that other nodes accept are not pushed until the store is available again.
         """
         known = self.announce_subscription(session, did)
         if self._wanted.has(did, session):
@@ -358,9 +357,7 @@ class ConnectionManager(Service, Generic[Recipient]):
         self, session: WebSocketSession, prior: str, did: str, recipient: Recipient
     ) -> Deferred[None]:
         """
-        Let this socket be subscribed to `did` in place of `prior`, as if it had been all the time.
-
-        As :meth:`subscribe`.
+        Replace the subscription to `prior` by one to `did` with the same time and backlog; as :meth:`subscribe`.
         """
         since, backlog = dict(self._since.lookup(prior)).get(session), self.backlogs.lookup(prior, session)
         is_backlog_known = self.is_backlog_known(session, prior)
@@ -375,17 +372,17 @@ class ConnectionManager(Service, Generic[Recipient]):
         return known
 
     def is_backlog_known(self, session: WebSocketSession, did: str) -> bool:
-        """Whether :meth:`waited` was called, and the socket is not unsubscribed since."""
+        """Whether :meth:`record_backlog` was called for this subscription."""
         return dict(self._wanted.lookup(did)).get(session, False)
 
     def record_backlog(self, session: WebSocketSession, did: str, ids: Iterable[str]) -> None:
-        """These are for `did` and came before the socket was subscribed to it, whatever clocks say."""
+        """Set the messages for `did` that were queued before the socket subscribed."""
         if self._clock is not None and self._wanted.has(did, session):
             self._wanted.put(did, session, True)
             self.backlogs.put(intern(did), session, self._clock.seconds(), ids)
 
     def unsubscribe(self, session: WebSocketSession, did: str) -> None:
-        """Stop pushing what comes for `did` to this socket; others are not touched."""
+        """Stop pushing messages for `did` to this socket."""
         self._dids.discard(session, did)
         self._live.discard(did, session)
         self._since.discard(did, session)
@@ -397,11 +394,11 @@ class ConnectionManager(Service, Generic[Recipient]):
         self, did: str, *, by: float = inf, message: str | None = None
     ) -> list[tuple[WebSocketSession, Recipient]]:
         """
-        The sockets that want what comes for `did`.
+        The sockets that are subscribed to `did`.
 
-        :param by: leaves out those that subscribed after this time; only where it is remembered, and not those that
-            did so before the clock was set back.
-        :param message: leaves out those for which the message with this id waited when they subscribed.
+        :param by: leaves out those that subscribed after this time, where that is kept; a time in the future, from
+            before the clock was set back, does not count.
+        :param message: leaves out those with this message id in their backlog.
         """
         if did not in self._live.groups:
             return []
@@ -417,14 +414,14 @@ class ConnectionManager(Service, Generic[Recipient]):
         ]
 
     def live(self, wanted: Callable[[Recipient], bool]) -> list[str]:
-        """The DIDs that a socket with such a reader wants to have what comes for."""
+        """The DIDs with a subscription whose recipient fulfils a condition."""
         return [did for did in self._live if any(wanted(recipient) for _, recipient in self._live.lookup(did))]
 
     def close_denied(self, denied: Callable[[str], bool], wanted: Callable[[Recipient], bool]) -> None:
         """
-        Close the sockets on which somebody waits who is not served any more.
+        Close the sockets that are subscribed to a denied DID.
 
-        :param wanted: whether a reader is of those who are asked about.
+        :param wanted: condition on the recipient of the subscription.
         """
         for did in filter(denied, self.live(wanted)):
             for session, recipient in self.subscribers(did):
@@ -432,19 +429,19 @@ class ConnectionManager(Service, Generic[Recipient]):
                     close_ignoring_errors(session, 1008, "not served")
 
     def is_subscribed(self, session: Hashable, did: str) -> bool:
-        """Whether this very socket wants what comes for `did`."""
+        """Whether this socket is subscribed to `did`."""
         return self._live.has(did, session)
 
     def _may_have(self, session: WebSocketSession, did: str) -> bool:
         return self._dids.has(session, did) or self._dids.count(session) < MAX_DIDS_PER_SOCKET
 
     def startService(self) -> None:
-        """Take sockets."""
+        """Accept sockets."""
         super().startService()
         self._draining = False
 
     def stopService(self) -> Deferred[None]:
-        """Close every socket with 1001 (going away); fires when the last one is gone."""
+        """Close every socket with 1001 (going away); fires when the last one is closed."""
         super().stopService()
         self._draining = True
         if not self._sessions:

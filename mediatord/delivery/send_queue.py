@@ -1,4 +1,4 @@
-"""One socket's outgoing frames: written at once while the peer reads, kept within bounds while it does not."""
+"""Bounded queue of one socket's outgoing frames, used while the peer does not read."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ class SendQueue:
     The producer of one WebSocket's transport.
 
     :param write: sends one frame.
-    :param max_frames: frames that may wait while the transport is congested.
-    :param max_bytes: bytes that may wait, counted the same way; one frame may always wait.
-    :param cleared: told when nothing waits any more and the transport takes frames again.
+    :param max_frames: frames that may be queued while the transport is congested.
+    :param max_bytes: bytes that may be queued; a first frame always may.
+    :param on_drained: called when the queue is empty and the transport takes frames again.
     """
 
     __slots__ = (
-        "_cleared",
+        "_on_drained",
         "_max_bytes",
         "_max_frames",
         "_paused",
         "_stopped",
-        "_waiting",
-        "_waiting_bytes",
+        "_queued",
+        "_queued_bytes",
         "_write",
     )
 
@@ -39,36 +39,36 @@ class SendQueue:
         on_drained: Callable[[], None] = lambda: None,
     ) -> None:
         self._write = write
-        self._cleared = on_drained
+        self._on_drained = on_drained
         self._max_frames = max_frames
         self._max_bytes = max_bytes
-        # An empty deque is larger than all the rest of a socket that has nothing to say.
-        self._waiting: deque[bytes] | None = None
-        self._waiting_bytes = 0
+        # An empty deque would be larger than all other state of an idle socket.
+        self._queued: deque[bytes] | None = None
+        self._queued_bytes = 0
         self._paused = False
         self._stopped = False
 
     def limit(self, max_bytes: int) -> None:
-        """Let so many bytes wait from now on; what waits already goes on waiting."""
+        """Change the limit of bytes; queued frames are kept."""
         self._max_bytes = max_bytes
 
     @property
-    def waiting(self) -> int:
-        """Frames that wait."""
-        return len(self._waiting or ())
+    def queued_frames(self) -> int:
+        """Number of queued frames."""
+        return len(self._queued or ())
 
     @property
-    def waiting_bytes(self) -> int:
-        """Bytes that wait for the peer to read, those that the transport has not counted."""
-        return self._waiting_bytes
+    def queued_bytes(self) -> int:
+        """Bytes of queued frames."""
+        return self._queued_bytes
 
     @property
     def is_drained(self) -> bool:
-        """Whether a frame would be sent now, or never: nothing is gained by waiting."""
-        return self._stopped or not (self._paused or self._waiting)
+        """Whether a frame would be sent at once, or never because the connection is closed."""
+        return self._stopped or not (self._paused or self._queued)
 
     def put(self, frame: bytes) -> None:
-        """Send now, or when the socket drains, full or not: for answers, which are not made while it is congested."""
+        """Send now or when the socket drains, beyond the limits: for replies, which are not made while congested."""
         if self._stopped:
             return
         if self.is_drained:
@@ -77,43 +77,43 @@ class SendQueue:
             self._keep(frame)
 
     def offer(self, frame: bytes) -> bool:
-        """Send now, or when the socket drains. False when full or closed: the message stays in the store."""
+        """Send now or when the socket drains; False when full or closed."""
         if self._stopped:
             return False
         if not self._paused:
             self._write(frame)
             return True
-        waiting = self._waiting
-        if waiting and (len(waiting) >= self._max_frames or self._waiting_bytes + len(frame) > self._max_bytes):
+        queued = self._queued
+        if queued and (len(queued) >= self._max_frames or self._queued_bytes + len(frame) > self._max_bytes):
             return False
         self._keep(frame)
         return True
 
     def _keep(self, frame: bytes) -> None:
-        if self._waiting is None:
-            self._waiting = deque()
-        self._waiting.append(frame)
-        self._waiting_bytes += len(frame)
+        if self._queued is None:
+            self._queued = deque()
+        self._queued.append(frame)
+        self._queued_bytes += len(frame)
 
     def pauseProducing(self) -> None:
-        """The transport's buffer is full; called again for every write while it is."""
+        """The transport's buffer is full; called for every write while it is."""
         self._paused = True
 
     def resumeProducing(self) -> None:
-        """The transport drained: write until it is full again."""
+        """The transport drained: write queued frames until it is full again."""
         self._paused = False
-        while self._waiting and not self._paused:
-            frame = self._waiting.popleft()
-            self._waiting_bytes -= len(frame)
+        while self._queued and not self._paused:
+            frame = self._queued.popleft()
+            self._queued_bytes -= len(frame)
             self._write(frame)
-        if not self._waiting:
-            self._waiting = None
+        if not self._queued:
+            self._queued = None
         if self.is_drained:
-            self._cleared()
+            self._on_drained()
 
     def stopProducing(self) -> None:
-        """The connection is gone, and what waited with it; the store has it all."""
+        """The connection is closed: drop queued frames, which are still in the store."""
         self._stopped = True
-        self._waiting = None
-        self._waiting_bytes = 0
-        self._cleared()
+        self._queued = None
+        self._queued_bytes = 0
+        self._on_drained()

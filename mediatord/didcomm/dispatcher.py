@@ -278,7 +278,7 @@ class DIDCommDispatcher:
 
         The reply is for the connection it came on. A 202 means that whatever it asked for is durable.
         """
-        record = self._context.recorder.begin("didcomm", origin.peer, len(raw))
+        record = self._context.recorder.begin_request("didcomm", origin.peer, len(raw))
         received: UnpackedMessage | None = None
         memory, peer, size = self._context.admission.memory, origin.peer, len(raw)
         has_memory = memory.try_acquire(peer, size)
@@ -417,7 +417,7 @@ class DIDCommDispatcher:
         if not moved:
             self._context.registrations.refund(origin.peer, size)
             return False
-        self._context.recorder.moved(authcrypt_sender.did)
+        self._context.recorder.record_did_rotation(authcrypt_sender.did)
         await self._context.live.rotate(prior, authcrypt_sender, origin.session)
         return True
 
@@ -490,7 +490,7 @@ class DIDCommDispatcher:
     def _finish_record(
         self, record: RequestRecord, received: UnpackedMessage | None, reply: DIDCommReply, origin: MessageOrigin
     ) -> None:
-        self._context.recorder.end(
+        self._context.recorder.end_request(
             record,
             status=reply.status,
             fault=reply.fault,

@@ -270,7 +270,7 @@ class EndpointDelivery:
 
     async def _remove(self, message: StoredMessage) -> None:
         for removed in await self._store.remove_messages([message.id]):
-            self._recorder.acknowledged(removed, "http", "didcomm")
+            self._recorder.record_acknowledgement(removed, "http", "didcomm")
 
     async def _attempt(self, message: StoredMessage, target: EndpointTarget) -> bool:
         try:

@@ -3,8 +3,8 @@ Fast path of forwards (UC-021 main flow).
 
 Nearly all traffic is anoncrypted forwards with one payload for a registered recipient. What
 :meth:`~mediatord.didcomm.dispatcher.DIDCommDispatcher.receive` does with one in coroutines is done here in plain
-calls, for all that arrive in one reactor iteration together; only the commit is awaited. Everything else, and all that
-would be refused before it is stored, is handed to the general path as if it had not been here.
+    calls, for all that arrive in one reactor iteration together; only the commit is awaited. Everything else, and all
+    that would be refused before it is stored, is handed to the general path as if it had not been here.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class ForwardFastPath:
             return True
         if not self._received:
             self._context.clock.callLater(0, self._process_received)
-        self._received.append(_ReceivedMessage(self._context.recorder.steady(), raw, peer, answer, fallback))
+        self._received.append(_ReceivedMessage(self._context.recorder.monotonic(), raw, peer, answer, fallback))
         return True
 
     def _process_received(self) -> None:
@@ -149,7 +149,7 @@ class ForwardFastPath:
             _log.failure("reading a message failed", redact_failure())
             return None  # it concerns no other message
         watch = Stopwatch(perf_counter() - began)
-        record = self._context.recorder.begin(
+        record = self._context.recorder.begin_request(
             "didcomm", received.peer, len(received.raw), watch, received.received_at
         )
         return _PendingForward(record, forward, recipient, received.answer)
@@ -218,7 +218,7 @@ class ForwardFastPath:
                     reply = self._refuse(one, InternalFault())
             finished.append((one, reply))
             try:
-                context.recorder.end(
+                context.recorder.end_request(
                     one.record,
                     status=reply.status,
                     fault=reply.fault,

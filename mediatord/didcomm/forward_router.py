@@ -266,10 +266,10 @@ class ForwardRouter:
         context = self._context
         if enqueued.evicted:
             for evicted in enqueued.evicted:
-                context.recorder.evicted(evicted)
+                context.recorder.record_eviction(evicted)
             context.live.resolve_pushes([evicted.id for evicted in enqueued.evicted])
         for message in enqueued.messages:
-            record_accept = partial(context.recorder.accepted, record.request, message, sender, "didcomm")
+            record_accept = partial(context.recorder.record_accept, record.request, message, sender, "didcomm")
             if message.due_at is None:
                 context.dispatcher.dispatch(message, record_accept)
             else:

@@ -288,7 +288,7 @@ class Housekeeping(Service):
         while self.running and await self._holds_lease():
             removed = await self._store.expire_messages(BATCH_SIZE)
             for one in removed:
-                self._recorder.expired(one)
+                self._recorder.record_expiry(one)
             self._live.resolve_pushes(one.id for one in removed)
             if len(removed) < BATCH_SIZE:
                 break

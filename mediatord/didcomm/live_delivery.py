@@ -262,7 +262,8 @@ class LiveDelivery:
 
     async def subscribe(self, session: WebSocketSession, recipient: AuthcryptSender) -> None:
         """
-        Push to this socket what comes for an account; see :meth:`~mediatord.delivery.connections.ConnectionManager.subscribe`.
+        Push to this socket what comes for an account; see
+        :meth:`~mediatord.delivery.connections.ConnectionManager.subscribe`.
 
         :raise TooManyDIDs: nothing comes, since it is live for so many already.
         :raise StoreUnavailable: what other nodes accept will not be pushed before the store is there again.
@@ -340,7 +341,7 @@ class LiveDelivery:
         for session in accepted_by:
             self._by_session.put(session, message.id, None)
         self._limit_pushes()
-        self._recorder.pushed(message, [session.name for session in accepted_by], "live", "didcomm")
+        self._recorder.record_push(message, [session.name for session in accepted_by], "live", "didcomm")
         self._remember(message.id)
         self._marks.add(message.id)
 

@@ -73,8 +73,8 @@ class OwnershipVerifier:
 
     async def proven(self, received: UnpackedMessage, account: Account, origin: MessageOrigin) -> dict[bytes, bytes]:
         """
-        The recipient DIDs of which the update carries a proof that holds, by their digests (:func:`compute_did_digest`); with
-        each what its proof is known by.
+        The recipient DIDs of which the update carries a proof that holds, by their digests
+        (:func:`compute_did_digest`); with each what its proof is known by.
 
         :raise InvalidAttachment: an attachment is no envelope; likewise LinkedAttachment.
         :raise RateLimitExceeded: the account is over its limit.
@@ -182,16 +182,16 @@ class MediationCoordinator:
         """`mediate-grant`, also when there is a grant already; `mediate-deny` by policy (reference 5.3)."""
         mediation_version = MEDIATION_VERSIONS[received.message.type.major]
         if not self._may_have_it(authcrypt_sender.did):
-            self._recorder.denied(authcrypt_sender.did, "policy", "didcomm")
+            self._recorder.record_denial(authcrypt_sender.did, "policy", "didcomm")
             return ResponseContent(mediation_version.type("mediate-deny"), {})
         try:
             await self._grant(authcrypt_sender, account, origin)
         except MediationNotGranted:
-            self._recorder.denied(authcrypt_sender.did, "rotated", "didcomm")
+            self._recorder.record_denial(authcrypt_sender.did, "rotated", "didcomm")
             return ResponseContent(mediation_version.type("mediate-deny"), {})
         if authcrypt_sender.draft03:
             await self._store.mark_draft03(authcrypt_sender.did)
-        self._recorder.granted(authcrypt_sender.did, "didcomm")
+        self._recorder.record_grant(authcrypt_sender.did, "didcomm")
         routing_did = self._names.routing_did(strip_did_url(authcrypt_sender.own_kid))
         return ResponseContent(
             mediation_version.type("mediate-grant"), make_grant_body(mediation_version, routing_did)
@@ -250,7 +250,7 @@ class MediationCoordinator:
             await self._ownership.forget(proven)
             raise
         done = [one.action for one, result in zip(updates, results, strict=True) if result == "success"]
-        self._recorder.registered(account.did, done.count("add"), done.count("remove"))
+        self._recorder.record_recipient_update(account.did, done.count("add"), done.count("remove"))
         return ResponseContent(
             mediation_version.type(mediation_version.update_response), make_update_response_body(updates, results)
         )
@@ -300,7 +300,7 @@ class MediationCoordinator:
             await self._store.update_recipients(
                 owner, [(name, "add") for name in names], max_recipients=_UNLIMITED_RECIPIENTS
             )
-            self._recorder.registered(owner, len(names), 0)
+            self._recorder.record_recipient_update(owner, len(names), 0)
         return results
 
     async def _may_add(self, update: RecipientUpdate, account: Account, proven: Collection[bytes]) -> bool:
@@ -320,7 +320,7 @@ class MediationCoordinator:
             if owner is not None and owner != account.did:
                 spellings = await self._store.list_registered_names(name)
                 await self._store.update_recipients(owner, [(one, "remove") for one in spellings], max_recipients=0)
-                self._recorder.registered(owner, 0, len(spellings))
+                self._recorder.record_recipient_update(owner, 0, len(spellings))
                 taken[compute_did_digest(name)] = owner, spellings
         return taken
 

@@ -87,8 +87,8 @@ class RecipientKeys:
     """
     What is needed to write to a correspondent later, in as little memory as can be: thousands of sockets have one.
 
-    The attributes are those of :class:`AuthcryptSender`. Its document is not among them, and what has the DID in it is
-    kept without it, or once for all.
+    The attributes are those of :class:`AuthcryptSender`. Its document is not among them, and what has the DID in it
+    is kept without it, or once for all.
     """
 
     __slots__ = ("_key_name", "draft03", "key", "name", "own_key", "own_kid")

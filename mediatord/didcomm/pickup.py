@@ -80,7 +80,9 @@ class Pickup:
         if not messages:
             return await self._status(account, origin, named, recipient)
         for message in messages:
-            self._recorder.pushed(message, [origin.session.name if origin.session else None], "pickup", "didcomm")
+            self._recorder.record_push(
+                message, [origin.session.name if origin.session else None], "pickup", "didcomm"
+            )
         self._live.record_pickup([message.id for message in messages])
         attachments = tuple(
             make_delivery_attachment(message.id, message.payload, message.form, self._settings.form)
@@ -96,7 +98,7 @@ class Pickup:
             pushed = self._live.resolve_pushes(one.id for one in removed)
             for one in removed:
                 path: DeliveryPath = "live" if self._live.was_pushed_live(one, pushed) else "pickup"
-                self._recorder.acknowledged(one, path, "didcomm")
+                self._recorder.record_acknowledgement(one, path, "didcomm")
 
     async def status(self, account: Account, origin: MessageOrigin) -> ResponseContent:
         """How much waits for all of the account."""

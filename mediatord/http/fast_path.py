@@ -5,8 +5,8 @@ each once, a length in digits. Nothing is interpreted here that two parsers coul
 The short way for what is nearly all traffic: a plain POST of a message or a command.
 
 twisted.web spends more on a request than everything else together. A request that could not be plainer
-(:mod:`mediatord.http.fast_path`) is therefore answered here. Whatever is anything else goes to twisted.web, with all that
-follows on that connection.
+(:mod:`mediatord.http.fast_path`) is therefore answered here. Whatever is anything else goes to twisted.web, with all
+that follows on that connection.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is said on a socket: DIDComm, or Decentrl until the first message shows otherwise (contract section 3)."""
+"""Choice of a socket's protocol by its first message: DIDComm or Decentrl (contract section 3)."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ MAX_UNDECRYPTABLE = 3
 class SocketHandler(Protocol):
     """Our side of one Decentrl socket (DCTRL-0004 section 10)."""
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """The socket is open."""
 
-    async def hear(self, frame: bytes, binary: bool) -> None:
+    async def handle_message(self, frame: bytes, binary: bool) -> None:
         """
         One message; what there is to say goes to the session.
 
         :raise ShutdownInProgress: it was not served.
         """
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """The socket is gone, or is served as DIDComm after all; nothing more will be heard."""
 
 
@@ -49,7 +49,7 @@ class DIDCommSocketHandler:
     :param answer: sends one frame, sooner or later.
     """
 
-    __slots__ = ("_answer", "_opaque", "_receive", "_session")
+    __slots__ = ("_answer", "_undecryptable", "_receive", "_session")
 
     # Of the class: it is the same for all.
     half: ProtocolName = "didcomm"
@@ -58,24 +58,24 @@ class DIDCommSocketHandler:
         self._receive = receive
         self._session = session
         self._answer = answer
-        self._opaque = 0
+        self._undecryptable = 0
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Nothing is said before the first message."""
 
-    async def hear(self, frame: bytes, binary: bool) -> None:
+    async def handle_message(self, frame: bytes, binary: bool) -> None:
         """One message, text or binary; served also when the socket has gone meanwhile."""
         reply = await self._receive(frame, MessageOrigin(self._session.client, self._session))
         if is_unreadable(reply):
-            self._opaque += 1
-            if self._opaque == 1:
+            self._undecryptable += 1
+            if self._undecryptable == 1:
                 self._answer(reply.body)
-            elif self._opaque >= MAX_UNDECRYPTABLE:
+            elif self._undecryptable >= MAX_UNDECRYPTABLE:
                 self._session.close(1008, "undecryptable")
         elif reply.body:
             self._answer(reply.body)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Nothing ends with the socket."""
 
 
@@ -85,28 +85,28 @@ class ProtocolSwitch:
     def __init__(self, decentrl: SocketHandler, didcomm: ProtocolSocketHandler) -> None:
         self._decentrl = decentrl
         self._didcomm = didcomm
-        self._heard = False
-        self._ended = False
+        self._has_first_frame = False
+        self._stopped = False
         self.half: ProtocolName = "decentrl"
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """The socket is open."""
-        self._decentrl.begin()
+        self._decentrl.start()
 
-    async def hear(self, frame: bytes, binary: bool) -> None:
+    async def handle_message(self, frame: bytes, binary: bool) -> None:
         """One message."""
-        if not self._heard:
-            self._heard = True
+        if not self._has_first_frame:
+            self._has_first_frame = True
             if is_didcomm_envelope(frame):
                 self.half = "didcomm"
-                self._decentrl.end()
+                self._decentrl.stop()
         if self.half == "didcomm":
-            await self._didcomm.hear(frame, binary)
-        elif not self._ended:
-            await self._decentrl.hear(frame, binary)
+            await self._didcomm.handle_message(frame, binary)
+        elif not self._stopped:
+            await self._decentrl.handle_message(frame, binary)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """The socket is gone: nobody is there to authenticate, while what came in envelopes still counts."""
-        if self.half == "decentrl" and not self._ended:
-            self._ended = True
-            self._decentrl.end()
+        if self.half == "decentrl" and not self._stopped:
+            self._stopped = True
+            self._decentrl.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from io import BytesIO
 from typing import Any, cast
 
@@ -245,7 +246,7 @@ class SizeLimitedRequest(Request):
         self._release()
         if self._refused:
             self.channel.loseConnection()
-        elif self._site.front.admits(self._rate_limit_key):
+        elif self._site.front.admits(self.rate_limit_key):
             super().requestReceived(command, path, version)
         else:
             self._reject_rate_limited(path)
@@ -253,7 +254,7 @@ class SizeLimitedRequest(Request):
     def _reject_rate_limited(self, path: bytes) -> None:
         """The address sends too much: nothing more is served on this connection."""
         half: ProtocolName = "didcomm" if path == b"/didcomm" else "decentrl"
-        self._site.front.record_early_rejection(half, self._rate_limit_key, RateLimitExceeded())
+        self._site.front.record_early_rejection(half, self.rate_limit_key, RateLimitExceeded())
         self._transport.write(serialize_response(RATE_LIMIT_RESPONSES[half], int(self._site.clock.seconds())))
         self.channel.loseConnection()
 
@@ -270,14 +271,15 @@ class SizeLimitedRequest(Request):
     def has_room(self, size: int) -> bool:
         """Whether an answer of so many bytes may be written, seeing what its payer has not read yet."""
         response_budget: ConnectionResponseBudget = cast(Any, self.channel).response_budget
-        return response_budget.has_room(self._rate_limit_key, size)
+        return response_budget.has_room(self.rate_limit_key, size)
 
     def response_written(self, size: int) -> None:
         """An answer of so many bytes was written."""
-        cast(Any, self.channel).response_written(self._rate_limit_key, size)
+        cast(Any, self.channel).response_written(self.rate_limit_key, size)
 
-    @property
-    def _rate_limit_key(self) -> str:
+    @cached_property
+    def rate_limit_key(self) -> str:
+        """Who is charged for the request; known once the headers are there."""
         return self._site.front.peers.rate_limit_key(*get_addresses(self), get_probe_token(self))
 
     @property
@@ -295,7 +297,7 @@ class SizeLimitedRequest(Request):
         # Or the channel would tell the client to go on.
         self.requestHeaders.removeHeader(b"Expect")
         half = self._half()
-        self._site.front.record_early_rejection(half, self._rate_limit_key, PayloadTooLarge())
+        self._site.front.record_early_rejection(half, self.rate_limit_key, PayloadTooLarge())
         transport = self._transport
         transport.write(_TOO_LARGE_RESPONSES[half])
         getattr(transport, "loseWriteConnection", transport.loseConnection)()

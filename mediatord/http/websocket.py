@@ -1,14 +1,9 @@
 """
-What Autobahn keeps of a socket, kept once for all of them.
+WebSockets: messages of both protocols in frames, replies and pushes, keepalive pings (contract section 3).
 
-Its protocol has about a hundred attributes: options, what it read in the handshake, room for a close that is far
-away. Those of a socket at rest are alike, so they belong to the class; each socket has only what differs.
-
-Finding out which peers are gone: a ping for every socket now and then, all of them by one timer.
-
-The WebSocket half of the transport: frames to both protocol halves, replies and pushes to frames (contract 3).
-
-Makes the sockets of upgraded requests, and keeps what they have in common.
+Autobahn does the handshake, the closing, and all but plain frames. Its protocol has about a hundred attributes:
+options, the handshake, state of a close. Those of an idle socket have equal values, so they are moved to the class,
+and each instance has only those that differ.
 """
 
 from __future__ import annotations
@@ -85,7 +80,7 @@ _OPEN_SOCKET_ATTRIBUTES: dict[str, Any] = {
     ),
 }
 
-# Of the handshake or of the last message; what is still asked for has a stand-in in the class.
+# Of the handshake or of the last message; those still read have a default in the class.
 _DISCARDED_ATTRIBUTES = frozenset(
     "http_request_data http_status_line http_headers http_request_uri http_request_path http_request_params "
     "http_request_host http_response_data websocket_protocols websocket_origin websocket_extensions "
@@ -96,17 +91,17 @@ _DISCARDED_ATTRIBUTES = frozenset(
 
 
 class _NullDeferred:
-    """Takes the place of Deferreds that nobody waits for."""
+    """Replaces Autobahn's Deferreds, which are not used here."""
 
     def callback(self, result: object) -> None:
-        """It has happened."""
+        """Does nothing."""
 
 
 def build_class_defaults(factory: WebSocketServerFactory) -> dict[str, Any]:
-    """The attributes of a class whose sockets, once they are open, have them alike."""
+    """The attributes that have the same value in all open sockets of a class."""
     return {
         **{name: _as_class_attribute(getattr(factory, name)) for name in WebSocketServerProtocol.CONFIG_ATTRS},
-        # Or they would be copied to every socket, and printed for a log that is none.
+        # Or they would be copied to every socket and formatted for the disabled log.
         "CONFIG_ATTRS": (),
         **_OPEN_SOCKET_ATTRIBUTES,
         "is_open": _NullDeferred(),
@@ -119,12 +114,12 @@ def build_class_defaults(factory: WebSocketServerFactory) -> dict[str, Any]:
 
 
 def _as_class_attribute(value: Any) -> Any:
-    """As an attribute of a class; a function would become a method."""
+    """The value as a class attribute; a function would become a method."""
     return staticmethod(value) if isinstance(value, FunctionType) else value
 
 
 def drop_instance_defaults(socket: WebSocketServerProtocol) -> None:
-    """Let an open socket that is in no message have of its own only what differs from its class."""
+    """Remove the attributes of an open socket between messages that equal those of its class."""
     alike = type(socket).__dict__
     own = vars(socket)
     different = {
@@ -132,39 +127,39 @@ def drop_instance_defaults(socket: WebSocketServerProtocol) -> None:
         for name, value in own.items()
         if name not in _DISCARDED_ATTRIBUTES and alike.get(name, alike) is not value
     }
-    # A dictionary does not become smaller by itself.
+    # A dict does not shrink by deletion.
     own.clear()
     own.update(different)
 
 
 _log = Logger()
 
-# A socket has its turn every so many ticks.
+# Ticks in a ping interval; each socket is pinged in one of them.
 KEEPALIVE_SLOTS = 30
-# Sockets that are looked at in one turn of the reactor.
+# Sockets that are pinged in one reactor iteration.
 _PINGS_PER_ITERATION = 100
 
 
 class KeepaliveSocket(Protocol):
     """
-    A socket.
+    A socket that can be pinged.
 
-    :ivar turn: when it has its turn; for the pulse alone.
+    :ivar keepalive_slot: set by the scheduler.
     """
 
-    turn: int
+    keepalive_slot: int
 
-    def beat(self) -> None:
-        """Send a ping; give the peer up if it has not been heard since the last one."""
+    def ping(self) -> None:
+        """Send a ping; drop the connection if nothing was received since the last one."""
 
     def __hash__(self) -> int: ...
 
 
 class KeepaliveScheduler:
     """
-    Lets every socket beat once in an interval, for the first time an interval after it was opened.
+    Pings every socket once in an interval, first an interval after it was opened, with a single timer.
 
-    Time is counted in ticks, so that setting the clock makes no peer look dead.
+    Time is counted in ticks, so that a step of the clock makes no peer look dead.
 
     :param interval: seconds.
     """
@@ -175,29 +170,29 @@ class KeepaliveScheduler:
         self._ring: list[set[KeepaliveSocket]] = [set() for _ in range(KEEPALIVE_SLOTS)]
         self._now = 0
         self._count = 0
-        self._late: list[KeepaliveSocket] = []
+        self._due: list[KeepaliveSocket] = []
         self._timer: IDelayedCall | None = None
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[KeepaliveSocket]:
-        """The sockets that are open."""
+        """All open sockets."""
         return chain.from_iterable(self._ring)
 
     def add(self, socket: KeepaliveSocket) -> None:
-        """A socket is open."""
-        socket.turn = self._now
+        """Begin to ping a socket."""
+        socket.keepalive_slot = self._now
         self._ring[self._now].add(socket)
         self._count += 1
         if self._timer is None:
             self._timer = self._clock.callLater(self._tick_seconds, self._tick)
 
     def remove(self, socket: KeepaliveSocket) -> None:
-        """It is gone."""
-        if socket not in self._ring[socket.turn]:
+        """Stop pinging a socket; it may have been removed before."""
+        if socket not in self._ring[socket.keepalive_slot]:
             return
-        self._ring[socket.turn].discard(socket)
+        self._ring[socket.keepalive_slot].discard(socket)
         self._count -= 1
         if not self._count and self._timer is not None:
             self._timer.cancel()
@@ -206,42 +201,42 @@ class KeepaliveScheduler:
     def _tick(self) -> None:
         self._timer = self._clock.callLater(self._tick_seconds, self._tick)
         self._now = (self._now + 1) % KEEPALIVE_SLOTS
-        late = bool(self._late)
-        self._late += self._ring[self._now]
-        if not late:
-            self._go_on()
+        is_running = bool(self._due)
+        self._due += self._ring[self._now]
+        if not is_running:
+            self._ping_some()
 
-    def _go_on(self) -> None:
-        """Some of those whose turn it is, the rest when others have had theirs: many may have come at once."""
-        now, self._late = self._late[:_PINGS_PER_ITERATION], self._late[_PINGS_PER_ITERATION:]
+    def _ping_some(self) -> None:
+        """Ping some of the due sockets, and the rest in further reactor iterations: many may be due at once."""
+        now, self._due = self._due[:_PINGS_PER_ITERATION], self._due[_PINGS_PER_ITERATION:]
         for socket in now:
-            if socket in self._ring[socket.turn]:
+            if socket in self._ring[socket.keepalive_slot]:
                 _ping_socket(socket)
-        if self._late:
-            self._clock.callLater(0, self._go_on)
+        if self._due:
+            self._clock.callLater(0, self._ping_some)
 
 
 def _ping_socket(socket: KeepaliveSocket) -> None:
-    """One that fails stops no other: nobody would find their dead peers any more."""
+    """Ping a socket; a failure must not stop the pings of others."""
     try:
-        socket.beat()
+        socket.ping()
     except Exception:
-        _log.failure("a socket has no pulse", redact_failure())
+        _log.failure("sending a keepalive ping failed", redact_failure())
 
 
 MAX_FRAGMENTS = 1024
-# Bytes of pushes that wait for one socket.
+# Bytes of pushes queued for one socket.
 MAX_SEND_QUEUE_BYTES = 1_048_576
-# Messages of one socket, and bytes of them, that may wait for their turn before reading from it stops.
+# Messages of one socket, and their bytes, that may be queued before reading from it is paused.
 MAX_QUEUED_MESSAGES = 8
 MAX_QUEUED_BYTES = 262_144
-# Plain messages that are read in one go, and bytes in which others may begin; the rest in quanta of the scheduler.
+# Plain messages read in one go, and bytes given to Autobahn at once; the rest is read in quanta of the scheduler.
 _MESSAGES_PER_QUANTUM = 8
 _CHUNK_BYTES = 256
-# Frames that are charged together, and bytes that cost as much as one.
+# Frames that are charged together.
 _FRAMES_PER_CHARGE = 16
 
-# Where Autobahn keeps parts of frames and messages; its protocol is in reference cycles when the connection is gone.
+# Attributes in which Autobahn keeps parts of frames and messages; closed, its protocol is in reference cycles.
 _PARTIAL_MESSAGE_ATTRIBUTES = ("data", "message_data", "frame_data", "control_frame_data")
 
 
@@ -253,13 +248,13 @@ def has_native_masking() -> bool:
 @dataclass(frozen=True, slots=True)
 class SocketContext:
     """
-    What every socket works with.
+    Collaborators of all sockets.
 
-    :param receive: takes a DIDComm message, gives the reply.
-    :param converse: begins to speak Decentrl.
-    :param memory: told of large buffers that are free again.
+    :param receive: serves a DIDComm message.
+    :param converse: makes the Decentrl protocol of a socket.
+    :param memory: notified of freed large buffers.
     :param scheduler: of sockets that have sent more than is served at once.
-    :param admits: charges an address for frames of any kind: whether it is within its limit.
+    :param admits: charges an address for frames; whether it is within its limit.
     """
 
     receive: ReceiveMessage
@@ -274,7 +269,7 @@ class SocketContext:
 
 
 class NullLogger:
-    """Takes the place of Autobahn's loggers: they tell addresses and what clients wrote. Our events tell the rest."""
+    """Replaces Autobahn's loggers, which log addresses and content."""
 
     def __getattr__(self, level: str) -> Callable[..., None]:
         return lambda *args, **values: None
@@ -282,39 +277,37 @@ class NullLogger:
 
 class MediatorSocket(WebSocketServerProtocol):
     """
-    One socket. It translates and nothing more.
+    One open WebSocket.
 
-    Messages of one socket are served one after the other, so that what a wallet asks for in a row is answered in
-    that order; while too many wait, the socket is not read.
-
-    Autobahn shakes hands, closes, and reads whatever is not plain. Plain frames are read and written here
-    (:mod:`mediatord.http.websocket_frames`): it would spend more on one than all the rest of its way takes.
+    Its messages are served one after the other and answered in order; while too many are queued, reading is paused.
+    Plain frames are read and written without Autobahn (:mod:`mediatord.http.websocket_frames`), which would take
+    longer than everything else.
     """
 
-    # For thousands of them: Autobahn's own attributes are those of the class (:mod:`mediatord.http.websocket`).
+    # Small, as there are thousands of them.
     __slots__ = (
         "_bytes_in",
         "_bytes_out",
-        "_ahead",
+        "_unparsed",
         "_fragments",
         "_frames",
         "_full",
-        "_heard",
+        "_heard_since_ping",
         "_messages_in",
         "_messages_out",
         "_opened",
-        "_outbox",
-        "_owed",
+        "_send_queue",
+        "_pending_pong",
         "_pinged",
         "_reading",
-        "_resting",
+        "_has_class_defaults",
         "_serving",
-        "_speech",
-        "_waiting",
+        "_handler",
+        "_queued",
         "client",
         "name",
         "transport",
-        "turn",
+        "keepalive_slot",
     )
 
     log: Any = NullLogger()
@@ -323,42 +316,42 @@ class MediatorSocket(WebSocketServerProtocol):
     maxFramePayloadSize: int  # noqa: N815
     maxMessagePayloadSize: int  # noqa: N815
     _sockets: SocketContext
-    _pulse: KeepaliveScheduler
-    _max_outbox: int
+    _keepalive: KeepaliveScheduler
+    _max_send_queue: int
 
     def __init__(self) -> None:
         super().__init__()
         self.client = ""
         self.name = secrets.token_hex(8)
-        self.turn = 0
-        self._outbox = SendQueue(self._write_frame, max_bytes=self._max_outbox, on_drained=self._cleared)
-        self._speech: ProtocolSocketHandler = DIDCommSocketHandler(self._sockets.receive, self, self._outbox.put)
-        self._waiting: deque[tuple[bytes, bool]] | None = None
+        self.keepalive_slot = 0
+        self._send_queue = SendQueue(self._write_frame, max_bytes=self._max_send_queue, on_drained=self._drained)
+        self._handler: ProtocolSocketHandler = DIDCommSocketHandler(self._sockets.receive, self, self._send_queue.put)
+        self._queued: deque[tuple[bytes, bool]] | None = None
         self._serving = False
         self._reading = True
         self._full = False
-        # What was received and not looked at yet.
-        self._ahead = b""
+        # Bytes received and not parsed yet.
+        self._unparsed = b""
         self._frames = 0
         self._opened = False
-        self._resting = False
-        self._heard = False
+        self._has_class_defaults = False
+        self._heard_since_ping = False
         self._pinged = False
-        self._owed: bytes | None = None
+        self._pending_pong: bytes | None = None
         self._fragments = 0
         self._messages_in = self._messages_out = self._bytes_in = self._bytes_out = 0
 
     @property
     def unsent(self) -> tuple[int, int]:
-        """Frames that wait until the transport has room, and bytes that wait for the peer to read, those included."""
-        return self._outbox.waiting, self._outbox.waiting_bytes + _count_unsent_bytes(self.transport)
+        """Number of queued frames, and bytes not sent yet, those of the transport included."""
+        return self._send_queue.queued_frames, self._send_queue.queued_bytes + _count_unsent_bytes(self.transport)
 
     @property
     def unserved(self) -> tuple[int, int]:
-        """Messages that wait for their turn, and their bytes, with those of one that is not complete yet."""
-        waiting = self._waiting or ()
-        begun = self.message_data_total_length if self.inside_message else 0
-        return len(waiting), sum(len(payload) for payload, _ in waiting) + len(self.data) + len(self._ahead) + begun
+        """Number of queued messages, and their bytes with those not parsed yet."""
+        queued = self._queued or ()
+        size = sum(len(payload) for payload, _ in queued) + len(self.data) + len(self._unparsed)
+        return len(queued), size + (self.message_data_total_length if self.inside_message else 0)
 
     def onConnect(self, request: Any) -> None:
         """The handshake was read; no sub-protocol is ever selected."""
@@ -367,50 +360,50 @@ class MediatorSocket(WebSocketServerProtocol):
             _get_peer_host(self), request.headers.get("x-forwarded-for"), token
         )
         if unquote(request.path).strip("/") == "ws":
-            self._speech = ProtocolSwitch(self._sockets.converse(self), self._speech)
+            self._handler = ProtocolSwitch(self._sockets.converse(self), self._handler)
 
     def failHandshake(self, reason: str, code: int = 400, responseHeaders: Any = None) -> None:  # noqa: N802, N803
-        """The handshake is none; Autobahn's reason quotes headers, and goes to the client and to the log."""
+        """Refuse an invalid handshake, without Autobahn's reason, which quotes headers."""
         super().failHandshake("bad handshake", code, responseHeaders)
 
     def onOpen(self) -> None:
         """The handshake is done."""
         # After the upgrade the HTTP channel is still the transport's producer.
         self.transport.unregisterProducer()
-        self.transport.registerProducer(self._outbox, True)
+        self.transport.registerProducer(self._send_queue, True)
         self._opened = True
-        self._pulse.add(self)
+        self._keepalive.add(self)
         self._sockets.recorder.record_connection_opened(self.name, self.client)
         self._sockets.connections.opened(self)
-        self._speech.begin()
+        self._handler.start()
 
     def dataReceived(self, data: bytes) -> None:
-        """Some bytes of one or several frames, or a part of one."""
-        self._heard = True
-        if self._ahead:
-            self._ahead += data
+        """Parse frames; a part of one is kept."""
+        self._heard_since_ping = True
+        if self._unparsed:
+            self._unparsed += data
             return
-        at = self._read_plain(data) if self._resting else 0
+        at = self._read_plain(data) if self._has_class_defaults else 0
         if at != len(data):
             self._read_some(data, at)
 
     def run_quantum(self) -> None:
-        """Read some of what was received before."""
+        """Parse some of the bytes received before."""
         if self._full:
             return
-        data, self._ahead = self._ahead, b""
-        at = self._read_plain(data) if self._resting else 0
+        data, self._unparsed = self._unparsed, b""
+        at = self._read_plain(data) if self._has_class_defaults else 0
         if at != len(data):
             self._read_some(data, at)
         self._read_on()
 
     def _read_some(self, data: bytes, at: int) -> None:
-        """Have Autobahn read a frame that is not plain, or some small ones; the rest waits for a quantum."""
+        """Have Autobahn read a frame that is not plain, or some small ones; the rest is left for a quantum."""
         if self.state == self.STATE_CONNECTING:
             self._dataReceived(data)
             at = len(data)
         elif not self._full and not (self._is_plain() and find_simple_frame(data, at, self.maxMessagePayloadSize)):
-            self._resting = False
+            self._has_class_defaults = False
             begins = True
             while at < len(data) and (begins or self._payload_left()):
                 begins = False
@@ -420,28 +413,28 @@ class MediatorSocket(WebSocketServerProtocol):
             self._charge(0)
         if self._opened and self.state == self.STATE_OPEN and self._is_between_messages():
             drop_instance_defaults(self)
-            self._resting = True
+            self._has_class_defaults = True
         if at < len(data) and self.state != self.STATE_CLOSED and not self.transport.disconnecting:
-            self._ahead = data[at:]
+            self._unparsed = data[at:]
             self._pause()
             self._sockets.scheduler.add(self)
 
     def _is_plain(self) -> bool:
-        return self._resting and self.state == self.STATE_OPEN
+        return self._has_class_defaults and self.state == self.STATE_OPEN
 
     def _payload_left(self) -> int:
-        """Bytes of the frame that has begun, which are still to come."""
+        """Missing bytes of the current frame."""
         frame = self.current_frame
         left: int = frame.length - self.current_frame_masker.pointer() if frame is not None else 0
         return left
 
     def onFrameBegin(self) -> None:  # noqa: N802
-        """A frame of any kind starts."""
+        """Count a frame of any kind."""
         self._frames += 1
         super().onFrameBegin()
 
     def _charge(self, frames: int) -> None:
-        """Charge the address for frames, once there are some."""
+        """Count frames, and charge the address for them in batches."""
         self._frames += frames
         if self._frames >= _FRAMES_PER_CHARGE:
             frames, self._frames = self._frames, 0
@@ -455,8 +448,8 @@ class MediatorSocket(WebSocketServerProtocol):
             self.transport.pauseProducing()
 
     def _read_on(self) -> None:
-        """Read from the peer again, unless something waits."""
-        if self._ahead:
+        """Resume reading, unless there are unparsed bytes or too many queued messages."""
+        if self._unparsed:
             self._sockets.scheduler.add(self)
         elif not (self._reading or self._full):
             self._reading = True
@@ -466,7 +459,7 @@ class MediatorSocket(WebSocketServerProtocol):
         return not (self.data or self.inside_message or self.current_frame)
 
     def _read_plain(self, data: bytes) -> int:
-        """Take the messages in whole, plain frames; how many bytes they are."""
+        """Take the messages of whole, plain frames; returns the number of bytes parsed."""
         at = frames = 0
         while at < len(data) and frames < _MESSAGES_PER_QUANTUM and self.state == self.STATE_OPEN and not self._full:
             frame = find_simple_frame(data, at, self.maxMessagePayloadSize)
@@ -482,108 +475,108 @@ class MediatorSocket(WebSocketServerProtocol):
         return at
 
     def fire(self, event: str, *args: Any, **values: Any) -> Deferred[None]:
-        """Autobahn tells listeners of every message; there are none."""
+        """Autobahn's notification of listeners, of which there are none."""
         return succeed(None)
 
     def onMessageBegin(self, isBinary: bool) -> None:  # noqa: N803
-        """A message starts."""
+        """Begin to count the fragments of a message."""
         self._fragments = 0
         super().onMessageBegin(isBinary)
 
     def onMessageFrameBegin(self, length: int) -> None:
-        """A fragment starts; even empty ones cost memory, so their number is bounded too."""
+        """Bound the number of fragments, as even empty ones take memory."""
         self._fragments += 1
         super().onMessageFrameBegin(length)
         if self._fragments > MAX_FRAGMENTS and not self.failedByMe:
             self._fail_connection(1009, "too many fragments")
 
     def onMessage(self, payload: bytes, isBinary: bool) -> None:  # noqa: N803
-        """A whole message, text or binary."""
-        if self.state != self.STATE_OPEN:  # it is being closed, and what still comes is not served
+        """Queue and serve a message, text or binary."""
+        if self.state != self.STATE_OPEN:  # closing: further messages are not served
             return
         self._messages_in += 1
         self._bytes_in += len(payload)
         if len(payload) >= LARGE_BUFFER_BYTES:
             self._sockets.memory.released(len(payload))
             self._frames += len(payload) // LARGE_BUFFER_BYTES
-        if self._waiting is None:
-            self._waiting = deque()
-        self._waiting.append((payload, isBinary))
-        self._go_on()
-        if self._waiting and self._is_full(MAX_QUEUED_MESSAGES):
+        if self._queued is None:
+            self._queued = deque()
+        self._queued.append((payload, isBinary))
+        self._serve_next()
+        if self._queued and self._is_full(MAX_QUEUED_MESSAGES):
             self._full = True
             self._pause()
 
     def _is_full(self, messages: int) -> bool:
-        """Whether so many messages wait, or too many bytes."""
-        waiting = self._waiting or ()
+        """Whether this many messages, or too many bytes, are queued."""
+        waiting = self._queued or ()
         return len(waiting) >= messages or sum([len(payload) for payload, _ in waiting]) > MAX_QUEUED_BYTES
 
     def onPing(self, payload: bytes) -> None:  # noqa: N802
-        """Answer it; to a peer that does not read only the last one, once it does (RFC 6455 section 5.5.3)."""
-        if self._outbox.is_drained:
+        """Answer with a pong; while the peer does not read, only the last ping (RFC 6455 section 5.5.3)."""
+        if self._send_queue.is_drained:
             super().onPing(payload)
         else:
-            self._owed = payload
+            self._pending_pong = payload
 
-    def _cleared(self) -> None:
-        owed, self._owed = self._owed, None
+    def _drained(self) -> None:
+        owed, self._pending_pong = self._pending_pong, None
         if owed is not None:
             super().onPing(owed)
-        self._go_on()
+        self._serve_next()
 
-    def _go_on(self) -> None:
-        """Serve what waits. A peer that does not read its answers gets no further ones made."""
-        if self._waiting and not self._serving and self._outbox.is_drained:
+    def _serve_next(self) -> None:
+        """Serve queued messages, unless the peer does not read its replies."""
+        if self._queued and not self._serving and self._send_queue.is_drained:
             self._serving = True
             served = Deferred.fromCoroutine(self._serve())
             served.addErrback(lambda failure: _log.failure("serving a socket failed", redact_failure(failure)))
 
     async def _serve(self) -> None:
         try:
-            while self._waiting and self._outbox.is_drained:
-                payload, is_binary = self._waiting.popleft()
+            while self._queued and self._send_queue.is_drained:
+                payload, is_binary = self._queued.popleft()
                 if self._full and not self._is_full(MAX_QUEUED_MESSAGES // 2):
                     self._full = False
                     self._read_on()
                 try:
-                    await self._speech.hear(payload, is_binary)
+                    await self._handler.handle_message(payload, is_binary)
                 except ShutdownInProgress:
                     self.close(1001, "going away")
         finally:
             self._serving = False
-            if not self._waiting:  # an empty deque takes more than half a kilobyte
-                self._waiting = None
+            if not self._queued:  # an empty deque takes more than half a KiB
+                self._queued = None
 
     def send(self, frame: bytes) -> bool:
         """Queue one text frame; False when the socket cannot take it now."""
-        return self.state == self.STATE_OPEN and self._outbox.offer(frame)
+        return self.state == self.STATE_OPEN and self._send_queue.offer(frame)
 
     def close(self, code: int, reason: str) -> None:
         """Begin the closing handshake; a peer that does not answer is dropped after two seconds."""
         if self.state == self.STATE_OPEN:
-            self._waiting = None
+            self._queued = None
             # sendClose takes only the codes of applications.
             self.sendCloseFrame(code, reason.encode(), isReply=False)
 
-    def beat(self) -> None:
-        """Send a ping; a peer of whom nothing has come since the last one is gone."""
-        if self.state != self.STATE_OPEN:  # there is a time-out for closing
+    def ping(self) -> None:
+        """Send a ping; drop the connection if nothing was received since the last one."""
+        if self.state != self.STATE_OPEN:  # closing has its own timeout
             return
-        if self._pinged and not self._heard:
+        if self._pinged and not self._heard_since_ping:
             self.onAutoPingTimeout()
             return
-        self._pinged, self._heard = True, False
+        self._pinged, self._heard_since_ping = True, False
         write_immediately(self.transport, PING_FRAME)
 
-    def limit_outbox(self, max_bytes: int) -> None:
-        """Keep so many bytes of pushes from now on while the peer does not read."""
-        self._outbox.limit(max_bytes)
+    def limit_send_queue(self, max_bytes: int) -> None:
+        """Change the limit of the send queue."""
+        self._send_queue.limit(max_bytes)
 
     def _write_frame(self, payload: bytes) -> None:
         if self.state != self.STATE_OPEN:  # nothing may come after a close frame
             return
-        # Autobahn's sendMessage costs three times as much, and would refuse what is longer than it would read.
+        # Autobahn's sendMessage takes three times as long, and refuses messages longer than those it may read.
         self._messages_out += 1
         self._bytes_out += len(payload)
         if len(payload) >= LARGE_BUFFER_BYTES:
@@ -592,24 +585,24 @@ class MediatorSocket(WebSocketServerProtocol):
 
     def onClose(self, wasClean: bool, code: int | None, reason: str | None) -> None:  # noqa: N803
         """
-        The socket is gone; also called when the handshake failed.
+        The connection is closed; also called when the handshake failed.
 
-        What was received before is served all the same: a sender of forwards may say what it has to and leave.
+        Messages received before are still served: a sender of forwards may send and close.
         """
         self._sockets.memory.released(self.unserved[1] + self.unsent[1])
         self._sockets.scheduler.discard(self)
-        self._ahead = b""
-        self._outbox.stopProducing()
+        self._unparsed = b""
+        self._send_queue.stopProducing()
         for name in _PARTIAL_MESSAGE_ATTRIBUTES:
             vars(self).pop(name, None)
         if self._opened:
             self._opened = False
-            self._pulse.remove(self)
+            self._keepalive.remove(self)
             ours = self.localCloseCode if self.closedByMe else None
             by: Literal["us", "peer"] = "us" if ours is not None else "peer"
             traffic = (self._messages_in, self._messages_out, self._bytes_in, self._bytes_out)
-            self._sockets.recorder.record_connection_closed(self.name, self._speech.half, ours or code, by, traffic)
-            self._speech.end()
+            self._sockets.recorder.record_connection_closed(self.name, self._handler.half, ours or code, by, traffic)
+            self._handler.stop()
         self._sockets.connections.closed(self)
 
 
@@ -618,7 +611,7 @@ def _get_peer_host(protocol: Any) -> str:
 
 
 def _count_unsent_bytes(transport: Any) -> int:
-    """Bytes that Twisted keeps until the kernel takes them; 0 where that is not known, as under TLS."""
+    """Bytes in Twisted's buffers; 0 where that is not known, as under TLS."""
     if not isinstance(transport, Connection):
         return 0
     return len(transport.dataBuffer) - transport.offset + transport._tempDataLen
@@ -626,17 +619,17 @@ def _count_unsent_bytes(transport: Any) -> int:
 
 class _UnbatchedTimer:
     """
-    Takes the place of Autobahn's batched timer, which puts calls for the same moment on one timer of the reactor.
+    Replaces Autobahn's batched timer, which puts calls for the same time on one timer of the reactor.
 
-    When the clock is set, a timer keeps the time that it has left and is at another moment from then on: what is
-    asked for then would find one that fires much earlier or later.
+    After a step of the clock, pending timers have other times (:mod:`mediatord.clock`), and a call would be put on
+    one that fires much earlier or later.
     """
 
     def __init__(self, reactor: Any) -> None:
         self._reactor = reactor
 
     def call_later(self, delay: float, call: Callable[..., None], *args: Any, **options: Any) -> IDelayedCall:
-        """Have something called after so many seconds."""
+        """Call `call` after `delay` seconds."""
         timer: IDelayedCall = self._reactor.callLater(delay, call, *args, **options)
         return timer
 
@@ -654,50 +647,52 @@ class MediatorSocketFactory(WebSocketServerFactory):
         self, reactor: Any, sockets: SocketContext, max_message: int, *, ping_interval: float = 30.0
     ) -> None:
         super().__init__(url=None, server="mediatord", reactor=reactor)
-        # Autobahn's timers run on this.
+        # Autobahn's timers use this reactor.
         txaio.config.loop = reactor  # type: ignore[attr-defined]  # made at run time
-        # There is no public way: txaio's own takes the moments from the reactor.
+        # Autobahn has no public way to replace it.
         self._batched_timer = _UnbatchedTimer(reactor)
         self.setProtocolOptions(
-            # Fail with a close code, not by cutting the line.
+            # Fail with a close code, not by closing the connection.
             failByDrop=False,
             openHandshakeTimeout=10,
             closeHandshakeTimeout=2,
-            # One timer for each socket would be more than all else it takes; see the pulse.
+            # A timer for each socket would take more than everything else; see KeepaliveScheduler.
             autoPingInterval=0,
             tcpNoDelay=True,
             # JSON is checked to be UTF-8 when it is parsed.
             utf8validateIncoming=False,
         )
-        own = {"__slots__": (), "_sockets": sockets, "_pulse": KeepaliveScheduler(reactor, ping_interval)}
+        own = {"__slots__": (), "_sockets": sockets, "_keepalive": KeepaliveScheduler(reactor, ping_interval)}
         self._make: type[MediatorSocket] = type("Socket", (MediatorSocket,), {**build_class_defaults(self), **own})
         self.limit(max_message)
 
-    def limit(self, max_message: int, max_outbox: int = MAX_SEND_QUEUE_BYTES) -> None:
+    def limit(self, max_message: int, max_send_queue: int = MAX_SEND_QUEUE_BYTES) -> None:
         """
-        Take messages and frames of so many bytes from now on, also on sockets that are open, and keep so many bytes
-        of pushes for each.
+        Change the limits, also of open sockets.
+
+        :param max_message: bytes of a message, and of a frame.
+        :param max_send_queue: bytes of pushes queued for one socket.
         """
-        self._make._max_outbox = max_outbox
+        self._make._max_send_queue = max_send_queue
         for socket in self._open():
-            socket.limit_outbox(max_outbox)
+            socket.limit_send_queue(max_send_queue)
         self.setProtocolOptions(maxFramePayloadSize=max_message, maxMessagePayloadSize=max_message)
-        # What Autobahn asks for is of the class.
+        # Sockets read these from their class.
         self._make.maxFramePayloadSize = self._make.maxMessagePayloadSize = max_message
 
     def unsent(self) -> tuple[int, int]:
-        """Of all open sockets together; see :attr:`MediatorSocket.unsent`."""
+        """Sum of :attr:`MediatorSocket.unsent` over all open sockets."""
         return _sum_usage(socket.unsent for socket in self._open())
 
     def unserved(self) -> tuple[int, int]:
-        """Likewise; see :attr:`MediatorSocket.unserved`."""
+        """Sum of :attr:`MediatorSocket.unserved` over all open sockets."""
         return _sum_usage(socket.unserved for socket in self._open())
 
     def _open(self) -> Iterator[MediatorSocket]:
-        return cast(Iterator[MediatorSocket], iter(self._make._pulse))
+        return cast(Iterator[MediatorSocket], iter(self._make._keepalive))
 
     def buildProtocol(self, addr: object) -> MediatorSocket:
-        """One socket."""
+        """Make a socket."""
         return self._make()
 
 

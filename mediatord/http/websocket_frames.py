@@ -1,4 +1,4 @@
-"""Frames of a WebSocket as bytes: those that we write, and those that nearly all clients send (RFC 6455, 5)."""
+"""WebSocket frames as bytes: those written here, and the common form of those received (RFC 6455 section 5)."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ PING_FRAME = b"\x89\x04ping"
 
 _MASK_BIT = 0x80
 _EXTENDED_LENGTH = 126
-# Below this a long integer is quicker than a call of Autobahn's native code; without that it always is.
+# Up to this size XOR of integers is faster than Autobahn's native code; without native code it always is.
 _MAX_INTEGER_XOR = 768 if USES_NVX else 1 << 62
 
 
 class FrameBounds(NamedTuple):
     """
-    Where a frame lies in what was received.
+    Position of a frame in a buffer.
 
     :param kind: its first byte, one of those above.
-    :param begin: of its payload, right behind the mask.
-    :param end: of its payload.
+    :param begin: start of its payload, right behind the mask.
+    :param end: end of its payload.
     """
 
     kind: int
@@ -30,12 +30,12 @@ class FrameBounds(NamedTuple):
     end: int
 
 
-def find_simple_frame(data: bytes, at: int, most: int) -> FrameBounds | None:
+def find_simple_frame(data: bytes, at: int, max_payload: int) -> FrameBounds | None:
     """
-    The frame at a place, if it is whole and could not be plainer: final, masked, of minimal length, without
-    extensions, a text, a binary or a pong. None for all others, also for those that have to be refused.
+    The frame at `at`, if it is complete and plain: final, masked, without extensions, its length in the shortest form
+    of at most 16 bits, and a text, binary or pong frame. None for all others, invalid ones included.
 
-    :param most: bytes of a payload.
+    :param max_payload: bytes.
     """
     left = len(data) - at
     if left < 6:
@@ -50,11 +50,11 @@ def find_simple_frame(data: bytes, at: int, most: int) -> FrameBounds | None:
         if length < _EXTENDED_LENGTH:
             return None
     end = begin + length
-    return FrameBounds(kind, begin, end) if end <= len(data) and length <= most else None
+    return FrameBounds(kind, begin, end) if end <= len(data) and length <= max_payload else None
 
 
 def unmask_payload(data: bytes, frame: FrameBounds) -> bytes:
-    """What a client wrote, without the mask."""
+    """The payload of a frame without the mask."""
     begin, end = frame.begin, frame.end
     mask, masked = data[begin - 4 : begin], data[begin:end]
     size = end - begin

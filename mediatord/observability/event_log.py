@@ -1,12 +1,9 @@
 """
-A file of lines that never raises and never grows without bound, whatever the disk does.
-
-Hands closed log segments to a child process, one at a time (see :mod:`mediatord.observability.segments`).
-
 The event log: one JSON object a line, in rotated segments (analytics contract 4.2).
 
-Lines are collected and go to the file once per reactor turn with one write(2), so that a crash loses at most one
-turn; nothing here waits for the disk to be done. A full disk costs lines, which are counted, never an exception.
+Events are kept as records and encoded and written once per reactor iteration with one write(2), so that a crash loses
+at most one iteration. Nothing here waits for the disk. A full disk loses lines, which are counted, and raises
+nothing. Closed segments are sealed by a child process, one at a time (see :mod:`mediatord.observability.segments`).
 """
 
 from __future__ import annotations
@@ -53,12 +50,13 @@ LogFileState = Literal["closed", "in_place", "moved", "removed"]
 
 class BufferedLineFile:
     """
-    An appending file that takes what it can.
+    A file that lines are appended to; a failed write raises nothing and is retried with the next one.
 
-    :ivar pending: bytes not written yet, whole lines but for the first.
+    :ivar pending: bytes not written yet: whole lines, except perhaps the first.
+    :ivar capacity: bytes that may be pending.
     :ivar size: bytes in the file.
     :ivar blocked: whether the last attempt failed.
-    :ivar torn: whether the file has the beginning of the first of them.
+    :ivar torn: whether the file has the beginning of the first pending line.
     """
 
     def __init__(self, path: Path, capacity: int) -> None:
@@ -71,7 +69,7 @@ class BufferedLineFile:
         self.torn = False
 
     def open(self) -> None:
-        """:raise OSError: it does not open."""
+        """:raise OSError: the file cannot be opened."""
         if self._descriptor is None:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
             self._descriptor = os.open(self._path, flags, 0o640)
@@ -79,11 +77,11 @@ class BufferedLineFile:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a file that lines go to."""
+        """Whether the file is open."""
         return self._descriptor is not None
 
     def find_file(self) -> LogFileState:
-        """Whether what is written still goes to a file of this path."""
+        """Whether the open file is still the one at its path."""
         if self._descriptor is None:
             return "closed"
         status = os.fstat(self._descriptor)
@@ -91,7 +89,7 @@ class BufferedLineFile:
             there = os.stat(self._path)
         except (FileNotFoundError, NotADirectoryError):
             return "moved" if status.st_nlink else "removed"
-        except OSError:  # nobody can tell
+        except OSError:  # unknown
             return "in_place"
         if (there.st_dev, there.st_ino) == (status.st_dev, status.st_ino):
             return "in_place"
@@ -99,9 +97,9 @@ class BufferedLineFile:
 
     def switch_file(self, first: bytes) -> int:
         """
-        Go on in another file: close this one, and keep whole lines that are not in it, after a first one.
+        Close this file and continue in a new one with the given first line and all whole lines not yet written.
 
-        :return: lines given up, as a part of them is in the file that is left: none or one.
+        :return: how many lines were lost because a part of them is in the old file: 0 or 1.
         """
         torn = self.torn
         if torn:
@@ -111,7 +109,7 @@ class BufferedLineFile:
         return int(torn)
 
     def flush(self) -> bool:
-        """Write what waits; whether all of it went."""
+        """Write what is pending; whether all of it was written."""
         try:
             if self._descriptor is None:
                 self.open()
@@ -127,7 +125,7 @@ class BufferedLineFile:
         return not self.blocked
 
     def close(self) -> int:
-        """Close the file; what could not be written is given up: so many lines, one that is torn included."""
+        """Close the file; how many lines were lost because they could not be written, a torn one included."""
         given_up = self.pending.count(b"\n")
         self.pending.clear()
         self._close()
@@ -143,7 +141,8 @@ class BufferedLineFile:
 
 class SegmentSealer:
     """
-    Seals one segment after the other. A failure is logged; the segment then stays as it is until the next start.
+    Seals closed segments one after the other. After a failure, which is logged, a segment stays as it is until the
+    next start.
 
     :ivar compress: whether segments are compressed, or only flushed to disk.
     """
@@ -157,7 +156,7 @@ class SegmentSealer:
         self._busy = False
 
     def __call__(self, path: Path) -> None:
-        """Seal this closed segment as soon as those before it are done."""
+        """Seal a closed segment once those before it are done."""
         self._waiting.append(path)
         self._next()
 
@@ -166,7 +165,7 @@ class SegmentSealer:
             return
         self._busy = True
         path = self._waiting.popleft()
-        # -I: the directory of the program, which is this package, must not shadow the standard library.
+        # -I: the program's directory, which is this package, must not shadow the standard library.
         command = [sys.executable, "-I", segments.__file__, str(path), *(["--gzip"] if self.compress else [])]
         try:
             self._reactor.spawnProcess(_SealProcessProtocol(self, path), sys.executable, command, env={})
@@ -174,7 +173,7 @@ class SegmentSealer:
             self.ended(path, Failure(error))
 
     def ended(self, path: Path, reason: Failure) -> None:
-        """A child has ended; called by its protocol."""
+        """The child process ended; called by its protocol."""
         self._busy = False
         if not reason.check(ProcessDone):
             self._log.warn("log segment {name} could not be sealed: {reason}", name=path.name, reason=reason.value)
@@ -199,9 +198,9 @@ _SECONDS_PER_HOUR = 3600.0
 @dataclass(frozen=True, slots=True)
 class LogOrigin:
     """
-    Who writes: the same on every line.
+    Writer of the log: the same on every line.
 
-    :param epoch: of the key that tags are made with.
+    :param epoch: of the pseudonym key.
     :param boot: a random id of this start.
     """
 
@@ -225,7 +224,7 @@ class SegmentLimits:
 
 
 class EventLogObserver(Protocol):
-    """Who counts what becomes of the log, and what the log is about."""
+    """Counts what happens to the log, and supplies the counters that are logged."""
 
     def collect_totals(self) -> Mapping[str, int]:
         """Fields of the event `counters`."""
@@ -234,10 +233,10 @@ class EventLogObserver(Protocol):
         """A line was not written."""
 
     def count_deleted_segments(self, segments: int, unread: int) -> None:
-        """So many closed segments were deleted, `unread` of them before the analysis had read them."""
+        """Closed segments were deleted, `unread` of them before the analysis had read them."""
 
     def count_recreated_directory(self) -> None:
-        """The directory had been removed, and was made again."""
+        """The removed log directory was created again."""
 
 
 class EventLogWriter(Service):
@@ -245,10 +244,9 @@ class EventLogWriter(Service):
     Writes events to `events.jsonl` while it runs; implements :class:`~mediatord.observability.event_schema.EventLog`.
 
     :param level: events below it are not written, `log.*` excepted; nor, once that was above info, is `counters`.
-    :param seal: given every closed segment, to flush it to disk or compress it; nothing by default.
+    :param seal: called with every closed segment, to flush it to disk or compress it.
     :ivar dropped: lines lost since the start.
-    :ivar told: asked for what the event `counters` says at the end of each segment, and told of losses; None for
-        nobody.
+    :ivar observer: supplies the event `counters` at the end of each segment, and counts losses; or None.
     """
 
     name = "log"
@@ -290,7 +288,7 @@ class EventLogWriter(Service):
         """
         Begin a segment.
 
-        :raise OSError: the directory cannot be made or written to.
+        :raise OSError: the directory cannot be created or written to.
         """
         now = self._clock.seconds()
         left = self._segments.prepare(now)
@@ -298,13 +296,13 @@ class EventLogWriter(Service):
         self._sink.open()
         Service.startService(self)
         self._open_segment()
-        self._wait_for_hour()
+        self._schedule_rotation()
         for path in left:
             if path.exists():
                 self._seal(path)
 
     def stopService(self) -> None:
-        """Close the segment and let it reach the disk. It is sealed at the next start."""
+        """Close the segment, which is sealed at the next start."""
         for call in (self._flush_call, self._hour_call):
             if call is not None:
                 call.cancel()
@@ -323,7 +321,7 @@ class EventLogWriter(Service):
         self.write(event, validate_fields(event, fields))
 
     def write(self, event: str, fields: dict[str, object]) -> None:
-        """Write an event whose fields were made as they have to be: :meth:`EventLog.write`."""
+        """Write an event with valid fields: :meth:`EventLog.write`."""
         if event not in self._written:
             return
         if not self.running:
@@ -339,27 +337,27 @@ class EventLogWriter(Service):
     def flush(self) -> None:
         """As :meth:`EventLog.flush`."""
         if not self._sink.blocked:
-            self._flush()
+            self._write_lines()
 
     @property
     def pending(self) -> int:
-        """Bytes of lines that are not in the file yet."""
+        """Bytes of lines not yet written."""
         self._encode_records()
         return len(self._sink.pending)
 
     @property
     def segment_lines(self) -> int:
-        """Lines of the present segment."""
+        """Lines of the open segment."""
         self._encode_records()
         return self._segment.lines
 
     def rotate(self, ignored_lines: int = 0) -> bool:
         """
-        Close the segment and begin the next (full hour, size, SIGUSR1), unless nothing is in it.
+        Close the segment and begin the next (full hour, size, SIGUSR1), unless it is empty or the disk is full.
 
-        Not while the disk is full. A signal arrives between any two instructions: call this from the reactor.
+        A signal arrives between any two instructions: call this from the reactor.
 
-        :param incidental: so many of its last lines are no reason to close it.
+        :param ignored_lines: number of its last lines that do not count.
         :return: whether it was closed, and old segments were deleted.
         """
         self._encode_records()
@@ -381,7 +379,7 @@ class EventLogWriter(Service):
         return closed is not None
 
     def set_key_epoch(self, epoch: int) -> None:
-        """Tags are made with another key from now on: begin a segment."""
+        """Begin a segment, as pseudonyms are made with another key from now on."""
         self._encode_records()
         self._origin = replace(self._origin, epoch=epoch)
         self._heads = _encode_line_heads(self._origin)
@@ -389,12 +387,12 @@ class EventLogWriter(Service):
             self._begin_next()
 
     def limit(self, limits: SegmentLimits, level: LogLevel) -> None:
-        """Go on with other limits, but for the buffer, and with another level."""
+        """Change the limits, except the buffer, and the level."""
         self._limits = limits
         self._write_from(level)
 
     def _write_from(self, level: LogLevel) -> None:
-        """Once lines were left out because of the level, the counters say more than those that are there."""
+        """Once lines were left out because of the level, counters no longer match the lines and are left out too."""
         self._written = {name for name, event in EVENTS.items() if _is_level_enabled(name, event.level, level)}
         self._comparable = self._comparable and "counters" in self._written
         if not self._comparable:
@@ -405,7 +403,7 @@ class EventLogWriter(Service):
         self._encode_records()
 
     def _encode_records(self) -> None:
-        """Turn the records into lines."""
+        """Encode the collected records as lines."""
         records, self._records = self._records, []
         for event, now, fields in records:
             self._seq += 1
@@ -430,13 +428,13 @@ class EventLogWriter(Service):
             self.observer.count_lost_line()
 
     def _give_up(self, lines: int) -> None:
-        """The disk took no more of a segment that is closed now."""
+        """Lines of a segment that is closed now could not be written."""
         self._report_later(lines, "disk")
         if lines:
             self._log.warn("{lines} lines of the event log were lost: the disk did not take them", lines=lines)
 
     def _report_later(self, lines: int, reason: str) -> None:
-        """Count lines that are lost; a line of the log says so as soon as one can be written."""
+        """Count lost lines; the event `log.drop` reports them as soon as a line can be written."""
         for _ in range(lines):
             self._lost()
         if lines:
@@ -458,7 +456,7 @@ class EventLogWriter(Service):
             self.observer.count_deleted_segments(deleted.segments, deleted.unread)
 
     def _read_segments(self) -> frozenset[str] | None:
-        """None if there is no analysis. What it cannot say, it has not read."""
+        """Segments that the analysis has read, none if that is unknown; None if there is no analysis."""
         problem = ""
         read: frozenset[str] | None = frozenset()
         try:
@@ -472,7 +470,7 @@ class EventLogWriter(Service):
         return read
 
     def _ensure_file(self) -> None:
-        """Go on in a new file, in a new directory if need be, where the one that is written to is no longer there."""
+        """Continue in a new file, if need be in a new directory, if the open one was moved or removed."""
         self._file_check_due = False
         state = self._sink.find_file()
         if state in ("closed", "in_place"):
@@ -492,11 +490,11 @@ class EventLogWriter(Service):
         self._report_later(torn + (written if state == "removed" else 0), "removed")
 
     def _flush_again(self) -> bool:
-        """After a failure: whether all went once there was a directory again."""
+        """After a failure: create the directory if it is missing and write again; whether all was written."""
         return not self._sink.is_open and self._make_directory() and self._sink.flush()
 
     def _make_directory(self) -> bool:
-        """Whether it was missing, and is there now."""
+        """Create the directory; whether it was missing."""
         try:
             made = self._segments.ensure_directory()
         except OSError:
@@ -510,9 +508,9 @@ class EventLogWriter(Service):
     def _end_iteration(self) -> None:
         self._flush_call = None
         if self._records or self._sink.pending or self._unreported or self._file_check_due:
-            self._flush()
+            self._write_lines()
 
-    def _flush(self) -> None:
+    def _write_lines(self) -> None:
         if self._records:
             self._encode_records()
         if self._file_check_due:
@@ -534,14 +532,14 @@ class EventLogWriter(Service):
             self._flush_call = self._clock.callLater(_RETRY_SECONDS, self._end_iteration)
 
     def _open_segment(self) -> None:
-        """The first line waits in the buffer until the file can be opened."""
+        """Begin a segment; its first line stays in the buffer until the file can be opened."""
         self._segment = _OpenSegment(self._segments.next_name(self._clock.seconds()), self._seq + 1)
         self._append("log.open", self._opening())
         if not (self._sink.flush() or self._flush_again()):
             self._retry_later()
 
     def _first_line(self) -> bytes:
-        """The first line of the segment, which is to stand before lines that wait already."""
+        """The first line of a segment, to be placed before lines in the buffer."""
         self._seq += 1
         now = self._clock.seconds()
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(int(now))).encode()
@@ -549,14 +547,14 @@ class EventLogWriter(Service):
         return encode_line(head, self._opening())
 
     def _opening(self) -> dict[str, object]:
-        """Fields of the first line of the segment."""
+        """Fields of the first line of a segment."""
         return {"version": self._origin.version, "schema": SCHEMA_VERSION, "segment": self._segment.name}
 
     def _close_segment(self) -> Path | None:
         """
-        The closed file; None when it could not be given its name: then it grows on, if it is there at all.
+        The closed file; None if it could not be renamed, and then it continues to grow.
 
-        The last line is missing if the disk is full just now: readers take that for a crash.
+        The last line is missing if the disk is full; readers treat that as a crash.
         """
         segment = self._segment
         if self.observer is not None and "counters" in self._written:
@@ -573,19 +571,19 @@ class EventLogWriter(Service):
             )
             return None
 
-    def _wait_for_hour(self) -> None:
+    def _schedule_rotation(self) -> None:
         now = self._clock.seconds()
-        self._hour_call = self._clock.callLater(_SECONDS_PER_HOUR - now % _SECONDS_PER_HOUR, self._hour_struck)
+        self._hour_call = self._clock.callLater(_SECONDS_PER_HOUR - now % _SECONDS_PER_HOUR, self._rotate_hourly)
 
-    def _hour_struck(self) -> None:
-        self._wait_for_hour()
+    def _rotate_hourly(self) -> None:
+        self._schedule_rotation()
         if not self.rotate():
             self._prune()
 
 
 @dataclass(slots=True)
 class _OpenSegment:
-    """What the last line of the open segment will say."""
+    """Fields of the last line of the open segment."""
 
     name: str
     seq_first: int
@@ -602,7 +600,7 @@ def _encode_line_heads(origin: LogOrigin) -> dict[str, bytes]:
 
 
 def _find_lowest_seq(lines: bytearray) -> int:
-    """The lowest number of these lines."""
+    """The lowest sequence number of these lines."""
     return min(int(json.loads(line)["seq"]) for line in lines.splitlines())
 
 

@@ -1,8 +1,4 @@
-"""
-What became of messages, told once to the counters of Prometheus and to the event log.
-
-What happened, told once: to the counters of Prometheus and to the event log.
-"""
+"""Records requests, messages, accounts and connections: counts Prometheus metrics and writes the event log."""
 
 from __future__ import annotations
 
@@ -33,18 +29,18 @@ DeliveryPath = Literal["live", "pickup", "poll", "http"]
 AcceptMethod = Literal["live", "queue"]
 ProtocolName = Literal["didcomm", "decentrl"]
 
-# What the books of a store consist of, beside what waits.
+# Outcomes in the message ledger of a store, besides the queued messages.
 LEDGER_ENTRIES = ("accepted", "acknowledged", "expired", "evicted", "removed", "withdrawn")
 
-# Messages whose pushes are counted until they are gone, those that were pushed last.
+# Messages of which the number of pushes is kept; the least recently pushed are dropped.
 _MAX_ATTEMPT_COUNTERS = 10_000
 
 
 class MessageLike(Protocol):
     """
-    A payload on its way to a recipient, in either half.
+    A queued payload of either protocol.
 
-    :ivar expires_at: None when it waits until it is acknowledged.
+    :ivar expires_at: None when it does not expire.
     """
 
     @property
@@ -65,10 +61,11 @@ class MessageLike(Protocol):
 
 class MessageEventRecorder:
     """
-    The part of :class:`~mediatord.observability.event_recorder.EventRecorder` that is about messages.
+    Records what happens to messages.
 
-    :param is_own: whether a DID is one of those that the daemon writes to itself with, which is not to be told of.
-    :ivar metrics: the counters; who only counts what has no line may use them directly.
+    :param is_own: whether a DID belongs to the daemon's end-to-end probe, of which nothing is recorded.
+    :ivar metrics: the counters; those without a log line may be counted directly.
+    :ivar flush_events: writes the lines of this reactor iteration, which has to happen before clients are answered.
     """
 
     def __init__(
@@ -86,25 +83,24 @@ class MessageEventRecorder:
         self._own: Counter[str] = Counter()
         self.metrics = metrics
         self.is_own = is_own
-        # Writes the lines of this reactor iteration now, before their clients are answered.
         self.flush_events = events.flush
 
     @property
-    def remembered(self) -> int:
-        """Messages whose pushes are counted."""
+    def attempt_count(self) -> int:
+        """Number of messages of which the pushes are counted."""
         return len(self._attempts)
 
-    def tag(self, did: str) -> str:
-        """What stands for a DID in the log."""
+    def pseudonymize(self, did: str) -> str:
+        """The pseudonym of a DID in the log."""
         return self._pseudonymizer.did(did)
 
-    def accepted(
+    def record_accept(
         self, request: str, message: MessageLike, sender: str | None, half: ProtocolName, pushed: bool
     ) -> None:
         """
         A payload was stored (UC-021 "Logging").
 
-        :param request: id of the request that it came with.
+        :param request: id of its request.
         :param pushed: whether a socket took it at once.
         """
         if self.is_own(message.recipient_did):
@@ -128,13 +124,13 @@ class MessageEventRecorder:
             fields["ttl_s"] = round(expires_at - message.received_at)
         self._events.write("msg.accept", fields)
 
-    def pushed(
+    def record_push(
         self, message: MessageLike, sessions: Sequence[str | None], path: DeliveryPath, half: ProtocolName
     ) -> None:
         """
-        A message was handed over, and stays until it is acknowledged.
+        A message was delivered, and stays queued until it is acknowledged.
 
-        :param sessions: names of the sockets that took it; None where it was asked for without one.
+        :param sessions: names of the sockets that took it; None for a request without a socket.
         """
         if self.is_own(message.recipient_did):
             return
@@ -159,7 +155,7 @@ class MessageEventRecorder:
             self._events.write("msg.push", fields)
 
     def record_push_failure(self, id_: str, recipient_did: str, received_at: float) -> None:
-        """A push came to nothing: the message waits in the queue after all (UC-021 AF-6)."""
+        """A push was not acknowledged, so the message is pending again (UC-021 AF-6)."""
         if self.is_own(recipient_did):
             return
         self.metrics.stored.value += 1
@@ -175,13 +171,13 @@ class MessageEventRecorder:
         )
 
     def record_remote_push_failures(self, count: int) -> None:
-        """So many pushes of a node that is gone came to nothing; which ones is not known here."""
+        """As :meth:`record_push_failure`, for unknown messages that a dead node had pushed."""
         for _ in range(count):
             self.metrics.stored.value += 1
             self._events.emit("msg.push", proto="didcomm", path="live", ok=False)
 
-    def acknowledged(self, removed: RemovedMessage, path: DeliveryPath, half: ProtocolName) -> None:
-        """A message was delivered and is gone."""
+    def record_acknowledgement(self, removed: RemovedMessage, path: DeliveryPath, half: ProtocolName) -> None:
+        """A message was acknowledged and removed."""
         if self.is_own(removed.recipient_did):
             self._own["acknowledged"] += 1
             return
@@ -200,16 +196,16 @@ class MessageEventRecorder:
             },
         )
 
-    def expired(self, removed: RemovedMessage) -> None:
-        """A message was not fetched in time (UC-021 AF-5)."""
+    def record_expiry(self, removed: RemovedMessage) -> None:
+        """A message expired (UC-021 AF-5)."""
         if self.is_own(removed.recipient_did):
             self._own["expired"] += 1
             return
         self.metrics.expired.value += 1
         self._lost("msg.expire", removed, "ttl")
 
-    def evicted(self, removed: RemovedMessage) -> None:
-        """A message made room for a newer one (UC-021 AF-4)."""
+    def record_eviction(self, removed: RemovedMessage) -> None:
+        """A message was evicted for a newer one (UC-021 AF-4)."""
         if self.is_own(removed.recipient_did):
             self._own["evicted"] += 1
             return
@@ -217,21 +213,20 @@ class MessageEventRecorder:
         self._lost("msg.evict", removed, removed.reason or "fifo_count")
 
     def record_purge(self, removed: RemovedMessage, half: ProtocolName) -> None:
-        """The operator has removed a message."""
+        """The operator removed a message."""
         self._lost("msg.remove", removed, "purged", half)
 
     def update_ledger_metrics(self, books: StoreLedger) -> None:
-        """Have the metrics say what the store's own books say."""
+        """Set the ledger metrics from the store's ledger."""
         for half, ledger in (("didcomm", books.didcomm), ("decentrl", books.decentrl)):
             gone = {name: getattr(ledger, name) for name in LEDGER_ENTRIES}
             self.metrics.ledger.update(half, {**gone, "waiting": ledger.waiting}, ledger.difference)
 
-    def ledger(self, store: str, books: StoreLedger) -> None:
+    def record_ledger(self, store: str, books: StoreLedger) -> None:
         """
-        Log what the store's own books say; and what of it this process did for itself since it was asked before,
-        which has no lines.
+        Log the store's ledger, with the messages of the probe since the last call, which have no lines.
 
-        :param store: what stands for it.
+        :param store: pseudonym of the store.
         """
         own, self._own = self._own, Counter()
         self._keep("didcomm", store, books.didcomm, own)
@@ -250,7 +245,7 @@ class MessageEventRecorder:
         )
 
     def _lost(self, event: str, removed: RemovedMessage, reason: str, half: ProtocolName = "didcomm") -> None:
-        """By itself only the DIDComm half loses messages: what the other one keeps waits until it is acknowledged."""
+        """Decentrl events are lost only by a purge."""
         self._attempts.pop(removed.id, None)
         self._events.emit(
             event,
@@ -267,16 +262,16 @@ class MessageEventRecorder:
         return max(0, int((self._clock.seconds() - since) * 1000))
 
 
-# A century: what is more says nothing about a clock, and might not fit where the log is read.
+# A century. Larger values say nothing about a clock, and might not fit a reader's types.
 _MAX_AGE_MS = 3_155_760_000_000
 
 
 @dataclass(slots=True)
 class RequestRecord:
     """
-    A request that was begun; not frozen, which would take longer than all of :meth:`Journal.begin`.
+    A request in progress. Not frozen, as that would take longer than :meth:`EventRecorder.begin_request` does.
 
-    :param began: by a clock that nobody sets.
+    :param began: by the monotonic clock.
     """
 
     request: str
@@ -292,27 +287,27 @@ class _ConnectionRecord:
     """
     An open socket.
 
-    :param began: when it was opened, by a clock that nobody sets.
-    :param did: bound to it first; its tag depends on when it is asked for.
+    :param began: when it was opened, by the monotonic clock.
+    :param did: the first DID that authenticated; kept in the clear, since pseudonym keys change.
     """
 
     began: float
     did: str | None = field(default=None, repr=False)
 
 
-# What is charged by the minute; other limits are called by their settings.
+# Limits by the minute; others are named after their settings.
 _PER_MINUTE_LIMITS = frozenset({"did", "ip", "account"})
 
 
 class EventRecorder(MessageEventRecorder):
     """
-    Counts and logs. No method takes a payload, an envelope or a key.
+    Records everything else. No method takes a payload, an envelope or a key.
 
-    What has a line in the log and a counter is counted right before its line is written, one by one: so the counters
-    that stand in the log are those of the lines before (:meth:`Metrics.totals`).
+    Each counter is incremented right before its line is written, so that the counters in the log are those of the
+    lines before them (:meth:`Metrics.totals`).
 
-    :ivar steady: seconds since any time, by a clock that nobody sets.
-    :ivar on_refusal: told of requests that were refused or failed: protocol, situation in words, and code.
+    :ivar monotonic: returns seconds since an arbitrary time, by a clock that cannot be set.
+    :ivar on_rejection: called for requests that were refused or failed: protocol, situation, and code.
     """
 
     def __init__(
@@ -321,30 +316,30 @@ class EventRecorder(MessageEventRecorder):
         events: EventLog,
         metrics: Metrics,
         pseudonymizer: Pseudonymizer,
-        steady: Callable[[], float] | None = None,
+        monotonic: Callable[[], float] | None = None,
         is_own: Callable[[str], bool] = lambda did: False,
     ) -> None:
         super().__init__(clock, events, metrics, pseudonymizer, is_own)
-        self.steady = steady or clock.seconds
-        self._since = self.steady()
+        self.monotonic = monotonic or clock.seconds
+        self._since = self.monotonic()
         self.on_rejection: Callable[[ProtocolName, str, str], None] = lambda protocol, situation, code: None
         self._requests = 0
         self._connections: dict[str, _ConnectionRecord] = {}
 
-    def begin(
+    def begin_request(
         self, protocol: ProtocolName, peer: str, size: int, watch: Stopwatch | None = None, came: float | None = None
     ) -> RequestRecord:
         """
-        A request or frame of `size` bytes came in.
+        A request or frame of `size` bytes was received.
 
-        :param watch: of this request; by default one that those find who work for it.
-        :param came: when, by :attr:`steady`; by default now.
+        :param watch: of this request; by default a new one, which becomes that of the current context.
+        :param came: when, by :attr:`monotonic`; by default now.
         """
         self._requests += 1
-        began = self.steady() if came is None else came
+        began = self.monotonic() if came is None else came
         return RequestRecord(f"{self._requests:x}", protocol, peer, size, began, watch or start_stopwatch())
 
-    def end(
+    def end_request(
         self,
         request_record: RequestRecord,
         *,
@@ -356,20 +351,18 @@ class EventRecorder(MessageEventRecorder):
         code: str | None = None,
     ) -> None:
         """
-        It was answered.
+        A request was answered.
 
-        :param kind: name of the message type as it is served; what a peer wrote could be anything.
-        :param code: what the peer was told, where that is not the code of `fault` in the protocol's table.
+        :param kind: name of the message type in the dispatch table, never as the peer wrote it.
+        :param code: sent to the peer, if it is not the code of `fault` in the protocol's table.
         """
         if request_record.peer == PROBE_CLIENT:
             return
-        seconds = self.steady() - request_record.began
+        seconds = self.monotonic() - request_record.began
         outcome = "failed" if status >= 500 else "accepted" if fault is None else "rejected"
         self.metrics.observe_request(request_record.protocol, outcome, seconds)
-        if fault is not None:
-            self.metrics.count_rejection(fault.reason)
-        if fault is not None or outcome == "failed":
-            self.on_rejection(request_record.protocol, *_describe_rejection(request_record.protocol, fault, code))
+        if outcome != "accepted":
+            code = self._record_rejection(request_record.protocol, fault, code)
         fields: dict[str, object] = {
             "req": request_record.request,
             "proto": request_record.protocol,
@@ -377,12 +370,9 @@ class EventRecorder(MessageEventRecorder):
             "size": request_record.size,
             "dur_ms": round(seconds * 1000, 3),
         }
-        if session is not None:
-            fields["conn"] = session
-        if kind is not None:
-            fields["mtype"] = kind
-        if fault is not None:
-            fields["code"] = code or _find_error_code(request_record.protocol, fault).code
+        for name, value in (("conn", session), ("mtype", kind), ("code", code)):
+            if value is not None:
+                fields[name] = value
         if request_record.crypto.seconds:
             fields["crypto_ms"] = round(request_record.crypto.seconds * 1000, 3)
         if sender is not None:
@@ -391,10 +381,22 @@ class EventRecorder(MessageEventRecorder):
             fields["peer"] = peer
         self._events.write("req.done", fields)
 
+    def _record_rejection(
+        self, protocol: ProtocolName, fault: type[MediatorError] | None, code: str | None
+    ) -> str | None:
+        """Returns the code of the refusal; None for an unexpected failure."""
+        if fault is None:
+            self.on_rejection(protocol, "internal_error", code or "")
+            return None
+        code = code or _find_error_code(protocol, fault).code
+        self.metrics.count_rejection(fault.reason)
+        self.on_rejection(protocol, fault.reason, code)
+        return code
+
     def record_early_rejection(self, protocol: ProtocolName, peer: str, size: int, fault: MediatorError) -> None:
-        """A request was refused before anybody looked at it."""
-        request_record = self.begin(protocol, peer, size)
-        self.end(
+        """A request was refused unread."""
+        request_record = self.begin_request(protocol, peer, size)
+        self.end_request(
             request_record,
             status=_find_error_code(protocol, fault).status,
             fault=type(fault),
@@ -403,11 +405,11 @@ class EventRecorder(MessageEventRecorder):
             session=None,
         )
 
-    def limited(self, bucket: str, who: str, peer: str, wait: int) -> None:
-        """Somebody is over a limit; signature of :data:`mediatord.ratelimit.rate_limiter.RateLimitCallback`."""
+    def record_rate_limit(self, bucket: str, who: str, peer: str, wait: int) -> None:
+        """A limit was exceeded; signature of :data:`mediatord.ratelimit.rate_limiter.RateLimitCallback`."""
         self._events.emit(
             "limit.hit",
-            # An address never stands in a line as it is.
+            # Addresses are never logged in the clear.
             who=self._pseudonymizer.did(who)
             if who.startswith("did:")
             else self._pseudonymizer.peer(who) or "unknown",
@@ -420,9 +422,9 @@ class EventRecorder(MessageEventRecorder):
         self, protocol: ProtocolName, sender: str | None, fault: MediatorError, *, age_ms: float | None = None
     ) -> None:
         """
-        An envelope or command came a second time, or was made at another time than now.
+        An envelope or command was a replay, or outside the time window.
 
-        :param age_ms: milliseconds since it was made, by its own clock; what is absurd is cut off.
+        :param age_ms: milliseconds since its timestamp; limited to a century.
         """
         self._events.emit(
             "replay.drop",
@@ -431,17 +433,17 @@ class EventRecorder(MessageEventRecorder):
             age_ms=None if age_ms is None else int(max(-_MAX_AGE_MS, min(_MAX_AGE_MS, age_ms))),
         )
 
-    def granted(self, did: str, half: ProtocolName) -> None:
-        """A wallet has mediation, or an identity is registered."""
+    def record_grant(self, did: str, half: ProtocolName) -> None:
+        """Mediation was granted to a wallet, or an identity was registered."""
         if not self.is_own(did):
             self._events.emit("acct.grant", did=self._pseudonymizer.did(did), proto=half)
 
-    def denied(self, did: str, reason: str, half: ProtocolName) -> None:
-        """A wallet or an identity was refused that; `reason` is one fixed word."""
+    def record_denial(self, did: str, reason: str, half: ProtocolName) -> None:
+        """Mediation or registration was denied. :param reason: one fixed word."""
         self._events.emit("acct.deny", did=self._pseudonymizer.did(did), proto=half, reason=reason)
 
-    def registered(self, did: str, added: int, removed: int) -> None:
-        """An account changed its recipient DIDs."""
+    def record_recipient_update(self, did: str, added: int, removed: int) -> None:
+        """An account added or removed recipient DIDs."""
         if (added or removed) and not self.is_own(did):
             self._events.emit(
                 "acct.update",
@@ -453,7 +455,7 @@ class EventRecorder(MessageEventRecorder):
             )
 
     def record_account_expired(self, account: ExpiredAccount) -> None:
-        """An account was removed because nobody used it."""
+        """An unused account was removed."""
         self.metrics.count_account_expiry(account.reason)
         self._events.emit(
             "acct.expire",
@@ -463,20 +465,20 @@ class EventRecorder(MessageEventRecorder):
             n_removed=account.recipients,
         )
 
-    def moved(self, did: str) -> None:
-        """An account goes by a new DID."""
+    def record_did_rotation(self, did: str) -> None:
+        """An account was rotated to a new DID."""
         self._events.emit("acct.update", did=self._pseudonymizer.did(did), proto="didcomm", reason="rotated")
 
     def record_connection_opened(self, name: str, peer: str) -> None:
-        """A socket finished its handshake."""
+        """A socket completed its handshake."""
         if peer == PROBE_CLIENT:
             return
-        self._connections[name] = _ConnectionRecord(self.steady())
+        self._connections[name] = _ConnectionRecord(self.monotonic())
         self.metrics.active_connections.inc()
         self._events.emit("conn.open", conn=name, transport="ws", peer=self._pseudonymizer.peer(peer) or None)
 
     def record_connection_authenticated(self, protocol: ProtocolName, name: str, did: str) -> None:
-        """A DID proved itself on a socket for the first time."""
+        """A DID authenticated on a socket for the first time."""
         if self.is_own(did):
             return
         connection = self._connections.get(name)
@@ -497,11 +499,11 @@ class EventRecorder(MessageEventRecorder):
         traffic: tuple[int, ...],
     ) -> None:
         """
-        A socket is gone that was opened before.
+        A socket was closed.
 
         :param protocol: what it spoke, or would have.
-        :param code: of the close frame that was sent first; 1006 when there was none.
-        :param by: who began to close.
+        :param code: of the first close frame; 1006 without one.
+        :param by: who sent it.
         :param traffic: messages in, messages out, bytes in, bytes out.
         """
         connection = self._connections.pop(name, None)
@@ -514,7 +516,7 @@ class EventRecorder(MessageEventRecorder):
             conn=name,
             did=None if connection.did is None else self._pseudonymizer.did(connection.did),
             proto=protocol,
-            dur_ms=(self.steady() - connection.began) * 1000,
+            dur_ms=(self.monotonic() - connection.began) * 1000,
             ws_code=code,
             reason=by,
             n_in=n_in,
@@ -523,41 +525,32 @@ class EventRecorder(MessageEventRecorder):
             bytes_out=bytes_out,
         )
 
-    def gauge(self, **values: int | float | None) -> None:
-        """The state, once a minute; and what the counters say."""
+    def record_gauge(self, **values: int | float | None) -> None:
+        """Log the gauges and the counters, once a minute."""
         self._events.emit("gauge", **values)
         self._events.emit("counters", **self.metrics.collect_totals())
 
-    def started(self, version: str) -> None:
-        """The daemon takes work."""
+    def record_start(self, version: str) -> None:
+        """The daemon accepts requests."""
         self.metrics.set_reload_result(self._clock.seconds(), True)
         self._events.emit("proc.start", version=version, reason="start", dur_ms=self._lap_ms())
 
-    def stopped(self, version: str) -> None:
+    def record_stop(self, version: str) -> None:
         """The daemon is stopping."""
         self._events.emit("proc.stop", version=version, reason="signal", dur_ms=self._lap_ms())
 
-    def reloaded(
+    def record_reload(
         self, version: str, reason: Literal["ok", "refused", "restart_needed"], seconds: float, *, success: bool
     ) -> None:
-        """The configuration was read again, in so many seconds. :param success: whether all files could be used."""
+        """The configuration was reloaded in `seconds`. :param success: whether all files could be used."""
         self.metrics.set_reload_result(self._clock.seconds(), success)
         self._events.emit("proc.reload", version=version, reason=reason, dur_ms=seconds * 1000)
 
     def _lap_ms(self) -> float:
-        """Since it was made, or since this was asked last."""
-        before, self._since = self._since, self.steady()
+        """Milliseconds since the last call, or since this object was made."""
+        before, self._since = self._since, self.monotonic()
         return (self._since - before) * 1000
 
 
 def _find_error_code(protocol: ProtocolName, fault: ErrorOrClass) -> DIDCommErrorCode | DecentrlErrorCode:
     return get_didcomm_error_code(fault) if protocol == "didcomm" else get_decentrl_error_code(fault)
-
-
-def _describe_rejection(
-    protocol: ProtocolName, fault: type[MediatorError] | None, code: str | None
-) -> tuple[str, str]:
-    """The situation in words, and what the peer was told of it."""
-    if fault is None:
-        return "internal_error", code or ""
-    return fault.reason, code or _find_error_code(protocol, fault).code

@@ -1,8 +1,4 @@
-"""
-What all workers have measured together, in Prometheus' text format.
-
-Asking all workers what they have measured.
-"""
+"""Metrics of all workers, added up in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -15,14 +11,17 @@ from prometheus_client.samples import Sample
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from mediatord.workers.worker_pool import BroadcastQuery
+from mediatord.workers.worker_pool import BroadcastQuery, QueriedWorker
 from mediatord.workers.worker_process import WorkerProcess
+
+_log = Logger()
+
 
 SeriesKey = tuple[str, tuple[tuple[str, str], ...]]
 SeriesValues = dict[SeriesKey, float]
 
 _CUMULATIVE_TYPES = ("counter", "histogram")
-# Not a sum: the worst of them, or the same for all and taken from the one that is asked.
+# Gauges that are not summed: the minimum or maximum counts, or the value of the worker that serves the scrape.
 _MINIMUM_GAUGES = {
     "mediator_storage_up",
     "mediator_ready",
@@ -31,7 +30,6 @@ _MINIMUM_GAUGES = {
     "mediator_config_last_reload_success_timestamp_seconds",
     "process_start_time_seconds",
 }
-# The other way round: a fault of one is a fault.
 _MAXIMUM_GAUGES = {"mediator_storage_fault"}
 _SHARED_GAUGES = {
     "mediator_message_queue_size",
@@ -50,10 +48,10 @@ _SHARED_GAUGES = {
 
 class MetricsAggregator:
     """
-    Adds up what workers report.
+    Aggregates the metrics of several processes.
 
-    Sums of counters never fall, though a worker that was replaced begins at zero and one may not answer in time:
-    what each reported last goes on counting. Of gauges only those count that were reported just now.
+    Counters never decrease, although a replacement worker starts at zero and a busy one may not answer: the last
+    report of each process keeps counting. Gauges count only if they were reported just now.
     """
 
     def __init__(self) -> None:
@@ -61,18 +59,18 @@ class MetricsAggregator:
         self._retired: dict[str, SeriesValues] = {}
 
     def retire(self, process: int) -> None:
-        """A process is gone, and what it has counted stays."""
+        """Keep the counters of a process that has ended."""
         for name, counts in self._last.pop(process, {}).items():
             _add_values(self._retired.setdefault(name, {}), counts)
 
     def page(self, reports: dict[int, str], first: int, asked: int) -> str:
         """
-        The text for a scrape.
+        Aggregate reports into one text.
 
-        :param reports: by process, in the text format.
-        :param first: the process that is asked; it is among the reports.
-        :param asked: how many processes were.
-        :raise ValueError: a report cannot be read.
+        :param reports: text format by process.
+        :param first: the process that serves the scrape; it is among the reports.
+        :param asked: number of processes that were queried.
+        :raise ValueError: a report cannot be parsed.
         """
         families = {process: list(text_string_to_metric_families(text)) for process, text in reports.items()}
         for process, of_one in families.items():
@@ -84,18 +82,20 @@ class MetricsAggregator:
         merged: dict[str, Metric] = {}
         for process in sorted(families, key=lambda process: process != first):
             for family in families[process]:
-                into = merged.setdefault(family.name, _copy_without_samples(family))
+                into = merged.setdefault(family.name, Metric(family.name, family.documentation, family.type))
                 if family.type not in _CUMULATIVE_TYPES and (process == first or family.name not in _SHARED_GAUGES):
                     _merge_gauges(into, family)
         for family in merged.values():
             if family.type in _CUMULATIVE_TYPES:
                 family.samples = self._total(family.name)
-        return generate_latest(_MetricRegistry([*merged.values(), *_worker_gauges(asked, len(reports))])).decode(
-            "utf-8"
-        )
+        workers = [
+            GaugeMetricFamily("mediator_workers", "Worker processes queried for this scrape", asked),
+            GaugeMetricFamily("mediator_workers_answered", "Worker processes that answered in time", len(reports)),
+        ]
+        return generate_latest(_MetricRegistry([*merged.values(), *workers])).decode("utf-8")
 
     def _total(self, name: str) -> list[Sample]:
-        """Of a family, over all that are there and all that were."""
+        """The samples of a family, summed over current and former processes."""
         totals: SeriesValues = {}
         for families in (self._retired, *self._last.values()):
             _add_values(totals, families.get(name, {}))
@@ -103,22 +103,17 @@ class MetricsAggregator:
 
 
 class _MetricRegistry:
-    """What the renderer takes for a registry."""
+    """The part of a registry that the text renderer needs."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        """Called by the renderer."""
         return self._families
 
 
 def _series_key(sample: Sample) -> SeriesKey:
     return sample.name, tuple(sample.labels.items())
-
-
-def _copy_without_samples(family: Metric) -> Metric:
-    return Metric(family.name, family.documentation, family.type)
 
 
 def _add_values(to: SeriesValues, counts: SeriesValues) -> None:
@@ -127,25 +122,17 @@ def _add_values(to: SeriesValues, counts: SeriesValues) -> None:
 
 
 def _merge_gauges(into: Metric, family: Metric) -> None:
-    """Put the gauges of one more process to those of the others."""
+    """Add the gauges of one more process."""
+    reduce = min if family.name in _MINIMUM_GAUGES else max if family.name in _MAXIMUM_GAUGES else sum
     values = {_series_key(sample): sample.value for sample in into.samples}
     for sample in family.samples:
         series = _series_key(sample)
-        there = values.get(series)
-        if there is None:
-            values[series] = sample.value
-        else:
-            values[series] = _gauge_reducer(family.name)((there, sample.value))
+        values[series] = reduce((values[series], sample.value)) if series in values else sample.value
     into.samples = [Sample(name, dict(labels), value) for (name, labels), value in values.items()]
 
 
-def _gauge_reducer(name: str) -> Callable[[tuple[float, float]], float]:
-    """What becomes of the values of two processes."""
-    return min if name in _MINIMUM_GAUGES else max if name in _MAXIMUM_GAUGES else sum
-
-
 def _sort_series(totals: SeriesValues) -> Iterator[tuple[SeriesKey, float]]:
-    """Series of a histogram that differ in the bucket alone are to stand together, in the order of the buckets."""
+    """Keep the buckets of one histogram series together, in ascending order."""
 
     def place(series: SeriesKey) -> tuple[object, ...]:
         name, labels = series
@@ -156,46 +143,36 @@ def _sort_series(totals: SeriesValues) -> Iterator[tuple[SeriesKey, float]]:
     yield from sorted(totals.items(), key=lambda item: place(item[0]))
 
 
-def _worker_gauges(asked: int, answered: int) -> list[Metric]:
-    return [
-        GaugeMetricFamily("mediator_workers", "Processes asked for this page", asked),
-        GaugeMetricFamily("mediator_workers_answered", "Those of them that answered in time", answered),
-    ]
-
-
-_log = Logger()
-
-
-class WorkerMetricsCollector:
+class WorkerMetricsCollector(BroadcastQuery):
     """
-    Collects reports, and adds them up for the one that wants to know.
+    Collects the metrics of all workers and aggregates them.
 
-    :param workers: those that are there.
+    :param workers: gives the running workers.
     """
 
     def __init__(self, clock: IReactorTime, workers: Callable[[], Iterable[WorkerProcess]]) -> None:
+        super().__init__(clock, "report", workers)
         self._aggregator = MetricsAggregator()
-        self._query = BroadcastQuery(clock, "report", workers)
-        self.take = self._query.take
-        self.stop = self._query.stop
 
-    def begin(self, requester: WorkerProcess, answer: Callable[[str], None]) -> None:
+    def collect(self, requester: WorkerProcess, answer: Callable[[str], None]) -> None:
         """
-        Ask every worker that serves, the asker included.
+        Query every ready worker, and the requester.
 
-        :param answer: called with the page, after :data:`~mediatord.workers.worker_pool.QUERY_TIMEOUT` at the latest.
+        :param answer: called with the text for a scrape, after
+            :data:`~mediatord.workers.worker_pool.QUERY_TIMEOUT` at the latest; not if the requester has not answered.
         """
-        self._query.begin(requester, lambda asked, reports: self._finish(requester.pid, asked, reports, answer))
 
-    def gone(self, child: WorkerProcess) -> None:
-        """A worker has ended."""
-        self._query.gone(child)
-        self._aggregator.retire(child.pid)
+        def aggregate(asked: int, reports: Mapping[int, str]) -> None:
+            if requester.pid not in reports:
+                return
+            try:
+                answer(self._aggregator.page(dict(reports), requester.pid, asked))
+            except ValueError:
+                _log.failure("cannot aggregate worker metrics")
 
-    def _finish(self, requester: int, asked: int, reports: Mapping[int, str], answer: Callable[[str], None]) -> None:
-        if requester not in reports:
-            return  # It is gone, or busy, and has told its client so.
-        try:
-            answer(self._aggregator.page(dict(reports), requester, asked))
-        except ValueError:
-            _log.failure("what the workers report cannot be added up")
+        self.begin(requester, aggregate)
+
+    def gone(self, worker: QueriedWorker) -> None:
+        """Keep the counters of a worker that has ended."""
+        super().gone(worker)
+        self._aggregator.retire(worker.pid)

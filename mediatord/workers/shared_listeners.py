@@ -1,8 +1,4 @@
-"""
-The listening sockets of all workers, bound once and kept open by the supervisor.
-
-Listening on sockets that were bound by the supervisor.
-"""
+"""Listening sockets of all workers: bound once by the supervisor, inherited by each worker."""
 
 from __future__ import annotations
 
@@ -32,20 +28,20 @@ class _EndpointSockets(Protocol):
     family: socket.AddressFamily
 
     def descriptor(self, number: int) -> int:
-        """The socket of a worker, counted from 0."""
+        """The socket of a worker, numbered from 0."""
 
     def suspend(self, number: int) -> None:
-        """Nobody serves this one for a while."""
+        """Stop accepting for a worker that is down for a while."""
 
     def resume(self, number: int) -> None:
-        """Somebody does again."""
+        """Accept for it again."""
 
     def close(self) -> None:
-        """Let go of all."""
+        """Close them."""
 
 
 class UnboundSocket(_EndpointSockets, Protocol):
-    """A socket of its own kind, which is bound with those of the endpoints."""
+    """A socket that is bound together with those of the endpoints."""
 
     def bind(self) -> None:
         """:raise StartupError: it cannot be bound."""
@@ -53,13 +49,13 @@ class UnboundSocket(_EndpointSockets, Protocol):
 
 class SharedListeners:
     """
-    A listening socket for every endpoint and worker.
+    The listening sockets for every endpoint and worker.
 
-    Each worker has TCP sockets of its own, between which the kernel spreads connections. As long as they are open
-    here as well, what is in the backlog of a worker that died waits for the next one. A UNIX socket is one for all.
+    Each worker has its own TCP sockets, between which the kernel balances connections. They stay open in the
+    supervisor too, so that the backlog of a crashed worker waits for its replacement. A UNIX socket is shared by all.
 
     :param endpoints: as in the configuration.
-    :param control: the listener of the control socket, behind those of the endpoints; None without one.
+    :param control: the control socket, which comes after those of the endpoints; None if there is none.
     :raise StartupError: an endpoint cannot be shared, or its certificate not be read.
     """
 
@@ -78,9 +74,9 @@ class SharedListeners:
 
     def bind(self) -> None:
         """
-        Bind and listen; what comes waits until a worker takes it.
+        Bind and listen; connections wait until a worker accepts them.
 
-        :raise StartupError: an address is taken or not ours.
+        :raise StartupError: an address is in use, or not an address of this host.
         """
         try:
             for text, binder, endpoint in self._binders:
@@ -98,32 +94,30 @@ class SharedListeners:
             raise
 
     def sockets(self, number: int) -> list[tuple[int, socket.AddressFamily]]:
-        """Descriptors for a worker, counted from 0, in the order of the endpoints."""
+        """Descriptors for a worker, numbered from 0, in the order of the endpoints."""
         return [(shared.descriptor(number), shared.family) for shared in self._shared]
 
     def suspend(self, number: int) -> None:
         """
-        Let the others have the connections of a worker that is not there and not about to be.
-
-        What waits in its backlog is refused.
+        Direct connections to the other workers while one is down for a while; its backlog is refused.
         """
         for shared in self._shared:
             shared.suspend(number)
 
     def resume(self, number: int) -> None:
-        """The worker is about to be there again."""
+        """Direct connections to a worker again that is about to start."""
         for shared in self._shared:
             shared.resume(number)
 
     def close(self) -> None:
-        """Close them here; a worker's own copies are its business."""
+        """Close them in this process."""
         for shared in self._shared:
             shared.close()
         self._shared.clear()
 
 
 class _SocketBinder:
-    """Stands in for the reactor where an endpoint begins to listen, and keeps the sockets that it makes."""
+    """Given to an endpoint in place of the reactor, to keep the sockets that it creates."""
 
     def __init__(self, reactor: Any, count: int) -> None:
         self._reactor = reactor
@@ -148,46 +142,46 @@ class _SocketBinder:
 
 
 class _TCPSockets:
-    """One TCP socket for each worker on the same address."""
+    """One TCP socket per worker on the same address."""
 
     def __init__(self, port: int, backlog: int, interface: str, count: int) -> None:
         self.family = socket.AF_INET6 if isIPv6Address(interface) else socket.AF_INET
         self._backlog = backlog
         self._sockets: list[socket.socket] = []
-        # Holds the address, and listens to nobody. Without SO_REUSEPORT, or a second supervisor could join in on the
-        # address of the first unnoticed.
-        self._holder = self._fresh()
+        # Reserves the address without listening. It has no SO_REUSEPORT, with which a second supervisor could bind
+        # the same address unnoticed.
+        self._holder = self._new_socket()
         try:
             self._holder.bind(_socket_address(self.family, interface, port))
-            self._sockets += [self._bound() for _ in range(count)]
+            self._sockets += [self._bind_shared() for _ in range(count)]
             for bound in self._sockets:
                 bound.listen(backlog)
         except BaseException:
             self.close()
             raise
 
-    def _bound(self) -> socket.socket:
-        fresh = self._fresh()
+    def _bind_shared(self) -> socket.socket:
+        shared = self._new_socket()
         try:
-            fresh.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            fresh.bind(self._holder.getsockname())
+            shared.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            shared.bind(self._holder.getsockname())
         except BaseException:
-            fresh.close()
+            shared.close()
             raise
-        return fresh
+        return shared
 
-    def _fresh(self) -> socket.socket:
-        fresh = socket.socket(self.family, socket.SOCK_STREAM)
-        # A worker that is too late for a connection must not wait for the next.
-        fresh.setblocking(False)
-        fresh.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        return fresh
+    def _new_socket(self) -> socket.socket:
+        new = socket.socket(self.family, socket.SOCK_STREAM)
+        # accept() must not block if another worker has taken the connection.
+        new.setblocking(False)
+        new.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return new
 
     def descriptor(self, number: int) -> int:
         return self._sockets[number].fileno()
 
     def suspend(self, number: int) -> None:
-        """It stays bound: to bind it again might not be allowed any more."""
+        """Stop listening; it stays bound, as binding again may need privileges."""
         self._sockets[number].shutdown(socket.SHUT_RD)
 
     def resume(self, number: int) -> None:
@@ -199,7 +193,7 @@ class _TCPSockets:
 
 
 class _UNIXSocket:
-    """One UNIX socket for all workers; a port of Twisted's that takes no connections."""
+    """One UNIX socket for all workers: a Twisted port that accepts no connections itself."""
 
     family = socket.AF_UNIX
 
@@ -211,13 +205,13 @@ class _UNIXSocket:
         return int(self._port.fileno())
 
     def suspend(self, number: int) -> None:
-        """The others take all."""
+        """The other workers accept all connections."""
 
     def resume(self, number: int) -> None:
-        """As before."""
+        """The worker accepts connections again."""
 
     def close(self) -> None:
-        # Not stopListening, which leaves the name there if the reactor never runs.
+        # stopListening would leave the file if the reactor never runs.
         self._port.connectionLost(Failure(ConnectionDone()))
 
 
@@ -229,16 +223,16 @@ def _socket_address(family: socket.AddressFamily, interface: str, port: int) -> 
 
 _log = Logger()
 
-# Accepted in one go, so that other workers have some, and seconds of rest when there are no more descriptors.
+# Connections per call, so that other workers get some; seconds to pause when descriptors have run out.
 _ACCEPT_BATCH = 4
 _ACCEPT_RETRY_DELAY = 1.0
 
 
 class InheritedSocketReactor:
     """
-    Stands in for the reactor where an endpoint begins to listen: whatever it asks for, it gets what was inherited.
+    Given to an endpoint in place of the reactor: it listens on an inherited socket, whatever the endpoint asks for.
 
-    :param inherited: closed by adopting it; the socket goes on under a descriptor of its own.
+    :param inherited: its descriptor is closed; the adopted socket has a new one.
     """
 
     def __init__(self, reactor: Any, inherited: InheritedSocket) -> None:
@@ -268,11 +262,11 @@ class InheritedSocketReactor:
 @implementer(IListeningPort, IReadDescriptor)
 class SharedUNIXPort:
     """
-    A UNIX socket that others listen on as well.
+    Listening port on a UNIX socket that several processes share.
 
-    The one that Twisted adopts would open it to everybody, and take away its name when this process is done with it.
+    Twisted's own port would change the mode of the file, and remove it when one of the processes stops.
 
-    :param listening: must not block.
+    :param listening: non-blocking.
     """
 
     def __init__(self, reactor: Any, listening: socket.socket, factory: Any) -> None:
@@ -282,22 +276,22 @@ class SharedUNIXPort:
         self._is_paused = False
 
     def startListening(self) -> None:  # noqa: N802  Twisted's name
-        """Take connections."""
+        """Accept connections."""
         self._factory.doStart()
         self._reactor.addReader(self)
 
     def stopReading(self) -> None:  # noqa: N802  Twisted's name
-        """Take no connections for now; others may."""
+        """Accept no connections for now."""
         self._is_paused = True
         self._reactor.removeReader(self)
 
     def startReading(self) -> None:  # noqa: N802  Twisted's name
-        """Take them again."""
+        """Accept connections again."""
         self._is_paused = False
         self._resume_reading()
 
     def stopListening(self) -> Deferred[None]:  # noqa: N802  Twisted's name
-        """Take no more; fires at once."""
+        """Close the socket in this process; fires at once."""
         if self._socket.fileno() >= 0:
             self._reactor.removeReader(self)
             self._socket.close()
@@ -305,7 +299,7 @@ class SharedUNIXPort:
         return succeed(None)
 
     def getHost(self) -> Any:  # noqa: N802  Twisted's name
-        """Its address."""
+        """The address."""
         return self._socket.getsockname()
 
     def fileno(self) -> int:
@@ -317,11 +311,11 @@ class SharedUNIXPort:
         return "UNIX port"
 
     def connectionLost(self, reason: Any) -> None:
-        """Called by the reactor when it ends."""
+        """Called by the reactor when it stops."""
         self.stopListening()
 
     def doRead(self) -> None:  # noqa: N802  Twisted's name
-        """Called when somebody may be there, unless another process was faster."""
+        """Accept a few connections, unless other processes were faster."""
         for _ in range(_ACCEPT_BATCH):
             try:
                 connection, _address = self._socket.accept()

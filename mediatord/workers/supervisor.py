@@ -1,4 +1,4 @@
-"""The parent of the workers, as a service."""
+"""The supervisor: the parent process of the workers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,31 +29,18 @@ from mediatord.workers.worker_process import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerPoolSpec:
-    """
-    What the workers are to do.
-
-    :param workers: name and configuration (as JSON) of each.
-    :param secret: they know each other by it.
-    :param seed: of what they are to have in common with other nodes.
-    :param keys: the content of a key file, that all of them have.
-    """
-
-    workers: Sequence[tuple[str, str]]
-    secret: bytes = field(repr=False)
-    seed: bytes = field(repr=False)
-    keys: bytes = field(repr=False)
-
-
 class Supervisor(Service):
     """
-    Binds the listeners, keeps the workers going, and speaks for them to systemd.
+    Binds the listeners, keeps the workers running, and reports to systemd for them.
 
-    :param check: finds out whether the workers could use the store at all; raises ValueError with one line.
-    :param give_up: told in one line why no worker could start.
-    :param ready: told once that all workers are up.
-    :ivar tell_state: what this process has to say beside the workers when they are asked for their states.
+    :param workers: node name and configuration (JSON) of each worker.
+    :param secret: authenticates the workers to each other.
+    :param seed: secret of the mediator's identity at the start.
+    :param keys: content of a key file, for all workers.
+    :param check: checks the store before the workers start; raises ValueError with one line.
+    :param give_up: called with one line if no worker could start.
+    :param ready: called once, when all workers are ready.
+    :param report_state: the state of this process, for the status page; None if there is no page.
     """
 
     name = "supervisor"
@@ -63,16 +49,24 @@ class Supervisor(Service):
         self,
         reactor: Any,
         listeners: SharedListeners,
-        pool_spec: WorkerPoolSpec,
+        workers: Sequence[tuple[str, str]],
         *,
+        secret: bytes,
+        seed: bytes,
+        keys: bytes,
         check: Callable[[], None],
         give_up: Callable[[str], None],
         ready: Callable[[], None] = lambda: None,
+        report_state: Callable[[], Any] | None = None,
         timeouts: WorkerTimeouts = WorkerTimeouts(),  # noqa: B008  frozen
     ) -> None:
         self._reactor = reactor
         self._listeners = listeners
-        self._pool_spec = pool_spec
+        self._names = [name for name, _ in workers]
+        self._settings: Sequence[str] = [settings for _, settings in workers]
+        self._secret = secret
+        self._seed = seed
+        self._keys = keys
         self._check = check
         self._on_ready = ready
         self._timeouts = timeouts
@@ -84,7 +78,7 @@ class Supervisor(Service):
             reactor,
             self._spawn_worker,
             listeners,
-            [name for name, _ in pool_spec.workers],
+            self._names,
             on_message=self._on_message,
             complete=self._ready,
             changed=self._notify_status,
@@ -93,32 +87,32 @@ class Supervisor(Service):
         )
         self._metrics_collector = WorkerMetricsCollector(reactor, lambda: self.pool)
         self._state_query = BroadcastQuery(reactor, "state", lambda: self.pool)
-        self.report_state: Callable[[], Any] | None = None
+        self._report_state = report_state
         self._barrier = WorkerBarrier(lambda: self.pool)
         self._is_ready = False
 
     def privilegedStartService(self) -> None:
         """
-        Bind the listeners, while there is still somebody to tell.
+        Bind the listeners.
 
-        :raise StartupError: an address is taken or not ours.
+        :raise StartupError: an address is in use, or not an address of this host.
         """
         super().privilegedStartService()
         self._listeners.bind()
 
     def startService(self) -> None:
         """
-        Look at the store, and have the workers begin as soon as the reactor runs.
+        Check the store, and start the workers as soon as the reactor runs.
 
         :raise StartupError: the store cannot be used.
-        :raise OSError: there is no place for the workers' sockets.
+        :raise OSError: the directory of the workers' sockets cannot be created.
         """
         super().startService()
         try:
-            # Not earlier: the database is to belong to the user that the workers run as.
+            # Not earlier, since the database has to belong to the user that the workers run as.
             self._check()
             self._directory = Path(tempfile.mkdtemp(prefix="mediatord-workers-"))
-            create_presence_counters(self._socket(0), len(self._pool_spec.workers))
+            create_presence_counters(self._socket(0), len(self._names))
         except ValueError as error:
             self._listeners.close()
             raise StartupError(str(error)) from None
@@ -128,42 +122,40 @@ class Supervisor(Service):
         self._reactor.callWhenRunning(self._start_workers)
 
     def rotate(self) -> None:
-        """Have every worker close the segment of its event log."""
+        """Rotate the event logs of all workers."""
         for child in self.pool:
             child.send("rotate")
 
     def reload(self, settings: Sequence[str], outcome: str, keys: Sequence[bytes] = ()) -> None:
         """
-        Have every worker go by other settings, and close the segment of its event log.
+        Apply changed settings in all workers, and rotate their event logs.
 
-        :param settings: configuration (as JSON) of each, also for those that are to replace one of them.
-        :param outcome: what became of the configuration that was read.
-        :param keys: contents of key files: each is what all workers go by before any of them goes by the next.
+        :param settings: configuration (JSON) of each worker, also for later replacements.
+        :param outcome: of reading the configuration.
+        :param keys: contents of key files; all workers use one before any of them uses the next.
         """
-        present, *later = keys or (self._pool_spec.keys,)
-        named_settings = zip(self._pool_spec.workers, settings, strict=True)
-        pool_spec = replace(self._pool_spec, workers=[(name, new) for (name, _), new in named_settings])
+        first_keys, *later_keys = keys or (self._keys,)
 
         def apply() -> WorkerCommand:
-            self._pool_spec = replace(pool_spec, keys=present)
+            self._settings, self._keys = settings, first_keys
             return lambda child: child.send(
-                "reload", [settings[self.pool.number(child)], outcome, present.decode("utf-8")]
+                "reload", [settings[self.pool.number(child)], outcome, first_keys.decode("utf-8")]
             )
 
         def use(content: bytes) -> WorkerCommand:
-            self._pool_spec = replace(self._pool_spec, keys=content)
+            self._keys = content
             return lambda child: child.send("keys", content.decode("utf-8"))
 
         self._notify_reload(build_reloading_state())
-        self._barrier.add(apply, *(partial(use, one) for one in later), partial(self._notify_reload, "READY=1"))
+        self._barrier.add(apply, *(partial(use, one) for one in later_keys), partial(self._notify_reload, "READY=1"))
 
     def _notify_reload(self, state: str) -> None:
-        # A daemon that is not up yet must not say that it is.
+        # Before the start is complete this would report it as complete.
         if self._is_ready:
             notify_systemd(state)
 
     def stopService(self) -> Deferred[None]:
-        """Take no more connections, and have the workers stop. Fires when they are gone."""
+        """Close the listeners and stop the workers; fires when they have ended."""
         super().stopService()
         notify_systemd("STOPPING=1")
         if self._watchdog.running:
@@ -207,18 +199,15 @@ class Supervisor(Service):
         gone: Callable[[WorkerProcess, str], None],
     ) -> WorkerProcess:
         path = self._socket(number)
-        for left in (path, path.with_name(f"{path.name}.lock")):
+        for stale in (path, path.with_name(f"{path.name}.lock")):
             with contextlib.suppress(FileNotFoundError):
-                left.unlink()
-        name, settings = self._pool_spec.workers[number]
+                stale.unlink()
         sockets = self._listeners.sockets(number)
         inherited = tuple(
             InheritedSocket(FIRST_SOCKET_FD + index, family) for index, (_, family) in enumerate(sockets)
         )
-        resources = WorkerResources(
-            str(path), self._pool_spec.secret, self._pool_spec.seed, inherited, self._pool_spec.keys
-        )
-        spec = WorkerSpec(resources, settings)
+        resources = WorkerResources(str(path), self._secret, self._seed, inherited, self._keys)
+        spec = WorkerSpec(resources, self._settings[number])
 
         def ended(child: WorkerProcess, how: str) -> None:
             self._metrics_collector.gone(child)
@@ -226,18 +215,18 @@ class Supervisor(Service):
             gone(child, how)
             self._barrier.answered(child)
 
-        child = WorkerProcess(name, on_message, ended, missed_heartbeats=-self._timeouts.starting)
-        child.spawn(self._reactor, spec.written(), [descriptor for descriptor, _ in sockets])
+        child = WorkerProcess(self._names[number], on_message, ended, missed_heartbeats=-self._timeouts.starting)
+        child.spawn(self._reactor, spec.to_bytes(), [descriptor for descriptor, _ in sockets])
         return child
 
     def _socket(self, number: int) -> Path:
-        """The node-to-node socket of a worker, counted from 0."""
+        """Path of the node-to-node socket of a worker, numbered from 0."""
         assert self._directory is not None
         return self._directory / f"{number + 1}.sock"
 
     def _on_message(self, child: WorkerProcess, word: str, content: Any) -> None:
         if word == "ask":
-            self._metrics_collector.begin(child, lambda page: child.send("page", [content, page]))
+            self._metrics_collector.collect(child, lambda text: child.send("page", [content, text]))
         elif word == "reloaded":
             self._barrier.answered(child)
         elif word == "report":
@@ -248,5 +237,5 @@ class Supervisor(Service):
             self._state_query.take(child, *content)
 
     def _send_states(self, child: WorkerProcess, number: int, asked: int, states: Mapping[int, Any]) -> None:
-        own = [] if self.report_state is None else [self.report_state()]
+        own = [] if self._report_state is None else [self._report_state()]
         child.send("states", [number, [asked, [*states.values(), *own]]])

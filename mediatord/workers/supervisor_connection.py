@@ -1,4 +1,4 @@
-"""The supervisor as a worker sees it."""
+"""The connection of a worker with its supervisor."""
 
 from __future__ import annotations
 
@@ -29,55 +29,55 @@ from mediatord.workers.worker_process import (
 
 _log = Logger()
 
-# Seconds that the page of all workers may take.
+# Seconds for a query of all workers.
 REPLY_TIMEOUT = 3.0
-# A worker whose reactor does nothing for so long ends, whether or not somebody is there to kill it.
+# Seconds after which a worker with a blocked reactor is killed by its own alarm, even without a supervisor.
 _ALARM_SECONDS = 60
 _ALARM_RESET_INTERVAL = 10.0
-# Bytes of log lines that may wait for a supervisor that does not read.
+# Bytes of log lines buffered while the supervisor does not read.
 MAX_BUFFERED_LOG_BYTES = 1 << 20
 
 
 def reset_hang_alarm() -> None:
-    """Let this process live on for a while, even if it hangs from now on."""
-    # It counts by the monotonic clock: nobody dies because a wall clock is set.
+    """Restart the alarm that kills this process if its reactor is blocked."""
+    # The timer is not affected when the wall clock is set.
     signal.setitimer(signal.ITIMER_REAL, _ALARM_SECONDS)
 
 
 @implementer(IPushProducer)
 class _LogForwarder:
     """
-    Log lines on their way to the supervisor: while it does not read, they wait here, and the last are dropped.
+    Sends log lines to the supervisor; buffers them while it does not read, and drops what exceeds the buffer.
 
-    :param transport: to the supervisor.
+    :param transport: connection to the supervisor.
     """
 
     def __init__(self, transport: Any) -> None:
         self._transport = transport
         self._paused = False
-        self._waiting: deque[bytes] = deque()
+        self._buffer: deque[bytes] = deque()
         self._bytes = 0
         self._dropped = 0
         transport.registerProducer(self, True)
 
     def write(self, line: bytes) -> None:
-        """Send it, now or later or not at all."""
+        """Send, buffer or drop a line."""
         if not self._paused:
             self._transport.write(line)
         elif self._bytes + len(line) > MAX_BUFFERED_LOG_BYTES:
             self._dropped += 1
         else:
-            self._waiting.append(line)
+            self._buffer.append(line)
             self._bytes += len(line)
 
     def pauseProducing(self) -> None:  # noqa: N802  Twisted's name
         self._paused = True
 
     def resumeProducing(self) -> None:  # noqa: N802  Twisted's name
-        """There is room again."""
+        """Send the buffered lines."""
         self._paused = False
-        while self._waiting and not self._paused:
-            line = self._waiting.popleft()
+        while self._buffer and not self._paused:
+            line = self._buffer.popleft()
             self._bytes -= len(line)
             self._transport.write(line)
         if self._dropped and not self._paused:
@@ -85,30 +85,30 @@ class _LogForwarder:
             _log.warn("{dropped} log lines were dropped: the supervisor did not read them", dropped=dropped)
 
     def stopProducing(self) -> None:  # noqa: N802  Twisted's name
-        """Nobody will ever read them."""
-        self._waiting.clear()
+        """Drop the buffered lines; the connection is lost."""
+        self._buffer.clear()
         self._paused = True
 
 
 class SupervisorConnection(Protocol):
     """
-    A worker's connection with its supervisor.
+    A worker's end of the control channel.
 
-    :param orphaned: called when the supervisor is gone before this process has left; does not return.
-    :ivar place: what makes it one of several.
-    :ivar rotate: closes the segment of the event log.
-    :ivar reload: takes a configuration (as JSON), what became of the one that was read, and keys (as a key file).
-    :ivar use_keys: takes other keys later.
-    :ivar measure: brings what is measured on demand up to date, and renders it.
-    :ivar tell_state: what this process knows of itself, as values of JSON; None unless somebody may ask for it.
+    :param on_supervisor_gone: called when the supervisor disappears before :meth:`leave`; does not return.
+    :ivar resources: what this worker has from its supervisor.
+    :ivar rotate: rotates the event log.
+    :ivar reload: applies a configuration (JSON), the outcome of reading it, and keys (content of a key file).
+    :ivar use_keys: switches to other keys.
+    :ivar render_metrics: renders up-to-date metrics of this process.
+    :ivar report_state: the state of this process as JSON values; None if there is no status page.
     """
 
-    def __init__(self, reactor: Any, place: WorkerResources, on_supervisor_gone: Callable[[], None]) -> None:
-        self.place = place
+    def __init__(self, reactor: Any, resources: WorkerResources, on_supervisor_gone: Callable[[], None]) -> None:
+        self.resources = resources
         self.rotate: Callable[[], object] = lambda: None
         self.reload: Callable[[str, str, str], None] = lambda settings, outcome, keys: None
         self.use_keys: Callable[[str], None] = lambda keys: None
-        self.measure: Callable[[], Awaitable[bytes]] | None = None
+        self.render_metrics: Callable[[], Awaitable[bytes]] | None = None
         self.report_state: Callable[[], Any] | None = None
         self._reactor = reactor
         self._on_supervisor_gone = on_supervisor_gone
@@ -120,12 +120,12 @@ class SupervisorConnection(Protocol):
         self._alarm_loop.clock = reactor
 
     def connect(self) -> None:
-        """Begin to listen to the supervisor. Called when the reactor runs."""
-        self._listen()
+        """Connect to the supervisor; called when the reactor runs."""
+        StandardIO(self, COMMAND_FD, REPORT_FD, self._reactor)  # type: ignore[call-arg]  # as it is on Windows
         self._alarm_loop.start(_ALARM_RESET_INTERVAL)
 
-    def tell(self, state: str) -> None:
-        """What is for systemd, where there is but one process."""
+    def notify(self, state: str) -> None:
+        """Pass a state for systemd to the supervisor."""
         name, _, value = state.partition("=")
         if name == "READY":
             self._send("ready")
@@ -133,31 +133,31 @@ class SupervisorConnection(Protocol):
             self._send("status", value)
 
     def report_failure(self, line: str) -> None:
-        """There is no point in going on, or in beginning at all."""
+        """Report in one line why this process cannot start or go on."""
         if self.transport is None:
             os.write(REPORT_FD, encode_control_message("unable", line))
         else:
             self._send("unable", line)
 
     def observe(self, event: Any) -> None:
-        """A log observer: what this process has to say is for the supervisor to write down."""
+        """A log observer: the supervisor writes the log of its workers."""
         text = eventAsText(event, includeTimestamp=False, includeSystem=False)
         level = event.get("log_level") or LogLevel.info
         if self._log is not None:
             self._log.write(encode_control_message("log", [level.name, event.get("log_namespace", ""), text]))
 
-    async def page(self) -> bytes:
+    async def fetch_metrics(self) -> bytes:
         """
-        What all workers together have measured.
+        The metrics of all workers together, in text format.
 
         :raise TimeoutError: the supervisor does not answer.
         """
-        page: str = await self._request("ask")
-        return page.encode("utf-8")
+        text: str = await self._request("ask")
+        return text.encode("utf-8")
 
-    async def states(self) -> tuple[int, list[Any]]:
+    async def fetch_states(self) -> tuple[int, list[Any]]:
         """
-        How many workers were asked what they know of themselves, and what they said, and the supervisor.
+        The number of workers, and the states of those that answered and of the supervisor.
 
         :raise TimeoutError: the supervisor does not answer.
         """
@@ -177,23 +177,17 @@ class SupervisorConnection(Protocol):
             del self._pending_requests[number]
 
     def connectionMade(self) -> None:
-        """The supervisor can be spoken to."""
         self._log = _LogForwarder(self.transport)
 
     def dataReceived(self, data: bytes) -> None:
-        """Called with what the supervisor says."""
         self._decoder.feed(data)
 
     def leave(self) -> None:
-        """All is done; from now on it makes no difference whether the supervisor is there."""
+        """Ignore the end of the supervisor from now on: this process has stopped."""
         self._on_supervisor_gone = lambda: None
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """The supervisor is gone."""
         self._on_supervisor_gone()
-
-    def _listen(self) -> None:
-        StandardIO(self, COMMAND_FD, REPORT_FD, self._reactor)  # type: ignore[call-arg]  # as it is on Windows
 
     def _handle_message(self, word: str, content: Any) -> None:
         if word == "ping":
@@ -207,25 +201,21 @@ class SupervisorConnection(Protocol):
             self.use_keys(content)
             self._send("reloaded")
         elif word == "report":
-            Deferred.fromCoroutine(self._report(content)).addErrback(_log_report_failure)
+            reported = Deferred.fromCoroutine(self._report_metrics(content))
+            reported.addErrback(lambda failure: _log.failure("reporting metrics failed", failure))
         elif word == "state" and self.report_state is not None:
             self._send("state", [content, self.report_state()])
         elif word in ("page", "states"):
             self._resolve_request(*content)
 
-    def _resolve_request(self, number: int, answered: Any) -> None:
-        answer = self._pending_requests.get(number)
-        if answer is not None:
-            answer.callback(answered)
+    def _resolve_request(self, number: int, answer: Any) -> None:
+        if number in self._pending_requests:
+            self._pending_requests[number].callback(answer)
 
-    async def _report(self, number: int) -> None:
-        if self.measure is not None:
-            self._send("report", [number, (await self.measure()).decode("utf-8")])
+    async def _report_metrics(self, number: int) -> None:
+        if self.render_metrics is not None:
+            self._send("report", [number, (await self.render_metrics()).decode("utf-8")])
 
     def _send(self, word: str, content: Any = None) -> None:
         if self.transport is not None:
             self.transport.write(encode_control_message(word, content))
-
-
-def _log_report_failure(failure: Failure) -> None:
-    _log.failure("what was measured could not be reported", failure)

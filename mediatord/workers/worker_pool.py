@@ -1,10 +1,4 @@
-"""
-Asking all workers the same question.
-
-Doing something in all workers before anything else is done in any of them.
-
-The workers: a process in each place, replaced when it ends or hangs.
-"""
+"""The workers of a supervisor: spawned, watched and replaced; queried together, and led through steps together."""
 
 from __future__ import annotations
 
@@ -23,12 +17,12 @@ from mediatord.observability.systemd import STATUS_SERVING
 from mediatord.workers.shared_listeners import SharedListeners
 from mediatord.workers.worker_process import WorkerProcess
 
-# Seconds that a worker has to answer in.
+# Seconds for the workers to answer a query.
 QUERY_TIMEOUT = 1.0
 
 
 class QueriedWorker(Protocol):
-    """A worker, as far as it is asked."""
+    """The part of a worker that a query needs."""
 
     pid: int
     ready: bool
@@ -48,10 +42,10 @@ class _PendingQuery:
 
 class BroadcastQuery:
     """
-    Collects what workers say.
+    Sends a query to all workers and collects their answers.
 
-    :param word: what they are asked with; they give back the number that comes with it.
-    :param workers: those that are there.
+    :param word: word of the message; the answers repeat the number that is sent with it.
+    :param workers: gives the running workers.
     """
 
     def __init__(self, clock: IReactorTime, word: str, workers: Callable[[], Iterable[QueriedWorker]]) -> None:
@@ -63,9 +57,10 @@ class BroadcastQuery:
 
     def begin(self, requester: QueriedWorker, answer: Callable[[int, Mapping[int, Any]], None]) -> None:
         """
-        Ask every worker that serves, the asker included.
+        Query every ready worker, and the requester.
 
-        :param answer: told how many were asked, and what they said, by process; after :data:`PATIENCE` at the latest.
+        :param answer: called with the number of workers queried, and the answers by process; after
+            :data:`QUERY_TIMEOUT` at the latest.
         """
         asked = [worker for worker in self._workers() if worker.ready or worker is requester]
         number = next(self._ids)
@@ -75,19 +70,19 @@ class BroadcastQuery:
             worker.send(self._word, number)
 
     def take(self, worker: QueriedWorker, number: int, reply: Any) -> None:
-        """What a worker says; nobody waits any more for what comes too late."""
+        """Add the answer of a worker; late ones are ignored."""
         query = self._queries.get(number)
         if query is not None and worker.pid in query.waiting:
             query.reports[worker.pid] = reply
             self._remove_worker(number, worker)
 
     def gone(self, worker: QueriedWorker) -> None:
-        """A worker has ended."""
+        """Wait no more for a worker that has ended."""
         for number in list(self._queries):
             self._remove_worker(number, worker)
 
     def stop(self) -> None:
-        """Answer nobody any more."""
+        """Drop all queries."""
         for query in self._queries.values():
             query.timer.cancel()
         self._queries.clear()
@@ -109,9 +104,9 @@ WorkerCommand = Callable[[WorkerProcess], None]
 
 class WorkerBarrier:
     """
-    Takes the workers through steps: each begins when all of them have answered the one before, or are gone.
+    Leads all workers through steps: each starts when every worker has answered the one before, or has ended.
 
-    :param crew: the workers that are there now.
+    :param workers: gives the running workers.
     """
 
     def __init__(self, workers: Callable[[], Iterable[WorkerProcess]]) -> None:
@@ -121,16 +116,16 @@ class WorkerBarrier:
 
     def add(self, *steps: Callable[[], WorkerCommand | None]) -> None:
         """
-        Take these steps after all that were added before.
+        Append steps.
 
-        :param steps: called when it is their time; what they give, if anything, is what each worker is told then,
-            and has to answer.
+        :param steps: each is called when it starts, and may return a command that every worker is sent and has to
+            answer.
         """
         self._steps.extend(steps)
         self._run_next()
 
     def answered(self, child: WorkerProcess) -> None:
-        """A worker has done what it was told, or is gone."""
+        """Record that a worker has answered, or has ended."""
         if child in self._unanswered:
             self._unanswered.discard(child)
             self._run_next()
@@ -146,23 +141,23 @@ class WorkerBarrier:
 
 _log = Logger()
 
-# How workers end that were told to: the second one had only begun.
+# Regular ends; a worker that has just begun to start is killed by the signal.
 _EXPECTED_EXITS = ("ended with status 0", "was killed by SIGTERM")
-# Seconds until a worker is replaced: the first time, the second time and so on.
+# Seconds before a worker is replaced, by number of failures in a row.
 _RESTART_DELAYS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerTimeouts:
     """
-    How long workers are waited for.
+    Timeouts of a worker pool.
 
     :param beat: seconds between heartbeats.
     :param hung: heartbeats without answer after which a worker is killed.
-    :param late: heartbeats without answer after which the watchdog is told no more.
-    :param starting: heartbeats that a new one need not answer.
-    :param steady: seconds after which an end has nothing to do with the one before.
-    :param stop: seconds that all may take to stop.
+    :param late: heartbeats without answer after which systemd's watchdog is not notified.
+    :param starting: heartbeats that a new worker need not answer.
+    :param steady: seconds of running after which earlier failures no longer count.
+    :param stop: seconds for all workers to stop.
     """
 
     beat: float = 5.0
@@ -173,52 +168,47 @@ class WorkerTimeouts:
     stop: float = 8.0
 
 
-class WorkerFactory(Protocol):
-    """Makes the process of a place, counted from 0; raises OSError."""
-
-    def __call__(
-        self,
-        number: int,
-        on_message: Callable[[WorkerProcess, str, Any], None],
-        gone: Callable[[WorkerProcess, str], None],
-    ) -> WorkerProcess: ...
-
-
+@dataclass(eq=False, slots=True)
 class _WorkerSlot:
     """
-    :ivar failures: ends since the place was last steady.
-    :ivar resting: whether its connections go to others.
-    :ivar served: whether there ever was a worker that served.
-    :ivar unable: why the last one could not start; empty if it could.
+    The place of one worker and its replacements.
+
+    :ivar failures: ends in a row.
+    :ivar is_suspended: whether its connections are directed to other workers.
+    :ivar has_served: whether any worker in this slot has served.
+    :ivar start_error: why the last one could not start; empty if it could.
     """
 
-    def __init__(self, number: int, name: str) -> None:
-        self.number = number
-        self.name = name
-        self.child: WorkerProcess | None = None
-        self.restart_timer: IDelayedCall | None = None
-        self.began = 0.0
-        self.failures = 0
-        self.is_suspended = False
-        self.has_served = False
-        self.start_error = ""
+    number: int
+    name: str
+    child: WorkerProcess | None = None
+    restart_timer: IDelayedCall | None = None
+    began: float = 0.0
+    failures: int = 0
+    is_suspended: bool = False
+    has_served: bool = False
+    start_error: str = ""
 
 
 class WorkerPool:
     """
-    Keeps as many workers as there are places.
+    Keeps a fixed number of workers running.
 
-    :param names: of the places.
-    :param hear: told what workers say that is not about their being there.
-    :param complete: called once, when all are ready.
-    :param changed: called when one of them is better or worse off.
-    :param give_up: told why none of them could start at all, in the words of one.
+    :param spawn_worker: starts the worker of a slot, numbered from 0, given what to call with its messages and at its
+        end; raises OSError.
+    :param names: node names of the workers.
+    :param on_message: called with messages that this class does not handle.
+    :param complete: called once, when all workers are ready.
+    :param changed: called when the status of a worker changes.
+    :param give_up: called with the error of one worker if none of them could start.
     """
 
     def __init__(
         self,
         reactor: Any,
-        spawn_worker: WorkerFactory,
+        spawn_worker: Callable[
+            [int, Callable[[WorkerProcess, str, Any], None], Callable[[WorkerProcess, str], None]], WorkerProcess
+        ],
         listeners: SharedListeners,
         names: Sequence[str],
         *,
@@ -244,28 +234,28 @@ class WorkerPool:
         self._kill_timer: IDelayedCall | None = None
 
     def __iter__(self) -> Iterator[WorkerProcess]:
-        """Those that are there now, ready or not."""
+        """The running workers, ready or not."""
         return iter([slot.child for slot in self._slots if slot.child is not None])
 
     @property
     def answers(self) -> bool:
-        """Whether none of them is late with its heartbeat."""
+        """Whether no worker is late with its heartbeat."""
         return all(child.missed_heartbeats < self._timeouts.late for child in self)
 
     @property
     def status(self) -> str:
-        """How they are, in the words of those that are worst off; where one has gone, how the others are."""
+        """The status of a worker that does not serve, if there is one."""
         return next((child.status for child in self if child.status != STATUS_SERVING), STATUS_SERVING)
 
     def start(self) -> None:
-        """Have them all begin."""
+        """Start all workers."""
         self._running = True
         for slot in self._slots:
             self._start_worker(slot)
         self._heartbeat_loop.start(self._timeouts.beat, now=False)
 
     def stop(self) -> Deferred[None]:
-        """Have them all stop at the same time. Fires when the last is gone; who takes too long is killed."""
+        """Stop all workers at once, and kill those that exceed the timeout; fires when all have ended."""
         self._running = False
         if self._heartbeat_loop.running:
             self._heartbeat_loop.stop()
@@ -282,7 +272,7 @@ class WorkerPool:
         return stopped
 
     def number(self, child: WorkerProcess) -> int:
-        """Its place, counted from 0."""
+        """The index of its slot, from 0."""
         return next(slot.number for slot in self._slots if slot.child is child)
 
     def _start_worker(self, slot: _WorkerSlot) -> None:

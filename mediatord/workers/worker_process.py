@@ -1,9 +1,7 @@
 """
-What a worker is told when it begins.
+A worker process: what it gets at the start, the messages between it and the supervisor, and its life cycle.
 
-What supervisor and workers say to each other: a JSON array of a word and what belongs to it, one a line.
-
-A worker as the supervisor sees it: from spawning to its end.
+Messages are JSON arrays of a word and its content, one per line, in both directions.
 """
 
 from __future__ import annotations
@@ -32,9 +30,9 @@ from mediatord.observability.systemd import STATUS_WAITING_FOR_STORE
 @dataclass(frozen=True, slots=True)
 class InheritedSocket:
     """
-    A socket that listens already, one of those a process was born with.
+    A listening socket that a process has inherited.
 
-    :param family: an address family of :mod:`socket`.
+    :param family: address family as in :mod:`socket`.
     """
 
     descriptor: int
@@ -44,16 +42,16 @@ class InheritedSocket:
 @dataclass(frozen=True, slots=True)
 class WorkerResources:
     """
-    What a worker has instead of `cluster` settings.
+    What a worker has from its supervisor instead of `cluster` settings.
 
-    :param path: of its node-to-node socket.
+    :param node_socket: path of its node-to-node socket.
     :param secret: the same for all workers of a daemon, and at every start.
-    :param seed: that of the mediator when the daemon was started, whichever keys it has come to since.
-    :param sockets: one for each of the configuration's `listen`, in that order, and one for `admin.listen`.
-    :param keys: the content of a key file: what all workers of a daemon have.
+    :param seed: the secret of the mediator's identity when the daemon was started; key rotations do not change it.
+    :param sockets: one for each endpoint of `listen`, in that order, and one for `admin.listen`.
+    :param keys: content of a key file.
     """
 
-    path: str
+    node_socket: str
     secret: bytes = field(repr=False)
     seed: bytes = field(repr=False)
     sockets: tuple[InheritedSocket, ...]
@@ -61,54 +59,62 @@ class WorkerResources:
 
     @property
     def address(self) -> str:
-        """Of its node-to-node listener: an endpoint string for server and client alike."""
-        return f"unix:{quoteStringArgument(self.path)}"
+        """Endpoint string of its node-to-node listener, for servers and clients."""
+        return f"unix:{quoteStringArgument(self.node_socket)}"
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
     """
-    Everything a worker needs to know; for its eyes only.
+    Start parameters of a worker, passed through a pipe.
 
     :param settings: its configuration as JSON.
     """
 
-    place: WorkerResources
+    resources: WorkerResources
     settings: str = field(repr=False)
 
-    def written(self) -> bytes:
-        """For :meth:`read`."""
-        place = self.place
-        sockets = [(one.descriptor, int(one.family)) for one in place.sockets]
-        told = [place.path, place.secret.hex(), place.seed.hex(), sockets, place.keys.decode("utf-8"), self.settings]
-        return json.dumps(told).encode("ascii")
+    def to_bytes(self) -> bytes:
+        """Serialize for :meth:`from_bytes`."""
+        resources = self.resources
+        fields = [
+            resources.node_socket,
+            resources.secret.hex(),
+            resources.seed.hex(),
+            [(one.descriptor, int(one.family)) for one in resources.sockets],
+            resources.keys.decode("utf-8"),
+            self.settings,
+        ]
+        return json.dumps(fields).encode("ascii")
 
     @classmethod
-    def read(cls, raw: bytes) -> WorkerSpec:
+    def from_bytes(cls, raw: bytes) -> WorkerSpec:
         """
-        What :meth:`written` wrote.
+        Parse what :meth:`to_bytes` made.
 
-        :raise ValueError: not all of it, as when the supervisor was killed just then.
+        :raise ValueError: it is incomplete, as when the supervisor was killed meanwhile.
         """
-        path, secret, seed, sockets, keys, settings = json.loads(raw)
+        node_socket, secret, seed, sockets, keys, settings = json.loads(raw)
         inherited = tuple(InheritedSocket(descriptor, socket.AddressFamily(family)) for descriptor, family in sockets)
-        place = WorkerResources(path, bytes.fromhex(secret), bytes.fromhex(seed), inherited, keys.encode("utf-8"))
-        return cls(place, settings)
+        resources = WorkerResources(
+            node_socket, bytes.fromhex(secret), bytes.fromhex(seed), inherited, keys.encode("utf-8")
+        )
+        return cls(resources, settings)
 
 
 ControlMessageCallback = Callable[[str, Any], None]
 
 
 def encode_control_message(word: str, content: Any = None) -> bytes:
-    """One line."""
+    """Encode a message as one line."""
     return json.dumps([word, content], separators=(",", ":")).encode("ascii") + b"\n"
 
 
 class ControlMessageDecoder:
     """
-    Lines out of the pieces that pipes deliver.
+    Splits the data of a pipe into messages.
 
-    :param hear: called with the word and the content of every line.
+    :param on_message: called with word and content of each message.
     """
 
     def __init__(self, on_message: ControlMessageCallback) -> None:
@@ -116,7 +122,7 @@ class ControlMessageDecoder:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Take what came."""
+        """Process received data."""
         self._buffer += data
         if b"\n" not in data:
             return
@@ -126,29 +132,28 @@ class ControlMessageDecoder:
             self._on_message(*json.loads(line))
 
 
-# Descriptors in the worker, besides those of standard output and error, which are ours.
+# Descriptors in the worker; standard output and error are inherited.
 COMMAND_FD, REPORT_FD, SPEC_FD, FIRST_SOCKET_FD = 0, 3, 4, 5
 
-# A process group of its own: what is typed at a terminal is for the supervisor, who tells the workers.
+# In a process group of its own, so that signals from a terminal reach only the supervisor, which passes them on.
 _PROGRAM = (
     "import os, sys; os.setpgid(0, 0); sys.path.append(sys.argv.pop(1)); from mediatord.cli import main; main()"
 )
-# What only the supervisor is told: settings are in the brief, and systemd talks to one process.
+# Not for workers: their settings are in the spec, and systemd talks to the supervisor.
 _SUPERVISOR_VARIABLES = ("MEDIATORD_", "NOTIFY_", "WATCHDOG_", "LISTEN_")
 
 
 class WorkerProcess(ProcessProtocol):
     """
-    One process.
+    A worker process as the supervisor sees it.
 
-    :param name: of its node.
-    :param hear: told what it says, unless that is for this class.
-    :param gone: told how it ended.
-    :ivar ready: whether it is up.
-    :ivar status: how it is.
-    :ivar unable: why it could not start, in one line; empty if it did not say so.
-    :ivar pid: of the process.
-    :ivar missed: heartbeats that it has not answered; below 0 while it may take time to begin.
+    :param name: name of its node.
+    :param on_message: called with each message that this class does not handle.
+    :param gone: called with a description of how it ended.
+    :ivar ready: whether it has started.
+    :ivar status: as for systemd.
+    :ivar start_error: why it could not start, in one line; empty if unknown.
+    :ivar missed_heartbeats: heartbeats without an answer; below 0 while it may still be starting.
     """
 
     def __init__(
@@ -171,20 +176,20 @@ class WorkerProcess(ProcessProtocol):
         self.pid = 0
 
     def spawn(
-        self, reactor: Any, brief: bytes, sockets: Sequence[int], environ: Mapping[str, str] = os.environ
+        self, reactor: Any, spec: bytes, sockets: Sequence[int], environ: Mapping[str, str] = os.environ
     ) -> None:
         """
-        Become a process.
+        Start the process.
 
-        :param brief: for its eyes only.
-        :param sockets: descriptors that it is to have from :data:`FIRST_SOCKET_FD` on.
-        :raise OSError: there cannot be one more.
+        :param spec: a serialized :class:`WorkerSpec`.
+        :param sockets: descriptors that it inherits, from :data:`FIRST_SOCKET_FD` on.
+        :raise OSError: it could not be started.
         """
         root = str(Path(mediatord.__file__).parent.parent)
         reactor.spawnProcess(
             self,
             sys.executable,
-            # -P: what lies in the current directory must not shadow anybody's modules.
+            # -P: files in the current directory must not shadow modules.
             [sys.executable, "-P", "-c", _PROGRAM, root, "worker", self.name],
             env={name: value for name, value in environ.items() if not name.startswith(_SUPERVISOR_VARIABLES)},
             childFDs={
@@ -197,7 +202,7 @@ class WorkerProcess(ProcessProtocol):
             },
         )
         self.pid = self._process.pid
-        self._process.writeToChild(SPEC_FD, brief)
+        self._process.writeToChild(SPEC_FD, spec)
         self._process.closeChildFD(SPEC_FD)
 
     @property
@@ -205,21 +210,20 @@ class WorkerProcess(ProcessProtocol):
         return self.transport
 
     def send(self, word: str, content: Any = None) -> None:
-        """Say something to it, if it is still there."""
+        """Send a message, if it is still running."""
         if not self._has_ended and COMMAND_FD in self._process.pipes:
             self._process.writeToChild(COMMAND_FD, encode_control_message(word, content))
 
     def signal(self, name: str) -> None:
-        """Send a signal, if it is still there. :param name: as `TERM`."""
+        """Send a signal, if it is still running. :param name: such as `TERM`."""
         with contextlib.suppress(ProcessExitedAlready):
             self._process.signalProcess(name)
 
     def childDataReceived(self, childFD: int, data: bytes) -> None:  # noqa: N802, N803  Twisted's names
-        """Called with what it says."""
         self._decoder.feed(data)
 
     def processEnded(self, reason: Failure) -> None:  # noqa: N802  Twisted's name
-        """Called when it has ended and all it said was heard."""
+        """Called when it has ended and all its messages were received."""
         self._has_ended = True
         self._gone(self, _describe_exit(reason))
 
@@ -238,7 +242,7 @@ class WorkerProcess(ProcessProtocol):
 
 
 def _describe_exit(reason: Failure) -> str:
-    """How a process ended, in words."""
+    """How a process ended, for a log line."""
     ended = reason.value
     if isinstance(ended, ProcessTerminated) and ended.signal is not None:
         return f"was killed by {signal.Signals(ended.signal).name}"

@@ -352,7 +352,7 @@ class QueueTests(AdminCase):
         self.queue("did:key:zSecret", 1)
         self.assertNotIn("zSecret", self.in_memory.page())
         self.assertNotIn("zSecret", json.dumps(self.in_memory.status()))
-        tag = self.in_memory.base.recorder.tag("did:key:zSecret")
+        tag = self.in_memory.base.recorder.pseudonymize("did:key:zSecret")
         self.assertIn(tag, self.in_memory.page())
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.app.core_services import _derive_store_name
+from mediatord.app.core_services import derive_store_name
 from mediatord.app.metrics_collection import StartStopLedgerRecorder
 from mediatord.config.settings import Config
 from mediatord.errors import StoreUnavailable
@@ -62,18 +62,18 @@ class ProbeMessageTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.in_memory = InMemoryMediator(self)
-        self.own = self.in_memory.base.own.identities.identity("m1").did
+        self.own = self.in_memory.base.probe_credentials.identities.identity("m1").did
 
     def messages(self, did: str) -> None:
         """One of each fate; two that are accepted."""
         recorder = self.in_memory.base.recorder
         for id_ in ("1", "2"):
             message = StoredMessage(id_, did, did, b"{}", "json", NOW, NOW + 30)
-            recorder.accepted("r", message, None, "didcomm", False)
+            recorder.record_accept("r", message, None, "didcomm", False)
         removed: Any = RemovedMessage("1", did, did, 2, NOW, 0)
-        recorder.acknowledged(removed, "live", "didcomm")
-        recorder.expired(removed)
-        recorder.evicted(removed)
+        recorder.record_acknowledgement(removed, "live", "didcomm")
+        recorder.record_expiry(removed)
+        recorder.record_eviction(removed)
 
     def ledger(self) -> dict[str, Any]:
         """What is told of DIDComm now."""
@@ -99,7 +99,7 @@ class StoreNameTests(SynchronousTestCase):
     def name(self, in_memory: InMemoryMediator, backend: str, boot: str = "b") -> str:
         """Of a store of this mediator."""
         config = Config.model_validate({"storage": {"backend": backend}})
-        return _derive_store_name(config, in_memory.base.identity.now, boot)
+        return derive_store_name(config, in_memory.base.identity.now, boot)
 
     def test_who_shares_a_store(self) -> None:
         """All processes of a mediator, after a restart as well; but what is in memory is of one process."""

@@ -33,7 +33,7 @@ class ReloadingTests(SynchronousTestCase):
     def reload(self, read: Any) -> list[str]:
         """What is said."""
         with capturedLogs() as said:
-            self.in_memory.base.reloading.reload(read)
+            self.in_memory.base.reloader.reload(read)
         return [formatEvent(event) for event in said]
 
     def outcome(self) -> str:
@@ -49,11 +49,11 @@ class ReloadingTests(SynchronousTestCase):
         changes = {"allow": ("192.0.2.0/24",), "queue_size_top": 1}
         rotate, retention = {"keep": 1, "bytes": 70_000, "compress": False}, {"bytes": 1, "unread_bytes": 1}
         new = self.other(metrics=changes, log={"rotate": rotate, "retention": retention})
-        self.assertEqual(self.reload(lambda: new), ["the configuration was read again"])
+        self.assertEqual(self.reload(lambda: new), ["configuration reloaded"])
         self.assertEqual(self.in_memory.request("GET", "/metrics", peer="127.0.0.1").status, 403)
         self.assertEqual(self.in_memory.request("GET", "/metrics", peer="192.0.2.9").status, 200)
         for _ in range(2):
-            self.in_memory.base.recorder.granted("did:web:a", "didcomm")
+            self.in_memory.base.recorder.record_grant("did:web:a", "didcomm")
             self.in_memory.base.events.rotate()
         self.assertEqual(list(self.in_memory.config.log.directory.glob("events-*")), [])
         self.assertEqual(self.in_memory.counter("mediator_log_segments_deleted_total"), 2)
@@ -63,7 +63,7 @@ class ReloadingTests(SynchronousTestCase):
         for _ in range(5):
             self.reload(lambda: self.in_memory.config)
         self.assertEqual(list(self.in_memory.config.log.directory.glob("events-*")), [])
-        self.in_memory.base.recorder.granted("did:web:a", "didcomm")
+        self.in_memory.base.recorder.record_grant("did:web:a", "didcomm")
         self.reload(lambda: self.in_memory.config)
         self.assertEqual(len(list(self.in_memory.config.log.directory.glob("events-*"))), 1)
         self.assertEqual(len(self.in_memory.events("proc.reload")), 6)
@@ -71,8 +71,8 @@ class ReloadingTests(SynchronousTestCase):
     def test_level(self) -> None:
         """From now on only what is as grave is written."""
         self.reload(lambda: self.other(log={"level": "warn"}))
-        self.in_memory.base.recorder.granted("did:web:a", "didcomm")
-        self.in_memory.base.recorder.denied("did:web:a", "policy", "didcomm")
+        self.in_memory.base.recorder.record_grant("did:web:a", "didcomm")
+        self.in_memory.base.recorder.record_denial("did:web:a", "policy", "didcomm")
         self.assertEqual(self.in_memory.events("acct.grant"), [])
         self.assertEqual(len(self.in_memory.events("acct.deny")), 1)
         self.reload(lambda: self.other(log={"level": "info"}))
@@ -82,13 +82,11 @@ class ReloadingTests(SynchronousTestCase):
         """What cannot be applied is named and left as it was; what can is applied all the same."""
         new = self.other(queue={"ttl": 60.0}, node="other", log={"level": "warn", "dids": "keyed"})
         said = self.reload(lambda: new)
-        self.assertEqual(
-            said, ["the configuration was read again; a restart is needed for node, queue.ttl, log.dids"]
-        )
-        self.assertEqual(self.in_memory.base.reloading.config.log.level, "warn")
-        self.assertEqual(self.in_memory.base.reloading.config.queue.ttl, self.in_memory.config.queue.ttl)
+        self.assertEqual(said, ["configuration reloaded; a restart is needed for node, queue.ttl, log.dids"])
+        self.assertEqual(self.in_memory.base.reloader.config.log.level, "warn")
+        self.assertEqual(self.in_memory.base.reloader.config.queue.ttl, self.in_memory.config.queue.ttl)
         back = self.reload(lambda: self.in_memory.config)
-        self.assertEqual((back, self.outcome()), (["the configuration was read again"], "ok"))
+        self.assertEqual((back, self.outcome()), (["configuration reloaded"], "ok"))
 
     def test_restart_needed_is_written(self) -> None:
         """Also where the log says so."""
@@ -101,17 +99,17 @@ class ReloadingTests(SynchronousTestCase):
         def wrong() -> Config:
             raise ConfigError(["mediator.yaml:3: log.level: expected info", "mediator.yaml:9: more"])
 
-        self.in_memory.base.recorder.granted("did:web:a", "didcomm")
+        self.in_memory.base.recorder.record_grant("did:web:a", "didcomm")
         said = self.reload(wrong)
         self.assertEqual(
             said,
             [
-                "the configuration was not taken, nothing has changed: mediator.yaml:3: log.level: expected info "
+                "configuration rejected, previous settings stay in force: mediator.yaml:3: log.level: expected info "
                 "(and 1 more; mediatord check-config lists all)"
             ],
         )
         self.assertEqual(self.outcome(), "refused")
-        self.assertIs(self.in_memory.base.reloading.config, self.in_memory.config)
+        self.assertIs(self.in_memory.base.reloader.config, self.in_memory.config)
         self.assertEqual(len(self.in_memory.events("log.open")), 2)
 
 
@@ -143,7 +141,7 @@ class FilesTests(SynchronousTestCase):
         for text in ("", "# new\n"):
             self.assertEqual(self.again(text)[:2], (500, "refused"))
         gone = "it says nothing of storage.sqlite.path any more; restart if that is meant"
-        refused = f"the configuration was not taken, nothing has changed: {gone}"
+        refused = f"configuration rejected, previous settings stay in force: {gone}"
         self.assertEqual(self.again(self.text[: self.text.index("log:")]), (500, "refused", refused))
 
     def test_other_values(self) -> None:

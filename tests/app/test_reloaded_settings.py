@@ -44,7 +44,7 @@ class KeysTests(SocketTestCase):
     def reload(self) -> list[str]:
         """What is said."""
         with capturedLogs() as said:
-            self.site_fixture.base.reloading.reload(lambda: self.site_fixture.config)
+            self.site_fixture.base.reloader.reload(lambda: self.site_fixture.config)
         return [formatEvent(event) for event in said]
 
     def rotate(self, **how: Any) -> str:
@@ -79,15 +79,13 @@ class KeysTests(SocketTestCase):
 
     def test_what_is_said(self) -> None:
         """The new DID, one that is prepared, and each that is accepted no more; nothing while nothing changes."""
-        quiet = "the configuration was read again"
+        quiet = "configuration reloaded"
         self.assertEqual(self.reload(), [quiet])
         rotate_keys(self.path, self.fits, prepare=True)
         (prepared,) = self.fits(load_keys(self.path)).prepared_dids
-        self.assertEqual(self.reload(), [quiet, f"the DID {prepared[:60]}… is accepted and not told to anybody yet"])
+        self.assertEqual(self.reload(), [quiet, f"the DID {prepared[:60]}… is accepted but not published yet"])
         rotate_keys(self.path, self.fits)
-        self.assertEqual(
-            self.reload(), [quiet, f"the DID is {prepared[:60]}… now; former ones that are accepted as well: 1"]
-        )
+        self.assertEqual(self.reload(), [quiet, f"current DID: {prepared[:60]}…; 1 former DIDs still accepted"])
         retire_keys(self.path, "prekey", self.fits)
         self.assertEqual(self.reload(), [quiet, f"no longer accepted: {self.site_fixture.did[:60]}…"])
         self.assertEqual(self.reload(), [quiet])
@@ -109,10 +107,10 @@ class KeysTests(SocketTestCase):
 
     def test_the_web_did(self) -> None:
         """What is sealed for `#prekey` of before opens, and is answered with the key that it was sealed for."""
-        identity = self.site_fixture.base.identity
+        identity = self.site_fixture.base.identity.now
         document = parse_did_document(identity.web_did, identity.web_document)
         carol = InMemoryWallet(self.site_fixture)
-        carol.book.add(document)
+        carol.documents.add(document)
         self.site_fixture.did, self.site_fixture.document = identity.web_did, document
         message = carol.pack(PING, id="before")
         self.rotate()
@@ -166,15 +164,15 @@ class KeysTests(SocketTestCase):
         values = self.site_fixture.config.model_dump()
         new = Config.model_validate({**values, "log": {**values["log"], "level": "warn"}})
         with capturedLogs() as said:
-            self.site_fixture.base.reloading.reload(lambda: new)
+            self.site_fixture.base.reloader.reload(lambda: new)
         self.assertEqual(
             [formatEvent(event) for event in said],
             [
-                f"the configuration was not taken, nothing has changed: {self.path} is not a set of private keys: "
+                f"configuration rejected, previous settings stay in force: {self.path} is not a set of private keys: "
                 "expected a JWK set with kid and d"
             ],
         )
-        self.assertEqual(self.site_fixture.base.reloading.config.log.level, "info")
+        self.assertEqual(self.site_fixture.base.reloader.config.log.level, "info")
         self.assertEqual(self.site_fixture.request("GET", "/did").body.decode(), did)
         self.assertEqual(self.site_fixture.counter("mediator_config_last_reload_success"), 0)
 
@@ -184,11 +182,11 @@ class KeysTests(SocketTestCase):
         values = self.site_fixture.config.model_dump()
         new = Config.model_validate({**values, "identity": {**values["identity"], "former_dids": [former]}})
         with capturedLogs() as said:
-            self.site_fixture.base.reloading.reload(lambda: new)
-            self.site_fixture.base.reloading.reload(lambda: self.site_fixture.config)
+            self.site_fixture.base.reloader.reload(lambda: new)
+            self.site_fixture.base.reloader.reload(lambda: self.site_fixture.config)
         self.assertEqual(
             [formatEvent(event) for event in said],
-            ["the configuration was read again"] * 2 + [f"no longer accepted: {former}"],
+            ["configuration reloaded"] * 2 + [f"no longer accepted: {former}"],
         )
 
 
@@ -199,7 +197,7 @@ class LimitsTests(SocketTestCase):
         """Reload with other limits."""
         values = self.site_fixture.config.model_dump()
         new = Config.model_validate({**values, "limits": {**values["limits"], **limits}})
-        self.site_fixture.base.reloading.reload(lambda: new)
+        self.site_fixture.base.reloader.reload(lambda: new)
 
     def test_size(self) -> None:
         """Of a body, of a frame on a socket that is open and on one that comes, and what is disclosed."""
@@ -254,7 +252,7 @@ class LimitsTests(SocketTestCase):
             for _ in range(20):
                 letter = self.bob.letter("x" * 20_000)
                 self.site_fixture.receive(pack_forward(self.site_fixture, self.bob.did, letter), peer="203.0.113.9")
-            return int(websocket_client.line.protocol._outbox.waiting_bytes)  # type: ignore[attr-defined]
+            return int(websocket_client.line.protocol._send_queue.queued_bytes)  # type: ignore[attr-defined]
 
         before = kept()
         self.assertGreater(before, 300_000)
@@ -410,17 +408,17 @@ class CertificateTests(SynchronousTestCase):
         """When it ends is known from the start, and after each reload."""
         in_memory = InMemorySite(self)
         listener = self.listener()
-        in_memory.base.reloading.watch(listener)
+        in_memory.base.reloader.add_listener(listener)
         assert listener.certificate is not None
         self.assertEqual(self.expiry(in_memory), listener.certificate.expiry.timestamp())
         shutil.copy(self.authority.issue("second", ["127.0.0.1"], expired=True), self.used)
-        in_memory.base.reloading.reload(lambda: in_memory.config)
+        in_memory.base.reloader.reload(lambda: in_memory.config)
         self.assertEqual(self.expiry(in_memory), listener.certificate.expiry.timestamp())
         self.assertEqual(in_memory.counter("mediator_config_last_reload_success"), 1)
         self.used.unlink()
         in_memory.clock.advance(5)
         taken = in_memory.counter("mediator_config_last_reload_success_timestamp_seconds")
-        in_memory.base.reloading.reload(lambda: in_memory.config)
+        in_memory.base.reloader.reload(lambda: in_memory.config)
         self.assertEqual(in_memory.counter("mediator_config_last_reload_success"), 0)
         self.assertEqual(in_memory.counter("mediator_config_last_reload_success_timestamp_seconds"), taken)
 

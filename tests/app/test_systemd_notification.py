@@ -52,7 +52,7 @@ class Base:
         self.recorder = self
         self.node_health = NodeHealth(self.reactor, 10.0)
         self.lived: list[str] = []
-        self.reloading = Reloads()
+        self.reloader = Reloads()
 
     def started(self, version: str) -> None:
         """It is noted."""
@@ -80,7 +80,7 @@ class SystemdNotificationTests(SynchronousTestCase):
 
     def open_store(self) -> None:
         """As a daemon does that is no node, or has joined."""
-        self.base.metrics.storage_up(True)
+        self.base.metrics.set_storage_up(True)
         self.base.node_health.joined()
         self.signs.store_opened()
 
@@ -116,10 +116,10 @@ class SystemdNotificationTests(SynchronousTestCase):
         self.open_store()
         self.signs.startService()
         self.told()
-        self.base.metrics.storage_up(False)
+        self.base.metrics.set_storage_up(False)
         self.base.reactor.pump([0.5] * 10)
         self.assertEqual(self.told(), [WAITING])
-        self.base.metrics.storage_up(True)
+        self.base.metrics.set_storage_up(True)
         self.base.reactor.advance(1)
         self.assertEqual(self.told(), [SERVING])
         self.base.node_health.parted()
@@ -139,7 +139,7 @@ class SystemdNotificationTests(SynchronousTestCase):
 
     def test_reload(self) -> None:
         """It is begun and ended, unless the daemon is not up yet; also where it fails."""
-        read = self.base.reloading.read
+        read = self.base.reloader.read
         self.signs.startService()
         self.told()
         self.signs.reload(read)
@@ -149,15 +149,15 @@ class SystemdNotificationTests(SynchronousTestCase):
         before = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self.signs.reload(read)
         begun, ended = self.told()
-        reloading, since = begun.splitlines()
-        self.assertEqual((reloading, ended), ("RELOADING=1", "READY=1"))
+        reloader, since = begun.splitlines()
+        self.assertEqual((reloader, ended), ("RELOADING=1", "READY=1"))
         name, _, microseconds = since.partition("=")
         self.assertEqual(name, "MONOTONIC_USEC")
         self.assertLessEqual(before, int(microseconds))
-        self.base.reloading.fails = True
+        self.base.reloader.fails = True
         self.assertRaises(ZeroDivisionError, self.signs.reload, read)
         self.assertEqual(self.told()[-1], "READY=1")
-        self.assertEqual(self.base.reloading.asked, [read] * 3)
+        self.assertEqual(self.base.reloader.asked, [read] * 3)
 
     def test_stop(self) -> None:
         """Said once; nothing comes after that, and nothing is left."""

@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.app import cluster as wiring
-from mediatord.app.cluster_services import build_cluster_services, build_membership
+from mediatord.app.cluster import build_cluster_services, build_membership
 from mediatord.app.core_services import build_core_services
 from mediatord.app.decentrl import build_decentrl
 from mediatord.app.didcomm import build_didcomm
@@ -68,7 +68,7 @@ class _InMemoryPeerClient:
         in_memory = self._wires.in_memory_nodes.get(node.boot)
         if in_memory is None:
             raise PeerUnreachable
-        request_id = self._authenticator.request_id(self._boot, node.boot)
+        request_id = self._authenticator.new_request_id(self._boot, node.boot)
         answer = await in_memory.serve(
             "POST", path, self._authenticator.authenticate_request(request_id, "POST", path, body), body
         )
@@ -116,9 +116,9 @@ class InMemoryNode(InMemoryMediator):
         self.half = build_didcomm(self.base, self.config)
         self.decentrl = build_decentrl(self.base, self.config)
         self.store = village.store
-        self.did = self.base.identity.did
+        self.did = self.base.identity.now.did
         self.document = resolve_local(self.did)
-        self.membership = build_membership(self.base, self.cluster, self.said.append, lambda: None)
+        self.membership = build_membership(self.base, self.cluster, self.said.append)
         node = build_cluster_services(self.base, self.cluster, self.half, self.decentrl, self.membership)
         self.services: list[Any] = [
             self.base.events,

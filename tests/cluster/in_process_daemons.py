@@ -14,7 +14,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
-from mediatord.app import cluster_services
+from mediatord.app import cluster as app_cluster
 from mediatord.app.daemon import build_daemon
 from mediatord.cluster import anti_entropy
 from mediatord.config.settings import Config
@@ -113,8 +113,8 @@ class InProcessClusterTestCase(TestCase):
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
         """Start them; rounds come often."""
-        self.patch(cluster_services, "ANTI_ENTROPY_INTERVAL", 0.3)
-        self.patch(cluster_services, "SWEEP_INTERVAL", 0.3)
+        self.patch(app_cluster, "ANTI_ENTROPY_INTERVAL", 0.3)
+        self.patch(app_cluster, "SWEEP_INTERVAL", 0.3)
         self.patch(anti_entropy, "MIN_MESSAGE_AGE", 0.05)
         self.directory = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, self.directory)

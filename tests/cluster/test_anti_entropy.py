@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
 from typing import Any
 
 from twisted.internet.defer import Deferred, fail, succeed
@@ -15,14 +15,13 @@ from mediatord.cluster import anti_entropy
 from mediatord.cluster.anti_entropy import (
     ANTI_ENTROPY_INTERVAL,
     BATCH_SIZE,
-    MAX_VISIBILITY_DELAY,
     MIN_MESSAGE_AGE,
     SCAN_WINDOW,
     AntiEntropy,
     LapsedNodeSweeper,
     PeriodicClusterTasks,
 )
-from mediatord.cluster.notification_receiver import LocalDelivery
+from mediatord.cluster.notification_receiver import MAX_VISIBILITY_DELAY, LocalDelivery
 from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.messages import ArrivalWindow, MessageArrival, StoredMessage
 from tests.in_memory_mediator import NOW
@@ -33,11 +32,6 @@ BOB = "did:x:bob"
 def message(id_: str, *, age: float = 10.0) -> StoredMessage:
     """One that waits for Bob, of so many seconds ago."""
     return StoredMessage(id_, BOB, BOB, b"{}", "json", NOW - age, NOW + 1000)
-
-
-async def served(dids: Collection[str]) -> Collection[str]:
-    """All of them."""
-    return dids
 
 
 class FakeMessageSource:
@@ -51,20 +45,30 @@ class FakeMessageSource:
         self.unwanted: set[str] = set()
         self.late: list[float] = []
         self.stuck: set[str] = set()
-        self.picked_up: frozenset[str] = frozenset()
+        self.picked: frozenset[str] = frozenset()
         self.found: list[list[str]] = []
         self.questions: list[tuple[list[str], ArrivalWindow]] = []
+        self.is_away = False
+        store: Any = self
         self.half: LocalDelivery[StoredMessage] = LocalDelivery(
-            live=lambda: self.dids,
-            find=self.find,
-            arrived=self.arrived,
-            push=self.push,
-            is_missed=lambda one: one.id not in [*self.pushed, *self.unwanted],
-            push_late=self.push_late,
-            was_pushed=self.pushed.__contains__,
-            picked_up=lambda ids: succeed(self.picked_up.intersection(ids)),
-            served=served,
+            store, store, lambda ids: self.find(ids), self.arrived, store, is_wanted=lambda _: True
         )
+
+    def live(self, wanted: Callable[[object], bool]) -> list[str]:
+        """Those with sockets."""
+        return self.dids
+
+    def subscribers(self, did: str, *, by: float, message: str) -> list[object]:
+        """Somebody, unless the message is in the backlog."""
+        return [] if message in self.unwanted else [did]
+
+    def was_pushed(self, id_: str) -> bool:
+        """Here."""
+        return id_ in self.pushed
+
+    def find_picked_up(self, ids: Sequence[str]) -> Deferred[frozenset[str]]:
+        """Those of them."""
+        return succeed(self.picked.intersection(ids))
 
     def find(self, ids: Sequence[str]) -> Deferred[list[StoredMessage]]:
         """By id, no more than fit."""
@@ -73,27 +77,26 @@ class FakeMessageSource:
 
     def arrived(self, dids: Sequence[str], window: ArrivalWindow, limit: int) -> Deferred[list[MessageArrival]]:
         """By time, and then by id."""
+        if self.is_away:
+            return fail(StoreUnavailable())
         self.questions.append((list(dids), window))
         messages = self.messages.values()
         in_time = [(one.received_at, one.id) for one in messages if window.has(one.received_at, one.id)]
         return succeed([MessageArrival(id_, BOB, at) for at, id_ in sorted(in_time)[:limit]])
 
-    def push(self, one: StoredMessage) -> bool:
+    def push_remote(self, one: StoredMessage, *, by: float = inf) -> bool:
         """Unless its socket is stuck."""
+        if by != inf:
+            self.late.append(by - MAX_VISIBILITY_DELAY)
         if one.id not in self.stuck:
             self.pushed.append(one.id)
         return one.id not in self.stuck
-
-    def push_late(self, one: StoredMessage, at: float) -> bool:
-        """Likewise."""
-        self.late.append(at)
-        return self.push(one)
 
 
 class NotificationReceiverTests(SynchronousTestCase):
     def take(self, shelf: FakeMessageSource, *ids: str) -> list[str]:
         """What is said to be pushed."""
-        return self.successResultOf(Deferred.fromCoroutine(shelf.half.take(ids)))
+        return self.successResultOf(Deferred.fromCoroutine(shelf.half.push_notified(ids)))
 
     def test_take(self) -> None:
         """What is there is pushed; what is gone or not taken is left out."""
@@ -113,18 +116,8 @@ class NotificationReceiverTests(SynchronousTestCase):
         """Also while the first one is still being looked up."""
         shelf = FakeMessageSource(message("a"))
         asked: list[Deferred[list[StoredMessage]]] = []
-        half = LocalDelivery(
-            live=shelf.half.live,
-            find=lambda ids: asked.append(Deferred()) or asked[-1],  # type: ignore[func-returns-value]
-            arrived=shelf.arrived,
-            push=shelf.push,
-            is_missed=lambda _: False,
-            push_late=shelf.push_late,
-            was_pushed=shelf.pushed.__contains__,
-            picked_up=shelf.half.picked_up,
-            served=served,
-        )
-        both = [Deferred.fromCoroutine(half.take(["a"])) for _ in range(2)]
+        shelf.find = lambda ids: asked.append(Deferred()) or asked[-1]  # type: ignore[func-returns-value, method-assign]
+        both = [Deferred.fromCoroutine(shelf.half.push_notified(["a"])) for _ in range(2)]
         for one in asked:
             one.callback([message("a")])
         self.assertEqual([self.successResultOf(one) for one in both], [["a"], ["a"]])
@@ -144,7 +137,7 @@ class CatchUpTests(SynchronousTestCase):
 
     def round(self, catch_up: AntiEntropy) -> None:
         """One of them."""
-        self.successResultOf(Deferred.fromCoroutine(catch_up.round()))
+        self.successResultOf(Deferred.fromCoroutine(catch_up.scan()))
 
     def test_window(self) -> None:
         """What is very young may be on its way still, what is old was caught up with before."""
@@ -171,7 +164,7 @@ class CatchUpTests(SynchronousTestCase):
     def test_picked_up(self) -> None:
         """What its recipient has got by pickup is left out, and not looked up."""
         shelf = FakeMessageSource(message("a"), message("b"))
-        shelf.picked_up = frozenset("a")
+        shelf.picked = frozenset("a")
         self.round(AntiEntropy(self.clock, [shelf.half]))
         self.assertEqual((shelf.pushed, shelf.found), (["b"], [["b"]]))
 
@@ -183,10 +176,8 @@ class CatchUpTests(SynchronousTestCase):
         self.round(catch_up)
         self.assertEqual(forgotten, [NOW - SCAN_WINDOW - MAX_VISIBILITY_DELAY])
         shelf.dids = [BOB] * 2
-        catch_up = AntiEntropy(
-            self.clock, [replace(shelf.half, arrived=lambda *_: fail(StoreUnavailable()))], forgotten.append
-        )
-        self.failureResultOf(Deferred.fromCoroutine(catch_up.round()), StoreUnavailable)
+        shelf.is_away = True
+        self.failureResultOf(Deferred.fromCoroutine(catch_up.scan()), StoreUnavailable)
         self.assertEqual(len(forgotten), 1)
 
     def test_after_a_gap(self) -> None:
@@ -194,23 +185,11 @@ class CatchUpTests(SynchronousTestCase):
         shelf = FakeMessageSource()
         catch_up = AntiEntropy(self.clock, [shelf.half])
         self.round(catch_up)
-        working, broken = shelf.half, FakeMessageSource()
-        broken.half = LocalDelivery(
-            live=lambda: [BOB],
-            find=broken.find,
-            arrived=lambda *_: fail(StoreUnavailable()),
-            push=broken.push,
-            is_missed=lambda _: True,
-            push_late=broken.push_late,
-            was_pushed=lambda _: False,
-            picked_up=working.picked_up,
-            served=served,
-        )
         self.clock.advance(100)
-        catch_up._deliveries = (broken.half,)
-        self.failureResultOf(Deferred.fromCoroutine(catch_up.round()), StoreUnavailable)
+        shelf.is_away = True
+        self.failureResultOf(Deferred.fromCoroutine(catch_up.scan()), StoreUnavailable)
         self.clock.advance(100)
-        catch_up._deliveries = (working,)
+        shelf.is_away = False
         self.round(catch_up)
         self.assertEqual(
             shelf.questions[-1][1], ArrivalWindow(NOW - MAX_VISIBILITY_DELAY, NOW + 200 - MIN_MESSAGE_AGE)
@@ -275,13 +254,14 @@ class CatchUpTests(SynchronousTestCase):
     def test_pushed_meanwhile(self) -> None:
         """A hint that comes while it is looked up is enough."""
         shelf = FakeMessageSource(message("a"))
-        find = shelf.half.find
+        find = shelf.find
 
         def find_late(ids: Sequence[str]) -> Deferred[list[StoredMessage]]:
             shelf.pushed.append("a")
             return find(ids)
 
-        self.round(AntiEntropy(self.clock, [replace(shelf.half, find=find_late)]))
+        shelf.find = find_late  # type: ignore[method-assign]
+        self.round(AntiEntropy(self.clock, [shelf.half]))
         self.assertEqual(shelf.pushed, ["a"])
 
     def test_nobody(self) -> None:
@@ -320,13 +300,13 @@ class SweepTests(SynchronousTestCase):
 
     def test_round(self) -> None:
         """All of them but ourselves; what they had pushed is counted as waiting again."""
-        self.successResultOf(Deferred.fromCoroutine(self.sweep.round()))
+        self.successResultOf(Deferred.fromCoroutine(self.sweep.sweep()))
         self.assertEqual((self.dropped, self.fell_back), (["dead", "late"], [3, 3]))
 
     def test_very_many(self) -> None:
         """No turn of the reactor tells of more than a few, and all are told of."""
         self.gone, self.number = ["dead"], 2 * BATCH_SIZE + 1
-        round_ = Deferred.fromCoroutine(self.sweep.round())
+        round_ = Deferred.fromCoroutine(self.sweep.sweep())
         self.assertEqual(self.fell_back, [BATCH_SIZE])
         self.clock.pump([0.01] * 2)
         self.successResultOf(round_)
@@ -335,20 +315,20 @@ class SweepTests(SynchronousTestCase):
     def test_who_is_gone(self) -> None:
         """The operator is told by name."""
         with capturedLogs() as events:
-            self.successResultOf(Deferred.fromCoroutine(self.sweep.round()))
+            self.successResultOf(Deferred.fromCoroutine(self.sweep.sweep()))
         said = [formatEvent(event) for event in events]
         self.assertEqual(
             said,
             [
-                "node DEAD (boot dead) is gone; 3 messages wait again",
-                "node LATE (boot late) is gone; 3 messages wait again",
+                "node DEAD (boot dead) is gone; 3 messages requeued",
+                "node LATE (boot late) is gone; 3 messages requeued",
             ],
         )
 
     def test_not_our_turn(self) -> None:
         """Somebody else does it."""
         self.my_turn = False
-        self.successResultOf(Deferred.fromCoroutine(self.sweep.round()))
+        self.successResultOf(Deferred.fromCoroutine(self.sweep.sweep()))
         self.assertEqual(self.dropped, [])
 
 

@@ -9,15 +9,17 @@ from mediatord.cluster.peer_server import (
     MAX_UNAUTHENTICATED,
     MAX_UNAUTHENTICATED_PER_ADDRESS,
     ConnectionSlots,
+    PeerChannel,
     normalize_address,
 )
 
 
-class SlotConnection:
+class SlotConnection(PeerChannel):
     """One connection."""
 
+    is_idle = True
+
     def __init__(self) -> None:
-        self.is_idle = True
         self.ended = False
 
     def end(self) -> None:
@@ -27,14 +29,14 @@ class SlotConnection:
 
 class ConnectionSlotsTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.places = ConnectionSlots()
+        self.slots = ConnectionSlots()
 
     def come(self, count: int = 1, origin: str = "10.0.0.1") -> list[SlotConnection]:
         """So many from one address."""
         callers = [SlotConnection() for _ in range(count)]
         for caller in callers:
-            self.assertTrue(self.places.reserve(origin))
-            self.places.enter(caller, origin)
+            self.assertTrue(self.slots.reserve(origin))
+            self.slots.add(caller, origin)
         return callers
 
     def fill(self) -> list[SlotConnection]:
@@ -46,7 +48,7 @@ class ConnectionSlotsTests(SynchronousTestCase):
         strangers = self.fill()
         self.come(2, origin="10.0.1.1")
         self.assertEqual([one.ended for one in strangers[:3]], [True, True, False])
-        self.assertEqual(len(self.places), MAX_UNAUTHENTICATED)
+        self.assertEqual(len(self.slots), MAX_UNAUTHENTICATED)
 
     def test_one_address(self) -> None:
         """It takes no place of others, however often it comes."""
@@ -55,19 +57,19 @@ class ConnectionSlotsTests(SynchronousTestCase):
         self.assertEqual([one.ended for one in strangers[:2]], [True, False])
         self.come(MAX_UNAUTHENTICATED)
         self.assertFalse(other.ended)
-        self.assertEqual(len(self.places), 1 + MAX_UNAUTHENTICATED_PER_ADDRESS)
+        self.assertEqual(len(self.slots), 1 + MAX_UNAUTHENTICATED_PER_ADDRESS)
 
     def test_no_address(self) -> None:
         """On a UNIX socket all are from nowhere."""
         self.come(MAX_UNAUTHENTICATED, origin="")
-        self.assertEqual(len(self.places), MAX_UNAUTHENTICATED)
+        self.assertEqual(len(self.slots), MAX_UNAUTHENTICATED)
 
     def test_speaking(self) -> None:
         """Who waits for an answer keeps its place; when all do there is none."""
         strangers = self.fill()
         for one in strangers:
             one.is_idle = False
-        self.assertFalse(self.places.reserve("10.0.1.1"))
+        self.assertFalse(self.slots.reserve("10.0.1.1"))
         strangers[7].is_idle = True
         self.come(origin="10.0.1.1")
         self.assertEqual([one for one in strangers if one.ended], [strangers[7]])
@@ -76,41 +78,41 @@ class ConnectionSlotsTests(SynchronousTestCase):
         """Take no place of strangers, and are not ended for them; they are counted as well."""
         nodes = self.come(MAX_UNAUTHENTICATED_PER_ADDRESS)
         for node in nodes:
-            self.places.authenticated(node)
-            self.places.authenticated(node)
+            self.slots.mark_authenticated(node)
+            self.slots.mark_authenticated(node)
         self.come(MAX_UNAUTHENTICATED_PER_ADDRESS)
         self.fill()
         self.assertFalse(any(node.ended for node in nodes))
-        self.assertEqual(len(self.places), MAX_UNAUTHENTICATED_PER_ADDRESS + MAX_UNAUTHENTICATED)
+        self.assertEqual(len(self.slots), MAX_UNAUTHENTICATED_PER_ADDRESS + MAX_UNAUTHENTICATED)
         for node in nodes:
-            self.places.leave(node)
-        self.assertEqual(len(self.places), MAX_UNAUTHENTICATED)
+            self.slots.remove(node)
+        self.assertEqual(len(self.slots), MAX_UNAUTHENTICATED)
 
     def test_too_many_nodes(self) -> None:
         """What is over the limit stays a stranger, which may have to go."""
         for number in range(MAX_AUTHENTICATED):
             (node,) = self.come(origin=f"node {number}")
-            self.places.authenticated(node)
+            self.slots.mark_authenticated(node)
         (late,) = self.come()
-        self.places.authenticated(late)
+        self.slots.mark_authenticated(late)
         self.fill()
         self.assertTrue(late.ended)
-        self.assertEqual(len(self.places), MAX_AUTHENTICATED + MAX_UNAUTHENTICATED)
+        self.assertEqual(len(self.slots), MAX_AUTHENTICATED + MAX_UNAUTHENTICATED)
 
     def test_iterates(self) -> None:
         """Over all, and they may leave meanwhile."""
         callers = self.come(3)
-        self.places.authenticated(callers[1])
-        for one in self.places:
-            self.places.leave(one)
-        self.assertEqual(len(self.places), 0)
+        self.slots.mark_authenticated(callers[1])
+        for one in self.slots:
+            self.slots.remove(one)
+        self.assertEqual(len(self.slots), 0)
 
     def test_late(self) -> None:
         """Who has given up its place is no node any more."""
         (caller,) = self.come()
-        self.places.leave(caller)
-        self.places.authenticated(caller)
-        self.assertEqual(len(self.places), 0)
+        self.slots.remove(caller)
+        self.slots.mark_authenticated(caller)
+        self.assertEqual(len(self.slots), 0)
 
 
 class OriginTests(SynchronousTestCase):

@@ -7,7 +7,8 @@ from typing import Any
 
 from twisted.internet.defer import Deferred, fail
 
-from mediatord.cluster.anti_entropy import ANTI_ENTROPY_INTERVAL, MAX_VISIBILITY_DELAY, MIN_MESSAGE_AGE, SCAN_WINDOW
+from mediatord.cluster.anti_entropy import ANTI_ENTROPY_INTERVAL, MIN_MESSAGE_AGE, SCAN_WINDOW
+from mediatord.cluster.notification_receiver import MAX_VISIBILITY_DELAY
 from mediatord.errors import StoreUnavailable
 from tests.cluster.in_memory_cluster import InMemoryClusterTestCase
 from tests.in_memory_identities import InMemoryDecentrlSocket
@@ -206,7 +207,7 @@ class DecentrlTests(InMemoryClusterTestCase):
         announce = cluster.add_presence
         cluster.add_presence = lambda boot, dids: held.addCallback(lambda _: announce(boot, dids))
         dialogue = InMemoryDecentrlSocket(self.b)
-        said = Deferred.fromCoroutine(dialogue.conversation.hear(self.bob.greeting(), False))
+        said = Deferred.fromCoroutine(dialogue.conversation.handle_message(self.bob.greeting(), False))
         self.settle()
         self.tell("before")
         self.later(0.5)
@@ -244,7 +245,7 @@ class DecentrlTests(InMemoryClusterTestCase):
         announce = cluster.add_presence
         cluster.add_presence = lambda boot, dids: held.addCallback(lambda _: announce(boot, dids))
         dialogue = InMemoryDecentrlSocket(self.b)
-        said = Deferred.fromCoroutine(dialogue.conversation.hear(self.bob.greeting(), False))
+        said = Deferred.fromCoroutine(dialogue.conversation.handle_message(self.bob.greeting(), False))
         self.settle()
         dialogue.hang_up()
         held.callback(None)

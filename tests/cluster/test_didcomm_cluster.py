@@ -9,13 +9,13 @@ from twisted.internet.defer import Deferred, fail, succeed
 
 from mediatord.cluster.anti_entropy import (
     ANTI_ENTROPY_INTERVAL,
-    MAX_VISIBILITY_DELAY,
     MIN_MESSAGE_AGE,
     SCAN_WINDOW,
     SWEEP_INTERVAL,
 )
 from mediatord.cluster.membership import NODE_LEASE, RENEWAL_INTERVAL, UNRENEWED_LEASE_AGE
 from mediatord.cluster.node_health import NOT_JOINED
+from mediatord.cluster.notification_receiver import MAX_VISIBILITY_DELAY
 from mediatord.delivery import connections
 from mediatord.didcomm.messages import MessageOrigin
 from mediatord.errors import StoreUnavailable
@@ -127,7 +127,7 @@ class PushTests(DIDCommClusterTestCase):
         socket = self.live_at(self.b)
         raws = [pack_forward(self.a, self.bob.did, self.bob.letter(str(number))) for number in range(20)]
         replies = [
-            Deferred.fromCoroutine(self.a.half.mediator.receive(raw, MessageOrigin("192.0.2.1", None)))
+            Deferred.fromCoroutine(self.a.half.dispatcher.receive(raw, MessageOrigin("192.0.2.1", None)))
             for raw in raws
         ]
         self.settle()
@@ -264,7 +264,7 @@ class GoingLiveTests(DIDCommClusterTestCase):
     def ask_to_be_live(self, socket: FakeSocket) -> Deferred[Any]:
         """The reply, when it is there."""
         raw = self.bob_at_b.pack(f"{MP}/live-delivery-change", {"live_delivery": True}, return_route="all")
-        reply = Deferred.fromCoroutine(self.b.half.mediator.receive(raw, MessageOrigin(socket.client, socket)))
+        reply = Deferred.fromCoroutine(self.b.half.dispatcher.receive(raw, MessageOrigin(socket.client, socket)))
         self.settle()
         return reply
 
@@ -303,7 +303,7 @@ class GoingLiveTests(DIDCommClusterTestCase):
         socket = in_memory.socket()
         held = self.hold()
         raw = new_wallet.pack(f"{MP}/status-request", {}, return_route="all")
-        reply = Deferred.fromCoroutine(in_memory.half.mediator.receive(raw, MessageOrigin(socket.client, socket)))
+        reply = Deferred.fromCoroutine(in_memory.half.dispatcher.receive(raw, MessageOrigin(socket.client, socket)))
         self.settle()
         self.assertNoResult(reply)
         held.callback(None)

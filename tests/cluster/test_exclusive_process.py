@@ -120,7 +120,9 @@ class ExclusiveProcessTests(SynchronousTestCase):
 
     def test_keeps_house(self) -> None:
         """Unless the store says that it may not, which one on a file need not be asked."""
-        base: Any = SimpleNamespace(reactor=self.clock, store=self.store, node=ClusterNode("ann", "aaaa", "", b""))
+        base: Any = SimpleNamespace(
+            cluster=None, reactor=self.clock, store=self.store, node=ClusterNode("ann", "aaaa", "", b"")
+        )
         leader_lease = build_leader_lease(base, Config.model_validate({"storage": {"backend": "mongodb"}}))
         assert leader_lease is not None
         self.assertIs(self.successResultOf(Deferred.fromCoroutine(leader_lease.is_leader())), True)

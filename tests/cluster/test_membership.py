@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
 from typing import Any
@@ -22,7 +22,6 @@ from mediatord.cluster.membership import (
     SECRET_DIFFERS,
     UNRENEWED_LEASE_AGE,
     Membership,
-    MembershipCallbacks,
 )
 from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.cluster import ClockSkewError, ClusterNode
@@ -62,8 +61,22 @@ class MembershipTestCase(SynchronousTestCase):
 
     def member(self, node: ClusterNode, *, is_worker: bool = False) -> Membership:
         """A service that has yet to be started."""
-        means = MembershipCallbacks(self.probe, self.said.append, lambda: self.silence, is_worker)
-        return Membership(self.clock, self.store, node, means, self)
+        return self.build(node, self.probe, is_worker=is_worker)
+
+    def build(
+        self, node: ClusterNode, probe: Callable[[ClusterNode], Awaitable[str | None]], *, is_worker: bool = False
+    ) -> Membership:
+        """:param probe: who answers at an address."""
+        return Membership(
+            self.clock,
+            self.store,
+            node,
+            self,
+            probe=probe,
+            give_up=self.said.append,
+            stop_publishing=lambda: self.silence,
+            is_worker=is_worker,
+        )
 
     async def probe(self, node: ClusterNode) -> str | None:
         """Who is there, as the test says."""
@@ -78,7 +91,7 @@ class MembershipTestCase(SynchronousTestCase):
         """Noted."""
         self.heard.append("parted")
 
-    def nodes(self, live: Collection[ClusterNode]) -> None:
+    def set_live_nodes(self, live: Collection[ClusterNode]) -> None:
         """Noted."""
         self.seen.append([one.boot for one in live])
 
@@ -197,7 +210,7 @@ class MembershipTests(MembershipTestCase):
             self.assertEqual((self.live(), self.heard, self.membership.is_settled), (["aaaa"], ["joined"], True))
             self.pass_time(3 * NODE_LEASE)
             self.assertEqual((self.live(), self.heard, self.membership.is_settled), ([], ["joined", "parted"], False))
-        self.assertEqual(warnings(events), ["the lease of node ann is over; it joins again as soon as it can"])
+        self.assertEqual(warnings(events), ["the lease of node ann has expired; it joins again as soon as it can"])
         with capturedLogs() as events:
             self.pass_time(JOIN_RETRY_DELAY)
         self.assertEqual((self.live(), self.heard), (["aaaa"], ["joined", "parted", "joined"]))
@@ -553,9 +566,7 @@ class NameTests(MembershipTestCase):
         async def slow(node: ClusterNode) -> None:
             await deferLater(self.clock, 2)
 
-        self.membership = Membership(
-            self.clock, self.store, node(), MembershipCallbacks(slow, self.said.append, lambda: self.silence), self
-        )
+        self.membership = self.build(node(), slow)
         self.begin()
         self.pass_time(6)
         self.assertEqual((self.said, self.heard, self.live()), ([], ["joined"], ["aaaa"]))

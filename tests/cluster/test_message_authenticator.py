@@ -92,7 +92,7 @@ class MessageAuthenticatorTests(SynchronousTestCase):
         self.clock = Clock()
         self.clock.advance(NOW)
         self.here, self.there = MessageAuthenticator(self.clock, KEYS), MessageAuthenticator(self.clock, KEYS)
-        self.request_id = self.here.request_id("aaaa", "bbbb")
+        self.request_id = self.here.new_request_id("aaaa", "bbbb")
 
     def headers(self) -> dict[str, str]:
         """Of a request from here."""
@@ -174,7 +174,7 @@ class MessageAuthenticatorTests(SynchronousTestCase):
             clock = Clock()
             clock.advance(NOW + ahead)
             authenticator = MessageAuthenticator(clock, KEYS)
-            request_id = authenticator.request_id("aaaa", "bbbb")
+            request_id = authenticator.new_request_id("aaaa", "bbbb")
             headers = authenticator.authenticate_request(request_id, "POST", PATH, BODY)
             if refusal:
                 found = self.refused(lambda: self.there.verify_request(headers, "POST", PATH, BODY))  # noqa: B023
@@ -187,7 +187,7 @@ class MessageAuthenticatorTests(SynchronousTestCase):
         headers = self.there.authenticate_response(self.request_id, "bbbb", 200, b"{}")
         self.assertEqual(set(headers), {SENDER_HEADER, MAC_HEADER})
         self.assertEqual(self.here.verify_response(self.request_id, headers, 200, b"{}"), "bbbb")
-        other = self.here.request_id("aaaa", "bbbb")
+        other = self.here.new_request_id("aaaa", "bbbb")
         for request_id, status, body in (
             (other, 200, b"{}"),
             (replace(self.request_id, sender="aaab"), 200, b"{}"),

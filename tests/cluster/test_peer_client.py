@@ -125,7 +125,7 @@ class PeerClientTests(WireTestCase):
         for number in range(3):
             body = b'{"n":%d}' % number
             self.assertEqual(await self.calling.call(self.bea, NOTIFICATIONS_PATH, body), body)
-        self.assertEqual(len(self.site.places), 1)
+        self.assertEqual(len(self.site.slots), 1)
         self.assertEqual(self.refusals, [])
 
     async def test_unix(self) -> None:
@@ -226,11 +226,11 @@ class PeerClientTests(WireTestCase):
         await self.calling.close()
         failed = await under_way.addErrback(lambda failure: failure.type)
         self.assertIs(failed, PeerCallFailed)
-        while len(self.site.places):
+        while len(self.site.slots):
             await self.turn()
         await self.failure(PeerCallFailed, self.calling, self.bea)
         self.assertIsNone(await self.calling.probe(self.bea))
-        self.assertEqual(len(self.site.places), 0)
+        self.assertEqual(len(self.site.slots), 0)
 
     async def test_no_answer(self) -> None:
         """After the timeout it has failed, and the connection is not used again."""
@@ -369,7 +369,7 @@ class UnauthenticatedPeerTests(WireTestCase):
         """Who says nothing, or says it slowly, is cut off after a while, however steadily it drips."""
         silent, slow = await self.stranger(), await self.stranger()
         slow.say(b"POST / HTTP/1.1\r\nContent-Length: 100\r\n\r\n")
-        while len(self.site.places) < 2:
+        while len(self.site.slots) < 2:
             await self.turn()
         for _ in range(int(RECEIVE_TIMEOUT)):
             slow.say(b"x")
@@ -383,14 +383,14 @@ class UnauthenticatedPeerTests(WireTestCase):
         authenticator = MessageAuthenticator(reactor, KEYS)
         node = await self.stranger()
         headers = authenticator.authenticate_request(
-            authenticator.request_id("aaaa", "bbbb"), "POST", NOTIFICATIONS_PATH, b"{}"
+            authenticator.new_request_id("aaaa", "bbbb"), "POST", NOTIFICATIONS_PATH, b"{}"
         )
         lines = "".join(f"{name}: {value}\r\n" for name, value in {**headers, "Content-Length": "2"}.items())
         node.say(f"POST {NOTIFICATIONS_PATH} HTTP/1.1\r\n{lines}\r\n{{}}".encode())
         while not node.got.endswith(b"\r\n\r\n{}"):
             await self.turn()
         self.clock.advance(2 * RECEIVE_TIMEOUT)
-        self.assertEqual(len(self.site.places), 1)
+        self.assertEqual(len(self.site.slots), 1)
         node.say(b"POST ")
         await self.turn()
         self.clock.pump([1] * int(RECEIVE_TIMEOUT))
@@ -402,9 +402,9 @@ class UnauthenticatedPeerTests(WireTestCase):
         await self.calling.call(self.bea, NOTIFICATIONS_PATH, b"{}")
         self.clock.pump([1] * (int(peer_server.IDLE_TIMEOUT) - 1))
         await self.turn()
-        self.assertEqual(len(self.site.places), 1)
+        self.assertEqual(len(self.site.slots), 1)
         self.clock.advance(1)
-        while self.site.places:
+        while self.site.slots:
             await self.turn()
 
     async def test_strangers_keep_no_node_out(self) -> None:
@@ -422,12 +422,12 @@ class UnauthenticatedPeerTests(WireTestCase):
         for _ in range(8):
             await self.stranger()
         self.assertEqual(await self.calling.call(self.bea, NOTIFICATIONS_PATH, b"{}"), b"{}")
-        self.assertEqual([len(self.site.places), len(self.bodies)], [2 + 2 + 2, 3])
+        self.assertEqual([len(self.site.slots), len(self.bodies)], [2 + 2 + 2, 3])
 
     async def test_stops(self) -> None:
         """When nobody listens any more, open connections end as well."""
         stranger = await self.stranger()
-        while not self.site.places:
+        while not self.site.slots:
             await self.turn()
         self.site.doStop()
         await stranger.gone

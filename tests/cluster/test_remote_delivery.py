@@ -10,14 +10,12 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.cluster import presence
 from mediatord.cluster.peer_protocol import PeerNotification
 from mediatord.cluster.presence import (
     LOOKUP_BATCH,
     MAX_CONCURRENT_LOOKUPS,
     RECENT_NODE_TTL,
     PresenceLookup,
-    RecentNodeCache,
 )
 from mediatord.cluster.remote_delivery import (
     LOOKUP_DELAY,
@@ -64,8 +62,8 @@ class PresenceLookupTests(SynchronousTestCase):
 
     def test_one_turn_one_question(self) -> None:
         """And each is told of its own."""
-        found = {did: self.finder.of(did) for did in ("did:x:a", "did:x:b")}
-        again = self.finder.of("did:x:a")
+        found = {did: self.finder.find(did) for did in ("did:x:a", "did:x:b")}
+        again = self.finder.find("did:x:a")
         self.clock.advance(0)
         ((dids, answer),) = self.store.asked
         self.assertEqual(dids, ["did:x:a", "did:x:b"])
@@ -78,7 +76,7 @@ class PresenceLookupTests(SynchronousTestCase):
 
     def test_no_more_than_some_at_once(self) -> None:
         """Questions are short and few; what comes meanwhile is asked together as soon as one is answered."""
-        found = [self.finder.of(f"did:x:{number}") for number in range(MAX_CONCURRENT_LOOKUPS * LOOKUP_BATCH + 3)]
+        found = [self.finder.find(f"did:x:{number}") for number in range(MAX_CONCURRENT_LOOKUPS * LOOKUP_BATCH + 3)]
         self.clock.advance(0)
         self.assertEqual([len(dids) for dids, _ in self.store.asked], [LOOKUP_BATCH] * MAX_CONCURRENT_LOOKUPS)
         self.store.asked[0][1].callback([])
@@ -91,9 +89,9 @@ class PresenceLookupTests(SynchronousTestCase):
 
     def test_in_order(self) -> None:
         """The next question about a DID waits for the answer to the one before; those about others do not."""
-        first = self.finder.of("did:x:a")
+        first = self.finder.find("did:x:a")
         self.clock.advance(0)
-        second, other = self.finder.of("did:x:a"), self.finder.of("did:x:b")
+        second, other = self.finder.find("did:x:a"), self.finder.find("did:x:b")
         self.clock.advance(0)
         self.assertEqual([dids for dids, _ in self.store.asked], [["did:x:a"], ["did:x:b"]])
         self.store.asked[1][1].callback([])
@@ -108,12 +106,12 @@ class PresenceLookupTests(SynchronousTestCase):
 
     def test_store_away(self) -> None:
         """Whoever asked is told; the next question is asked all the same."""
-        found = [self.finder.of("did:x:a"), self.finder.of("did:x:b")]
+        found = [self.finder.find("did:x:a"), self.finder.find("did:x:b")]
         self.clock.advance(0)
         self.store.asked.pop()[1].errback(StoreUnavailable())
         for one in found:
             self.failureResultOf(one, StoreUnavailable)
-        again = self.finder.of("did:x:a")
+        again = self.finder.find("did:x:a")
         self.clock.advance(0)
         self.store.asked.pop()[1].callback([])
         self.assertEqual(self.successResultOf(again), [])
@@ -135,13 +133,13 @@ class RemoteDeliveryTestCase(SynchronousTestCase):
         self.asked: list[Deferred[list[PresenceRecord]]] = []
         self.notifications: list[tuple[str, str]] = []
         self.weights: list[int] = []
-        self.took: dict[str, bool | None | Deferred[bool | None]] = {}
+        self.took: dict[str, bool | Deferred[bool | None] | None] = {}
         self.stale = 0
         self.outcomes: list[str] = []
-        self.remote_delivery = RemoteDelivery(self.clock, ANN.boot, cast(Any, self), self, self)
+        self.remote_delivery = RemoteDelivery(self.clock, ANN.boot, cast(Any, self), cast(Any, self), cast(Any, self))
         self.remote_delivery.set_live_nodes([ANN.boot, BEA.boot, CAL.boot])
 
-    def of(self, did: str) -> Deferred[list[PresenceRecord]]:
+    def find(self, did: str) -> Deferred[list[PresenceRecord]]:
         """What the store says."""
         found: Deferred[list[PresenceRecord]] = Deferred()
         if self.places is None:
@@ -175,7 +173,7 @@ class RemoteDeliveryTestCase(SynchronousTestCase):
 
     def send(self, name: str = "m") -> Deferred[bool]:
         """A message for Bob."""
-        return self.remote_delivery.message(message(name))
+        return self.remote_delivery.deliver_message(message(name))
 
     def sent(self) -> list[tuple[str, str]]:
         """Since this was asked last."""
@@ -204,8 +202,8 @@ class RemoteDeliveryTests(RemoteDeliveryTestCase):
     def test_kinds(self) -> None:
         """A message, an event and a change of contracts."""
         self.at(BEA)
-        self.remote_delivery.event(PendingEvent("e", BOB, "did:x:ann", "sealed", NOW))
-        self.remote_delivery.contracts(BOB)
+        self.remote_delivery.deliver_event(PendingEvent("e", BOB, "did:x:ann", "sealed", NOW))
+        self.remote_delivery.notify_contracts_changed(BOB)
         self.assertEqual(self.sent(), [("bea", "e"), ("bea", BOB)])
 
     def test_nowhere(self) -> None:
@@ -250,21 +248,21 @@ class PendingLookupBytesTests(RemoteDeliveryTestCase):
 
     def big(self, name: str, size: int = 1 << 20) -> Deferred[bool]:
         """A message for somebody else each time."""
-        return self.remote_delivery.message(replace(message(name, f"did:x:{name}"), payload=bytes(size)))
+        return self.remote_delivery.deliver_message(replace(message(name, f"did:x:{name}"), payload=bytes(size)))
 
     def test_bytes(self) -> None:
         """Beyond the bound nothing is asked, and nobody waits; there is room again once something is known."""
         self.places = None
         size = MAX_PENDING_BYTES // 4
         waiting = [self.big(str(number), size) for number in range(4)]
-        self.assertEqual(self.remote_delivery.held, (4, MAX_PENDING_BYTES))
+        self.assertEqual(self.remote_delivery.pending, (4, MAX_PENDING_BYTES))
         self.assertIs(self.successResultOf(self.big("more", 1)), False)
         event = PendingEvent("e", BOB, "did:x:ann", "sealed", NOW)
-        self.assertIs(self.successResultOf(self.remote_delivery.event(event)), False)
+        self.assertIs(self.successResultOf(self.remote_delivery.deliver_event(event)), False)
         self.assertEqual((len(self.asked), self.outcomes), (4, ["dropped"] * 2))
         self.answer()
         self.assertIs(self.successResultOf(waiting[0]), False)
-        self.assertEqual(self.remote_delivery.held, (3, 3 * size))
+        self.assertEqual(self.remote_delivery.pending, (3, 3 * size))
         self.assertNoResult(self.big("again", size))
         self.assertEqual(len(self.asked), 4)
 
@@ -278,13 +276,13 @@ class PendingLookupBytesTests(RemoteDeliveryTestCase):
         self.places = None
         for number in range(MAX_PENDING):
             self.big(str(number), 0)
-        self.assertIs(self.successResultOf(self.remote_delivery.contracts(BOB)), False)
+        self.assertIs(self.successResultOf(self.remote_delivery.notify_contracts_changed(BOB)), False)
         self.assertIs(self.successResultOf(self.big("more", 0)), False)
         self.clock.advance(MIN_RETRY_DELAY)
-        self.assertEqual(self.remote_delivery.held, (MAX_PENDING, 0))
+        self.assertEqual(self.remote_delivery.pending, (MAX_PENDING, 0))
         while self.asked:
             self.answer()
-        self.assertEqual(self.remote_delivery.held, (0, 0))
+        self.assertEqual(self.remote_delivery.pending, (0, 0))
         self.at(BEA)
         self.clock.pump([MAX_RETRY_DELAY] * 2)
         self.assertEqual(self.sent(), [("bea", BOB)])
@@ -295,9 +293,9 @@ class PendingLookupBytesTests(RemoteDeliveryTestCase):
         slow: Deferred[bool | None] = Deferred()
         self.took = {"bea": slow}
         self.big("m", 10)
-        self.assertEqual(self.remote_delivery.held, (1, 10))
+        self.assertEqual(self.remote_delivery.pending, (1, 10))
         slow.callback(False)
-        self.assertEqual(self.remote_delivery.held, (0, 0))
+        self.assertEqual(self.remote_delivery.pending, (0, 0))
 
     def test_end(self) -> None:
         """Nothing is held any more by those that were ahead of the store."""
@@ -307,7 +305,7 @@ class PendingLookupBytesTests(RemoteDeliveryTestCase):
         self.send()
         self.remote_delivery.end()
         slow.callback(None)
-        self.assertEqual(self.remote_delivery.held, (0, 0))
+        self.assertEqual(self.remote_delivery.pending, (0, 0))
 
 
 class RememberedTests(RemoteDeliveryTestCase):
@@ -447,42 +445,10 @@ class RememberedTests(RemoteDeliveryTestCase):
         self.assertIs(self.successResultOf(taken), False)
         self.send("late")
         self.assertEqual(self.sent(), [("bea", "m")])
-        self.remote_delivery.contracts(BOB)
+        self.remote_delivery.notify_contracts_changed(BOB)
         for one in self.asked:
             one.errback(StoreUnavailable())
         self.assertEqual(self.clock.getDelayedCalls(), [])
-
-
-class RecentNodeCacheTests(SynchronousTestCase):
-    def setUp(self) -> None:
-        self.clock = Clock()
-        self.clock.advance(NOW)
-        self.trails = RecentNodeCache(self.clock)
-        self.trails.set_live_nodes([BEA.boot, CAL.boot])
-
-    def test_for_a_while(self) -> None:
-        """From when the store was asked last."""
-        self.trails.record(BOB, [BEA])
-        self.clock.advance(RECENT_NODE_TTL - 1)
-        self.assertEqual(self.trails.get_nodes(BOB), [BEA])
-        self.trails.record(BOB, [BEA, CAL])
-        self.clock.advance(RECENT_NODE_TTL - 1)
-        self.assertEqual(self.trails.get_nodes(BOB), [BEA, CAL])
-        self.clock.advance(1)
-        self.assertEqual(list(self.trails.get_nodes(BOB)), [])
-
-    def test_nobody(self) -> None:
-        """That a DID has no sockets is not remembered: one may come at any time."""
-        self.trails.record(BOB, [BEA])
-        self.trails.record(BOB, [])
-        self.assertEqual((list(self.trails.get_nodes(BOB)), len(self.trails)), ([], 0))
-
-    def test_limit(self) -> None:
-        """The one that was asked for least lately is forgotten."""
-        self.patch(presence, "MAX_RECENT_DIDS", 2)
-        for did in (BOB, EVE, BOB, "did:x:sue"):
-            self.trails.record(did, [BEA])
-        self.assertEqual([len(self.trails.get_nodes(did)) for did in (BOB, EVE, "did:x:sue")], [1, 0, 1])
 
 
 class ContractTests(RemoteDeliveryTestCase):
@@ -492,7 +458,7 @@ class ContractTests(RemoteDeliveryTestCase):
         """By all, also where no socket took it: nothing more to be said."""
         self.at(BEA, CAL)
         self.took = {"cal": False}
-        self.remote_delivery.contracts(BOB)
+        self.remote_delivery.notify_contracts_changed(BOB)
         self.clock.advance(LOOKUP_DELAY)
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
@@ -500,7 +466,7 @@ class ContractTests(RemoteDeliveryTestCase):
         """Those who did not answer are told again, the others are not; and in the end there is silence."""
         self.at(BEA, CAL)
         self.took = {"bea": None}
-        self.assertIs(self.successResultOf(self.remote_delivery.contracts(BOB)), True)
+        self.assertIs(self.successResultOf(self.remote_delivery.notify_contracts_changed(BOB)), True)
         self.assertEqual(self.sent(), [("bea", BOB), ("cal", BOB)])
         self.clock.advance(MIN_RETRY_DELAY)
         self.assertEqual(self.sent(), [("bea", BOB)])
@@ -514,7 +480,7 @@ class ContractTests(RemoteDeliveryTestCase):
         self.at(BEA)
         self.remote_delivery.set_live_nodes([])
         self.took = {"bea": None}
-        self.remote_delivery.contracts(BOB)
+        self.remote_delivery.notify_contracts_changed(BOB)
         self.sent()
         at = []
         for second in range(1, 61):
@@ -527,7 +493,7 @@ class ContractTests(RemoteDeliveryTestCase):
         """Whoever comes again asks for the contracts."""
         self.at(BEA)
         self.took = {"bea": None}
-        self.remote_delivery.contracts(BOB)
+        self.remote_delivery.notify_contracts_changed(BOB)
         self.sent()
         self.at()
         self.clock.pump([MIN_RETRY_DELAY, LOOKUP_DELAY, LOOKUP_DELAY])
@@ -536,7 +502,7 @@ class ContractTests(RemoteDeliveryTestCase):
     def test_store_away(self) -> None:
         """Where the sockets are is asked again."""
         self.places = None
-        self.remote_delivery.contracts(BOB)
+        self.remote_delivery.notify_contracts_changed(BOB)
         self.asked.pop().errback(StoreUnavailable())
         self.at(BEA)
         self.clock.advance(MIN_RETRY_DELAY)
@@ -548,9 +514,9 @@ class ContractTests(RemoteDeliveryTestCase):
         """Who has heard of the first change is told of the second; who has of neither, once of both."""
         self.at(BEA, CAL)
         self.took = {"bea": None}
-        self.remote_delivery.contracts(BOB)
+        self.remote_delivery.notify_contracts_changed(BOB)
         self.took = {"bea": None, "cal": None}
-        self.remote_delivery.contracts(BOB)
+        self.remote_delivery.notify_contracts_changed(BOB)
         self.sent()
         self.took = {}
         self.clock.pump([LOOKUP_DELAY, MIN_RETRY_DELAY, LOOKUP_DELAY, LOOKUP_DELAY])

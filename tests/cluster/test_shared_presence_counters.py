@@ -27,7 +27,7 @@ class SharedPresenceCountersTests(SynchronousTestCase):
 
     def worker(self, number: int) -> SharedPresenceCounters:
         """As it finds it, counted from 1."""
-        found = SharedPresenceCounters.of(self.directory / f"{number}.sock")
+        found = SharedPresenceCounters.open(self.directory / f"{number}.sock")
         assert found is not None
         return found
 
@@ -55,4 +55,4 @@ class SharedPresenceCountersTests(SynchronousTestCase):
     def test_room(self) -> None:
         """As much as all of them need; a supervisor of before has made none."""
         self.assertEqual(presence_counter_path(self.directory / "1.sock").stat().st_size, 3 * COUNTERS_PER_WORKER * 8)
-        self.assertIsNone(SharedPresenceCounters.of(self.directory / "nowhere" / "1.sock"))
+        self.assertIsNone(SharedPresenceCounters.open(self.directory / "nowhere" / "1.sock"))

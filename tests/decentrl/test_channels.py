@@ -42,7 +42,7 @@ class ChannelTests(SynchronousTestCase):
             for name, value in arguments.items()
         }
         return self.successResultOf(
-            Deferred.fromCoroutine(self.in_memory.decentrl.mediator.public(did, wanted, peer))
+            Deferred.fromCoroutine(self.in_memory.decentrl.dispatcher.public(did, wanted, peer))
         )
 
     def page(self, **arguments: Any) -> dict[str, Any]:

@@ -120,7 +120,9 @@ class DeliveryTests(SynchronousTestCase):
         self.bob.connect()
         pushed = json.loads(self.alice.tell(self.bob, "pushed").body)["pendingEventId"]
         did = self.bob.did
-        self.in_memory.base.late.tell_events([RemovedMessage(id_, did, did, 6, NOW, 0) for id_ in (pushed, queued)])
+        self.in_memory.base.late_removals.record_events(
+            [RemovedMessage(id_, did, did, 6, NOW, 0) for id_ in (pushed, queued)]
+        )
         self.assertEqual([event["path"] for event in self.in_memory.events("msg.ack")], ["live", "poll"])
         self.assertFalse(self.in_memory.decentrl.event_pusher.was_pushed(pushed))
 

@@ -489,7 +489,7 @@ class PublicTests(FuzzTestCase):
 
     def read(self, did: str, arguments: dict[bytes, list[bytes]]) -> int:
         """The status of a query."""
-        asked = self.in_memory.decentrl.mediator.public(did, arguments, PEER)
+        asked = self.in_memory.decentrl.dispatcher.public(did, arguments, PEER)
         reply: DecentrlReply = self.successResultOf(Deferred.fromCoroutine(asked))
         self.assertIn(reply.status, (200, 400))
         body = json.loads(reply.body)

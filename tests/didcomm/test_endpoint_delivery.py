@@ -113,10 +113,10 @@ class FailoverTests(SynchronousTestCase):
         bob = self.start()
         values = self.in_memory.config.model_dump()
         new = Config.model_validate({**values, "didcomm": {**values["didcomm"], "deny": [bob.did]}})
-        self.in_memory.base.reloading.reload(lambda: new)
+        self.in_memory.base.reloader.reload(lambda: new)
         self.assertEqual(self.in_memory.receive(pack_forward(self.in_memory, bob.did, bob.letter())).status, 202)
         self.assertEqual(self.office.taken(), [])
-        self.in_memory.base.reloading.reload(lambda: self.in_memory.config)
+        self.in_memory.base.reloader.reload(lambda: self.in_memory.config)
         self.assertEqual(bob.waiting(), 1)
 
     def forward(self, next_: str, payload: bytes, **headers: Any) -> bytes:
@@ -251,7 +251,7 @@ class FailoverTests(SynchronousTestCase):
             self.forward(bob.did, bob.letter())
             self.assertEqual(self.in_memory.office.taken(), [], uri)
         self.in_memory = EndpointMediator(self, public_url=url, didcomm={"failover": "account-did"})
-        did, web = self.in_memory.did, self.in_memory.base.identity.web_did
+        did, web = self.in_memory.did, self.in_memory.base.identity.now.web_did
         services = [{"uri": uri} for uri in (*ours, did, web, "wss://x.example/ws", "didcomm:transport/queue", INBOX)]
         bob = InMemoryWallet(self.in_memory, with_services(*services)).enrol()
         self.forward(bob.did, bob.letter())

@@ -436,7 +436,7 @@ class SituationTests(SynchronousTestCase):
 
     def test_alien_content_types(self) -> None:
         """Row 8: 415 only when the body is no envelope either."""
-        deferred = self.in_memory.half.mediator.receive(
+        deferred = self.in_memory.half.dispatcher.receive(
             b"<html>", MessageOrigin("192.0.2.1", None, has_foreign_content_type=True)
         )
         reply = self.successResultOf(Deferred.fromCoroutine(deferred))

@@ -49,7 +49,7 @@ class ForwardPath:
         if replies:
             self.taken += 1
             return replies[0]
-        return self.in_memory.done(self.in_memory.half.mediator.receive(raw, MessageOrigin(peer)))
+        return self.in_memory.done(self.in_memory.half.dispatcher.receive(raw, MessageOrigin(peer)))
 
     def told(self) -> list[dict[str, Any]]:
         """All events; of what is never the same twice, whether it is there."""
@@ -258,10 +258,10 @@ class FaultTests(SynchronousTestCase):
             self.assertEqual([reply.status for reply in replies], [500, 500], name)
             self.assertGreater(len(self.flushLoggedErrors(ZeroDivisionError, ValueError)), 0)
 
-    def test_the_journal_breaks(self) -> None:
+    def test_the_recorder_breaks(self) -> None:
         """What was stored was taken."""
         replies: list[DIDCommReply] = []
-        with mock.patch.object(self.in_memory.base.recorder, "end", _broken):
+        with mock.patch.object(self.in_memory.base.recorder, "end_request", _broken):
             self.together(2, replies.append)
         self.assertEqual([reply.status for reply in replies], [202, 202])
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 2)
@@ -308,7 +308,7 @@ class SameIterationTests(SynchronousTestCase):
 
         def post(raw: bytes) -> bool:
             def long_way() -> None:
-                statuses.append(in_memory.done(in_memory.half.mediator.receive(raw, MessageOrigin(PEER))).status)
+                statuses.append(in_memory.done(in_memory.half.dispatcher.receive(raw, MessageOrigin(PEER))).status)
 
             return in_memory.half.forward_fast_path.take(
                 raw, PEER, lambda reply: statuses.append(reply.status), long_way
@@ -413,7 +413,7 @@ class RotationTests(SynchronousTestCase):
         self.assertEqual(way.post(_letter(way)).status, 202)
         parser: Any = way.in_memory.half.forward_fast_path._parser
         self.assertEqual(len(parser._recipient_keys), 1)
-        way.in_memory.base.identity.become(way.in_memory.base.identity.now)
+        way.in_memory.base.identity.switch_to(way.in_memory.base.identity.now)
         self.assertEqual(len(parser._recipient_keys), 0)
         self.assertEqual(way.post(_letter(way)).status, 202)
 
@@ -429,7 +429,7 @@ def _said(reply: DIDCommReply) -> tuple[Any, ...]:
 def _spent(way: ForwardPath) -> int:
     """How many more messages its address may send."""
     spent = 0
-    while not way.in_memory.base.admission._peers._window.admit(PEER, way.in_memory.clock.seconds()):
+    while not way.in_memory.base.rate_limiter._peers._window.admit(PEER, way.in_memory.clock.seconds()):
         spent += 1
     return spent
 

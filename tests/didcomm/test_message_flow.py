@@ -347,7 +347,7 @@ class CoordinationTests(SynchronousTestCase):
             ("not a did", "add", "client_error"),
             ("", "add", "client_error"),
             (self.in_memory.did, "add", "client_error"),
-            (self.in_memory.base.identity.web_did, "add", "client_error"),
+            (self.in_memory.base.identity.now.web_did, "add", "client_error"),
             (key, "remove", "success"),
             (key, "remove", "no_change"),
             (eve.did, "remove", "no_change"),
@@ -406,11 +406,11 @@ class CoordinationTests(SynchronousTestCase):
 
     def test_our_did_web_is_given_back_to_who_used_it(self) -> None:
         """The form the client addressed (reference 5.3)."""
-        identity = self.in_memory.base.identity
+        identity = self.in_memory.base.identity.now
         self.in_memory.document = parse_did_document(identity.web_did, identity.web_document)
         self.in_memory.did = identity.web_did
         bob = InMemoryWallet(self.in_memory, WalletIdentity.generate(curve="P-384"))
-        bob.book.add(self.in_memory.document)
+        bob.documents.add(self.in_memory.document)
         grant = bob.answer(f"{CM3}/mediate-request")
         self.assertEqual(grant.body, {"routing_did": [identity.web_did]})
         self.assertEqual(grant.sender, identity.web_did)

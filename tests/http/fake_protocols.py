@@ -20,7 +20,7 @@ class FakeDIDComm:
         self.answer: Callable[[bytes], Any] = lambda body: succeed(
             DIDCommReply(200, b"%d" % len(body), "text/x-test")
         )
-        self.mediator = self
+        self.dispatcher = self
         self.forward_fast_path = self
 
     def take(
@@ -50,7 +50,7 @@ class FakeDecentrl:
         self.opened: Callable[[FakeDecentrlSocketProtocol], None] = lambda talk: None
         self.answer: Callable[[bytes], Any] = lambda body: succeed(DecentrlReply(200, b'{"n":%d}' % len(body)))
         self.page: Callable[[str], Any] = lambda did: succeed(DecentrlReply(200, b"{}"))
-        self.mediator = self
+        self.dispatcher = self
 
     async def receive(self, raw: bytes, peer: str) -> DecentrlReply:
         """Note and answer."""
@@ -64,7 +64,7 @@ class FakeDecentrl:
         reply: DecentrlReply = await self.page(did)
         return reply
 
-    def converse(self, session: WebSocketSession) -> FakeDecentrlSocketProtocol:
+    def open_socket(self, session: WebSocketSession) -> FakeDecentrlSocketProtocol:
         """Begin a conversation."""
         self.talks.append(FakeDecentrlSocketProtocol(session, lambda talk: self.opened(talk)))
         return self.talks[-1]
@@ -84,16 +84,16 @@ class FakeDecentrlSocketProtocol:
         self.told: list[Any] = []
         self.answer: Callable[[bytes], Deferred[None]] = lambda frame: succeed(None)
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Note."""
         self.told.append("begin")
         self._opened(self)
 
-    async def hear(self, frame: bytes, binary: bool) -> None:
+    async def handle_message(self, frame: bytes, binary: bool) -> None:
         """Note, and be done when the test says so."""
         self.told.append((frame, binary))
         await self.answer(frame)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Note."""
         self.told.append("end")

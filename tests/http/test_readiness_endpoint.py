@@ -129,7 +129,7 @@ class OwnTrafficTests(SynchronousTestCase):
             didcomm={"registration": "allow-list", "allow": ["did:web:a.example"], "require_registered_sender": True},
             queue={"max_messages": 2},
         )
-        own = self.site_fixture.base.own
+        own = self.site_fixture.base.probe_credentials
         self.headers = {PROBE_HEADER: own.token.decode("ascii")}
         self.guest = InMemoryWallet(self.site_fixture, own.identities.identity("a node"))
 
@@ -244,7 +244,7 @@ class OwnTrafficTests(SynchronousTestCase):
         site_fixture = InMemorySite(self)
         bob = InMemoryWallet(site_fixture, other.identity).enrol()
         letter = pack_forward(site_fixture, bob.did, bob.letter())
-        own = {PROBE_HEADER: site_fixture.base.own.token.decode("ascii")}
+        own = {PROBE_HEADER: site_fixture.base.probe_credentials.token.decode("ascii")}
         self.assertEqual(site_fixture.post(letter, **own).status, 202)
         self.assertEqual(len(site_fixture.events("msg.accept")), 1)
         self.assertEqual(site_fixture.counter("mediator_messages_forwarded_total"), 1)

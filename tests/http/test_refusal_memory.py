@@ -100,7 +100,7 @@ class RefusalMemoryTests(SynchronousTestCase):
 
     def test_limited(self) -> None:
         """An address over its limit."""
-        self.site_fixture.base.admission.set_limits(did_per_minute=1, ip_per_minute=1, account_per_minute=1)
+        self.site_fixture.base.rate_limiter.set_limits(did_per_minute=1, ip_per_minute=1, account_per_minute=1)
         self.assert_freed(lambda: self.post(LARGE, status=429))
 
     def test_general_path(self) -> None:

@@ -100,7 +100,7 @@ class FloodTests(SynchronousTestCase):
 
     def test_flooded(self) -> None:
         """An address that has used up its requests is told so once, and its connections are closed."""
-        self.site_fixture.base.admission.set_limits(did_per_minute=1, ip_per_minute=1, account_per_minute=1)
+        self.site_fixture.base.rate_limiter.set_limits(did_per_minute=1, ip_per_minute=1, account_per_minute=1)
         for request in (encode_request("POST", "/didcomm", b""), encode_request("OPTIONS", "/")):
             line = self.site_fixture.line("192.0.2.50")
             line.feed(request * 1200)

@@ -592,7 +592,7 @@ class MetricsTests(HTTPTestCase):
 
     def test_figures_of_the_store_agree(self) -> None:
         """Queues, all that waits and the ledger add up in each scrape; what the daemon sends to itself is in them."""
-        own = self.site_fixture.base.own.identities.identity("m").did
+        own = self.site_fixture.base.probe_credentials.identities.identity("m").did
         self.successResultOf(self.site_fixture.store.grant(own))
         self.successResultOf(self.site_fixture.store.update_recipients(own, [(own, "add")], max_recipients=1))
         payload = Payload("own", b"{}", "json")

@@ -27,8 +27,8 @@ PLENTY = {"ip_per_minute": 100_000, "did_per_minute": 100_000, "account_per_minu
 MANY = 40
 # Modules whose memory is that of sockets. What the store and the limits remember of messages is not.
 OURS = (
-    *("mediatord/web/", "mediatord/presence", "mediatord/outbox", "mediatord/few", "mediatord/journal"),
-    *("mediatord/didcomm/live", "mediatord/didcomm/exchange", "autobahn/", "twisted/web/", "txaio/"),
+    *("mediatord/http/", "mediatord/delivery/", "mediatord/observability/event_recorder"),
+    *("mediatord/didcomm/live", "mediatord/didcomm/messages", "autobahn/", "twisted/web/", "txaio/"),
 )
 
 
@@ -88,12 +88,12 @@ class MemoryTests(CostsTestCase):
     def test_queues_are_made_when_needed(self) -> None:
         """An empty deque takes more than all the rest of a socket."""
         outbox = SendQueue(lambda frame: None)
-        self.assertIsNone(outbox._waiting)
+        self.assertIsNone(outbox._queued)
         outbox.pauseProducing()
         outbox.offer(b"x")
-        self.assertEqual(outbox.waiting_bytes, 1)
+        self.assertEqual(outbox.queued_bytes, 1)
         outbox.resumeProducing()
-        self.assertIsNone(outbox._waiting)
+        self.assertIsNone(outbox._queued)
 
     def test_dids_are_kept_once(self) -> None:
         """The reader of a socket shares its DID with the tables, and needs no document."""
@@ -165,7 +165,7 @@ class KeepaliveTests(SynchronousTestCase):
         for heart in hearts:
             self.pulse.add(heart)
         broken = next(iter(self.pulse))
-        self.patch(broken, "beat", fail)
+        self.patch(broken, "ping", fail)
         self.clock.pump([1] * 61)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 2)
         self.assertEqual({len(heart.beats) for heart in hearts if heart is not broken}, {2})
@@ -180,15 +180,15 @@ class KeepaliveTests(SynchronousTestCase):
 
 
 class RecordingSocket:
-    """A socket that notes when it had its turn."""
+    """A socket that records its pings."""
 
     def __init__(self, clock: InMemoryReactor) -> None:
-        self.turn = 0
+        self.keepalive_slot = 0
         self.opened = 0.0
         self.beats: list[float] = []
         self._clock = clock
 
-    def beat(self) -> None:
+    def ping(self) -> None:
         """Note it."""
         self.beats.append(self._clock.seconds())
 

@@ -205,7 +205,11 @@ class LossTests(SynchronousTestCase):
                 owner: Any = line.protocol
                 stock = getattr(owner, "_standard_channel", None)
                 for kept in (owner, stock):
-                    self.assertFalse(getattr(kept, "_ahead", b"") or getattr(kept, "_buffer", b""))
+                    self.assertFalse(
+                        getattr(kept, "_ahead", b"")
+                        or getattr(kept, "_unparsed", b"")
+                        or getattr(kept, "_buffer", b"")
+                    )
         self.assertEqual(self.site_fixture.counter("mediator_active_connections"), 0)
 
     def held(self, buffer: str) -> tuple[float, float]:
@@ -216,7 +220,7 @@ class LossTests(SynchronousTestCase):
 
     def test_flooded_while_the_answer_is_not_read(self) -> None:
         """Nothing more is served on a connection that was turned away, and it ends once its answers are read."""
-        self.site_fixture.base.admission.set_limits(did_per_minute=1, ip_per_minute=1, account_per_minute=1)
+        self.site_fixture.base.rate_limiter.set_limits(did_per_minute=1, ip_per_minute=1, account_per_minute=1)
         self.talker.answer = lambda body: _reply(b"x" * 100)
         line = self.site_fixture.line(PEER)
         line.stuck = True
@@ -390,7 +394,7 @@ class KernelTests(TestCase):
     async def test_flooded(self) -> None:
         """A client that is turned away is told so, and its connection closed, also behind TLS."""
         for tls in (False, True):
-            self.site_fixture.base.admission.set_limits(did_per_minute=1, ip_per_minute=1, account_per_minute=1)
+            self.site_fixture.base.rate_limiter.set_limits(did_per_minute=1, ip_per_minute=1, account_per_minute=1)
             port = self.listen(tls=tls)
             for requests in (COMMAND * 1200, HEALTH * 1200):
                 client = await self.connect(port, tls=tls)

@@ -155,7 +155,7 @@ class HandshakeTests(SocketTestCase):
     def test_other_origins_after_a_reload(self) -> None:
         """Count from the next handshake on."""
         new = self.site_fixture.config.model_copy(update={"websocket_origins": ("https://app.example",)})
-        self.site_fixture.base.reloading.reload(lambda: new)
+        self.site_fixture.base.reloader.reload(lambda: new)
         self.assertEqual(self.shaken(self.site_fixture, "/ws", "null"), 403)
         self.assertEqual(self.shaken(self.site_fixture, "/ws", "https://app.example"), 101)
 

@@ -84,11 +84,13 @@ class DifferentialTests(SynchronousTestCase):
         self.served: list[tuple[bytes, bool]] = []
         served = self.served
 
-        async def hear(envelopes: Any, frame: bytes, binary: bool) -> None:
+        async def handle_message(envelopes: Any, frame: bytes, binary: bool) -> None:
             served.append((frame, binary))
             envelopes._answer(frame)
 
-        self.patch(DIDCommSocketHandler, "hear", hear)  # as it is, the third that is no envelope would be the last
+        self.patch(
+            DIDCommSocketHandler, "handle_message", handle_message
+        )  # as it is, the third that is no envelope would be the last
 
     def test_alike(self) -> None:
         """Two hundred conversations of several frames each, good and bad."""

@@ -111,7 +111,7 @@ class AdminTests(DaemonTestCase):
         self.assertEqual(ask("/admin", "wrong")[0], 401)
         self.token.write_text(TOKEN[::-1])
         os.kill(daemon.pid, signal.SIGHUP)
-        daemon.await_output("the configuration was read again")
+        daemon.await_output("configuration reloaded")
         self.assertEqual((ask("/admin")[0], ask("/admin", TOKEN[::-1])[0]), (401, 200))
 
     async def test_workers(self) -> None:

@@ -349,7 +349,7 @@ class InProcessClient(DaemonClient):
 
     def __init__(self, site_fixture: InMemorySite) -> None:
         self._premises = site_fixture
-        self.mediator = read_mediator_document(site_fixture.base.identity.web_document)
+        self.mediator = read_mediator_document(site_fixture.base.identity.now.web_document)
 
     def ask(
         self,

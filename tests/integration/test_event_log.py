@@ -199,7 +199,7 @@ class ReloadTests(EventLogTestCase):
         )
         await deferToThread(daemon.await_output, "a restart is needed for queue.ttl")
         await self.reload(daemon, "log: [")
-        await deferToThread(daemon.await_output, "the configuration was not taken, nothing has changed")
+        await deferToThread(daemon.await_output, "configuration rejected, previous settings stay in force")
         await enrol_wallet(daemon, reactor)
         await self.reload(daemon, yaml.safe_dump(values))
         await deferToThread(daemon.stop)

@@ -205,7 +205,7 @@ class _Rotation(RotationTestCase):
         daemon = self.a_crew()
         did, path = did_of(daemon), daemon.directory / "keys.jwks"
         whole, text = path.read_bytes(), daemon.config.read_text("utf-8")
-        refused = "the configuration was not taken, nothing has changed: "
+        refused = "configuration rejected, previous settings stay in force: "
         path.write_bytes(whole[:100])
         reload(daemon, f"{refused}{path} is not a set of private keys")
         path.write_bytes(whole)
@@ -222,7 +222,7 @@ class _Rotation(RotationTestCase):
         self.assertEqual({did_of(daemon) for _ in range(ENOUGH_SOCKETS)}, {did})
         self.assertIn(b"mediator_config_last_reload_success 0.0", ask(daemon.port, "GET", "/metrics")[2])
         daemon.config.write_text(text, "utf-8")
-        reload(daemon, "the configuration was read again")
+        reload(daemon, "configuration reloaded")
         await_true(
             lambda: b"mediator_config_last_reload_success 1.0" in ask(daemon.port, "GET", "/metrics")[2],
             daemon.output,
@@ -356,10 +356,10 @@ class ClusterTests(RotationTestCase):
         await live.live()
         await deferToThread(keys, a, "rotate", "--prepare")
         for node in (a, b):
-            await deferToThread(self.given, node, a, "is accepted and not told to anybody yet")
+            await deferToThread(self.given, node, a, "is accepted but not published yet")
         self.assertEqual({did_of(a), did_of(b)}, {old.mediator.did})
         await deferToThread(keys, a, "rotate")
-        await deferToThread(self.given, a, a, "the DID is ")
+        await deferToThread(self.given, a, a, "current DID: ")
         new = DIDCommWallet.generate(await discover_mediator(open_http(reactor), a.url), open_http(reactor), reactor)
         self.assertNotEqual(new.mediator.did, old.mediator.did)
         self.assertEqual(await deferToThread(did_of, b), old.mediator.did)
@@ -367,7 +367,7 @@ class ClusterTests(RotationTestCase):
         await elsewhere.enrol()
         await self.pushes_to(elsewhere, live)
         await deferToThread(a.restart)
-        await deferToThread(self.given, b, a, "the DID is ")
+        await deferToThread(self.given, b, a, "current DID: ")
         self.assertEqual(await deferToThread(did_of, b), new.mediator.did)
         await deferToThread(keys, a, "retire", "prekey", "--yes")
         await deferToThread(a.restart)
@@ -380,7 +380,7 @@ class ClusterTests(RotationTestCase):
     async def pushes_to(self, sender: DIDCommWallet, live: Any) -> None:
         """A letter that is sealed for the DID that the sender knows arrives on this socket."""
         letter = wrap_in_forwards(
-            self.sealed(live.wallet), live.wallet.did, [sender.mediator.did], sender.book.resolve
+            self.sealed(live.wallet), live.wallet.did, [sender.mediator.did], sender.documents.resolve
         )
         self.assertEqual((await sender.post(letter)).status, 202)
         delivered = await live.pushed.get().addTimeout(PATIENCE_SECONDS, reactor)

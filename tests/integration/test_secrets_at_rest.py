@@ -43,7 +43,7 @@ class Case(SynchronousTestCase):
         found = []
         for path in root.rglob("*"):
             mode = stat.S_IMODE(path.lstat().st_mode)
-            if path.is_file() and mode & 0o007 or mode & 0o002:
+            if (path.is_file() and mode & 0o007) or mode & 0o002:
                 found.append(f"{path.relative_to(root)} {mode:04o}")
         return found
 

@@ -213,7 +213,7 @@ class DecentrlSteps(MirroredWallets):
 
         def ask(mediator_fixture: RestartableMediator) -> Any:
             reply = mediator_fixture.done(
-                mediator_fixture.decentrl.mediator.public(did, {b"page_size": [b"100"]}, "192.0.2.1")
+                mediator_fixture.decentrl.dispatcher.public(did, {b"page_size": [b"100"]}, "192.0.2.1")
             )
             return json.loads(reply.body)
 
@@ -256,7 +256,7 @@ class DecentrlSteps(MirroredWallets):
         """One less."""
         self.lines.remove(line)
         for one in self.mediators.mediator_fixtures:
-            line.ends[one.backend].conversation.end()
+            line.ends[one.backend].conversation.stop()
             one.hang_up(line.ends[one.backend].socket)
 
     def heard(self, events: list[ExpectedEvent]) -> None:

@@ -145,7 +145,7 @@ class RestartableMediator(InMemoryMediator):
             if replies:
                 (reply,) = replies
                 return reply
-        return self.done(self.half.mediator.receive(raw, MessageOrigin(socket.client if socket else peer, socket)))
+        return self.done(self.half.dispatcher.receive(raw, MessageOrigin(socket.client if socket else peer, socket)))
 
     def done(self, work: Coroutine[Any, Any, T]) -> T:
         """What comes of work that needs no time, once all has happened that it has begun."""
@@ -176,19 +176,19 @@ class RestartableMediator(InMemoryMediator):
                 self.clock.advance(0)
             busy = self._server is not None and self._server._running
             quiet = 0 if busy or not met() else quiet + 1
-            assert quiet or self._server and _REACTOR.seconds() < until, f"{self.backend}: nothing comes of it"
+            assert quiet or (self._server and _REACTOR.seconds() < until), f"{self.backend}: nothing comes of it"
             if self._server is not None:
                 due = _REACTOR.timeout()
                 _REACTOR.iterate(0 if quiet else _TURN if due is None else min(due, _TURN))
 
     def _start(self) -> None:
         store = self._make_store()
-        self.base = build_core_services(self.clock, self.config, store=store, steady=self.clock.seconds)
+        self.base = build_core_services(self.clock, self.config, store=store, monotonic=self.clock.seconds)
         os.utime(self.config.identity.keys.with_name("log.key"), (START, START))
         self.half = build_didcomm(self.base, self.config)
         self.decentrl = build_decentrl(self.base, self.config)
         self.store = store
-        self.did = self.base.identity.did
+        self.did = self.base.identity.now.did
         self.document = resolve_local(self.did)
         self.base.events.startService()
         self.get(store.open())

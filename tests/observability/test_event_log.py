@@ -490,7 +490,7 @@ class RetentionTests(SynchronousTestCase):
         save_read_marker(self.directory, names[3:4])
         self.log.limit(limits_of(bytes=1, unread_bytes=self.size(*names[1:3], names[4])), "info")
         with capturedLogs() as said:
-            self.log._hour_struck()
+            self.log._rotate_hourly()
         self.assertEqual(self.closed(), [names[1], names[2], names[4]])
         self.assertEqual((self.ledger.segments, self.ledger.unread), (2, 1))
         self.assertEqual(
@@ -537,7 +537,7 @@ class RetentionTests(SynchronousTestCase):
         self.write(1)
         self.assertEqual((len(self.closed()), self.ledger.segments), (6, 0))
         save_read_marker(self.directory, self.closed())
-        self.log._hour_struck()
+        self.log._rotate_hourly()
         self.assertEqual((self.closed(), self.ledger.unread), ([], 0))
 
     def test_analysis_given_up(self) -> None:
@@ -547,7 +547,7 @@ class RetentionTests(SynchronousTestCase):
         self.write(2)
         make_read_marker_path(self.directory).unlink()
         (self.directory / MARKER_SEEN_FILE).unlink()
-        self.log._hour_struck()
+        self.log._rotate_hourly()
         self.assertEqual((self.closed(), self.ledger.segments), ([], 2))
 
     def test_hour_with_incidental_lines_only(self) -> None:

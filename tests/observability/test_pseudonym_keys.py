@@ -16,7 +16,7 @@ from twisted.logger._capture import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.app.daemon import build_daemon
-from mediatord.app.pseudonym_key_rotation import to_utc_day
+from mediatord.app.reload import to_utc_day
 from mediatord.observability.pseudonyms import (
     Pseudonymizer,
     create_pseudonym_key,
@@ -167,7 +167,7 @@ class KeyEpochTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.in_memory = InMemoryMediator(self, log={"dids": "keyed", "key_days": 2})
         self.path = self.in_memory.config.identity.keys.with_name("log.key")
-        self.epochs = self.in_memory.base.epochs
+        self.epochs = self.in_memory.base.key_rotation
         self.epochs.startService()
         self.addCleanup(self.epochs.stopService)
 
@@ -178,9 +178,9 @@ class KeyEpochTests(SynchronousTestCase):
     def test_midnight(self) -> None:
         """After two days everything is tagged with another key, in a segment of its own."""
         before = self.in_memory.base.recorder
-        before.granted(DID, "didcomm")
+        before.record_grant(DID, "didcomm")
         self.days(3)
-        self.in_memory.base.recorder.granted(DID, "didcomm")
+        self.in_memory.base.recorder.record_grant(DID, "didcomm")
         lines = [line for line in self.in_memory.events("acct.grant")]
         self.assertEqual([line["epoch"] for line in lines], [1, 2])
         keys = read_pseudonym_keys(self.path)
@@ -204,7 +204,7 @@ class KeyEpochTests(SynchronousTestCase):
     def test_reload(self) -> None:
         """A key that the operator has added is used from a SIGHUP on."""
         start_key_epoch(self.path, to_utc_day(NOW))
-        self.in_memory.base.reloading.reload(lambda: self.in_memory.config)
+        self.in_memory.base.reloader.reload(lambda: self.in_memory.config)
         self.assertEqual(self.in_memory.events("log.open")[-1]["epoch"], 2)
 
     def said(self) -> str:
@@ -253,8 +253,8 @@ class KeyEpochTests(SynchronousTestCase):
             raise ZeroDivisionError
 
         self.patch(self.epochs, "_days", fail)
-        self.in_memory.base.recorder.granted("did:web:a", "didcomm")
-        self.in_memory.base.reloading.reload(lambda: self.in_memory.config)
+        self.in_memory.base.recorder.record_grant("did:web:a", "didcomm")
+        self.in_memory.base.reloader.reload(lambda: self.in_memory.config)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
         self.assertEqual(len(self.in_memory.events("log.open")), 2)
         for _ in range(2):

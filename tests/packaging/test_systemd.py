@@ -109,7 +109,7 @@ def setting(machine: DebianMachine, key: str, value: str) -> None:
 
 def talk(machine: DebianMachine) -> None:
     """Let wallets write to each other."""
-    assert "Every step went as it must." in machine.do("mediatord", "demo", "--url", URL)
+    assert "All steps succeeded." in machine.do("mediatord", "demo", "--url", URL)
 
 
 def status(machine: DebianMachine, path: str, url: str = URL) -> str:
@@ -159,10 +159,10 @@ def test_reload(machine: BootedDebianMachine) -> None:
     before = machine.shown(SERVICE, "MainPID"), status(machine, "/did")
     machine.do("mediatord", "keys", "rotate", "--config", CONFIG)
     machine.do("systemctl", "reload", SERVICE)
-    machine.until_told(SERVICE, "the DID is ")
+    machine.until_told(SERVICE, "current DID: ")
     assert machine.shown(SERVICE, "MainPID") == before[0]
     assert status(machine, "/did") != before[1]
-    assert "the configuration was read again" in machine.told(SERVICE)
+    assert "configuration reloaded" in machine.told(SERVICE)
     assert machine.standing("/etc/mediatord/keys.jwks") == ("600", "mediatord:mediatord")
 
 

@@ -126,12 +126,12 @@ class SilentListenerTests(SynchronousTestCase):
     def ends_at(self, mute: int) -> tuple[str, str]:
         """The stage of a cycle that is given up, and why, with nobody behind its first or its second connection."""
         site_fixture = InMemorySite(self)
-        own_, endpoints = site_fixture.base.own, InMemoryConnectors(site_fixture, mute)
+        own_, endpoints = site_fixture.base.probe_credentials, InMemoryConnectors(site_fixture, mute)
         rooms = ProbeContext(
             reactor=site_fixture.clock,
             endpoints=lambda: [endpoints],
             write=lambda: succeed(True),
-            mediator=lambda: site_fixture.base.identity.did,
+            mediator=lambda: site_fixture.base.identity.now.did,
             identity=own_.identities.identity("a"),
             token=own_.token,
         )

@@ -86,9 +86,9 @@ class ReloadableMediator(InMemoryMediator):
 
     def change(self, section: str, **values: Any) -> None:
         """Reload with other settings."""
-        dump = self.base.reloading.config.model_dump()
+        dump = self.base.reloader.config.model_dump()
         new = Config.model_validate({**dump, section: {**dump[section], **values}})
-        self.base.reloading.reload(lambda: new)
+        self.base.reloader.reload(lambda: new)
 
 
 class DIDCommTests(SynchronousTestCase):

@@ -160,7 +160,7 @@ class EntryPointTests(SynchronousTestCase):
 
     def test_every_way_gives_it(self) -> None:
         """The short way, the long one, and forwards inside forwards; it is that of the address, as it is charged."""
-        origins = self.in_memory.base.origins
+        origins = self.in_memory.base.sender_fingerprints
         network = origins.compute(self.bob.did, PEER, None)
         self.assertEqual(network & SENDER, 0)
         letter = self.bob.letter
@@ -177,20 +177,20 @@ class EntryPointTests(SynchronousTestCase):
 
     def test_a_proven_sender(self) -> None:
         """Counts beside the address; inside, that of the outermost envelope, who is charged as well."""
-        both = self.in_memory.base.origins.compute(self.bob.did, PEER, self.alice.did)
+        both = self.in_memory.base.sender_fingerprints.compute(self.bob.did, PEER, self.alice.did)
         self.assertGreater(both & SENDER, 0)
         self.assertEqual(self.origin_of(self.signed()), both)
         wrapped = build_forward(self.in_memory.did, [pack_forward(self.in_memory, self.bob.did, self.bob.letter())])
         wrapped |= {"from": self.alice.did, "to": [self.in_memory.did]}
         self.assertEqual(self.origin_of(authcrypt(wrapped, self.alice.identity, self.in_memory.document)), both)
-        anonymous = self.in_memory.base.origins.compute(self.bob.did, PEER, None)
+        anonymous = self.in_memory.base.sender_fingerprints.compute(self.bob.did, PEER, None)
         self.assertEqual(self.origin_of(pack_forward(self.in_memory, self.in_memory.did, self.signed())), anonymous)
 
     def test_who_sends_it_again_is_not_who_wrote_it(self) -> None:
         """Nobody pushes out the mail of a sender by repeating a forward of that sender."""
         raw = self.signed()
         self.origin_of(raw)
-        again = self.in_memory.base.origins.compute(self.bob.did, OTHER_PEER, None)
+        again = self.in_memory.base.sender_fingerprints.compute(self.bob.did, OTHER_PEER, None)
         self.assertEqual(self.origin_of(raw, OTHER_PEER), again)
 
     def test_what_the_daemon_sends_to_itself(self) -> None:
@@ -198,5 +198,5 @@ class EntryPointTests(SynchronousTestCase):
         raw = pack_forward(self.in_memory, self.bob.did, self.bob.letter())
         self.assertEqual(self.origin_of(raw, PROBE_CLIENT), 0)
         self.found.clear()
-        self.in_memory.done(self.in_memory.half.mediator.receive(raw, MessageOrigin(PROBE_CLIENT)))
+        self.in_memory.done(self.in_memory.half.dispatcher.receive(raw, MessageOrigin(PROBE_CLIENT)))
         self.assertEqual(set(self.found), {0})

@@ -42,7 +42,7 @@ class TrustedTests(SynchronousTestCase):
         """Reload with other limits."""
         values = self.site_fixture.config.model_dump()
         new = Config.model_validate({**values, "limits": {**values["limits"], **limits}})
-        self.site_fixture.base.reloading.reload(lambda: new)
+        self.site_fixture.base.reloader.reload(lambda: new)
 
     def anonymous(self, peer: str, count: int = 1) -> list[int]:
         """Answers to that many forwards."""

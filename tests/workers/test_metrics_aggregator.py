@@ -192,7 +192,7 @@ class ScrapesTests(SynchronousTestCase):
         self.pages: list[str] = []
 
     def begin(self) -> None:
-        self.scrapes.begin(self.workers[0], self.pages.append)
+        self.scrapes.collect(self.workers[0], self.pages.append)
 
     def answer(self, worker: Worker, count: int = 1) -> None:
         self.scrapes.take(worker, worker.asked[-1], report(forwards(count)))
@@ -254,7 +254,7 @@ class ScrapesTests(SynchronousTestCase):
     def test_two_scrapes_at_once(self) -> None:
         """Each gets its own answers."""
         self.begin()
-        self.scrapes.begin(self.workers[1], self.pages.append)
+        self.scrapes.collect(self.workers[1], self.pages.append)
         for worker in self.workers:
             first, second = worker.asked
             self.scrapes.take(worker, second, report(forwards(2)))

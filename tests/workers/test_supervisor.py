@@ -77,7 +77,7 @@ class Process:
     def brief(self) -> WorkerSpec:
         """What it was told at the beginning."""
         assert SPEC_FD not in self.pipes, "it would wait for more"
-        return WorkerSpec.read(self.told[SPEC_FD])
+        return WorkerSpec.from_bytes(self.told[SPEC_FD])
 
     def orders(self) -> list[tuple[str, Any]]:
         """What it was told since the last call."""
@@ -236,16 +236,16 @@ class SupervisorTests(SynchronousTestCase):
             self.assertEqual((config.node, config.workers), (f"n-{number}", 1))
             self.assertEqual(config.log.directory, self.directory / "log" / f"n-{number}")
             self.assertEqual(
-                [one.descriptor for one in process.brief.place.sockets], [FIRST_SOCKET_FD, FIRST_SOCKET_FD + 1]
+                [one.descriptor for one in process.brief.resources.sockets], [FIRST_SOCKET_FD, FIRST_SOCKET_FD + 1]
             )
             self.assertEqual(set(process.fds), {0, 1, 2, REPORT_FD, SPEC_FD, FIRST_SOCKET_FD, FIRST_SOCKET_FD + 1})
         tcp, unix = zip(*((one.fds[FIRST_SOCKET_FD], one.fds[FIRST_SOCKET_FD + 1]) for one in processes), strict=True)
         self.assertEqual((len(set(tcp)), len(set(unix))), (3, 1))
-        places = [process.brief.place for process in processes]
-        self.assertEqual((len({one.path for one in places}), len({one.secret for one in places})), (3, 1))
-        self.assertEqual(Path(places[0].path).parent.stat().st_mode & 0o777, 0o700)
+        places = [process.brief.resources for process in processes]
+        self.assertEqual((len({one.node_socket for one in places}), len({one.secret for one in places})), (3, 1))
+        self.assertEqual(Path(places[0].node_socket).parent.stat().st_mode & 0o777, 0o700)
         self.stop()
-        self.assertFalse(Path(places[0].path).parent.exists())
+        self.assertFalse(Path(places[0].node_socket).parent.exists())
 
     def test_nothing_that_others_may_read(self) -> None:
         """Neither secrets nor settings are on the command line or in the environment, nor what is for one process."""
@@ -254,7 +254,7 @@ class SupervisorTests(SynchronousTestCase):
         process = processes[0]
         self.assertIn("hunter2", process.brief.settings)
         seen = json.dumps([process.arguments, process.env])
-        secrets = "hunter2", process.brief.place.secret.hex(), process.brief.place.seed.hex()
+        secrets = "hunter2", process.brief.resources.secret.hex(), process.brief.resources.seed.hex()
         for unseen in (*secrets, "NOTIFY_", "WATCHDOG_", "LISTEN_", "MEDIATORD_"):
             self.assertNotIn(unseen, seen)
         for secret in secrets:
@@ -266,7 +266,7 @@ class SupervisorTests(SynchronousTestCase):
 
         def secret() -> bytes:
             self.reactor = SpawningReactor()
-            found = self.start(2)[-1].brief.place.secret
+            found = self.start(2)[-1].brief.resources.secret
             self.stop()
             return found
 
@@ -536,7 +536,7 @@ class SupervisorTests(SynchronousTestCase):
         for number, process in enumerate(processes, 1):
             ((word, (settings, outcome, keys)),) = process.orders()
             self.assertEqual((word, outcome), ("reload", "restart_needed"))
-            self.assertEqual(keys.encode(), process.brief.place.keys)
+            self.assertEqual(keys.encode(), process.brief.resources.keys)
             read = Config.model_validate_json(settings)
             self.assertEqual((read.node, read.log.level, read.queue.ttl), (f"n-{number}", "warn", Config().queue.ttl))
             self.assertEqual(
@@ -549,7 +549,7 @@ class SupervisorTests(SynchronousTestCase):
         self.reactor.advance(0)
         replaced = Config.model_validate_json(self.reactor.spawned[-1].brief.settings)
         self.assertEqual((replaced.node, replaced.log.level), ("n-2", "warn"))
-        self.assertEqual(self.lines[0], "the configuration was read again; a restart is needed for queue.ttl")
+        self.assertEqual(self.lines[0], "configuration reloaded; a restart is needed for queue.ttl")
         self.stop()
 
     def served(self, keys: str) -> tuple[str, bool]:
@@ -561,7 +561,7 @@ class SupervisorTests(SynchronousTestCase):
         """All accept the new DID before any tells it; who replaces one of them is where the others are."""
         processes = self.all_ready()
         self.told_systemd()
-        old, _ = self.served(processes[0].brief.place.keys.decode())
+        old, _ = self.served(processes[0].brief.resources.keys.decode())
         rotated = rotate_keys(self.directory / "keys.jwks", lambda keys: None)
         new = MediatorIdentity(rotated, self.config().public_url).did
         self.service.reload(self.config)
@@ -574,7 +574,7 @@ class SupervisorTests(SynchronousTestCase):
         processes[1].end(killed_by=9)
         self.reactor.advance(0)
         replacement = self.reactor.spawned[-1]
-        self.assertEqual(self.served(replacement.brief.place.keys.decode()), (old, True))
+        self.assertEqual(self.served(replacement.brief.resources.keys.decode()), (old, True))
         self.assertEqual(processes[0].orders(), [])
         processes[2].say("reloaded")
         now = [processes[0], processes[2], replacement]
@@ -587,7 +587,7 @@ class SupervisorTests(SynchronousTestCase):
         self.assertEqual(self.told_systemd(), ["READY=1"])
         processes[0].end(killed_by=9)
         self.reactor.advance(0)
-        self.assertEqual(self.served(self.reactor.spawned[-1].brief.place.keys.decode()), (new, False))
+        self.assertEqual(self.served(self.reactor.spawned[-1].brief.resources.keys.decode()), (new, False))
         self.stop()
 
     def test_retired_keys(self) -> None:
@@ -602,7 +602,7 @@ class SupervisorTests(SynchronousTestCase):
         processes[0].end(killed_by=9)
         self.reactor.advance(0)
         replacement = self.reactor.spawned[-1]
-        self.assertNotIn(b'"prekey"', replacement.brief.place.keys)
+        self.assertNotIn(b'"prekey"', replacement.brief.resources.keys)
         one, other = (self.own_of(process) for process in (processes[1], replacement))
         self.assertEqual(one.token, other.token)
         self.assertTrue(one.identities.is_probe_did(other.identities.identity("m-1").did))
@@ -613,7 +613,7 @@ class SupervisorTests(SynchronousTestCase):
         config = Config.model_validate_json(process.brief.settings)
         clock = MemoryReactorClock()
         store = MemoryStore(clock, QueueLimits())
-        return build_core_services(clock, config, worker=process.brief.place, store=store).own
+        return build_core_services(clock, config, worker=process.brief.resources, store=store).probe_credentials
 
     def test_reload_before_all_are_up(self) -> None:
         """Nobody is told that they are."""
@@ -659,7 +659,7 @@ class SupervisorTests(SynchronousTestCase):
         token.touch(0o600)
         token.write_text("x" * 32)
         processes = self.all_ready(admin={"listen": "tcp:0:interface=127.0.0.1", "token_file": "token"})
-        self.assertEqual([len(process.brief.place.sockets) for process in processes], [2, 2, 2])
+        self.assertEqual([len(process.brief.resources.sockets) for process in processes], [2, 2, 2])
         processes[0].say("log", ["warn", "mediatord.x", "mine"])
         processes[0].end(1)
         processes[1].say("ask states", 7)
@@ -686,12 +686,12 @@ class SupervisorTests(SynchronousTestCase):
     def test_sockets_left_behind(self) -> None:
         """By a worker that was killed are not in the way of its replacement."""
         processes = self.all_ready()
-        path = Path(processes[0].brief.place.path)
+        path = Path(processes[0].brief.resources.node_socket)
         path.touch()
         path.with_name("1.sock.lock").symlink_to("1000")
         processes[0].end(killed_by=9)
         self.reactor.advance(0)
-        self.assertEqual(self.alive()[-1].brief.place.path, str(path))
+        self.assertEqual(self.alive()[-1].brief.resources.node_socket, str(path))
         self.assertEqual(list(path.parent.glob("*.sock*")), [])
         self.stop()
 
@@ -772,10 +772,10 @@ class ControlChannelTests(SynchronousTestCase):
         sockets = (InheritedSocket(5, socket.AF_INET6),)
         place = WorkerResources("/tmp/a:b/1.sock", b"\x00\xff", b"\xfe", sockets, b'{"keys": []}\n')
         brief = WorkerSpec(place, '{"node":"n"}')
-        self.assertEqual(WorkerSpec.read(brief.written()), brief)
+        self.assertEqual(WorkerSpec.from_bytes(brief.to_bytes()), brief)
         self.assertEqual(place.address, r"unix:/tmp/a\:b/1.sock")
-        self.assertRaises(ValueError, WorkerSpec.read, brief.written()[:-1])
-        self.assertRaises(ValueError, WorkerSpec.read, b"")
+        self.assertRaises(ValueError, WorkerSpec.from_bytes, brief.to_bytes()[:-1])
+        self.assertRaises(ValueError, WorkerSpec.from_bytes, b"")
 
 
 def is_listening(descriptor: int) -> bool:

@@ -23,6 +23,7 @@ from mediatord.app.workers import bind_supervisor_callbacks
 from mediatord.errors import StoreUnavailable
 from mediatord.observability.metrics import Metrics
 from mediatord.ratelimit.request_gate import RequestGate
+from mediatord.workers import supervisor_connection
 from mediatord.workers.supervisor_connection import MAX_BUFFERED_LOG_BYTES, REPLY_TIMEOUT, SupervisorConnection
 from mediatord.workers.worker_process import (
     REPORT_FD,
@@ -66,7 +67,7 @@ class WorkerTests(SynchronousTestCase):
     def test_states(self) -> None:
         """Of what systemd would be told, the supervisor wants to know what it cannot know by itself."""
         for state in ("STATUS=a=b", "READY=1", "STOPPING=1", "WATCHDOG=1"):
-            self.worker.tell(state)
+            self.worker.notify(state)
         self.assertEqual(self.said(), [("status", "a=b"), ("ready", None)])
 
     def test_rotate(self) -> None:
@@ -160,7 +161,7 @@ class WorkerTests(SynchronousTestCase):
 
     def test_page(self) -> None:
         """What the supervisor says, to the one who asked."""
-        pages = [Deferred.fromCoroutine(self.worker.page()) for _ in range(2)]
+        pages = [Deferred.fromCoroutine(self.worker.fetch_metrics()) for _ in range(2)]
         (first, second) = [content for word, content in self.said() if word == "ask"]
         self.hears("page", [second, "two ü"])
         self.assertNoResult(pages[0])
@@ -171,7 +172,7 @@ class WorkerTests(SynchronousTestCase):
 
     def test_no_page(self) -> None:
         """Nobody is kept waiting for a supervisor that is busy; what it says later is nobody's."""
-        page = Deferred.fromCoroutine(self.worker.page())
+        page = Deferred.fromCoroutine(self.worker.fetch_metrics())
         ((_, number),) = self.said()
         self.reactor.advance(REPLY_TIMEOUT)
         self.failureResultOf(page, TimeoutError)
@@ -180,7 +181,7 @@ class WorkerTests(SynchronousTestCase):
 
     def test_all_states(self) -> None:
         """What all know of themselves, to the one who asked; or nobody answers in time."""
-        states = [Deferred.fromCoroutine(self.worker.states()) for _ in range(2)]
+        states = [Deferred.fromCoroutine(self.worker.fetch_states()) for _ in range(2)]
         (first, _) = [content for word, content in self.said() if word == "ask states"]
         self.hears("states", [first, [3, [{"a": 1}, {"b": 2}]]])
         self.assertEqual(self.successResultOf(states[0]), (3, [{"a": 1}, {"b": 2}]))
@@ -198,7 +199,7 @@ class WorkerTests(SynchronousTestCase):
         """What this process has measured, when it is asked."""
         measured: Deferred[bytes] = Deferred()
         self.hears("report", 6)  # it does not measure yet
-        self.worker.measure = lambda: measured
+        self.worker.render_metrics = lambda: measured
         self.hears("report", 7)
         self.assertEqual(self.said(), [])
         measured.callback(b"a 1.0\n")
@@ -210,7 +211,7 @@ class WorkerTests(SynchronousTestCase):
         async def measure() -> bytes:
             raise RuntimeError("boom")
 
-        self.worker.measure = measure
+        self.worker.render_metrics = measure
         self.hears("report", 7)
         self.assertEqual(self.said(), [])
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
@@ -228,7 +229,7 @@ class WorkerTests(SynchronousTestCase):
         wound: list[tuple[int, float]] = []
         self.patch(signal, "setitimer", lambda which, seconds: wound.append((which, seconds)))
         worker = SupervisorConnection(self.reactor, PLACE, lambda: None)
-        self.patch(worker, "_listen", lambda: None)
+        self.patch(supervisor_connection, "StandardIO", lambda *_: None)
         worker.connect()
         self.reactor.pump([10] * 5)
         self.assertEqual(wound, [(signal.ITIMER_REAL, 60)] * 6)
@@ -242,8 +243,8 @@ class StartTests(SynchronousTestCase):
         """Also when there is no supervisor that would notice (here: it waits for a brief that never comes)."""
         program = (
             f"import os; os.dup2(0, {SPEC_FD})\n"
-            "from mediatord.workers import worker; worker._ALARM_SECONDS = 0.5\n"
-            "from mediatord.cli.run import serve; serve()"
+            "from mediatord.workers import supervisor_connection as module; module._ALARM_SECONDS = 0.5\n"
+            "from mediatord.cli.run import run_worker; run_worker()"
         )
         with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as process:
             try:
@@ -324,8 +325,8 @@ class MeasuringTests(SynchronousTestCase):
 
     def begin(self) -> Deferred[bytes]:
         """Ask for a report."""
-        assert self.worker.measure is not None
-        measuring: Awaitable[bytes] = self.worker.measure()
+        assert self.worker.render_metrics is not None
+        measuring: Awaitable[bytes] = self.worker.render_metrics()
         return Deferred.fromCoroutine(measuring)  # type: ignore[arg-type]
 
     def assert_up(self, measured: Deferred[bytes], up: float) -> None:

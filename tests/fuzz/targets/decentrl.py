@@ -123,7 +123,7 @@ class DecentrlTarget:
         for pair in query.split(b"&"):
             name, _, value = pair.partition(b"=")
             arguments.setdefault(name, []).append(value)
-        asked = self._premises.decentrl.mediator.public(did.decode("utf-8", "replace"), arguments, PEER)
+        asked = self._premises.decentrl.dispatcher.public(did.decode("utf-8", "replace"), arguments, PEER)
         return self._refuses(self._premises.test.successResultOf(Deferred.fromCoroutine(asked)), {200, 400}, None)
 
     def _refuses(self, reply: DecentrlReply, statuses: set[int], type_: str | None) -> bool:

@@ -56,7 +56,7 @@ class HintTarget:
         way, rest = data[:1], data[1:]
         if way == b"n":
             headers = self._authenticator.authenticate_request(
-                self._authenticator.request_id(_OTHER, _OURS), "POST", NOTIFICATIONS_PATH, rest
+                self._authenticator.new_request_id(_OTHER, _OURS), "POST", NOTIFICATIONS_PATH, rest
             )
             answer = self._serve(headers, rest)
             assert answer.status in (200, 400) and answer.authenticated and answer.headers
