@@ -38,7 +38,7 @@ ENVELOPE: dict[str, tuple[FieldType, str]] = {
     "boot": ("string", "random id of this start"),
     "event": ("string", "one of the events below"),
     "level": ("string", "debug, info, warn or error"),
-    "epoch": ("integer", "epoch of the key that tags are made with"),
+    "epoch": ("integer", "epoch of the pseudonym key"),
 }
 
 # Every field name has one meaning in all events.
@@ -49,8 +49,8 @@ FIELDS: dict[str, tuple[FieldType, str]] = {
     "all_evicted": ("integer", "of those, dropped to make room"),
     "all_expired": ("integer", "of those, dropped at the end of their time"),
     "all_removed": ("integer", "of those, removed by the operator"),
-    "all_withdrawn": ("integer", "of those, taken out again as their sender had been refused"),
-    "attempt": ("integer", "how often this process has handed the message over: the first time is 1"),
+    "all_withdrawn": ("integer", "of those, withdrawn because their sender was refused"),
+    "attempt": ("integer", "number of this delivery attempt by the process, from 1"),
     "bytes": ("integer", "bytes of payload in all queues"),
     "bytes_in": ("integer", "bytes received on the connection"),
     "bytes_out": ("integer", "bytes sent on the connection"),
@@ -61,38 +61,38 @@ FIELDS: dict[str, tuple[FieldType, str]] = {
     "crypto_ms": ("number", "milliseconds: the part of dur_ms spent on envelopes, signatures and keys"),
     "delivered": ("integer", "since the start of the process: msg.ack"),
     "depth": ("integer", "messages in all queues"),
-    "did": ("string", "tag of an account or sender"),
-    "difference": ("integer", "all_accepted less all that is gone and what waits; anything but 0 is a fault"),
+    "did": ("string", "pseudonym of an account or sender"),
+    "difference": ("integer", "all_accepted less removed and queued messages; must be 0"),
     "dropped": ("integer", "lines that were not written"),
     "dur_ms": ("number", "milliseconds: how long it took"),
     "evicted": ("integer", "since the start of the process: msg.evict"),
     "expired": ("integer", "since the start of the process: msg.expire"),
     "fds": ("integer", "open file descriptors of this process"),
     "forwarded": ("integer", "since the start of the process: msg.accept"),
-    "lag_ms": ("number", "milliseconds: how late the reactor was at worst since the gauge before"),
+    "lag_ms": ("number", "milliseconds: largest timer delay of the reactor since the last gauge"),
     "latency_ms": ("number", "milliseconds since the message was accepted"),
     "limit": ("string", "which limit"),
     "lines": ("integer", "lines in the segment, this one included"),
     "method": ("string", "where an accepted message went: live, queue or http"),
-    "msg": ("string", "tag of the stored message's id"),
+    "msg": ("string", "pseudonym of the stored message's id"),
     "mtype": ("string", "DIDComm message type or Decentrl command"),
     "n_added": ("integer", "recipient DIDs added"),
     "n_in": ("integer", "messages received on the connection"),
     "n_out": ("integer", "messages sent on the connection"),
     "n_removed": ("integer", "recipient DIDs removed"),
-    "ok": ("boolean", "whether it went out; if not, the message waits in the queue"),
+    "ok": ("boolean", "whether the push succeeded; if not, the message stays queued"),
     "oldest_ms": ("integer", "milliseconds: age of the oldest message in all queues"),
-    "own_accepted": ("integer", "messages of the daemon to itself, without lines, since the ledger before"),
-    "own_acknowledged": ("integer", "of the daemon's messages to itself, since the ledger before"),
-    "own_evicted": ("integer", "of the daemon's messages to itself, since the ledger before"),
-    "own_expired": ("integer", "of the daemon's messages to itself, since the ledger before"),
+    "own_accepted": ("integer", "probe messages, which have no lines, since the last ledger"),
+    "own_acknowledged": ("integer", "of the probe messages, since the last ledger"),
+    "own_evicted": ("integer", "of the probe messages, since the last ledger"),
+    "own_expired": ("integer", "of the probe messages, since the last ledger"),
     "path": ("string", "how it was delivered: live, pickup, poll or http"),
     "peer": ("string", "keyed hash of the network of the address: /24 or /48"),
     "proto": ("string", "didcomm or decentrl"),
-    "pushes": ("integer", "how often it was handed over without being acknowledged"),
-    "rcpt": ("string", "tag of the recipient DID"),
-    "rcpts": ("integer", "recipients with waiting messages"),
-    "reason": ("string", "why, as a short fixed word"),
+    "pushes": ("integer", "pushes that were not acknowledged"),
+    "rcpt": ("string", "pseudonym of the recipient DID"),
+    "rcpts": ("integer", "recipients with queued messages"),
+    "reason": ("string", "why, as a constant word"),
     "req": ("string", "id of a request, as in the reply"),
     "requests_accepted": ("integer", "since the start of the process: req.done without code, status below 500"),
     "requests_failed": ("integer", "since the start of the process: req.done with status 500 or more"),
@@ -101,18 +101,18 @@ FIELDS: dict[str, tuple[FieldType, str]] = {
     "rss": ("integer", "resident bytes of the process"),
     "schema": ("integer", "version of this schema"),
     "segment": ("string", "name that the file will have once closed, without suffix"),
-    "sender": ("string", "tag of the sender DID; absent when anonymous"),
+    "sender": ("string", "pseudonym of the sender DID; absent when anonymous"),
     "seq_first": ("integer", "seq of the first line"),
     "seq_last": ("integer", "seq of the last line"),
     "size": ("integer", "bytes of the payload or body"),
     "status": ("integer", "HTTP status"),
-    "store": ("string", "what stands for the database, the same at all that share it"),
+    "store": ("string", "identifies the database; the same on all nodes that share it"),
     "stored": ("integer", "since the start of the process: msg.accept by queue, and msg.push that is not ok"),
     "transport": ("string", "ws or http"),
     "ttl_s": ("integer", "seconds until the message expires"),
     "version": ("string", "of mediatord"),
-    "waiting": ("integer", "messages that are there, counted one by one; absent where there are too many"),
-    "who": ("string", "keyed tag of what was limited"),
+    "waiting": ("integer", "queued messages, counted individually; absent if there are too many"),
+    "who": ("string", "keyed pseudonym of what was limited"),
     "ws_code": ("integer", "close code of the WebSocket"),
 }
 
@@ -137,26 +137,26 @@ _ACCOUNT_FIELDS = ("did", "proto", "reason", "n_added", "n_removed")
 EVENTS: dict[str, EventDeclaration] = {
     "log.open": EventDeclaration(("version", "schema", "segment"), "first line of a segment"),
     "log.close": EventDeclaration(("seq_first", "seq_last", "lines", "dropped"), "last line of a segment"),
-    "log.drop": EventDeclaration(("dropped", "reason"), "lines were lost, now there is room again", "warn"),
+    "log.drop": EventDeclaration(("dropped", "reason"), "lines before this one were lost", "warn"),
     "proc.start": EventDeclaration(("version", "reason", "dur_ms"), "the daemon has started"),
     "proc.stop": EventDeclaration(("version", "reason", "dur_ms"), "the daemon is stopping"),
-    "proc.reload": EventDeclaration(("version", "reason", "dur_ms"), "the configuration was read again"),
+    "proc.reload": EventDeclaration(("version", "reason", "dur_ms"), "the configuration was reloaded"),
     "conn.open": EventDeclaration(("conn", "transport", "peer"), "a connection was accepted"),
-    "conn.auth": EventDeclaration(("conn", "did", "proto", "code"), "a connection was bound to a DID, or was not"),
+    "conn.auth": EventDeclaration(("conn", "did", "proto", "code"), "a connection was authenticated, or failed to"),
     "conn.close": EventDeclaration(
         ("conn", "did", "proto", "dur_ms", "ws_code", "reason", "n_in", "n_out", "bytes_in", "bytes_out"),
         "a connection has ended",
     ),
     "req.done": EventDeclaration(
         ("req", "conn", "proto", "mtype", "status", "code", "size", "dur_ms", "crypto_ms", "sender", "peer"),
-        "one HTTP request or WebSocket frame was answered, whichever way",
+        "an HTTP request or WebSocket frame was answered",
     ),
     "msg.accept": EventDeclaration(
         ("msg", "req", "sender", "rcpt", "proto", "size", "ttl_s", "method"), "a message was accepted for a recipient"
     ),
     "msg.push": EventDeclaration(
         ("msg", "rcpt", "conn", "proto", "path", "attempt", "latency_ms", "ok"),
-        "a message was handed over, not yet acknowledged",
+        "a message was pushed, and not acknowledged yet",
     ),
     "msg.ack": EventDeclaration(
         ("msg", "rcpt", "proto", "path", "latency_ms"), "a message was acknowledged: delivered"
@@ -164,7 +164,7 @@ EVENTS: dict[str, EventDeclaration] = {
     "msg.expire": EventDeclaration(_MESSAGE_FIELDS, "a message was dropped at the end of its time", "warn"),
     "msg.evict": EventDeclaration(_MESSAGE_FIELDS, "a message was dropped to make room", "warn"),
     "msg.remove": EventDeclaration(_MESSAGE_FIELDS, "a message was removed by its owner or the operator"),
-    "limit.hit": EventDeclaration(("who", "limit", "retry_after_s", "peer"), "somebody is over a limit", "warn"),
+    "limit.hit": EventDeclaration(("who", "limit", "retry_after_s", "peer"), "a limit was exceeded", "warn"),
     "replay.drop": EventDeclaration(
         ("sender", "code", "age_ms"), "a repeated or untimely request was refused", "warn"
     ),
@@ -173,7 +173,7 @@ EVENTS: dict[str, EventDeclaration] = {
     "acct.expire": EventDeclaration(_ACCOUNT_FIELDS, "an account was removed because nobody used it"),
     "acct.update": EventDeclaration(_ACCOUNT_FIELDS, "recipient DIDs were added or removed"),
     "gauge": EventDeclaration(
-        ("depth", "bytes", "rcpts", "oldest_ms", "conns", "rss", "fds", "lag_ms"), "the state, once a minute"
+        ("depth", "bytes", "rcpts", "oldest_ms", "conns", "rss", "fds", "lag_ms"), "gauges, once a minute"
     ),
     "ledger": EventDeclaration(
         (
@@ -184,7 +184,7 @@ EVENTS: dict[str, EventDeclaration] = {
             "difference",
             *(f"own_{entry}" for entry in _LEDGER_ENTRIES[:4]),
         ),
-        "the store's own books of one half: at the start, once a minute, and at the end",
+        "message ledger of one protocol: at start, once a minute, and at stop",
     ),
     "counters": EventDeclaration(
         (
@@ -198,7 +198,7 @@ EVENTS: dict[str, EventDeclaration] = {
             "requests_failed",
             "connections",
         ),
-        "the counters of Prometheus: once a minute, before each log.close, and at the end",
+        "Prometheus counters: once a minute, before each log.close, and at stop",
     ),
 }
 
