@@ -89,13 +89,13 @@ class GuardedConnector:
         """
         return _GuardedEndpointFactory(self, limit + _MAX_HEADER_BYTES)
 
-    def opened(self, line: _MeteredConnection) -> None:
+    def opened(self, connection: _MeteredConnection) -> None:
         """Called by a connection when it is established."""
-        self._open.add(line)
+        self._open.add(connection)
 
-    def closed(self, line: _MeteredConnection) -> None:
+    def closed(self, connection: _MeteredConnection) -> None:
         """Called by a connection when it is lost."""
-        self._open.discard(line)
+        self._open.discard(connection)
         if not self._open:
             waiting, self._closed = self._closed, []
             for done in waiting:
@@ -108,8 +108,8 @@ class GuardedConnector:
             done.callback(None)
             return done
         self._closed.append(done)
-        for line in list(self._open):
-            line.abortConnection()
+        for connection in list(self._open):
+            connection.abortConnection()
         return done
 
 
@@ -143,12 +143,12 @@ class _GuardedEndpoint:
         failure: Exception = OutboundRequestError("NameUnknown")
         for address in addresses[:_MAX_CONNECT_ATTEMPTS]:
             try:
-                line = await self._endpoint_at(address).connect(metered)
+                connection = await self._endpoint_at(address).connect(metered)
             except ConnectError as error:
                 failure = error
             else:
                 # The Agent expects its own protocol, not the wrapper.
-                return cast(_MeteredConnection, line).wrappedProtocol
+                return cast(_MeteredConnection, connection).wrappedProtocol
         try:
             raise failure
         finally:
