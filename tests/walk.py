@@ -291,6 +291,7 @@ def main(arguments: Sequence[str]) -> None:
         prog="make walk", description="Count files and calls of one request of each kind."
     )
     parser.add_argument("--calls", metavar="ROW", help="print the calls of the rows whose name contains ROW")
+    parser.add_argument("--json", action="store_true", help="print files, frames and changes of each row as JSON")
     options = parser.parse_args(arguments)
 
     async def run(reactor: Any) -> None:
@@ -301,6 +302,9 @@ def main(arguments: Sequence[str]) -> None:
             found |= await decentrl_walks(reactor, daemon.url, tracers)
         with traced_daemon(MEDIATORD_WORKERS="2") as (daemon, directory):
             found |= await worker_walks(reactor, daemon.url, Tracers(directory))
+        if options.json:
+            print(json.dumps({name: (len(walk.files), walk.frames, walk.changes) for name, walk in found.items()}))
+            return
         print(f"{'request':36}{'files':>6}{'frames':>8}{'changes':>9}")
         for name, walk in found.items():
             print(f"{name:36}{len(walk.files):6}{walk.frames:8}{walk.changes:9}")
