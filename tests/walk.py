@@ -35,10 +35,10 @@ from mediatord.wallet.didcomm_socket import DIDCommSocket, connect_didcomm_socke
 from mediatord.wallet.temporary_daemon import TemporaryDaemon, run_temporary_daemon
 from tests.integration.message_load import prepare_forward
 
-ROUNDS = 9
+ROUNDS = 25
 WARM_UP_ROUNDS = 5
-# Calls that no new one has followed for so long have come to their end.
-SETTLED_SECONDS = 0.2
+# A request is over once there was no call for this time. Short, as several timers of the daemon run every second.
+SETTLED_SECONDS = 0.05
 # Tries until the kernel has given two connections to two workers.
 MAX_CONNECTIONS = 64
 # The file that is entered where a notification from another worker arrives.
