@@ -1,6 +1,6 @@
 """
-Live delivery: dispatches stored messages to sockets here, at other nodes, or to endpoints, and tracks pushes until they
-are acknowledged (reference 6.3).
+Live delivery: dispatches stored messages to sockets here, at other nodes, or to endpoints, and tracks pushes until
+they are acknowledged (reference 6.3).
 """
 
 from __future__ import annotations
@@ -99,9 +99,7 @@ class DeliveryMarker:
     :param delay: seconds until a mark is written.
     """
 
-    def __init__(
-        self, clock: IReactorTime, write: Callable[[Sequence[str]], Deferred[None]], delay: float
-    ) -> None:
+    def __init__(self, clock: IReactorTime, write: Callable[[Sequence[str]], Deferred[None]], delay: float) -> None:
         self._clock = clock
         self._write = write
         self._delay = delay
