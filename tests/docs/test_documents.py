@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pydoc
 import re
 import shlex
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ DOCUMENTS = [
     if path.name != "CHANGELOG.rst"
 ]
 FILES_OF_LOG = {"log.key"}
+SYSTEMD_UNITS = {"mediatord.service", "mediatord.socket"}
 GENERATED = {"cli.md", "configuration.md"}
 
 each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -304,6 +306,15 @@ def test_named_files_exist(document: Path) -> None:
     for literal in literals(document.read_text("utf-8")):
         if re.fullmatch(r"(?:tests|docs|etc|systemd|mediatord)/[\w./-]+", literal):
             assert (PROJECT / literal).exists(), literal
+
+
+@each_document
+def test_dotted_names_exist(document: Path) -> None:
+    """Modules, classes and functions that a document names by their full name can be imported."""
+    for literal in literals(document.read_text("utf-8")):
+        found = re.match(r"mediatord(?:\.[A-Za-z_]\w*)+(?=$|\()", literal)
+        if found and found[0] not in SYSTEMD_UNITS:
+            assert pydoc.locate(found[0]) is not None, found[0]
 
 
 def test_news_fragments() -> None:

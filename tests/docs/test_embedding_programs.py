@@ -19,7 +19,7 @@ PORT = "8081"
 PRINTED = (
     r"",
     r"200 did:peer:2\.\S+\n",
-    r"letter-1 \{\"ciphertext\": \"\.\.\.\"\}\n",
+    r"message-1 \{\"ciphertext\": \"\.\.\.\"\}\n",
     r"\['did:key:(\S+)#\1'\]\nnot at a private address\n",
 )
 
