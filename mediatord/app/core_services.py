@@ -204,7 +204,7 @@ def build_core_services(
         ip_per_minute=config.limits.ip_per_minute,
         account_per_minute=config.limits.account_per_minute,
         trusted=_build_trusted_peers(config),
-        allowances=quotas,
+        quotas=quotas,
     )
     registrations = RegistrationQuota(
         reactor, store, recorder.record_rate_limit, _build_registration_limits(config), quotas

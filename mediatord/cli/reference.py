@@ -25,8 +25,8 @@ from mediatord.app.reload import is_reloadable
 from mediatord.bench.cli import bench
 from mediatord.cli.commands import cli
 from mediatord.config.file import format_yaml_value
-from mediatord.config.settings import Config, DurationMarker, SizeMarker, ValueKind, format_duration
-from mediatord.config.units import format_size
+from mediatord.config.settings import Config, DurationMarker, SizeMarker, ValueKind
+from mediatord.config.units import format_duration, format_size
 
 _SETTINGS_HEAD = """\
 # Configuration

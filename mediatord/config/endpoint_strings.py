@@ -1,4 +1,4 @@
-"""Endpoint strings of Twisted, taken apart as Twisted does it, to look at them without listening on them."""
+"""Parsing of Twisted endpoint strings, as Twisted does it, without opening them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-# Before an endpoint string: the first line of each connection is that of a proxy, about its client.
+# Prefix of endpoints whose connections start with a PROXY header.
 HAPROXY_PREFIX = "haproxy:"
 
-# Parameters that are paths, by kind: those without names in their order (None: no path), then those that always have
-# one; and the path that Twisted takes where there is none.
+# Path parameters by endpoint type: positional ones in order (None: not a path), named ones, and Twisted's default
+# path.
 _POSITIONAL_PARAMETERS: dict[str, tuple[str | None, ...]] = {
     "unix": ("address",),
     "ssl": (None, "privateKey", "certKey"),
@@ -22,9 +22,9 @@ _DEFAULT_PATHS = {"ssl": ("privateKey", "server.pem")}
 
 def parse_endpoint_string(endpoint: str) -> tuple[str, list[str], dict[str, str]]:
     """
-    Its kind, such as `tcp`, the arguments without names, and those with.
+    Type of the endpoint, such as `tcp`, positional arguments, and named arguments.
 
-    Its kind is `haproxy` where that is before another. A backslash has what follows it meant as it is.
+    The type is `haproxy` if that prefixes another one. A backslash escapes the next character.
     """
     kind, *arguments = _split_unescaped(endpoint, ":")
     given: list[str] = []
@@ -39,7 +39,7 @@ def parse_endpoint_string(endpoint: str) -> tuple[str, list[str], dict[str, str]
 
 
 def resolve_endpoint_paths(endpoint: str, base: Path) -> str:
-    """The same endpoint with every relative path in it taken to be relative to `base`."""
+    """Resolve the relative paths of an endpoint against `base`."""
     prefix = HAPROXY_PREFIX if endpoint.startswith(HAPROXY_PREFIX) else ""
     kind, *arguments = _split_unescaped(endpoint.removeprefix(HAPROXY_PREFIX), ":")
     if kind not in _POSITIONAL_PARAMETERS:
@@ -68,7 +68,7 @@ def _resolve_arguments(kind: str, arguments: list[str], base: Path) -> Iterator[
 
 
 def _split_unescaped(text: str, separator: str, most: int = 0) -> list[str]:
-    """Where the separator is not escaped, `most` times at most, or everywhere; escapes are kept."""
+    """Split at unescaped separators, at most `most` times (0: no limit); escapes are kept."""
     parts: list[str] = [""]
     for piece in re.findall(r"\\.|[^\\]|\\$", text, re.DOTALL):
         if piece == separator and (not most or len(parts) <= most):

@@ -1,14 +1,9 @@
 """
-YAML into plain values that remember the line they came from.
+Reading, checking and writing `mediator.yaml`, with overrides from the environment (contract section 4).
 
-Variables that override keys: MEDIATORD_STORAGE__BACKEND=memory, lists as JSON (contract section 4).
-
-Writing a configuration file: every key, each under its one line of explanation.
-
-Reading `mediator.yaml` and the environment: all that is wrong at once, each with its place (contract section 4).
-
-The file is checked in two passes over one tree: YAML into plain values with the line of every key, then the models
-of :mod:`mediatord.config.settings`, whose complaints are put into words here.
+YAML is parsed into plain values with the line of every key; variables such as MEDIATORD_STORAGE__BACKEND=memory
+replace some of them; the models of :mod:`mediatord.config.settings` check the result. All problems are reported at
+once, each with its location.
 """
 
 from __future__ import annotations
@@ -29,30 +24,29 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from mediatord.config.location import CONFIG_PATH_VARIABLE, DEFAULT_CONFIG_PATH
-from mediatord.config.settings import Config, DurationMarker, SizeMarker, ValueKind, format_duration
-from mediatord.config.units import format_size
+from mediatord.config.settings import Config, DurationMarker, SizeMarker, ValueKind
+from mediatord.config.units import format_duration, format_size
 
 KeyPart = str | int
 SourceLocation = tuple[int, str]
 
-# A few lines of aliases can stand for more values than there is memory for.
+# A few lines of YAML aliases can expand to more values than fit into memory.
 MAX_YAML_VALUES = 100_000
-# What PyYAML raises for characters that YAML does not allow, for a tagged scalar that is no such thing, and for an
-# alias of itself.
+# Raised by PyYAML for invalid characters, malformed tagged scalars, and self-referencing aliases.
 _YAML_ERRORS = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
 
 
 @dataclass
 class ConfigTree:
     """
-    Values under their keys, and where each was written.
+    Values by key, and the source location of each.
 
-    :param name: of the file, as the user gave it.
-    :param places: path of keys to (line for sorting, text in front of a problem).
-    :param variables: keys that variables of the environment have set.
-    :param problems: (line, place, text) of what is wrong already.
-    :param complete: whether there is anything to check against the models.
-    :param count: how many values there are, those of an alias counted wherever it stands.
+    :param name: of the file, as given by the user.
+    :param places: path of keys to (line for sorting, prefix of messages).
+    :param variables: keys set by environment variables.
+    :param problems: (line, location, text) of problems found so far.
+    :param complete: whether there are values to check against the models.
+    :param count: number of values; those of an alias count at every use.
     """
 
     name: str
@@ -64,14 +58,14 @@ class ConfigTree:
     count: int = 0
 
     def place(self, where: tuple[KeyPart, ...]) -> SourceLocation:
-        """Where this key is written, or the nearest above it."""
+        """Location of a key, or of the nearest key above it."""
         for length in range(len(where), 0, -1):
             if where[:length] in self.places:
                 return self.places[where[:length]]
         return 1, f"{self.name}:1"
 
     def note(self, where: tuple[KeyPart, ...], mark: yaml.Mark) -> SourceLocation:
-        """Remember that `where` is written at `mark`."""
+        """Record the location of a key."""
         line = mark.line + 1
         self.places[where] = line, f"{self.name}:{line}"
         return self.places[where]
@@ -79,8 +73,9 @@ class ConfigTree:
 
 def parse_yaml(raw: bytes, name: str) -> ConfigTree:
     """
-    Parse one YAML document. Duplicate keys, too many values and what is no YAML are problems of the tree; an empty
-    file is an empty mapping.
+    Parse one YAML document; an empty one is an empty mapping.
+
+    Invalid YAML, duplicate keys and too many values become problems of the tree.
     """
     tree = ConfigTree(name)
     loader: yaml.SafeLoader | None = None
@@ -123,7 +118,7 @@ def _construct_mapping(
 ) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key_node, value_node in node.value:
-        # As written: `on:` and `8080:` are keys like any other.
+        # Keys stay text: `on:` and `8080:` are not converted.
         key = key_node.value if isinstance(key_node, yaml.ScalarNode) else str(key_node.tag)
         if key in values:
             line, place = key_node.start_mark.line + 1, f"{tree.name}:{key_node.start_mark.line + 1}"
@@ -137,22 +132,22 @@ def _construct_mapping(
 
 
 _VARIABLE_PREFIX = "MEDIATORD_"
-# Not keys of the configuration: where it is, the Java of the analytics package, and what the test suite is told.
+# Variables that are not settings: the file's path, Java of the analytics package, options of the test suite.
 _OTHER_VARIABLES = (CONFIG_PATH_VARIABLE, "MEDIATORD_JAVA")
 _TEST_PREFIX = "MEDIATORD_TEST_"
-# Problems are sorted by line.
+# Sorts after all lines of a file.
 _ENVIRONMENT_LINE = 1_000_000_000
 
 
 def apply_environment(tree: ConfigTree, environ: Mapping[str, str], model: type[BaseModel]) -> None:
-    """Put the variables into the tree, where the models will check them like anything else."""
+    """Override values of the tree by environment variables; the models check them later."""
     for name in sorted(environ):
         if not name.startswith(_VARIABLE_PREFIX) or name in _OTHER_VARIABLES or name.startswith(_TEST_PREFIX):
             continue
         where = tuple(name[len(_VARIABLE_PREFIX) :].lower().split("__"))
         section = _find_section(tree, where)
         if section is None:
-            continue  # What stands where the section should be is refused by the models.
+            continue  # the models report a section that is no mapping
         section[where[-1]] = _parse_variable(environ[name], _find_annotation(model, where))
         _remove_locations_below(tree, where)
         tree.places[where] = _ENVIRONMENT_LINE, f"environment {name}"
@@ -160,19 +155,20 @@ def apply_environment(tree: ConfigTree, environ: Mapping[str, str], model: type[
 
 
 def format_variable_name(where: tuple[KeyPart, ...]) -> str:
-    """The variable that overrides a key."""
+    """Environment variable that overrides a key."""
     return _VARIABLE_PREFIX + "__".join(str(part) for part in where).upper()
 
 
 def describe_json_value(model: type[BaseModel], where: tuple[KeyPart, ...]) -> str:
     """
-    How to write a value in a variable that is no text, number or switch: an example of its JSON.
+    How to write a structured value in an environment variable, by example.
 
-    :param where: a list, a mapping or a section.
+    :param where: key of a list, a mapping or a section.
     """
     kind = _find_annotation(model, where)
     if isinstance(kind, type) and issubclass(kind, BaseModel):
-        return f"a variable for each key, such as {format_variable_name((*where, next(iter(kind.model_fields))))}, or all as JSON"
+        example = format_variable_name((*where, next(iter(kind.model_fields))))
+        return f"a variable for each key, such as {example}, or all as JSON"
     return f"written as JSON, such as {format_variable_name(where)}='{json.dumps(_make_example(kind))}'"
 
 
@@ -203,7 +199,7 @@ def _remove_locations_below(tree: ConfigTree, where: tuple[str, ...]) -> None:
 
 
 def _find_annotation(model: type[BaseModel], where: tuple[KeyPart, ...]) -> Any:
-    """The type of a key; None for one that no model has."""
+    """Type of a key; None if there is no such setting."""
     kind: Any = model
     for part in where:
         if not (isinstance(kind, type) and issubclass(kind, BaseModel)) or part not in kind.model_fields:
@@ -213,7 +209,7 @@ def _find_annotation(model: type[BaseModel], where: tuple[KeyPart, ...]) -> Any:
 
 
 def _parse_variable(text: str, kind: Any) -> Any:
-    """What a variable stands for: text where text is wanted, else JSON if it is JSON; `null` is null everywhere."""
+    """Value of a variable: text for text settings, else JSON if valid; `null` is null everywhere."""
     if text == "null":
         return None
     if _accepts_text(kind):
@@ -234,8 +230,7 @@ def _accepts_text(kind: Any) -> bool:
     return bool(getattr(kind, "__metadata__", ())) and _accepts_text(get_args(kind)[0])
 
 
-# The line with which a file that was written here ends, and the first one, which says so: a file that has that and
-# not the other has lost its end.
+# Last and first line of a generated file: a file with the first but without the last was truncated.
 LAST_LINE = "# end of mediator.yaml"
 FIRST_LINE = f"# Without the line {LAST_LINE!r} this file is refused as cut short."
 
@@ -251,7 +246,7 @@ _FILE_HEADER = f"""\
 
 
 def render_config(config: Config | None = None) -> str:
-    """The text of a file that :func:`~mediatord.config.file.load_config` reads as `config` (the defaults when None)."""
+    """Text of a configuration file with these values; default: all defaults. :func:`load_config` reads it back."""
     return _FILE_HEADER + "\n".join(_render_section(config or Config(), "")) + f"\n\n{LAST_LINE}\n"
 
 
@@ -290,8 +285,11 @@ def _convert_to_plain_value(value: Any) -> Any:
 
 ConfigProblem = tuple[int, str, str]
 
-_MISSING_FILE_HINT = f"; name it with --config PATH or {CONFIG_PATH_VARIABLE}, or write it with mediatord init --dir {DEFAULT_CONFIG_PATH.parent}"
-# Mistakes that only show once others are taken away.
+_MISSING_FILE_HINT = (
+    f"; name it with --config PATH or {CONFIG_PATH_VARIABLE}, "
+    f"or write it with mediatord init --dir {DEFAULT_CONFIG_PATH.parent}"
+)
+# Rounds of validation: some problems show only after others are removed.
 _MAX_ROUNDS = 4
 
 _RESTORE_HINT = "Restore the file; `mediatord init` writes one for a new mediator"
@@ -315,13 +313,13 @@ _ERROR_TEXTS = {
     "too_short": "expected at least {min_length}",
     "value_error": "{error}",
 }
-# Whose values are no scalars.
+# Errors about values that are not scalars.
 _STRUCTURED_ERRORS = ("tuple_type", "mapping_type", "dict_type", "model_type", "model_attributes_type")
 
 
 class ConfigError(Exception):
     """
-    The configuration cannot be used.
+    The configuration is invalid.
 
     :ivar problems: one line each: `file:line: key: what was expected`.
     """
@@ -333,10 +331,10 @@ class ConfigError(Exception):
 
 def load_config(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:
     """
-    Read and check a file; the paths in it are relative to its directory.
+    Read and check a configuration file; relative paths are resolved against its directory.
 
-    :param environ: variables `MEDIATORD_…` that override keys; those of the process by default.
-    :raise ConfigError: with everything that is wrong.
+    :param environ: variables `MEDIATORD_...` that override settings; default: those of the process.
+    :raise ConfigError: with all problems.
     """
     path = Path(path)
     tree = _read_file(path, environ)
@@ -349,11 +347,11 @@ def load_config(path: str | Path, environ: Mapping[str, str] | None = None) -> C
 @dataclass(frozen=True, slots=True)
 class ConfigExamination:
     """
-    A configuration with all that is wrong in it.
+    A configuration with all its problems.
 
-    :param config: what is right, with defaults for the rest, its paths resolved; None if nothing can be made of it.
-    :param problems: of the file and the environment.
-    :param wrong: the keys that these are about.
+    :param config: valid settings, defaults for the rest, paths resolved; None if nothing is usable.
+    :param problems: of file and environment.
+    :param wrong: the keys concerned.
     """
 
     config: Config | None
@@ -362,21 +360,21 @@ class ConfigExamination:
     _tree: ConfigTree
 
     def problem(self, where: tuple[KeyPart, ...], text: str) -> ConfigProblem:
-        """Another one, of what a key names. :param where: the key."""
+        """A problem of a key, with its location."""
         return (*self._tree.place(where), f"{_format_key(where)}: {text}")
 
     def is_wrong(self, where: tuple[KeyPart, ...]) -> bool:
-        """Whether a key, or something above or below it, is among those."""
+        """Whether a key, or one above or below it, has a problem."""
         return any(all(one == other for one, other in zip(where, wrong, strict=False)) for wrong in self.wrong)
 
     def lines(self, more: Iterable[ConfigProblem] = ()) -> list[str]:
-        """The problems as one line each, in the order of the file. :param more: found elsewhere."""
+        """All problems as lines, sorted by location. :param more: further problems."""
         return _format_problems([*self.problems, *more])
 
 
 def examine_config(path: str | Path, environ: Mapping[str, str] | None = None) -> ConfigExamination:
     """
-    As :func:`load`, for whoever wants to look further although there are mistakes.
+    As :func:`load_config`, but returns what is usable despite problems.
 
     :raise ConfigError: the file cannot be read.
     """
@@ -405,12 +403,12 @@ def _read_file(path: Path, environ: Mapping[str, str] | None) -> ConfigTree:
         raise ConfigError([f"{path}: {error.strerror or 'cannot be read'}{hint}"]) from None
     tree = parse_yaml(raw, str(path))
     if tree.values is None:
-        tree.values = {}  # a document without content
+        tree.values = {}  # an empty document
     written = bool(tree.values)
     if tree.complete:
         apply_environment(tree, os.environ if environ is None else environ, Config)
     if not written and not tree.problems and "public_url" not in tree.values:
-        # With defaults it would be another mediator.
+        # Defaults would make it another mediator.
         tree.problems.append((1, str(path), f"expected keys with values; there are none. {_RESTORE_HINT}"))
     elif not _is_complete(raw):
         line = raw.count(b"\n") + 1
@@ -421,13 +419,13 @@ def _read_file(path: Path, environ: Mapping[str, str] | None) -> ConfigTree:
 
 
 def _is_complete(raw: bytes) -> bool:
-    """Whether a file that was written by `mediatord init` still has its end."""
+    """Whether a generated file still has its last line."""
     lines = {line.rstrip() for line in raw.splitlines()}
     return FIRST_LINE.encode() not in lines or LAST_LINE.encode() in lines
 
 
 def _validate(tree: ConfigTree) -> tuple[Config | None, list[ErrorDetails]]:
-    """The configuration, its paths as written, or what is against it."""
+    """The configuration with paths as written, or validation errors."""
     if not tree.complete:
         return None, []
     try:
@@ -437,13 +435,13 @@ def _validate(tree: ConfigTree) -> tuple[Config | None, list[ErrorDetails]]:
 
 
 def _drop_secondary_errors(refusals: list[ErrorDetails]) -> Iterator[ErrorDetails]:
-    """Without those of lists that are only too short once items are taken away that cannot be used."""
+    """Drop errors about lists that are too short only because invalid items were removed."""
     above = {one["loc"][:-1] for one in refusals}
     return (one for one in refusals if one["type"] != "too_short" or one["loc"] not in above)
 
 
 def _remove_key(values: Any, where: tuple[KeyPart, ...]) -> Any:
-    """The same without what is there; a list without one of its items is none."""
+    """A copy without a key; a list without one of its items is None."""
     if not where or not isinstance(values, dict):
         return None if isinstance(values, list) else {}
     key, *rest = where
@@ -458,7 +456,7 @@ def _format_problems(problems: Iterable[ConfigProblem]) -> list[str]:
 
 
 def _describe_error(error: ErrorDetails, tree: ConfigTree) -> ConfigProblem:
-    """A complaint as (line, place, what was expected)."""
+    """A validation error as (line, location, text)."""
     where = _find_key_path(error)
     line, place = tree.place(where)
     if error["type"] == "extra_forbidden":
@@ -471,12 +469,12 @@ def _describe_error(error: ErrorDetails, tree: ConfigTree) -> ConfigProblem:
 
 
 def _find_key_path(error: ErrorDetails) -> tuple[KeyPart, ...]:
-    """The key that it is about."""
+    """Key that a validation error concerns."""
     return tuple(part for part in error["loc"] if part != "[key]")
 
 
 def _describe_unknown_key(where: tuple[KeyPart, ...]) -> str:
-    """What to say about a key that no model has."""
+    """Message for an unknown key, with a suggestion."""
     known = list(_find_fields(where[:-1]))
     close = get_close_matches(str(where[-1]), known, n=1)
     hint = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(known)}"
@@ -491,7 +489,7 @@ def _find_fields(where: tuple[KeyPart, ...]) -> Mapping[str, Any]:
 
 
 def _format_key(where: tuple[KeyPart, ...]) -> str:
-    """As in most paths into YAML and JSON: the first item of a list is `key[0]`."""
+    """Dotted path of a key; list items as `key[0]`."""
     text = ""
     for part in where:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part

@@ -1,15 +1,13 @@
 """
-The kinds of value that a setting can have. Every refusal is a :class:`ValueError` that says what was expected.
+All settings: types, defaults, descriptions and validation.
 
-Every setting with its default and its one line of explanation.
-
-The models are the one declaration: the reader checks against them, and `etc/mediator.yaml` is written from them.
-Nothing past the wiring sees them; classes receive plain values.
+These models validate configuration files and are the source of `etc/mediator.yaml`. Validators raise
+:class:`ValueError` with a text of the form "expected ...". Only the composition root uses the models; classes receive
+plain values.
 """
 
 from __future__ import annotations
 
-import math
 import re
 import socket
 from collections.abc import Mapping
@@ -33,15 +31,13 @@ from pydantic import (
 from twisted.internet.endpoints import quoteStringArgument, serverFromString
 
 from mediatord.config.endpoint_strings import parse_endpoint_string, resolve_endpoint_paths
-from mediatord.config.units import parse_size
+from mediatord.config.units import parse_duration, parse_size
 from mediatord.private_file import resolve_secret_path
 from mediatord.protocol.didcomm.did_document import is_did, strip_did_url
 
-_DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 _NODE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _MAX_PORT = 65535
-# What a database can count to.
+# Maximum of a signed 64-bit integer, which databases use.
 _MAX_SIZE = 2**63 - 1
 _ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#@,]*")
 _HOST_PORT = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]{1,253})):([0-9]{1,5})")
@@ -49,53 +45,28 @@ _HOST_PORT = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]{1,253})):([0-9
 
 @dataclass(frozen=True)
 class DurationMarker:
-    """Tells the template that a float is written with a unit."""
+    """Marks floats that are written as durations."""
 
 
 @dataclass(frozen=True)
 class SizeMarker:
-    """Tells the template that a whole number is written with a unit."""
+    """Marks integers that are written as sizes."""
 
 
 @dataclass(frozen=True)
 class ValueKind:
     """
-    What operators call such a value, in the reference.
+    Name of a value type in the reference manual.
 
-    :param example: one, for error messages; empty where there is none worth showing.
+    :param example: used in error messages; may be empty.
     """
 
     words: str
     example: str = ""
 
 
-def _parse_duration(value: object) -> float:
-    """Seconds, from a number of them or from `72h` and the like."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        seconds = float(value)
-    elif isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())):
-        seconds = float(match[1]) * _DURATION_UNITS[match[2] or "s"]
-    else:
-        seconds = math.nan
-    if not math.isfinite(seconds) or seconds < 0:
-        raise ValueError("expected a duration such as 72h, 60s, 500ms or a number of seconds")
-    return seconds
-
-
-def format_duration(seconds: float) -> str:
-    """The shortest exact way to write a duration; days only from a week on, so that 72h stays 72h."""
-    milliseconds = round(seconds * 1000)
-    if milliseconds % 1000:
-        return f"{milliseconds}ms"
-    whole = milliseconds // 1000
-    for unit, size, least in (("d", 86400, 7 * 86400), ("h", 3600, 3600), ("m", 60, 600)):
-        if whole >= least and whole % size == 0:
-            return f"{whole // size}{unit}"
-    return f"{whole}s"
-
-
 def _parse_size_value(value: object) -> int:
-    """Bytes, from a number of them or from `64MiB` and the like."""
+    """Number of bytes, from an integer or a text such as `64MiB`."""
     try:
         size = parse_size(value) if isinstance(value, str) else value
     except ValueError:
@@ -108,7 +79,7 @@ def _parse_size_value(value: object) -> int:
 
 
 def _parse_network(value: object) -> IPv4Network | IPv6Network:
-    """An address or a network in CIDR notation."""
+    """An address, or a network in CIDR notation."""
     if isinstance(value, IPv4Network | IPv6Network):
         return value
     try:
@@ -120,13 +91,13 @@ def _parse_network(value: object) -> IPv4Network | IPv6Network:
 
 
 def _check_server_endpoint(text: str) -> str:
-    """A Twisted endpoint string; what it opens is looked at only when the daemon starts."""
+    """Syntax of a Twisted endpoint string; the address is checked when the daemon starts."""
     kind, _, arguments = text.partition(":")
     if kind == "systemd" and arguments:
-        return text  # Its parser looks for sockets that only systemd hands over.
+        return text  # its parser requires sockets passed by systemd
     try:
         serverFromString(object(), text)
-    except Exception as error:  # Each kind of endpoint has a parser of its own, which raises what it likes.
+    except Exception as error:  # parsers of endpoint types raise arbitrary exceptions
         if not (text.removeprefix("haproxy:").startswith(("ssl:", "tls:")) and _is_file_error(error)):
             raise ValueError("expected a Twisted endpoint string such as tcp:8080:interface=127.0.0.1") from None
     if kind in ("tcp", "tcp6", "ssl") and not 0 <= int(_find_port(arguments)) <= _MAX_PORT:
@@ -135,7 +106,7 @@ def _check_server_endpoint(text: str) -> str:
 
 
 def _is_file_error(error: Exception) -> bool:
-    """ssl: and tls: read keys and certificates at once; whether they can be used is not a question of syntax."""
+    """Whether an error of `ssl:` or `tls:` is about reading key or certificate, and not about syntax."""
     return not isinstance(error, ValueError | TypeError | LookupError) or "chain file" in str(error)
 
 
@@ -148,18 +119,18 @@ def _find_port(arguments: str) -> str:
 
 
 def split_url(text: str) -> SplitResult | None:
-    """The parts of an http or https URL with a host; None for anything else."""
+    """Parts of an http or https URL with a host; None for anything else."""
     try:
         parts = urlsplit(text)
         if parts.port == 0 or not parts.hostname or parts.scheme not in ("http", "https"):
             return None
-    except ValueError:  # a port that is no number, or a bracket that does not close
+    except ValueError:  # an invalid port, or an unclosed bracket
         return None
     return parts
 
 
 def _check_public_url(text: str) -> str:
-    """The root of all public addresses, without a slash at its end."""
+    """The root of all public addresses, without trailing slash."""
     parts = split_url(text)
     if parts is None or re.search(r"[\s?#@]", text):
         raise ValueError("expected an http:// or https:// URL with a host, without query, fragment or user")
@@ -197,7 +168,7 @@ def _check_node_name(text: str) -> str:
 
 
 def _check_host_port(text: str) -> str:
-    """A host and a port; an IPv6 address in brackets."""
+    """Host and port; IPv6 addresses in brackets."""
     match = _HOST_PORT.fullmatch(text)
     if match is None or not 0 < int(match[3]) <= _MAX_PORT:
         raise ValueError("expected host:port such as 10.0.0.5:7070")
@@ -205,7 +176,7 @@ def _check_host_port(text: str) -> str:
 
 
 def _check_origin_pattern(text: str) -> str:
-    """What browsers send as Origin, perhaps with `*` for a part of it."""
+    """An Origin header of browsers; `*` may stand for a part of it."""
     if not _ORIGIN.fullmatch(text):
         raise ValueError("expected an origin such as https://app.example or https://*.example, null, or * for all")
     return text
@@ -213,9 +184,9 @@ def _check_origin_pattern(text: str) -> str:
 
 def make_client_endpoint(listen: str, advertise: str | None) -> str | None:
     """
-    The Twisted client endpoint string that reaches a server endpoint; None when others cannot know it.
+    Twisted client endpoint string for a server endpoint; None if it is not reachable for others.
 
-    :param advertise: host:port, where that is not what `listen` says.
+    :param advertise: host:port that overrides `listen`.
     """
     if advertise is not None:
         match = _HOST_PORT.fullmatch(advertise)
@@ -244,17 +215,17 @@ def _format_tcp_endpoint(host: str, port: str) -> str:
 
 
 def _check_mongodb_uri(text: str) -> str:
-    """Whether the store can do what it asks for is looked at when the store is chosen."""
+    """Options of the URI are checked when the store is built."""
     if not text.startswith("mongodb://"):
         raise ValueError("expected a mongodb:// URI; mongodb+srv:// is not supported")
     return text
 
 
-# Part of a whole, more than nothing.
+# A fraction above 0.
 Fraction = Annotated[float, Strict(), Field(gt=0, le=1), ValueKind("number, 1 at most")]
-# Part of a whole that is set aside three times.
+# A fraction that is reserved three times.
 FractionUpToThird = Annotated[float, Strict(), Field(ge=0, le=1 / 3), ValueKind("number, a third at most")]
-Duration = Annotated[float, BeforeValidator(_parse_duration), DurationMarker(), ValueKind("duration")]
+Duration = Annotated[float, BeforeValidator(parse_duration), DurationMarker(), ValueKind("duration")]
 Size = Annotated[int, BeforeValidator(_parse_size_value), Field(ge=1), SizeMarker(), ValueKind("size")]
 PositiveInteger = Annotated[int, Strict(), Field(ge=1)]
 NonNegativeInteger = Annotated[int, Strict(), Field(ge=0)]
@@ -289,19 +260,19 @@ _SectionT = TypeVar("_SectionT", bound="SettingsSection")
 
 
 class SettingsSection(BaseModel):
-    """Keys that belong together."""
+    """A group of settings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     @model_validator(mode="before")
     @classmethod
     def _empty_is_default(cls, value: Any) -> Any:
-        """A section of which only comments are left reads as null."""
+        """A section with nothing but comments reads as null."""
         return {} if value is None else value
 
 
 class IdentitySettings(SettingsSection):
-    """Who the mediator is."""
+    """Keys and former DIDs."""
 
     keys: Path = _setting(Path("keys.jwks"), "private keys (JWK set, mode 0600), relative to this file")
     passphrase_file: Path | None = _setting(
@@ -313,7 +284,7 @@ class IdentitySettings(SettingsSection):
 
 
 class SQLiteSettings(SettingsSection):
-    """Where SQLite keeps its file."""
+    """The SQLite backend."""
 
     path: Path = _setting(Path("mediator.sqlite3"), "the database file; its directory must be writable")
     max_bytes: Size | None = _setting(
@@ -325,7 +296,7 @@ class SQLiteSettings(SettingsSection):
 
 
 class MongoDBSettings(SettingsSection):
-    """Where MongoDB is."""
+    """The MongoDB backend."""
 
     uri: Annotated[MongoURI, Field(repr=False)] = _setting(
         "mongodb://127.0.0.1:27017/mediatord", "server, credentials and database name"
@@ -340,7 +311,7 @@ class MongoDBSettings(SettingsSection):
 
 
 class StorageSettings(SettingsSection):
-    """Where accounts and messages are kept."""
+    """Storage of accounts and messages."""
 
     backend: Literal["memory", "sqlite", "mongodb"] = _setting("sqlite", "memory (lost at stop) | sqlite | mongodb")
     sqlite: SQLiteSettings = _setting(SQLiteSettings(), "used when backend is sqlite")
@@ -348,7 +319,7 @@ class StorageSettings(SettingsSection):
 
 
 class QueueSettings(SettingsSection):
-    """What waits for its recipients."""
+    """Message queues."""
 
     max_messages: PositiveInteger = _setting(1000, "per recipient DID; the oldest goes first")
     max_bytes: Size = _setting(67_108_864, "per recipient DID; the oldest goes first")
@@ -368,7 +339,7 @@ class QueueSettings(SettingsSection):
 
 
 class LimitSettings(SettingsSection):
-    """How much is taken from whom."""
+    """Rate limits and resource limits."""
 
     did_per_minute: PositiveInteger = _setting(60, "forwards and commands of one sender DID")
     ip_per_minute: PositiveInteger = _setting(120, "forwards and undecryptable posts of one address")
@@ -395,7 +366,7 @@ class LimitSettings(SettingsSection):
 
 
 class DIDCommSettings(SettingsSection):
-    """The DIDComm v2 side."""
+    """The DIDComm v2 protocols."""
 
     delivery_form: Literal["as-received", "json", "base64"] = _setting(
         "as-received", "attachments of a delivery: as-received | json | base64"
@@ -451,7 +422,7 @@ class DIDCommSettings(SettingsSection):
 
 
 class DecentrlSettings(SettingsSection):
-    """The Decentrl side."""
+    """The Decentrl protocol."""
 
     timestamp_window: Annotated[Duration, Field(gt=0, le=86_400)] = _setting(
         300.0, "how far the clock of a command may be off, either way"
@@ -486,7 +457,7 @@ class DecentrlSettings(SettingsSection):
 
 
 class OutboundSettings(SettingsSection):
-    """Requests that the mediator makes itself: did:web, replies, delivery to endpoints."""
+    """Outbound requests: did:web, replies, delivery to endpoints."""
 
     allow_private: tuple[CIDRNetwork, ...] = _setting(
         (), "loopback and private networks that may be reached all the same"
@@ -494,7 +465,7 @@ class OutboundSettings(SettingsSection):
 
 
 class LogRotationSettings(SettingsSection):
-    """When a log segment is closed, and what becomes of it."""
+    """Rotation of event log segments."""
 
     bytes: Annotated[Size, Field(ge=65_536)] = _setting(67_108_864, "a segment of this size is closed")
     keep: PositiveInteger = _setting(24, "newest closed segments that are kept whatever their age")
@@ -502,7 +473,7 @@ class LogRotationSettings(SettingsSection):
 
 
 class LogRetentionSettings(SettingsSection):
-    """How long closed log segments are kept."""
+    """Retention of closed log segments."""
 
     age: Annotated[Duration, Field(gt=0)] = _setting(
         432_000.0, "older closed segments are deleted once the nightly analysis has read them"
@@ -522,7 +493,7 @@ class LogRetentionSettings(SettingsSection):
 
 
 class LogSettings(SettingsSection):
-    """Events as JSON lines, for operators and analytics."""
+    """The event log."""
 
     directory: Path = _setting(Path("log"), "relative to this file; one daemon per directory")
     rotate: LogRotationSettings = _setting(
@@ -544,7 +515,7 @@ class LogSettings(SettingsSection):
 
 
 class MetricsSettings(SettingsSection):
-    """Who may read GET /metrics, and how much of it there is."""
+    """Access to GET /metrics, and its size."""
 
     allow: tuple[CIDRNetwork, ...] = Field(
         description="networks that /metrics is answered to",
@@ -555,7 +526,7 @@ class MetricsSettings(SettingsSection):
 
 
 class ReadinessSettings(SettingsSection):
-    """How often messages are sent through the daemon while somebody asks GET /ready."""
+    """The end-to-end probe behind GET /ready."""
 
     interval: Annotated[Duration, Field(gt=0, le=3)] = _setting(
         3.0, "from the end of one message's way to the next; at most 3 seconds"
@@ -563,7 +534,7 @@ class ReadinessSettings(SettingsSection):
 
 
 class AdminSettings(SettingsSection):
-    """The status page for operators."""
+    """The status page."""
 
     listen: ServerEndpoint | None = _setting(
         None, "where GET /admin is served, apart from everything else; null: nowhere"
@@ -579,7 +550,7 @@ class AdminSettings(SettingsSection):
 
 
 class ClusterSettings(SettingsSection):
-    """Several nodes on one store."""
+    """Clustering of nodes on one store."""
 
     listen: ServerEndpoint | None = _setting(None, "node-to-node address; null: a single node")
     advertise: HostPort | None = _setting(
@@ -603,12 +574,12 @@ class ClusterSettings(SettingsSection):
 
     @property
     def address(self) -> str | None:
-        """What other nodes connect to, as a Twisted client endpoint string."""
+        """Twisted client endpoint string for other nodes."""
         return None if self.listen is None else make_client_endpoint(self.listen, self.advertise)
 
 
 class Config(SettingsSection):
-    """A whole configuration. Paths are as written until :meth:`resolved`; durations are seconds."""
+    """The complete configuration. Paths are as written until :meth:`resolved`; durations are in seconds."""
 
     public_url: PublicURL = _setting(
         "http://127.0.0.1:8080", "what DIDs and documents name, without the path of any service"
@@ -658,11 +629,11 @@ class Config(SettingsSection):
 
     @property
     def node_name(self) -> str:
-        """`node`, or the host name as far as it can stand in a file name."""
+        """`node`, or the host name with characters replaced that file names must not contain."""
         return self.node or re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:63].strip("-._") or "node"
 
     def resolved(self, base: Path) -> Config:
-        """The same with every relative path, those in endpoints included, taken to be relative to `base`."""
+        """A copy with all relative paths, also in endpoints, resolved against `base`."""
         sqlite, secret, admin, log = self.storage.sqlite, self.cluster.secret_file, self.admin, self.log
         endpoint, cluster_endpoint = admin.listen, self.cluster.listen
         passphrase = self.identity.passphrase_file
@@ -692,5 +663,5 @@ class Config(SettingsSection):
 
 
 def _replace_fields(model: _SectionT, **values: Any) -> _SectionT:
-    """The same with other values; what nobody had set still counts as not set."""
+    """A copy with other values; unset fields stay unset."""
     return model.model_construct(model.model_fields_set, **{**{name: value for name, value in model}, **values})

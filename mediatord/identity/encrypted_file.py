@@ -1,9 +1,9 @@
 """
-Encryption of a file at rest by a passphrase.
+Passphrase encryption of files at rest.
 
-The file is one JSON object: `kdf` is scrypt (RFC 7914) with `n`, `r`, `p` and a `salt`, `cipher` is AES-256-GCM with
-a `nonce`; salt, nonce and `ciphertext` with its tag are base64. Everything but the ciphertext is authenticated, as
-JSON with sorted names and no blanks. Salt and nonce are drawn anew whenever the file is written.
+A file is one JSON object: `kdf` is scrypt (RFC 7914) with `n`, `r`, `p` and `salt`; `cipher` is AES-256-GCM with
+`nonce`; salt, nonce and `ciphertext` (with tag) are base64. Everything but the ciphertext is authenticated, as JSON
+with sorted names and without white space. Salt and nonce are new for every write.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mediatord.private_file import PrivateFileError, read_private_file
 MIN_PASSPHRASE_BYTES = 12
 _TYPE = "mediatord encrypted file"
 _VERSION = 1
-# 128 MiB and a third of a second. Less would be weak, more could stop a daemon that is to read such a file.
+# 128 MiB and a third of a second. Lower costs are weak; higher ones could stop a daemon that reads such a file.
 _SCRYPT_N, _MIN_SCRYPT_N, _MAX_SCRYPT_N = 1 << 17, 1 << 15, 1 << 18
 _SCRYPT_R, _SCRYPT_P, _MAX_SCRYPT_P = 8, 1, 4
 _SALT_BYTES, _NONCE_BYTES, _KEY_BYTES = 16, 12, 32
@@ -36,12 +36,12 @@ PassphraseSource = Callable[[Path], bytes]
 
 
 def is_encrypted(content: bytes) -> bool:
-    """Whether it is the content of an encrypted file."""
+    """Whether this is the content of an encrypted file."""
     return _parse_document(content).get("type") == _TYPE
 
 
 def encrypt_content(content: bytes, passphrase: bytes) -> bytes:
-    """The content of an encrypted file with this in it."""
+    """Encrypt the content of a file."""
     header = {
         "type": _TYPE,
         "version": _VERSION,
@@ -61,11 +61,10 @@ def encrypt_content(content: bytes, passphrase: bytes) -> bytes:
 
 def decrypt_content(content: bytes, passphrase: bytes, name: object) -> bytes:
     """
-    What is in the content of an encrypted file.
+    Decrypt the content of a file.
 
-    :param name: of the file, for the text of the error.
-    :raise PrivateFileError: it is not of the kind that :func:`lock` writes, or the passphrase is another one; or
-        there is no memory to try it.
+    :param name: of the file, for error messages.
+    :raise PrivateFileError: another format, a wrong passphrase, or not enough memory.
     """
     document = _parse_document(content)
     try:
@@ -86,10 +85,10 @@ def decrypt_content(content: bytes, passphrase: bytes, name: object) -> bytes:
 
 def make_passphrase_source(file: Path | None, ask: PassphraseSource | None = None) -> PassphraseSource:
     """
-    Where the passphrase comes from: a file, or whoever is asked if there is none.
+    A source of passphrases: a file, or `ask` if there is none.
 
-    :param file: mode 0600, or a credential; a line break at its end does not count.
-    :param ask: for the passphrase of a file; raises PrivateFileError if nobody can be asked.
+    :param file: mode 0600, or a credential; a trailing line break is ignored.
+    :param ask: asks for the passphrase of a file; raises PrivateFileError if that is impossible.
     """
 
     def read(of: Path) -> bytes:
@@ -103,7 +102,7 @@ def make_passphrase_source(file: Path | None, ask: PassphraseSource | None = Non
 
 
 def check_passphrase(passphrase: bytes, name: object) -> bytes:
-    """:raise PrivateFileError: it is too short to be one."""
+    """:raise PrivateFileError: too short."""
     if len(passphrase) < MIN_PASSPHRASE_BYTES:
         raise PrivateFileError(
             f"{name} holds less than {MIN_PASSPHRASE_BYTES} bytes; type: openssl rand -base64 24 > FILE"

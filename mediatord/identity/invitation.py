@@ -1,8 +1,7 @@
 """
-The out-of-band 2.0 invitation to ask for mediation: as a message, a URL, a QR code and a page (reference 7.4).
+Out-of-band 2.0 invitation to request mediation: message, URL, QR code and web page (reference 7.4).
 
-All of it follows from the mediator's DID and its public URL, so that an invitation that was printed once stays the
-one that is served.
+It depends only on the mediator's DID and public URL, so a printed invitation stays valid.
 """
 
 from __future__ import annotations
@@ -29,7 +28,9 @@ _INVITATION_TYPE = "https://didcomm.org/out-of-band/2.0/invitation"
 @dataclass(frozen=True, slots=True)
 class InvitationPage:
     """
-    :param body: HTML in UTF-8, complete in itself.
+    A web page.
+
+    :param body: self-contained HTML in UTF-8.
     :param security_policy: value of its Content-Security-Policy header.
     """
 
@@ -38,7 +39,7 @@ class InvitationPage:
 
 
 def build_invitation(did: str) -> dict[str, Any]:
-    """The invitation as a plaintext message; its id follows from the DID."""
+    """The invitation as a plaintext message; its id is derived from the DID."""
     return {
         "type": _INVITATION_TYPE,
         "id": str(uuid.uuid5(uuid.NAMESPACE_URL, did)),
@@ -53,25 +54,25 @@ def build_invitation_url(public_url: str, did: str) -> str:
 
 
 def build_wallet_url(did: str) -> str:
-    """The same by the scheme that wallets register with the device they are on, for a link in a browser there."""
+    """The URL with the scheme that wallets register on their device."""
     return f"didcomm://?{_build_oob_query(did)}"
 
 
 def render_qr_terminal(text: str) -> str:
-    """A QR code in block characters, two modules a character, light ones drawn: for a dark terminal."""
+    """QR code in block characters, two modules per character, for dark terminals."""
     drawn = StringIO()
     segno.make_qr(text, error="l").terminal(drawn, compact=True)
     return drawn.getvalue()
 
 
 def render_qr_svg(text: str) -> str:
-    """A QR code as an `svg` element that takes the size of its container; it has no style of its own."""
+    """QR code as an unstyled `svg` element that fills its container."""
     code = segno.make_qr(text, error="l")
     return code.svg_inline(omitsize=True, light="#fff", svgclass=None, lineclass=None)
 
 
 def render_invitation_page(public_url: str, did: str) -> InvitationPage:
-    """A page for people: what this is, a button, the QR code, link and DID. It runs no script and loads nothing."""
+    """Web page with explanation, button, QR code, link and DID. It contains no script and loads nothing."""
     template = _load_invitation_template()
     url = build_invitation_url(public_url, did)
     body = template.substitute(

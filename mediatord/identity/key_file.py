@@ -1,8 +1,8 @@
 """
-The mediator's private keys: which are current, which are former, and which are prepared.
+The mediator's private keys: a JWK set in a file of mode 0600, optionally encrypted (reference section 9).
 
-The mediator's private keys: a JWK set in a file of mode 0600 (reference section 9), which may be encrypted
-(:mod:`mediatord.identity.encrypted_file`). Whatever changes an encrypted file leaves it encrypted, by the same passphrase.
+Keys are current, former or prepared. Updates keep an encrypted file encrypted with the same passphrase
+(:mod:`mediatord.identity.encrypted_file`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NamedKey = tuple[str, PrivateKey]
 @dataclass(frozen=True, slots=True)
 class KeyGeneration:
     """
-    Keys that were made together: of each curve one at most.
+    Keys that were generated together, at most one per curve.
 
     :param keys: pairs of key id and key.
     """
@@ -45,21 +45,21 @@ class KeyGeneration:
 
     @property
     def kids(self) -> tuple[str, ...]:
-        """The ids of its keys."""
+        """Key ids."""
         return tuple(kid for kid, _ in self.keys)
 
     def key(self, curve: Curve) -> PrivateKey | None:
-        """Its key of a curve."""
+        """Key of a curve."""
         return next((key for _, key in self.keys if key.curve == curve), None)
 
 
 @dataclass(frozen=True, slots=True)
 class RootKeys:
     """
-    The public halves of the oldest keys, by which a mediator is known as the same even after they are retired.
+    Public keys of the oldest generation, which identify the mediator even after these keys are retired.
 
-    :param agreement: on X25519.
-    :param signing: on Ed25519.
+    :param agreement: X25519.
+    :param signing: Ed25519.
     """
 
     agreement: PublicKey
@@ -69,11 +69,11 @@ class RootKeys:
 @dataclass(frozen=True, slots=True)
 class KeySet:
     """
-    Keys in the order of the file; of each curve the first is the current one, the others open what old DIDs bring.
+    Keys in file order; the first of each curve is current, the others decrypt messages to former DIDs.
 
     :param keys: pairs of key id and key.
-    :param prepared: those that will be the current ones: they open, and nobody is told of them yet.
-    :param retired_root: of keys that are not here any more; None as long as none was retired.
+    :param prepared: next keys: they decrypt, but are not published yet.
+    :param retired_root: root keys that are no longer in the file; None as long as no key was retired.
     """
 
     keys: tuple[NamedKey, ...] = field(repr=False)
@@ -85,22 +85,22 @@ class KeySet:
         return next(((kid, key) for kid, key in self.keys if key.curve == curve), None)
 
     def __iter__(self) -> Iterator[NamedKey]:
-        """All of them, the prepared ones last."""
+        """All keys, prepared ones last."""
         return iter((*self.keys, *self.prepared))
 
     @property
     def generations(self) -> tuple[KeyGeneration, ...]:
-        """The current one and the former ones, latest first: the n-th key of each curve belongs to the n-th."""
+        """Current and former generations, latest first: the n-th key of each curve belongs to the n-th."""
         return _group_generations(self.keys)
 
     @property
     def prepared_generations(self) -> tuple[KeyGeneration, ...]:
-        """Those to come; one at most, unless somebody has edited the file."""
+        """Prepared generations; at most one unless the file was edited."""
         return _group_generations(self.prepared)
 
     @property
     def root(self) -> RootKeys:
-        """The same for all key sets that one has become by rotating and retiring."""
+        """Root keys, which stay the same across rotation and retirement."""
         if self.retired_root is not None:
             return self.retired_root
         agreement, signing = self.oldest
@@ -108,7 +108,7 @@ class KeySet:
 
     @property
     def oldest(self) -> tuple[PrivateKey, PrivateKey]:
-        """The X25519 and the Ed25519 key of the earliest generation that has both."""
+        """X25519 and Ed25519 key of the oldest generation that has both."""
         pairs = ((one.key("X25519"), one.key("Ed25519")) for one in reversed(self.generations))
         return next((agreement, signing) for agreement, signing in pairs if agreement and signing)
 
@@ -126,7 +126,7 @@ def _group_generations(keys: Iterable[NamedKey]) -> tuple[KeyGeneration, ...]:
 
 _NO_PASSPHRASE = make_passphrase_source(None)
 
-# The ids are fragments of our did:web; the first two are those that Decentrl prescribes.
+# Key ids are fragments of the did:web; Decentrl prescribes the first two.
 _SERVED_CURVES: tuple[tuple[str, Curve], ...] = (
     ("prekey", "X25519"),
     ("signing", "Ed25519"),
@@ -141,15 +141,15 @@ JWK = dict[str, Any]
 
 
 def generate_keys() -> KeySet:
-    """A fresh key of every curve that is served."""
+    """Generate a key for every supported curve."""
     return KeySet(tuple((kid, PrivateKey.generate(curve)) for kid, curve in _SERVED_CURVES))
 
 
 def create_keys(path: Path) -> KeySet:
     """
-    Make the file with fresh keys.
+    Create the file with new keys.
 
-    :raise PrivateFileError: it is there already or cannot be written.
+    :raise PrivateFileError: it exists or cannot be written.
     """
     keys = generate_keys()
     create_private_file(path, serialize_keys(keys))
@@ -160,16 +160,16 @@ def load_keys(path: Path, passphrase: PassphraseSource = _NO_PASSPHRASE) -> KeyS
     """
     Read the file.
 
-    :param passphrase: gives that of a file, if it is encrypted.
-    :raise PrivateFileError: it is missing, open to others, does not open, or is no set of private keys with an X25519
-        and an Ed25519 key in it.
+    :param passphrase: source of the passphrase of an encrypted file.
+    :raise PrivateFileError: missing, accessible to others, not decryptable, or not a private JWK set with an X25519
+        and an Ed25519 key.
     """
     return _load_for_update(path, passphrase)[1]
 
 
 def encrypt_keys(path: Path, passphrase: bytes) -> None:
     """
-    Encrypt the file, after looking whether it can be opened again.
+    Encrypt the file, after verifying its content.
 
     :raise PrivateFileError: it cannot be used or written, or is encrypted already.
     """
@@ -184,9 +184,9 @@ def encrypt_keys(path: Path, passphrase: bytes) -> None:
 
 def decrypt_keys(path: Path, passphrase: PassphraseSource) -> None:
     """
-    Have the file in the clear again.
+    Decrypt the file in place.
 
-    :raise PrivateFileError: it cannot be used or written, does not open, or is not encrypted.
+    :raise PrivateFileError: it cannot be used, written or decrypted, or is not encrypted.
     """
     path = path.resolve()
     with lock_private_file(path):
@@ -199,7 +199,7 @@ def decrypt_keys(path: Path, passphrase: PassphraseSource) -> None:
 
 
 def serialize_keys(keys: KeySet) -> bytes:
-    """The content of a file with these keys, for :func:`parse_keys`: a secret."""
+    """File content for a key set, as read by :func:`parse_keys`: a secret."""
     document: dict[str, Any] = {} if keys.retired_root is None else {"root": _serialize_root(keys.retired_root)}
     prepared = [{"kid": kid, "prepared": True, **key.jwk()} for kid, key in keys.prepared]
     return _render_document({**document, "keys": [{"kid": kid, **key.jwk()} for kid, key in keys.keys] + prepared})
@@ -207,9 +207,9 @@ def serialize_keys(keys: KeySet) -> bytes:
 
 def parse_keys(content: bytes, name: object) -> KeySet:
     """
-    The keys in the content of a file.
+    Parse file content.
 
-    :param name: of the file, for the text of the error.
+    :param name: of the file, for error messages.
     :raise PrivateFileError: as :func:`load_keys`.
     """
     return _parse_key_set(_parse_object(content, name), name)
@@ -223,12 +223,12 @@ def rotate_keys(
     passphrase: PassphraseSource = _NO_PASSPHRASE,
 ) -> KeySet:
     """
-    Make the prepared keys the current ones, or fresh ones of the same curves where none are prepared.
+    Make the prepared keys current, or new ones of the same curves if none are prepared.
 
-    :param check: raises to leave the file as it is.
-    :param prepare: only prepare fresh ones.
-    :param passphrase: as of :func:`load_keys`.
-    :raise PrivateFileError: the file cannot be used or written; or keys are prepared already.
+    :param check: raises to leave the file unchanged.
+    :param prepare: only prepare new keys.
+    :param passphrase: as for :func:`load_keys`.
+    :raise PrivateFileError: the file cannot be used or written, or keys are prepared already.
     """
     path = path.resolve()
     with lock_private_file(path):
@@ -239,7 +239,7 @@ def rotate_keys(
         coming = [one for one in jwks if _is_prepared(one)]
         others = [one for one in jwks if not _is_prepared(one)]
         if prepare:
-            # After the current ones: an earlier release would take them for former keys.
+            # Placed after the current ones, since earlier releases take them for former keys.
             others += [{**one, "prepared": True} for one in _generate_next_keys(keys)]
         else:
             fresh = [_omit_member(one, "prepared") for one in coming] if coming else _generate_next_keys(keys)
@@ -256,14 +256,14 @@ def retire_keys(
     passphrase: PassphraseSource = _NO_PASSPHRASE,
 ) -> tuple[KeyGeneration, KeySet]:
     """
-    Delete the former or prepared keys that were made together with one of them.
+    Delete the former or prepared generation that contains a key.
 
-    :param kid: of any of them.
-    :param check: raises to leave the file as it is.
-    :param really: False only finds out what would be deleted, and what left.
-    :param passphrase: as of :func:`load_keys`.
-    :return: what is deleted, and what is left.
-    :raise PrivateFileError: there is no such key, or it is current; the file cannot be used or written.
+    :param kid: id of any key of the generation.
+    :param check: raises to leave the file unchanged.
+    :param really: False only computes the result.
+    :param passphrase: as for :func:`load_keys`.
+    :return: the deleted generation, and the remaining keys.
+    :raise PrivateFileError: no such key, a current key, or the file cannot be used or written.
     """
     path = path.resolve()
     with lock_private_file(path):
@@ -290,7 +290,7 @@ _ReplaceFunction = Callable[[dict[str, Any], Callable[[KeySet], object]], KeySet
 
 
 def _load_for_update(path: Path, passphrase: PassphraseSource) -> tuple[dict[str, Any], KeySet, _ReplaceFunction]:
-    """What is in the file, and how to write another in its place: encrypted if it was."""
+    """Content of the file, and a function that replaces it, encrypted if it was."""
     content, known = read_private_file(path), None
     if is_encrypted(content):
         known = passphrase(path)
@@ -308,7 +308,7 @@ def _load_for_update(path: Path, passphrase: PassphraseSource) -> tuple[dict[str
 
 
 def _generate_next_keys(keys: KeySet) -> list[JWK]:
-    """New keys of the curves that are served, with a number of their own."""
+    """New keys of the supported curves, numbered consecutively."""
     taken = {kid for kid, _ in keys}
     number = 1 + max((int(found[1]) for kid in taken if (found := _NUMBERED_KID.fullmatch(kid))), default=1)
     served = [(name, curve) for name, curve in _SERVED_CURVES if keys.current_key(curve) is not None]
@@ -368,7 +368,7 @@ def _serialize_root(root: RootKeys) -> dict[str, str]:
 
 
 def _render_document(document: dict[str, Any]) -> bytes:
-    """One key a line: a person may have to look at the file."""
+    """One key per line, to be readable for humans."""
     jwks: Collection[JWK] = document["keys"]
     others = [
         b"%b: %b,\n" % (encoding.dumps(name), encoding.dumps(document[name])) for name in document if name != "keys"

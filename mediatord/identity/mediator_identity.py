@@ -1,10 +1,9 @@
 """
-Who the mediator is: its DIDs, their documents, and the private key behind every name of a key (reference section 9).
+The mediator's DIDs, their documents, and the private key of every key id (reference section 9).
 
-The did:peer:2 is the first identity of DIDComm: it holds keys and endpoints itself, and every wallet resolves it. The
-did:web says the same and offers more curves; to Decentrl it is the only one. Former DIDs stay accepted, since wallets
-carry the mediator's DID inside their own: those of former keys as long as these are in the key file, those of another
-public URL as long as the configuration lists them.
+The did:peer:2 is the primary DIDComm identity: it contains keys and endpoints and resolves everywhere. The did:web
+offers more curves and is the identity for Decentrl. Wallets embed the mediator's DID, so former DIDs stay accepted:
+those of former keys while they are in the key file, those of other public URLs while they are configured.
 """
 
 from __future__ import annotations
@@ -31,30 +30,29 @@ from mediatord.protocol.didcomm.keys import Curve, PrivateKey, PublicKey, conver
 _ACCEPTED_PROFILES = ["didcomm/v2"]
 _NIST_CURVES: tuple[Curve, ...] = ("P-256", "P-384", "P-521")
 _AGREEMENT_CURVES: tuple[Curve, ...] = ("X25519", *_NIST_CURVES)
-# What Decentrl calls the current X25519 and Ed25519 key, whatever the key file does (DCTRL-0004 3.2).
+# Decentrl's ids of the current X25519 and Ed25519 key, whatever their kid in the key file (DCTRL-0004 3.2).
 _PREKEY_NAME, _SIGNING_NAME = "prekey", "signing"
 _SHORT_KID_LENGTH = 8
 
 
 class IdentityError(Exception):
-    """The DIDs and the keys do not fit together; the text is one line for the operator."""
+    """DIDs and keys do not match; the message is one line for the operator."""
 
 
 class MediatorIdentity:
     """
     The mediator's DIDs and keys.
 
-    :param public_url: root of its public addresses, without a slash at its end.
+    :param public_url: root of all public addresses, without trailing slash.
     :param former_dids: earlier DIDs of this mediator.
-    :param raw_keys: write the keys of the document without multicodec prefix, as some Decentrl clients expect.
-    :raise IdentityError: a former DID has no key agreement key of `keys`.
-    :ivar did: the did:peer:2 of the current keys.
+    :param raw_keys: omit multicodec prefixes in the did:web document, as some Decentrl clients expect.
+    :raise IdentityError: a former DID has no key agreement key in `keys`.
+    :ivar did: did:peer:2 of the current keys.
     :ivar former_peer_dids: those of former keys, latest first.
-    :ivar prepared_dids: those of keys that are to be the current ones: accepted, and told to nobody.
+    :ivar prepared_dids: those of prepared keys: accepted, but not published.
     :ivar web_did: the did:web.
-    :ivar web_document: its document, to be served as JSON.
-    :ivar own_dids: all DIDs of the mediator as they may be written, the canonical forms among them.
-    :ivar decentrl_dids: the did:web and the former ones, which are what Decentrl wallets know it by.
+    :ivar web_document: its document, as JSON.
+    :ivar decentrl_dids: the did:web and former ones.
     """
 
     def __init__(
@@ -82,25 +80,22 @@ class MediatorIdentity:
 
     @property
     def fingerprint(self) -> bytes:
-        """
-        The same for processes that are the same mediator, whichever keys they have come to: the DIDs of its oldest
-        keys are, which hold these and the public URL.
-        """
+        """Identifies the mediator across key rotation: a hash of its oldest keys and its public URL."""
         return sha256(f"{self._root_did} {self.web_did}".encode()).digest()
 
     @property
     def root_secret(self) -> bytes:
-        """32 bytes that stay the same for as long as the oldest keys are not retired: a secret."""
+        """32 secret bytes that stay the same until the oldest keys are retired."""
         return hmac.digest(self._keys.oldest[1].secret, b"mediatord", "sha256")
 
     @property
     def signing_key(self) -> bytes:
-        """The current public Ed25519 key."""
+        """Current public Ed25519 key."""
         return self._current("Ed25519").public.raw
 
     @property
     def former_signing_keys(self) -> tuple[bytes, ...]:
-        """Public Ed25519 keys that were current once, latest first: what was signed with them stays signed."""
+        """Former public Ed25519 keys, latest first, to verify existing signatures."""
         current = self.signing_key
         return tuple(
             key.public.raw for _, key in self._keys.keys if key.curve == "Ed25519" and key.public.raw != current
@@ -108,47 +103,46 @@ class MediatorIdentity:
 
     @property
     def signing_seed(self) -> bytes:
-        """The 32 bytes that the current Ed25519 key is made from: a secret."""
+        """Seed of the current Ed25519 key: a secret."""
         return self._current("Ed25519").secret
 
     @property
     def prekey_public(self) -> bytes:
-        """The current public X25519 key."""
+        """Current public X25519 key."""
         return self._current("X25519").public.raw
 
     @property
     def prekeys_private(self) -> tuple[bytes, ...]:
-        """All X25519 keys, the current one first, since a request may be encrypted to one that was: secrets."""
+        """All X25519 keys, the current one first; requests may be encrypted to former ones. Secrets."""
         return tuple(key.secret for _, key in self._keys if key.curve == "X25519")
 
     def owns(self, did: str) -> bool:
-        """Whether this is a DID of ours, in any of its forms."""
+        """Whether a DID is one of the mediator's, in any form."""
         return did in self.own_dids or canonicalize_did(did) in self.own_dids
 
     def routing_did(self, addressed: str) -> str:
         """
-        The DID to hand out to who has addressed us by one of ours: the did:web, or a did:peer:2 that is to be
-        the current one, is given back, and everybody else is given the current one.
+        Routing DID to grant to a client that addressed one of the mediator's DIDs: the did:web and prepared DIDs as
+        they are, else the current DID.
         """
         known = {form: did for did in self.prepared_dids for form in (did, derive_did_peer_3(did))}
         return self.web_did if addressed == self.web_did else known.get(addressed, self.did)
 
     def find_agreement_keys(self, kid: str) -> tuple[PrivateKey, ...]:
         """
-        The key agreement keys that a DID URL may mean, in any spelling of reference 8.6, of any DID of ours; the
-        likeliest first. A name of our did:web has had several keys after a rotation.
+        Key agreement keys that a DID URL may denote, the likeliest first, in any spelling of reference 8.6. After a
+        rotation, a did:web key id denotes several keys.
         """
         return self._agreement_keys_by_kid.get(kid, ())
 
     def find_agreement_key(self, kid: str) -> PrivateKey | None:
-        """The likeliest of them."""
+        """The likeliest of :meth:`find_agreement_keys`."""
         return next(iter(self.find_agreement_keys(kid)), None)
 
     def find_signing_key(self, kid: str) -> NamedKey | None:
         """
-        The Ed25519 key that authenticates the DID of one of our key agreement keys, with its absolute id; None where
-        the DID has none of ours. Of a did:peer the id is spelled as `kid` is (reference 8.6); others have one
-        spelling.
+        The Ed25519 key that authenticates the DID of a key agreement key, with its absolute id; None if that DID has
+        none. The id of a did:peer is spelled like `kid` (reference 8.6); other DIDs have one spelling.
         """
         did, _, fragment = kid.partition("#")
         agreement, found = self.find_agreement_key(kid), self._signing_key_by_did.get(did)
@@ -163,15 +157,15 @@ class MediatorIdentity:
 
     @property
     def keys(self) -> KeySet:
-        """All of them: secrets."""
+        """All keys: secrets."""
         return self._keys
 
     def is_successor_of(self, before: MediatorIdentity) -> bool:
-        """Whether this may be what an earlier identity has become: some of the keys are the same."""
+        """Whether this can be a later state of another identity: they share keys."""
         return self.fingerprint == before.fingerprint or any(key in before.keys for key in self._keys)
 
     def find_missing_dids(self, before: MediatorIdentity) -> list[str]:
-        """The DIDs that were accepted by an earlier identity and are not by this one."""
+        """DIDs that an earlier identity accepted and this one does not."""
         names = (before.did, *before.former_peer_dids, *before.prepared_dids, *before.former_dids)
         return [did for did in names if not self.owns(did)]
 
@@ -183,10 +177,10 @@ class MediatorIdentity:
 
     def _document(self, public_url: str) -> dict[str, Any]:
         """
-        What DCTRL-0004 3.2 has, and after it what DIDComm needs.
+        The document of DCTRL-0004 3.2, followed by what DIDComm needs.
 
-        Former signing keys are listed, for no purpose but to verify what is signed already. Former keys for key
-        agreement are not: senders would go on using them.
+        Former signing keys are listed without a relationship, to verify existing signatures. Former key agreement
+        keys are omitted, so that senders stop using them.
         """
         did = self.web_did
         document = make_mediator_document(did, self.signing_key, self.prekey_public, public_url, raw=self._raw_keys)
@@ -213,12 +207,12 @@ class MediatorIdentity:
         }
 
     def _add_former(self, did: str) -> bool:
-        """Know a former DID; whether it is a did:web."""
+        """Accept a former DID; returns whether it is a did:web."""
         web = False
         try:
             found = self._add(resolve_local(did))
         except DIDWebLookupRequired:
-            # The document was ours: its key ids are those of the key set.
+            # Its document was the mediator's own, so its key ids are those of the key set.
             web = found = self._add_web(did)
         except DIDPeer4LongFormRequired:
             raise IdentityError(f"former DID {did}: expected the long form of this did:peer:4") from None
@@ -229,7 +223,9 @@ class MediatorIdentity:
         return web
 
     def _add_web(self, did: str) -> bool:
-        """By the names of its document, now and while former keys were current, and by those of the key file."""
+        """
+        Register a did:web under the key ids of its documents, past and present, and under those of the key file.
+        """
         prekeys = [(_PREKEY_NAME, key) for _, key in self._keys if key.curve == "X25519"]
         named = [*prekeys, *(one for one in self._keys if one[1].curve in _AGREEMENT_CURVES)]
         methods = [VerificationMethod(f"{did}#{name}", key.public) for name, key in named]
@@ -237,7 +233,7 @@ class MediatorIdentity:
         return self._add(DIDDocument(did, tuple(methods), (signing,)))
 
     def _add(self, document: DIDDocument) -> bool:
-        """Know this DID by all its names; whether any of its keys is ours."""
+        """Register a DID with all its key ids; returns whether any key is the mediator's."""
         ours = [method for method in document.key_agreement if method.key in self._secrets]
         if not ours:
             return False
@@ -259,7 +255,7 @@ class MediatorIdentity:
 
 
 def _index_private_keys(keys: KeySet) -> dict[PublicKey, PrivateKey]:
-    """Every key by its public half, and the X25519 keys that a did:key derives from Ed25519 ones."""
+    """Private keys by public key, including X25519 keys derived from Ed25519 keys as did:key does."""
     found = {}
     for _, key in keys:
         found[key.public] = key
@@ -270,7 +266,7 @@ def _index_private_keys(keys: KeySet) -> dict[PublicKey, PrivateKey]:
 
 
 def _list_spellings(methods: list[VerificationMethod]) -> Iterator[tuple[str, PublicKey]]:
-    """All fragments that name these keys, exact ones first; 8 characters only if they are not ambiguous."""
+    """All fragments that denote these keys, exact ones first; 8-character prefixes only if unambiguous."""
     for method in methods:
         yield method.id.partition("#")[2], method.key
     values = {method.key: method.key.multibase() for method in methods}
@@ -284,7 +280,7 @@ def _list_spellings(methods: list[VerificationMethod]) -> Iterator[tuple[str, Pu
 
 
 def _list_services(public_url: str) -> tuple[tuple[str, str], tuple[str, str]]:
-    """Fragment and URI of the two endpoints, HTTP first: some wallets look no further (reference section 9)."""
+    """Fragment and URI of both endpoints, HTTP first: some wallets read only one (reference section 9)."""
     web_socket = "ws" + public_url.removeprefix("http")
     return ("didcomm", f"{public_url}/didcomm"), ("didcomm-ws", f"{web_socket}/didcomm")
 
@@ -296,7 +292,7 @@ def _make_web_did(public_url: str) -> str:
 
 
 def _make_json_web_key(did: str, kid: str, key: PublicKey) -> dict[str, Any]:
-    """A key under the name that it has in the key file, unless Decentrl has given that to another."""
+    """A key under its id in the key file, unless Decentrl assigns that id to another key."""
     return {
         "id": _make_method_id(did, kid, key),
         "type": "JsonWebKey2020",
@@ -321,5 +317,5 @@ def make_mediator_peer_did(agreement: PublicKey, signing: PublicKey, public_url:
 
 
 def abbreviate_did(did: str) -> str:
-    """As much of a DID as a person needs to tell it from others."""
+    """The beginning of a DID, for humans."""
     return did if len(did) <= 80 else f"{did[:60]}…"

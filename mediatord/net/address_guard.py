@@ -1,8 +1,8 @@
 """
-Which addresses a stranger may make mediatord connect to (reference 8.5).
+SSRF guard: which addresses mediatord may connect to on behalf of others (reference 8.5).
 
-Everything that is not a public unicast address is refused, and so are public ones that only a cloud's own guests can
-reach, unless the operator allowed the network they are in.
+Only public unicast addresses are permitted, without those reserved for guests of a cloud, plus networks that the
+operator allows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 IPAddress = IPv4Address | IPv6Address
 IPNetwork = IPv4Network | IPv6Network
 
-# Written out rather than asked of `ipaddress`, whose notion of "global" has changed between releases of Python.
+# Explicit list, because `ipaddress.is_global` differs between Python releases.
 _BLOCKED_IPV4 = tuple(
     IPv4Network(network)
     for network in (
@@ -50,24 +50,24 @@ _BLOCKED_IPV6 = tuple(
 )
 _SIX_TO_FOUR_PREFIX = IPv6Network("2002::/16")
 _NAT64_PREFIX = IPv6Network("64:ff9b::/96")
-# Interface identifiers of ISATAP (RFC 5214 6.1): behind them is an IPv4 address, under any prefix.
+# Interface identifiers of ISATAP (RFC 5214 6.1), which embed an IPv4 address under any prefix.
 _ISATAP_IDENTIFIERS = frozenset((0x0000_5EFE, 0x0200_5EFE))
 _32_BITS = 0xFFFF_FFFF
 
 
 class AddressGuard:
-    """Decides about addresses, never about names: what a name means is known only after it was resolved."""
+    """Checks resolved addresses; names are never checked."""
 
     def __init__(self, allowed: Iterable[IPNetwork] = ()) -> None:
-        """:param allowed: networks that are fine although they are not public."""
+        """:param allowed: non-public networks that are permitted."""
         self._allowed = tuple(allowed)
 
     def permits(self, text: str) -> bool:
         """
-        Whether to connect to an address. One that carries an IPv4 address (mapped, 6to4, NAT64) is judged by that; an
-        ISATAP address by both.
+        Whether a connection to an address is permitted. An embedded IPv4 address (mapped, 6to4, NAT64) is checked in
+        place of the IPv6 address; of ISATAP addresses both.
 
-        :param text: as a resolver returns it; a text that is no address is refused.
+        :param text: as returned by a resolver; text that is not an address is refused.
         """
         try:
             address = ip_address(text)

@@ -1,9 +1,7 @@
 """
-Finding the document of a DID.
+Resolves DIDs: locally, from long forms in the store, or by fetching did:web documents (reference 8).
 
-From a DID to its document: by itself, by what the store remembers, or by asking the DID's web host (reference 8).
-
-What needs nobody is computed and kept; the keys of almost every message come out of that cache.
+Results are cached; almost every message needs only cached documents.
 """
 
 from __future__ import annotations
@@ -35,21 +33,23 @@ from mediatord.protocol.didcomm.did_methods import (
 
 
 class IDIDResolver(Interface):
-    """Turns a DID into its document."""
+    """Resolves DIDs to documents."""
 
     def resolve(did: str, peer: str | None = None) -> Deferred[DIDDocument]:
         """
-        :param peer: the address on whose behalf this is done, for the limit on network lookups.
+        Resolve a DID.
+
+        :param peer: rate limit key of the address that caused the lookup.
         :raise UnresolvableDID: it does not resolve.
-        :raise UnsupportedDIDMethod: the method is not one of did:key, did:peer 0/2/4, did:web.
+        :raise UnsupportedDIDMethod: the method is not did:key, did:peer 0/2/4 or did:web.
         :raise RateLimitExceeded: too many lookups for `peer`.
         :raise StoreUnavailable: the long form of a did:peer:4 could not be looked up.
         """
 
     def remember_long_form(did: str) -> Awaitable[None]:
         """
-        Remember the long form of a did:peer:4 whose holder has proven itself, so that the short form resolves from
-        now on, also after a restart (reference 8.4). Other DIDs need no memory.
+        Store the long form of an authenticated did:peer:4, so that its short form resolves from now on (reference
+        8.4). Ignores other DIDs.
         """
 
 
@@ -67,7 +67,7 @@ _JSON_TYPES = frozenset((b"", b"application/json"))
 
 
 class LRUCache(Generic[V]):
-    """The values used last, within a number of entries and of bytes; the one unused for longest goes first."""
+    """Least-recently-used cache, bounded in entries and bytes."""
 
     def __init__(self, max_entries: int, max_bytes: int) -> None:
         self._max_entries = max_entries
@@ -76,11 +76,11 @@ class LRUCache(Generic[V]):
 
     @property
     def held(self) -> tuple[int, int]:
-        """How many entries there are, and their bytes."""
+        """Number of entries, and their bytes."""
         return len(self._entries), self._most - self._left
 
     def get(self, key: str) -> V | None:
-        """The value, which thereby becomes the one used last."""
+        """The cached value, marked as most recently used."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -88,7 +88,7 @@ class LRUCache(Generic[V]):
         return entry[0]
 
     def put(self, key: str, value: V, size: int) -> None:
-        """:param size: what the entry takes in memory, about, in bytes."""
+        """:param size: approximate memory of the entry in bytes."""
         if key in self._entries:
             self._left += self._entries.pop(key)[1]
         self._entries[key] = (value, size)
@@ -99,20 +99,20 @@ class LRUCache(Generic[V]):
 
 
 class HTTPGetFunction(Protocol):
-    """:meth:`mediatord.net.outbound_http.OutboundHTTPClient.get`."""
+    """Signature of :meth:`mediatord.net.outbound_http.OutboundHTTPClient.get`."""
 
     async def __call__(self, url: str, *, limit: int, timeout: float) -> OutboundResponse:
         """
         :param limit: of the body, in bytes.
         :param timeout: seconds.
-        :raise OutboundError: there is no such response.
+        :raise OutboundError: no usable response.
         """
 
 
 class DIDWebResolver:
     """
-    Documents of did:web. One that was found is kept for 5 minutes, a failure for 30 seconds; everybody who asks
-    while a document is being fetched waits for the same fetch.
+    Fetches did:web documents. Documents are cached for 5 minutes, failures for 30 seconds; concurrent requests for a
+    DID share one fetch.
     """
 
     def __init__(
@@ -124,8 +124,8 @@ class DIDWebResolver:
         allow_private: Iterable[IPNetwork] = (),
     ) -> None:
         """
-        :param charge: a peer address for a fetch; the seconds it has to wait instead, or 0.
-        :param allow_private: networks whose addresses may stand in a DID instead of a name.
+        :param charge: charges an address for a fetch; returns the seconds to wait, or 0.
+        :param allow_private: networks whose addresses may be used in a DID in place of a name.
         """
         self._clock = clock
         self._get = get
@@ -136,13 +136,15 @@ class DIDWebResolver:
 
     @property
     def held(self) -> tuple[int, int]:
-        """How many answers are kept, and their bytes."""
+        """Number of cached results, and their bytes."""
         return self._known.held
 
     async def resolve(self, did: str, peer: str | None) -> DIDDocument:
         """
-        :param peer: the address on whose behalf; None is not limited.
-        :raise RateLimitExceeded: `peer` has caused too many fetches, or there are too many under way.
+        Resolve a did:web.
+
+        :param peer: rate limit key of the address that caused the lookup; None is not limited.
+        :raise RateLimitExceeded: too many fetches by `peer`, or in progress.
         :raise UnresolvableDID: there is no such document.
         """
         known = self._known.get(did)
@@ -170,7 +172,7 @@ class DIDWebResolver:
         self._refuse_if_busy()
         self._waiting[did] = []
         answer = self._join(self._waiting[did])
-        # On its own (it never fails): that one of those who wait gives up is nothing to the others.
+        # Independent of the callers (it never fails): one that gives up must not affect the others.
         Deferred.fromCoroutine(self._fetch_and_notify(did, location))
         return answer
 
@@ -181,7 +183,7 @@ class DIDWebResolver:
         return answer
 
     def _location(self, did: str) -> DIDWebLocation:
-        """Where the document lies; a host that is an address has to be in an allowed network."""
+        """Location of the document; a host that is an address must be in an allowed network."""
         location = locate_did_web(did)
         last = location.host.rpartition(".")[2].lower()
         if last.isdecimal() or last.startswith("0x"):
@@ -204,10 +206,10 @@ class DIDWebResolver:
             raise RateLimitExceeded(retry_after=_BUSY_RETRY_SECONDS)
 
     async def _fetch_and_notify(self, did: str, location: DIDWebLocation) -> None:
-        """Fetch, remember the outcome, and give it to all who wait."""
+        """Fetch, cache the result, and pass it to all waiting callers."""
         try:
             document = await self._fetch(did, location)
-        except Exception:  # A fault of ours must not leave anybody waiting.
+        except Exception:  # an internal error must not leave callers waiting
             _log.failure("did:web lookup failed", redact_failure())
             document = None
         lifetime = _NEGATIVE_TTL if document is None else _POSITIVE_TTL
@@ -228,12 +230,7 @@ class DIDWebResolver:
 
 @implementer(IDIDResolver)
 class DIDResolver:
-    """
-    Every DID method that is resolved here.
-
-    Besides what :class:`~mediatord.net.did_resolver.IDIDResolver` names, a did:web may fail with
-    :class:`~mediatord.errors.RateLimitExceeded` and a did:peer:4 with :class:`~mediatord.errors.StoreUnavailable`.
-    """
+    """Resolver for all supported DID methods."""
 
     def __init__(
         self,
@@ -247,7 +244,7 @@ class DIDResolver:
         """
         :param remember: `remember_did` of the account store.
         :param recall: its `recall_did`.
-        :param max_entries: documents kept, `max_bytes` in all.
+        :param max_entries: maximum number of cached documents, of `max_bytes` together.
         """
         self._web = web
         self._remember = remember
@@ -257,7 +254,7 @@ class DIDResolver:
 
     @property
     def held(self) -> tuple[int, int]:
-        """How many documents and names are kept, and their bytes."""
+        """Number of cached documents and names, and their bytes."""
         entries, sizes = zip(self._web.held, self._local.held, self._remembered.held, strict=True)
         return sum(entries), sum(sizes)
 
@@ -294,7 +291,7 @@ class DIDResolver:
 
 
 def _estimate_size(document: DIDDocument) -> int:
-    """Bytes, about: the ids dominate, since each repeats the DID."""
+    """Approximate size in bytes, dominated by ids, each of which repeats the DID."""
     keys = (*document.key_agreement, *document.authentication)
     endpoints = [endpoint for service in document.services for endpoint in service.endpoints]
     strings = [document.did, *document.also_known_as, *(method.id for method in keys)]

@@ -1,12 +1,8 @@
 """
-TLS and the PROXY protocol around the factory of a listener.
+Listening sockets as services: endpoint strings, TLS with certificate reload, PROXY protocol.
 
-Twisted's own factories for them wrap whatever the factory inside returns, also the None by which it refuses a
-connection: such a connection would stay open for good, beyond every limit and time-out.
-
-The certificate of an `ssl:` listener, which may be another one while the daemon runs.
-
-Listening sockets as services: endpoint strings, TLS certificates, PROXY protocol.
+Twisted's factories for TLS and PROXY protocol ignore that the wrapped factory refuses a connection by returning None;
+it would stay open without limit or timeout. The factories here close it.
 """
 
 from __future__ import annotations
@@ -44,15 +40,15 @@ from zope.interface import implementer, noLongerProvides
 from mediatord.config.endpoint_strings import HAPROXY_PREFIX, parse_endpoint_string
 from mediatord.errors import StartupError
 
-# Seconds from the connection to the end of its TLS handshake, however steadily the client sends.
+# Seconds from accept to the end of the TLS handshake.
 TLS_HANDSHAKE_TIMEOUT = 10.0
 
 
 class _RefusalPassthroughMixin(WrappingFactory[Any]):
-    """Refuses what the factory inside refuses, before anything is made for the connection."""
+    """Refuses a connection if the wrapped factory does, before wrapping it."""
 
     def buildProtocol(self, addr: IAddress | None) -> Any:
-        """None where the factory inside returns None: the port closes the connection at once."""
+        """None if the wrapped factory returns None; the port then closes the connection."""
         protocol = self.wrappedFactory.buildProtocol(addr)
         return None if protocol is None else self.protocol(self, protocol)
 
@@ -60,52 +56,52 @@ class _RefusalPassthroughMixin(WrappingFactory[Any]):
 @implementer(IHalfCloseableProtocol)
 class ProxyProtocolConnection(HAProxyProtocolWrapper):
     """
-    A connection whose first line is about its client.
+    A connection that starts with a PROXY header.
 
-    It does not claim to be the TLS that may be below it: Autobahn would ask it for what only TLS itself can tell.
+    It hides a TLS transport below it, which Autobahn would query for details that only TLS itself provides.
     """
 
     def makeConnection(self, transport: Any) -> None:  # noqa: N802  Twisted's name
-        """Begin to wait for the first line."""
+        """Wait for the PROXY header."""
         super().makeConnection(transport)
         if ISSLTransport.providedBy(self):
             noLongerProvides(self, ISSLTransport)
 
     def readConnectionLost(self) -> None:  # noqa: N802  Twisted's name
-        """The client sends nothing more."""
+        """The client has finished sending."""
         if IHalfCloseableProtocol.providedBy(self.wrappedProtocol):
             cast(Any, self.wrappedProtocol).readConnectionLost()
         else:
             cast(Any, self.transport).abortConnection()
 
     def writeConnectionLost(self) -> None:  # noqa: N802  Twisted's name
-        """The client has been told that nothing more will come."""
+        """The client was notified of the end of our data."""
 
 
 class ProxyProtocolFactory(_RefusalPassthroughMixin, HAProxyWrappingFactory):
-    """The PROXY protocol: the first line of each connection is about its client."""
+    """Factory for connections that start with a PROXY header."""
 
     protocol: type[Any] = ProxyProtocolConnection
 
 
 class TLSServerConnection(BufferingTLSTransport):
-    """A server's side of TLS, which aborts a connection whose handshake takes too long."""
+    """Server-side TLS that aborts connections whose handshake takes too long."""
 
     _handshake_timer: IDelayedCall | None = None
 
     def makeConnection(self, transport: Any) -> None:  # noqa: N802  Twisted's name
-        """Begin the handshake."""
+        """Start the handshake."""
         self._handshake_timer = cast(Any, self.factory).clock.callLater(TLS_HANDSHAKE_TIMEOUT, self._check_handshake)
         super().makeConnection(transport)
 
     def _check_handshake(self) -> None:
         self._handshake_timer = None
-        # There is no public way to see whether it is done.
+        # There is no public attribute for it.
         if not self._handshakeDone:
             self.abortConnection()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """The client is gone."""
+        """Stop the timer."""
         timer, self._handshake_timer = self._handshake_timer, None
         if timer is not None:
             timer.cancel()
@@ -114,9 +110,9 @@ class TLSServerConnection(BufferingTLSTransport):
 
 class TLSServerFactory(_RefusalPassthroughMixin, TLSMemoryBIOFactory):
     """
-    TLS for the connections of another factory.
+    TLS around another factory.
 
-    :param contexts: gives each connection its certificate.
+    :param contexts: IOpenSSLContextFactory, asked for each connection.
     """
 
     protocol = TLSServerConnection
@@ -126,16 +122,16 @@ class TLSServerFactory(_RefusalPassthroughMixin, TLSMemoryBIOFactory):
         self.clock = clock
 
 
-# Of TLS 1.2: only suites with forward secrecy and authenticated encryption. Those of TLS 1.3 are all of that kind.
+# TLS 1.2 suites with forward secrecy and authenticated encryption; those of TLS 1.3 all qualify.
 TLS12_CIPHERS = b"ECDHE+AESGCM:ECDHE+CHACHA20:DHE+AESGCM:DHE+CHACHA20:!aNULL:!PSK"
 
 CERTIFICATE_PARAMETERS = ("privateKey", "certKey", "extraCertChain", "dhParameters")
 
 
 def find_certificate_files(endpoint: str) -> dict[str, Path]:
-    """The files that an `ssl:` endpoint names, by the names in :data:`CERTIFICATE_PARAMETERS`."""
+    """Files named in an `ssl:` endpoint, by :data:`CERTIFICATE_PARAMETERS`."""
     _, given, named = parse_endpoint_string(endpoint.removeprefix(HAPROXY_PREFIX))
-    # Without names the port comes first, then key and certificate.
+    # Positional arguments: port, key, certificate.
     found = dict(zip(CERTIFICATE_PARAMETERS[:2], given[1:], strict=False)) | named
     return {name: Path(found[name]) for name in CERTIFICATE_PARAMETERS if name in found}
 
@@ -143,16 +139,16 @@ def find_certificate_files(endpoint: str) -> dict[str, Path]:
 @implementer(IOpenSSLContextFactory)
 class ListenerCertificate:
     """
-    Stands in for the reactor where the endpoint begins to listen, and says which certificate each connection gets.
+    Certificate of an `ssl:` listener, reloadable while connections are open.
 
-    Certificates that follow the first one in its file are shown as well, as every other server does with what ACME
-    clients call `fullchain.pem`; Twisted by itself leaves them out, unless `extraCertChain` names a file for them.
+    Takes the reactor's place while the endpoint starts to listen. Intermediate certificates in the certificate file
+    are sent as well, as other servers do with `fullchain.pem`; Twisted requires `extraCertChain` for that.
 
-    :param endpoint: a Twisted endpoint string that begins with `ssl:`, perhaps after `haproxy:`.
-    :param reactor: listens.
-    :raise Exception: of whichever kind Twisted and OpenSSL like; the files cannot be used.
-    :ivar name: interface and port of the listener, `*:443` for all interfaces.
-    :ivar expiry: when the first of the certificates ends that are shown to clients.
+    :param endpoint: Twisted endpoint string that begins with `ssl:`, optionally after `haproxy:`.
+    :param reactor: the real reactor.
+    :raise Exception: of any type of Twisted and OpenSSL, if the files cannot be used.
+    :ivar name: interface and port, `*:443` for all interfaces.
+    :ivar expiry: earliest expiry of the certificates sent.
     """
 
     def __init__(self, endpoint: str, reactor: Any) -> None:
@@ -165,16 +161,16 @@ class ListenerCertificate:
 
     def read(self) -> bool:
         """
-        Read the files; connections that are open go on with what they have.
+        Read the files; open connections are not affected.
 
-        :return: whether there is another certificate than before.
+        :return: whether the certificate has changed.
         :raise Exception: as above; nothing has changed.
         """
         seen = _RecordingReactor()
         serverFromString(seen, self._endpoint).listen(Factory())
         if not seen.options.extraCertChain:
             seen.options.extraCertChain = self._following(seen.options.certificate)
-        # What OpenSSL does not take is to be known now, not when somebody connects.
+        # Detects what OpenSSL rejects now rather than at the first connection.
         seen.options.getContext().set_cipher_list(TLS12_CIPHERS)
         shown = [one.to_cryptography() for one in (seen.options.certificate, *(seen.options.extraCertChain or ()))]
         before = getattr(self, "_shown", None)
@@ -184,9 +180,9 @@ class ListenerCertificate:
 
     def _following(self, first: crypto.X509) -> list[crypto.X509]:
         """
-        What comes after it in its file.
+        Certificates that follow the first one in its file.
 
-        :raise ValueError: the file begins with another one by now.
+        :raise ValueError: the file was modified in between.
         """
         files = find_certificate_files(self._endpoint)
         path = files.get("certKey") or files.get("privateKey")
@@ -208,13 +204,13 @@ class ListenerCertificate:
         backlog: int = 50,
         interface: str = "",
     ) -> Any:
-        """Called by the endpoint, which has read the files once more."""
+        """Called by the endpoint, which has read the files again."""
         factory = TLSServerFactory(self, factory, self._reactor)
         return self._reactor.listenTCP(port, factory, backlog=backlog, interface=interface)
 
 
 class _RecordingReactor:
-    """What an endpoint would listen with."""
+    """Reactor that records what an endpoint would listen with."""
 
     name = ""
     options: Any = None
@@ -234,16 +230,16 @@ class _RecordingReactor:
 
 _log = Logger()
 
-# Connections that may wait to be accepted, as they do until the store is open; the kernel has a limit of its own.
+# Backlog of connections, for example until the store is open; the kernel has a limit of its own.
 _LISTEN_BACKLOG = 1024
 
 
 @contextmanager
 def translate_listen_errors(endpoint: str) -> Iterator[None]:
     """
-    Put what goes wrong with an endpoint into one line.
+    Turn errors of an endpoint into one line for the operator.
 
-    :raise StartupError: its address is taken or not ours, or its certificate cannot be used.
+    :raise StartupError: the address is in use or not local, or the certificate cannot be used.
     """
     try:
         yield
@@ -254,7 +250,7 @@ def translate_listen_errors(endpoint: str) -> Iterator[None]:
 
 
 def _describe_listen_error(endpoint: str, error: Exception) -> str:
-    """Each kind of endpoint raises what it likes; the texts of OpenSSL are lists of its functions."""
+    """Endpoint types raise arbitrary exceptions, and OpenSSL's messages list its internal functions."""
     if isinstance(error, CannotListenError | OSError):
         reason = getattr(error, "socketError", error)
         file = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
@@ -270,22 +266,22 @@ def _is_tls_endpoint(endpoint: str) -> bool:
 
 
 def add_backlog(endpoint: str) -> str:
-    """An endpoint string that says how many connections may wait to be accepted, where that is its business."""
+    """Set the backlog of an endpoint string, where its type has that parameter."""
     kind, given, named = parse_endpoint_string(endpoint.removeprefix(HAPROXY_PREFIX))
-    # Arguments without a name may be it, according to their place.
+    # A positional argument may be the backlog.
     is_open = kind in ("tcp", "tcp6", "ssl", "unix") and len(given) < 2 and "backlog" not in named
     return f"{endpoint}:backlog={_LISTEN_BACKLOG}" if is_open else endpoint
 
 
 class Listener(Service):
     """
-    One endpoint that the site is served on.
+    Service for one endpoint of the site.
 
     :param endpoint: a Twisted endpoint string.
     :param factory: an IProtocolFactory.
-    :param reactor: may as well be one that listens on sockets it was given, whatever it is asked for.
+    :param reactor: may also be one that listens on inherited sockets.
     :raise StartupError: the certificate of an `ssl:` endpoint cannot be used.
-    :ivar certificate: None unless it is one, perhaps behind `haproxy:`.
+    :ivar certificate: None for endpoints without TLS.
     """
 
     def __init__(self, endpoint: str, factory: Any, reactor: Any) -> None:
@@ -304,57 +300,57 @@ class Listener(Service):
         """
         Bind.
 
-        :raise StartupError: the address is taken or not ours.
+        :raise StartupError: the address is in use or not local.
         """
         super().privilegedStartService()
         with translate_listen_errors(self._endpoint):
             self._service.privilegedStartService()
 
     def startService(self) -> None:
-        """Bind, if that was not done yet."""
+        """Bind, if not done yet."""
         super().startService()
         self._service.startService()
 
     def hold(self) -> None:
-        """Take no connections for now: those that come to an address that is bound wait in its backlog."""
+        """Stop accepting connections; they wait in the backlog."""
         self._switch("stopReading")
 
     def resume_accepting(self) -> None:
-        """Take those that waited, and all others."""
+        """Accept connections again."""
         self._switch("startReading")
 
     def _switch(self, what: str) -> None:
-        # Ports in memory can be told nothing.
+        # In-memory ports of tests lack these methods.
         getattr(self._port, what, lambda: None)()
 
     @property
     def _port(self) -> Any:
-        # There is no public way to the port of such a service.
+        # The service has no public attribute for its port.
         return getattr(self._service._waitingForPort, "result", None)
 
     @property
     def address(self) -> Any:
-        """Where it listens, as its port says; None while it does not."""
+        """Address of the port; None while it does not listen."""
         try:
             return self._port.getHost()
-        except (AttributeError, OSError):  # there is none, or its socket is gone
+        except (AttributeError, OSError):  # no port, or a closed socket
             return None
 
     @property
     def speaks_tls(self) -> bool:
-        """Whether clients have to."""
+        """Whether the endpoint uses TLS."""
         return _is_tls_endpoint(self._endpoint)
 
     @property
     def is_proxied(self) -> bool:
-        """Whether the first line is that of a proxy, about its client."""
+        """Whether connections start with a PROXY header."""
         return self._endpoint.startswith(HAPROXY_PREFIX)
 
     def renew(self) -> bool:
         """
-        Read the certificate again, if there is one, and tell how long it is good.
+        Reload the certificate, if any, and log its expiry.
 
-        :return: whether it could be read; where not, the one of before stays.
+        :return: whether it was readable; if not, the previous one stays in use.
         """
         if self.certificate is None:
             return True
@@ -377,6 +373,6 @@ class Listener(Service):
         return True
 
     def stopService(self) -> Deferred[None]:
-        """Take no more connections."""
+        """Stop listening."""
         super().stopService()
         return maybeDeferred(self._service.stopService)

@@ -1,14 +1,11 @@
 """
-Connections to strangers: guarded when they are made, metered while they last, and cut off when they linger.
+HTTP client for untrusted URLs: did:web documents, and replies and messages to wallets' endpoints (reference 3.3, 4.7,
+8.5).
 
-:mod:`mediatord.net.outbound_http` speaks HTTP over them.
-
-The one way mediatord makes an HTTP request to an address that a stranger named: documents of did:web, answers and
-messages for the HTTP endpoints of wallets (reference 3.3, 4.7 and 8.5).
-
-A name is resolved once, every address it resolved to is judged, and the connection is made to one of those very
-addresses; nothing is decided by how a host is written. TLS still checks the name. There are no cookies, no proxies,
-no connections kept for later, and a limit on everything that is read.
+A host name is resolved once, every resulting address is checked by the
+:class:`~mediatord.net.address_guard.AddressGuard`, and the connection goes to one of these addresses; the spelling of
+the host is irrelevant. TLS still verifies the name. No cookies, proxies or persistent connections; every response is
+bounded in size and time.
 """
 
 from __future__ import annotations
@@ -44,23 +41,23 @@ from zope.interface import implementer
 
 from mediatord.net.address_guard import AddressGuard, IPNetwork
 
-# Status line, headers and chunk sizes: what is read beyond the body.
+# Allowance for status line, headers and chunk sizes in addition to the body.
 _MAX_HEADER_BYTES = 65_536
 _MAX_CONNECT_ATTEMPTS = 4
 _CONNECT_SECONDS = 2.0
-# How long a peer has to answer that we hang up; over TLS it could otherwise keep the socket for ever.
+# Time until a closing connection is aborted; a TLS peer could otherwise keep it open forever.
 _CLOSE_SECONDS = 2.0
 
 _MAX_HOST_LENGTH = 253
-# What the platform's resolver takes without complaint, addresses in any notation included.
+# Hosts that the platform's resolver accepts, including addresses in any notation.
 _HOST_NAME = re.compile(r"[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?|[0-9A-Fa-f:]+(?:[0-9.]+)?")
 
 
 class OutboundError(Exception):
     """
-    A request that had no response.
+    A request without a usable response.
 
-    :param reason: one word of our own; nothing that came from outside.
+    :param reason: a constant word; nothing received from outside.
     """
 
     def __init__(self, reason: str = "") -> None:
@@ -69,15 +66,15 @@ class OutboundError(Exception):
 
 
 class OutboundAddressError(OutboundError):
-    """The address is off limits, or no address at all: there is no use in trying again."""
+    """The address is blocked or invalid; a retry is pointless."""
 
 
 class OutboundRequestError(OutboundError):
-    """It could not be reached, or did not answer in a way that can be used."""
+    """The host was unreachable, or its response unusable."""
 
 
 class GuardedConnector:
-    """Makes connections to addresses that the guard permits, and knows which of them are open."""
+    """Opens connections to permitted addresses only, and tracks them."""
 
     def __init__(self, reactor: Any, guard: AddressGuard, tls: BrowserLikePolicyForHTTPS) -> None:
         """:param reactor: an IReactorTCP, IReactorTime and IReactorPluggableNameResolver."""
@@ -88,15 +85,17 @@ class GuardedConnector:
         self._closed: list[Deferred[None]] = []
 
     def make_endpoint_factory(self, limit: int) -> _GuardedEndpointFactory:
-        """An IAgentEndpointFactory whose connections are cut off after `limit` bytes and a margin for headers."""
+        """
+        An IAgentEndpointFactory whose connections are aborted after `limit` bytes plus an allowance for headers.
+        """
         return _GuardedEndpointFactory(self, limit + _MAX_HEADER_BYTES)
 
     def opened(self, line: _MeteredConnection) -> None:
-        """Called by a connection that was made."""
+        """Called by a connection when it is established."""
         self._open.add(line)
 
     def closed(self, line: _MeteredConnection) -> None:
-        """Called by a connection that is gone."""
+        """Called by a connection when it is lost."""
         self._open.discard(line)
         if not self._open:
             waiting, self._closed = self._closed, []
@@ -104,7 +103,7 @@ class GuardedConnector:
                 done.callback(None)
 
     def close(self) -> Deferred[None]:
-        """Cut off all connections; fires when they are gone."""
+        """Abort all connections; fires when they are closed."""
         done: Deferred[None] = Deferred()
         if not self._open:
             done.callback(None)
@@ -127,7 +126,7 @@ class _GuardedEndpointFactory:
 
 @implementer(IStreamClientEndpoint)
 class _GuardedEndpoint:
-    """Resolves once, judges every address, and connects to those addresses and no others."""
+    """Endpoint that resolves its host once, checks all addresses, and connects to one of them."""
 
     def __init__(self, endpoints: GuardedConnector, uri: URI, allowance: int) -> None:
         self._endpoints = endpoints
@@ -149,12 +148,12 @@ class _GuardedEndpoint:
             except ConnectError as error:
                 failure = error
             else:
-                # The Agent talks to its own kind of protocol, not to what it is wrapped in.
+                # The Agent expects its own protocol, not the wrapper.
                 return cast(_MeteredConnection, line).wrappedProtocol
         try:
             raise failure
         finally:
-            del failure  # or the traceback would lead back to itself
+            del failure  # breaks a reference cycle through the traceback
 
     async def _resolve(self) -> list[Any]:
         """IPv4Address and IPv6Address values of twisted.internet.address."""
@@ -180,7 +179,7 @@ class _ResolutionReceiver:
         self._addresses: list[Any] = []
 
     def resolutionBegan(self, resolutionInProgress: IHostResolution) -> None:  # noqa: N802, N803
-        """Nothing to prepare; the platform's resolution cannot be cancelled."""
+        """Unused; the platform's resolution cannot be cancelled."""
 
     def addressResolved(self, address: IAddress) -> None:  # noqa: N802
         self._addresses.append(address)
@@ -190,7 +189,7 @@ class _ResolutionReceiver:
 
 
 class _MeteredConnection(ProtocolWrapper):
-    """A connection that is cut off when it brings too much, or does not end when we have hung up."""
+    """A connection that is aborted if it receives too much, or does not close in time."""
 
     factory: _MeteredConnectionFactory
 
@@ -215,7 +214,7 @@ class _MeteredConnection(ProtocolWrapper):
             self._abort_timer = self.factory.endpoints.reactor.callLater(_CLOSE_SECONDS, self.abortConnection)
 
     def abortConnection(self) -> None:  # noqa: N802  the transport's name
-        cast(Any, self.transport).abortConnection()  # TCP and TLS both have it, ITransport has not
+        cast(Any, self.transport).abortConnection()  # both TCP and TLS have it, ITransport does not
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         if self._abort_timer is not None and self._abort_timer.active():
@@ -235,7 +234,7 @@ class _MeteredConnectionFactory(WrappingFactory[_MeteredConnection]):
 
 
 def read_body(response: IResponse, limit: int) -> Deferred[tuple[bytes, bool]]:
-    """The first `limit` bytes of a body, and whether that was all of it; the rest is not waited for."""
+    """The first `limit` bytes of a body, and whether the body is complete; does not wait for the rest."""
     reader = _BodyReader(limit)
     response.deliverBody(reader)
     return reader.finished
@@ -258,7 +257,7 @@ class _BodyReader(Protocol):
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         if self.finished.called:
             return
-        # Without a length, the end of the connection is the end of the body.
+        # Without Content-Length, the end of the connection ends the body.
         if reason.check(ResponseDone, PotentialDataLoss):
             self.finished.callback((bytes(self._body), True))
         else:
@@ -274,8 +273,7 @@ _MAX_REDIRECTS = 3
 _MAX_RESPONSE_BYTES = 65_536
 _TEMPORARY_REDIRECT = 307
 _MAX_PORT = 65_535
-# Where two readers could take a URL for two places it is none: no user information, be it empty, no IPv4 address in
-# brackets, no empty label, no port in any but these digits.
+# Rejects ambiguous authorities: user information (even empty), IPv4 in brackets, empty labels, unusual ports.
 _AUTHORITY = re.compile(r"(?:\[[0-9A-Fa-f]*:[0-9A-Fa-f:.]*\]|[^\[\]:@\\.]+(?:\.[^\[\]:@\\.]+)*\.?)(?::[0-9]{1,5})?")
 _AUTHORITY_END = re.compile(r"[/?#]")
 
@@ -283,10 +281,10 @@ _AUTHORITY_END = re.compile(r"[/?#]")
 @dataclass(frozen=True, slots=True)
 class OutboundResponse:
     """
-    What came back.
+    A response.
 
-    :param content_type: the header as sent; empty without one.
-    :param body: of an answer to a POST no more than the first 64 KiB.
+    :param content_type: header value; empty if absent.
+    :param body: of a POST, the first 64 KiB at most.
     """
 
     status: int
@@ -295,13 +293,13 @@ class OutboundResponse:
 
 
 class OutboundHTTPClient:
-    """Requests to the addresses of strangers."""
+    """Client for untrusted URLs."""
 
     def __init__(self, reactor: Any, *, allow_private: Iterable[IPNetwork] = (), trust_root: Any = None) -> None:
         """
         :param reactor: an IReactorTCP, IReactorTime and IReactorPluggableNameResolver.
-        :param allow_private: networks that may be connected to although they are not public.
-        :param trust_root: an IOpenSSLTrustRoot; None for that of the platform.
+        :param allow_private: non-public networks that may be connected to.
+        :param trust_root: an IOpenSSLTrustRoot; None for the platform's.
         """
         self._reactor = reactor
         tls = BrowserLikePolicyForHTTPS() if trust_root is None else BrowserLikePolicyForHTTPS(trust_root)
@@ -311,10 +309,10 @@ class OutboundHTTPClient:
         """
         GET over https; redirects are not followed.
 
-        :param limit: of the body, in bytes; a larger one is a failure.
-        :param timeout: seconds for everything, from resolving the name to the end of the body.
-        :raise OutboundRefused: not an https URL, or of an address that is off limits; nothing was sent.
-        :raise OutboundFailed: anything else.
+        :param limit: maximum size of the body in bytes.
+        :param timeout: seconds for the whole exchange, including name resolution.
+        :raise OutboundAddressError: not an https URL, or a blocked address; nothing was sent.
+        :raise OutboundRequestError: anything else.
         """
         target = _parse_target(url, ("https",))
         headers = {b"Accept": [b"application/did+json, application/did+ld+json, application/json"]}
@@ -323,11 +321,11 @@ class OutboundHTTPClient:
 
     async def post(self, url: str, body: bytes, content_type: bytes, *, timeout: float) -> OutboundResponse:
         """
-        POST over http or https; at most 3 times a 307 is followed, each time judged anew, never from https to http.
+        POST over http or https. Follows up to 3 redirects (307), each checked again, never from https to http.
 
-        :param timeout: seconds for everything, redirects included.
-        :raise OutboundRefused: not an http(s) URL, or one (or a redirect to one) of an address that is off limits.
-        :raise OutboundFailed: anything else.
+        :param timeout: seconds for the whole exchange, including redirects.
+        :raise OutboundAddressError: not an http(s) URL, or a blocked address, also after a redirect.
+        :raise OutboundRequestError: anything else.
         """
         deadline = self._reactor.seconds() + timeout
         headers = {b"Content-Type": [content_type]}
@@ -341,7 +339,7 @@ class OutboundHTTPClient:
         raise OutboundRequestError("TooManyRedirects")
 
     def close(self) -> Deferred[None]:
-        """Cut off what is under way; fires when all connections are gone."""
+        """Abort requests in progress; fires when all connections are closed."""
         return self._endpoints.close()
 
     async def _exchange(self, request: _OutboundRequest, timeout: float) -> tuple[OutboundResponse, bytes | None]:
@@ -350,7 +348,7 @@ class OutboundHTTPClient:
             return await talk.addTimeout(max(0.0, timeout), self._reactor)
         except OutboundError:
             raise
-        except Exception as error:  # Whatever a stranger's server can provoke in three libraries is one outcome.
+        except Exception as error:  # an untrusted server can provoke any exception of three libraries
             raise OutboundRequestError(type(error).__name__) from None
 
     async def _send_request(self, request: _OutboundRequest) -> tuple[OutboundResponse, bytes | None]:
@@ -363,7 +361,7 @@ class OutboundHTTPClient:
         return answer, _get_header(response, b"Location")
 
     def _get(self, agent: IAgent, request: _OutboundRequest) -> Deferred[Any]:
-        # A client for each request: no cookie outlives it.
+        # One client per request: no cookie outlives it.
         client = HTTPClient(_UncompressedAgent(agent))
         try:
             return client.request(
@@ -374,11 +372,11 @@ class OutboundHTTPClient:
                 unbuffered=True,
                 reactor=self._reactor,
             )
-        except ValueError:  # a host that no name in the DNS can have
+        except ValueError:  # a host that is no valid DNS name
             raise OutboundAddressError("NotAnAddress") from None
 
     def _post(self, agent: IAgent, request: _OutboundRequest) -> Deferred[Any]:
-        """Without treq, which has no way to IPv6 addresses and to names with underscores, as endpoints have them."""
+        """Without treq, which rejects IPv6 addresses and names with underscores."""
         return agent.request(
             b"POST",
             request.target.to_text().encode("ascii"),
@@ -390,9 +388,7 @@ class OutboundHTTPClient:
 @implementer(IAgent)
 class _UncompressedAgent:
     """
-    Keeps treq from asking for compressed answers, and from unpacking one that comes all the same.
-
-    A stranger's server must not choose how much memory its answer takes.
+    Agent that neither requests nor decodes compressed responses; a server must not choose how much memory they take.
     """
 
     def __init__(self, agent: IAgent) -> None:
@@ -435,7 +431,7 @@ class _BytesProducer:
         return succeed(None)
 
     def stopProducing(self) -> None:
-        """All was written at once."""
+        """Nothing to do: everything was written at once."""
 
     def pauseProducing(self) -> None:
         """As :meth:`stopProducing`."""
@@ -451,9 +447,9 @@ def _get_header(response: IResponse, name: bytes) -> bytes | None:
 
 def _parse_target(url: str, schemes: tuple[str, ...]) -> hyperlink.URL:
     """
-    The URL in ASCII and without its fragment.
+    The URL in ASCII, without its fragment.
 
-    :raise OutboundRefused: another scheme, user information, or no URL.
+    :raise OutboundAddressError: another scheme, user information, or not a URL.
     """
     scheme, separator, rest = url.partition("://")
     if len(url) > _MAX_URL_LENGTH or not url.isprintable() or " " in url:
@@ -462,7 +458,7 @@ def _parse_target(url: str, schemes: tuple[str, ...]) -> hyperlink.URL:
         raise OutboundAddressError("NotAnAddress")
     try:
         target = hyperlink.URL.from_text(scheme.lower() + separator + rest)
-        # Asked of ASCII too, this would refuse IPv6 addresses and names with underscores.
+        # For ASCII, to_uri() would reject IPv6 addresses and names with underscores.
         target = (target if url.isascii() else target.to_uri()).replace(fragment="")
     except ValueError:
         raise OutboundAddressError("NotAnAddress") from None
@@ -474,6 +470,6 @@ def _parse_target(url: str, schemes: tuple[str, ...]) -> hyperlink.URL:
 def _resolve_redirect(target: hyperlink.URL, location: bytes) -> hyperlink.URL:
     try:
         url = target.click(location.decode("ascii")).to_text()
-    except (ValueError, NotImplementedError):  # the latter: `http:` and no slash behind it
+    except (ValueError, NotImplementedError):  # the latter for `http:` without a slash
         raise OutboundRequestError("BadRedirect") from None
     return _parse_target(url, ("https",) if target.scheme == "https" else ("http", "https"))

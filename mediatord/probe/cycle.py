@@ -1,9 +1,8 @@
 """
-Who the daemon is when it writes to itself, and how its processes know each other's DIDs and requests.
+One cycle of the end-to-end probe: a store write; then, over each listener, a forward that is pushed and acknowledged.
 
-From the daemon to its own listeners, over real connections.
-
-One cycle: the store takes a write; then, over each listener, a forward comes in, is pushed and acknowledged.
+Also the probe identities, by which the mediator's processes recognise probes, and connections to the daemon's own
+listeners.
 """
 
 from __future__ import annotations
@@ -56,9 +55,9 @@ _TAG_BYTES = 16
 
 class ProbeIdentities:
     """
-    The DIDs that processes of one mediator have for this, one for each node name, the same after a restart.
+    Probe DIDs of all nodes of a mediator, one per node name, stable across restarts.
 
-    Each has a tag of itself that only they can make, so that all know all.
+    Each contains a tag that only the mediator's processes can compute.
 
     :param seed: a secret of the mediator.
     """
@@ -68,7 +67,7 @@ class ProbeIdentities:
         self._tags = _derive_key(seed, "tags", 32)
 
     def identity(self, node: str) -> WalletIdentity:
-        """That of a node."""
+        """Probe identity of a node."""
         secret = _derive_key(self._seed, f"keys of {node}", 64)
         agreement = PrivateKey.from_secret("X25519", secret[:32])
         signing = PrivateKey.from_secret("Ed25519", secret[32:])
@@ -76,7 +75,7 @@ class ProbeIdentities:
         return WalletIdentity(did, WalletKey(f"{did}#key-1", agreement), WalletKey(f"{did}#key-2", signing))
 
     def is_probe_did(self, did: str) -> bool:
-        """Whether a DID is one of them; of others that takes no time."""
+        """Whether a DID is a probe DID; fast for all others."""
         keys, mark, _ = did.partition(PROBE_DID_INFIX)
         return bool(mark) and hmac.compare_digest(_encode_did(did), _encode_did(self._tagged(keys)))
 
@@ -89,9 +88,9 @@ class ProbeIdentities:
 @dataclass(frozen=True, slots=True)
 class ProbeCredentials:
     """
-    What tells the daemon's own requests, messages and sockets from those of others.
+    Distinguishes probe requests from others.
 
-    :param token: what its requests have in their heads; one for all workers of a daemon.
+    :param token: sent in a header of probe requests; shared by the workers of a daemon.
     """
 
     identities: ProbeIdentities
@@ -101,14 +100,14 @@ class ProbeCredentials:
 def derive_probe_credentials(seed: bytes, shared: bytes | None) -> ProbeCredentials:
     """
     :param seed: a secret of the mediator.
-    :param shared: a secret of all workers of a daemon; None for a process that is alone.
+    :param shared: a secret of all workers of a daemon; None for a single process.
     """
     token = secrets.token_bytes(32) if shared is None else _derive_key(shared, "token", 32)
     return ProbeCredentials(ProbeIdentities(seed), token.hex().encode("ascii"))
 
 
 def _encode_did(did: str) -> bytes:
-    """Of whatever somebody may have sent as a DID."""
+    """Encode text that need not be a valid DID."""
     return did.encode("utf-8", "surrogatepass")
 
 
@@ -117,7 +116,7 @@ def _derive_key(secret: bytes, purpose: str, length: int) -> bytes:
     return HKDF(algorithm=SHA256(), length=length, salt=None, info=info).derive(secret)
 
 
-# Of a client that is unknown, Twisted takes no line.
+# Twisted does not accept a PROXY header with an unknown client.
 _PROXY_HEADER = b"PROXY TCP4 127.0.0.1 127.0.0.1 1 1\r\n"
 _LOOPBACK_ADDRESSES: dict[type[IPv4Address | IPv6Address], str] = {IPv4Address: "127.0.0.1", IPv6Address: "::1"}
 
@@ -125,11 +124,11 @@ _LOOPBACK_ADDRESSES: dict[type[IPv4Address | IPv6Address], str] = {IPv4Address: 
 @dataclass(frozen=True, slots=True)
 class ListenerAddress:
     """
-    Where a process listens.
+    Address of a listener.
 
-    :param address: as its port says: Twisted's address, or the path of a UNIX socket.
-    :param tls: whether TLS is spoken there.
-    :param proxied: whether the first line is that of a proxy, about its client.
+    :param address: address object of the Twisted port, or the path of a UNIX socket.
+    :param tls: whether it uses TLS.
+    :param proxied: whether connections start with a PROXY header.
     """
 
     address: Any
@@ -139,9 +138,9 @@ class ListenerAddress:
 
 def make_listener_endpoint(reactor: Any, place: ListenerAddress, name: str) -> IStreamClientEndpoint:
     """
-    The way to one's own listener.
+    Client endpoint to one of the daemon's own listeners.
 
-    :param name: that clients expect in its certificate, which is not looked at.
+    :param name: server name for SNI; the certificate is not verified.
     """
     endpoint = _make_plain_endpoint(reactor, place.address)
     if place.tls:
@@ -165,7 +164,7 @@ def _make_plain_endpoint(reactor: Any, address: Any) -> IStreamClientEndpoint:
 
 @implementer(IOpenSSLClientConnectionCreator)
 class _UnverifiedTLS:
-    """TLS with whoever is there: what it says is sealed by the mediator's keys, whoever carries it."""
+    """TLS without verification: probe messages are encrypted for the mediator anyway."""
 
     def __init__(self, name: str) -> None:
         self._name = name.encode("idna")
@@ -179,7 +178,7 @@ class _UnverifiedTLS:
 
 
 class _ProxyHeaderProtocol(ProtocolWrapper):
-    """Says first what a proxy says that checks on its own behalf."""
+    """Sends a PROXY header first, as a proxy's own health check does."""
 
     def makeConnection(self, transport: Any) -> None:  # noqa: N802  Twisted's name
         transport.write(_PROXY_HEADER)
@@ -247,10 +246,10 @@ _HTTP_ACCEPTED, _HTTP_UNAVAILABLE = 202, 503
 
 class ProbeError(Exception):
     """
-    A cycle did not get through.
+    A probe cycle failed.
 
-    :param stage: where: `store`, `listener`, `socket`, `forward`, `push` or `acknowledgement`.
-    :param cause: name of what went wrong.
+    :param stage: `store`, `listener`, `socket`, `forward`, `push` or `acknowledgement`.
+    :param cause: name of the error.
     """
 
     def __init__(self, stage: str, cause: str = "") -> None:
@@ -260,18 +259,18 @@ class ProbeError(Exception):
 
 
 class _QueueNotEmpty(Exception):
-    """Messages that cannot be got rid of."""
+    """Messages in the probe's queue could not be removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeContext:
     """
-    What a cycle works with.
+    Collaborators of a probe cycle.
 
     :param reactor: for connections and time.
-    :param ways: to the listeners; None for one that does not listen.
-    :param write: has the store keep something small for a while.
-    :param mediator: the DID of the mediator, as it is now.
+    :param endpoints: client endpoints of the listeners; None for one that does not listen.
+    :param write: makes the store keep a small record for a while.
+    :param mediator: current DID of the mediator.
     """
 
     reactor: Any
@@ -284,9 +283,9 @@ class ProbeContext:
 
 class ProbeCycle:
     """
-    Runs cycles, one at a time.
+    Runs probe cycles, one at a time.
 
-    :ivar stage: where it is, or was when it ended.
+    :ivar stage: current stage, or the last one of a finished cycle.
     """
 
     def __init__(self, context: ProbeContext) -> None:
@@ -297,9 +296,9 @@ class ProbeCycle:
 
     async def run(self) -> None:
         """
-        Once.
+        Run one cycle.
 
-        :raise Failed: it did not get through. Whoever cancels it finds the stage here.
+        :raise ProbeError: it failed. After a cancellation, `stage` tells where it was.
         """
         try:
             await self._run()
@@ -319,7 +318,7 @@ class ProbeCycle:
             await self._over(endpoint)
 
     async def _over(self, endpoint: IStreamClientEndpoint) -> None:
-        """With the receiving side on a socket, and the forward by POST, each on a connection of its own."""
+        """Probe one listener: WebSocket for the receiving side, POST for the forward, on separate connections."""
         post = _ProbeHTTPClient(
             self._context.reactor, ListenerConnector(endpoint, lambda: self._at("forward")), self._headers
         )
@@ -343,7 +342,7 @@ class ProbeCycle:
             post.close()
 
     async def _settle(self, socket: DIDCommSocket) -> None:
-        """Have an account and live delivery, and nothing that waits."""
+        """Ensure an account, live delivery and an empty queue."""
         if not self._enrolled:
             await socket.grant()
             if (await socket.register())[0] not in ("success", "no_change"):
@@ -352,7 +351,7 @@ class ProbeCycle:
         await _empty_queue(socket, await socket.live())
 
     async def _forward(self, wallet: DIDCommWallet) -> str:
-        """Send ourselves a message, as an account does; its id."""
+        """Forward a message to the probe identity; returns its id."""
         note = compose_message(_EMPTY_MESSAGE_TYPE, to=[wallet.did])
         sealed = build_attachment(anoncrypt(note, wallet.identity.document))
         expires = int(wallet.clock.seconds()) + PROBE_MESSAGE_SECONDS
@@ -368,10 +367,10 @@ class ProbeCycle:
 
 
 class _ProbeHTTPClient:
-    """POSTs over a given way, saying whose requests these are: the HTTP client of a wallet."""
+    """HTTP client of the probe's wallet: POSTs over a fixed endpoint with the probe header."""
 
     def __init__(self, reactor: Any, endpoint: IStreamClientEndpoint, headers: dict[str, str]) -> None:
-        # Connections that may be used again look like those of wallets; they are not kept.
+        # Persistent connections resemble those of wallets; they are closed after the cycle.
         self._pool = HTTPConnectionPool(reactor, persistent=True)
         self._client = HTTPClient(Agent.usingEndpointFactory(reactor, _FixedEndpointFactory(endpoint), self._pool))
         self._headers = headers
@@ -390,7 +389,7 @@ class _ProbeHTTPClient:
 
 @implementer(IAgentEndpointFactory)
 class _FixedEndpointFactory:
-    """There is one way, wherever it is to lead."""
+    """Always the same endpoint, whatever the URI."""
 
     def __init__(self, endpoint: IStreamClientEndpoint) -> None:
         self._way = endpoint
@@ -400,7 +399,7 @@ class _FixedEndpointFactory:
 
 
 def _shield_from_cancellation(work: Deferred[Any]) -> Deferred[Any]:
-    """What comes of it; whoever gives that up leaves the work itself alone, which others may wait for."""
+    """Fires with the result of `work`; cancelling it leaves `work` running, which others may wait for."""
     told: Deferred[Any] = Deferred()
 
     def tell(outcome: Any) -> None:
@@ -412,7 +411,7 @@ def _shield_from_cancellation(work: Deferred[Any]) -> Deferred[Any]:
 
 
 async def _wait_for_push(wallet: DIDCommWallet, socket: DIDCommSocket, id_: str) -> list[DeliveredMessage]:
-    """What is pushed until a message comes, that one included."""
+    """Deliveries pushed until a message arrives, that one included."""
     delivered: list[DeliveredMessage] = []
     while not delivered or _read_message_id(wallet, delivered[-1].payload) != id_:
         delivered.append(await socket.pushed.get())
@@ -420,7 +419,7 @@ async def _wait_for_push(wallet: DIDCommWallet, socket: DIDCommSocket, id_: str)
 
 
 def _read_message_id(wallet: DIDCommWallet, payload: bytes) -> str:
-    """Of the message in a payload, which `didcomm.rewrap` puts into one more forward."""
+    """Id of the message in a payload, which `didcomm.rewrap` wraps into another forward."""
     message = wallet.open(payload).message
     if message.type.uri == FORWARD:
         (inner,) = message.attachments or ({},)
@@ -429,7 +428,7 @@ def _read_message_id(wallet: DIDCommWallet, payload: bytes) -> str:
 
 
 async def _empty_queue(socket: DIDCommSocket, status: QueueStatus) -> None:
-    """Remove what waits."""
+    """Acknowledge all queued messages."""
     for _ in range(_MAX_PICKUP_ROUNDS):
         if not status.message_count:
             return
@@ -438,7 +437,7 @@ async def _empty_queue(socket: DIDCommSocket, status: QueueStatus) -> None:
 
 
 def _is_timeout(error: Exception) -> bool:
-    """Whether time was over; a request that is cancelled says so in a list."""
+    """Whether an error means cancellation; cancelled requests report it in a list."""
     reasons = getattr(error, "reasons", ())
     return isinstance(error, CancelledError) or any(reason.check(CancelledError) for reason in reasons)
 

@@ -1,4 +1,4 @@
-"""When cycles run, and what they say about this process."""
+"""Readiness monitor behind GET /ready: schedules probe cycles and evaluates their results."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from mediatord.probe.cycle import ProbeError
 
 _log = Logger()
 
-# Seconds that a cycle may take, and that whoever asks first waits for it.
+# Timeout of a cycle, and how long the first request waits for one, in seconds.
 PROBE_TIMEOUT_SECONDS = 3.0
 FIRST_ANSWER_SECONDS = 5.0
-# Seconds after which nobody is thought to ask any more.
+# Cycles stop if nobody has asked for this many seconds.
 IDLE_SECONDS = 60.0
 
 STOPPING = "stopping"
@@ -31,24 +31,24 @@ STOPPING = "stopping"
 
 class ProbeRunner(Protocol):
     """
-    Something that is done again and again.
+    Something that runs probe cycles.
 
-    :ivar stage: where it is, or was when it ended.
+    :ivar stage: current stage, or the last one of a finished cycle.
     """
 
     stage: str
 
     async def run(self) -> None:
-        """Once; raises Failed."""
+        """Run one cycle; raises ProbeError."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadinessVerdict:
     """
-    Whether this process is ready, and how that is known.
+    Whether this process is ready.
 
-    :param trouble: why it is not, in a few words; empty if it is.
-    :param cycle: seconds that the last successful cycle took; None if there was none since it was asked for.
+    :param trouble: why not, in a few words; empty if ready.
+    :param cycle: duration of the last successful cycle in seconds; None if there was none since cycles started.
     :param age: seconds since then.
     """
 
@@ -60,11 +60,11 @@ class ReadinessVerdict:
 @dataclass(frozen=True, slots=True)
 class ReadinessContext:
     """
-    What is asked about the rest of the daemon.
+    State of the daemon that affects readiness.
 
-    :param is_open: whether it takes work.
-    :param trouble: why nobody should be sent here even so; empty if there is nothing.
-    :param steady: seconds since any time, by a clock that nobody sets.
+    :param is_open: whether it accepts requests.
+    :param trouble: another reason not to be ready; empty if none.
+    :param steady: monotonic time in seconds.
     """
 
     is_open: Callable[[], bool]
@@ -75,9 +75,9 @@ class ReadinessContext:
 
 class ReadinessMonitor(Service):
     """
-    Runs cycles as long as somebody asks.
+    Runs probe cycles while /ready is polled.
 
-    :param interval: seconds from the end of a cycle to the beginning of the next.
+    :param interval: seconds between the end of a cycle and the start of the next.
     """
 
     name = "readiness"
@@ -97,7 +97,7 @@ class ReadinessMonitor(Service):
         around.metrics.read_readiness = self._now
 
     async def ask(self) -> ReadinessVerdict:
-        """How this process is; the first time that takes a cycle, and from then on nothing."""
+        """Readiness of the process; the first request waits for a cycle, later ones return immediately."""
         if not self._is_open():
             return self._verdict(STOPPING)
         self._asked = self._context.steady()
@@ -107,13 +107,13 @@ class ReadinessMonitor(Service):
         return self.verdict()
 
     def verdict(self) -> ReadinessVerdict:
-        """What is known."""
+        """Readiness by the results so far."""
         if not self._is_open():
             return self._verdict(STOPPING)
         return self._verdict(self._context.trouble() or self._trouble())
 
     def stopService(self) -> None:
-        """Run no more; what is under way ends at once."""
+        """Stop probing and cancel a running cycle."""
         super().stopService()
         if self._next is not None:
             self._next.cancel()
@@ -136,18 +136,18 @@ class ReadinessMonitor(Service):
             return self._cycle.stage
         if self._failure or self._last is None:
             return self._failure
-        # A timer that is late by so much is one of a process that does not get to its work.
+        # A timer this late means that the process is blocked.
         overdue = self._context.steady() - self._last[0] > 2 * self._interval + PROBE_TIMEOUT_SECONDS
         return self._cycle.stage if overdue else ""
 
     def _now(self) -> bool | None:
-        """Whether it is ready; None when nobody asks."""
+        """Whether the process is ready; None if nobody asks."""
         if self._failure is None or not self.running:
             return None
         return not self.verdict().trouble
 
     async def _first(self) -> None:
-        """Wait for what the first cycle says, but not for ever."""
+        """Wait for the first cycle, with a timeout."""
         told: Deferred[None] = Deferred()
         self._waiting.append(told)
         with suppress(DeferredTimeout):

@@ -1,8 +1,4 @@
-"""
-Who may have an account in one half of the mediator, and whom it does not serve at all.
-
-How many accounts may be opened, and how many bytes registered: by an address in a day, and in all.
-"""
+"""Access lists, and quotas of registrations per address and in total."""
 
 from __future__ import annotations
 
@@ -24,8 +20,10 @@ _WILDCARD_SUFFIX = ":*"
 
 class AccessList:
     """
-    DIDs by name, and all DIDs below one that ends in `:*`, such as `did:web:example.com:*`. What is denied is denied,
-    whatever else is allowed. A DID is meant in all its forms (:mod:`mediatord.protocol.canonical_did`).
+    Allow and deny lists of DIDs, for one protocol.
+
+    Entries are DIDs, or patterns ending in `:*` such as `did:web:example.com:*`. Deny takes precedence. Entries match
+    all forms of a DID (:mod:`mediatord.protocol.canonical_did`).
     """
 
     def __init__(self) -> None:
@@ -34,20 +32,20 @@ class AccessList:
 
     def set_lists(self, allow: Iterable[str] | None, deny: Iterable[str]) -> None:
         """
-        Go by other lists from now on.
+        Replace the lists.
 
-        :param allow: who may have an account; None for everybody.
-        :param deny: who may have none and is refused what it authenticates.
+        :param allow: DIDs that may have an account; None for all.
+        :param deny: DIDs that may not, and whose authenticated requests are refused.
         """
         self._allowed = None if allow is None else _DIDPatterns(allow)
         self._denied = _DIDPatterns(deny)
 
     def allows(self, did: str) -> bool:
-        """Whether it may have an account."""
+        """Whether a DID may have an account."""
         return not self.denies(did) and (self._allowed is None or did in self._allowed)
 
     def denies(self, did: str) -> bool:
-        """Whether it is not served."""
+        """Whether a DID is denied."""
         return did in self._denied
 
 
@@ -65,21 +63,23 @@ class _DIDPatterns:
 
 
 DAY_SECONDS = 86_400.0
-# Seconds for which what the store said of all accounts is taken for true, but for what was admitted here since.
+# Seconds for which the usage reported by the store is used, plus what this process admitted since.
 USAGE_CACHE_SECONDS = 10.0
-# Seconds after which trying again makes sense when there is no room in all: somebody has to leave.
+# Retry-After when total capacity is exhausted: others have to leave first.
 _CAPACITY_RETRY_SECONDS = 3_600
 
 
 @dataclass(frozen=True, slots=True)
 class RegistrationLimits:
     """
-    :param accounts_per_day: accounts and Decentrl registrations that one address may make in 24 hours.
-    :param bytes_per_day: of DIDs and registrations that one address may have stored in 24 hours.
-    :param accounts: of all addresses together, as long as there are so many.
-    :param bytes: of all DIDs and registrations.
-    :param trusted: addresses that have more in a day than others.
-    :param trusted_factor: how many times as much they have.
+    Limits of registrations.
+
+    :param accounts_per_day: accounts and Decentrl registrations per address in 24 hours.
+    :param bytes_per_day: bytes of DIDs and registrations per address in 24 hours.
+    :param accounts: total number of accounts.
+    :param bytes: total bytes of DIDs and registrations.
+    :param trusted: addresses with higher daily limits.
+    :param trusted_factor: factor of these limits.
     """
 
     accounts_per_day: int = 1000
@@ -90,19 +90,19 @@ class RegistrationLimits:
     trusted_factor: int = 1
 
     def make_overrides(self, usual: int) -> dict[str, int]:
-        """The limits of trusted addresses where others have the usual one."""
+        """Limits of trusted addresses, given the usual limit."""
         return dict.fromkeys(self.trusted, usual * self.trusted_factor)
 
 
 class RegistrationQuota:
     """
-    Charges addresses for what is stored without an end. Nothing is charged for what the daemon sends to itself.
+    Charges addresses for data that is stored without expiry. The daemon's own probes are exempt.
 
-    The limits of an address are kept in memory, of a bounded number of addresses, and shared with other processes as
-    far as the store answers. Those in all are compared with what the store says every few seconds, so that several
-    processes together may be over them by what they admit meanwhile.
+    Limits per address are kept in memory for a bounded number of addresses, and shared with other processes as far as
+    the store responds. Totals are compared with the store every few seconds, so several processes may exceed them by
+    what they admit in between.
 
-    :param on_limit: as for :class:`RateLimiter`.
+    :param on_limit: as for :class:`~mediatord.ratelimit.rate_limiter.RateLimiter`.
     """
 
     def __init__(
@@ -111,33 +111,33 @@ class RegistrationQuota:
         store: IAccountStore,
         on_limit: RateLimitCallback,
         limits: RegistrationLimits,
-        allowances: QuotaStore | None = None,
+        quotas: QuotaStore | None = None,
     ) -> None:
         self._clock = clock
         self._store = store
         self._on_limit = on_limit
         self._limits = limits
-        self._accounts = KeyedLimiter(clock, "accounts a day", limits.accounts_per_day, allowances, DAY_SECONDS)
-        self._bytes = KeyedLimiter(clock, "registered bytes a day", limits.bytes_per_day, allowances, DAY_SECONDS)
+        self._accounts = KeyedLimiter(clock, "accounts a day", limits.accounts_per_day, quotas, DAY_SECONDS)
+        self._bytes = KeyedLimiter(clock, "registered bytes a day", limits.bytes_per_day, quotas, DAY_SECONDS)
         self.set_limits(limits)
         self._usage = AccountUsage(0, 0)
         self._asked_at = -inf
 
     def __len__(self) -> int:
-        """How many keys are remembered, over both limits."""
+        """Number of keys of both limiters."""
         return len(self._accounts) + len(self._bytes)
 
     def set_limits(self, limits: RegistrationLimits) -> None:
-        """Go by other limits; what was used within the last day counts."""
+        """Change the limits; registrations of the last day still count."""
         self._limits = limits
         self._accounts.set_limit(limits.accounts_per_day, limits.make_overrides(limits.accounts_per_day))
         self._bytes.set_limit(limits.bytes_per_day, limits.make_overrides(limits.bytes_per_day))
 
     async def usage(self) -> AccountUsage:
         """
-        What all accounts take.
+        Usage of all accounts.
 
-        :raise StoreUnavailable: it is not known.
+        :raise StoreUnavailable: unknown.
         """
         now = self._clock.seconds()
         if not 0 <= now - self._asked_at < USAGE_CACHE_SECONDS:
@@ -147,25 +147,25 @@ class RegistrationQuota:
 
     async def charge_account(self, peer: str, size: int) -> None:
         """
-        Charge an address for an account with a DID of so many bytes, or for a Decentrl registration.
+        Charge an address for an account with a DID of `size` bytes, or for a Decentrl registration.
 
-        :raise RegistrationLimitExceeded: the address has had its share of today.
-        :raise RegistrationCapacityExceeded: there is no room for anybody.
+        :raise RegistrationLimitExceeded: the address is over its daily limit.
+        :raise RegistrationCapacityExceeded: total capacity is exhausted.
         """
         if peer != PROBE_CLIENT:
             await self._charge(peer, 1, size)
 
     async def charge_registration(self, peer: str, size: int) -> None:
         """
-        Charge an address for registrations of so many bytes.
+        Charge an address for registrations of `size` bytes.
 
-        :raise RegistrationLimitExceeded: as :meth:`enrol`; likewise RegistrationCapacityExceeded.
+        :raise RegistrationLimitExceeded: as :meth:`charge_account`; likewise RegistrationCapacityExceeded.
         """
         if peer != PROBE_CLIENT and size:
             await self._charge(peer, 0, size)
 
     def refund(self, peer: str, size: int, accounts: int = 0) -> None:
-        """Undo a charge, of what was not stored."""
+        """Undo a charge for something that was not stored."""
         if peer == PROBE_CLIENT:
             return
         self._usage = AccountUsage(self._usage.accounts - accounts, self._usage.bytes - size)

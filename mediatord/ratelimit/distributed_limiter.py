@@ -1,9 +1,8 @@
 """
-The allowances in the store: asked for under keys that tell nothing, patiently but not for long.
+Rate limits shared by several processes through the store.
 
-A bucket's part in what several processes admit together.
-
-One limit for many keys.
+Each process acquires quota leases from the store and serves requests from them. While the store does not respond,
+each process enforces its share of the limits.
 """
 
 from __future__ import annotations
@@ -30,26 +29,26 @@ _log = Logger()
 
 T = TypeVar("T")
 
-# Seconds until an answer is late.
+# Seconds until a request to the store times out.
 QUOTA_STORE_TIMEOUT = 0.5
-# Seconds for which a store that did not answer is left alone.
+# Seconds during which a store that failed is not used.
 QUOTA_STORE_BACKOFF = 1.0
-# What one node may hold unused of a limit, times the number of nodes.
+# Leases per limit: bounds the unused quota of a node, multiplied by the number of nodes.
 _LEASES_PER_LIMIT = 20
 
 
 class QuotaStoreUnavailable(Exception):
-    """The store is not there, or too slow: each process decides alone, and admits its part of the limit."""
+    """The store failed or timed out; each process enforces its share of the limit."""
 
 
 class QuotaStore:
     """
-    What all buckets of all nodes share.
+    Access to the quotas in the store, shared by all limiters of a process.
 
-    After a failure it is asked again by one request at a time, until it answers.
+    After a failure, one request at a time tests the store until it responds.
 
-    :param nodes: how many nodes are live.
-    :param secret: the same on all nodes; without it addresses can be found out from keys by trying them all.
+    :param nodes: number of live nodes.
+    :param secret: the same on all nodes; without it, addresses could be recovered from keys by trying all of them.
     """
 
     def __init__(
@@ -64,21 +63,21 @@ class QuotaStore:
         self._rest_until = 0.0
 
     def make_key(self, bucket: str, who: str) -> bytes:
-        """What somebody's allowance is called in the store."""
+        """Name of a quota in the store."""
         digest = blake2b(digest_size=16, key=self._secret)
         digest.update(f"{bucket} {who}".encode("utf-8", "surrogatepass"))
         return digest.digest()
 
     def lease_size(self, limit: int) -> int:
-        """How much to take of an allowance at a time, so that what nodes hold unused is 5 % of it at most."""
+        """Amount to acquire at a time; nodes together hold at most 5 % of a limit unused."""
         return max(1, limit // (_LEASES_PER_LIMIT * max(1, self._nodes())))
 
     def local_limit(self, limit: int) -> int:
-        """How much each process admits by itself while the store does not answer: all together, hardly more."""
+        """Limit of each process while the store is unavailable; together hardly more than the limit."""
         return max(1, limit // max(1, self._nodes()))
 
     def is_backing_off(self) -> bool:
-        """Whether the store is left alone now."""
+        """Whether the store is not to be used now."""
         if self._well:
             return False
         return self._asking > 0 or 0 < self._rest_until - self._clock.seconds() <= QUOTA_STORE_BACKOFF
@@ -87,7 +86,7 @@ class QuotaStore:
         """
         See :class:`~mediatord.store.interfaces.cluster.IClusterStore`.
 
-        :raise Unanswered: not within :data:`PATIENCE`; what is taken later is lost.
+        :raise QuotaStoreUnavailable: no response within :data:`QUOTA_STORE_TIMEOUT`; a later grant is lost.
         """
         self._asking += 1
         try:
@@ -103,27 +102,31 @@ class QuotaStore:
         return wait
 
     def put_back(self, key: bytes, amount: int) -> None:
-        """In the background, and if that fails, not at all."""
+        """Return an amount in the background; failures are ignored."""
         if not self.is_backing_off():
             with outside_request():
                 self._store.return_quota(key, amount).addErrback(self._not_put_back)
 
     def _failed(self, error: Exception) -> None:
         if not isinstance(error, (StoreUnavailable, QuotaStoreUnavailable)):
-            _log.failure("taking from an allowance failed", redact_failure())
+            _log.failure("acquiring a quota lease failed", redact_failure())
         elif self._well:
-            _log.warn("the store does not answer for rate limits: until it does, each process has its part of them")
+            _log.warn(
+                "rate limit store not responding; each process enforces its share of the limits until it recovers"
+            )
         self._well = False
         self._rest_until = self._clock.seconds() + QUOTA_STORE_BACKOFF
 
     @staticmethod
     def _not_put_back(failure: Failure) -> None:
         if not failure.check(StoreUnavailable):
-            _log.failure("putting back into an allowance failed", redact_failure(failure))
+            _log.failure("returning a quota lease failed", redact_failure(failure))
 
 
 def _with_timeout(seconds: float, work: Deferred[T], clock: IReactorTime) -> Deferred[T]:
-    """What `work` fires with, or Unanswered when that takes too long; `work` itself is not ended."""
+    """
+    Fires with the result of `work`, or fails with QuotaStoreUnavailable after `seconds`; `work` is not cancelled.
+    """
     answer: Deferred[T] = Deferred()
 
     def fire(result: T | Failure) -> None:
@@ -150,12 +153,12 @@ def _with_timeout(seconds: float, work: Deferred[T], clock: IReactorTime) -> Def
 @dataclass(slots=True)
 class _KeyQuota:
     """
-    What this process holds of one key's allowance, and who stands in line for more.
+    The lease of one key, and the requests that wait for more.
 
-    :param key: its name in the store.
-    :param limit: how much all processes together may have of it.
-    :param waiting: what each of them needs, and where it is told how long it has to wait, or 0; None for nobody, as
-        most lines are most of the time, and an empty deque is larger than all the rest.
+    :param key: name in the store.
+    :param limit: limit of all processes together.
+    :param waiting: cost of each waiting request, and a Deferred that fires with its seconds to wait, or 0. None if
+        there are none, since an empty deque is larger than the rest of this object.
     """
 
     key: bytes
@@ -164,34 +167,34 @@ class _KeyQuota:
     waiting: deque[tuple[int, Deferred[float]]] | None = None
     asking: bool = False
 
-    def join(self, cost: int, answer: Deferred[float]) -> None:
-        """One more stands in line."""
+    def enqueue(self, cost: int, answer: Deferred[float]) -> None:
+        """Enqueue a request."""
         if self.waiting is None:
             self.waiting = deque()
         self.waiting.append((cost, answer))
 
     def wanted(self, now: float) -> int:
-        """What would do for all of them, and for what is owed."""
+        """Amount that covers all waiting requests and the debt."""
         return sum([cost for cost, _ in self.waiting or ()]) - self.lease.remaining(now)
 
     def needed(self, now: float) -> int:
-        """What would do for the first, and for what is owed."""
+        """Amount that covers the first waiting request and the debt."""
         return (self.waiting[0][0] if self.waiting else 0) - self.lease.remaining(now)
 
     def has_work(self, now: float) -> bool:
-        """Whether anybody still waits, or something is owed that may be had."""
+        """Whether requests wait, or debt can be paid."""
         self.serve(now)
         return bool(self.waiting) or (self.lease.remaining(now) < 0 and not self.lease.wait(0, now))
 
     def serve(self, now: float) -> None:
-        """Let all go on for whom there is enough, in the order in which they came."""
+        """Admit waiting requests in order, as far as the lease suffices."""
         while self.waiting and self.lease.try_use(self.waiting[0][0], now):
             self.waiting.popleft()[1].callback(0.0)
         if not self.waiting:
             self.waiting = None
 
     def refuse(self, now: float) -> None:
-        """Send away all who need as much as was refused."""
+        """Refuse the waiting requests that need at least what was refused."""
         staying: deque[tuple[int, Deferred[float]]] = deque()
         refused = []
         for cost, answer in self.waiting or ():
@@ -205,7 +208,7 @@ class _KeyQuota:
             answer.callback(wait)
 
     def release(self, wait: Callable[[], float]) -> None:
-        """Let all go on, or away: each is asked about after what became of the one before."""
+        """End all waiting; `wait` is called for each request after the previous one was decided."""
         waiting, self.waiting = self.waiting, None
         for _, answer in waiting or ():
             answer.callback(wait())
@@ -217,20 +220,20 @@ def _never_wait(who: str, cost: int) -> float:
 
 class DistributedLimiter:
     """
-    Takes from the allowances of one bucket, in lots that are used up here.
+    Charges keys of one limiter against quotas in the store, by leases that are used up locally.
 
-    What is refused is remembered, and asked for again when its time is over. While the store does not answer, what is
-    known still holds, and beyond that this process decides alone. Beyond `max_keys`, what is known of the one asked
-    about longest ago is put back and forgotten: the store knows the rest, and is asked again.
+    Refusals are cached until they lapse. While the store is unavailable, existing leases and refusals still apply,
+    and `local_wait` decides beyond them. Beyond `max_keys`, the least recently used key is dropped and its lease
+    returned.
 
-    :param alone: seconds that somebody has to wait for so much more than was charged here already, if this process
-        decides alone.
+    :param local_wait: seconds to wait for an amount on top of what was charged in this process, if it has to decide
+        alone.
     """
 
     def __init__(
         self,
         clock: IReactorTime,
-        allowances: QuotaStore,
+        quotas: QuotaStore,
         bucket: str,
         limit: int,
         *,
@@ -240,7 +243,7 @@ class DistributedLimiter:
     ) -> None:
         self._clock = clock
         self._local_wait = local_wait
-        self._allowances = allowances
+        self._quotas = quotas
         self._bucket = bucket
         self._limit = limit
         self._overrides: Mapping[str, int] = {}
@@ -250,154 +253,158 @@ class DistributedLimiter:
 
     def set_limit(self, limit: int, overrides: Mapping[str, int]) -> None:
         """
-        Go by another limit, also for those who were refused before.
+        Change the limit, and forget refusals.
 
-        :param larger: those of some keys, which are short.
+        :param overrides: limits of single keys, which must be short.
         """
         self._limit = limit
         self._overrides = overrides
-        for who, line in self._key_quotas.items():
-            line.limit = overrides.get(who, limit) if isinstance(who, str) else limit
-            line.lease.clear_refusal()
+        for who, key_quota in self._key_quotas.items():
+            key_quota.limit = overrides.get(who, limit) if isinstance(who, str) else limit
+            key_quota.lease.clear_refusal()
 
     def wait(self, who: str, cost: int = 1) -> float:
-        """Seconds for which `who` is known to have no more; 0.0 may be too good to be true."""
-        line, now = self._key_quotas.get(shorten_key(who)), self._clock.seconds()
-        wait = 0.0 if line is None else line.lease.wait(cost, now)
-        if wait or not self._allowances.is_backing_off() or (line is not None and line.lease.remaining(now) >= cost):
+        """Seconds for which `who` is known to be over its limit; 0.0 may be too optimistic."""
+        key_quota, now = self._key_quotas.get(shorten_key(who)), self._clock.seconds()
+        wait = 0.0 if key_quota is None else key_quota.lease.wait(cost, now)
+        if (
+            wait
+            or not self._quotas.is_backing_off()
+            or (key_quota is not None and key_quota.lease.remaining(now) >= cost)
+        ):
             return wait
         return self._local_wait(who, cost)
 
     def try_take(self, who: str, cost: int) -> bool:
-        """As :meth:`take`, if there is enough here and nobody stands in line; otherwise nothing is used."""
-        line, now = self._key_quotas.get(shorten_key(who)), self._clock.seconds()
-        return line is not None and not line.waiting and line.lease.try_use(cost, now)
+        """As :meth:`take`, if the lease suffices and no request waits; otherwise nothing is used."""
+        key_quota, now = self._key_quotas.get(shorten_key(who)), self._clock.seconds()
+        return key_quota is not None and not key_quota.waiting and key_quota.lease.try_use(cost, now)
 
     async def take(self, who: str, cost: int) -> float:
         """
-        Use so much of `who`'s allowance and return 0.0, or nothing and return the seconds it has to wait.
+        Use an amount and return 0.0, or nothing and return the seconds to wait.
 
-        :param cost: charged here already; 0 to pay only what is owed.
+        :param cost: already charged locally; 0 only pays debt.
         """
-        line, now = self._line(who), self._clock.seconds()
-        self._trim(line, now)
-        if not line.waiting and line.lease.try_use(cost, now):
+        key_quota, now = self._key_quota(who), self._clock.seconds()
+        self._trim(key_quota, now)
+        if not key_quota.waiting and key_quota.lease.try_use(cost, now):
             return 0.0
-        wait = line.lease.wait(cost, now)
-        if wait or self._allowances.is_backing_off():
+        wait = key_quota.lease.wait(cost, now)
+        if wait or self._quotas.is_backing_off():
             return wait or self._local_wait(who, 0)
         answer: Deferred[float] = Deferred()
-        line.join(cost, answer)
-        # One who has no more time decides without an answer, like one who gets none.
+        key_quota.enqueue(cost, answer)
+        # A request without time left is decided locally, as if the store were unavailable.
         answer.addTimeout(get_time_left(self._clock), self._clock, lambda *_: self._local_wait(who, 0))
-        self._start_request(who, line)
+        self._start_request(who, key_quota)
         return await answer
 
     def charge_deferred(self, who: str, cost: int) -> float:
         """
-        Use so much of it in any case, and take it afterwards; unless it is known that there is no more, which costs
-        nothing and returns the seconds to wait.
+        Use an amount immediately and acquire it afterwards. If `who` is known to be over its limit, use nothing and
+        return the seconds to wait.
 
-        :param cost: charged here already.
+        :param cost: already charged locally.
         """
-        line, now = self._line(who), self._clock.seconds()
-        self._trim(line, now)
-        wait = line.lease.wait(cost, now)
+        key_quota, now = self._key_quota(who), self._clock.seconds()
+        self._trim(key_quota, now)
+        wait = key_quota.lease.wait(cost, now)
         if wait:
             return wait
-        if line.lease.try_use(cost, now):
+        if key_quota.lease.try_use(cost, now):
             return 0.0
-        if self._allowances.is_backing_off():
+        if self._quotas.is_backing_off():
             return self._local_wait(who, 0)
-        line.lease.charge_deferred(cost, now)
-        self._start_request(who, line)
+        key_quota.lease.charge_deferred(cost, now)
+        self._start_request(who, key_quota)
         return 0.0
 
     def has_debt(self, who: str) -> bool:
-        """Whether something was used that is not taken yet."""
-        line = self._key_quotas.get(shorten_key(who))
-        return line is not None and line.lease.remaining(self._clock.seconds()) < 0
+        """Whether used amounts have not been acquired yet."""
+        key_quota = self._key_quotas.get(shorten_key(who))
+        return key_quota is not None and key_quota.lease.remaining(self._clock.seconds()) < 0
 
     def refund(self, who: str, cost: int) -> None:
-        """Undo a taking, as far as there was one."""
-        line = self._key_quotas.get(shorten_key(who))
-        if line is None:
+        """Undo a use, as far as there was one."""
+        key_quota = self._key_quotas.get(shorten_key(who))
+        if key_quota is None:
             return
         now = self._clock.seconds()
-        line.lease.refund(cost, now)
-        excess = self._trim(line, now)
+        key_quota.lease.refund(cost, now)
+        excess = self._trim(key_quota, now)
         if excess:
-            self._allowances.put_back(line.key, excess)
-        line.lease.clear_refusal()
+            self._quotas.put_back(key_quota.key, excess)
+        key_quota.lease.clear_refusal()
 
-    def _trim(self, line: _KeyQuota, now: float) -> int:
+    def _trim(self, key_quota: _KeyQuota, now: float) -> int:
         """
-        Let go of what nobody waits for, and say how much that was: no process holds a whole lot unused, so that all
-        together are over the limit by less than their lots.
+        Give up the surplus of a lease without waiting requests; returns it. No process holds a whole lease unused, so
+        all together exceed the limit by less than their leases.
         """
-        return 0 if line.waiting else line.lease.trim(self._allowances.lease_size(line.limit) - 1, now)
+        return 0 if key_quota.waiting else key_quota.lease.trim(self._quotas.lease_size(key_quota.limit) - 1, now)
 
-    def _start_request(self, who: str, line: _KeyQuota) -> None:
-        if not line.asking:
-            line.asking = True
+    def _start_request(self, who: str, key_quota: _KeyQuota) -> None:
+        if not key_quota.asking:
+            key_quota.asking = True
             with outside_request():
-                Deferred.fromCoroutine(self._ask(who, line))
+                Deferred.fromCoroutine(self._ask(who, key_quota))
 
-    async def _ask(self, who: str, line: _KeyQuota) -> None:
-        """Ask for everybody who waits, until nobody does."""
+    async def _ask(self, who: str, key_quota: _KeyQuota) -> None:
+        """Acquire leases until no request waits."""
         try:
-            while line.has_work(self._clock.seconds()):
-                await self._request_lease(line)
+            while key_quota.has_work(self._clock.seconds()):
+                await self._request_lease(key_quota)
         except QuotaStoreUnavailable:
             pass
         except Exception:
-            _log.failure("asking for an allowance failed", redact_failure())
-        line.asking = False
-        line.release(lambda: self._local_wait(who, 0))
+            _log.failure("acquiring a quota lease failed", redact_failure())
+        key_quota.asking = False
+        key_quota.release(lambda: self._local_wait(who, 0))
 
-    async def _request_lease(self, line: _KeyQuota) -> None:
+    async def _request_lease(self, key_quota: _KeyQuota) -> None:
         """
-        Ask for what would do for all, or for a lot, then for what the first needs.
+        Request enough for all or a whole lease, then what the first needs.
 
-        :raise Unanswered: the store does not answer.
+        :raise QuotaStoreUnavailable: the store does not respond.
         """
         now = self._clock.seconds()
-        needed = line.needed(now)
-        wanted = max(line.wanted(now), self._allowances.lease_size(line.limit))
-        most = line.lease.limit_request(wanted, needed, now)
-        taken = await self._try_take_amount(line, most) or (
-            most > needed and await self._try_take_amount(line, needed)
+        needed = key_quota.needed(now)
+        wanted = max(key_quota.wanted(now), self._quotas.lease_size(key_quota.limit))
+        most = key_quota.lease.limit_request(wanted, needed, now)
+        taken = await self._try_take_amount(key_quota, most) or (
+            most > needed and await self._try_take_amount(key_quota, needed)
         )
         if not taken:
-            line.refuse(self._clock.seconds())
+            key_quota.refuse(self._clock.seconds())
 
-    async def _try_take_amount(self, line: _KeyQuota, amount: int) -> bool:
+    async def _try_take_amount(self, key_quota: _KeyQuota, amount: int) -> bool:
         asked_at = self._clock.seconds()
-        wait = await self._allowances.take(line.key, amount, limit=line.limit, period=self._period)
+        wait = await self._quotas.take(key_quota.key, amount, limit=key_quota.limit, period=self._period)
         now = self._clock.seconds()
         if wait:
-            line.lease.note_refusal(amount, wait, now)
+            key_quota.lease.note_refusal(amount, wait, now)
             return False
-        line.lease.add_granted(amount, asked_at, now)
-        line.serve(now)
-        self._trim(line, now)
+        key_quota.lease.add_granted(amount, asked_at, now)
+        key_quota.serve(now)
+        self._trim(key_quota, now)
         return True
 
-    def _line(self, who: str) -> _KeyQuota:
+    def _key_quota(self, who: str) -> _KeyQuota:
         short = shorten_key(who)
-        line = self._key_quotas.get(short)
-        if line is None:
+        key_quota = self._key_quotas.get(short)
+        if key_quota is None:
             self._forget()
             limit = self._overrides.get(who, self._limit)
-            line = self._key_quotas[short] = _KeyQuota(
-                self._allowances.make_key(self._bucket, who), QuotaLease(self._period), limit
+            key_quota = self._key_quotas[short] = _KeyQuota(
+                self._quotas.make_key(self._bucket, who), QuotaLease(self._period), limit
             )
         else:
             self._key_quotas.move_to_end(short)
-        return line
+        return key_quota
 
     def _forget(self) -> None:
-        """Make room for one more; two old ones at a time, so that no call is slow and all of them go."""
+        """Drop up to two idle keys to make room, so that no call is slow."""
         now = self._clock.seconds()
         for _ in range(2):
             if not self._key_quotas:
@@ -406,94 +413,94 @@ class DistributedLimiter:
             if len(self._key_quotas) < self._max_keys and (oldest.asking or not oldest.lease.is_idle(now)):
                 return
             self._key_quotas.popitem(last=False)
-            # Who stands in its line still must not use that as well.
+            # A request that still waits must not use it as well.
             if left := oldest.lease.trim(0, now):
-                self._allowances.put_back(oldest.key, left)
+                self._quotas.put_back(oldest.key, left)
 
 
 class KeyedLimiter:
     """
-    One limit, for many keys: exactly in this process, and with all others as far as the store answers; while it does
-    not, this process has its part of the limit.
+    One limit for many keys: exact within the process, and shared with other processes as far as the store responds;
+    otherwise the process enforces its share.
 
-    Waits are whole seconds, and 0 means that it is admitted.
+    Waits are whole seconds; 0 means admitted.
     """
 
     def __init__(
-        self, clock: IReactorTime, name: str, limit: int, allowances: QuotaStore | None, period: float = 60.0
+        self, clock: IReactorTime, name: str, limit: int, quotas: QuotaStore | None, period: float = 60.0
     ) -> None:
         self._clock = clock
         self._window = SlidingWindowLimiter(limit, period)
         self._overrides: Mapping[str, int] = {}
-        self._share = None
-        if allowances is not None:
+        self._distributed = None
+        if quotas is not None:
 
             def local_wait(key: str, more: int) -> float:
                 limit = self._overrides.get(key, self._window.limit)
-                return self._window.wait(key, clock.seconds(), more, allowances.local_limit(limit))
+                return self._window.wait(key, clock.seconds(), more, quotas.local_limit(limit))
 
-            self._share = DistributedLimiter(clock, allowances, name, limit, local_wait=local_wait, period=period)
+            self._distributed = DistributedLimiter(clock, quotas, name, limit, local_wait=local_wait, period=period)
 
     def __len__(self) -> int:
-        """How many keys are remembered."""
+        """Number of keys."""
         return len(self._window)
 
     def set_limit(self, limit: int, overrides: Mapping[str, int] | None = None) -> None:
         """
-        Go by another limit from now on.
+        Change the limit.
 
-        :param larger: those of some keys that have limits of their own.
+        :param overrides: limits of single keys.
         """
         overrides = overrides or {}
         if (limit, overrides) != (self._window.limit, self._overrides):
             self._window.limit = limit
             self._overrides = overrides
-            if self._share is not None:
-                self._share.set_limit(limit, overrides)
+            if self._distributed is not None:
+                self._distributed.set_limit(limit, overrides)
 
     def wait(self, key: str, cost: int = 1) -> int:
-        """Whether `key` is known to be over its limit, or would be."""
+        """Seconds for which `key` is known to be over its limit."""
         wait = self._window.wait(key, self._clock.seconds(), cost, self._overrides.get(key))
-        if wait or self._share is None:
+        if wait or self._distributed is None:
             return wait
-        return math.ceil(self._share.wait(key, cost))
+        return math.ceil(self._distributed.wait(key, cost))
 
     async def wait_after_debts(self, key: str, cost: int = 1) -> int:
-        """The same, once everything it used is paid for."""
+        """As :meth:`wait`, after acquiring what was used in advance."""
         wait = self.wait(key, cost)
-        if not wait and self._share is not None and self._share.has_debt(key):
-            wait = math.ceil(await self._share.take(key, 0))
+        if not wait and self._distributed is not None and self._distributed.has_debt(key):
+            wait = math.ceil(await self._distributed.take(key, 0))
         return wait
 
     async def admit(self, key: str, cost: int = 1) -> int:
-        """Charge `key`; what is refused costs nothing."""
+        """Charge `key`; refused requests cost nothing."""
         wait = self._window.admit(key, self._clock.seconds(), cost, self._overrides.get(key))
-        if not wait and self._share is not None:
-            wait = math.ceil(await self._share.take(key, cost))
+        if not wait and self._distributed is not None:
+            wait = math.ceil(await self._distributed.take(key, cost))
             if wait:
                 self._window.refund(key, cost)
         return wait
 
     def try_admit(self, key: str, cost: int = 1) -> bool:
-        """Charge `key` if that is known to be within its limit without asking anybody."""
+        """Charge `key` if it can be decided without asking the store."""
         if self._window.admit(key, self._clock.seconds(), cost, self._overrides.get(key)):
             return False
-        if self._share is None or self._share.try_take(key, cost):
+        if self._distributed is None or self._distributed.try_take(key, cost):
             return True
         self._window.refund(key, cost)
         return False
 
     def charge_deferred(self, key: str) -> int:
-        """Charge `key` for what was done already; the other processes know later."""
+        """Charge `key` for something already done; other processes learn of it later."""
         wait = self._window.admit(key, self._clock.seconds(), 1, self._overrides.get(key))
-        if not wait and self._share is not None:
-            wait = math.ceil(self._share.charge_deferred(key, 1))
+        if not wait and self._distributed is not None:
+            wait = math.ceil(self._distributed.charge_deferred(key, 1))
             if wait:
                 self._window.refund(key)
         return wait
 
     def refund(self, key: str, cost: int) -> None:
-        """Undo a charge; the other processes know later."""
+        """Undo a charge; other processes learn of it later."""
         self._window.refund(key, cost)
-        if self._share is not None:
-            self._share.refund(key, cost)
+        if self._distributed is not None:
+            self._distributed.refund(key, cost)

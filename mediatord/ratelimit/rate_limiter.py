@@ -1,10 +1,6 @@
 """
-Bounding the memory of requests that are being served.
-
-A request is parsed before the store is asked about it, and a tree of JSON takes many times the bytes of its text.
-Those of many connections would add up while the store is slow, so a request is parsed when there is room for it.
-
-Who may have how much of the mediator's time, in both halves (UC-021 AF-2, DIDComm reference 4.1, 4.2 and 12).
+Rate limits of senders, addresses and accounts, and the memory budget of requests (UC-021 AF-2, DIDComm reference 4.1,
+4.2, 12).
 """
 
 from __future__ import annotations
@@ -23,25 +19,26 @@ from mediatord.ratelimit.distributed_limiter import KeyedLimiter, QuotaStore
 
 MAX_MEMORY_PER_ADDRESS = 67_108_864
 MAX_MEMORY_TOTAL = 268_435_456
-# What a request may come to: its bytes, sealed and open, and a tree of as many values as are allowed. Of JSON that is
-# nothing but the smallest objects, a byte becomes about 46.
+# Memory of a request: its bytes encrypted and decrypted, and a bounded JSON tree. One byte of JSON made of the
+# smallest objects takes about 46 bytes.
 _COPIES_OF_REQUEST = 4
 _MAX_TREE_BYTES = 12_000_000
 _MAX_BYTES_PER_BYTE = 50
-# Seconds that a request waits for room; it is answered late by then anyway.
+# Seconds that a request waits for memory; it would miss its deadline after that.
 MEMORY_WAIT_SECONDS = 10.0
 
 
 def estimate_request_memory(size: int) -> int:
-    """Bytes of memory that a request of so many bytes may take, until it is answered."""
+    """Upper bound of the memory that a request of `size` bytes needs until it is answered."""
     return min(_MAX_BYTES_PER_BYTE * size, _COPIES_OF_REQUEST * size + _MAX_TREE_BYTES)
 
 
 class RequestMemoryBudget:
     """
-    Counts what requests may take, for each address and for all.
+    Limits the memory of requests in progress, per address and in total.
 
-    A request of an address that has no other always has room for itself.
+    Requests are parsed before the store is asked, and a JSON tree takes many times the size of its text, so slow
+    storage would let trees of many connections pile up. An address without other requests is always admitted.
     """
 
     def __init__(
@@ -60,11 +57,11 @@ class RequestMemoryBudget:
 
     @property
     def held(self) -> tuple[int, int]:
-        """Requests, and bytes that they may take."""
+        """Number of requests, and the bytes reserved for them."""
         return self._requests, self._total
 
     def try_acquire(self, peer: str, size: int) -> bool:
-        """Whether a request may be parsed at once; if so, :meth:`give_back` follows."""
+        """Reserve memory for a request if available; pair with :meth:`release`."""
         if peer == PROBE_CLIENT:
             return True
         if self._waiting and peer in self._waiting:
@@ -82,9 +79,9 @@ class RequestMemoryBudget:
 
     async def acquire(self, peer: str, size: int) -> None:
         """
-        Wait until a request may be parsed, where it may not at once; :meth:`give_back` follows.
+        Wait for memory; pair with :meth:`release`.
 
-        :raise RateLimitExceeded: that takes too long.
+        :raise RateLimitExceeded: it takes too long.
         """
         turn: Deferred[None] = Deferred()
         place = (estimate_request_memory(size), turn)
@@ -98,7 +95,7 @@ class RequestMemoryBudget:
 
     def _give_up(self, peer: str, place: tuple[int, Deferred[None]]) -> None:
         waiting = self._waiting.get(peer, deque())
-        if place not in waiting:  # it has room, and is about to begin
+        if place not in waiting:  # admitted already
             return
         waiting.remove(place)
         if not waiting:
@@ -106,7 +103,7 @@ class RequestMemoryBudget:
         place[1].errback(RateLimitExceeded(retry_after=5))
 
     def release(self, peer: str, size: int) -> None:
-        """A request is answered, or given up."""
+        """Return the memory of a request."""
         if peer == PROBE_CLIENT:
             return
         size = estimate_request_memory(size)
@@ -122,7 +119,7 @@ class RequestMemoryBudget:
                 self._admit(other)
 
     def _admit(self, peer: str) -> None:
-        """Let those requests of an address begin that there is room for."""
+        """Start the waiting requests of an address for which memory is available."""
         while waiting := self._waiting.get(peer):
             size, turn = waiting[0]
             if not self._take(peer, size):
@@ -130,54 +127,53 @@ class RequestMemoryBudget:
             waiting.popleft()
             if not waiting:
                 del self._waiting[peer]
-            # In a call of its own: whoever gives back is not held up by what others do then.
+            # Called later, so that the releasing request is not delayed by others.
             self._clock.callLater(0, turn.callback, None)
 
 
 RateLimitCallback = Callable[[str, str, str, int], None]
 
-# No request of a wallet about its own mail is larger, in bytes.
+# Requests of wallets about their own messages are not larger, in bytes.
 SMALL_REQUEST_BYTES = 65_536
 
-# As many accounts as this may use up their minute behind one address.
+# Accounts behind one address that can use up their limit.
 _ACCOUNTS_PER_ADDRESS = 10
-# Requests of an address, valid or not, for each that may be charged for a payload.
+# Requests of any kind per address, relative to its limit of charged requests.
 _REQUESTS_PER_CHARGE = 50
 _MIN_REQUESTS = 1000
-# did:web documents that one address may make us fetch in a minute (reference 8.5).
+# did:web documents fetched per minute on behalf of one address (reference 8.5).
 _DID_LOOKUPS_PER_MINUTE = 10
 
 
 def compute_request_cost(size: int) -> int:
-    """What reading so many bytes costs, where that grows with them: one, and one more for each 64 KiB."""
+    """Cost of reading a request: one, and one more per 64 KiB."""
     return 1 + size // SMALL_REQUEST_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class TrustedAddresses:
     """
-    Addresses behind which are many senders, such as another mediator.
+    Addresses that stand for many senders, such as other mediators.
 
-    :param peers: what they are called where somebody pays (:meth:`~mediatord.http.client_address.ClientAddressResolver.payer`).
-    :param per_minute: of each of them, where others have less.
+    :param peers: as rate limit keys (:meth:`~mediatord.http.client_address.ClientAddressResolver.payer`).
+    :param per_minute: limit of each of them.
     """
 
     peers: frozenset[str] = frozenset()
     per_minute: int = 6000
 
     def make_overrides(self, usual: int) -> dict[str, int]:
-        """The limit of each of them where others have the usual one."""
+        """Limit of each trusted address, given the usual limit."""
         return dict.fromkeys(self.peers, max(usual, self.per_minute))
 
 
 class RateLimiter:
     """
-    The buckets: a sender DID, an address, and an account's own business. Nothing is charged for what the daemon sends
-    to itself.
+    All per-minute limits: sender DIDs, addresses, accounts. The daemon's own probes are exempt.
 
-    :param on_limit: told of every refusal: bucket name, whose bucket, address, seconds to wait.
-    :param allowances: what is shared with other processes; None when this is the only one.
-    :ivar memory: of requests that are being served.
+    :param on_limit: called on every refusal with limiter name, key, address, and seconds to wait.
+    :param quotas: quotas shared with other processes; None for a single process.
+    :ivar memory: budget of requests in progress.
     """
 
     def __init__(
@@ -189,10 +185,10 @@ class RateLimiter:
         ip_per_minute: int,
         account_per_minute: int,
         trusted: TrustedAddresses = TrustedAddresses(),  # noqa: B008  it cannot change
-        allowances: QuotaStore | None = None,
+        quotas: QuotaStore | None = None,
     ) -> None:
         def bucket(name: str, limit: int) -> KeyedLimiter:
-            return KeyedLimiter(clock, name, limit, allowances)
+            return KeyedLimiter(clock, name, limit, quotas)
 
         self._on_limit = on_limit
         self.memory = RequestMemoryBudget(clock)
@@ -204,7 +200,7 @@ class RateLimiter:
         self._command_addresses = bucket("commanders", _ACCOUNTS_PER_ADDRESS * account_per_minute)
         self._failed_decryptions = bucket("openings in vain", ip_per_minute)
         self._lookups = bucket("lookups", _DID_LOOKUPS_PER_MINUTE)
-        # Of this process alone: asking others would cost more than what is counted.
+        # Local to the process: sharing would cost more than what is counted.
         self._requests = KeyedLimiter(clock, "requests", ip_per_minute, None)
         self.set_limits(
             did_per_minute=did_per_minute,
@@ -221,7 +217,7 @@ class RateLimiter:
         account_per_minute: int,
         trusted: TrustedAddresses = TrustedAddresses(),
     ) -> None:  # noqa: B008  it cannot change
-        """Go by other limits; what was used within the last minute counts."""
+        """Change all limits; requests of the last minute still count."""
         self._trusted = trusted.peers
         self._senders.set_limit(did_per_minute)
         self._accounts.set_limit(account_per_minute)
@@ -235,7 +231,7 @@ class RateLimiter:
         self._requests.set_limit(requests, trusted.make_overrides(requests))
 
     def __len__(self) -> int:
-        """How many keys are remembered, over all buckets."""
+        """Number of keys of all limiters."""
         buckets = (self._senders, self._peers, self._accounts, self._decryptions, self._readers)
         return sum(
             map(len, (*buckets, self._command_addresses, self._failed_decryptions, self._lookups, self._requests))
@@ -243,8 +239,7 @@ class RateLimiter:
 
     def charge_request(self, peer: str, count: int = 1) -> bool:
         """
-        Charge an address for requests or frames of any kind, before anything is done about them, and whether or not
-        they are charged for something else as well.
+        Charge an address for requests or frames of any kind, before they are processed and on top of other charges.
 
         :return: whether it is within its limit.
         """
@@ -252,15 +247,14 @@ class RateLimiter:
 
     async def check_before_read(self, peer: str, size: int, cost: int = 1) -> None:
         """
-        Protect the CPU: from an address that has used up its minute nothing more is read, with one exception.
+        Refuse to parse requests of an address over its limit, to save CPU time, with one exception.
 
-        Behind that address may be wallets that only fetch their mail, which is not theirs to pay for: what is as
-        small as their requests are is still looked at, up to the limit of an account, and until that was in vain too
-        often.
+        Wallets behind that address may only pick up messages, which is charged to their accounts. Requests as small
+        as theirs are still parsed, up to an account's limit, and until too many of them turn out invalid.
 
-        :param size: bytes of the envelope.
-        :param cost: what the address will be charged for it.
-        :raise RateLimitExceeded: not now.
+        :param size: size of the envelope in bytes.
+        :param cost: what the address will be charged.
+        :raise RateLimitExceeded: over the limit.
         """
         if peer == PROBE_CLIENT:
             return
@@ -271,18 +265,18 @@ class RateLimiter:
 
     def check_before_decryption(self, peer: str, *, authenticated: bool) -> None:
         """
-        The second half of :meth:`before_reading`: only what claims an authenticated sender is opened as well.
+        Second half of :meth:`check_before_read`: of an address over its limit, only authcrypts are decrypted.
 
-        :raise RateLimitExceeded: not now.
+        :raise RateLimitExceeded: over the limit.
         """
         if not authenticated and peer != PROBE_CLIENT:
             self._refuse_if(self._peers.wait(peer), "ip", peer, peer)
 
     def charge_failure(self, peer: str, size: int = 0) -> None:
         """
-        Charge an address for what could not be read or opened, or came before.
+        Charge an address for a message that was unreadable, undecryptable or repeated.
 
-        :param size: bytes of it, where reading costs more the longer it is.
+        :param size: in bytes, where the cost depends on it.
         """
         for _ in range(compute_request_cost(size) if peer != PROBE_CLIENT else 0):
             if self._peers.charge_deferred(peer):
@@ -291,34 +285,33 @@ class RateLimiter:
 
     async def charge_anonymous(self, peer: str, count: int = 1) -> None:
         """
-        Charge an address for payloads to be forwarded, or for a request of somebody without an account, by size.
+        Charge an address for payloads to forward, or for a request without an account, by size.
 
-        :raise RateLimitExceeded: it is over its limit.
+        :raise RateLimitExceeded: over the limit.
         """
         if count and peer != PROBE_CLIENT:
             self._refuse_if(await self._peers.admit(peer, count), "ip", peer, peer)
 
     def try_charge_anonymous(self, peer: str, cost: int = 1) -> bool:
         """
-        Charge an address for one payload, which may be read, opened and forwarded then: what :meth:`before_reading`,
-        :meth:`before_opening` and :meth:`stranger` come to, where nobody has to be asked and nothing is refused.
+        Charge an address for one payload if no store access is needed; equals :meth:`check_before_read`,
+        :meth:`check_before_decryption` and :meth:`charge_anonymous` together.
 
-        :return: whether that was so; otherwise nothing was charged, and they decide.
+        :return: False if nothing was charged and these have to decide.
         """
         return peer == PROBE_CLIENT or self._peers.try_admit(peer, cost)
 
     def refund_anonymous(self, peer: str, cost: int = 1) -> None:
-        """Undo :meth:`stranger_at_once`."""
+        """Undo :meth:`try_charge_anonymous`."""
         if peer != PROBE_CLIENT:
             self._peers.refund(peer, cost)
 
     async def charge_sender(self, proven: str | None, claimed: str | None, peer: str, count: int = 1) -> None:
         """
-        Charge the sender for payloads: the proven DID; else the claimed one, for this address only, so that nobody
-        can use up the allowance of somebody else; else only the address pays. What a trusted address passes on is
-        not charged to its sender.
+        Charge the sender of payloads: its authenticated DID; else the claimed DID, per address, so that nobody can
+        use up somebody else's limit; else nobody. Senders behind trusted addresses are exempt.
 
-        :raise RateLimitExceeded: it is over its limit.
+        :raise RateLimitExceeded: over the limit.
         """
         if peer == PROBE_CLIENT or peer in self._trusted:
             return
@@ -330,9 +323,9 @@ class RateLimiter:
 
     def check_allowance(self, account: str | None, peer: str) -> None:
         """
-        Ask, without charging, whether an account may make a request; or an address, for somebody without one.
+        Check, without charging, whether an account (or an address without one) may make a request.
 
-        :raise RateLimitExceeded: not now.
+        :raise RateLimitExceeded: over the limit.
         """
         if peer == PROBE_CLIENT:
             return
@@ -343,24 +336,23 @@ class RateLimiter:
 
     async def charge_account(self, did: str, peer: str, cost: int = 1) -> None:
         """
-        Charge an account for its own coordination and pickup, or its own commands.
+        Charge an account for its coordination and pickup requests, or its commands.
 
-        :raise RateLimitExceeded: it is over its limit.
+        :raise RateLimitExceeded: over the limit.
         """
         if peer != PROBE_CLIENT:
             self._refuse_if(await self._accounts.admit(did, cost), "account", did, peer)
 
     async def charge_command(self, peer: str, size: int) -> None:
         """
-        Charge an address for reading a command, whatever it is: DIDs cost nothing, so their own limits do not bound
-        what one address can ask for.
+        Charge an address for reading a command. DIDs are free to create, so their limits do not bound an address.
 
-        :raise RateLimitExceeded: it is over its limit.
+        :raise RateLimitExceeded: over the limit.
         """
         self._refuse_if(await self._command_addresses.admit(peer, compute_request_cost(size)), "account", peer, peer)
 
     def refund(self, did: str, peer: str, *, outgoing: bool, cost: int = 1) -> None:
-        """Undo the last charge of :meth:`sender` or :meth:`account`: the DID had no part in what was refused."""
+        """Undo the last :meth:`charge_sender` or :meth:`charge_account`, when the DID was not at fault."""
         if not outgoing:
             self._accounts.refund(did, cost)
         elif peer not in self._trusted:
@@ -368,14 +360,14 @@ class RateLimiter:
 
     async def charge_public_read(self, peer: str) -> None:
         """
-        Charge an address for reading what is public.
+        Charge an address for reading a public channel.
 
-        :raise RateLimitExceeded: it is over its limit.
+        :raise RateLimitExceeded: over the limit.
         """
         self._refuse_if(await self._readers.admit(peer), "account", peer, peer)
 
     async def charge_did_lookup(self, peer: str) -> int:
-        """Charge an address for a did:web document that has to be fetched; seconds to wait, or 0."""
+        """Charge an address for fetching a did:web document; returns the seconds to wait, or 0."""
         return await self._lookups.admit(peer)
 
     def _refuse_if(self, wait: int, bucket: str, who: str, peer: str) -> None:

@@ -1,4 +1,4 @@
-"""Lets work in while the daemon runs and may use its store, and waits for what is inside when it stops."""
+"""Tracks requests in flight; refuses new ones and drains the rest at shutdown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class RequestGate(Service):
-    """Counts the work that is under way, each of it one request."""
+    """Service that admits requests while it runs, and stops once they are finished."""
 
     name = "gate"
 
@@ -28,26 +28,26 @@ class RequestGate(Service):
         self._drained: Deferred[None] | None = None
 
     def hold(self) -> None:
-        """Let what comes wait: the store answers, but it is not known yet whether we may use it."""
+        """Make new requests wait, while it is unknown whether this process may use the store."""
         if self._waiting is None:
             self._waiting = []
 
     def release(self) -> None:
-        """Let it in."""
+        """Start the waiting requests."""
         waiting, self._waiting = self._waiting or [], None
         for one in waiting:
             one.callback(None)
 
     @property
     def is_open(self) -> bool:
-        """Whether new work is taken."""
+        """Whether new requests are admitted."""
         return self._open
 
     async def run_request(self, work: Callable[[], Awaitable[T]]) -> T:
         """
-        Do `work` and know of it.
+        Run `work` as a request in flight.
 
-        :raise ShutdownInProgress: the daemon is stopping; `work` was not begun.
+        :raise ShutdownInProgress: the daemon is stopping; `work` was not started.
         """
         if not self.enter():
             await self.wait()
@@ -72,26 +72,26 @@ class RequestGate(Service):
         self._in_flight += 1
 
     def enter(self) -> bool:
-        """Whether work may begin at once; whoever begins it says when it is done, by :meth:`leave`."""
+        """Admit a request if it can start immediately; pair with :meth:`leave`."""
         if not self._open or self._waiting is not None:
             return False
         self._in_flight += 1
         return True
 
     def leave(self) -> None:
-        """Some work is done."""
+        """Mark a request as finished."""
         self._in_flight -= 1
         if self._drained is not None and self._in_flight == 0:
             emptied, self._drained = self._drained, None
             emptied.callback(None)
 
     def startService(self) -> None:
-        """Let work in."""
+        """Open the gate."""
         super().startService()
         self._open = True
 
     def stopService(self) -> Deferred[None]:
-        """Let no more work in; fires when the last is done."""
+        """Close the gate; fires when all requests are finished."""
         super().stopService()
         self._open = False
         self.release()

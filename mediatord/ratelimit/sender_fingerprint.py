@@ -1,4 +1,4 @@
-"""Where a deposit comes from, in 63 bits that mean something to one queue only (UC-021 AF-4)."""
+"""Keyed 63-bit fingerprint of a message's sender, specific to the recipient's queue (UC-021 AF-4)."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from hashlib import blake2b
 from mediatord.protocol.canonical_did import make_did_comparison_key
 from mediatord.protocol.probe_requests import PROBE_CLIENT
 
-# Of either half, of which 0 is not known; the network has one bit less, so that databases can keep both as a number.
+# Size of each half; 0 means unknown. The network half has one bit less, so that databases can store both as one
+# integer.
 _HALF_BYTES = 4
 _HALF_BITS = 8 * _HALF_BYTES
-# DIDs of which more than one form is canonical.
+# DID methods with several canonical forms.
 _ALIASED_METHODS = ("did:peer:2", "did:peer:3")
 _NETWORK_MASK = (1 << _HALF_BITS - 1) - 1
 
 
 class SenderFingerprint:
     """
-    Makes the origins of deposits (:class:`~mediatord.store.interfaces.messages.QueueLimits`): the same for all processes of a
-    mediator, and after a restart.
+    Computes sender fingerprints (:class:`~mediatord.store.interfaces.messages.QueueLimits`), equal for all processes
+    of a mediator and across restarts.
 
-    A half is a keyed hash of a network or a DID together with the recipient. So the same sender has another one in
-    each queue, and without the key an origin tells neither who it was nor whether it is that of another queue.
+    Each half is a keyed hash of network or sender DID together with the recipient. So a sender has different
+    fingerprints in different queues, and without the key they reveal nothing.
 
     :param seed: a secret of the mediator.
     """
@@ -32,15 +33,16 @@ class SenderFingerprint:
 
     def compute(self, recipient: str, peer: str, sender: str | None) -> int:
         """
-        Of what comes for a recipient; 0 if the daemon has sent it to itself.
+        Fingerprint of a sender in a recipient's queue; 0 for the daemon's own probes.
 
-        :param recipient: in any canonical form; all forms of one give the same.
-        :param peer: the network, as it is charged (:meth:`mediatord.http.client_address.ClientAddressResolver.payer`); empty if not known.
-        :param sender: the DID that is proven to have sent it, if any, in any canonical form.
+        :param recipient: in any canonical form; all forms of a DID give the same result.
+        :param peer: network as charged (:meth:`mediatord.http.client_address.ClientAddressResolver.payer`); empty if
+            unknown.
+        :param sender: authenticated DID of the sender, if any, in any canonical form.
         """
         if peer == PROBE_CLIENT:
             return 0
-        # The short way comes here for every message: no function more than it takes.
+        # On the fast path of every message: no call more than necessary.
         if recipient.startswith(_ALIASED_METHODS):
             recipient = make_did_comparison_key(recipient)
         data = f"{len(peer)} {peer}{recipient}".encode("utf-8", "surrogatepass")

@@ -92,7 +92,7 @@ class LimiterProcess:
             did_per_minute=limit,
             ip_per_minute=limit,
             account_per_minute=limit,
-            allowances=self.allowances,
+            quotas=self.allowances,
         )
 
     def ask(self, did: str = DID, cost: int = 1) -> Deferred[int]:

@@ -97,7 +97,7 @@ class SharedLimitTests(MongoTestCase):
         """Whatever comes to all of them at the same time, exactly the limit is admitted."""
         self.patch(distributed_limiter, "QUOTA_STORE_TIMEOUT", 30.0)
         limits: dict[str, Any] = {"did_per_minute": 60, "ip_per_minute": 120, "account_per_minute": 600}
-        nodes = [RateLimiter(CLOCK, lambda *_: None, allowances=await self.a_node(), **limits) for _ in range(NODES)]
+        nodes = [RateLimiter(CLOCK, lambda *_: None, quotas=await self.a_node(), **limits) for _ in range(NODES)]
         answers = await gatherResults(
             [
                 Deferred.fromCoroutine(charge).addCallbacks(lambda _: True, self.refused)

@@ -69,7 +69,7 @@ def test_what_is_shared_can_be_asked() -> None:
 
 def test_a_share_is_taken_along_beyond_the_bound() -> None:
     """As much as was used, all of it as of the last time."""
-    window = SlidingWindowLimiter(4, max_keys=1, max_turns=2)
+    window = SlidingWindowLimiter(4, max_keys=1, max_entries=2)
     window.admit("first", NOW)
     assert [window.admit("late", NOW + at) for at in (30, 46)] == [0, 0]
     assert [window.admit("late", NOW + at) for at in (61, 62, 63)] == [0, 0, 43]
@@ -91,7 +91,7 @@ def test_few_turns_are_exact() -> None:
 
 def test_turns_beyond_the_bound_count_for_longer() -> None:
     """By less than a quarter of the period, and what was admitted never counts for less than it."""
-    window = SlidingWindowLimiter(4, max_turns=2)
+    window = SlidingWindowLimiter(4, max_entries=2)
     assert [window.admit("a", NOW + at) for at in (0, 5, 16, 29, 29.5)] == [0, 0, 0, 0, 31]
     # The third and the fourth are one turn.
     assert [window.admit("a", NOW + at) for at in (60, 65, 76, 88, 89, 89)] == [0, 0, 13, 1, 0, 0]
@@ -101,10 +101,10 @@ def test_many_turns_of_one_key_are_fine() -> None:
     """A limit of thousands is exact in number, and to a tenth of a second in time."""
     window = SlidingWindowLimiter(5_000)
     assert sum(window.admit("a", NOW + number / 1000) == 0 for number in range(6_000)) == 5_000
-    assert 0 < window._turns < 1_300
+    assert 0 < window._entry_count < 1_300
     assert window.wait("a", NOW + 60.5) == 0
     assert sum(window.admit("a", NOW + 65.2) == 0 for _ in range(6_000)) == 5_000
-    assert window._turns == 1
+    assert window._entry_count == 1
 
 
 @given(
@@ -114,17 +114,17 @@ def test_many_turns_of_one_key_are_fine() -> None:
     st.integers(1, 20),
 )
 def test_no_minute_has_more_than_the_limit(
-    steps: list[tuple[int, int, int]], limit: int, max_keys: int, max_turns: int
+    steps: list[tuple[int, int, int]], limit: int, max_keys: int, max_entries: int
 ) -> None:
     """Whoever comes when, and however little room there is."""
-    window, now = SlidingWindowLimiter(limit, max_keys=max_keys, max_turns=max_turns), NOW
+    window, now = SlidingWindowLimiter(limit, max_keys=max_keys, max_entries=max_entries), NOW
     admitted: dict[int, list[float]] = {}
     for key, gap, cost in steps:
         now += gap / 4
         if not window.admit(str(key), now, cost):
             admitted.setdefault(key, []).extend([now] * cost)
-        assert window._turns == sum(
-            len(turns) // 2 for held in (window._own, window._shared) for turns in held.values()
+        assert window._entry_count == sum(
+            len(turns) // 2 for held in (window._entries, window._shared_entries) for turns in held.values()
         )
     for moments in admitted.values():
         for start in moments:
