@@ -1,10 +1,4 @@
-"""
-The allowances of the memory store.
-
-The cluster side of the memory store, for several daemons in one process.
-
-A store that forgets everything when the process ends.
-"""
+"""A store in memory, which is empty again when it is closed: its cluster state, quotas and facade."""
 
 from __future__ import annotations
 
@@ -70,7 +64,7 @@ from mediatord.store.quotas import QuotaUse, add_quota_use, drop_expired_uses, g
 
 
 class MemoryQuotas:
-    """What was taken, by key, for as long as it counts."""
+    """Uses of quotas by key, as long as they count."""
 
     def __init__(self) -> None:
         self._lots: dict[bytes, list[QuotaUse]] = {}
@@ -102,7 +96,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _NodeLease:
-    """Until when something is a node's, exclusively."""
+    """A node and the end of its lease, exclusive."""
 
     node: ClusterNode
     until: float
@@ -110,9 +104,9 @@ class _NodeLease:
 
 class MemoryClusterState:
     """
-    What is there between open and close.
+    Cluster state between open and close.
 
-    :param messages: those of the whole store.
+    :param messages: of the whole store.
     """
 
     def __init__(self, messages: MemoryMessages) -> None:
@@ -125,14 +119,16 @@ class MemoryClusterState:
         self.allowances = MemoryQuotas()
 
     def release_lost(self, now: float) -> None:
-        """What was delivered by nodes that are not live is pending again."""
+        """Make deliveries of nodes that are not live pending again."""
         for boot in self._messages.delivering() - {node.boot for node in self.nodes(now)}:
             self._messages.release(boot)
 
     def join(self, node: ClusterNode, until: float, now: float) -> None:
         """
-        :raise ClusterSecretDiffers: another live node has another seal.
-        :raise ClusterIdentityDiffers: another live node has another identity.
+        Add a live node, or renew it.
+
+        :raise ClusterSecretMismatch: another live node has another seal.
+        :raise ClusterIdentityMismatch: another live node has another identity.
         :raise NodeNameTaken: another boot of the same name is live.
         """
         others = [other for other in self.nodes(now) if other.boot != node.boot]
@@ -211,15 +207,15 @@ class MemoryClusterState:
 
 
 class ClusterStateAccess(Protocol):
-    """Fires with what the work returns, or fails with what it raises, or because the store is not open."""
+    """Runs work on the state; the Deferred has its result or exception, or fails because the store is not open."""
 
     def __call__(self, work: Callable[[MemoryClusterState, float], T]) -> Deferred[T]:
-        """Do it now."""
+        """Run it at once."""
 
 
 @implementer(IClusterStore)
 class MemoryClusterStore:
-    """Its many methods are those of the interface."""
+    """Cluster side of the memory store, for several daemons in one process."""
 
     def __init__(self, answer: ClusterStateAccess) -> None:
         self._answer = answer
@@ -273,7 +269,7 @@ def _discard_member(groups: dict[str, dict[str, None]], group: str, member: str)
 
 @dataclass(slots=True)
 class _MemoryState:
-    """What is there between open and close."""
+    """State of the store between open and close."""
 
     messages: MemoryMessages
     nonces: MemoryNonces
@@ -283,7 +279,7 @@ class _MemoryState:
     documents: dict[str, str] = field(default_factory=dict)
 
     def entry_list(self, account: str, recipient_did: str | None) -> EntryList:
-        """What waits for an account or for one of its recipient DIDs; an empty one if nobody has it."""
+        """Messages of an account or of one of its recipient DIDs; empty if it does not exist."""
         account_entry = self.accounts.account_entry(account)
         if account_entry is None:
             return EntryList()
@@ -295,14 +291,14 @@ class _MemoryState:
         return EntryList() if queue is None else queue.entry_list
 
     def queue_for(self, recipient_did: str) -> RecipientQueue:
-        """:raise UnknownRecipient: nobody has registered it."""
+        """:raise UnknownRecipient: the DID is not registered."""
         recipient = self.accounts.recipient(recipient_did)
         if recipient is None:
             raise UnknownRecipient()
         return recipient.account_entry.mailbox.queue(recipient.did)
 
     def backlog(self, bounds: Sequence[float], top: int) -> QueueBacklog:
-        """As :meth:`~mediatord.store.interfaces.messages.IMessageStore.read_backlog`, of both halves."""
+        """Backlog of both halves, as :meth:`~mediatord.store.interfaces.messages.IMessageStore.read_backlog`."""
         halves = self.messages, self.decentrl.pending
         largest = []
         for did, number in self.messages.ranking.top(max(top, 0))[0]:
@@ -314,22 +310,22 @@ class _MemoryState:
         return replace(found, books=self.books())
 
     def usage(self, now: float) -> AccountUsage:
-        """As :meth:`~mediatord.store.interfaces.accounts.IAccountStore.get_account_usage`."""
+        """Storage as in :meth:`~mediatord.store.interfaces.accounts.IAccountStore.get_account_usage`."""
         usage, long_forms = self.accounts.usage(), sum(map(len, self.documents.values()))
         return replace(usage, bytes=usage.bytes + long_forms + self.decentrl.registrations.size(now))
 
     def books(self) -> StoreLedger:
-        """Of both halves."""
+        """Ledgers of both halves."""
         return StoreLedger(self.messages.ledger(), self.decentrl.pending.ledger())
 
 
 @implementer(IStore)
 class MemoryStore:
     """
-    Every Deferred has fired when it is returned. Its many methods are those of the interface.
+    A store in memory. Every Deferred has fired when it is returned.
 
-    Several daemons of one process may open it, each as if it had a process of its own; it forgets everything when the
-    last of them has closed it.
+    Several daemons of one process may open it, each as if it had a process of its own; it is emptied when the last of
+    them has closed it.
     """
 
     def __init__(
@@ -354,7 +350,7 @@ class MemoryStore:
         )
 
     def open(self) -> Deferred[None]:
-        """Begin empty, unless somebody else has it open."""
+        """Begin empty, unless another daemon has it open."""
         self._openings += 1
         if self._contents is None:
             self._contents = self._empty()
@@ -368,7 +364,7 @@ class MemoryStore:
         return succeed(None)
 
     def table_sizes(self) -> Deferred[dict[str, int]]:
-        """Nobody counts them."""
+        """Sizes are not measured."""
         return self._answer(lambda contents, now: {})
 
     def ping(self) -> Deferred[None]:
