@@ -1,22 +1,24 @@
-"""`mediatord accounts`: who is enrolled, and removing accounts."""
+"""`mediatord accounts`: list, show and remove accounts."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from mediatord.cli.console import (
+    PROBE_MARKER,
     config_option,
     escape_control_characters,
     format_bytes,
+    format_time,
     group_config_option,
     json_option,
     print_result,
     print_table,
+    shorten_did,
 )
 
 if TYPE_CHECKING:
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from mediatord.store.interfaces.administration import AccountSummary, QueuedMessage
 
 _DEFAULT_TOP = 20
-_PROBE_MARKER = "(self-test)"
 
 
 @click.group()
@@ -34,19 +35,19 @@ def accounts() -> None:
     """
     List, show and remove accounts of DIDComm wallets.
 
-    The daemon may be running. A DID can be given in any form, and as the event log has it: shortened, or as its
-    pseudonym.
+    A running daemon is asked over its control socket; otherwise the store is opened directly. A DID can be given in
+    any form, and as in the event log: shortened, or as its pseudonym.
     """
 
 
 @accounts.command("list")
 @config_option
 @click.option(
-    "--top", type=click.IntRange(1, 100_000), default=_DEFAULT_TOP, show_default=True, help="So many at most."
+    "--top", type=click.IntRange(1, 100_000), default=_DEFAULT_TOP, show_default=True, help="Maximum number of rows."
 )
 @json_option
 def list_accounts(path: Path, top: int, as_json: bool) -> None:
-    """List accounts, the newest first."""
+    """List accounts, newest first."""
     from mediatord.cli.store_access import ProbeAccounts, open_store_access
     from mediatord.config.file import load_config
 
@@ -60,9 +61,9 @@ def list_accounts(path: Path, top: int, as_json: bool) -> None:
         return
     rows = [
         (
-            _shorten_did(one.did) + (f" {_PROBE_MARKER}" if self_test.may_include(one.did) else ""),
-            _format_time(one.created_at),
-            _format_time(one.seen_at),
+            shorten_did(one.did) + (f" {PROBE_MARKER}" if self_test.may_include(one.did) else ""),
+            format_time(one.created_at),
+            format_time(one.seen_at),
             "yes" if one.used else "no",
             f"{one.recipients}",
             f"{one.messages}",
@@ -81,7 +82,7 @@ def list_accounts(path: Path, top: int, as_json: bool) -> None:
 @config_option
 @json_option
 def show(did: str, path: Path, as_json: bool) -> None:
-    """Show an account and the recipient DIDs that it has registered."""
+    """Show an account and its registered recipient DIDs."""
     from mediatord.cli.store_access import open_store_access
     from mediatord.config.file import load_config
 
@@ -93,8 +94,8 @@ def show(did: str, path: Path, as_json: bool) -> None:
         print_result(True, {**asdict(record), "registered": names}, "")
         return
     click.echo(f"account       {escape_control_characters(record.did)}")
-    click.echo(f"enrolled      {_format_time(record.created_at)}")
-    click.echo(f"last contact  {_format_time(record.seen_at)}")
+    click.echo(f"enrolled      {format_time(record.created_at)}")
+    click.echo(f"last contact  {format_time(record.seen_at)}")
     click.echo(f"used          {'yes' if record.used else 'no'}")
     click.echo(f"waiting       {record.messages} messages, {format_bytes(record.bytes)}")
     for name in names:
@@ -104,15 +105,14 @@ def show(did: str, path: Path, as_json: bool) -> None:
 @accounts.command()
 @click.argument("did")
 @config_option
-@click.option("--yes", is_flag=True, help="Do it; without this it is only shown.")
+@click.option("--yes", is_flag=True, help="Remove; without it, only show what would be removed.")
 @json_option
 def remove(did: str, path: Path, yes: bool, as_json: bool) -> None:
     """
-    Remove an account with its registrations and its waiting messages. Without --yes it is only shown what would go.
+    Remove an account with its registrations and queued messages. Without --yes, only show what would be removed.
 
-    Each message has its line in the event log, msg.remove with the reason purged, as with `queue purge`. The wallet
-    may enrol again; `didcomm.deny` keeps it from that. Sockets that the wallet has open
-    stay open: the daemon does not close them because of the removal.
+    Each removed message is logged as by `queue purge`. The wallet may enrol again unless `didcomm.deny` lists it.
+    Sockets that the wallet has open stay open.
     """
     from mediatord.cli.store_access import ProbeAccounts, open_store_access
     from mediatord.config.file import load_config
@@ -122,7 +122,7 @@ def remove(did: str, path: Path, yes: bool, as_json: bool) -> None:
         record = _find_account(did, store, config)
         if ProbeAccounts(config).has(record.did):
             raise click.ClickException(
-                f"{_shorten_did(record.did)} belongs to the daemon's own self-test (GET /ready): not removed"
+                f"{shorten_did(record.did)} belongs to the daemon's own self-test (GET /ready): not removed"
             )
         removed = _remove_account(record.did, store) if yes else []
     if not yes:
@@ -132,7 +132,7 @@ def remove(did: str, path: Path, yes: bool, as_json: bool) -> None:
         print_result(True, {"dry_run": False, "did": record.did, **_summarize_json(removed)}, "")
         return
     sums = _summarize_json(removed)
-    click.echo(f"{_shorten_did(record.did)} removed, with {sums['messages']} messages, {format_bytes(sums['bytes'])}")
+    click.echo(f"{shorten_did(record.did)} removed, with {sums['messages']} messages, {format_bytes(sums['bytes'])}")
 
 
 def _print_removal_plan(record: AccountSummary, as_json: bool) -> None:
@@ -140,7 +140,7 @@ def _print_removal_plan(record: AccountSummary, as_json: bool) -> None:
         print_result(True, {"dry_run": True, **asdict(record)}, "")
         return
     waiting = f"{record.messages} messages, {format_bytes(record.bytes)}"
-    click.echo(f"{_shorten_did(record.did)} would be removed, with {record.recipients} registrations and {waiting}")
+    click.echo(f"{shorten_did(record.did)} would be removed, with {record.recipients} registrations and {waiting}")
     click.echo("nothing was removed; the same with --yes removes it")
 
 
@@ -179,17 +179,3 @@ def _find_account(given: str, store: StoreAccess, config: Config) -> AccountSumm
 
 def _summarize_json(entries: list[QueuedMessage]) -> dict[str, Any]:
     return {"messages": len(entries), "bytes": sum(one.size for one in entries)}
-
-
-def _shorten_did(did: str) -> str:
-    """As the event log has it with log.dids: plain."""
-    from mediatord.observability.pseudonyms import Pseudonymizer, PseudonymKey
-
-    return escape_control_characters(Pseudonymizer("plain", PseudonymKey(0, b"")).did(did))
-
-
-def _format_time(seconds: float) -> str:
-    try:
-        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    except (OverflowError, ValueError):  # no year has it
-        return f"{seconds:g}"

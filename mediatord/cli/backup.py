@@ -1,10 +1,4 @@
-"""
-How far something is: a bar on a terminal, nothing elsewhere.
-
-All that a store keeps, as an archive and back; the whole mediator as one file, and back.
-
-The whole mediator as one file, and back.
-"""
+"""`mediatord export`, `import`, `backup` and `restore`."""
 
 from __future__ import annotations
 
@@ -14,8 +8,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mediatord.app.core_services import get_log_key_path
 from mediatord.backup import backup_file
@@ -34,39 +26,48 @@ from mediatord.backup.backup_file import (
     restore_backup,
 )
 from mediatord.backup.records import RECORD_KINDS, BackupError, RecordCounts, RecordSource, RecordTarget
-from mediatord.cli.console import config_option, find_given_config, json_option, print_result, target_config_option
+from mediatord.cli.console import (
+    align_columns,
+    config_option,
+    find_given_config,
+    json_option,
+    print_result,
+    target_config_option,
+)
 from mediatord.cli.keys import read_identity
 from mediatord.config.file import load_config
 from mediatord.config.settings import Config
 
-# Calls between two looks at the bar: a million records are told of one by one.
+# Calls between two updates of the bar: it is called for each of a million records.
 _UPDATE_INTERVAL = 256
 
 
 @contextmanager
 def progress_bar(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
     """
-    On standard error, as standard output is for what was asked for. What is given is to be told how much is done.
+    A progress bar on standard error if that is a terminal; yields the function to call with the number done.
 
-    :param total: None when that is not known.
+    :param total: None when it is not known.
     """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(what, total=total)
 
-        def tell(done: int) -> None:
+        def update(done: int) -> None:
             if done % _UPDATE_INTERVAL == 0 or done == total:
                 progress.update(task, completed=done)
 
-        yield tell
+        yield update
 
 
-_EXIT_FAILED = 1
-_MEMORY_REFUSAL = "storage.backend: what is in the memory of a daemon cannot be got from outside"
+_MEMORY_REFUSAL = "storage.backend memory: the store of a daemon's memory cannot be exported or imported"
 
 to_option = click.option(
-    "--to", "target", required=True, metavar="FILE", type=click.Path(path_type=Path), help="The archive to make."
+    "--to", "target", required=True, metavar="FILE", type=click.Path(path_type=Path), help="The file to write."
 )
 from_option = click.option(
     "--from",
@@ -74,13 +75,15 @@ from_option = click.option(
     required=True,
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The archive.",
+    help="The file to read.",
 )
 offline_option = click.option(
-    "--offline", is_flag=True, help="MongoDB only: no daemon runs, so take as long as it takes."
+    "--offline",
+    is_flag=True,
+    help="MongoDB only: read without a snapshot and without a time limit; stop all nodes first.",
 )
 stopped_option = click.option(
-    "--stopped", is_flag=True, help="MongoDB only: no daemon runs, although one seems to have been killed."
+    "--stopped", is_flag=True, help="MongoDB only: ignore the lease of a node that was killed; stop all nodes first."
 )
 
 
@@ -92,10 +95,10 @@ stopped_option = click.option(
 @json_option
 def export_command(path: Path, target: Path, offline: bool, stopped: bool, as_json: bool) -> None:
     """
-    Write all that the store keeps to an archive that any backend can import. The daemon may run.
+    Export the store to an archive that any backend can import. The daemon may run.
 
-    MongoDB keeps the state that is read for five minutes (minSnapshotHistoryWindowInSeconds); if the export takes
-    longer than that, stop all nodes and use --offline.
+    MongoDB keeps the snapshot that is read for five minutes (minSnapshotHistoryWindowInSeconds); if the export takes
+    longer, stop all nodes and use --offline.
     """
     with open_record_source(load_config(path), offline=offline, stopped=stopped) as store:
         counts = store.counts()
@@ -111,9 +114,9 @@ def export_command(path: Path, target: Path, offline: bool, stopped: bool, as_js
 @json_option
 def import_command(path: Path, source: Path, stopped: bool, as_json: bool) -> int:
     """
-    Bring an archive into an empty store, and compare the counts. No daemon may run.
+    Import an archive into an empty store and compare the counts. No daemon may run.
 
-    If it is interrupted, the same command goes on where it has stopped. Exits with 1 if the counts differ.
+    After an interruption the same command continues. Exits with 1 if the counts differ.
     """
     with open_record_target(load_config(path), stopped=stopped) as store:
         with progress_bar("reading") as progress:
@@ -138,9 +141,9 @@ def open_record_source(
     config: Config, *, offline: bool = False, stopped: bool = False
 ) -> AbstractContextManager[RecordSource]:
     """
-    The store of a configuration, to be read.
+    Open the store of a configuration for reading.
 
-    :raise TransferError: it cannot be.
+    :raise BackupError: it cannot be opened.
     """
     storage = config.storage
     if storage.backend == "sqlite":
@@ -157,9 +160,9 @@ def open_record_source(
 
 def open_record_target(config: Config, *, stopped: bool = False) -> AbstractContextManager[RecordTarget]:
     """
-    The store of a configuration, to be imported into.
+    Open the store of a configuration for an import.
 
-    :raise TransferError: it cannot be.
+    :raise BackupError: it cannot be opened.
     """
     storage = config.storage
     if storage.backend == "sqlite":
@@ -175,12 +178,12 @@ def open_record_target(config: Config, *, stopped: bool = False) -> AbstractCont
 
 
 def format_comparison(comparison: ImportComparison) -> str:
-    """What was in the archive and what is in the store, by kind."""
+    """A table of the counts in the archive and in the store, by kind."""
     rows = [
         (name, str(comparison.archive[kind]), str(comparison.store[kind]), _compare_counts(comparison, kind))
         for kind, name in RECORD_KINDS.items()
     ]
-    return _format_columns([("", "archive", "store", ""), *rows])
+    return align_columns([("", "archive", "store", ""), *rows], (False, True, True, True))
 
 
 def _require_pymongo() -> None:
@@ -193,15 +196,8 @@ def _compare_counts(comparison: ImportComparison, kind: str) -> str:
 
 
 def format_counts(counts: Mapping[str, int]) -> str:
-    """How many records there are of each kind."""
-    return _format_columns([(name, str(counts[kind])) for kind, name in RECORD_KINDS.items()])
-
-
-def _format_columns(rows: list[tuple[str, ...]]) -> str:
-    """The first column to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
-    return "\n".join(lines)
+    """A table of the number of records of each kind."""
+    return align_columns([(name, str(counts[kind])) for kind, name in RECORD_KINDS.items()], (False, True))
 
 
 def _make_comparison_document(source: Path, comparison: ImportComparison) -> dict[str, object]:
@@ -223,7 +219,7 @@ def backup_command(path: Path, target: Path, offline: bool, stopped: bool, as_js
     """
     Write configuration, keys and the store to one file, consistently, while the daemon runs.
 
-    It has all secrets of the mediator in the clear: keep it where the keys may be kept.
+    The file contains all secrets of the mediator unencrypted.
     """
     config = load_config(path)
     read_identity(config)
@@ -236,12 +232,12 @@ def backup_command(path: Path, target: Path, offline: bool, stopped: bool, as_js
                 return copy_store_records(store, to, progress)
 
     files = {backup_file.CONFIG: path, **_list_member_paths(config)}
-    if not files[backup_file.LOG_KEY].exists():  # it is made when it is first needed
+    if not files[backup_file.LOG_KEY].exists():  # created when it is first needed
         del files[backup_file.LOG_KEY]
     manifest = create_backup(target, files, config.storage.backend, copy)
     members = [member.name for member in manifest.members]
-    told = f"{format_counts(manifest.records)}\n\nwrote {target}: {', '.join(members)}"
-    print_result(as_json, {"backup": str(target), "members": members, "records": manifest.records}, told)
+    text = f"{format_counts(manifest.records)}\n\nwrote {target}: {', '.join(members)}"
+    print_result(as_json, {"backup": str(target), "members": members, "records": manifest.records}, text)
 
 
 @click.command("restore")
@@ -252,19 +248,19 @@ def backup_command(path: Path, target: Path, offline: bool, stopped: bool, as_js
     "directory",
     metavar="DIR",
     type=click.Path(file_okay=False, path_type=Path),
-    help="The directory to write it into; made if it is not there.",
+    help="The directory to write to; created if missing.",
 )
 @stopped_option
 @json_option
 def restore_command(source: Path, path: Path | None, directory: Path | None, stopped: bool, as_json: bool) -> None:
     """
-    Bring back a backup where nothing is yet. No daemon may run.
+    Restore a backup without overwriting anything. No daemon may run.
 
-    The other files go where the configuration in the backup wants them. What is there already is not touched: a store
-    with anything in it, or another file than that of the backup, is in the way. Messages that were acknowledged since
-    the backup are delivered again.
+    Files are written to the paths that the configuration in the backup names. A store that is not empty, or an
+    existing file that differs from the backup's, is an error. Messages that were acknowledged since the backup are
+    delivered again.
     """
-    # A variable is for all commands, and an option for this one.
+    # MEDIATORD_CONFIG does not count beside --dir.
     chosen = path if directory is None else find_given_config(click.get_current_context())
     if (chosen is None) == (directory is None):
         raise click.UsageError("expected either --config PATH or --dir DIR")
@@ -276,19 +272,19 @@ def restore_command(source: Path, path: Path | None, directory: Path | None, sto
     with progress_bar("restoring") as progress:
         comparison = restore_backup(source, config, read, progress)
     read_identity(load_config(config))
-    told = f"{format_comparison(comparison)}\n\nrestored {source}; next: mediatord run --config {config}"
-    print_result(as_json, {"config": str(config), "records": comparison.archive, "store": comparison.store}, told)
+    text = f"{format_comparison(comparison)}\n\nrestored {source}; next: mediatord run --config {config}"
+    print_result(as_json, {"config": str(config), "records": comparison.archive, "store": comparison.store}, text)
 
 
 def _list_member_paths(config: Config) -> dict[str, Path]:
-    """What is to be kept beside configuration and store, by its name in a backup."""
-    places = {
+    """Files of a backup beside configuration and store, by their names in it."""
+    paths = {
         backup_file.KEYS: config.identity.keys,
         backup_file.LOG_KEY: get_log_key_path(config),
         backup_file.CLUSTER_SECRET: config.cluster.secret_file,
         backup_file.ADMIN_TOKEN: config.admin.token_file,
     }
-    return {name: place for name, place in places.items() if place is not None}
+    return {name: path for name, path in paths.items() if path is not None}
 
 
 def _make_restore_targets(config: Config, *, stopped: bool) -> RestoreTargets:

@@ -1,9 +1,7 @@
 """
-Subcommands that are imported when they are asked for, as most of them need what takes a second to load.
+Catalogue of the subcommands, their errors and shell completion.
 
-Completion of the command line by a shell, with what click has for that.
-
-The subcommands, and what becomes of their errors.
+A subcommand's module is imported when it is used: most of them need imports that take a second.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from mediatord.cli.console import escape_control_characters, find_given_config, 
 
 class LazyCommands(MutableMapping[str, click.Command]):
     """
-    Commands by name, each imported when it is first looked up.
+    Commands by name, imported at the first lookup.
 
     :param places: `module:variable` of each.
     """
@@ -55,7 +53,7 @@ class LazyCommands(MutableMapping[str, click.Command]):
         return len(self._places)
 
     def loaded(self, name: str) -> click.Command | None:
-        """The command if that needs no import."""
+        """The command if it was imported already."""
         return self._loaded.get(name)
 
 
@@ -63,7 +61,7 @@ class LazyGroup(click.Group):
     """
     Lists its subcommands without importing them.
 
-    :param catalogue: by name `module:variable` and the short help, which is empty for what is not listed.
+    :param catalogue: `module:variable` and short help by name; commands without a short help are not listed.
     """
 
     def __init__(self, name: str | None = None, *, catalogue: Mapping[str, tuple[str, str]], **options: Any) -> None:
@@ -73,7 +71,7 @@ class LazyGroup(click.Group):
         self.short_helps = {name: text for name, (_, text) in catalogue.items()}
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """As click does it, but for the imports."""
+        """As in click, without imports."""
         names = [name for name in self.list_commands(ctx) if self._is_listed(name)]
         limit = formatter.width - 6 - max(len(name) for name in names)
         with formatter.section("Commands"):
@@ -97,7 +95,7 @@ _COMPLETION_VARIABLE = "_MEDIATORD_COMPLETE"
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
     """
-    Print the script that lets a shell complete mediatord's commands and options.
+    Print a shell completion script.
 
     \b
     For bash, type: source <(mediatord completion bash)
@@ -109,12 +107,12 @@ def render_completion_script(command: click.Command, shell: str) -> str:
     """:param shell: bash, zsh or fish."""
     kind = get_completion_class(shell)
     assert kind is not None
-    # Not that of the class, which for bash runs one to find out how old it is.
+    # The method of the class for bash would run bash to check its version.
     return ShellComplete.source(kind(command, {}, _PROGRAM_NAME, _COMPLETION_VARIABLE))
 
 
 _EXIT_FAILED, _EXIT_WRONG_USAGE = 1, 2
-# Whose text is one line for the operator. By name: who raises one has imported it, and nobody else needs it.
+# Errors whose text is one line for the operator. By name, so that their modules need not be imported.
 _OPERATOR_ERRORS = frozenset(
     {
         "mediatord.errors.StartupError",
@@ -125,60 +123,60 @@ _OPERATOR_ERRORS = frozenset(
         "mediatord.private_file.PrivateFileError",
     }
 )
-# Where each is, and its short help; one without is not listed.
+# Location and short help of each.
 _COMMANDS = {
     "accounts": ("mediatord.cli.accounts:accounts", "List, show and remove accounts of DIDComm wallets."),
     "backup": (
         "mediatord.cli.backup:backup_command",
         "Write configuration, keys and the store to one file, consistently, while the daemon runs.",
     ),
-    "bench": ("mediatord.cli.run:bench", "Measure how much a mediator takes."),
+    "bench": ("mediatord.cli.run:bench", "Run the benchmark."),
     "check-config": (
         "mediatord.cli.configuration:check_config",
-        "Say what is wrong with a configuration, one line each.",
+        "Validate a configuration file and the files that it names.",
     ),
     "completion": (
         "mediatord.cli.commands:completion",
-        "Print the script that lets a shell complete mediatord's commands and options.",
+        "Print a shell completion script.",
     ),
     "demo": (
         "mediatord.cli.run:demo",
-        "Let two throw-away wallets talk through a mediator, and show each step.",
+        "Run a demo: two temporary wallets exchange messages through a mediator.",
     ),
     "did": ("mediatord.cli.keys:did", "Print the mediator's DIDs: the did:peer:2, then the did:web."),
     "export": (
         "mediatord.cli.backup:export_command",
-        "Write all that the store keeps to an archive that any backend can import.",
+        "Export the store to an archive that any backend can import.",
     ),
     "import": (
         "mediatord.cli.backup:import_command",
-        "Bring an archive into an empty store, and compare the counts.",
+        "Import an archive into an empty store and compare the counts.",
     ),
     "init": ("mediatord.cli.configuration:init", "Write mediator.yaml and fresh keys."),
     "invitation": ("mediatord.cli.keys:invitation", "Print the invitation as a URL and as a QR code."),
     "keys": (
         "mediatord.cli.keys:keys",
-        "Show, rotate, retire and encrypt the keys that the mediator's DIDs are made of.",
+        "Show, rotate, retire and encrypt the mediator's keys.",
     ),
     "log-keys": (
         "mediatord.cli.keys:log_keys",
-        "Show and change the keys that pseudonyms of the event log are made with.",
+        "Show, rotate and delete the keys of the event log's pseudonyms.",
     ),
-    "queue": ("mediatord.cli.queue:queue", "Look into the queues of waiting messages, and take messages out."),
-    "restore": ("mediatord.cli.backup:restore_command", "Bring back a backup where nothing is yet."),
+    "queue": ("mediatord.cli.queue:queue", "List message queues and remove messages from them."),
+    "restore": ("mediatord.cli.backup:restore_command", "Restore a backup without overwriting anything."),
     "run": ("mediatord.cli.run:run", "Run the daemon in the foreground until it is interrupted."),
-    "status": ("mediatord.cli.status:status", "Ask a running mediator how it is."),
-    "store": ("mediatord.cli.store:store", "Check the SQLite database, make it smaller, or make a new one."),
+    "status": ("mediatord.cli.status:status", "Show the status of a running mediator."),
+    "store": ("mediatord.cli.store:store", "Check, compact or create the SQLite database."),
     "whois": (
         "mediatord.cli.keys:whois",
-        "Print the registered DIDs that a pseudonym stands for, with its epoch.",
+        "Print the registered DIDs behind a pseudonym, with its key epoch.",
     ),
     "worker": ("mediatord.cli.run:worker", ""),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run a subcommand and exit. :param arguments: without the name of the program; by default those it was given."""
+    """Run a subcommand and exit. :param arguments: without the program name; default: those of the process."""
     sys.exit(_run_command(arguments))
 
 
@@ -216,12 +214,12 @@ def _print_error(text: str, status: int) -> int:
 
 
 class MediatordGroup(LazyGroup):
-    """Refuses a configuration in front of a command that does not read it."""
+    """Refuses --config before a command that does not read it."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that is asked for, and its arguments."""
+        """Name, command and remaining arguments."""
         name, command, rest = super().resolve_command(ctx, args)
         if (
             command is not None

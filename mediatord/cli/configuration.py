@@ -1,12 +1,4 @@
-"""
-What `mediatord init` writes, and to whom it belongs.
-
-`mediatord init`.
-
-What a configuration names, looked at before the daemon needs it: files, directories, keys, certificates.
-
-`mediatord check-config`.
-"""
+"""`mediatord init` and `mediatord check-config`."""
 
 from __future__ import annotations
 
@@ -43,23 +35,23 @@ from mediatord.observability.pseudonyms import create_pseudonym_key, read_pseudo
 from mediatord.private_file import PrivateFileError
 from mediatord.store.sqlite.database_file import APPLICATION_ID, describe_database_loss, read_schema_steps
 
-# Where the daemon of the system has its files, and whose it is.
+# Directories and user of the system's daemon.
 SYSTEM = Path("/etc/mediatord")
 STATE, LOGS = Path("/var/lib/mediatord"), Path("/var/log/mediatord")
 USER = "mediatord"
 
 _LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
-# A proxy on this machine, which says whom it speaks for.
+# A proxy on this machine.
 _LOCAL_PROXY = ("127.0.0.0/8", "::1/128")
 
 
 class SetupError(Exception):
-    """There is something in the way; the text is one line for the operator."""
+    """Files cannot be written; the text is one line for the operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileOwner:
-    """Whom the daemon of the system runs as."""
+    """User and group of the system's daemon."""
 
     user: int
     group: int
@@ -67,13 +59,13 @@ class FileOwner:
 
 def write_initial_files(directory: Path, public_url: str) -> tuple[Config, Path]:
     """
-    Write mediator.yaml, keys.jwks and log.key; the configuration, with its paths resolved, and where it is.
+    Write mediator.yaml, keys.jwks and log.key; returns the configuration, with its paths resolved, and its path.
 
-    In the directory of the system's daemon, its state and logs are where those of daemons are, and it can read what
-    root has written. log.key is left to the daemon, as it is among the files that it writes.
+    In the system directory, state and logs are configured to be below /var, and the files are readable for the
+    system's daemon, which makes log.key itself.
 
     :raise ValueError: `public_url` cannot be used; nothing was written.
-    :raise SetupError: one of the files is there already; nothing was written.
+    :raise SetupError: one of the files exists; nothing was written.
     :raise PrivateFileError: a file with keys could not be written.
     :raise OSError: the configuration could not be written.
     """
@@ -85,7 +77,7 @@ def write_initial_files(directory: Path, public_url: str) -> tuple[Config, Path]
     made = (keys,) if config.log.key_file else (keys, tag_key)
     for file in (path, *made):
         if file.exists():
-            raise SetupError(f"{file} is there already and is not overwritten")
+            raise SetupError(f"{file} exists and is not overwritten")
     owner = system_owner() if is_system_directory(directory) and os.geteuid() == 0 else None
     _create_directory(directory, owner)
     create_keys(keys)
@@ -93,7 +85,7 @@ def write_initial_files(directory: Path, public_url: str) -> tuple[Config, Path]
         create_pseudonym_key(tag_key)
     if owner is not None:
         os.chown(keys, owner.user, owner.group)
-    # Last: where it is, everything is. It may come to hold the password of a database.
+    # Last, so that it exists only if all others do. It may come to hold the password of a database.
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640), "w", encoding="utf-8") as written:
         written.write(render_config(config))
         if owner is not None:
@@ -102,7 +94,7 @@ def write_initial_files(directory: Path, public_url: str) -> tuple[Config, Path]
 
 
 def _create_directory(directory: Path, owner: FileOwner | None) -> None:
-    """As a directory that the daemon can read in, unless it is there."""
+    """Create a directory that the daemon can read, unless it exists."""
     if directory.exists():
         return
     directory.mkdir(mode=0o750, parents=True)
@@ -111,12 +103,12 @@ def _create_directory(directory: Path, owner: FileOwner | None) -> None:
 
 
 def is_system_directory(directory: Path) -> bool:
-    """Whether it is that of the system's daemon."""
+    """Whether it is the directory of the system's daemon."""
     return directory.resolve() == SYSTEM
 
 
 def system_owner() -> FileOwner | None:
-    """Whom the daemon of the system runs as, if there is such a user already."""
+    """User and group of the system's daemon, if the user exists."""
     try:
         return FileOwner(pwd.getpwnam(USER).pw_uid, grp.getgrnam(USER).gr_gid)
     except KeyError:
@@ -125,8 +117,8 @@ def system_owner() -> FileOwner | None:
 
 def _make_default_config(public_url: str) -> Config:
     """
-    The defaults for this URL. Who names a port of this very machine means to listen there; behind https:// there is
-    mostly a proxy on the same machine.
+    The defaults for a public URL: a URL of this machine is listened on; https:// is assumed to be served by a proxy
+    on the same machine.
     """
     try:
         config = Config(public_url=public_url)
@@ -148,7 +140,7 @@ def _use_system_paths(config: Config) -> Config:
     return config.model_copy(update={"storage": storage, "log": log, "control_socket": control_socket})
 
 
-# What to do, and the commands for it.
+# Description and commands.
 SetupStep = tuple[str, tuple[str, ...]]
 
 _CERTIFICATE_DIRECTORY = "/etc/letsencrypt/live"
@@ -164,19 +156,20 @@ _UNIT_PLACES = (Path("/etc/systemd/system"), Path("/usr/lib/systemd/system"), Pa
     default=".",
     metavar="DIR",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where to write; made if it is not there. Default: here.",
+    help="Where to write; created if missing. Default: here.",
 )
-@click.option("--public-url", default=LOCAL_URL, metavar="URL", show_default=True, help="What DIDs will name.")
+@click.option(
+    "--public-url", default=LOCAL_URL, metavar="URL", show_default=True, help="The URL in the mediator's DIDs."
+)
 @json_option
 def init(directory: Path, public_url: str, as_json: bool) -> None:
     """
     Write mediator.yaml and fresh keys. Overwrites nothing.
 
-    With an http:// URL of this machine the mediator listens there; with any other one on 127.0.0.1:8080, where a
-    proxy reaches it. In /etc/mediatord state and logs are set to be in /var/lib/mediatord and /var/log/mediatord,
-    and the files belong to the user mediatord if there is one.
+    With an http:// URL of this machine the mediator listens there; otherwise on 127.0.0.1:8080, for a proxy. In
+    /etc/mediatord state and logs are configured to be in /var/lib/mediatord and /var/log/mediatord, and the files
+    are given to the user mediatord if it exists.
     """
-    from mediatord.app.core_services import get_log_key_path
     from mediatord.cli.keys import read_identity
 
     try:
@@ -199,7 +192,7 @@ def init(directory: Path, public_url: str, as_json: bool) -> None:
 
 
 def list_next_steps(config: Config, path: Path) -> Iterator[SetupStep]:
-    """What is left to be done, in order, for a fresh configuration. :param path: where that is."""
+    """Steps from a fresh configuration to a running daemon. :param path: of the configuration."""
     from mediatord.cli.run import find_program_name
 
     system = is_system_directory(path.parent)
@@ -208,15 +201,15 @@ def list_next_steps(config: Config, path: Path) -> Iterator[SetupStep]:
     if urlsplit(config.public_url).scheme == "https":
         yield from _list_tls_steps(config, path)
     typed = shlex.quote(str(path))
-    yield "look whether everything is right", (f"{find_program_name()} check-config --config {typed}",)
+    yield "check the configuration", (f"{find_program_name()} check-config --config {typed}",)
     if system:
         yield (
-            "start it, now and at every start of the system",
+            "start it now and at every boot",
             (*_list_unit_commands(), "systemctl enable --now mediatord.service"),
         )
     else:
         yield "start it, until Ctrl-C", (f"{find_program_name()} run --config {typed}",)
-    what = "see how it is, and let two wallets talk" + ("" if system else ", in another terminal")
+    what = "show its status, and run a demo with two wallets" + ("" if system else ", in another terminal")
     inside, trusting = _make_local_url(config), ""
     if _is_local_https(config):
         inside, trusting = config.public_url, f" --ca {shlex.quote(str(path.with_name(_TEST_CERTIFICATE_FILE)))}"
@@ -230,7 +223,7 @@ def list_next_steps(config: Config, path: Path) -> Iterator[SetupStep]:
 
 
 def find_installed_units() -> Path:
-    """Where pip puts the units of systemd, which is no place where systemd looks."""
+    """Where pip installs the systemd units; systemd does not read them there."""
     return Path(sys.prefix, "share/mediatord/systemd")
 
 
@@ -248,10 +241,9 @@ def _is_local_https(config: Config) -> bool:
 
 
 def _list_user_steps() -> Iterator[SetupStep]:
-
     if system_owner() is None:
         yield (
-            "make its user, to whom files and directories belong",
+            "create its user and directories",
             (
                 f"useradd --system --home-dir {STATE} --shell /usr/sbin/nologin {USER}",
                 f"install -d -o {USER} -g {USER} -m 700 {STATE}",
@@ -263,42 +255,44 @@ def _list_user_steps() -> Iterator[SetupStep]:
 
 
 def _list_tls_steps(config: Config, path: Path) -> Iterator[SetupStep]:
-
     parts = urlsplit(config.public_url)
     host, port = parts.hostname or "", parts.port or 443
     if _is_local_https(config):
         yield from _list_test_certificate_steps(host, port, path)
         return
-    proxied = f"have a proxy answer at {config.public_url} and pass everything on to {_make_local_url(config)}, WebSockets included"
+    proxied = (
+        f"have a proxy answer at {config.public_url} and pass everything on to {_make_local_url(config)}, "
+        "WebSockets included"
+    )
     if is_system_directory(path.parent):
-        # The system's daemon may neither open a port below 1024 nor read there.
+        # The system's daemon may not bind ports below 1024, nor read the files of an ACME client.
         yield proxied, ()
         return
     files = f"{_CERTIFICATE_DIRECTORY}/{host}"
     chain = f"certKey={files}/cert.pem:extraCertChain={files}/chain.pem"
     yield (
-        f"{proxied}; or let the mediator do it itself, by this line in {path}",
+        f"{proxied}; or let the mediator serve TLS itself, with this line in {path}",
         (f'listen: ["ssl:{port}:privateKey={files}/privkey.pem:{chain}"]',),
     )
 
 
 def _list_test_certificate_steps(host: str, port: int, path: Path) -> Iterator[SetupStep]:
-    """With a certificate that nobody else believes."""
+    """With a self-signed certificate."""
     key, certificate = path.absolute().with_name("tls.key"), path.absolute().with_name(_TEST_CERTIFICATE_FILE)
     name = f"IP:{host}" if host[0].isdigit() else f"DNS:{host}"
     yield (
-        "make a certificate for trying out",
+        "make a certificate for tests",
         (
             f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 30 -subj /CN={host} "
             f"-addext subjectAltName={name} -keyout {shlex.quote(str(key))} -out {shlex.quote(str(certificate))}",
         ),
     )
     endpoint = f"ssl:{port}:interface=127.0.0.1:privateKey={key}:certKey={certificate}"
-    yield f"let the mediator show it, by this line in {path}", (f'listen: ["{endpoint}"]',)
+    yield f"let the mediator use it, with this line in {path}", (f'listen: ["{endpoint}"]',)
 
 
 def _make_local_url(config: Config) -> str:
-    """What reaches it from this machine."""
+    """URL of the first listener on this machine."""
     return f"http://127.0.0.1:{config.listen[0].split(':')[1]}"
 
 
@@ -309,16 +303,16 @@ def _format_steps(steps: list[SetupStep]) -> str:
     return "\n".join(lines)
 
 
-# The key that names it, and what is the matter.
+# Key of the configuration, and text of the finding.
 KeyPath = tuple[KeyPart, ...]
 Finding = tuple[KeyPath, str]
 
 
 def check_environment(config: Config, path: Path) -> Iterator[Finding]:
     """
-    All that would keep the daemon of this configuration from starting, or from working later.
+    Find what would keep the daemon of a configuration from starting or working: files, keys, directories, database.
 
-    :param path: where that is written.
+    :param path: of the configuration.
     """
     try:
         check_setting_combinations(config)
@@ -328,7 +322,10 @@ def check_environment(config: Config, path: Path) -> Iterator[Finding]:
     yield from _check_log(config)
     yield from _check_store(config)
     if urlsplit(config.storage.mongodb.uri).password and path.stat().st_mode & 0o004:
-        yield ("storage", "mongodb", "uri"), f"everybody may read the password in {path}; type: chmod o= {path}"
+        yield (
+            ("storage", "mongodb", "uri"),
+            f"the password in {path} is readable for everybody; type: chmod o= {path}",
+        )
     for key, endpoint in _list_endpoints(config):
         yield from ((key, text) for text in _check_tls_files(endpoint))
     if config.cluster.listen is not None and config.cluster.secret_file is not None:
@@ -402,7 +399,8 @@ def _check_schema(path: Path, connection: sqlite3.Connection) -> Iterator[str]:
     if tables and application != APPLICATION_ID:
         yield f"{path} is a database of another program"
     elif version > len(read_schema_steps()):
-        yield f"{path} is of a newer mediatord: its schema is version {version}, this one knows {len(read_schema_steps())}"
+        known = len(read_schema_steps())
+        yield f"{path} is of a newer mediatord: its schema is version {version}, this one knows {known}"
 
 
 def _check_mongodb(uri: str) -> Iterator[str]:
@@ -426,7 +424,7 @@ def _list_endpoints(config: Config) -> Iterator[Finding]:
 
 
 def _check_tls_files(endpoint: str) -> Iterator[str]:
-    """What is the matter with the files of an `ssl:` endpoint."""
+    """Problems of the files of an `ssl:` endpoint."""
     if not endpoint.startswith("ssl:"):
         return
     unreadable = False
@@ -452,7 +450,7 @@ def _check_tls_files(endpoint: str) -> Iterator[str]:
 
 
 def _explain_unwritable(directory: Path) -> str | None:
-    """Why this user cannot make files there; None if it can, or can make the directory."""
+    """Why this user can create no files in a directory; None if it can, or can create the directory."""
     there = directory
     while not there.exists() and there != there.parent:
         there = there.parent
@@ -469,32 +467,26 @@ def _explain_unwritable(directory: Path) -> str | None:
 @json_option
 def check_config(path: Path, as_json: bool) -> int:
     """
-    Say what is wrong with a configuration, one line each.
+    Validate a configuration file and the files that it names.
 
-    The files that it names are looked at as well, as the user who types this: keys, certificates, the database,
-    directories. Nothing is changed and nobody is connected to. Exits with 2 if the configuration cannot be used, with
-    1 if only what it names is not right.
+    Prints one line for each problem. Keys, certificates, database and directories are checked with the permissions of
+    the calling user. Nothing is changed, and no connection is made. Exits with 2 if the configuration is invalid,
+    with 1 if only files are.
     """
     from mediatord.config.file import ConfigProblem, examine_config
 
     draft = examine_config(path)
     around: list[ConfigProblem] = []
     if draft.config is not None:
-        # What is said of a default that stands in for a mistake would be about nothing that anybody wrote.
+        # Not of defaults that stand in for invalid values.
         found = [(where, text) for where, text in check_environment(draft.config, path) if not draft.is_wrong(where)]
         around = [draft.problem(where, text) for where, text in found]
     lines = draft.lines(around)
     if as_json:
-        _print_json(path, lines)
+        print_result(True, {"file": str(path), "ok": not lines, "problems": lines}, "")
     else:
         for line in lines:
             click.echo(line, err=True)
         if not lines:
             click.echo(f"{path}: ok")
     return 2 if draft.problems else 1 if around else 0
-
-
-def _print_json(path: Path, lines: list[str]) -> None:
-    from mediatord.cli.console import print_result
-
-    print_result(True, {"file": str(path), "ok": not lines, "problems": lines}, "")

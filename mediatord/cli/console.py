@@ -1,10 +1,4 @@
-"""
-Text of others, as it can be shown: it may have been made to do something to a terminal.
-
-Options that several subcommands have, and how they answer.
-
-Tables: drawn on a terminal, and plain columns for whatever else reads them.
-"""
+"""Options and output formats that subcommands share."""
 
 from __future__ import annotations
 
@@ -12,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,12 +16,22 @@ from click.core import ParameterSource
 
 from mediatord.config.location import CONFIG_PATH_VARIABLE, DEFAULT_CONFIG_PATH
 
+# Marks queues and accounts of the daemon's own probes.
+PROBE_MARKER = "(self-test)"
+
 
 def escape_control_characters(text: str) -> str:
-    """With escapes in place of what is no character to be seen: control characters, directions, halves of pairs."""
+    """Untrusted text with escapes for control characters, directions and surrogates, for terminal output."""
     if text.isprintable():
         return text
     return "".join([one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text])
+
+
+def shorten_did(did: str) -> str:
+    """A DID as in an event log with `log.dids: plain`, for terminal output."""
+    from mediatord.observability.pseudonyms import Pseudonymizer, PseudonymKey
+
+    return escape_control_characters(Pseudonymizer("plain", PseudonymKey(0, b"")).did(did))
 
 
 LOCAL_URL = "http://127.0.0.1:8080"
@@ -37,13 +42,13 @@ _CONFIG_META_KEY = "mediatord.cli.config"
 
 
 def find_given_config(context: click.Context) -> Path | None:
-    """The configuration that the command line names, wherever in it; None if it names none."""
+    """The path given with --config anywhere on the command line, if any."""
     path: Path | None = context.meta.get(_CONFIG_META_KEY)
     return path
 
 
 def _remember_config(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    # Groups are parsed before their commands, so that the last one of the command line counts.
+    # Groups are parsed before their commands: the last one on the command line counts.
     if path is not None and context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE:
         context.meta[_CONFIG_META_KEY] = path
     return find_given_config(context) or path
@@ -68,7 +73,7 @@ def _make_config_option(
 
 
 config_option = _make_config_option(help="The configuration, mediator.yaml.")
-# For a command that writes it: nobody is to fill the directory of the system's daemon by leaving something out.
+# For a command that writes it, which must not default to the system directory.
 target_config_option = _make_config_option(default=None, help="Where to write mediator.yaml.")
 # For groups with commands that have it, so that it may stand before them.
 group_config_option = _make_config_option(help="The configuration, for commands that read it.", expose_value=False)
@@ -106,10 +111,10 @@ ca_option = click.option(
 
 def print_result(as_json: bool, value: Any, text: str) -> None:
     """
-    Print what a subcommand has to say, on standard output.
+    Print the result of a subcommand on standard output.
 
-    :param value: for programs: one JSON document, on one line.
-    :param text: for people.
+    :param value: printed as one line of JSON with --json.
+    :param text: printed otherwise.
     """
     click.echo(json.dumps(value, ensure_ascii=False) if as_json else text)
 
@@ -119,7 +124,11 @@ _TIME_UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """:param columns: their titles; one that ends in `#` has numbers, which stand to the right."""
+    """
+    Print a table; plain columns unless standard output is a terminal.
+
+    :param columns: titles; columns whose title ends in `#` are right-aligned.
+    """
     rows = [[escape_control_characters(cell) for cell in row] for row in rows]
     if not sys.stdout.isatty():
         print(format_plain_table(columns, rows))  # noqa: T201  this is a program's output
@@ -133,22 +142,35 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         table.add_column(column.rstrip(" #"), justify="right" if right else "left", overflow="fold", no_wrap=right)
     for row in rows:
         table.add_row(*row)
-    Console(highlight=False, markup=False, emoji=False).print(table)  # there is one for `:key:`
+    Console(highlight=False, markup=False, emoji=False).print(table)  # DIDs contain `:key:`
 
 
 def format_plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns with two blanks between, none of them cut."""
-    lines = [[column.rstrip(" #") for column in columns], *rows]
-    widths = [max(len(line[place]) for line in lines) for place in range(len(columns))]
+    """A table in plain text."""
+    return align_columns(
+        [[column.rstrip(" #") for column in columns], *rows], [column.endswith("#") for column in columns]
+    )
 
-    def cell(text: str, place: int) -> str:
-        return text.rjust(widths[place]) if columns[place].endswith("#") else text.ljust(widths[place])
 
-    return "\n".join("  ".join(cell(text, place) for place, text in enumerate(line)).rstrip() for line in lines)
+def align_columns(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
+    """
+    Lines with columns two spaces apart.
+
+    :param right: whether each column is right-aligned.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        [
+            text.rjust(width) if flush else text.ljust(width)
+            for text, width, flush in zip(row, widths, right, strict=True)
+        ]
+        for row in rows
+    ]
+    return "\n".join("  ".join(line).rstrip() for line in lines)
 
 
 def format_bytes(size: float) -> str:
-    """Bytes in the unit that fits."""
+    """A size in a binary unit, such as `2.9 KiB`."""
     for unit in _SIZE_UNITS[:-1]:
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -157,7 +179,7 @@ def format_bytes(size: float) -> str:
 
 
 def format_time_span(seconds: float) -> str:
-    """By its two largest units."""
+    """A duration in its two largest units, such as `10 h 3 min`."""
     if not isfinite(seconds):
         return "?"
     left = max(0, round(seconds))
@@ -167,3 +189,11 @@ def format_time_span(seconds: float) -> str:
             parts.append(f"{left // size} {unit}")
             left %= size
     return " ".join(parts[:2])
+
+
+def format_time(seconds: float) -> str:
+    """A time since 1970 in UTC; the number if no calendar has it."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (OverflowError, ValueError):
+        return f"{seconds:g}"

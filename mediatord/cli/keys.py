@@ -1,12 +1,4 @@
-"""
-Where the command line has the passphrase of an encrypted file of keys from: a file, or whoever types.
-
-Who the mediator of a configuration is: its DIDs and its invitation.
-
-The mediator's own keys: which there are, new ones, and the end of old ones.
-
-Whom the pseudonyms of the event log stand for, and the keys that they are made with.
-"""
+"""`mediatord did`, `invitation`, `keys`, `log-keys` and `whois`: identity, keys and pseudonyms."""
 
 from __future__ import annotations
 
@@ -40,15 +32,15 @@ from mediatord.private_file import PrivateFileError, read_private_file
 
 
 def make_passphrase_reader(config: Config) -> PassphraseSource:
-    """That of the mediator's keys; asked for where the configuration names no file that is there."""
+    """Source of the passphrase of the mediator's keys: the configured file, or a prompt."""
     return make_passphrase_source(config.identity.passphrase_file, _ask_passphrase)
 
 
 def ask_new_passphrase(file: Path | None) -> bytes:
     """
-    One to encrypt with; asked for twice where there is no file.
+    Read a new passphrase from a file, or prompt for it twice.
 
-    :raise PrivateFileError: it is too short, or there is nobody to be asked.
+    :raise PrivateFileError: it is too short, or standard input is no terminal.
     """
     if file is not None:
         return check_passphrase(read_private_file(file).rstrip(b"\r\n"), file)
@@ -90,10 +82,10 @@ def invitation(path: Path, as_json: bool) -> None:
 
 def read_identity(config: Config) -> MediatorIdentity:
     """
-    Who the mediator of this configuration is.
+    Load the identity of the mediator of a configuration.
 
     :raise PrivateFileError: its key file cannot be used.
-    :raise IdentityError: keys and DIDs do not fit together.
+    :raise IdentityError: keys and DIDs do not match.
     """
     return MediatorIdentity(
         load_keys(config.identity.keys, make_passphrase_reader(config)),
@@ -111,14 +103,14 @@ KeyState = Literal["current", "prepared", "former"]
 @click.group()
 @group_config_option
 def keys() -> None:
-    """Show, rotate, retire and encrypt the keys that the mediator's DIDs are made of."""
+    """Show, rotate, retire and encrypt the mediator's keys."""
 
 
 @keys.command("list")
 @config_option
 @json_option
 def list_keys(path: Path, as_json: bool) -> None:
-    """Print which keys there are and the did:peer:2 of each pair, latest first; nothing of it is secret."""
+    """List the keys and the did:peer:2 of each pair, latest first; prints no secrets."""
     config = load_config(path)
     listed = _list_generations(config, load_keys(config.identity.keys, make_passphrase_reader(config)))
     value = {"file": str(config.identity.keys), "generations": [one.value() for one in listed]}
@@ -127,15 +119,15 @@ def list_keys(path: Path, as_json: bool) -> None:
 
 @keys.command("rotate")
 @config_option
-@click.option("--prepare", is_flag=True, help="Only have new keys accepted; the next rotate makes them current.")
+@click.option("--prepare", is_flag=True, help="Only accept new keys; the next rotate makes them current.")
 @json_option
 def rotate(path: Path, prepare: bool, as_json: bool) -> None:
     """
-    Make new keys the current ones: a new DID, beside which those of before stay accepted.
+    Make new keys current: a new DID; messages to former DIDs are still accepted.
 
-    A running daemon goes by it after a SIGHUP, with no socket dropped. A cluster needs two rounds, so that no node
-    hands out a DID that another cannot open yet: rotate --prepare, copy the file to all, reload all; rotate, copy the
-    file, reload all. Without --prepare, keys that were prepared become the current ones.
+    A running daemon uses them after a SIGHUP, without closing sockets. A cluster needs two rounds, so that no node
+    hands out a DID whose messages another cannot open yet: rotate --prepare, copy the file to all nodes, reload all;
+    rotate, copy the file, reload all. Without --prepare, prepared keys become current.
     """
     config = load_config(path)
     rotated = rotate_keys(
@@ -166,14 +158,14 @@ def rotate(path: Path, prepare: bool, as_json: bool) -> None:
 @keys.command("retire")
 @click.argument("kid")
 @config_option
-@click.option("--yes", is_flag=True, help="Do it; without this, say what would be done.")
+@click.option("--yes", is_flag=True, help="Delete; without it, only show what would be deleted.")
 @json_option
 def retire(kid: str, path: Path, yes: bool, as_json: bool) -> None:
     """
-    Delete the former keys that were made together with KID, one of them.
+    Delete the pair of former keys that KID belongs to.
 
-    The DID that they belong to is not accepted any more once the daemon has reloaded, and nobody can open what was
-    encrypted to it. The current keys cannot be retired.
+    After a reload the daemon no longer accepts their DID, and messages encrypted to it cannot be opened. Current keys
+    cannot be retired.
     """
     config = load_config(path)
     gone, left = retire_keys(
@@ -188,7 +180,7 @@ def retire(kid: str, path: Path, yes: bool, as_json: bool) -> None:
     value["left"] = [kid for kid, _ in left]
     what = f"{', '.join(gone.kids)} {'are' if yes else 'would be'} deleted"
     accepted = f"no longer accepted{'' if yes else ' then'}: {did or 'messages to these keys by name'}"
-    end = f"next: {_RELOAD_HINT}" if yes else "nothing was done; add --yes to do it"
+    end = f"next: {_RELOAD_HINT}" if yes else "nothing was deleted; add --yes to delete"
     print_result(as_json, value, "\n".join((what, accepted, "", end)))
 
 
@@ -197,11 +189,11 @@ def retire(kid: str, path: Path, yes: bool, as_json: bool) -> None:
 @json_option
 def encrypt(path: Path, as_json: bool) -> None:
     """
-    Encrypt the file of the keys with a passphrase.
+    Encrypt keys.jwks with a passphrase.
 
-    That is what identity.passphrase_file holds, where the daemon has it from as well; or it is typed. Whoever loses
-    it has lost the mediator's DIDs. Copies of the file in the clear, as in former backups and in free blocks of the
-    disk, stay what they are: only new keys have never been there.
+    The passphrase is read from identity.passphrase_file, as by the daemon, or prompted for. Without it the mediator's
+    DIDs are lost. Unencrypted copies of the file remain in former backups and in free blocks of the disk; rotate the
+    keys to have keys without such copies.
     """
     config = load_config(path)
     encrypt_keys(config.identity.keys, ask_new_passphrase(config.identity.passphrase_file))
@@ -214,27 +206,27 @@ def encrypt(path: Path, as_json: bool) -> None:
 @config_option
 @json_option
 def decrypt(path: Path, as_json: bool) -> None:
-    """Have the file of the keys in the clear again, as before `keys encrypt`."""
+    """Decrypt keys.jwks (undoes `keys encrypt`)."""
     config = load_config(path)
     decrypt_keys(config.identity.keys, make_passphrase_reader(config))
-    text = f"{config.identity.keys} is in the clear, readable for its owner"
+    text = f"{config.identity.keys} is decrypted, readable for its owner only"
     print_result(as_json, {"file": str(config.identity.keys), "encrypted": False}, text)
 
 
 @dataclass(frozen=True, slots=True)
 class _GenerationInfo:
-    """:param did: None where there is no such pair of keys."""
+    """:param did: None if the generation lacks one of the keys."""
 
     state: KeyState
     kids: tuple[str, ...]
     did: str | None
 
     def value(self) -> dict[str, Any]:
-        """For programs."""
+        """For JSON."""
         return {"state": self.state, "kids": list(self.kids), "did": self.did}
 
     def text(self) -> str:
-        """For people."""
+        """For the terminal."""
         return f"{self.state:<8}  {' '.join(self.kids)}\n          {self.did or 'no did:peer:2'}"
 
 
@@ -256,7 +248,7 @@ def _build_identity(config: Config, found: KeySet) -> MediatorIdentity:
     """
     The identity with these keys.
 
-    :raise IdentityError: the configuration lists a former DID that none of them belongs to.
+    :raise IdentityError: the configuration lists a former DID without a key.
     """
     try:
         return MediatorIdentity(found, config.public_url, config.identity.former_dids)
@@ -264,19 +256,16 @@ def _build_identity(config: Config, found: KeySet) -> MediatorIdentity:
         raise IdentityError(f"{error}; take it out of identity.former_dids first") from None
 
 
-_SERVER_SELECTION_TIMEOUT_MS = 5_000
-
-
 @click.group("log-keys")
 @group_config_option
 def log_keys() -> None:
-    """Show and change the keys that pseudonyms of the event log are made with."""
+    """Show, rotate and delete the keys of the event log's pseudonyms."""
 
 
 @log_keys.command("list")
 @config_option
 def list_pseudonym_keys(path: Path) -> None:
-    """Print the epochs that there are keys of, and the day (UTC) that each began."""
+    """List the key epochs with the day (UTC) that each began."""
     for key in read_pseudonym_keys(get_log_key_path(load_config(path))):
         click.echo(f"{key.epoch}  since {key.since}")
 
@@ -284,7 +273,7 @@ def list_pseudonym_keys(path: Path) -> None:
 @log_keys.command("rotate")
 @config_option
 def rotate_pseudonym_key(path: Path) -> None:
-    """Begin another epoch. A running daemon goes by it after a SIGHUP, or from the next midnight UTC on."""
+    """Start a new key epoch. A running daemon uses it after a SIGHUP, or from the next midnight UTC on."""
     key = start_key_epoch(get_log_key_path(load_config(path)), datetime.now(UTC).date())
     click.echo(f"epoch {key.epoch} begins")
 
@@ -294,19 +283,19 @@ def rotate_pseudonym_key(path: Path) -> None:
 @config_option
 def forget_pseudonym_key(epoch: int, path: Path) -> None:
     """
-    Delete the key of an epoch: nobody can tell any more whom its pseudonyms stand for.
+    Delete the key of an epoch: its pseudonyms can no longer be resolved.
 
-    A daemon that runs and still uses it goes on with it until it has read the file again (SIGHUP).
+    A running daemon that still uses the key keeps it until it rereads the file (SIGHUP).
     """
     delete_epoch_key(get_log_key_path(load_config(path)), epoch)
-    click.echo(f"epoch {epoch} is forgotten; a daemon that still uses its key does so until a SIGHUP")
+    click.echo(f"key of epoch {epoch} deleted; a daemon that still uses it keeps it until a SIGHUP")
 
 
 @click.command()
 @click.argument("pseudonym")
 @config_option
 def whois(pseudonym: str, path: Path) -> None:
-    """Print the registered DIDs that a pseudonym stands for, with its epoch. Exits with 1 if there is none."""
+    """Print the registered DIDs behind a pseudonym, with its key epoch. Exits with 1 if there is none."""
     from mediatord.cli.store_access import list_pseudonymizers, open_store_access
 
     config = load_config(path)

@@ -1,4 +1,4 @@
-"""`mediatord queue`: what waits for whom, and taking it out."""
+"""`mediatord queue`: list queues, show their messages and remove messages."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mediatord.cli.console import (
+    PROBE_MARKER,
     config_option,
-    escape_control_characters,
     format_bytes,
+    format_time,
     format_time_span,
     group_config_option,
     json_option,
     print_result,
     print_table,
+    shorten_did,
 )
 
 if TYPE_CHECKING:
@@ -27,33 +29,32 @@ if TYPE_CHECKING:
     from mediatord.config.settings import Config
     from mediatord.store.interfaces.administration import QueuedMessage
 
-half_option = click.option("--half", type=click.Choice(["didcomm", "decentrl"]), help="Only of this half.")
+half_option = click.option("--half", type=click.Choice(["didcomm", "decentrl"]), help="Only this protocol.")
 _DEFAULT_TOP = 20
 _SAMPLE_SIZE = 10
-# In the place of an account.
-_PROBE_MARKER = "(self-test)"
 
 
 @click.group()
 @group_config_option
 def queue() -> None:
     """
-    Look into the queues of waiting messages, and take messages out.
+    List message queues and remove messages from them.
 
-    Long DIDs are shown short, as in the event log. A DID can be given like that, and as its pseudonym there. Queues
-    that the daemon has for its self-test (GET /ready) are marked as such.
+    A running daemon is asked over its control socket; otherwise the store is opened directly. Long DIDs are shortened
+    as in the event log. DIDs can be given in that form, and as pseudonyms of the event log. Queues of the daemon's
+    self-test (GET /ready) are marked.
     """
 
 
 @queue.command("list")
 @config_option
 @click.option(
-    "--top", type=click.IntRange(1, 10_000), default=_DEFAULT_TOP, show_default=True, help="So many at most."
+    "--top", type=click.IntRange(1, 10_000), default=_DEFAULT_TOP, show_default=True, help="Maximum number of rows."
 )
 @half_option
 @json_option
 def list_queues(path: Path, top: int, half: Any, as_json: bool) -> None:
-    """Show the longest queues: for whom, how many messages, how many bytes, and how old the first is."""
+    """List the longest queues: recipient, account, messages, bytes, age of the oldest message."""
     from mediatord.cli.store_access import ProbeAccounts, open_store_access
     from mediatord.config.file import load_config
 
@@ -69,12 +70,12 @@ def list_queues(path: Path, top: int, half: Any, as_json: bool) -> None:
     rows = [
         (
             one.half,
-            _shorten_did(one.did),
-            _PROBE_MARKER
+            shorten_did(one.did),
+            PROBE_MARKER
             if self_test.may_include(one.account)
             else ""
             if one.account == one.did
-            else _shorten_did(one.account),
+            else shorten_did(one.account),
             f"{one.messages}",
             format_bytes(one.bytes),
             "" if one.oldest_at is None else format_time_span(now - one.oldest_at),
@@ -91,14 +92,16 @@ def list_queues(path: Path, top: int, half: Any, as_json: bool) -> None:
 @queue.command()
 @click.argument("did")
 @config_option
-@click.option("--top", type=click.IntRange(1, 1_000_000), default=100, show_default=True, help="So many at most.")
+@click.option(
+    "--top", type=click.IntRange(1, 1_000_000), default=100, show_default=True, help="Maximum number of rows."
+)
 @half_option
 @json_option
 def show(did: str, path: Path, top: int, half: Any, as_json: bool) -> None:
     """
-    Show what waits for a recipient DID, the oldest first, without what is in it.
+    Show the queued messages of a recipient DID, oldest first, without their payloads.
 
-    Pushes are counted of DIDComm messages only. Exits with 1 if nobody has registered the DID.
+    Pushes are counted for DIDComm messages only. Exits with 1 if the DID is not registered.
     """
     from mediatord.cli.store_access import MessageFilter, ProbeAccounts, open_store_access
     from mediatord.config.file import load_config
@@ -115,27 +118,26 @@ def show(did: str, path: Path, top: int, half: Any, as_json: bool) -> None:
     if entries:
         _print_entries(entries[:top])
     more = f", of which the first {top} are shown" if len(entries) > top else ""
-    click.echo(f"{_summarize_text(entries)} for {_shorten_did(did)}{f' {_PROBE_MARKER}' if own else ''}{more}")
+    click.echo(f"{_summarize_text(entries)} for {shorten_did(did)}{f' {PROBE_MARKER}' if own else ''}{more}")
 
 
 @queue.command()
 @click.argument("did")
 @config_option
-@click.option("--older-than", metavar="DURATION", help="Only what arrived before that: 48h, 30m, 7d.")
-@click.option("--id", "ids", multiple=True, metavar="ID", help="Only this message; repeatable.")
+@click.option("--older-than", metavar="DURATION", help="Only messages older than this: 48h, 30m, 7d.")
+@click.option("--id", "ids", multiple=True, metavar="ID", help="Only the message with this id; repeatable.")
 @half_option
-@click.option("--yes", is_flag=True, help="Do it; without this it is only shown.")
+@click.option("--yes", is_flag=True, help="Remove; without it, only show what would be removed.")
 @json_option
 def purge(
     did: str, path: Path, older_than: str | None, ids: tuple[str, ...], half: Any, yes: bool, as_json: bool
 ) -> None:
     """
-    Remove what waits for a recipient DID. Without --yes it is shown what would be removed, and nothing is.
+    Remove queued messages of a recipient DID. Without --yes, only show what would be removed.
 
-    The daemon may be running. Each removal has its line in the event log, msg.remove with the reason purged, and is
-    not done if that cannot be written. What a wallet was sent and has not acknowledged yet goes as well. What the
-    daemon sends to itself for GET /ready is not removed: the next test does that. Exits with 1 if nobody has
-    registered the DID.
+    Each removal is logged as msg.remove with the reason purged; nothing is removed while the event log cannot be
+    written. Messages that were pushed and not yet acknowledged are removed too. Messages of the daemon's self-test
+    (GET /ready) are not removed: the next test does that. Exits with 1 if the DID is not registered.
     """
     from mediatord.cli.store_access import MessageFilter, ProbeAccounts, open_store_access
     from mediatord.config.file import load_config
@@ -146,7 +148,7 @@ def purge(
         did = _find_registered_did(did, store, config)
         if ProbeAccounts(config).has(did):
             raise click.ClickException(
-                f"{_shorten_did(did)} belongs to the daemon's own self-test (GET /ready), which clears it: not removed"
+                f"{shorten_did(did)} belongs to the daemon's own self-test (GET /ready), which clears it: not removed"
             )
         entries = store.list_entries(MessageFilter(did, half, before, ids))
         removed = store.purge(entries) if yes else []
@@ -157,20 +159,20 @@ def purge(
 
 
 def _print_purge_plan(entries: Sequence[QueuedMessage], did: str, as_json: bool) -> None:
-    """What would be done."""
+    """Print what would be removed."""
     if as_json:
         print_result(True, {"dry_run": True, **_summarize_json(entries), "ids": [one.id for one in entries]}, "")
         return
     if entries:
         _print_entries(entries[:_SAMPLE_SIZE])
     more = f", of which the first {_SAMPLE_SIZE} are shown" if len(entries) > _SAMPLE_SIZE else ""
-    click.echo(f"{_summarize_text(entries)} for {_shorten_did(did)} would be removed{more}")
+    click.echo(f"{_summarize_text(entries)} for {shorten_did(did)} would be removed{more}")
     if entries:
         click.echo("nothing was removed; the same with --yes removes them")
 
 
 def _print_purge_result(removed: Sequence[QueuedMessage], planned: int, as_json: bool) -> None:
-    """What was done."""
+    """Print what was removed."""
     gone = planned - len(removed)
     if as_json:
         print_result(True, {"dry_run": False, **_summarize_json(removed), "gone_before": gone}, "")
@@ -179,16 +181,9 @@ def _print_purge_result(removed: Sequence[QueuedMessage], planned: int, as_json:
     click.echo(f"{_summarize_text(removed)} removed{before}")
 
 
-def _shorten_did(did: str) -> str:
-    """As the event log has it with log.dids: plain."""
-    from mediatord.observability.pseudonyms import Pseudonymizer, PseudonymKey
-
-    return escape_control_characters(Pseudonymizer("plain", PseudonymKey(0, b"")).did(did))
-
-
 def _find_registered_did(given: str, store: StoreAccess, config: Config) -> str:
     """
-    The registered DID that is meant.
+    The stored DID that this is a form, the short form or a pseudonym of.
 
     :raise ClickException: there is none.
     """
@@ -205,7 +200,7 @@ def _find_registered_did(given: str, store: StoreAccess, config: Config) -> str:
 
 
 def _is_valid_utf8(given: str) -> bool:
-    """Whether what was typed is UTF-8."""
+    """Whether an argument is valid UTF-8."""
     try:
         given.encode()
     except UnicodeEncodeError:
@@ -227,23 +222,16 @@ def _print_entries(entries: Sequence[QueuedMessage]) -> None:
         (
             one.half,
             one.id,
-            _format_time(one.received_at),
-            "never" if one.expires_at is None else _format_time(one.expires_at),
+            format_time(one.received_at),
+            "never" if one.expires_at is None else format_time(one.expires_at),
             format_bytes(one.size),
             one.status,
             f"{one.pushes}" if one.half == "didcomm" else "",
-            "" if one.due_at is None else _format_time(one.due_at),
+            "" if one.due_at is None else format_time(one.due_at),
         )
         for one in entries
     ]
     print_table(("half", "id", "received", "expires", "size #", "status", "pushes #", "due"), rows)
-
-
-def _format_time(seconds: float) -> str:
-    try:
-        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    except (OverflowError, ValueError):  # no year has it
-        return f"{seconds:g}"
 
 
 def _read_time() -> float:

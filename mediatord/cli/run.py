@@ -1,8 +1,4 @@
-"""
-One of the processes of a daemon with `workers` above 1.
-
-Subcommands that run something: the daemon, one of its processes, the demo, the benchmark.
-"""
+"""Subcommands that run something: the daemon, a worker process, the demo, the benchmark."""
 
 from __future__ import annotations
 
@@ -33,30 +29,31 @@ from mediatord.workers.worker_process import SPEC_FD, WorkerSpec
 
 def run_worker() -> int:
     """
-    Do what the brief says until the supervisor, or its end, ends it; the exit status.
+    Run one worker until its supervisor stops it or is gone; returns the exit status.
 
-    :raise StartupError: there is no brief.
+    :raise StartupError: it was not started by a supervisor.
     """
-    reset_hang_alarm()  # not only once the reactor runs: who hangs before that is ended as well, should nobody be there to do it
+    # Before the reactor runs: a process that hangs earlier must end even if its supervisor is gone.
+    reset_hang_alarm()
     try:
         with os.fdopen(SPEC_FD, "rb") as file:
-            brief = WorkerSpec.from_bytes(file.read())
+            spec = WorkerSpec.from_bytes(file.read())
     except (OSError, ValueError):
-        raise StartupError("a worker is begun by its supervisor, which is what mediatord run starts") from None
+        raise StartupError("workers are started by mediatord run") from None
     from twisted.internet import reactor  # noqa: TID251  this is the program
 
     install_monotonic_clock(reactor)
-    return _run_reactor(reactor, brief)
+    return _run_reactor(reactor, spec)
 
 
-def _run_reactor(reactor: Any, brief: WorkerSpec) -> int:
+def _run_reactor(reactor: Any, spec: WorkerSpec) -> int:
     worker = SupervisorConnection(
-        reactor, brief.resources, partial(_exit_without_supervisor, Path(brief.resources.node_socket).parent)
+        reactor, spec.resources, partial(_exit_without_supervisor, Path(spec.resources.node_socket).parent)
     )
     root = DaemonService(reactor, worker.report_failure)
     reactor.callWhenRunning(worker.connect)
     reactor.callWhenRunning(globalLogBeginner.beginLoggingTo, [worker.observe])
-    root.run(Config.model_validate_json(brief.settings), partial(build_daemon, worker=worker))
+    root.run(Config.model_validate_json(spec.settings), partial(build_daemon, worker=worker))
     root.privilegedStartService()
     root.startService()
 
@@ -71,9 +68,9 @@ def _run_reactor(reactor: Any, brief: WorkerSpec) -> int:
 
 def _exit_without_supervisor(directory: Path) -> NoReturn:
     """
-    End as the supervisor did: at once. What was accepted is on disk.
+    End at once, as the supervisor did; accepted messages are on disk.
 
-    A worker that went on would be in the way of the next daemon, which has workers of the same name.
+    A worker that went on would conflict with the worker of the same name of the next daemon.
     """
     shutil.rmtree(directory, ignore_errors=True)
     os._exit(1)
@@ -87,7 +84,7 @@ def run(path: Path) -> None:
 
     config = load_config(path)
     banner = _make_banner(config, read_identity(config))
-    # Here, and not at the top: twistd chooses the reactor.
+    # Not at the top: importing twistd installs a reactor.
     from twisted.scripts import twistd
 
     sys.argv = ["mediatord", "--nodaemon", "--pidfile=", "mediatord", "--config", str(path), "--banner", banner]
@@ -97,16 +94,16 @@ def run(path: Path) -> None:
 @click.command(hidden=True)
 @click.argument("name")
 def worker(name: str) -> int:
-    """Be one of the processes of a daemon; its supervisor begins them."""
+    """Run one worker process; started by the supervisor."""
 
     return run_worker()
 
 
 @click.command()
-@url_option(help="A running mediator; without it one is started.")
+@url_option(help="A running mediator; default: a temporary one.")
 @ca_option
 def demo(url: str | None) -> int:
-    """Let two throw-away wallets talk through a mediator, and show each step."""
+    """Run a demo: two temporary wallets exchange messages through a mediator."""
     from mediatord.wallet.demo import run_demo
 
     return run_demo(url)
@@ -115,11 +112,11 @@ def demo(url: str | None) -> int:
 @click.command(
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
     add_help_option=False,
-    short_help="Measure how much a mediator takes.",
+    short_help="Run the benchmark.",
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def bench(arguments: tuple[str, ...]) -> int:
-    """Measure how much a mediator takes; the benchmark has a --help of its own."""
+    """Run the benchmark, which has its own --help."""
     from mediatord.bench.cli import bench as measure
 
     status = measure.main(list(arguments), prog_name="mediatord bench", standalone_mode=False)
@@ -127,7 +124,7 @@ def bench(arguments: tuple[str, ...]) -> int:
 
 
 def find_program_name() -> str:
-    """What to type to run this program again: its name, or where it is if it is not on the path."""
+    """How to call this program from a shell: by name, or by path if it is not on the search path."""
     called = Path(sys.argv[0])
     if called.name != "mediatord" or shutil.which("mediatord") == str(called.absolute()):
         return "mediatord"

@@ -1,10 +1,4 @@
-"""
-What a running mediator says of itself: `/health`, `/ready` and `/metrics`.
-
-What `mediatord status` makes of what a mediator says: figures for programs, rows for people.
-
-`mediatord status`: how a running mediator is, once or again and again.
-"""
+"""`mediatord status`: a report from `/health`, `/ready` and `/metrics` of a running mediator."""
 
 from __future__ import annotations
 
@@ -39,21 +33,21 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-# Seconds. Who asks first whether it is ready waits until it has been tried.
+# Seconds. The first request to /ready waits for a probe.
 _TIMEOUT_SECONDS = 10.0
 
 
 class MediatorUnreachable(Exception):
-    """Nobody answers there, or not as a mediator does; the text is one line for the operator."""
+    """No mediator answers at the URL; the text is one line for the operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthState:
     """
-    One of its answers about itself.
+    Answer of `/health` or `/ready`.
 
-    :param text: `ok`, or what is the matter.
-    :param age: seconds since that was found out; None where it is not said.
+    :param text: `ok`, or the problem.
+    :param age: seconds since the last probe; None if the answer has none.
     """
 
     well: bool
@@ -64,10 +58,10 @@ class HealthState:
 @dataclass(frozen=True, slots=True)
 class MetricsSnapshot:
     """
-    What `/metrics` said.
+    Samples of one scrape of `/metrics`.
 
-    :param at: when, by a clock that nobody sets, seconds.
-    :param date: the same by the clock of the mediator's host, seconds since the epoch; None where it is not said.
+    :param at: monotonic time of the scrape, seconds.
+    :param date: the same by the mediator's clock, seconds since 1970; None if the response has no date.
     """
 
     at: float
@@ -75,14 +69,14 @@ class MetricsSnapshot:
     date: float | None = None
 
     def of(self, name: str) -> Iterator[Sample]:
-        """The series of this name."""
+        """Series of this name."""
         return (sample for sample in self.samples if sample.name == name)
 
     def has(self, name: str) -> bool:
         return any(True for _ in self.of(name))
 
     def sum(self, name: str, chosen: Callable[[dict[str, str]], bool] = lambda labels: True) -> float:
-        """Of all series of this name that have such labels."""
+        """Sum of the series of this name with matching labels."""
         return sum(sample.value for sample in self.of(name) if chosen(sample.labels))
 
     def by(self, name: str, label: str) -> dict[str, float]:
@@ -95,7 +89,7 @@ class MetricsSnapshot:
 
     def quantiles(self, name: str, label: str, *shares: float) -> dict[str, list[float]]:
         """
-        Of a histogram, by the value of a label: estimates as Prometheus makes them, in its unit.
+        Quantiles of a histogram by the value of a label, estimated as by Prometheus.
 
         :param name: without `_bucket`.
         :param shares: 0 to 1.
@@ -113,7 +107,7 @@ class MetricsSnapshot:
 
 
 def _estimate_quantile(counts: list[tuple[float, float]], share: float) -> float:
-    """:param counts: upper bounds and how many are not above them."""
+    """:param counts: upper bounds of buckets with cumulative counts."""
     wanted = counts[-1][1] * share
     below, before = 0.0, 0.0
     for bound, count in counts:
@@ -128,10 +122,10 @@ def _estimate_quantile(counts: list[tuple[float, float]], share: float) -> float
 
 def fetch_health(url: str) -> HealthState:
     """
-    Whether it is well.
+    Fetch `/health`.
 
-    :param url: the mediator's, without a slash at its end.
-    :raise Unreachable: there is no mediator.
+    :param url: of the mediator, without a slash at its end.
+    :raise MediatorUnreachable: there is no mediator.
     """
     code, body, _ = _fetch(f"{url}/health")
     state = _parse_health(code, body)
@@ -142,9 +136,9 @@ def fetch_health(url: str) -> HealthState:
 
 def fetch_readiness(url: str) -> HealthState | None:
     """
-    Whether a message would get through; None where it cannot be asked that.
+    Fetch `/ready`; None if the mediator does not offer it.
 
-    :raise Unreachable: as :func:`fetch_health`.
+    :raise MediatorUnreachable: as :func:`fetch_health`.
     """
     code, body, _ = _fetch(f"{url}/ready")
     return None if code == 404 else _parse_health(code, body) or HealthState(False, f"HTTP {code}")
@@ -152,9 +146,9 @@ def fetch_readiness(url: str) -> HealthState | None:
 
 def fetch_metrics(url: str) -> MetricsSnapshot | str:
     """
-    What it has measured, or why that is not known.
+    Fetch `/metrics`, or the reason why it is not available.
 
-    :raise Unreachable: as :func:`fetch_health`.
+    :raise MediatorUnreachable: as :func:`fetch_health`.
     """
     code, text, date = _fetch(f"{url}/metrics")
     if code != 200:
@@ -177,8 +171,7 @@ def _parse_health(code: int, body: str) -> HealthState | None:
 
 
 def _fetch(url: str) -> tuple[int, str, float | None]:
-    """Status, body and date."""
-    # A proxy has no business between an operator and a daemon.
+    """Status, body and date, without using a proxy."""
     opener = build_opener(ProxyHandler({}))
     try:
         with opener.open(url, timeout=_TIMEOUT_SECONDS) as response:
@@ -187,7 +180,7 @@ def _fetch(url: str) -> tuple[int, str, float | None]:
         with error:
             return error.code, error.read().decode("utf-8", "replace"), _parse_date(error.headers)
     except HTTPException:
-        raise MediatorUnreachable(f"{url}: what answers there does not speak HTTP, or stopped amid it") from None
+        raise MediatorUnreachable(f"{url}: the answer is not HTTP, or incomplete") from None
     except (OSError, ValueError) as error:
         reason = error.reason if isinstance(error, URLError) else error
         raise MediatorUnreachable(f"{url}: {getattr(reason, 'strerror', None) or reason}") from None
@@ -204,7 +197,7 @@ _QUEUE_SIZE_METRIC = "mediator_message_queue_size"
 _MESSAGE_COUNTERS = ("forwarded", "stored", "delivered", "expired", "evicted")
 _STORE_READ_METRIC = "mediator_store_statistics_timestamp_seconds"
 _LEDGER_METRIC, _DIFFERENCE_METRIC = "mediator_ledger_messages", "mediator_ledger_difference"
-# What became of what was accepted, in the order in which it is told.
+# Outcomes of accepted messages, in the order of the report.
 _LEDGER_OUTCOMES = ("acknowledged", "waiting", "expired", "evicted", "removed", "withdrawn")
 _MAX_REASONS = 6
 _OTHER_LABEL = "other"
@@ -215,10 +208,10 @@ ReportRow = tuple[str, str]
 @dataclass(frozen=True, slots=True)
 class StatusSample:
     """
-    What a mediator said at one time.
+    State of a mediator at one time.
 
-    :param ready: None where it cannot be asked that.
-    :param figures: or why there are none.
+    :param ready: None if the mediator has no `/ready`.
+    :param figures: metrics, or the reason why there are none.
     """
 
     health: HealthState
@@ -228,16 +221,16 @@ class StatusSample:
 
 def take_sample(url: str) -> StatusSample:
     """
-    Ask for all of it.
+    Fetch health, readiness and metrics.
 
-    :param url: the mediator's, without a slash at its end.
-    :raise Unreachable: there is no mediator.
+    :param url: of the mediator, without a slash at its end.
+    :raise MediatorUnreachable: there is no mediator.
     """
     return StatusSample(fetch_health(url), fetch_readiness(url), fetch_metrics(url))
 
 
 def take_sample_or_failure(url: str) -> StatusSample:
-    """The same; where nobody answers, that is its state."""
+    """The same; an unreachable mediator is reported as its state."""
     try:
         return take_sample(url)
     except MediatorUnreachable as error:
@@ -247,7 +240,7 @@ def take_sample_or_failure(url: str) -> StatusSample:
 @dataclass(frozen=True, slots=True)
 class StatusReport:
     """
-    :param now: the last look.
+    :param now: the last sample.
     :param before: an earlier one, for rates.
     """
 
@@ -256,13 +249,13 @@ class StatusReport:
 
     @property
     def healthy(self) -> bool:
-        """Whether it is well, and ready if it can be asked that, and its store accounts for all messages."""
+        """Whether it is healthy, ready if it has `/ready`, and its ledger balances."""
         ready, figures = self.now.ready, self.now.figures
         accounted = isinstance(figures, str) or not any(sample.value for sample in figures.of(_DIFFERENCE_METRIC))
         return self.now.health.well and (ready is None or ready.well) and accounted
 
     def values(self) -> dict[str, Any]:
-        """For programs; what is not known is left out."""
+        """For JSON; unknown values are left out."""
         found: dict[str, Any] = {"status": self.now.health.text, "healthy": self.healthy}
         if self.now.ready is not None:
             found["ready"] = self.now.ready.text
@@ -274,7 +267,7 @@ class StatusReport:
         return {**found, **_read_identity_values(figures), **_read_times(figures), **self._amounts(figures)}
 
     def rows(self) -> list[ReportRow]:
-        """For people: what and how much, in this order."""
+        """For the terminal: names and values."""
         return list(self._rows(self.values()))
 
     def _amounts(self, figures: MetricsSnapshot) -> dict[str, Any]:
@@ -302,7 +295,7 @@ class StatusReport:
         }
 
     def _counter(self, name: str) -> dict[str, Any]:
-        """The total, and by how much it grew a second between the two looks, where that is known."""
+        """The total, and the rate between the two samples if there are two."""
         now, before = self.now.figures, self.before.figures if self.before else ""
         assert isinstance(now, MetricsSnapshot)
         total = now.sum(name)
@@ -338,14 +331,14 @@ def _format_amounts(values: dict[str, Any]) -> Iterator[ReportRow]:
     reasons = sorted(values["refused"]["reasons"].items(), key=lambda one: -one[1])
     for reason, number in reasons[:_MAX_REASONS]:
         yield f"  {reason}", str(number)
-    for way, shares in values["delivery_seconds"].items():
-        yield f"delivery {way}", _format_quantiles(shares)
+    for method, shares in values["delivery_seconds"].items():
+        yield f"delivery {method}", _format_quantiles(shares)
     for protocol, shares in values["request_seconds"].items():
         yield f"answer {protocol}", _format_quantiles(shares)
 
 
 def _read_identity_values(figures: MetricsSnapshot) -> dict[str, Any]:
-    """Which program and processes these are of."""
+    """Version, node and number of processes."""
     info = next(figures.of("mediator_build_info"), None)
     labels = info.labels if info else {}
     found: dict[str, Any] = {"version": labels.get("version", "unknown")}
@@ -359,7 +352,7 @@ def _read_identity_values(figures: MetricsSnapshot) -> dict[str, Any]:
 
 
 def _read_times(figures: MetricsSnapshot) -> dict[str, Any]:
-    """Of when the figures are: all of them, and those of queues and ledger, which are of one moment."""
+    """Time of all figures, and time of those of queues and ledger."""
     now = datetime.now(UTC).timestamp() if figures.date is None else figures.date
     read = next((one.value for one in figures.of(_STORE_READ_METRIC)), None)
     found: dict[str, Any] = {"figures_at": round(now, 3)}
@@ -374,7 +367,7 @@ def _format_time_of_day(at: float) -> str:
 
 
 def _read_ledger(figures: MetricsSnapshot) -> dict[str, Any]:
-    """The store's own books by half; nothing before they were read."""
+    """The store's ledger by protocol; empty before it was read."""
     halves: dict[str, dict[str, int | None]] = {}
     for sample in (*figures.of(_LEDGER_METRIC), *figures.of(_DIFFERENCE_METRIC)):
         entries = halves.setdefault(sample.labels.get("half", ""), {"waiting": None, "difference": None})
@@ -384,8 +377,9 @@ def _read_ledger(figures: MetricsSnapshot) -> dict[str, Any]:
 
 def _format_ledger(entries: dict[str, int | None]) -> str:
     """As an equation."""
-    became = " + ".join(f"{_format_number(entries.get(name))} {name}" for name in _LEDGER_OUTCOMES)
-    return f"{_format_number(entries.get('accepted'))} accepted = {became}, difference {_format_number(entries['difference'])}"
+    outcomes = " + ".join(f"{_format_number(entries.get(name))} {name}" for name in _LEDGER_OUTCOMES)
+    accepted, difference = _format_number(entries.get("accepted")), _format_number(entries["difference"])
+    return f"{accepted} accepted = {outcomes}, difference {difference}"
 
 
 def _format_number(number: int | None) -> str:
@@ -393,7 +387,7 @@ def _format_number(number: int | None) -> str:
 
 
 def _read_quantiles(figures: MetricsSnapshot, name: str, label: str) -> dict[str, dict[str, float]]:
-    """Since the daemon's start, by label."""
+    """Median and 95th percentile since the daemon's start, by label."""
     found = figures.quantiles(name, label, 0.5, 0.95)
     return {value: {"p50": round(half, 6), "p95": round(most, 6)} for value, (half, most) in found.items()}
 
@@ -415,20 +409,20 @@ def _format_span(seconds: float) -> str:
 
 
 class _IntervalRange(click.FloatRange):
-    """An interval, which may be left out behind its option."""
+    """A number of seconds."""
 
     name = "seconds"
 
 
 @click.command()
-@url_option(default=LOCAL_URL, show_default=True, help="Of the mediator.")
+@url_option(default=LOCAL_URL, show_default=True, help="URL of the mediator.")
 @click.option(
     "--watch",
     metavar="[SECONDS]",
     type=_IntervalRange(0.1, 3600),
     is_flag=False,
     flag_value=2.0,
-    help="Look again and again, every 2 seconds unless said otherwise; Ctrl-C ends it.",
+    help="Repeat every SECONDS, by default 2, until Ctrl-C.",
 )
 @click.option(
     "--over",
@@ -436,16 +430,16 @@ class _IntervalRange(click.FloatRange):
     type=_IntervalRange(0, 3600),
     default=1.0,
     show_default=True,
-    help="How long to look for rates; 0: none are shown.",
+    help="Sampling interval for rates; 0 turns them off.",
 )
 @ca_option
 @json_option
 def status(url: str, watch: float | None, over: float, as_json: bool) -> int:
     """
-    Ask a running mediator how it is. Exits with 1 if it is not well, or its store does not account for every message.
+    Show the status of a running mediator. Exits with 1 if it is not healthy, or its ledger does not balance.
 
-    Rates are those between two looks; counters and the times of deliveries and answers are since the daemon was
-    started. What waits and the ledger are of one moment, said with its age; the ledger is since the store was made.
+    Rates are measured between two samples; counters and quantiles of delivery and response times are since the start
+    of the daemon. Queues and ledger are of one moment, whose age is shown; the ledger is since the store was created.
     """
     if watch is not None:
         return _watch_status(url, watch, as_json)
@@ -464,7 +458,7 @@ def status(url: str, watch: float | None, over: float, as_json: bool) -> int:
 
 
 def _watch_status(url: str, seconds: float, as_json: bool) -> int:
-    """Until it is interrupted, which is how it ends."""
+    """Repeat until interrupted."""
     try:
         if as_json or not sys.stdout.isatty():
             for report in _take_reports(url, seconds):
@@ -487,7 +481,7 @@ def _take_reports(url: str, seconds: float) -> Iterator[StatusReport]:
 
 
 def _draw_live(url: str, seconds: float) -> None:
-    """One table that changes in its place."""
+    """Update one table in place."""
     from rich.live import Live
 
     with Live(auto_refresh=False) as live:

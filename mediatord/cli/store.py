@@ -1,4 +1,4 @@
-"""`mediatord store`: checking the database, making it smaller, making a new one."""
+"""`mediatord store`: check, compact and create the SQLite database."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 @click.group()
 @group_config_option
 def store() -> None:
-    """Check the SQLite database, make it smaller, or make a new one."""
+    """Check, compact or create the SQLite database."""
 
 
 @store.command("check")
 @config_option
-@click.option("--deep", is_flag=True, help="Compare indexes with tables as well, which takes several times as long.")
+@click.option("--deep", is_flag=True, help="Also compare indexes with tables; takes several times as long.")
 @json_option
 def check(path: Path, deep: bool, as_json: bool) -> int:
     """
-    Look for damage in the database, whether the daemon runs or not.
+    Check the database for damage; the daemon may run.
 
-    Nothing is changed. Exits with 1 if something is damaged; docs/backup.md says what can be recovered.
+    Changes nothing. Exits with 1 if the database is damaged; docs/backup.md describes recovery.
     """
     from mediatord.store.sqlite.database_file import check_integrity, check_structure, connect_reader
 
@@ -49,10 +49,10 @@ def check(path: Path, deep: bool, as_json: bool) -> int:
 @json_option
 def vacuum(path: Path, as_json: bool) -> None:
     """
-    Give the space that deleted messages have left in the database back to the disk.
+    Return the space of deleted messages to the disk.
 
-    The daemon must not run, and the disk needs room for the database once more. The daemon does without this: it uses
-    such space again by itself.
+    The daemon must not run, and the disk needs free space for a second copy of the database. The daemon itself reuses
+    the space of deleted messages.
     """
     from mediatord.errors import StartupError
     from mediatord.store.sqlite.database_file import ExclusiveStoreLock, connect
@@ -70,7 +70,7 @@ def vacuum(path: Path, as_json: bool) -> None:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         after = database.stat().st_size
     except sqlite3.Error as error:
-        raise StartupError(f"cannot make the database {database} smaller: {error}") from None
+        raise StartupError(f"cannot compact the database {database}: {error}") from None
     finally:
         use.release()
     print_result(
@@ -85,10 +85,10 @@ def vacuum(path: Path, as_json: bool) -> None:
 @json_option
 def create(path: Path, as_json: bool) -> None:
     """
-    Make an empty database although there was one before, whose accounts and messages are lost.
+    Create an empty database in place of one that is lost with its accounts and messages.
 
-    Only for a database that is gone for good: put the old one back, or restore a backup, if there is any. The first
-    start after `mediatord init` needs no such command.
+    If the old database or a backup exists, put it back or restore it instead. The first start after `mediatord init`
+    does not need this command.
     """
     from mediatord.errors import StartupError
     from mediatord.store.sqlite.database_file import create_database
@@ -98,11 +98,11 @@ def create(path: Path, as_json: bool) -> None:
         create_database(database)
     except ValueError as error:
         raise StartupError(str(error)) from None
-    print_result(as_json, {"database": str(database)}, f"made an empty database, {database}")
+    print_result(as_json, {"database": str(database)}, f"created an empty database, {database}")
 
 
 def _find_database(path: Path) -> Path:
-    """The one that a configuration names. :raise StartupError: it is not there."""
+    """Path of the database. :raise StartupError: it does not exist."""
     from mediatord.errors import StartupError
     from mediatord.store.sqlite.database_file import is_missing_or_empty
 

@@ -268,7 +268,7 @@ def test_passwords_are_nobody_elses(made: Path, capsys: Capture) -> None:
     ((_, key, words),) = problems(made, 1, capsys)
     assert (key, words) == (
         "storage.mongodb.uri",
-        f"everybody may read the password in {made}; type: chmod o= {made}",
+        f"the password in {made} is readable for everybody; type: chmod o= {made}",
     )
 
 

@@ -238,7 +238,7 @@ def test_init_overwrites_nothing(name: str, tmp_path: Path, capsys: Capture) -> 
     """If one of its files is there, init names it and writes none."""
     (tmp_path / name).write_text("mine")
     assert call("init", "--dir", str(tmp_path)) == 1
-    assert one_line(capsys) == f"{tmp_path}/{name} is there already and is not overwritten"
+    assert one_line(capsys) == f"{tmp_path}/{name} exists and is not overwritten"
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "mine")]
 
 
@@ -369,7 +369,7 @@ def test_worker_is_for_the_supervisor(capsys: Capture) -> None:
         [sys.executable, "-m", "mediatord", "worker", "x"], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "mediatord: a worker is begun by its supervisor, which is what mediatord run starts\n"
+    assert done.stderr == "mediatord: workers are started by mediatord run\n"
     call("--help")
     assert "worker" not in capsys.readouterr().out
 

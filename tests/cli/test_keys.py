@@ -103,7 +103,7 @@ def test_retire(made: Path, capsys: Capture) -> None:
     assert call("keys", "retire", "signing", "--config", str(made)) == 0
     shown = capsys.readouterr().out
     assert f"{', '.join(FIRST)} would be deleted\nno longer accepted then: {before}\n" in shown
-    assert "nothing was done; add --yes to do it" in shown
+    assert "nothing was deleted; add --yes to delete" in shown
     found = asked(made, capsys, "retire", "signing")
     assert (found["did"], found["kids"], found["left"], found["done"]) == (before, FIRST, FRESH, False)
     assert path.read_bytes() == content

@@ -267,4 +267,4 @@ def test_somebody_else_answers(said: bytes, capsys: Capture) -> None:
         thread.start()
         assert call("status", "--url", f"http://127.0.0.1:{listening.getsockname()[1]}") == 1
         thread.join()
-    assert one_line(capsys).endswith("does not speak HTTP, or stopped amid it")
+    assert one_line(capsys).endswith("the answer is not HTTP, or incomplete")
