@@ -1,4 +1,4 @@
-"""The way in for those who embed the daemon."""
+"""Embedding API: the daemon as a Twisted service."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ def makeService(
     give_up: Callable[[str], None] = lambda line: _log.critical("{line}", line=line),
 ) -> IService:
     """
-    The whole daemon as one service.
+    Build the daemon as one service.
 
-    :param reactor: the global one unless given.
-    :param give_up: told in one line why there is no point in going on, should that turn out after the start; the
-        service is then to be stopped.
+    :param reactor: the global one by default.
+    :param give_up: called with one line if the daemon cannot go on after the start; the caller has to stop it then.
     :raise StartupError: keys or identity cannot be used; the text is one line.
     """
     from mediatord.app.daemon import build_daemon
 
     if reactor is None:
-        from twisted.internet import reactor  # noqa: TID251  for embedding, where there is nobody to pass one
+        from twisted.internet import reactor  # noqa: TID251  for embedding, where none is passed
     return build_daemon(reactor, config, give_up=give_up)

@@ -1,4 +1,4 @@
-"""What twistd and twist load: `twistd -n mediatord --config PATH`."""
+"""The twistd plugin: `twistd -n mediatord --config PATH`."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ from mediatord.http.memory_reclaimer import limit_malloc_mmap_threshold, tune_ga
 
 _log = Logger()
 
-# Seconds after which a daemon that has neither failed nor begun to serve counts as started: it goes on trying. Other
-# nodes that work on a database are waited for that long at most.
+# Seconds after which a daemon that neither serves nor has failed counts as started: it keeps trying. It waits no
+# longer for another process to release the database.
 STARTUP_GRACE_SECONDS = 15.0
-# Seconds that the command which starts a daemon waits at most to be told how it went.
+# Seconds for which the command that starts a daemon waits for the outcome.
 _PARENT_WAIT_SECONDS = 60
-# Bytes that twistd reads of a message about a start that failed.
+# Bytes that twistd reads of an error message.
 _MAX_STATUS_BYTES = 100
 
 
 class StartupReporter:
     """
-    Tells whoever started twistd how the start went: on standard error, in the log, and by the exit status.
+    Reports the outcome of the start under twistd: on standard error, in the log, and by the exit status.
 
-    A daemon's parent process waits at a pipe for the outcome. Twisted itself writes to the pipe only for exceptions
-    that are no SystemExit, and says that all is well before the reactor runs, when the store is not open yet and no
-    worker has begun. A failure is reported when the process ends and the file with its id is gone, so that the
-    command may be repeated at once.
+    A daemon's parent process waits at a pipe for the outcome. Twisted itself reports failures only for exceptions
+    other than SystemExit, and success before the reactor runs, when the store is not open yet and no worker has
+    started. A failure is reported when the process ends and its pid file is removed, so that the command can be
+    repeated at once.
 
-    :param options: of twistd; empty where something else loads the plugin.
+    :param options: of twistd; empty if another program loads the plugin.
     """
 
     def __init__(self, options: MutableMapping[str, Any]) -> None:
@@ -58,12 +58,12 @@ class StartupReporter:
         self._outcome: bytes | None = None
 
     def watch(self) -> None:
-        """Prepare for the log, and for the fork that makes a daemon, in which standard error is lost."""
+        """Prepare for the log, and for daemonization, which closes standard error."""
         self._has_log = True
         atexit.register(self.process_ends)
         if self._options.get("nodaemon", True):
             return
-        with suppress(OSError):  # it may be closed
+        with suppress(OSError):  # already closed
             self._stderr = os.dup(2)
         command = os.getpid()
 
@@ -74,17 +74,17 @@ class StartupReporter:
         os.register_at_fork(after_in_parent=limit_wait)
 
     def hold(self) -> None:
-        """Twisted considers the daemon started; its parent process is to wait until it serves."""
+        """Keep the parent process waiting, although Twisted considers the daemon started."""
         self._pipe, self._options["statusPipe"] = self._options.get("statusPipe"), None
 
     def succeed(self) -> None:
-        """The daemon serves, or has tried for long enough."""
+        """Report success."""
         if self._outcome is None:
             self._outcome = b"0"
             self._report()
 
     def fail(self, *lines: str) -> None:
-        """It cannot start, or cannot go on, and will end. :param lines: reasons."""
+        """Print and log why the daemon ends. :param lines: reasons."""
         self._say(*lines)
         if self._has_log or self._begin_log():
             for line in lines:
@@ -93,8 +93,8 @@ class StartupReporter:
             self._outcome = b"1 " + "; ".join(lines).encode("ascii", "backslashreplace")
 
     def _begin_log(self) -> bool:
-        """Begin the log, which twistd does after it has made the service; False where that is not possible."""
-        # A logger of the operator's own is but a name until twistd has read all of its command line.
+        """Start the log before twistd does, which is after it has made the service; False if that is not possible."""
+        # A custom logger is only a name until twistd has read its whole command line.
         if "logfile" not in self._options or isinstance(self._options.get("logger"), str):
             return False
         from twisted.scripts._twistd_unix import UnixAppLogger
@@ -108,14 +108,14 @@ class StartupReporter:
     def _say(self, *lines: str) -> None:
         text = "".join(f"mediatord: {line}\n" for line in lines)
         if self._stderr is None:
-            # Not sys.stderr, which twistd has taken over for its log.
+            # twistd redirects sys.stderr to its log.
             print(text, end="", file=sys.__stderr__, flush=True)  # noqa: T201
         else:
             with suppress(OSError):
                 os.write(self._stderr, text.encode("utf-8", "backslashreplace"))
 
     def process_ends(self) -> None:
-        """Remove the file with the process id, which Twisted leaves at some failures, and report the outcome."""
+        """Remove the pid file, which Twisted leaves behind after some failures, and report the outcome."""
         path = self._options.get("pidfile")
         if path:
             with suppress(OSError, ValueError):
@@ -127,7 +127,7 @@ class StartupReporter:
             self._report()
 
     def _is_parent_waiting(self) -> bool:
-        """Whether Twisted has not told the parent process, which it does for exceptions."""
+        """Whether Twisted has not reported the outcome, as it does for exceptions."""
         pipe = self._pipe or self._options.get("statusPipe")
         try:
             return pipe is not None and stat.S_ISFIFO(os.fstat(pipe).st_mode)
@@ -135,24 +135,24 @@ class StartupReporter:
             return False
 
     def _report(self) -> None:
-        """Write the outcome to the pipe, if it has not been done."""
+        """Write the outcome to the pipe, once."""
         pipe, self._pipe = self._pipe or self._options.get("statusPipe"), None
         if pipe is not None and self._outcome is not None:
             self._options["statusPipe"] = None
-            with suppress(OSError):  # nobody waits any more
+            with suppress(OSError):  # the parent process has ended
                 os.write(pipe, self._outcome[:_MAX_STATUS_BYTES])
                 os.close(pipe)
         stderr, self._stderr = self._stderr, None
         if stderr is not None:
-            # Or a daemon would keep the terminal, or whatever reads what the command has to say.
+            # The daemon must not keep the terminal, or a reader of the command, open.
             os.close(stderr)
 
 
 def _exit_after(seconds: float) -> None:
-    """End this process after a while, whatever it waits for: a daemon that was killed tells its parent nothing."""
+    """End this process after a timeout: a killed daemon reports nothing to its parent."""
 
     def give_up(*_: object) -> NoReturn:
-        print("mediatord: the daemon does not say how its start went", file=sys.__stderr__, flush=True)  # noqa: T201
+        print("mediatord: the daemon has not reported whether it started", file=sys.__stderr__, flush=True)  # noqa: T201
         os._exit(1)
 
     signal.signal(signal.SIGALRM, give_up)
@@ -175,8 +175,8 @@ class Options(usage.Options):
     read: Callable[[], Config]
 
     def postOptions(self) -> None:
-        """Read the configuration; a mistake costs a line for each and exit status 2."""
-        # twistd may leave this directory.
+        """Read the configuration; print one line per error and exit with status 2 if there are any."""
+        # twistd may change the working directory.
         path = Path(self["config"] or get_default_config_path()).absolute()
         self.read = lambda: load_config(path)
         try:
@@ -188,22 +188,22 @@ class Options(usage.Options):
 
     @property
     def twistd(self) -> MutableMapping[str, Any]:
-        """The options of the program that loads the plugin."""
+        """Options of the program that loads the plugin."""
         return {} if self.parent is None else self.parent
 
 
 class DaemonService(MultiService):
     """
-    Turns what prevents the start into one line and exit status 1, and signals into what they ask for.
+    Ends a failed start with one line and exit status 1, and handles signals.
 
-    :param say: tells whoever started us why there is no point in going on, in a line.
-    :ivar failed: whether the daemon gave up.
+    :param report_failure: called with one line when the daemon cannot start or go on.
+    :ivar failed: whether the daemon could not go on.
     """
 
-    def __init__(self, reactor: Any, say: Callable[[str], None]) -> None:
+    def __init__(self, reactor: Any, report_failure: Callable[[str], None]) -> None:
         super().__init__()
         self._reactor = reactor
-        self._say = say
+        self._report_failure = report_failure
         self._stopping = False
         self._rotate: Callable[[], object] = lambda: None
         self._reload: Callable[[], object] = lambda: None
@@ -213,10 +213,10 @@ class DaemonService(MultiService):
         self, config: Config, build: Callable[..., OrderedService], read: Callable[[], Config] | None = None
     ) -> None:
         """
-        Have the daemon of this configuration as the one child; it starts with the parent.
+        Build the daemon as the only child.
 
-        :param build: is given the reactor, the configuration, and whom to tell that there is no point in going on.
-        :param read: reads the configuration anew; without it, that is not this process's to do.
+        :param build: as :func:`~mediatord.app.daemon.build_daemon`.
+        :param read: reads the configuration again on SIGHUP; None in a worker, whose supervisor does that.
         """
         try:
             daemon = build(self._reactor, config, give_up=self.give_up, ready=self.ready)
@@ -244,26 +244,25 @@ class DaemonService(MultiService):
         self._reactor.callWhenRunning(tune_garbage_collector)
 
     def give_up(self, line: str) -> None:
-        """There is no point in going on: say so, and stop in order, as soon as the reactor runs."""
+        """Report that the daemon cannot go on, and stop it in order as soon as the reactor runs."""
         if not (self._stopping or self.failed):
             self.failed = True
-            self._say(line)
+            self._report_failure(line)
             self._reactor.callWhenRunning(self._stop)
 
     def ready(self) -> None:
-        """The daemon serves."""
+        """Called when the daemon serves."""
 
     def _exit_startup(self, error: Exception) -> NoReturn:
-        """End the process, which could not start."""
-        self._say(_format_error(error))
+        """Exit with status 1."""
+        self._report_failure(_format_error(error))
         raise SystemExit(1)
 
     def _install_signal_handlers(self) -> None:
         """
-        SIGTERM and SIGINT stop in order, SIGUSR1 closes the segment of the event log, and so does SIGHUP, which has
-        the configuration read as well.
+        Handle SIGTERM and SIGINT (stop), SIGUSR1 (rotate the event log) and SIGHUP (reload and rotate).
 
-        The reactor's own handlers would have twistd end as if killed by the signal; an orderly stop is a success.
+        With the reactor's own handlers twistd would end as if killed by the signal; an orderly stop is a success.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._reactor.callFromThread(self._stop))
@@ -273,7 +272,7 @@ class DaemonService(MultiService):
     def _stop(self) -> None:
         if not self._stopping:
             self._stopping = True
-            # Not a handler that does nothing: Python takes handlers away before it ends, and one more would kill it.
+            # Python removes its handlers before it ends, so that another signal would kill it.
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)
             self._reactor.stop()
@@ -281,7 +280,7 @@ class DaemonService(MultiService):
 
 class TwistdDaemonService(DaemonService):
     """
-    The same under twistd, which is told how the start went.
+    The daemon under twistd, with a report of the start.
 
     :param banner: printed on standard output once the daemon is up.
     """
@@ -293,13 +292,13 @@ class TwistdDaemonService(DaemonService):
         self._timer: IDelayedCall | None = None
 
     def startService(self) -> None:
-        """Start everything, and wait until it serves."""
+        """Start everything, and report success once it serves."""
         super().startService()
         self._status.hold()
         self._timer = self._reactor.callLater(STARTUP_GRACE_SECONDS, self._status.succeed)
 
     def ready(self) -> None:
-        """The daemon serves, or has listened for a while without its store."""
+        """Called when the daemon serves, or has listened for a while without its store."""
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
         banner, self._banner = self._banner, None
@@ -309,15 +308,14 @@ class TwistdDaemonService(DaemonService):
 
 
 def makeService(options: Options) -> IService:
-    """The daemon, for `twistd`."""
+    """Build the service for `twistd`."""
     from twisted.internet import reactor  # noqa: TID251  the one place that names it
 
     install_monotonic_clock(reactor)
     status = StartupReporter(options.twistd)
     root = TwistdDaemonService(reactor, status, options["banner"])
     root.run(options.settings, build_daemon, options.read)
-    # twistd has no way to end with another status than 0 once the reactor has run. What is registered first is called
-    # last.
+    # twistd always exits with 0 once the reactor has run. Exit handlers run in reverse order.
     atexit.register(lambda: root.failed and _exit_with_failure())
     status.watch()
     return root
@@ -337,6 +335,6 @@ def _exit_with_failure() -> NoReturn:
 
 
 def _print_banner(banner: str) -> None:
-    # Not sys.stdout, which twistd has taken over for its log. It may be a pipe whose reader is gone.
+    # twistd redirects sys.stdout to its log. The output may be a pipe that was closed.
     with suppress(OSError):
         print(banner, file=sys.__stdout__, flush=True)  # noqa: T201

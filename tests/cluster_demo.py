@@ -72,7 +72,7 @@ class ClusterDemo:
             await maybeDeferred(listening.stopListening)
 
     async def _chapter(self, title: str, tell: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._say.chapter(title)
+        self._say.section(title)
         try:
             await Deferred.fromCoroutine(tell()).addTimeout(_CHAPTER_SECONDS, self._reactor)
         except DeferredTimeout:
@@ -196,7 +196,7 @@ async def _run(reactor: Any, servers: ReplicaSet, cluster: DaemonCluster, front:
     try:
         await ClusterDemo(reactor, servers, cluster, front).tell()
     except (DemoStepFailed, MediatorProblem, AssertionError) as error:
-        click.secho(f"The demonstration failed: {error}", fg="red", err=True)
+        click.secho(f"The demo failed: {error}", fg="red", err=True)
         raise SystemExit(1) from None
     click.echo()
     click.secho("Nothing was lost, and nothing came twice.", fg="green")

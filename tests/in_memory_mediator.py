@@ -182,7 +182,7 @@ class InMemoryWallet:
     def __init__(self, in_memory: InMemoryMediator, identity: WalletIdentity | None = None) -> None:
         self.in_memory = in_memory
         self.identity = identity or WalletIdentity.generate(endpoint=in_memory.did)
-        self.book = DIDDocumentCache()
+        self.documents = DIDDocumentCache()
 
     @property
     def did(self) -> str:
@@ -209,7 +209,7 @@ class InMemoryWallet:
 
     def open(self, raw: bytes) -> OpenedMessage:
         """Open an envelope addressed to this wallet."""
-        return unpack_message(raw, self.identity, self.book.resolve)
+        return unpack_message(raw, self.identity, self.documents.resolve)
 
     def enrol(self, *dids: str) -> InMemoryWallet:
         """Get a grant, and register these DIDs, or its own."""

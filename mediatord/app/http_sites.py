@@ -209,58 +209,6 @@ _log = Logger()
 _STATE_STOPPING = "stopping"
 
 
-class ProcessMonitor(Service):
-    """Collects traffic and recent problems of this process for the status page."""
-
-    name = "process monitor"
-
-    def __init__(self, core: CoreServices, node: str) -> None:
-        self._core = core
-        self._node = node
-        self._began = core.monotonic()
-        self._troubles = RecentProblems(core.reactor)
-        self._traffic = TrafficHistory(core.reactor, core.recorder.metrics.collect_totals)
-        self._samples = LoopingCall(self._traffic.sample)
-        self._samples.clock = core.reactor
-
-    def startService(self) -> None:
-        """Start collecting."""
-        super().startService()
-        self._core.recorder.on_rejection = self._troubles.refused
-        globalLogPublisher.addObserver(self._troubles)
-        self._samples.start(SLOT_SECONDS, now=False)
-
-    def stopService(self) -> None:
-        """Stop collecting."""
-        super().stopService()
-        if self._samples.running:
-            self._samples.stop()
-        globalLogPublisher.removeObserver(self._troubles)
-
-    def report(self) -> Mapping[str, Any]:
-        """The state of this process as JSON values; see :class:`~mediatord.admin.status.ProcessStatus`."""
-        state = self._state()
-        return {
-            "node": self._node,
-            "pid": os.getpid(),
-            "state": state,
-            "well": state == STATUS_SERVING,
-            "uptime": self._core.monotonic() - self._began,
-            "sockets": len(self._core.connections),
-            "slots": self._traffic.slots(),
-            "totals": self._traffic.totals(),
-            "troubles": self._troubles.told(),
-        }
-
-    def _state(self) -> str:
-        core = self._core
-        if not core.gate.is_open:
-            return _STATE_STOPPING
-        if not core.recorder.metrics.storage_is_up:
-            return STATUS_WAITING_FOR_STORE
-        return core.node_health.trouble or STATUS_SERVING
-
-
 class SupervisorMonitor(Service):
     """Collects recent problems of the supervisor for the status page."""
 
@@ -268,21 +216,65 @@ class SupervisorMonitor(Service):
 
     def __init__(self, reactor: Any, node: str) -> None:
         self._node = node
-        self._troubles = RecentProblems(reactor)
+        self._problems = RecentProblems(reactor)
 
     def startService(self) -> None:
         """Start collecting."""
         super().startService()
-        globalLogPublisher.addObserver(self._troubles)
+        globalLogPublisher.addObserver(self._problems)
 
     def stopService(self) -> None:
         """Stop collecting."""
         super().stopService()
-        globalLogPublisher.removeObserver(self._troubles)
+        globalLogPublisher.removeObserver(self._problems)
 
     def report(self) -> Mapping[str, Any]:
         """The name of the daemon and the problems of this process, as JSON values."""
-        return {"node": self._node, "troubles": self._troubles.told()}
+        return {"node": self._node, "troubles": self._problems.told()}
+
+
+class ProcessMonitor(SupervisorMonitor):
+    """Collects traffic and recent problems of a process that serves clients, for the status page."""
+
+    def __init__(self, core: CoreServices, node: str) -> None:
+        super().__init__(core.reactor, node)
+        self._core = core
+        self._began = core.monotonic()
+        self._traffic = TrafficHistory(core.reactor, core.recorder.metrics.collect_totals)
+        self._samples = LoopingCall(self._traffic.sample)
+        self._samples.clock = core.reactor
+
+    def startService(self) -> None:
+        """Start collecting."""
+        super().startService()
+        self._core.recorder.on_rejection = self._problems.refused
+        self._samples.start(SLOT_SECONDS, now=False)
+
+    def stopService(self) -> None:
+        """Stop collecting."""
+        super().stopService()
+        if self._samples.running:
+            self._samples.stop()
+
+    def report(self) -> Mapping[str, Any]:
+        """The state of this process as JSON values; see :class:`~mediatord.admin.status.ProcessStatus`."""
+        core = self._core
+        if not core.gate.is_open:
+            state = _STATE_STOPPING
+        elif not core.recorder.metrics.storage_is_up:
+            state = STATUS_WAITING_FOR_STORE
+        else:
+            state = core.node_health.trouble or STATUS_SERVING
+        return {
+            **super().report(),
+            "pid": os.getpid(),
+            "state": state,
+            "well": state == STATUS_SERVING,
+            "uptime": core.monotonic() - self._began,
+            "sockets": len(core.connections),
+            "slots": self._traffic.slots(),
+            "totals": self._traffic.totals(),
+        }
 
 
 def load_admin_token(config: Config) -> AdminToken | None:

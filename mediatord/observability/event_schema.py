@@ -1,11 +1,9 @@
 """
-The closed set of log events, declared once (analytics contract: event schema, version 1).
+Schema of the event log, version 1: all events and fields, validation, and encoding of lines (analytics contract).
 
-What writes them, the JSON Schema, the documentation and the readers' own schema follow from :data:`EVENTS`. A field
-that does not apply is left out of a line; nothing is null. DIDs, message ids and addresses arrive here as the tags
-that :mod:`mediatord.observability.pseudonyms` makes of them. Payloads, envelopes, keys and signatures have no field.
-
-Log lines as bytes: the constant part of an event is made once, its fields each time.
+The writer, the JSON Schema, the documentation and the readers' schema derive from :data:`EVENTS`. Fields that do not
+apply are omitted; nothing is null. DIDs, message ids and addresses arrive as pseudonyms
+(:mod:`mediatord.observability.pseudonyms`). There is no field for payloads, envelopes, keys or signatures.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ ENVELOPE: dict[str, tuple[FieldType, str]] = {
     "epoch": ("integer", "epoch of the key that tags are made with"),
 }
 
-# One meaning per name, wherever it appears.
+# Every field name has one meaning in all events.
 FIELDS: dict[str, tuple[FieldType, str]] = {
     "age_ms": ("integer", "milliseconds: how old the message or the timestamp was"),
     "all_accepted": ("integer", "messages that the store has ever accepted"),
@@ -121,7 +119,11 @@ FIELDS: dict[str, tuple[FieldType, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class EventDeclaration:
-    """:param fields: names of the fields it may have, all of them in :data:`FIELDS`."""
+    """
+    Declaration of an event.
+
+    :param fields: names of its possible fields, all in :data:`FIELDS`.
+    """
 
     fields: tuple[str, ...]
     meaning: str
@@ -206,29 +208,29 @@ _FIELD_TYPES: dict[str, dict[str, tuple[type, ...]]] = {
 
 
 class EventLog(Protocol):
-    """What takes events."""
+    """Receiver of events."""
 
     def emit(self, event: str, **fields: object) -> None:
         """
-        Write an event; fields that are None are left out.
+        Write an event; fields that are None are omitted.
 
-        :raise TypeError: an undeclared event or field, or a value of another type: a mistake in the program.
+        :raise TypeError: an undeclared event or field, or a value of a wrong type: a programming error.
         """
 
     def write(self, event: str, fields: dict[str, object]) -> None:
         """
-        As :meth:`emit`, for what happens with every message: nobody looks at the fields again.
+        As :meth:`emit` without validation, for events of every message.
 
-        :param fields: as declared, none of them None, and milliseconds as :func:`milliseconds` gives them.
+        :param fields: as declared, none of them None, milliseconds rounded by :func:`round_milliseconds`.
         """
 
     def flush(self) -> None:
-        """Have what was written be in the file now, and not at the end of the turn: somebody is to be told of it."""
+        """Write pending lines to the file now, before clients are answered."""
 
 
 class MemoryEventLog:
     """
-    Takes events and keeps them, checked like those of the log file.
+    Event log in memory for tests, with validation.
 
     :ivar events: (event, fields without None) in order.
     """
@@ -244,27 +246,27 @@ class MemoryEventLog:
         """
         As :meth:`EventLog.write`.
 
-        :raise TypeError: the fields are not as they have to be.
+        :raise TypeError: invalid fields.
         """
         if validate_fields(event, dict(fields)) != fields:
             raise TypeError(f"{event} has a field without a value, or one that is not rounded")
         self.events.append((event, fields))
 
     def flush(self) -> None:
-        """Nothing waits here."""
+        """No-op."""
 
     def named(self, event: str) -> list[dict[str, object]]:
-        """The fields of every event of this name, in order."""
+        """Fields of all events of this name, in order."""
         return [fields for name, fields in self.events if name == event]
 
 
 def validate_fields(event: str, fields: dict[str, object]) -> dict[str, object]:
     """
-    `fields`, without those that have no value, and with numbers rounded.
+    `fields` without None values, floats rounded.
 
     :raise TypeError: as :meth:`EventLog.emit`.
     """
-    # A program has few call sites: what each of them passes is looked at once.
+    # There are few call sites: each combination of names and types is validated once.
     shape = (event, *fields, *map(type, fields.values()))
     changes = _VALIDATED_SHAPES.get(shape)
     if changes is None:
@@ -279,17 +281,16 @@ def validate_fields(event: str, fields: dict[str, object]) -> dict[str, object]:
 
 def round_milliseconds(value: float) -> float:
     """
-    Rounded: what is below a microsecond only makes lines longer.
+    Round to microseconds, to keep lines short.
 
-    :raise TypeError: it is infinite, or no number.
+    :raise TypeError: infinite, or not a number.
     """
     if not isfinite(value):
         raise TypeError("a number that JSON cannot express")
     return round(value, 3)
 
 
-# By event, names and types: the names that have no value, and those of floats. Bounded by the declarations: only what
-# they allow is kept.
+# Names of None values and of floats, by event, names and types. Bounded, since only declared combinations are cached.
 _VALIDATED_SHAPES: dict[tuple[object, ...], tuple[tuple[str, ...], tuple[str, ...]]] = {}
 
 
@@ -308,7 +309,7 @@ def _validate_shape(event: str, fields: Mapping[str, object]) -> tuple[tuple[str
 
 
 def build_json_schema() -> dict[str, Any]:
-    """The JSON Schema (2020-12) of one line of the log."""
+    """JSON Schema (2020-12) of one line of the log."""
     shared = {name: {"type": kind, "description": meaning} for name, (kind, meaning) in ENVELOPE.items()}
     lines = []
     for name, event in EVENTS.items():
@@ -324,7 +325,7 @@ def build_json_schema() -> dict[str, Any]:
 
 
 def render_json_schema() -> str:
-    """The same as a file."""
+    """The JSON Schema as text."""
     return json.dumps(build_json_schema(), indent=1) + "\n"
 
 
@@ -341,27 +342,27 @@ MAX_LINE_BYTES = 4096
 
 
 def encode_line_head(event: str, level: LogLevel, *, node: str, boot: str, epoch: int) -> bytes:
-    """The beginning of every line of this event, with places (`%`) for the time and the number."""
+    """Constant beginning of the lines of an event, with `%` placeholders for time and sequence number."""
     fixed = {"node": node, "boot": boot, "event": event, "level": level, "epoch": epoch}
     tail = json.dumps(fixed, separators=(",", ":"))[1:-1].replace("%", "%%")
     return b'{"v":%d,"ts":"%%b","seq":%%d,%b' % (SCHEMA_VERSION, tail.encode())
 
 
 def encode_line(head: bytes, fields: Mapping[str, object]) -> bytes:
-    """A line of at most 4096 bytes, in ASCII; texts are cut where that is needed."""
+    """A line of at most 4096 ASCII bytes; long texts are truncated."""
     if not fields:
         return head + b"}\n"
     try:
         whole = b"%b,%b" % (head, orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)[1:])
         if len(whole) <= MAX_LINE_BYTES and whole.isascii():
             return whole
-    except orjson.JSONEncodeError:  # half of a surrogate pair, or a number beyond 64 bits
+    except orjson.JSONEncodeError:  # a lone surrogate, or an integer beyond 64 bits
         pass
     return _encode_truncated_line(head, fields)
 
 
 def _encode_truncated_line(head: bytes, fields: Mapping[str, object]) -> bytes:
-    """As :func:`encode_line`, in ASCII, with texts cut until the line is short enough."""
+    """As :func:`encode_line`, truncating texts until the line is short enough."""
     whole = b""
     for longest in (1000, 200, 20):
         cut = {

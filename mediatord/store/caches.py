@@ -1,8 +1,4 @@
-"""
-Who has registered which DID, as far as was asked lately.
-
-Where pages begin, as far as somebody has read.
-"""
+"""Caches that backends share: owners of recipient DIDs, and cursors of event pages."""
 
 from __future__ import annotations
 
@@ -17,24 +13,24 @@ from mediatord.protocol.canonical_did import is_did_peer_3
 
 T = TypeVar("T")
 
-# With this, the cache holds 32 MiB of text at most.
+# Limits the cache to 32 MiB of text.
 OWNER_CACHE_CAPACITY = 16_384
 _MAX_ENTRY_LENGTH = 2_048
 
 
 class OwnerCache(Generic[T]):
     """
-    A bounded cache from recipient DID to account DID, or from that to the account; it loses the least recently used.
+    A bounded LRU cache from recipient DID to account DID, or from that to the account.
 
-    DIDs are in their canonical form. Only what is registered is kept. Another process may take a DID away unnoticed,
-    so where there are several an answer is good for a short time or not kept at all; and what is stored is checked
-    again where it is stored.
+    DIDs are in their canonical form; only registered ones are kept. Another process may remove a registration
+    unnoticed, so where there are several, entries are kept for a short time or not at all; and an enqueue checks the
+    registration again.
 
-    An answer that was under way while something changed is not kept: `age` differs then.
+    A result that was being read while a registration changed is not kept: `age` differs then.
 
     :param now: the clock.
-    :param lifetime: seconds for which an answer is good.
-    :param length: characters of an answer.
+    :param lifetime: seconds for which an entry is valid.
+    :param length: characters of an entry.
     """
 
     def __init__(
@@ -60,7 +56,7 @@ class OwnerCache(Generic[T]):
         return account
 
     def keep(self, did: str, account: T | None, age: int) -> None:
-        """Keep an answer that was asked for when the cache was of this age."""
+        """Keep a result that was requested at this age of the cache."""
         if is_did_peer_3(did):
             return  # nobody would know when to forget it
         if account is None or age != self.age or len(did) + self._length(account) > _MAX_ENTRY_LENGTH:
@@ -70,7 +66,7 @@ class OwnerCache(Generic[T]):
             self._accounts.popitem(last=False)
 
     def forget(self, dids: Iterable[str]) -> None:
-        """Their registration may have changed."""
+        """Remove DIDs whose registration may have changed."""
         self.age += 1
         for did in dids:
             if is_did_peer_3(did):
@@ -78,7 +74,7 @@ class OwnerCache(Generic[T]):
             self._accounts.pop(did, None)
 
     def clear(self) -> None:
-        """An account has another DID now."""
+        """Remove everything, because an account has another DID now."""
         self.age += 1
         self._accounts.clear()
 
@@ -91,11 +87,11 @@ _CURSORS_PER_LIST = 64
 
 class PageCursors:
     """
-    What is known of one list of events while it does not change. Several threads may use it: what it knows is
-    replaced, never changed.
+    Cursors into one list of events as long as it does not change. Several threads may use them: state is replaced,
+    never modified.
 
-    :param edition: which state of the list that is.
-    :ivar total: how many events are in it, once that was counted.
+    :param edition: counter of changes of the list.
+    :ivar total: number of events in it, once counted.
     """
 
     __slots__ = ("_marks", "edition", "total")
@@ -106,24 +102,26 @@ class PageCursors:
         self._marks: tuple[tuple[int, EventPosition], ...] = ()
 
     def before(self, offset: int) -> tuple[int, EventPosition | None]:
-        """The last bookmark that is not behind an offset: how many events are up to it, and the last of them."""
+        """
+        The last cursor that is not behind an offset: the number of events up to it, and the position of the last one.
+        """
         marks = self._marks
         index = bisect_right(marks, offset, key=lambda mark: mark[0])
         return marks[index - 1] if index else (0, None)
 
     def add(self, offset: int, last: EventPosition) -> None:
-        """So many events are up to this one."""
+        """Remember the position of the last of `offset` events."""
         marks = sorted({**dict(self._marks), offset: last}.items())
-        # Who reads on needs the last one most, and the others the less the closer they are together.
+        # Readers go on from the last one; of the others every second one is enough.
         self._marks = tuple(marks if len(marks) <= _CURSORS_PER_LIST else [*marks[1:-1:2], marks[-1]])
 
 
 class PageCursorCache:
     """
-    Bookmarks of the lists that were read lately, a bounded number of them.
+    A bounded cache of the cursors of recently read lists.
 
-    Nothing here is known to be true by itself: the edition is read in the transaction that relies on it, and it
-    changes with every change, whichever process makes it.
+    Validity is checked by the edition, which is read in the transaction that relies on it, and which every process
+    changes with every change of the list.
     """
 
     def __init__(self, capacity: int = _CURSOR_CACHE_CAPACITY) -> None:
@@ -132,7 +130,7 @@ class PageCursorCache:
         self._lock = Lock()
 
     def of(self, key: Hashable, edition: int) -> PageCursors:
-        """Those of a list, if they are of this edition, or none."""
+        """Cursors of a list; without any if those that are cached are of another edition."""
         with self._lock:
             cursors = self._lists.pop(key, None)
             if cursors is None or cursors.edition != edition:
@@ -143,6 +141,6 @@ class PageCursorCache:
             return cursors
 
     def clear(self) -> None:
-        """It may be another file."""
+        """Remove everything, because the database may be another one."""
         with self._lock:
             self._lists.clear()

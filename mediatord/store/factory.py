@@ -1,4 +1,4 @@
-"""Where messages wait: the backends behind :class:`~mediatord.store.interfaces.store.IStore`."""
+"""Construction of the storage backend that is configured."""
 
 from __future__ import annotations
 
@@ -36,21 +36,22 @@ def build_store(
     tell_events: Callable[[Sequence[RemovedMessage]], None] = lambda removed: None,
 ) -> IStore:
     """
-    A store of the chosen kind, yet to be opened.
+    A store of the chosen backend, not yet open.
 
-    :param reactor: the clock; for `sqlite` it must also take calls from threads.
-    :param caps: how much the Decentrl half keeps for whom.
+    :param reactor: the clock; for `sqlite` it must also accept calls from threads.
+    :param caps: quotas of the Decentrl half.
     :param path: the file of the `sqlite` backend; its directory must exist.
-    :param shared: whether other processes work on the same file.
-    :param create: whether to make that file if it is not there.
-    :param space_limits: how much space `sqlite` and `mongodb` may take.
+    :param shared: whether other processes use the same file.
+    :param create: whether to create that file if it does not exist.
+    :param space_limits: of `sqlite` and `mongodb`.
     :param uri: of the `mongodb` backend.
-    :param observe: told what each operation took; not by `memory`, which takes no time.
-    :param on_up: told by `mongodb` whether it can be reached, when that changes.
-    :param on_fault: told by `sqlite` and `mongodb` of a fault when it begins and ends.
-    :param tell: told by `mongodb` of messages that were removed by what had failed for all that was known.
-    :param tell_events: told the same of events of the Decentrl half.
-    :raise ValueError: the backend is not available, or lacks what it needs; the text is for the operator.
+    :param observe: called with the duration of each operation, except by `memory`.
+    :param on_up: called by `mongodb` with whether it can be reached, when that changes.
+    :param on_fault: called by `sqlite` and `mongodb` with each fault when it begins and ends.
+    :param tell: called by `mongodb` with messages that were removed by an operation that had failed with an unknown
+        outcome.
+    :param tell_events: the same for pending events of the Decentrl half.
+    :raise ValueError: the backend is not available, or lacks a setting; the text is for the operator.
     """
     if backend == "memory":
         return MemoryStore(reactor, limits, caps=caps)

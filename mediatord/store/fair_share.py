@@ -1,13 +1,11 @@
 """
-Which message of a full queue makes room: what the backends have in common (see `QueueLimits`).
+Fair share of a full queue: which message is evicted, and which senders are known (see `QueueLimits`).
 
 A party is a number: one half of an origin, the other half being 0.
 
-Parties whose messages a recipient has acknowledged, so that their mail need not make room for that of unknown ones.
-
-Wallets acknowledge whatever comes, so one acknowledgement says little. A party is known when two of its messages were
-acknowledged at least an hour apart. What is remembered of a recipient is bounded: who is about to become known may
-take the place of another one that is, but not of one that is known, unless nothing has come from that for a month.
+Wallets acknowledge every message, so one acknowledgement means little: a party is known when two of its messages were
+acknowledged at least an hour apart. The number of parties per recipient is bounded: one that is about to become known
+may replace another that is not yet known, but not a known one, unless that has been silent for a month.
 """
 
 from __future__ import annotations
@@ -23,8 +21,8 @@ from mediatord.store.interfaces.messages import QueueLimits, RemovalReason
 
 SENDER_MASK, NETWORK_MASK = 0x0000_0000_FFFF_FFFF, 0x7FFF_FFFF_0000_0000
 
-# What kinds of senders there are, the one that makes room first being the lowest: whoever has an address, whoever has
-# made a DID, and whom the recipient has acknowledged before.
+# Ranks of senders in the order of eviction: those with a network address only, those with a proven DID, and those
+# that the recipient has acknowledged before.
 SenderRank = Literal[0, 1, 2]
 ANONYMOUS: SenderRank = 0
 AUTHENTICATED: SenderRank = 1
@@ -34,35 +32,35 @@ SENDER_RANKS: tuple[SenderRank, ...] = (ANONYMOUS, AUTHENTICATED, KNOWN)
 
 @dataclass(slots=True)
 class MessageVolume:
-    """So many messages of so many bytes."""
+    """A number of messages and their bytes."""
 
     messages: int = 0
     size: int = 0
 
     def add(self, messages: int, size: int) -> None:
-        """Count so much more, or less."""
+        """Add to it, or subtract."""
         self.messages += messages
         self.size += size
 
     def plus(self, other: MessageVolume) -> MessageVolume:
-        """Both together."""
+        """The sum of two."""
         return MessageVolume(self.messages + other.messages, self.size + other.size)
 
 
-# Entries that may be out of date, beside some for each amount.
+# Outdated entries that a heap may have beyond some for each volume.
 _HEAP_SLACK = 64
 
-# Of what has nothing; not to be changed.
+# Of an empty group; must not be changed.
 NO_VOLUME = MessageVolume()
 
 
 class SenderGroup(NamedTuple):
     """
-    Some messages of a queue.
+    A group of messages of a queue.
 
-    :param rank: of their senders; None for whichever.
-    :param network: the party that they came from, which may be 0; None for whichever.
-    :param sender: the party that has sent them; None for whichever.
+    :param rank: rank of their senders; None for any.
+    :param network: the party of their network, which may be 0; None for any.
+    :param sender: the party of their sender; None for any.
     """
 
     rank: SenderRank | None = None
@@ -71,19 +69,23 @@ class SenderGroup(NamedTuple):
 
 
 def get_party(origin: int) -> int:
-    """Whom it is an acknowledgement of; 0 if nobody is known: the sender, or of an anonymous one the network."""
+    """The party that an acknowledgement counts for: the sender, or the network of an anonymous one; 0 if unknown."""
     return origin & SENDER_MASK or origin & NETWORK_MASK
 
 
 def rank_sender(origin: int, known: frozenset[int]) -> SenderRank:
-    """:param known: parties whom the recipient has acknowledged before."""
+    """
+    Rank of a sender.
+
+    :param known: parties that the recipient has acknowledged before.
+    """
     if get_party(origin) in known:
         return KNOWN
     return AUTHENTICATED if origin & SENDER_MASK else ANONYMOUS
 
 
 def is_from_group(part: SenderGroup, origin: int, known: frozenset[int]) -> bool:
-    """Whether messages of an origin are among these."""
+    """Whether messages of an origin are in a group."""
     rank, network, sender = part
     return (
         (rank is None or rank == rank_sender(origin, known))
@@ -93,24 +95,24 @@ def is_from_group(part: SenderGroup, origin: int, known: frozenset[int]) -> bool
 
 
 def find_exceeded_limit(limits: QueueLimits, messages: int, size: int) -> RemovalReason | None:
-    """The limit that a queue with so much in it is over."""
+    """The limit that a queue of this volume exceeds, as a reason for removal."""
     if messages > limits.max_messages:
         return "fifo_count"
     return "fifo_bytes" if size > limits.max_bytes else None
 
 
 def exceeds_share(limits: QueueLimits, share: float, amount: MessageVolume) -> bool:
-    """Whether it is more than such a share of a queue."""
+    """Whether a volume is more than a share of a queue."""
     return amount.messages > share * limits.max_messages or amount.size > share * limits.max_bytes
 
 
 def needs_sender_usage(limits: QueueLimits, origin: int) -> bool:
-    """Whether it matters who has how much of a queue that such a deposit makes too full."""
+    """Whether the usage by sender matters when an enqueue from this origin makes a queue too full."""
     return limits.reserved > 0 or (limits.share < 1 and origin != 0)
 
 
 def may_exceed_share(limits: QueueLimits, origin: int, whole: MessageVolume) -> bool:
-    """Whether so much in a queue may be too much of somebody: nobody has more than there is."""
+    """Whether a party may exceed its share in a queue of this volume: no party has more than there is."""
     if limits.share < 1 and origin and exceeds_share(limits, limits.share, whole):
         return True
     return limits.reserved > 0 and exceeds_share(limits, 1 - limits.reserved, whole)
@@ -118,9 +120,9 @@ def may_exceed_share(limits: QueueLimits, origin: int, whole: MessageVolume) -> 
 
 class SenderUsage:
     """
-    Who has how much of a queue.
+    Usage of a queue by sender, network and rank.
 
-    :param known: parties whom its recipient has acknowledged before.
+    :param known: parties that its recipient has acknowledged before.
     """
 
     __slots__ = ("_amounts", "_heaps", "_limits", "known")
@@ -131,19 +133,19 @@ class SenderUsage:
         """:param found: origin, messages and bytes."""
         self._limits = limits
         self.known = known
-        # By rank and network, or by network alone, and by sender: of each what there is, and no more.
+        # By rank and network, or by network alone, and by sender; empty groups are left out.
         self._amounts: dict[SenderGroup, MessageVolume] = {}
-        # Networks by what they have of a rank, where that was asked for.
+        # Networks by their weight, for the ranks that were needed.
         self._heaps: dict[SenderRank | None, list[tuple[int, SenderGroup]]] = {}
         for origin, messages, size in found:
             self.change(origin, messages, size)
 
     def __len__(self) -> int:
-        """How many amounts are kept."""
+        """Number of volumes that are kept."""
         return len(self._amounts)
 
     def change(self, origin: int, messages: int, size: int) -> None:
-        """So much more, or less, is from there."""
+        """Add messages of an origin, or subtract them."""
         for part in self._parts(origin):
             amount = self._amounts.get(part)
             if amount is None:
@@ -155,16 +157,16 @@ class SenderUsage:
                 heappush(self._heaps[part.rank], (-self._weight(part, NO_VOLUME), part))
 
     def amount(self, part: SenderGroup) -> MessageVolume:
-        """What there is of one of :meth:`_request_id_fields`."""
+        """Volume of a group."""
         return self._amounts.get(part, NO_VOLUME)
 
     def victim(
         self, origin: int, coming: MessageVolume, oldest: Callable[[SenderGroup], int | None]
     ) -> SenderGroup | None:
         """
-        Of which messages the oldest makes room for a deposit; None if nothing waits.
+        The group whose oldest message is evicted for an enqueue; None if the queue is empty.
 
-        :param oldest: the origin of the oldest message of some that wait; None if there is none.
+        :param oldest: finds the origin of the oldest message of a group; None if there is none.
         """
         for part in self._own_parts(origin, coming):
             return part
@@ -177,7 +179,7 @@ class SenderUsage:
         return None
 
     def likely(self, origin: int, coming: MessageVolume) -> list[SenderGroup]:
-        """What :meth:`victim` will very likely ask about and answer, before anything is known of what is oldest."""
+        """The groups that :meth:`victim` will probably ask for and return, before the oldest messages are known."""
         own = list(self._own_parts(origin, coming))
         if own:
             return own[:1]
@@ -191,8 +193,10 @@ class SenderUsage:
 
     def check(self, origin: int, coming: MessageVolume) -> None:
         """
-        :param coming: with a deposit from there.
-        :raise QueueFull: one of those that it counts for would have too much.
+        Check an enqueue against the shares.
+
+        :param coming: its volume.
+        :raise QueueFull: a party, or the unknown senders together, would have too much.
         """
         limits = self._limits
         if limits.share < 1:
@@ -218,7 +222,7 @@ class SenderUsage:
         return [*parts, SenderGroup(sender=sender)] if sender else parts
 
     def _own_parts(self, origin: int, coming: MessageVolume) -> Iterable[SenderGroup]:
-        """Those of its sender and network that have something, and with what comes more than a share."""
+        """Groups of the sender and its network that, with the enqueue, have more than a share."""
         limits = self._limits
         if limits.share >= 1:
             return
@@ -231,7 +235,7 @@ class SenderUsage:
                 yield part
 
     def _ranks(self, origin: int, coming: MessageVolume) -> list[SenderRank]:
-        """In which order they make room: those that have more than what is reserved for each, the lowest first."""
+        """Ranks in the order of eviction: those with more than their reserve first, and of those the lowest."""
         own, limits = rank_sender(origin, self.known), self._limits
         amounts = {
             rank: self.amount(SenderGroup(rank)).plus(coming if rank == own else NO_VOLUME) for rank in SENDER_RANKS
@@ -242,8 +246,8 @@ class SenderUsage:
 
     def _largest(self, rank: SenderRank, first: int, origin: int, coming: MessageVolume) -> SenderGroup:
         """
-        The network that has most of what is of a rank, if that is more than the network of the first has. Of equals
-        the first message makes room.
+        The network that has most of a rank, if that is more than the network of the first message has. Of equals the
+        first message is evicted.
         """
         candidates = self._heaviest(rank)
         own = SenderGroup(rank, origin & NETWORK_MASK) if rank == rank_sender(origin, self.known) else None
@@ -256,13 +260,13 @@ class SenderUsage:
         )
 
     def _heaviest(self, rank: SenderRank) -> list[tuple[int, SenderGroup]]:
-        """The network that has most of a rank, if any has, with minus its weight."""
+        """The network that has most of a rank, if any, with its negative weight."""
         heap = self._heaps.get(rank)
         if heap is None or len(heap) > 4 * len(self._amounts) + _HEAP_SLACK:
             networks = [part for part in self._amounts if part.rank == rank and part.network is not None]
             heap = self._heaps[rank] = [(-self._weight(part, NO_VOLUME), part) for part in networks]
             heapify(heap)
-        # What has changed since is in it once more.
+        # A group that has changed since was added again.
         while heap and -heap[0][0] != self._weight(heap[0][1], NO_VOLUME):
             heappop(heap)
         return heap[:1]
@@ -273,19 +277,19 @@ class SenderUsage:
 
 
 def _list_parties(origin: int) -> list[SenderGroup]:
-    """The sender and its network, as far as they are known, in the order in which their mail makes room."""
+    """The sender and its network, as far as they are known, in the order of eviction."""
     sender, network = origin & SENDER_MASK, origin & NETWORK_MASK
     parts = [SenderGroup(sender=sender)] if sender else []
     return [*parts, SenderGroup(network=network)] if network else parts
 
 
-# Parties that are remembered of a recipient, and how many of them may be known.
+# Parties per recipient, and known ones among them.
 MAX_REMEMBERED_SENDERS = 64
 MAX_KNOWN_SENDERS = 48
 # Seconds between two acknowledgements after which a party is known, and after which it may be forgotten.
 PROBATION_SECONDS = 3_600
 DORMANT_SECONDS = 30 * 86_400
-# Seconds for which it is not written again that a known party is still heard of.
+# Seconds between two writes of the last acknowledgement of a known party.
 REFRESH_SECONDS = 86_400
 
 _AcknowledgementSpan = tuple[int, int]
@@ -295,7 +299,7 @@ class KnownSenders:
     """
     Parties with the times of their first and last acknowledgement, in whole seconds.
 
-    :param text: as :meth:`text` has written it; None for nothing.
+    :param text: result of :meth:`text`; None for no parties.
     """
 
     __slots__ = ("_spans",)
@@ -306,7 +310,7 @@ class KnownSenders:
         }
 
     def text(self) -> str:
-        """As JSON, in the order of their numbers."""
+        """The parties as JSON, in the order of their numbers."""
         return json.dumps([[party, *span] for party, span in sorted(self._spans.items())], separators=(",", ":"))
 
     @property
@@ -315,7 +319,7 @@ class KnownSenders:
         return frozenset([party for party, span in self._spans.items() if _is_known(span)])
 
     def acknowledged(self, parties: Iterable[int], now: float) -> bool:
-        """Messages of these were acknowledged. Whether there is anything to be written."""
+        """Record acknowledgements; returns whether anything has to be written."""
         return any([self._acknowledged(party, int(now)) for party in sorted(set(parties))])
 
     def _acknowledged(self, party: int, now: int) -> bool:
@@ -334,13 +338,13 @@ class KnownSenders:
         return True
 
     def _forget_one(self) -> None:
-        """If there are too many: the one on probation that came first. There are always some."""
+        """If there are too many, remove the oldest one on probation; there always is one."""
         if len(self._spans) >= MAX_REMEMBERED_SENDERS:
             on_probation = [(span[0], party) for party, span in self._spans.items() if not _is_known(span)]
             del self._spans[min(on_probation)[1]]
 
     def _has_place(self, now: int) -> bool:
-        """Whether one more can be known, instead of one that is dormant if need be."""
+        """Whether one more can be known, by replacing a dormant one if needed."""
         known = [(span[1], party) for party, span in self._spans.items() if _is_known(span)]
         if len(known) < MAX_KNOWN_SENDERS:
             return True

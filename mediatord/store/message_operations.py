@@ -1,14 +1,4 @@
-"""
-What becomes of messages, by the names that the ledger has for it.
-
-What waits by age: what the backends have in common.
-
-What waits in the two halves together.
-
-Deposits that have nothing to do with each other, for stores that have no better way to do them together.
-
-What store operations are observed by, and how much may be batched.
-"""
+"""Parts of message operations that backends share: ledger entries, backlog by age, enqueues in steps, observation."""
 
 from __future__ import annotations
 
@@ -40,7 +30,7 @@ from mediatord.store.interfaces.store import IStore
 LedgerEntry = Literal["accepted", "acknowledged", "expired", "evicted", "removed", "withdrawn"]
 LEDGER_ENTRIES: tuple[LedgerEntry, ...] = ("accepted", "acknowledged", "expired", "evicted", "removed", "withdrawn")
 
-# Who takes a message for another reason says so.
+# Removals for other reasons name their entry.
 LEDGER_ENTRY_BY_REASON: Mapping[RemovalReason | None, LedgerEntry] = {
     None: "acknowledged",
     "ttl": "expired",
@@ -48,16 +38,16 @@ LEDGER_ENTRY_BY_REASON: Mapping[RemovalReason | None, LedgerEntry] = {
     "fifo_bytes": "evicted",
 }
 
-# Of an id, that say when it was made.
+# Hexadecimal digits of an id that are its time.
 _TIME_DIGITS = 12
 
 
 def group_by_age(found: Iterable[tuple[float, int]], bounds: Sequence[float], limit: int) -> list[AgeBucket]:
     """
-    The cohorts of what is looked at.
+    Count messages by age.
 
-    :param found: time and bytes of each, the latest first; no more than `limit` are looked at.
-    :param bounds: latest first.
+    :param found: time and bytes of each, latest first; at most `limit` are counted.
+    :param bounds: of the buckets, latest first.
     """
     messages, sizes = [0] * (len(bounds) + 1), [0] * (len(bounds) + 1)
     last, complete = 0, True
@@ -73,9 +63,9 @@ def group_by_age(found: Iterable[tuple[float, int]], bounds: Sequence[float], li
 
 def complete_buckets(cohorts: Sequence[AgeBucket], messages: int, size: int | None) -> list[AgeBucket]:
     """
-    The same, with what is known of all: if it is one only that was not counted to its end, that is the rest.
+    Fill in the only bucket that is not exact, if there is one, from the totals.
 
-    :param size: bytes of all; None where nobody knows.
+    :param size: bytes of all; None if unknown.
     """
     unknown = [place for place, one in enumerate(cohorts) if not one.exact]
     if len(unknown) != 1:
@@ -85,18 +75,18 @@ def complete_buckets(cohorts: Sequence[AgeBucket], messages: int, size: int | No
     left = None if size is None or None in sizes else size - sum([one or 0 for one in sizes])
     (place,) = unknown
     last = cohorts[place]
-    # What all amounts to may have been found out at another moment, or be a little wrong.
+    # The totals may be of another moment, or estimates.
     whole = replace(last, messages=max(rest, last.messages), bytes=left, exact=True)
     return [*cohorts[:place], whole, *cohorts[place + 1 :]]
 
 
 def get_lowest_id(time: float) -> str:
-    """Not greater than the id of anything that came then or later, and greater than that of what came before."""
+    """Prefix that is not greater than the ids of messages of this time or later, and greater than earlier ids."""
     return new_stored_message_id(max(time, 0.0))[:_TIME_DIGITS]
 
 
 def get_id_ranges(bounds: Sequence[float]) -> list[tuple[str | None, str | None]]:
-    """For each cohort the first id that may be in it and the first that may not."""
+    """For each bucket the first id that may be in it, and the first that may not."""
     edges = [get_lowest_id(bound) for bound in bounds]
     return list(zip([*edges, None], [None, *edges], strict=True))
 
@@ -105,7 +95,7 @@ def build_backlog(
     halves: Sequence[Sequence[AgeBucket]], totals: Iterable[tuple[int, int | None]], largest: Iterable[LargeQueue]
 ) -> QueueBacklog:
     """
-    The two halves as one.
+    Backlog of the two halves together.
 
     :param totals: messages and bytes of each.
     """
@@ -115,7 +105,7 @@ def build_backlog(
 
 
 def sum_buckets(some: Sequence[AgeBucket], others: Sequence[AgeBucket]) -> tuple[AgeBucket, ...]:
-    """Of the two halves together."""
+    """Buckets of the two halves together."""
     return tuple(
         AgeBucket(
             one.messages + other.messages,
@@ -127,12 +117,12 @@ def sum_buckets(some: Sequence[AgeBucket], others: Sequence[AgeBucket]) -> tuple
 
 
 def find_earliest(*times: float | None) -> float | None:
-    """Of those that are known."""
+    """The earliest of the times that are known."""
     return min([at for at in times if at is not None], default=None)
 
 
 def add_queue_totals(one: QueueTotals, other: QueueTotals) -> QueueTotals:
-    """The sum."""
+    """Totals of the two halves together."""
     times = [at for at in (one.oldest_received_at, other.oldest_received_at) if at is not None]
     return QueueTotals(
         one.messages + other.messages,
@@ -154,9 +144,9 @@ def enqueue_independently(
     early: EarlyResultCallback | None = None,
 ) -> Deferred[list[_EnqueueOutcome]]:
     """
-    As :meth:`~mediatord.store.interfaces.messages.IMessageStore.enqueue_each`.
+    :meth:`~mediatord.store.interfaces.messages.IMessageStore.enqueue_each` as separate operations.
 
-    :param deposit: as :meth:`~mediatord.store.interfaces.messages.IMessageStore.enqueue`.
+    :param enqueue: as :meth:`~mediatord.store.interfaces.messages.IMessageStore.enqueue`.
     """
     outcomes = _EnqueueOutcomes(clock, len(deposits), early)
     for place, one in enumerate(deposits):
@@ -169,10 +159,10 @@ def enqueue_independently(
 
 class _EnqueueOutcomes:
     """
-    Collects the outcomes of several deposits.
+    Collects the results of several enqueues.
 
-    :param early: told of those of one reactor iteration together, while others are waiting.
-    :ivar done: fires with all of them.
+    :param early: called with the results of one reactor iteration, while others are missing.
+    :ivar done: fires with all results.
     """
 
     def __init__(self, clock: IReactorTime, number: int, early: EarlyResultCallback | None) -> None:
@@ -188,7 +178,7 @@ class _EnqueueOutcomes:
             self.done.callback([])
 
     def take(self, result: Any, place: int) -> None:
-        """The deposit of this place is done, or has failed."""
+        """Record the result or failure of one enqueue."""
         self._outcomes[place] = _to_outcome(result)
         self._left -= 1
         if not self._left:
@@ -198,7 +188,7 @@ class _EnqueueOutcomes:
         elif self._early is not None:
             self._unreported.append(place)
             if not self._is_report_scheduled:
-                # Those of one transaction are done in one go: whoever waits for them is told once.
+                # Results of one transaction arrive together, and are reported together.
                 self._is_report_scheduled = True
                 self._report_call = self._clock.callLater(0, self._report, self._early)
 
@@ -212,7 +202,7 @@ def _to_outcome(result: Any) -> _EnqueueOutcome:
     if isinstance(result, Failure):
         if isinstance(result.value, MediatorError):
             return result.value.with_traceback(None)
-        # The others may have been stored, and their senders are to be told so.
+        # The others may have been stored, and their senders have to get that result.
         _log.failure("storing a message failed", redact_failure(result))
         return InternalFault()
     enqueued: EnqueueResult = result
@@ -230,24 +220,24 @@ async def acknowledge_in_steps(
 
 
 class OperationObserver(Protocol):
-    """Told how long something took, in seconds."""
+    """Called with the name and duration of an operation, in seconds."""
 
     def __call__(self, operation: str, seconds: float, /) -> None: ...
 
 
 def ignore_observation(_operation: str, _seconds: float, /) -> None:
-    """Nobody wants to know."""
+    """An :class:`OperationObserver` that does nothing."""
 
 
 def log_store_fault(what: str, error: BaseException | None) -> None:
-    """Log that something failed by the kind of error only: its text may show what was stored."""
+    """Log a failure by the kind of error only: its text may contain stored data."""
     code = getattr(error, "sqlite_errorname", None)
     _log.error("{what}: {error} {code}", event="store.failed", what=what, error=type(error).__name__, code=code)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """How much goes into one batch, and how much may wait for one before more is refused."""
+    """Limits of one batch, and of the operations that are queued for batches."""
 
     batch: int = 512
     batch_bytes: int = 8_388_608

@@ -1,10 +1,8 @@
 """
-How much room a database may take, and a reserve with which messages can be deleted on a full disk.
+Disk space of a database, with a reserve for deletions on a full disk, and sliding-window quotas.
 
-How much of an allowance is left, worked out from what was taken of it.
-
-Takings are put together that come within a small part of the period, as if all had come at the end of it, so that
-there are no more than some hundred lots however much is taken.
+Uses of a quota within a small part of its period are merged, as if all had happened at the end of it, so that their
+number is bounded.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
-# Operations after which the store holds more than before; without the others nothing could be fetched and deleted.
+# Operations that let the store grow; the others are performed on a full disk, so that messages can be deleted.
 GROWING_OPERATIONS = frozenset(
     {
         "enqueue",
@@ -33,9 +31,9 @@ GROWING_OPERATIONS = frozenset(
         "publish",
     }
 )
-# Of the disk, what is left to others: a share of it, within bounds, and no more than another share of a small one.
+# Share of the disk that is left free, its bounds, and its maximum as a share of a small disk.
 _MIN_FREE_SHARE, _MIN_FREE_FLOOR, _MIN_FREE_CEILING, _SMALL_DISK_SHARE = 0.05, 256 << 20, 1 << 30, 0.1
-# What a disk must have beyond that for more to be taken again, and by what a database must be below its bound.
+# Share by which free space must exceed the minimum, and the database be below its limit, for it to grow again.
 _HYSTERESIS = 0.125
 _MAX_HYSTERESIS_BYTES = 64 << 20
 # Bytes that database and write-ahead log have on disk beyond their ends, each.
@@ -49,17 +47,17 @@ _FALLOC_FL_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
 @dataclass(frozen=True, slots=True)
 class SpaceLimits:
     """
-    How much space the database may take.
+    Limits of the disk space of a database.
 
-    :param max_bytes: of the database, without its journal or write-ahead log; None for no such bound.
-    :param min_free_bytes: of the disk, to be left to others; None for a share of the disk.
+    :param max_bytes: of the database, without journal and write-ahead log; None for no limit.
+    :param min_free_bytes: of the disk, left free for others; None for a share of the disk.
     """
 
     max_bytes: int | None = None
     min_free_bytes: int | None = None
 
     def min_free(self, total: int) -> int:
-        """Bytes to be left free of a disk of `total` bytes."""
+        """Bytes of a disk of `total` bytes to be left free."""
         if self.min_free_bytes is not None:
             return self.min_free_bytes
         return int(min(max(_MIN_FREE_SHARE * total, _MIN_FREE_FLOOR), _MIN_FREE_CEILING, _SMALL_DISK_SHARE * total))
@@ -69,9 +67,9 @@ class SpaceLimits:
         Whether the database may not grow.
 
         :param taken: bytes of the database that are in use.
-        :param free: bytes that it can still write to; None where that is not known.
+        :param free: bytes that it can still write to; None if unknown.
         :param total: bytes of the disk.
-        :param was_exceeded: then more than the least room has to be there again.
+        :param was_exceeded: then more than the minimum has to be free again.
         """
         margin = _HYSTERESIS if was_exceeded else 0.0
         min_free = self.min_free(total)
@@ -84,9 +82,9 @@ class SpaceLimits:
 
 def preallocate(descriptor: int, size: int) -> None:
     """
-    Have the file system give so many bytes to a file, whose length and content stay as they are.
+    Allocate disk blocks to a file, whose length and content stay the same.
 
-    Not `posix_fallocate`: where the file system cannot do it, that writes into the file; here, nothing happens.
+    `posix_fallocate` writes into the file where the file system does not support this; here, nothing happens then.
     """
     try:
         fallocate = ctypes.CDLL(None, use_errno=True).fallocate
@@ -98,11 +96,10 @@ def preallocate(descriptor: int, size: int) -> None:
 
 class DiskSpaceMonitor:
     """
-    Says whether the database may grow.
+    Checks whether the database may grow: it must be below its limit, and enough of the disk must be free.
 
-    It may not when too little would be left of the disk, or when it is too large. Pages that are free inside of it
-    count as room, since they are written to first. Database and write-ahead log have some blocks beyond
-    their ends, which nobody else can take, so that what is deleted can be written down on a full disk.
+    Free pages inside the database count as free space, since they are written to first. Database and write-ahead log
+    have a reserve of blocks beyond their ends, so that deletions can be written on a full disk.
 
     :param path: of the database.
     """
@@ -117,33 +114,33 @@ class DiskSpaceMonitor:
         self._reusable = 0
 
     def reusable(self, size: int) -> None:
-        """So many bytes are free inside the database."""
+        """Record the bytes that are free inside the database."""
         self._reusable = size
 
     def opened(self) -> None:
-        """SQLite has opened the database."""
+        """Start after SQLite has opened the database."""
         if self._descriptor is None:
             self._descriptor = os.open(self._path, os.O_WRONLY)
         self.provide()
 
     def closed(self) -> None:
         """
-        SQLite has closed the database. Not before: when a process closes a file, it loses all locks that it
-        has on it, also those of SQLite.
+        Stop after SQLite has closed the database. Not before: a process that closes a file loses all its locks on it,
+        including those of SQLite.
         """
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
     def is_full(self) -> bool:
-        """Whether the database may not grow, as of now."""
+        """Whether the database may not grow at the moment."""
         try:
             free, total = self._disk()
             taken = self._path.stat().st_size
         except OSError:
             return self._full
         if self._exhausted:
-            # What is free inside the database is no help: there is no room to write down what changes.
+            # Free pages do not help: there is no space for the write-ahead log.
             self._exhausted = free < 2 * _get_reserve_bytes(total)
         self._full = self._exhausted or self._limits.exceeded(
             taken - self._reusable, free + self._reusable, total, was_exceeded=self._full
@@ -151,11 +148,11 @@ class DiskSpaceMonitor:
         return self._full
 
     def exhausted(self) -> None:
-        """SQLite could not write for want of room."""
+        """Record that SQLite found no space to write to."""
         self._exhausted = True
 
     def provide(self) -> None:
-        """See to the blocks beyond the ends of the files, if there is room for them."""
+        """Allocate the reserve of both files, if there is enough space."""
         with suppress(OSError):
             free, total = self._disk()
             reserve = _get_reserve_bytes(total)
@@ -169,13 +166,13 @@ class DiskSpaceMonitor:
                 os.close(log)  # SQLite has no locks on this one
 
     def _disk(self) -> tuple[int, int]:
-        """Bytes that are free, and that there are."""
+        """Bytes of the disk that are free, and all."""
         disk = os.statvfs(self._path.parent)
         return disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
 
 
 def _extend_reserve(descriptor: int, size: int) -> None:
-    """Have so many bytes beyond the end of a file, or at least half of them."""
+    """Extend the reserve beyond the end of a file, unless at least half of it is there."""
     there = os.fstat(descriptor)
     if there.st_blocks * _BLOCK_BYTES < there.st_size + size // 2:
         preallocate(descriptor, there.st_size + size)
@@ -185,22 +182,22 @@ def _get_reserve_bytes(total: int) -> int:
     return int(min(RESERVE_BYTES, _RESERVE_SHARE * total))
 
 
-# When it was taken, and how much; oldest first.
+# Time and amount of a use; lists have the oldest first.
 QuotaUse = tuple[float, int]
 
 QUOTA_WINDOW_SLOTS = 128
 
 
 def drop_expired_uses(lots: Sequence[QuotaUse], period: float, now: float) -> list[QuotaUse]:
-    """Those that were taken less than a period ago."""
+    """Uses within the last period."""
     return [lot for lot in lots if lot[0] > now - period]
 
 
 def get_quota_wait(lots: Sequence[QuotaUse], amount: int, *, limit: int, period: float, now: float) -> float:
     """
-    Seconds until so much more may be had; 0.0 when that is now, `period` when it is more than the limit.
+    Seconds until an amount is available; 0.0 when it is now, `period` when it is over the limit.
 
-    :param lots: all that still count.
+    :param lots: uses within the last period.
     """
     if amount > limit:
         return period
@@ -215,7 +212,7 @@ def get_quota_wait(lots: Sequence[QuotaUse], amount: int, *, limit: int, period:
 
 
 def add_quota_use(lots: Sequence[QuotaUse], amount: int, *, period: float, now: float) -> list[QuotaUse]:
-    """All of them and one more."""
+    """Uses with one more."""
     slot = period / QUOTA_WINDOW_SLOTS
     at = ceil(now / slot) * slot
     if lots and lots[-1][0] >= at:
@@ -224,7 +221,7 @@ def add_quota_use(lots: Sequence[QuotaUse], amount: int, *, period: float, now: 
 
 
 def remove_latest_use(lots: Sequence[QuotaUse], amount: int) -> list[QuotaUse]:
-    """What is left when the latest takings are undone, so much together."""
+    """Uses without the latest ones, of this amount in total."""
     left = list(lots)
     while left and amount > 0:
         at, taken = left.pop()
@@ -232,3 +229,8 @@ def remove_latest_use(lots: Sequence[QuotaUse], amount: int) -> list[QuotaUse]:
             left.append((at, taken - amount))
         amount -= taken
     return left
+
+
+def get_utf8_size(*texts: str) -> int:
+    """Bytes of texts as UTF-8, which is how quotas count them."""
+    return sum([len(text) if text.isascii() else len(text.encode()) for text in texts])

@@ -1,9 +1,7 @@
 """
-The spellings under which an account has registered one DID, with their places in its order of registration.
+Names under which an account has registered one DID, with their places in its order of registration.
 
-Nearly always there is one, which is the DID itself, and then nothing but its place is stored.
-
-Texts that no database takes.
+Usually there is one name, the DID itself; then only its place is stored.
 """
 
 from __future__ import annotations
@@ -12,18 +10,20 @@ from collections.abc import Iterable, Sequence
 
 from mediatord.protocol.canonical_did import canonicalize_did
 
-# Of one DID: they are read and written together.
+# Per DID: they are read and written together.
 MAX_RECIPIENT_NAMES = 32
 
-# A place and a spelling; one that begins with the DID is stored without it.
+# A place and a name; the DID at its beginning is left out.
 StoredRecipientName = Sequence[int | str]
 
 
 class RecipientNames:
     """
+    The registered names of one DID.
+
     :param did: in its canonical form.
-    :param place: that of the first; None when it is not registered.
-    :param stored: as :attr:`stored` was.
+    :param place: place of the first name; None when it is not registered.
+    :param stored: as returned by :attr:`stored`.
     """
 
     def __init__(self, did: str, place: int | None, stored: Iterable[StoredRecipientName] | None = None) -> None:
@@ -36,7 +36,7 @@ class RecipientNames:
 
     @property
     def did(self) -> str:
-        """In its canonical form."""
+        """The DID in its canonical form."""
         return self._did
 
     @property
@@ -51,26 +51,31 @@ class RecipientNames:
         return len(self._places)
 
     def add(self, name: str, place: int) -> None:
-        """:param name: one that is not there; :param place: the next."""
+        """
+        Add a name.
+
+        :param name: one that is not registered.
+        :param place: the next place.
+        """
         self._places[name] = place
 
     def remove(self, name: str) -> None:
-        """:param name: one that is there."""
+        """Remove a registered name."""
         del self._places[name]
 
     @property
     def spellings(self) -> list[tuple[int, str]]:
-        """All with their places, in order."""
+        """All names with their places, in order."""
         return sorted((place, name) for name, place in self._places.items())
 
     @property
     def place(self) -> int | None:
-        """That of the first; None when there is none."""
+        """Place of the first name; None when there is none."""
         return min(self._places.values(), default=None)
 
     @property
     def stored(self) -> list[list[int | str]] | None:
-        """What is to be stored beside the place; None for the DID itself alone, or nothing."""
+        """The names as they are stored beside the place; None for the DID itself alone, or no name."""
         if not self._places.keys() - {self._did}:
             return None
         return [[place, name.removeprefix(self._did)] for place, name in self.spellings]
@@ -82,15 +87,15 @@ class RecipientNames:
 def export_names(
     did: str, place: int | None, stored: Iterable[StoredRecipientName] | None
 ) -> tuple[tuple[int, str], ...]:
-    """As a record of a transfer has them: spelled out, and none where the DID is the only one."""
+    """Names as in a backup record: complete, and none where the DID is the only one."""
     return () if stored is None else tuple(RecipientNames(did, place, stored).spellings)
 
 
 def import_names(did: str, place: int | None, names: Iterable[tuple[int, str]]) -> RecipientNames:
     """
-    What a record of a transfer says.
+    Names from a backup record.
 
-    :param did: in whatever form; it is the only name if there are no others.
+    :param did: in any form; it is the only name if there are no others.
     """
     found = RecipientNames(canonicalize_did(did), None)
     for at, name in tuple(names) or (() if place is None else ((place, did),)):
@@ -100,16 +105,16 @@ def import_names(did: str, place: int | None, names: Iterable[tuple[int, str]]) 
 
 def slice_names(recipients: Iterable[RecipientNames], offset: int, limit: int) -> list[str]:
     """
-    A slice of the spellings in order of registration.
+    A slice of names in order of registration.
 
-    :param recipients: the first `offset + limit` of an account by their places, at least.
+    :param recipients: at least the first `offset + limit` of an account by their places.
     """
     spellings = sorted(one for recipient in recipients for one in recipient.spellings)
     return [name for _, name in spellings[offset : offset + limit]]
 
 
 def is_valid_unicode(text: str) -> bool:
-    """Whether anything can be called so: what is no Unicode, as half of a surrogate pair is not, nothing is."""
+    """Whether a text can be encoded; one with half of a surrogate pair cannot, so no row has it."""
     try:
         text.encode()
     except UnicodeEncodeError:

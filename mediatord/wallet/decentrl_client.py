@@ -1,12 +1,4 @@
-"""
-A Decentrl mediator as a wallet sees it: found by URL or DID, described by its DID document (reference 3).
-
-A wallet's way of asking: commands by POST, and what comes back (DCTRL-0004 sections 4 and 11).
-
-Getting contracts: with a mediator, which is registration, and with other identities (DCTRL-0004 8.1 to 8.6).
-
-A Decentrl wallet: events for others, for itself and for everybody (DCTRL-0004 7 and 8.7 to 8.11, DCTRL-0007).
-"""
+"""A Decentrl wallet: discovery of mediators, commands over HTTP, contracts, events and public channels."""
 
 from __future__ import annotations
 
@@ -25,12 +17,14 @@ from mediatord.protocol.decentrl.commands import ChannelType
 from mediatord.protocol.decentrl.crypto import sign_event, verify_event_signature
 from mediatord.protocol.decentrl.did_decentrl import KeyType, decode_multibase_key, parse_did
 from mediatord.protocol.didcomm.did_methods import locate_did_web
-from mediatord.wallet import decentrl_messages
 from mediatord.wallet.decentrl_messages import (
     CONTRACTS,
+    DIRECT_CHANNEL,
     EVENTS,
     PENDING_EVENTS,
     PENDING_REQUESTS,
+    PRIVATE_CHANNEL,
+    PUBLIC_CHANNEL,
     YEAR_SECONDS,
     ConcludedContract,
     ContractProposal,
@@ -45,7 +39,9 @@ from mediatord.wallet.decentrl_messages import (
     StoredContract,
     StoredEvent,
     accept_contract,
+    compose_command,
     conclude_contract,
+    encode_command,
     open_event,
     propose_contract,
     read_page,
@@ -55,13 +51,17 @@ from mediatord.wallet.didcomm_client import HTTPResponse, TreqClient, fetch_json
 from mediatord.wallet.didcomm_messages import UnreadableMessage
 
 _SERVICE = "#mediator-service"
+DEFAULT_PAGE_SIZE = 100
+_JSON = "application/json"
 _LOOPBACK = ("127.0.0.1", "localhost")
 
 
 @dataclass(frozen=True, slots=True)
 class DecentrlMediator:
     """
-    :param url: where commands are POSTed.
+    A mediator, as its DID document describes it.
+
+    :param url: for commands.
     :param signing_key: Ed25519 public key.
     :param prekey: X25519 public key that registrations are encrypted to.
     """
@@ -73,20 +73,20 @@ class DecentrlMediator:
 
     @property
     def ws_url(self) -> str:
-        """Where a socket is opened."""
+        """URL of the WebSocket."""
         scheme, _, rest = self.url.partition("://")
         return f"{'wss' if scheme == 'https' else 'ws'}://{rest.rstrip('/')}/ws"
 
     def public_url(self, publisher_did: str) -> str:
-        """Where the public channels of a DID are read; the DID stands there as it is (reference 10.3)."""
+        """URL of the public channels of a DID, which is not percent-encoded in it (reference 10.3)."""
         return f"{self.url.rstrip('/')}/public/{publisher_did}"
 
 
 def read_mediator_document(document: dict[str, Any]) -> DecentrlMediator:
     """
-    The mediator that a DID document describes (DCTRL-0004 3.2).
+    Read the DID document of a mediator (DCTRL-0004 3.2).
 
-    :raise Unreadable: it has not all that a wallet needs.
+    :raise UnreadableMessage: an entry that a wallet needs is missing or invalid.
     """
     try:
         did = str(document["id"])
@@ -94,66 +94,63 @@ def read_mediator_document(document: dict[str, Any]) -> DecentrlMediator:
         return DecentrlMediator(
             did,
             str(service["serviceEndpoint"]["uri"]),
-            _decode_key(_find_entry(document["verificationMethod"], f"{did}#signing"), "Ed25519"),
-            _decode_key(_find_entry(document["keyAgreement"], f"{did}#prekey"), "X25519"),
+            _find_key(document["verificationMethod"], f"{did}#signing", "Ed25519"),
+            _find_key(document["keyAgreement"], f"{did}#prekey", "X25519"),
         )
     except (KeyError, TypeError, ValueError):
         raise UnreadableMessage("not the document of a Decentrl mediator") from None
 
 
 def _find_entry(entries: list[Any], *ids: str) -> dict[str, Any]:
-    """Between them may be what is meant for others, references by id included."""
+    """The entry with one of these ids; others are ignored, references by id included."""
     for one in entries:
         if isinstance(one, dict) and one.get("id") in ids:
             return one
     raise KeyError
 
 
-def _decode_key(method: dict[str, Any], kind: KeyType) -> bytes:
-    return decode_multibase_key(str(method["publicKeyMultibase"]), kind)
+def _find_key(methods: list[Any], id_: str, kind: KeyType) -> bytes:
+    return decode_multibase_key(str(_find_entry(methods, id_)["publicKeyMultibase"]), kind)
 
 
 async def discover_decentrl_mediator(http: TreqClient, url: str) -> DecentrlMediator:
     """
-    The mediator at a URL.
+    Find the mediator at a URL.
 
-    :raise Unreadable: there is none.
+    :raise UnreadableMessage: there is no valid document.
     """
     return read_mediator_document(await fetch_json(http, f"{url.rstrip('/')}/.well-known/did.json"))
 
 
 async def resolve_decentrl_mediator(http: TreqClient, did: str) -> DecentrlMediator:
     """
-    The mediator of a did:web; on the loopback interface without TLS, unless it insists on that.
+    Resolve the did:web of a mediator; on the loopback interface without TLS, unless the server requires it.
 
-    :raise Unreadable: some other DID, or there is nothing where it points.
+    :raise UnreadableMessage: another DID method, or there is no valid document.
     """
     if not did.startswith("did:web:"):
-        raise UnreadableMessage("a mediator that is no did:web")
+        raise UnreadableMessage("the mediator is no did:web")
     try:
         location = locate_did_web(did)
     except UnresolvableDID:
-        raise UnreadableMessage("a did:web that points nowhere") from None
-    found = read_mediator_document(await _fetch_document(http, location.url, location.host in _LOOPBACK))
-    if found.did != did:
-        raise UnreadableMessage("the document of another mediator")
-    return found
-
-
-async def _fetch_document(http: TreqClient, url: str, near: bool) -> dict[str, Any]:
-    if near:
+        raise UnreadableMessage("an invalid did:web") from None
+    document = None
+    if location.host in _LOOPBACK:
         try:
-            return await fetch_json(http, f"http{url.removeprefix('https')}")
+            document = await fetch_json(http, f"http{location.url.removeprefix('https')}")
         except (ResponseNeverReceived, ResponseFailed):
-            pass  # It hangs up on whoever does not speak TLS.
-    return await fetch_json(http, url)
+            pass  # a TLS server closes the connection
+    mediator = read_mediator_document(document or await fetch_json(http, location.url))
+    if mediator.did != did:
+        raise UnreadableMessage("the document of another mediator")
+    return mediator
 
 
 class MediatorDirectory:
     """
-    Whose keys are whose, and which mediator answers for whom.
+    Public keys by DID, and mediators of identities.
 
-    A did:decentrl says both itself; a mediator is known once its document has been read.
+    A did:decentrl contains both its key and its mediator's DID; a mediator's document is fetched once.
     """
 
     def __init__(self, http: TreqClient) -> None:
@@ -161,14 +158,14 @@ class MediatorDirectory:
         self._known: dict[str, DecentrlMediator] = {}
 
     def add(self, mediator: DecentrlMediator) -> None:
-        """Remember it."""
+        """Add a mediator."""
         self._known[mediator.did] = mediator
 
     async def mediator_of(self, did: str) -> DecentrlMediator:
         """
         The mediator that a did:decentrl names.
 
-        :raise Unreadable: it names none, or one that cannot be found.
+        :raise UnreadableMessage: it is not a did:decentrl, or its mediator is not found.
         """
         try:
             mediator_did = parse_did(did).mediator_did
@@ -179,7 +176,7 @@ class MediatorDirectory:
         return self._known[mediator_did]
 
     def signing_key(self, did: str, key_id: str) -> bytes | None:
-        """The Ed25519 public key of this id; None where there is none."""
+        """The Ed25519 public key with this id; None if there is none."""
         if key_id != f"{did}#signing":
             return None
         if did in self._known:
@@ -190,14 +187,11 @@ class MediatorDirectory:
             return None
 
 
-_JSON = "application/json"
-
-
 class CommandRefused(Exception):
     """
-    A mediator said no.
+    A mediator refused a command.
 
-    :param status: of the HTTP response, or the close code of a socket.
+    :param status: HTTP status, or the close code of a socket.
     :param code: one of DCTRL-0004 section 11.
     """
 
@@ -207,13 +201,34 @@ class CommandRefused(Exception):
         self.code = code
 
 
-class DecentrlClient:
+@dataclass(frozen=True, slots=True)
+class HistoryEntry:
     """
-    One identity, and where it asks what.
+    An event to store in the wallet's history, in plaintext.
 
-    :param mediator: its own.
+    :param tags: for queries.
+    :param timestamp: Unix seconds; None for now.
+    """
+
+    sender_did: str
+    recipient_did: str
+    text: str = field(repr=False)
+    tags: Sequence[str] = field(default=(), repr=False)
+    timestamp: float | None = None
+    contract_id: str | None = None
+
+
+class DecentrlWallet:
+    """
+    An identity, its account at a mediator, its contracts and its events.
+
+    Methods that send commands raise :class:`CommandRefused` when the mediator refuses, and
+    :class:`~mediatord.wallet.didcomm_messages.UnreadableMessage` when a response does not pass the checks.
+
     :param clock: for timestamps and time-outs.
-    :param directory: may be shared by several.
+    :param directory: may be shared by several wallets.
+    :ivar concluded: contracts with other identities.
+    :ivar proposals: contracts that the other side has not accepted yet.
     """
 
     def __init__(
@@ -229,6 +244,8 @@ class DecentrlClient:
         self.clock = clock
         self.directory = directory or MediatorDirectory(http)
         self.directory.add(mediator)
+        self.concluded: list[ConcludedContract] = []
+        self.proposals: list[ContractProposal] = []
         self._http = http
 
     @classmethod
@@ -240,12 +257,12 @@ class DecentrlClient:
         clock: IReactorTime,
         directory: MediatorDirectory | None = None,
     ) -> Self:
-        """One with a new identity that names this mediator; it is not registered yet."""
+        """A wallet with a new identity of this mediator, which is not registered yet."""
         return cls(DecentrlIdentity.generate(alias, mediator.did), mediator, http, clock, directory)
 
     @property
     def did(self) -> str:
-        """The identity's."""
+        """The identity's DID."""
         return self.identity.did
 
     def now(self) -> int:
@@ -256,47 +273,40 @@ class DecentrlClient:
         self,
         payload: dict[str, Any] | str,
         recipient_did: str | None = None,
-        channel: ChannelType = decentrl_messages.DIRECT_CHANNEL,
+        channel: ChannelType = DIRECT_CHANNEL,
         **headers: Any,
     ) -> dict[str, Any]:
         """
-        A command of now, signed; to our mediator if no recipient is given.
+        A signed command with the current time; to the wallet's mediator if no recipient is given.
 
-        :param headers: as those of :func:`~mediatord.wallet.decentrl_messages.compose_command`.
+        :param headers: as of :func:`~mediatord.wallet.decentrl_messages.compose_command`.
         """
         now_ms = int(self.clock.seconds() * 1000)
         headers = {"timestamp_ms": now_ms, **headers}
-        return decentrl_messages.compose_command(
-            self.identity, channel, recipient_did or self.mediator.did, payload, **headers
-        )
+        return compose_command(self.identity, channel, recipient_did or self.mediator.did, payload, **headers)
 
     async def ask(
         self,
         payload: dict[str, Any] | str,
         recipient_did: str | None = None,
-        channel: ChannelType = decentrl_messages.DIRECT_CHANNEL,
+        channel: ChannelType = DIRECT_CHANNEL,
         *,
         at: DecentrlMediator | None = None,
     ) -> dict[str, Any]:
         """
         Send a command; the reply.
 
-        :param at: another mediator than our own.
-        :raise Refused: it was not carried out.
-        :raise Unreadable: the reply is none.
+        :param at: another mediator than the wallet's.
         """
-        response = await self.post(
-            decentrl_messages.encode_command(self.command(payload, recipient_did, channel)), at=at
-        )
-        return read_reply(response)
+        return read_reply(await self.post(encode_command(self.command(payload, recipient_did, channel)), at=at))
 
     async def find(
         self, query: PageQuery[Item], page: int, page_size: int, wanted: Mapping[str, Any] | None = None
     ) -> ResultPage[Item]:
         """
-        A page of what our mediator keeps for us.
+        Query a page of records at the wallet's mediator.
 
-        :param wanted: the filter, as far as its members are not None; None for a query without one.
+        :param wanted: members of the filter, without those that are None; None for no filter.
         """
         payload: dict[str, Any] = {"type": query.command, "pagination": {"page": page, "page_size": page_size}}
         if wanted is not None:
@@ -305,76 +315,20 @@ class DecentrlClient:
         return read_page(reply.get("payload"), query.name, query.kind)
 
     async def post(self, body: bytes, *, at: DecentrlMediator | None = None) -> HTTPResponse:
-        """POST bytes as they are."""
+        """POST bytes to the mediator."""
         url = (at or self.mediator).url
         headers = Headers({"Content-Type": [_JSON]})
         sent = self._http.post(url, data=body, headers=headers, allow_redirects=False)
         return await read_response(sent, self.clock)
 
     async def get(self, url: str) -> HTTPResponse:
-        """GET what is public."""
+        """GET a public resource."""
         sent = self._http.get(url, headers=Headers({"Accept": [_JSON]}), allow_redirects=False)
         return await read_response(sent, self.clock)
 
-
-def read_reply(response: HTTPResponse) -> dict[str, Any]:
-    """
-    The reply of a success.
-
-    :raise Refused: it is the reply of a refusal, or no 200 at all.
-    :raise Unreadable: it is something else.
-    """
-    value = read_object(response)
-    if value.get("type") != "SUCCESS":
-        raise UnreadableMessage("a reply that is neither success nor refusal")
-    return value
-
-
-def read_object(response: HTTPResponse) -> dict[str, Any]:
-    """
-    The JSON object of a response.
-
-    :raise Refused: as :func:`read_reply`.
-    :raise Unreadable: there is none.
-    """
-    try:
-        value = encoding.loads_object(response.body)
-    except ValueError:
-        value = None
-    if response.status != 200:
-        raise CommandRefused(response.status, str((value or {}).get("code", "")))
-    if value is None or response.headers.get("content-type", "").partition(";")[0] != _JSON:
-        raise UnreadableMessage("a reply that is not JSON")
-    return value
-
-
-DEFAULT_PAGE_SIZE = 100
-
-
-class ContractClient(DecentrlClient):
-    """
-    A wallet's contracts. Every method that asks a mediator raises :class:`~mediatord.wallet.decentrl_client.CommandRefused`
-    when it refuses, and :class:`~mediatord.wallet.didcomm_messages.UnreadableMessage` when its answer does not pass the checks.
-
-    :ivar agreements: contracts with other identities, as far as they are known.
-    :ivar proposals: contracts that the other side has not answered yet.
-    """
-
-    def __init__(
-        self,
-        identity: DecentrlIdentity,
-        mediator: DecentrlMediator,
-        http: TreqClient,
-        clock: IReactorTime,
-        directory: MediatorDirectory | None = None,
-    ) -> None:
-        super().__init__(identity, mediator, http, clock, directory)
-        self.agreements: list[ConcludedContract] = []
-        self.proposals: list[ContractProposal] = []
-
     async def register(self, lifetime: float = YEAR_SECONDS) -> ConcludedContract:
         """
-        Make a contract with our mediator, and so be registered.
+        Register by making a contract with the mediator.
 
         :param lifetime: seconds.
         """
@@ -387,7 +341,7 @@ class ContractClient(DecentrlClient):
         return conclude_contract(proposal, signed, self.directory.signing_key)
 
     async def request_contract(self, peer_did: str, lifetime: float = YEAR_SECONDS) -> ContractProposal:
-        """Ask another identity for a contract, at the mediator that its DID names."""
+        """Request a contract from another identity, at the mediator that its DID names."""
         at = await self.directory.mediator_of(peer_did)
         proposal = propose_contract(self.identity, peer_did, self.now(), lifetime)
         await self.ask(proposal.payload(parse_did(peer_did).prekey), peer_did, at=at)
@@ -397,31 +351,31 @@ class ContractClient(DecentrlClient):
     async def pending_requests(
         self, page: int = 0, page_size: int = DEFAULT_PAGE_SIZE
     ) -> ResultPage[ContractRequest]:
-        """Requests for a contract with us."""
+        """Contract requests of other identities."""
         return await self.find(PENDING_REQUESTS, page, page_size)
 
     def accept(self, request: ContractRequest) -> ConcludedContract:
         """
-        Sign what somebody proposed; the other side does not know yet.
+        Countersign a requested contract; see :meth:`save_contract` and :meth:`respond`.
 
-        :raise Unreadable: a check failed.
+        :raise UnreadableMessage: a check failed.
         """
-        agreement = accept_contract(request, self.identity, self.now())
-        self.agreements.append(agreement)
-        return agreement
+        contract = accept_contract(request, self.identity, self.now())
+        self.concluded.append(contract)
+        return contract
 
-    async def save_contract(self, agreement: ConcludedContract) -> None:
-        """Have our mediator keep a contract: from then on the other side may write to us."""
-        await self.ask({"type": "SAVE_COMMUNICATION_CONTRACT", "signed_communication_contract": agreement.signed})
+    async def save_contract(self, contract: ConcludedContract) -> None:
+        """Save a contract at the wallet's mediator, which then accepts events of the other side."""
+        await self.ask({"type": "SAVE_COMMUNICATION_CONTRACT", "signed_communication_contract": contract.signed})
 
-    async def respond(self, agreement: ConcludedContract) -> None:
-        """Give a contract to the other side, at its own mediator: from then on we may write to it."""
-        at = await self.directory.mediator_of(agreement.peer_did)
-        payload = {"type": "COMMUNICATION_CONTRACT_RESPONSE", "signed_communication_contract": agreement.signed}
-        await self.ask(payload, agreement.peer_did, at=at)
+    async def respond(self, contract: ConcludedContract) -> None:
+        """Send a contract to the mediator of the other side, which then accepts events of this wallet."""
+        at = await self.directory.mediator_of(contract.peer_did)
+        payload = {"type": "COMMUNICATION_CONTRACT_RESPONSE", "signed_communication_contract": contract.signed}
+        await self.ask(payload, contract.peer_did, at=at)
 
     async def acknowledge_requests(self, requests: Iterable[ContractRequest | str]) -> None:
-        """Have requests for a contract removed."""
+        """Remove contract requests."""
         ids = [one if isinstance(one, str) else one.id for one in requests]
         await self.ask(
             {"type": "ACKNOWLEDGE_PENDING_COMMUNICATION_CONTRACT_REQUESTS", "communication_contract_ids": ids}
@@ -431,7 +385,7 @@ class ContractClient(DecentrlClient):
         self, page: int = 0, page_size: int = DEFAULT_PAGE_SIZE, **wanted: Any
     ) -> ResultPage[StoredContract]:
         """
-        Contracts that our mediator keeps for us.
+        Contracts saved at the wallet's mediator.
 
         :param wanted: `did`, `expires_at_before`, `expires_at_after` (Unix seconds).
         """
@@ -439,22 +393,22 @@ class ContractClient(DecentrlClient):
 
     async def conclude(self) -> list[ConcludedContract]:
         """
-        Look whether the other sides have answered our proposals; the contracts that came of it.
+        Conclude the proposals that were accepted meanwhile; the new contracts.
 
-        :raise Unreadable: an answer is not what was proposed.
+        :raise UnreadableMessage: a contract is not what was proposed.
         """
         found = []
         for peer_did in {one.recipient_did for one in self.proposals}:
-            for kept in await self._contracts_with(peer_did):
-                if (proposal := self._proposal_of(kept)) is not None:
+            for kept in await self._saved_contracts(peer_did):
+                if (proposal := self._find_proposal(kept)) is not None:
                     found.append(
                         conclude_contract(proposal, kept.signed_communication_contract, self.directory.signing_key)
                     )
-                    self.agreements.append(found[-1])
+                    self.concluded.append(found[-1])
                     self.proposals.remove(proposal)
         return found
 
-    async def _contracts_with(self, peer_did: str) -> list[StoredContract]:
+    async def _saved_contracts(self, peer_did: str) -> list[StoredContract]:
         found = await self.contracts(did=peer_did)
         kept = list(found.items)
         while len(kept) < found.total and found.items:
@@ -462,81 +416,37 @@ class ContractClient(DecentrlClient):
             kept.extend(found.items)
         return kept
 
-    def _proposal_of(self, kept: StoredContract) -> ContractProposal | None:
+    def _find_proposal(self, kept: StoredContract) -> ContractProposal | None:
         terms = kept.signed_communication_contract.get("communication_contract")
         public = terms.get("requestor_encryption_public_key") if isinstance(terms, dict) else None
         return next((one for one in self.proposals if one.public == public), None)
 
-    def agreements_with(self, peer_did: str) -> list[ConcludedContract]:
-        """The contracts with somebody that have not expired, those that last longest first."""
-        live = [one for one in self.agreements if one.peer_did == peer_did and one.expires_at > self.now()]
+    def contracts_with(self, peer_did: str) -> list[ConcludedContract]:
+        """Contracts with a peer that have not expired, the one that lasts longest first."""
+        live = [one for one in self.concluded if one.peer_did == peer_did and one.expires_at > self.now()]
         return sorted(live, key=lambda one: one.expires_at, reverse=True)
 
-
-async def make_contract(
-    requestor: ContractClient, recipient: ContractClient, lifetime: float = YEAR_SECONDS
-) -> tuple[ConcludedContract, ConcludedContract]:
-    """
-    All that two wallets do to get a contract (reference 7.5); how the requestor sees it, and how the recipient does.
-
-    :param lifetime: seconds.
-    """
-    proposal = await requestor.request_contract(recipient.did, lifetime)
-    waiting = (await recipient.pending_requests()).items
-    request = next(one for one in waiting if one.requestor_ephemeral_public_key == proposal.public)
-    accepted = recipient.accept(request)
-    await recipient.save_contract(accepted)
-    await recipient.respond(accepted)
-    await recipient.acknowledge_requests([request])
-    concluded = await requestor.conclude()
-    return next(one for one in concluded if one.id == accepted.id), accepted
-
-
-@dataclass(frozen=True, slots=True)
-class HistoryEntry:
-    """
-    An event of our own history, in the clear.
-
-    :param tags: what we want to find it by.
-    :param timestamp: Unix seconds; None for now.
-    """
-
-    sender_did: str
-    recipient_did: str
-    text: str = field(repr=False)
-    tags: Sequence[str] = field(default=(), repr=False)
-    timestamp: float | None = None
-    contract_id: str | None = None
-
-
-class DecentrlWallet(ContractClient):
-    """
-    What comes for one identity, and what it keeps and says.
-
-    Its methods raise as those of :class:`~mediatord.wallet.decentrl_client.ContractClient`.
-    """
-
-    async def send(self, peer_did: str, text: str, agreement: ConcludedContract | None = None) -> str:
+    async def send(self, peer_did: str, text: str, contract: ConcludedContract | None = None) -> str:
         """
-        Send an event to somebody, at the mediator that its DID names; the id that it has there.
+        Send an event to the mediator that the peer's DID names; the id of the event.
 
-        :param agreement: the contract to use; if none is named, the one that lasts longest.
+        :param contract: by default the one that lasts longest.
         :raise LookupError: there is no contract.
         """
-        if agreement is None:
-            agreement = next(iter(self.agreements_with(peer_did)), None)
-        if agreement is None:
+        if contract is None:
+            contract = next(iter(self.contracts_with(peer_did)), None)
+        if contract is None:
             raise LookupError("no contract")
         at = await self.directory.mediator_of(peer_did)
-        payload = seal_event(self.identity, agreement, text, self.now())
-        reply = await self.ask(payload, peer_did, decentrl_messages.PRIVATE_CHANNEL, at=at)
+        payload = seal_event(self.identity, contract, text, self.now())
+        reply = await self.ask(payload, peer_did, PRIVATE_CHANNEL, at=at)
         return _reply_id(reply, "pendingEventId")
 
     async def pending(
         self, page: int = 0, page_size: int = DEFAULT_PAGE_SIZE, **wanted: Any
     ) -> ResultPage[PendingEvent]:
         """
-        Events that wait for us.
+        Events queued for this wallet.
 
         :param wanted: `sender_did`.
         """
@@ -544,28 +454,28 @@ class DecentrlWallet(ContractClient):
 
     def open(self, event: PendingEvent) -> OpenedEvent:
         """
-        Decrypt an event and check who wrote it.
+        Decrypt an event and verify its sender.
 
-        :raise Unreadable: a check failed, or there is no contract with its sender.
+        :raise UnreadableMessage: a check failed, or there is no contract with the sender.
         """
-        return open_event(event.payload, event.sender_did, self.agreements_with(event.sender_did))
+        return open_event(event.payload, event.sender_did, self.contracts_with(event.sender_did))
 
     async def acknowledge(self, events: Iterable[PendingEvent | str]) -> None:
-        """Have events removed from those that wait."""
+        """Remove queued events."""
         ids = [one if isinstance(one, str) else one.id for one in events]
         await self.ask({"type": "ACKNOWLEDGE_PENDING_EVENTS", "event_ids": ids})
 
     async def save_events(self, *entries: HistoryEntry) -> None:
-        """Have our mediator keep events, encrypted for ourselves."""
-        await self.ask({"type": "SAVE_EVENTS", "events": [self._sealed(entry) for entry in entries]})
+        """Store events in the history, encrypted for this wallet."""
+        await self.ask({"type": "SAVE_EVENTS", "events": [self._seal_entry(entry) for entry in entries]})
 
     async def events(
         self, page: int = 0, page_size: int = DEFAULT_PAGE_SIZE, *, tags: Sequence[str] = (), **wanted: Any
     ) -> ResultPage[StoredEvent]:
         """
-        Our history, as our mediator keeps it: :meth:`~mediatord.wallet.decentrl_messages.DecentrlIdentity.unseal` reads it.
+        Stored events; :meth:`~mediatord.wallet.decentrl_messages.DecentrlIdentity.unseal` decrypts their payloads.
 
-        :param tags: one of them, in the clear.
+        :param tags: plaintext; an event matches that has one of them.
         :param wanted: `participant_did`, `after_timestamp`, `before_timestamp`, `unprocessed_only`.
         """
         if tags:
@@ -573,12 +483,12 @@ class DecentrlWallet(ContractClient):
         return await self.find(EVENTS, page, page_size, wanted)
 
     async def update_tags(self, tags: Mapping[str, Sequence[str]]) -> None:
-        """Give events other tags, by their ids, and have them marked as processed."""
+        """Replace the tags of events, by their ids, and mark them as processed."""
         events = [{"event_id": id_, "encrypted_tags": self._tags(given)} for id_, given in tags.items()]
         await self.ask({"type": "UPDATE_EVENT_TAGS", "events": events})
 
     async def publish(self, event: str, tags: Sequence[str] = (), channel_id: str | None = None) -> str:
-        """Say something to everybody; the id that it has at our mediator."""
+        """Publish an event; its id."""
         now = self.now()
         payload: dict[str, Any] = {
             "type": "PUBLISH_PUBLIC_EVENT",
@@ -589,22 +499,20 @@ class DecentrlWallet(ContractClient):
         }
         if channel_id is not None:
             payload["channel_id"] = channel_id
-        return _reply_id(await self.ask(payload, channel=decentrl_messages.PUBLIC_CHANNEL), "public_event_id")
+        return _reply_id(await self.ask(payload, channel=PUBLIC_CHANNEL), "public_event_id")
 
     async def unpublish(self, event_id: str) -> None:
-        """Take back what we published."""
-        await self.ask(
-            {"type": "DELETE_PUBLIC_EVENT", "public_event_id": event_id}, channel=decentrl_messages.PUBLIC_CHANNEL
-        )
+        """Delete a published event."""
+        await self.ask({"type": "DELETE_PUBLIC_EVENT", "public_event_id": event_id}, channel=PUBLIC_CHANNEL)
 
     async def public(
         self, publisher_did: str, *, at: DecentrlMediator | None = None, tags: Sequence[str] = (), **wanted: Any
     ) -> ResultPage[PublicEvent]:
         """
-        What somebody said to everybody, checked to be theirs.
+        Public events of a publisher, with verified signatures.
 
-        :param at: where to look; the mediator that the publisher's DID names.
-        :param tags: one of them.
+        :param at: by default the mediator that the publisher's DID names.
+        :param tags: an event matches that has one of them.
         :param wanted: `after`, `before`, `channel_id`, `page`, `page_size`.
         """
         at = at or await self.directory.mediator_of(publisher_did)
@@ -619,7 +527,7 @@ class DecentrlWallet(ContractClient):
     def _tags(self, tags: Sequence[str]) -> list[str]:
         return [self.identity.tag(tag) for tag in tags]
 
-    def _sealed(self, entry: HistoryEntry) -> dict[str, Any]:
+    def _seal_entry(self, entry: HistoryEntry) -> dict[str, Any]:
         sealed: dict[str, Any] = {
             "sender_did": entry.sender_did,
             "recipient_did": entry.recipient_did,
@@ -640,3 +548,53 @@ def _is_signed_by_publisher(event: PublicEvent, publisher_did: str) -> bool:
     key = parse_did(publisher_did).signing_key
     timestamp = event.timestamp
     return verify_event_signature(event.event, event.tags, timestamp, event.event_signature, key, event.channel_id)
+
+
+async def make_contract(
+    requestor: DecentrlWallet, recipient: DecentrlWallet, lifetime: float = YEAR_SECONDS
+) -> tuple[ConcludedContract, ConcludedContract]:
+    """
+    Conclude a contract between two wallets (reference 7.5), as the requestor and as the recipient have it.
+
+    :param lifetime: seconds.
+    """
+    proposal = await requestor.request_contract(recipient.did, lifetime)
+    waiting = (await recipient.pending_requests()).items
+    request = next(one for one in waiting if one.requestor_ephemeral_public_key == proposal.public)
+    accepted = recipient.accept(request)
+    await recipient.save_contract(accepted)
+    await recipient.respond(accepted)
+    await recipient.acknowledge_requests([request])
+    concluded = await requestor.conclude()
+    return next(one for one in concluded if one.id == accepted.id), accepted
+
+
+def read_reply(response: HTTPResponse) -> dict[str, Any]:
+    """
+    Read the reply of a successful command.
+
+    :raise CommandRefused: the HTTP status is not 200.
+    :raise UnreadableMessage: the reply is invalid.
+    """
+    value = read_object(response)
+    if value.get("type") != "SUCCESS":
+        raise UnreadableMessage("a reply that is neither success nor refusal")
+    return value
+
+
+def read_object(response: HTTPResponse) -> dict[str, Any]:
+    """
+    Read the JSON object of a response.
+
+    :raise CommandRefused: the HTTP status is not 200.
+    :raise UnreadableMessage: there is no JSON object.
+    """
+    try:
+        value = encoding.loads_object(response.body)
+    except ValueError:
+        value = None
+    if response.status != 200:
+        raise CommandRefused(response.status, str((value or {}).get("code", "")))
+    if value is None or response.headers.get("content-type", "").partition(";")[0] != _JSON:
+        raise UnreadableMessage("a reply that is not JSON")
+    return value

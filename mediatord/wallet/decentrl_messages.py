@@ -1,14 +1,4 @@
-"""
-Throw-away identities: a did:decentrl and the three keys behind it (reference sections 1 and 2).
-
-What an identity says to a mediator, built and signed (DCTRL-0004 sections 4 and 10.2).
-
-What a mediator answers, read as strictly as it is specified (DCTRL-0004 section 8).
-
-Communication contracts between identities: proposing, accepting, and what both get from it (reference 7).
-
-Events on their way between two identities: signed by one, encrypted under their contract (reference section 5).
-"""
+"""Identities, commands, replies, contracts and events of a Decentrl wallet, without I/O (reference 1 to 7)."""
 
 from __future__ import annotations
 
@@ -52,12 +42,12 @@ _KEY_BYTES = 32
 @dataclass(frozen=True, slots=True)
 class DecentrlIdentity:
     """
-    A DID whose private keys we hold.
+    A did:decentrl and its private keys.
 
     :param mediator_did: of the mediator that the DID names.
-    :param seed: Ed25519, signs.
-    :param prekey: X25519 private key that requests for a contract are encrypted to.
-    :param storage_key: AES-256, for what only its owner is to read.
+    :param seed: Ed25519 seed.
+    :param prekey: X25519 private key that contract requests are encrypted to.
+    :param storage_key: AES-256 key of stored events.
     """
 
     did: str
@@ -86,7 +76,7 @@ class DecentrlIdentity:
 
     @property
     def signing_key_id(self) -> str:
-        """What the signing key is called in the DID document."""
+        """Id of the signing key in the DID document."""
         return f"{self.did}#signing"
 
     @property
@@ -100,18 +90,18 @@ class DecentrlIdentity:
         return crypto.sign_json(value, self.seed)
 
     def tag(self, text: str) -> str:
-        """What stands for a tag at the mediator: always the same, and nothing to anybody else (reference 5.3)."""
+        """Encrypt a tag, deterministically, for queries at the mediator (reference 5.3)."""
         return crypto.make_encrypted_tag(text, self.seed)
 
     def seal(self, text: str) -> str:
-        """Encrypt for ourselves."""
+        """Encrypt with the storage key."""
         return crypto.encrypt(text.encode(), self.storage_key)
 
     def unseal(self, text: str) -> str:
         """
-        The reverse of :meth:`seal`.
+        The inverse of :meth:`seal`.
 
-        :raise ValueError: it was not encrypted by us, or not for us.
+        :raise ValueError: not encrypted with this key.
         """
         return crypto.decrypt(text, self.storage_key).decode()
 
@@ -137,9 +127,9 @@ def compose_command(
     **headers: Any,
 ) -> dict[str, Any]:
     """
-    A command, signed.
+    A signed command.
 
-    :param headers: added to or replacing those that follow from the arguments; `nonce`, for one.
+    :param headers: in addition to or instead of the usual ones, such as `nonce`.
     """
     header = {
         "channel": channel,
@@ -155,22 +145,22 @@ def compose_command(
 
 def compose_authentication(identity: DecentrlIdentity, timestamp_ms: int, **members: Any) -> dict[str, Any]:
     """
-    The first message on a socket, signed.
+    The signed first message on a socket.
 
-    :param members: as `headers` of :func:`compose`.
+    :param members: as `headers` of :func:`compose_command`.
     """
-    said = {
+    content = {
         "did": identity.did,
         "signing_key_id": identity.signing_key_id,
         "timestamp": timestamp_ms,
         "nonce": str(uuid.uuid4()),
         **members,
     }
-    return {"type": "AUTHENTICATE", **said, "signature": identity.sign(said)}
+    return {"type": "AUTHENTICATE", **content, "signature": identity.sign(content)}
 
 
 def encode_command(command: dict[str, Any]) -> bytes:
-    """As it goes over the wire."""
+    """The command as it is sent."""
     return encoding.dumps(command)
 
 
@@ -179,7 +169,7 @@ Item = TypeVar("Item", bound=WireModel)
 
 @dataclass(frozen=True, slots=True)
 class ResultPage(Generic[Item]):
-    """:param total: how many there are in all."""
+    """A page of records. :param total: number of matching records."""
 
     items: tuple[Item, ...]
     page: int
@@ -188,7 +178,7 @@ class ResultPage(Generic[Item]):
 
 
 class ContractRequest(WireModel):
-    """A request for a contract that waits for us."""
+    """A contract request of another identity."""
 
     id: str
     sender_did: str
@@ -197,14 +187,14 @@ class ContractRequest(WireModel):
 
 
 class StoredContract(WireModel):
-    """A contract that the mediator keeps for us."""
+    """A contract saved at the mediator."""
 
     id: str
     signed_communication_contract: Annotated[dict[str, Any], Field(repr=False)]
 
 
 class PendingEvent(WireModel):
-    """An event that waits for us."""
+    """A queued event."""
 
     id: str
     sender_did: str
@@ -212,7 +202,7 @@ class PendingEvent(WireModel):
 
 
 class StoredEvent(WireModel):
-    """An event that the mediator keeps for us, as it keeps it; the time is the one that we gave."""
+    """An event of the history, encrypted; the time is the wallet's."""
 
     id: str
     payload: Annotated[str, Field(repr=False)]
@@ -221,7 +211,7 @@ class StoredEvent(WireModel):
 
 
 class PublicEvent(WireModel):
-    """An event of a public channel; the time is Unix seconds."""
+    """An event of a public channel; the time is in Unix seconds."""
 
     id: str
     event: Annotated[str, Field(repr=False)]
@@ -239,7 +229,7 @@ class _Pagination(WireModel):
 
 @dataclass(frozen=True, slots=True)
 class PageQuery(Generic[Item]):
-    """:param name: what the reply calls its list."""
+    """A kind of query. :param name: of the list in the reply."""
 
     command: str
     name: str
@@ -256,10 +246,10 @@ EVENTS = PageQuery("QUERY_EVENTS", "events", StoredEvent)
 
 def read_page(value: Any, name: str, kind: type[Item]) -> ResultPage[Item]:
     """
-    A page of results.
+    Read a page of records.
 
-    :param value: what has `name` and `pagination`.
-    :raise Unreadable: it is not.
+    :param value: object with the members `name` and `pagination`.
+    :raise UnreadableMessage: it is invalid.
     """
     try:
         items = tuple(kind.model_validate(one) for one in value[name])
@@ -271,9 +261,9 @@ def read_page(value: Any, name: str, kind: type[Item]) -> ResultPage[Item]:
 
 def read_pushed_events(frame: Mapping[str, Any]) -> tuple[PendingEvent, ...]:
     """
-    The events that a socket was told of; none when the frame is about contracts.
+    Read the events of a pushed frame; none if it is about contracts.
 
-    :raise Unreadable: it is something else.
+    :raise UnreadableMessage: it is another frame.
     """
     if frame.get("type") == "CONTRACTS_UPDATED":
         return ()
@@ -293,11 +283,11 @@ YEAR_SECONDS = 31_536_000
 @dataclass(frozen=True, slots=True)
 class ContractProposal:
     """
-    A contract that we have signed and the other side has not.
+    A contract signed by its requestor only.
 
-    :param request: what goes to the other side, encrypted.
-    :param private: the X25519 private key that we made for this contract.
-    :param public: its public half, as it stands in the contract.
+    :param request: plaintext of the request.
+    :param private: X25519 private key of the requestor for this contract.
+    :param public: its public key, as in the contract.
     """
 
     recipient_did: str
@@ -323,10 +313,10 @@ class ContractProposal:
 @dataclass(frozen=True, slots=True)
 class ConcludedContract:
     """
-    A contract that both have signed, and what only the two of them know.
+    A contract signed by both sides.
 
-    :param signed: both signatures and what they are for.
-    :param root_secret: the key of all events between them.
+    :param signed: contract and signatures.
+    :param root_secret: key of all events between the two.
     """
 
     peer_did: str
@@ -335,13 +325,13 @@ class ConcludedContract:
 
     @property
     def terms(self) -> dict[str, Any]:
-        """The contract itself."""
+        """The contract without signatures."""
         terms: dict[str, Any] = self.signed["communication_contract"]
         return terms
 
     @property
     def id(self) -> str:
-        """The same for both (reference 7.4)."""
+        """Id, the same for both sides (reference 7.4)."""
         return sha256(canonicalize(self.terms)).hexdigest()
 
     @property
@@ -354,9 +344,9 @@ def propose_contract(
     identity: DecentrlIdentity, recipient_did: str, now: float, lifetime: float = YEAR_SECONDS
 ) -> ContractProposal:
     """
-    A contract for somebody to accept. Our signature cannot cover the key that they have yet to make (reference 7.2).
+    Propose a contract. The signature does not cover the recipient's key, which does not exist yet (reference 7.2).
 
-    :param now: Unix seconds, like all times of contracts.
+    :param now: Unix seconds, as are all times of contracts.
     """
     private, public = generate_key_pair()
     terms = {
@@ -374,9 +364,9 @@ def propose_contract(
 
 def accept_contract(request: ContractRequest, identity: DecentrlIdentity, now: float) -> ConcludedContract:
     """
-    Sign what somebody proposed.
+    Countersign a requested contract.
 
-    :raise Unreadable: it is not for us, not by who it says, or has expired.
+    :raise UnreadableMessage: it is not for this identity, not authentic, or expired.
     """
     try:
         public = decode_public_key(request.requestor_ephemeral_public_key)
@@ -403,9 +393,9 @@ def conclude_contract(
     proposal: ContractProposal, signed: dict[str, Any], signing_key: SigningKeyLookup
 ) -> ConcludedContract:
     """
-    The contract that somebody made of our proposal.
+    Conclude a proposal with the contract that the recipient has signed.
 
-    :raise Unreadable: it is another contract, or somebody did not sign it.
+    :raise UnreadableMessage: it is another contract, or a signature is missing.
     """
     try:
         terms = signed["communication_contract"]
@@ -421,7 +411,7 @@ def conclude_contract(
 
 
 def _make_concluded_contract(signed: dict[str, Any], peer_did: str, private: bytes, peer: str) -> ConcludedContract:
-    """:param peer: which role the other side has in the contract."""
+    """:param peer: role of the other side in the contract."""
     try:
         public = decode_public_key(signed["communication_contract"][f"{peer}_encryption_public_key"])
         return ConcludedContract(peer_did, signed, derive_shared_secret(private, public))
@@ -435,42 +425,42 @@ _SIGNED_MEMBERS = ("contract_id", "event", "timestamp")
 @dataclass(frozen=True, slots=True)
 class OpenedEvent:
     """
-    What somebody wrote to us, and proved to be from them.
+    An authenticated event of another identity.
 
-    :param agreement: the contract that it was encrypted under.
-    :param text: the event itself, usually JSON.
+    :param contract: that it was encrypted under.
+    :param text: the event, usually JSON.
     :param timestamp: Unix seconds.
     """
 
     sender_did: str
-    agreement: ConcludedContract
+    contract: ConcludedContract
     text: str = field(repr=False)
     timestamp: float
 
 
-def seal_event(identity: DecentrlIdentity, agreement: ConcludedContract, text: str, timestamp: int) -> str:
+def seal_event(identity: DecentrlIdentity, contract: ConcludedContract, text: str, timestamp: int) -> str:
     """
-    An event for the other side of a contract, as it goes through a mediator.
+    Sign and encrypt an event for the other side of a contract.
 
     :param timestamp: Unix seconds.
     """
-    envelope = {"contract_id": agreement.id, "event": text, "timestamp": timestamp}
-    return encrypt(encoding.dumps({**envelope, "signature": identity.sign(envelope)}), agreement.root_secret)
+    envelope = {"contract_id": contract.id, "event": text, "timestamp": timestamp}
+    return encrypt(encoding.dumps({**envelope, "signature": identity.sign(envelope)}), contract.root_secret)
 
 
-def open_event(payload: str, sender_did: str, agreements: Iterable[ConcludedContract]) -> OpenedEvent:
+def open_event(payload: str, sender_did: str, contracts: Iterable[ConcludedContract]) -> OpenedEvent:
     """
-    Decrypt an event and check who wrote it.
+    Decrypt an event and verify its sender.
 
-    :param agreements: with the sender, tried one after the other.
-    :raise Unreadable: none of them opens it, or it was not signed by the sender.
+    :param contracts: with the sender, tried in turn.
+    :raise UnreadableMessage: none of them decrypts it, or the sender did not sign it.
     """
-    for agreement in agreements:
+    for contract in contracts:
         try:
-            plaintext = decrypt(payload, agreement.root_secret)
+            plaintext = decrypt(payload, contract.root_secret)
         except ValueError:
             continue
-        return OpenedEvent(sender_did, agreement, *_check_event(plaintext, sender_did))
+        return OpenedEvent(sender_did, contract, *_check_event(plaintext, sender_did))
     raise UnreadableMessage("encrypted under no contract that we have with its sender")
 
 

@@ -1,17 +1,9 @@
-"""
-How a demonstration is told: numbered steps, and checks that have to hold.
-
-The demonstration's DIDComm chapters: Alice writes to Bob, who has a mailbox at the mediator.
-
-The demonstration's Decentrl chapters: Alice and Bob have different mediators, which never talk to each other.
-
-`mediatord demo`: throw-away wallets write to each other through a mediator, one step at a time.
-"""
+"""`mediatord demo`: temporary wallets exchange messages through a mediator, by DIDComm and by Decentrl."""
 
 from __future__ import annotations
 
 import textwrap
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from typing import Any
 
 import click
@@ -21,13 +13,10 @@ from twisted.internet.error import ConnectError
 from twisted.web.client import ResponseNeverReceived
 
 from mediatord.protocol import encoding
-from mediatord.protocol.didcomm.did_document import DIDDocument
-from mediatord.wallet import decentrl_messages
 from mediatord.wallet.decentrl_client import CommandRefused, DecentrlWallet, HistoryEntry, discover_decentrl_mediator
-from mediatord.wallet.decentrl_messages import PendingEvent, read_pushed_events
+from mediatord.wallet.decentrl_messages import PRIVATE_CHANNEL, PendingEvent, read_pushed_events
 from mediatord.wallet.decentrl_socket import connect_decentrl_socket
 from mediatord.wallet.didcomm_client import (
-    DIDCommMediator,
     DIDCommWallet,
     TreqClient,
     discover_mediator,
@@ -39,20 +28,23 @@ from mediatord.wallet.didcomm_messages import (
     BASIC_MESSAGE,
     UnreadableMessage,
     authcrypt,
-    build_forward,
     compose_message,
 )
 from mediatord.wallet.didcomm_socket import SocketClosedError, connect_didcomm_socket
-from mediatord.wallet.temporary_daemon import DaemonStartError, TemporaryDaemon, is_healthy, run_temporary_daemon
+from mediatord.wallet.temporary_daemon import DaemonStartError, is_healthy, run_temporary_daemon
 
-# How long a push may take.
-PUSH_SECONDS = 10.0
-
+_PUSH_TIMEOUT_SECONDS = 10.0
 _WIDTH = 96
+_TEXT_LENGTH = 70
+_DEFAULT_URL = "http://127.0.0.1:8080"
+_OFFLINE_TEXT = "Hello Bob, read this when you are back."
+_ONLINE_TEXT = "Hello Bob, you are online."
+_PUBLIC_TEXT = "Hello everybody."
+_CHAT_TAG = "chat.abc"
 
 
 class DemoStepFailed(Exception):
-    """A step did not end as it must."""
+    """A check of the demo failed."""
 
 
 class DemoPrinter:
@@ -61,339 +53,300 @@ class DemoPrinter:
     def __init__(self) -> None:
         self._steps = 0
 
-    def chapter(self, title: str) -> None:
-        """What the next steps are about."""
+    def section(self, title: str) -> None:
+        """Print the heading of the next steps."""
         click.echo()
         click.secho(title, bold=True)
 
     def step(self, text: str, *details: str) -> None:
-        """What was done, and what could be seen of it."""
+        """Print a step and details of it."""
         self._steps += 1
         click.echo(f"  {click.style(f'{self._steps:2}', fg='cyan')}  {text}")
         for detail in details:
-            lines = textwrap.wrap(detail, _WIDTH, break_on_hyphens=False) or [""]
-            for line in lines:
+            for line in textwrap.wrap(detail, _WIDTH, break_on_hyphens=False) or [""]:
                 click.secho(f"      {line}", dim=True)
 
     def check(self, text: str, passed: bool) -> None:
         """
-        A step that can go wrong.
+        Print the result of a check.
 
-        :raise Failed: it did.
+        :raise DemoStepFailed: it failed.
         """
-        mark = click.style("ok", fg="green") if passed else click.style("no", fg="red")
-        click.echo(f"      {mark}  {text}")
+        verdict = click.style("ok", fg="green") if passed else click.style("failed", fg="red")
+        click.echo(f"      {verdict}  {text}")
         if not passed:
             raise DemoStepFailed(text)
 
 
-def truncate_text(text: str, length: int) -> str:
-    """The beginning of something long."""
+def truncate_text(text: str, length: int = _TEXT_LENGTH) -> str:
+    """The beginning of a long text."""
     return text if len(text) <= length else text[:length] + "..."
 
 
-async def demonstrate_didcomm(reactor: Any, url: str, printer: DemoPrinter) -> None:
-    """
-    All chapters.
+class _DIDCommDemo:
+    """Alice sends messages to Bob, who has an account at the mediator."""
 
-    :param url: of the mediator.
-    :raise Failed: a step did.
-    """
-    http = open_http(reactor)
-    mediator = await _meet_mediator(http, url, printer)
-    bob = await _enrol_bob(reactor, http, mediator, printer)
-    alice = DIDCommWallet.generate(mediator, http, reactor)
-    await _send_while_offline(alice, bob, printer)
-    await _send_while_live(reactor, alice, bob, printer)
+    def __init__(self, reactor: Any, url: str, printer: DemoPrinter) -> None:
+        self._reactor = reactor
+        self._url = url
+        self._printer = printer
 
+    async def run(self) -> None:
+        """
+        Run all steps.
 
-async def _meet_mediator(http: TreqClient, url: str, printer: DemoPrinter) -> DIDCommMediator:
-    printer.chapter("DIDComm: meeting the mediator")
-    found = await fetch_invitation(http, url)
-    printer.step(f"Fetched the invitation from {url}/invitation.", f"goal: {found['body'].get('goal', '')}")
-    mediator = await discover_mediator(http, url)
-    printer.step("Resolved the mediator's DID from the invitation.", mediator.did)
-    printer.step(
-        "Its document names where to reach it.", f"{mediator.http_uri}   {mediator.ws_uri or 'no WebSocket'}"
-    )
-    return mediator
+        :raise DemoStepFailed: a check failed.
+        """
+        printer, http = self._printer, open_http(self._reactor)
+        printer.section("DIDComm: discovering the mediator")
+        invitation = await fetch_invitation(http, self._url)
+        printer.step(f"Fetched {self._url}/invitation.", f"goal: {invitation['body'].get('goal', '')}")
+        mediator = await discover_mediator(http, self._url)
+        printer.step("Resolved the mediator's DID from the invitation.", mediator.did)
+        printer.step("Read its endpoints.", f"{mediator.http_uri}   {mediator.ws_uri or 'no WebSocket'}")
 
+        printer.section("DIDComm: Bob enrols")
+        bob = DIDCommWallet.generate(mediator, http, self._reactor)
+        printer.step("Bob created a DID whose service is the mediator's DID.", bob.did)
+        await bob.ping()
+        printer.step("Bob pinged the mediator; the response is encrypted and authenticated.")
+        await bob.enrol()
+        printer.step("Bob requested mediation, and it was granted.")
+        printer.check("Bob's DID is registered", await bob.register() == ["success"])
+        alice = DIDCommWallet.generate(mediator, http, self._reactor)
+        await self._send_while_offline(alice, bob)
+        await self._send_while_live(alice, bob)
 
-async def _enrol_bob(
-    reactor: Any, http: TreqClient, mediator: DIDCommMediator, printer: DemoPrinter
-) -> DIDCommWallet:
-    printer.chapter("DIDComm: Bob gets a mailbox")
-    bob = DIDCommWallet.generate(mediator, http, reactor)
-    printer.step("Bob made himself a DID whose only address is the mediator's DID.", bob.did)
-    await bob.ping()
-    printer.step("Bob pinged the mediator; the answer is encrypted to him and proves who sent it.")
-    await bob.enrol()
-    printer.step("Bob asked for mediation, and it was granted.")
-    printer.check("his DID is registered", await bob.register() == ["success"])
-    return bob
-
-
-async def _send_while_offline(alice: DIDCommWallet, bob: DIDCommWallet, printer: DemoPrinter) -> None:
-    printer.chapter("DIDComm: Bob is offline, Alice writes")
-    _show_visible_parts(alice, bob, printer)
-    text = "Hello Bob, read this when you are back."
-    await alice.send(bob.did, text)
-    printer.step("Alice sent it. The mediator said 202: it is on disk.")
-    printer.check("one message waits for Bob", (await bob.status()).message_count == 1)
-    printer.step("Bob is back and picks it up.")
-    (delivered,) = await bob.fetch()
-    _read_message(alice, bob, delivered, text, printer)
-    printer.check("nothing waits once Bob has acknowledged", (await bob.acknowledge([delivered])).message_count == 0)
-
-
-def _show_visible_parts(alice: DIDCommWallet, bob: DIDCommWallet, printer: DemoPrinter) -> None:
-    inner = authcrypt(_sample_message(alice, bob.identity.document), alice.identity, bob.identity.document)
-    seen = build_forward(bob.did, [inner], to=[alice.mediator.did])
-    data = encoding.loads_object(inner)
-    printer.step("Alice encrypts for Bob, puts that into a forward, and encrypts the forward for the mediator.")
-    printer.step(
-        "What the mediator sees when it has opened the forward: where to, and something it has no key for.",
-        f'next: "{truncate_text(str(seen["body"]["next"]), 70)}"',
-        f'attachment: {{"ciphertext": "{truncate_text(str(data["ciphertext"]), 60)}", ...}}',
-        "no sender, no text",
-    )
-
-
-def _sample_message(alice: DIDCommWallet, recipient: DIDDocument) -> dict[str, Any]:
-    return compose_message(BASIC_MESSAGE, {"content": "..."}, to=[recipient.did], **{"from": alice.did})
-
-
-def _read_message(
-    alice: DIDCommWallet, bob: DIDCommWallet, delivered: DeliveredMessage, text: str, printer: DemoPrinter
-) -> None:
-    opened = bob.open(delivered)
-    printer.step("Bob decrypts what came.", f'"{opened.text}"')
-    printer.check(
-        "it is what Alice wrote, and proved to be from her", (opened.text, opened.sender) == (text, alice.did)
-    )
-
-
-async def _send_while_live(reactor: Any, alice: DIDCommWallet, bob: DIDCommWallet, printer: DemoPrinter) -> None:
-    printer.chapter("DIDComm: Bob is online, Alice writes again")
-    socket = await connect_didcomm_socket(reactor, bob)
-    try:
-        printer.step("Bob opened a WebSocket.")
-        printer.check("live delivery is on", (await socket.live()).live_delivery is True)
-        text = "Hello Bob, this comes while you watch."
-        await alice.send(bob.did, text)
-        printer.step("Alice sent it.")
-        pushed: Deferred[DeliveredMessage] = socket.pushed.get()
-        delivered = await pushed.addTimeout(PUSH_SECONDS, reactor)
-        printer.step("The mediator pushed it without being asked.")
-        _read_message(alice, bob, delivered, text, printer)
-        printer.check(
-            "nothing waits once Bob has acknowledged", (await socket.acknowledge([delivered])).message_count == 0
-        )
-    finally:
-        await socket.close()
-    printer.step("Bob closed the socket.")
-
-
-_CHAT = "chat.abc"
-_OFFLINE = "Hello Bob, read this when you are back."
-_ONLINE = "Hello Bob, this comes while you watch."
-_TO_ALL = "Hello everybody."
-_SHOWN = 70
-
-
-async def demonstrate_decentrl(reactor: Any, url: str, other_url: str, printer: DemoPrinter) -> None:
-    """
-    All chapters.
-
-    :param url: of Alice's mediator.
-    :param other_url: of Bob's.
-    :raise Failed: a step did.
-    """
-    http = open_http(reactor)
-    printer.chapter("Decentrl: Alice and Bob register, each with a mediator of their own")
-    alice = await _register_wallet(reactor, http, "Alice", url, printer)
-    bob = await _register_wallet(reactor, http, "Bob", other_url, printer)
-    await _make_contract_step(alice, bob, printer)
-    await _send_event_while_offline(alice, bob, printer)
-    await _send_event_while_online(reactor, alice, bob, printer)
-    await _show_history(alice, bob, printer)
-    await _publish_to_channel(alice, bob, printer)
-
-
-async def _register_wallet(
-    reactor: Any, http: TreqClient, name: str, url: str, printer: DemoPrinter
-) -> DecentrlWallet:
-    mediator = await discover_decentrl_mediator(http, url)
-    wallet = DecentrlWallet.generate(name.lower(), mediator, http, reactor)
-    printer.step(f"{name} made a DID that holds two public keys and the DID of a mediator.", wallet.did, mediator.did)
-    registration = await wallet.register()
-    printer.check(f"the mediator has signed its contract with {name}", registration.peer_did == mediator.did)
-    return wallet
-
-
-async def _make_contract_step(alice: DecentrlWallet, bob: DecentrlWallet, printer: DemoPrinter) -> None:
-    printer.chapter("Decentrl: a contract, without which nobody may write to Bob")
-    printer.check("Alice is refused as long as there is none", await _is_write_refused(alice, bob))
-    await alice.request_contract(bob.did)
-    printer.step("Alice signs one and asks Bob for it, at the mediator that his DID names.")
-    (request,) = (await bob.pending_requests()).items
-    printer.step(
-        "Bob fetches the request. What his mediator sees:",
-        f'encrypted_contract_request: "{truncate_text(request.encrypted_contract_request, _SHOWN)}"',
-    )
-    accepted = bob.accept(request)
-    printer.step("He decrypts it with the private half of a key in his DID, and signs it as well.")
-    await bob.save_contract(accepted)
-    printer.step("He has his own mediator keep it: now Alice may write to him.")
-    await bob.respond(accepted)
-    printer.step("He gives it to hers: now he may write to Alice.")
-    await bob.acknowledge_requests([request])
-    printer.check("no request waits once Bob has acknowledged it", (await bob.pending_requests()).total == 0)
-    (concluded,) = await alice.conclude()
-    printer.step("Alice finds it at her mediator.", f"contract {concluded.id}")
-    printer.check("both have one secret, which no mediator has", concluded.root_secret == accepted.root_secret)
-
-
-async def _is_write_refused(alice: DecentrlWallet, bob: DecentrlWallet) -> bool:
-    try:
-        await alice.ask("junk", bob.did, decentrl_messages.PRIVATE_CHANNEL, at=bob.mediator)
-    except CommandRefused as refusal:
-        return refusal.code == "COMMUNICATION_CONTRACT_NOT_FOUND"
-    return False
-
-
-async def _send_event_while_offline(alice: DecentrlWallet, bob: DecentrlWallet, printer: DemoPrinter) -> None:
-    printer.chapter("Decentrl: Bob is offline, Alice writes")
-    await _write_event(alice, bob, _OFFLINE, printer)
-    (event,) = (await bob.pending()).items
-    printer.step(
-        "Bob is back and fetches it. What his mediator sees:", f'payload: "{truncate_text(event.payload, _SHOWN)}"'
-    )
-    await _read_event(bob, event, _OFFLINE, printer)
-
-
-async def _write_event(alice: DecentrlWallet, bob: DecentrlWallet, text: str, printer: DemoPrinter) -> None:
-    event = _chat_event(text)
-    await alice.send(bob.did, event)
-    printer.step("Alice signs it, encrypts it under the contract, and sends it to Bob's mediator.")
-    await alice.save_events(HistoryEntry(alice.did, bob.did, event, ("chat", _CHAT)))
-    printer.step(
-        "She keeps a copy at her own, encrypted for herself, with tags that mean nothing to others.",
-        f'encrypted_tags: "{truncate_text(alice.identity.tag(_CHAT), _SHOWN)}"',
-    )
-
-
-async def _read_event(bob: DecentrlWallet, pending: PendingEvent, text: str, printer: DemoPrinter) -> None:
-    event = bob.open(pending)
-    printer.check("it is what Alice wrote, and proved to be from her", event.text == _chat_event(text))
-    await bob.save_events(HistoryEntry(event.sender_did, bob.did, event.text, ("chat", _CHAT), event.timestamp))
-    printer.step("Bob encrypts it for himself and keeps it at his mediator, with tags of his own.")
-    await bob.acknowledge([pending])
-    printer.check("nothing waits once Bob has acknowledged", (await bob.pending()).total == 0)
-
-
-async def _send_event_while_online(
-    reactor: Any, alice: DecentrlWallet, bob: DecentrlWallet, printer: DemoPrinter
-) -> None:
-    printer.chapter("Decentrl: Bob is online, Alice writes again")
-    socket = await connect_decentrl_socket(reactor, bob)
-    try:
-        printer.step("Bob opened a WebSocket and proved who he is.", bob.mediator.ws_url)
-        await _write_event(alice, bob, _ONLINE, printer)
-        pushed: Deferred[dict[str, Any]] = socket.pushed.get()
-        (event,) = read_pushed_events(await pushed.addTimeout(PUSH_SECONDS, reactor))
-        printer.step("Bob's mediator pushed it.")
-        await _read_event(bob, event, _ONLINE, printer)
-    finally:
-        await socket.close()
-    printer.step("Bob closed the socket.")
-
-
-async def _show_history(alice: DecentrlWallet, bob: DecentrlWallet, printer: DemoPrinter) -> None:
-    printer.chapter("Decentrl: both have all of it")
-    for name, wallet in (("Alice", alice), ("Bob", bob)):
-        kept = (await wallet.events(tags=[_CHAT])).items
-        texts = [_chat_text(wallet.identity.unseal(one.payload)) for one in kept]
+    async def _send_while_offline(self, alice: DIDCommWallet, bob: DIDCommWallet) -> None:
+        printer = self._printer
+        printer.section("DIDComm: Alice sends a message while Bob is offline")
+        message = compose_message(BASIC_MESSAGE, {"content": "..."}, to=[bob.did], **{"from": alice.did})
+        inner = encoding.loads_object(authcrypt(message, alice.identity, bob.identity.document))
+        printer.step("Alice encrypts the message for Bob, and a forward that contains it for the mediator.")
         printer.step(
-            f"{name} asks for the tag of this chat, and decrypts what is found.", *(f'"{one}"' for one in texts)
+            "The mediator decrypts the forward. It sees the recipient and a ciphertext:",
+            f'next: "{truncate_text(bob.did)}"',
+            f'attachment: {{"ciphertext": "{truncate_text(str(inner["ciphertext"]), 60)}", ...}}',
+            "no sender, no text",
         )
-        printer.check("it is both messages, oldest first", texts == [_OFFLINE, _ONLINE])
+        await alice.send(bob.did, _OFFLINE_TEXT)
+        printer.step("Alice sent it. The mediator answered 202: the message is on disk.")
+        printer.check("one message is queued for Bob", (await bob.status()).message_count == 1)
+        (delivered,) = await bob.fetch()
+        printer.step("Bob is back and fetched it.")
+        self._open_message(alice, bob, delivered, _OFFLINE_TEXT)
+        status = await bob.acknowledge([delivered])
+        printer.check("Bob acknowledged it, and his queue is empty", status.message_count == 0)
+
+    async def _send_while_live(self, alice: DIDCommWallet, bob: DIDCommWallet) -> None:
+        printer = self._printer
+        printer.section("DIDComm: Alice sends a message while Bob is online")
+        socket = await connect_didcomm_socket(self._reactor, bob)
+        try:
+            printer.step("Bob opened a WebSocket.")
+            printer.check("live delivery is on", (await socket.live()).live_delivery is True)
+            await alice.send(bob.did, _ONLINE_TEXT)
+            printer.step("Alice sent a message.")
+            pushed: Deferred[DeliveredMessage] = socket.pushed.get()
+            delivered = await pushed.addTimeout(_PUSH_TIMEOUT_SECONDS, self._reactor)
+            printer.step("The mediator pushed it.")
+            self._open_message(alice, bob, delivered, _ONLINE_TEXT)
+            status = await socket.acknowledge([delivered])
+            printer.check("Bob acknowledged it, and his queue is empty", status.message_count == 0)
+        finally:
+            await socket.close()
+        printer.step("Bob closed the socket.")
+
+    def _open_message(self, alice: DIDCommWallet, bob: DIDCommWallet, delivered: DeliveredMessage, text: str) -> None:
+        opened = bob.open(delivered)
+        self._printer.step("Bob decrypted it.", f'"{opened.text}"')
+        matches = (opened.text, opened.sender) == (text, alice.did)
+        self._printer.check("the text is intact and the sender is authenticated", matches)
 
 
-async def _publish_to_channel(alice: DecentrlWallet, bob: DecentrlWallet, printer: DemoPrinter) -> None:
-    printer.chapter("Decentrl: a public channel")
-    event_id = await bob.publish(_chat_event(_TO_ALL), ["greeting"])
-    printer.step("Bob published a signed event.", bob.mediator.public_url(truncate_text(bob.did, _SHOWN)))
-    read = (await alice.public(bob.did, tags=["greeting"])).items
-    printer.check("anybody can read it and check his signature", [_chat_text(one.event) for one in read] == [_TO_ALL])
-    await bob.unpublish(event_id)
-    printer.check("it is gone once Bob has deleted it", (await alice.public(bob.did)).total == 0)
+class _DecentrlDemo:
+    """Alice sends events to Bob, who has another mediator; the mediators do not communicate."""
+
+    def __init__(self, reactor: Any, urls: tuple[str, str], printer: DemoPrinter) -> None:
+        self._reactor = reactor
+        self._urls = urls
+        self._printer = printer
+
+    async def run(self) -> None:
+        """
+        Run all steps.
+
+        :raise DemoStepFailed: a check failed.
+        """
+        self._printer.section("Decentrl: Alice and Bob register at different mediators")
+        http = open_http(self._reactor)
+        alice, bob = [
+            await self._register(http, name, url) for name, url in zip(("Alice", "Bob"), self._urls, strict=True)
+        ]
+        await self._make_contract(alice, bob)
+        await self._send_while_offline(alice, bob)
+        await self._send_while_online(alice, bob)
+        await self._query_history(alice, bob)
+        await self._publish(alice, bob)
+
+    async def _register(self, http: TreqClient, name: str, url: str) -> DecentrlWallet:
+        mediator = await discover_decentrl_mediator(http, url)
+        wallet = DecentrlWallet.generate(name.lower(), mediator, http, self._reactor)
+        self._printer.step(
+            f"{name} created a DID that contains two public keys and a mediator's DID.", wallet.did, mediator.did
+        )
+        registration = await wallet.register()
+        self._printer.check(f"the mediator signed a contract with {name}", registration.peer_did == mediator.did)
+        return wallet
+
+    async def _make_contract(self, alice: DecentrlWallet, bob: DecentrlWallet) -> None:
+        printer = self._printer
+        printer.section("Decentrl: a contract, without which Bob's mediator accepts no events for him")
+        try:
+            await alice.ask("junk", bob.did, PRIVATE_CHANNEL, at=bob.mediator)
+            refusal = ""
+        except CommandRefused as error:
+            refusal = error.code
+        printer.check("without a contract Alice is refused", refusal == "COMMUNICATION_CONTRACT_NOT_FOUND")
+        await alice.request_contract(bob.did)
+        printer.step("Alice signed a contract and requested it from Bob, at the mediator that his DID names.")
+        (request,) = (await bob.pending_requests()).items
+        printer.step(
+            "Bob fetched the request. What his mediator sees:",
+            f'encrypted_contract_request: "{truncate_text(request.encrypted_contract_request)}"',
+        )
+        accepted = bob.accept(request)
+        printer.step("Bob decrypted it with the private key of his DID, and countersigned it.")
+        await bob.save_contract(accepted)
+        printer.step("Bob saved it at his mediator, which now accepts Alice's events.")
+        await bob.respond(accepted)
+        printer.step("Bob sent it to Alice's mediator, which now accepts Bob's events.")
+        await bob.acknowledge_requests([request])
+        printer.check("no request is left after Bob's acknowledgement", (await bob.pending_requests()).total == 0)
+        (concluded,) = await alice.conclude()
+        printer.step("Alice found the contract at her mediator.", f"contract {concluded.id}")
+        same = concluded.root_secret == accepted.root_secret
+        printer.check("both have the same secret, which no mediator knows", same)
+
+    async def _send_while_offline(self, alice: DecentrlWallet, bob: DecentrlWallet) -> None:
+        self._printer.section("Decentrl: Alice sends an event while Bob is offline")
+        await self._send_event(alice, bob, _OFFLINE_TEXT)
+        (event,) = (await bob.pending()).items
+        self._printer.step(
+            "Bob is back and fetched it. What his mediator sees:", f'payload: "{truncate_text(event.payload)}"'
+        )
+        await self._open_event(bob, event, _OFFLINE_TEXT)
+
+    async def _send_while_online(self, alice: DecentrlWallet, bob: DecentrlWallet) -> None:
+        printer = self._printer
+        printer.section("Decentrl: Alice sends an event while Bob is online")
+        socket = await connect_decentrl_socket(self._reactor, bob)
+        try:
+            printer.step("Bob opened a WebSocket and authenticated.", bob.mediator.ws_url)
+            await self._send_event(alice, bob, _ONLINE_TEXT)
+            pushed: Deferred[dict[str, Any]] = socket.pushed.get()
+            (event,) = read_pushed_events(await pushed.addTimeout(_PUSH_TIMEOUT_SECONDS, self._reactor))
+            printer.step("Bob's mediator pushed it.")
+            await self._open_event(bob, event, _ONLINE_TEXT)
+        finally:
+            await socket.close()
+        printer.step("Bob closed the socket.")
+
+    async def _send_event(self, alice: DecentrlWallet, bob: DecentrlWallet, text: str) -> None:
+        event = _make_chat_event(text)
+        await alice.send(bob.did, event)
+        self._printer.step("Alice signed an event, encrypted it under the contract, and sent it to Bob's mediator.")
+        await alice.save_events(HistoryEntry(alice.did, bob.did, event, ("chat", _CHAT_TAG)))
+        self._printer.step(
+            "Alice stored a copy at her mediator, encrypted for herself, with encrypted tags.",
+            f'encrypted_tags: "{truncate_text(alice.identity.tag(_CHAT_TAG))}"',
+        )
+
+    async def _open_event(self, bob: DecentrlWallet, pending: PendingEvent, text: str) -> None:
+        event = bob.open(pending)
+        matches = event.text == _make_chat_event(text)
+        self._printer.check("the text is intact and the sender is authenticated", matches)
+        tags = ("chat", _CHAT_TAG)
+        await bob.save_events(HistoryEntry(event.sender_did, bob.did, event.text, tags, event.timestamp))
+        self._printer.step("Bob stored it at his mediator, encrypted for himself, with tags of his own.")
+        await bob.acknowledge([pending])
+        self._printer.check("Bob acknowledged it, and his queue is empty", (await bob.pending()).total == 0)
+
+    async def _query_history(self, alice: DecentrlWallet, bob: DecentrlWallet) -> None:
+        self._printer.section("Decentrl: querying the history")
+        for name, wallet in (("Alice", alice), ("Bob", bob)):
+            events = (await wallet.events(tags=[_CHAT_TAG])).items
+            texts = [_read_chat_event(wallet.identity.unseal(event.payload)) for event in events]
+            self._printer.step(
+                f"{name} queried events by the tag of the chat, and decrypted them.", *(f'"{text}"' for text in texts)
+            )
+            self._printer.check("both messages, in order of time", texts == [_OFFLINE_TEXT, _ONLINE_TEXT])
+
+    async def _publish(self, alice: DecentrlWallet, bob: DecentrlWallet) -> None:
+        printer = self._printer
+        printer.section("Decentrl: a public channel")
+        event_id = await bob.publish(_make_chat_event(_PUBLIC_TEXT), ["greeting"])
+        printer.step("Bob published a signed event.", bob.mediator.public_url(truncate_text(bob.did)))
+        events = (await alice.public(bob.did, tags=["greeting"])).items
+        texts = [_read_chat_event(event.event) for event in events]
+        printer.check("anybody can read it and verify the signature", texts == [_PUBLIC_TEXT])
+        await bob.unpublish(event_id)
+        printer.check("it is gone after Bob deleted it", (await alice.public(bob.did)).total == 0)
 
 
-def _chat_event(content: str) -> str:
+def _make_chat_event(content: str) -> str:
     return encoding.dumps({"type": "chat.message", "data": {"chatId": "abc", "content": content}}).decode()
 
 
-def _chat_text(event: str) -> str:
+def _read_chat_event(event: str) -> str:
     return str(encoding.loads_object(event)["data"]["content"])
-
-
-DEFAULT_URL = "http://127.0.0.1:8080"
 
 
 def run_demo(url: str | None) -> int:
     """
-    Run the demonstration. Its last wallet has a mediator of its own, which is a throw-away one.
+    Run the demo, with a temporary mediator for the second Decentrl wallet.
 
-    :param url: of a running mediator. None: the one at http://127.0.0.1:8080, or a throw-away one.
-    :return: 0, or 1 when a step failed.
+    :param url: of a running mediator. None for the one at http://127.0.0.1:8080, or a temporary one.
+    :return: exit status: 1 if a step failed.
     """
     with ExitStack() as stack:
         try:
-            if url is None:
-                url = _find_running_mediator() or stack.enter_context(_start_temporary_mediator()).url
-            click.echo("Starting one more, a throw-away one, for a wallet that is elsewhere.")
+            if url is None and is_healthy(_DEFAULT_URL):
+                url = _DEFAULT_URL
+                click.echo(f"Using the mediator at {url}.")
+            elif url is None:
+                click.echo(f"No mediator at {_DEFAULT_URL}: starting a temporary one.")
+                url = stack.enter_context(run_temporary_daemon()).url
+            click.echo("Starting a second, temporary mediator for a wallet that is registered elsewhere.")
             other = stack.enter_context(run_temporary_daemon())
             task.react(_run_steps, (url, other.url))
         except DaemonStartError as error:
-            click.secho(f"The throw-away mediator did not start: {error}", fg="red", err=True)
+            click.secho(f"The temporary mediator did not start: {error}", fg="red", err=True)
             return 1
         except SystemExit as end:
             return end.code if isinstance(end.code, int) else 1
 
 
-def _find_running_mediator() -> str | None:
-    if not is_healthy(DEFAULT_URL):
-        return None
-    click.echo(f"There is a mediator at {DEFAULT_URL}.")
-    return DEFAULT_URL
-
-
-def _start_temporary_mediator() -> AbstractContextManager[TemporaryDaemon]:
-    click.echo(f"No mediator at {DEFAULT_URL}: starting a throw-away one.")
-    return run_temporary_daemon()
-
-
 async def _run_steps(reactor: Any, url: str, other_url: str) -> None:
     printer = DemoPrinter()
     try:
-        await demonstrate_didcomm(reactor, url, printer)
-        await demonstrate_decentrl(reactor, url, other_url, printer)
+        await _DIDCommDemo(reactor, url, printer).run()
+        await _DecentrlDemo(reactor, (url, other_url), printer).run()
     except Exception as error:
         click.echo()
-        click.secho(f"The demonstration failed: {_describe_error(error)}", fg="red", err=True)
+        click.secho(f"The demo failed: {_describe_error(error)}", fg="red", err=True)
         raise SystemExit(1) from None
     click.echo()
-    click.secho("Every step went as it must.", fg="green")
+    click.secho("All steps succeeded.", fg="green")
 
 
 def _describe_error(error: Exception) -> str:
     if isinstance(error, (MediatorProblem, CommandRefused)):
-        return f"the mediator refused ({error})"
+        return f"the mediator rejected a request ({error})"
     if isinstance(error, ConnectError):
-        return "nobody answers at the mediator's address"
+        return "cannot connect to the mediator"
     if isinstance(error, ResponseNeverReceived) and "certificate verify failed" in str(error):
-        return "nobody here trusts the mediator's certificate; --ca names a file with those to trust"
+        return "the mediator's certificate is not trusted; use --ca to trust its certificate authority"
     if isinstance(error, (DemoStepFailed, UnreadableMessage, SocketClosedError)):
         return str(error)
     return f"{type(error).__name__}: {error}"

@@ -1,8 +1,4 @@
-"""
-The mediator as a wallet sees it: found by its invitation, addressed by its DID document (reference 7.4, 9).
-
-A wallet that speaks to its mediator over HTTP.
-"""
+"""A DIDComm wallet over HTTP, and the discovery of its mediator (reference 7.4, 9)."""
 
 from __future__ import annotations
 
@@ -21,7 +17,6 @@ from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm.did_document import (
     DIDDocument,
     DIDWebLookupRequired,
-    ServiceEndpoint,
     parse_did_document,
 )
 from mediatord.protocol.didcomm.did_methods import resolve_local
@@ -52,27 +47,29 @@ INVITATION = "https://didcomm.org/out-of-band/2.0/invitation"
 
 
 class TreqPoster(Protocol):
-    """What a wallet that knows its mediator uses of treq."""
+    """The part of treq that a wallet with a known mediator needs."""
 
     def post(self, url: str, /, *, data: bytes, headers: Headers, allow_redirects: bool) -> Awaitable[Any]: ...
 
 
 class TreqClient(TreqPoster, Protocol):
-    """What is used of treq: its client, or its in-memory double in tests."""
+    """The part of treq that wallets need."""
 
     def get(self, url: str, /, *, headers: Headers, allow_redirects: bool) -> Awaitable[Any]: ...
 
 
 def open_http(reactor: IReactorCore) -> TreqClient:
-    """An HTTP client that leaves no connection behind."""
+    """An HTTP client without persistent connections."""
     return HTTPClient(Agent(reactor, pool=HTTPConnectionPool(reactor, persistent=False)))
 
 
 @dataclass(frozen=True, slots=True)
 class DIDCommMediator:
     """
-    :param http_uri: where envelopes are POSTed.
-    :param ws_uri: where a socket is opened; None when the document names no such place.
+    A mediator, as its DID document describes it.
+
+    :param http_uri: for envelopes.
+    :param ws_uri: of the WebSocket; None if the document has none.
     """
 
     did: str
@@ -83,36 +80,34 @@ class DIDCommMediator:
     @classmethod
     def from_document(cls, document: DIDDocument) -> DIDCommMediator:
         """
-        :raise Unreadable: the document has no HTTP endpoint.
+        Read a DID document.
+
+        :raise UnreadableMessage: it has no HTTP endpoint.
         """
         http = document.http_endpoints()
         if not http:
             raise UnreadableMessage("no HTTP endpoint")
-        endpoints = (endpoint for service in document.services for endpoint in service.endpoints)
+        uris = (endpoint.uri for service in document.services for endpoint in service.endpoints)
         return cls(
-            document.did, document, http[0].uri, next((one.uri for one in endpoints if _is_websocket(one)), None)
+            document.did, document, http[0].uri, next((u for u in uris if u.startswith(("ws://", "wss://"))), None)
         )
 
     @classmethod
     def from_did(cls, did: str) -> DIDCommMediator:
         """
-        The mediator of a DID that resolves by itself.
+        Resolve a DID locally.
 
-        :raise LookupError: it does not.
+        :raise LookupError: it needs the network.
         """
         return cls.from_document(resolve_local(did))
 
 
-def _is_websocket(endpoint: ServiceEndpoint) -> bool:
-    return endpoint.uri.startswith(("ws://", "wss://"))
-
-
 async def fetch_invitation(http: TreqClient, url: str) -> dict[str, Any]:
     """
-    The out-of-band invitation a mediator publishes.
+    Fetch the out-of-band invitation of a mediator.
 
     :param url: its public URL.
-    :raise Unreadable: what was found there is no invitation.
+    :raise UnreadableMessage: there is no invitation.
     """
     value = await fetch_json(http, f"{url.rstrip('/')}/invitation")
     if value.get("type") != INVITATION or not isinstance(value.get("from"), str):
@@ -122,9 +117,9 @@ async def fetch_invitation(http: TreqClient, url: str) -> dict[str, Any]:
 
 async def discover_mediator(http: TreqClient, url: str) -> DIDCommMediator:
     """
-    The mediator at a public URL, by its invitation; a did:web is read from that same place.
+    Find the mediator at a public URL by its invitation; a did:web is resolved at the same URL.
 
-    :raise Unreadable: there is no invitation, or no usable document.
+    :raise UnreadableMessage: there is no invitation, or no valid document.
     """
     did = (await fetch_invitation(http, url))["from"]
     try:
@@ -136,9 +131,9 @@ async def discover_mediator(http: TreqClient, url: str) -> DIDCommMediator:
 
 async def fetch_json(http: TreqClient, url: str) -> dict[str, Any]:
     """
-    The JSON object at a URL.
+    Fetch a JSON object.
 
-    :raise Unreadable: there is none.
+    :raise UnreadableMessage: there is none.
     """
     response = await http.get(url, headers=Headers({"Accept": ["application/json"]}), allow_redirects=False)
     body = await response.content()
@@ -155,9 +150,9 @@ HTTP_TIMEOUT_SECONDS = 30.0
 
 class HTTPResponse(NamedTuple):
     """
-    A raw HTTP response.
+    An HTTP response.
 
-    :param headers: by lower-case name; of several with one name the last.
+    :param headers: by lower-case name; the last one of a name.
     """
 
     status: int
@@ -167,7 +162,7 @@ class HTTPResponse(NamedTuple):
 
 class DIDCommWallet(MediationRequests):
     """
-    One identity and its account at a mediator; several wallets may share an HTTP client and an address book.
+    An identity and its account at a mediator; wallets may share an HTTP client and a document cache.
 
     :param mediator: may also be given to :meth:`enrol`.
     :param clock: for `created_time` and time-outs.
@@ -179,36 +174,36 @@ class DIDCommWallet(MediationRequests):
         http: TreqPoster,
         clock: IReactorTime,
         mediator: DIDCommMediator | None = None,
-        book: DIDDocumentCache | None = None,
+        documents: DIDDocumentCache | None = None,
     ) -> None:
         super().__init__(self.request, identity.did)
         self.identity = identity
         self.clock = clock
-        self.book = book or DIDDocumentCache()
+        self.documents = documents or DIDDocumentCache()
         self._http = http
         self._mediator = mediator
         if mediator is not None:
-            self.book.add(mediator.document)
+            self.documents.add(mediator.document)
 
     @classmethod
     def generate(
         cls, mediator: DIDCommMediator, http: TreqPoster, clock: IReactorTime, *, method: DIDMethod = "did:peer:2"
     ) -> DIDCommWallet:
-        """A wallet with a new identity whose messages go to `mediator`; it is not enrolled yet."""
+        """A wallet with a new identity of this mediator, which is not enrolled yet."""
         endpoint = None if method == "did:key" else mediator.did
         return cls(WalletIdentity.generate(method, endpoint=endpoint), http, clock, mediator)
 
     @property
     def did(self) -> str:
-        """The wallet's own."""
+        """The identity's DID."""
         return self.identity.did
 
     @property
     def mediator(self) -> DIDCommMediator:
         """
-        The mediator everything is asked of.
+        The wallet's mediator.
 
-        :raise RuntimeError: none has been named.
+        :raise RuntimeError: it has none yet.
         """
         if self._mediator is None:
             raise RuntimeError("the wallet has no mediator yet")
@@ -218,15 +213,15 @@ class DIDCommWallet(MediationRequests):
         self, mediator: DIDCommMediator | None = None, *, version: CoordinationVersion | None = None
     ) -> tuple[str, ...]:
         """
-        Ask for mediation; the routing DIDs that are granted. Nothing is routable before :meth:`register`.
+        Request mediation; the routing DIDs. No message is accepted before :meth:`register`.
 
-        :param mediator: instead of the one given before.
+        :param mediator: replaces the current one.
         :param version: of Coordinate Mediation, from now on.
-        :raise Unreadable: the grant names somebody else's DID.
+        :raise UnreadableMessage: the grant names another mediator.
         """
         if mediator is not None:
             self._mediator = mediator
-            self.book.add(mediator.document)
+            self.documents.add(mediator.document)
         self.version = version or self.version
         granted = await self.grant()
         if canonicalize_did(self.mediator.did) not in map(canonicalize_did, granted):
@@ -237,9 +232,9 @@ class DIDCommWallet(MediationRequests):
         self, type_: str, body: Mapping[str, Any] | None = None, /, **headers: Any
     ) -> tuple[dict[str, Any], bytes]:
         """
-        A message to the mediator, and the same authcrypted.
+        A message to the mediator: plaintext and authcrypt.
 
-        :param headers: added to or replacing `from`, `to`, `created_time` and `return_route: all`; None removes one.
+        :param headers: override `from`, `to`, `created_time` and `return_route: all`; None removes one.
         """
         defaults = {
             "from": self.did,
@@ -252,66 +247,66 @@ class DIDCommWallet(MediationRequests):
 
     async def request(self, type_: str, body: Mapping[str, Any] | None = None, /, **headers: Any) -> Message:
         """
-        Ask the mediator anything; its answer, after all checks.
+        Send a request; the mediator's response, after all checks.
 
-        :raise Problem: it answered with a problem report, however it is packed, or with another HTTP status.
-        :raise Unreadable: the answer is not from the mediator, not for us, or belongs to another thread.
+        :raise MediatorProblem: a problem report in any packing, or an HTTP status other than 200.
+        :raise UnreadableMessage: the response is not from the mediator, not for us, or in another thread.
         """
         message, envelope = self.pack(type_, body, **headers)
         response = await self.post(envelope)
-        if response.status != 200 and response.headers.get("content-type") != ENCRYPTED_MEDIA_TYPE:
-            raise self._refusal(response)
         if response.headers.get("content-type") != ENCRYPTED_MEDIA_TYPE:
-            raise UnreadableMessage("an answer of another media type")
+            if response.status != 200:
+                raise self._make_problem(response)
+            raise UnreadableMessage("a response of another media type")
         opened = self.from_mediator(response.body)
         if opened.message.type.uri == PROBLEM_REPORT:
             raise MediatorProblem(response.status, encoding.loads_object(opened.plaintext))
         if opened.message.thid != message.get("thid", message["id"]):
-            raise UnreadableMessage("an answer in another thread")
+            raise UnreadableMessage("a response in another thread")
         return opened.message
 
     async def post(
         self, body: bytes, *, url: str | None = None, content_type: str | None = ENCRYPTED_MEDIA_TYPE
     ) -> HTTPResponse:
-        """POST bytes as they are, to the mediator if no URL is given."""
+        """POST bytes; to the mediator if no URL is given."""
         headers = Headers({} if content_type is None else {"Content-Type": [content_type]})
         sent = self._http.post(url or self.mediator.http_uri, data=body, headers=headers, allow_redirects=False)
         return await read_response(sent, self.clock)
 
     async def send(self, recipient_did: str, text: str) -> str:
         """
-        Send a basic message along the route the recipient's document names; the message's id.
+        Send a basic message along the route in the recipient's document; its id.
 
-        :raise Problem: the mediator did not take it.
+        :raise MediatorProblem: the mediator rejected it.
         """
         now = int(self.clock.seconds())
         message = compose_message(
             BASIC_MESSAGE, {"content": text}, to=[recipient_did], created_time=now, **{"from": self.did}
         )
-        recipient = self.book.resolve(recipient_did)
-        route = find_route(recipient, self.book.resolve)
+        recipient = self.documents.resolve(recipient_did)
+        route = find_route(recipient, self.documents.resolve)
         envelope = authcrypt(message, self.identity, recipient)
         response = await self.post(
-            wrap_in_forwards(envelope, recipient_did, route.hops, self.book.resolve), url=route.uri
+            wrap_in_forwards(envelope, recipient_did, route.hops, self.documents.resolve), url=route.uri
         )
         if response.status != 202 or response.body:
-            raise self._refusal(response)
+            raise self._make_problem(response)
         return str(message["id"])
 
     def open(self, payload: bytes | DeliveredMessage) -> OpenedMessage:
         """
-        Decrypt a message that was delivered to us.
+        Decrypt a delivered message.
 
-        :raise Unreadable: a check failed.
+        :raise UnreadableMessage: a check failed.
         """
         raw = payload.payload if isinstance(payload, DeliveredMessage) else payload
-        return unpack_message(raw, self.identity, self.book.resolve)
+        return unpack_message(raw, self.identity, self.documents.resolve)
 
     def from_mediator(self, raw: bytes) -> OpenedMessage:
         """
-        Decrypt what must come from the mediator itself and name us in `to`.
+        Decrypt a message of the mediator itself, which must name us in `to`.
 
-        :raise Unreadable: a check failed.
+        :raise UnreadableMessage: a check failed.
         """
         opened = self.open(raw)
         if opened.sender is None or canonicalize_did(opened.sender) != canonicalize_did(self.mediator.did):
@@ -320,9 +315,9 @@ class DIDCommWallet(MediationRequests):
             raise UnreadableMessage("addressed to nobody")
         return opened
 
-    def _refusal(self, response: HTTPResponse) -> MediatorProblem:
+    def _make_problem(self, response: HTTPResponse) -> MediatorProblem:
         try:
-            report = open_problem_report(response.body, self.book.resolve)
+            report = open_problem_report(response.body, self.documents.resolve)
         except UnreadableMessage:
             report = {}
         return MediatorProblem(response.status, report if report.get("type") == PROBLEM_REPORT else {})
@@ -330,21 +325,17 @@ class DIDCommWallet(MediationRequests):
 
 async def read_response(sent: Awaitable[Any], clock: IReactorTime) -> HTTPResponse:
     """
-    What comes back for a request.
+    Wait for a response.
 
-    :raise twisted.internet.defer.TimeoutError: nothing did for half a minute.
+    :param sent: treq's response.
+    :raise twisted.internet.defer.TimeoutError: there was none within 30 s.
     """
-    answer: Deferred[HTTPResponse] = Deferred.fromCoroutine(_read_whole(sent))
+
+    async def read() -> HTTPResponse:
+        response = await sent
+        pairs = response.headers.getAllRawHeaders()
+        headers = {name.decode("latin-1").lower(): values[-1].decode("latin-1") for name, values in pairs}
+        return HTTPResponse(response.code, headers, await response.content())
+
+    answer: Deferred[HTTPResponse] = Deferred.fromCoroutine(read())
     return await answer.addTimeout(HTTP_TIMEOUT_SECONDS, clock)
-
-
-async def _read_whole(sent: Awaitable[Any]) -> HTTPResponse:
-    response = await sent
-    headers = {
-        name.decode("latin-1").lower(): values[-1].decode("latin-1") for name, values in _header_pairs(response)
-    }
-    return HTTPResponse(response.code, headers, await response.content())
-
-
-def _header_pairs(response: Any) -> list[tuple[bytes, list[bytes]]]:
-    return list(response.headers.getAllRawHeaders())

@@ -1,4 +1,4 @@
-"""Fresh identities for a wallet: a DID, the keys behind it and where its messages are to be sent (reference 8)."""
+"""DIDs of a wallet and their private keys (reference 8)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ DIDMethod = Literal["did:peer:2", "did:peer:4", "did:key"]
 @dataclass(frozen=True, slots=True)
 class WalletKey:
     """
-    A private key and the absolute DID URL it goes by.
+    A private key.
 
-    :param kid: in the spelling of the current specification.
+    :param kid: absolute DID URL, as the current specification spells it.
     """
 
     kid: str
@@ -33,7 +33,7 @@ class WalletKey:
 @dataclass(frozen=True, slots=True)
 class WalletIdentity:
     """
-    A DID whose private keys we hold.
+    A DID and its private keys.
 
     :param did: with did:peer:4, the long form.
     :param agreement: for encryption.
@@ -51,7 +51,7 @@ class WalletIdentity:
         """
         A new identity with new keys.
 
-        :param endpoint: where its messages go: the DID of its mediator, or a URL. A did:key has no room for it.
+        :param endpoint: the DID of its mediator, or a URL; not for a did:key.
         :param curve: of the encryption key.
         :raise ValueError: a did:key with an endpoint, or an encryption key on a curve for signatures.
         """
@@ -68,11 +68,11 @@ class WalletIdentity:
 
     @property
     def document(self) -> DIDDocument:
-        """What others resolve the DID to."""
+        """The DID document."""
         return resolve_local(self.did)
 
     def find_agreement_key(self, kid: str) -> PrivateKey | None:
-        """Our private key that `kid` denotes, in any of the spellings seen in practice (reference 8.6)."""
+        """The private key of a `kid`, in any of the spellings seen in practice (reference 8.6)."""
         if kid == self.agreement.kid:
             return self.agreement.private
         method = self.document.key_agreement_key(kid)
@@ -82,7 +82,7 @@ class WalletIdentity:
 
 
 def _generate_did_key(curve: Curve) -> WalletIdentity:
-    """On X25519 an Ed25519 did:key, whose document holds the derived key as well (reference 8.2)."""
+    """For X25519 an Ed25519 did:key, whose document has the derived key as well (reference 8.2)."""
     if curve != "X25519":
         private = PrivateKey.generate(curve)
         key = _self_named_key(private)

@@ -1,4 +1,4 @@
-"""What a wallet asks of its mediator, over whichever connection: coordination, pickup, ping (reference 5 to 7.1)."""
+"""Requests of a wallet over any connection: Coordinate Mediation, Pickup, Trust Ping (reference 5 to 7.1)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PING = "https://didcomm.org/trust-ping/2.0"
 PROBLEM_REPORT = "https://didcomm.org/report-problem/2.0/problem-report"
 
 _COORDINATION = "https://didcomm.org/coordinate-mediation"
-# Per version: update, its answer, query, its answer, and what that calls its list (reference 5.2).
+# By version: update and its response, query and its response, and the name of the list (reference 5.2).
 _MESSAGE_NAMES = {
     "2.0": ("keylist-update", "keylist-update-response", "keylist-query", "keylist", "keys"),
     "3.0": ("recipient-update", "recipient-update-response", "recipient-query", "recipient", "dids"),
@@ -26,10 +26,10 @@ _MESSAGE_NAMES = {
 
 class MediatorProblem(Exception):
     """
-    The mediator said no.
+    The mediator rejected a request.
 
-    :param status: of the HTTP response; None on a socket.
-    :param report: the whole problem report; empty when a refusal came without one.
+    :param status: HTTP status; None on a socket.
+    :param report: the problem report; empty if there was none.
     """
 
     def __init__(self, status: int | None, report: Mapping[str, Any] | None = None) -> None:
@@ -44,12 +44,12 @@ class MediatorProblem(Exception):
 
     @property
     def comment(self) -> str:
-        """The text for people."""
+        """The human-readable text."""
         return self._text("comment")
 
     @property
     def pthid(self) -> str | None:
-        """The thread in trouble."""
+        """The thread that the problem is about."""
         pthid = self.report.get("pthid")
         return pthid if isinstance(pthid, str) else None
 
@@ -60,7 +60,7 @@ class MediatorProblem(Exception):
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """What waits at the mediator (reference 6); times in seconds since the epoch."""
+    """State of a queue (reference 6); times in Unix seconds."""
 
     message_count: int
     live_delivery: bool | None = None
@@ -74,11 +74,11 @@ class QueueStatus:
 @dataclass(frozen=True, slots=True)
 class DeliveredMessage:
     """
-    One message that was kept for us.
+    A message delivered by the mediator.
 
-    :param id: what it is acknowledged by.
-    :param payload: the encrypted message; what stood as JSON is compact.
-    :param form: how it was attached.
+    :param id: for the acknowledgement.
+    :param payload: the encrypted message; compact if it was attached as JSON.
+    :param form: of the attachment.
     """
 
     id: str
@@ -87,7 +87,7 @@ class DeliveredMessage:
 
 
 class SendRequest(Protocol):
-    """Sends one request and fires with its answer."""
+    """Sends a request and returns its response."""
 
     async def __call__(self, type_: str, body: Mapping[str, Any] | None = None, /, **headers: Any) -> Message: ...
 
@@ -96,11 +96,10 @@ class MediationRequests:
     """
     The requests of one wallet.
 
-    Every method raises :class:`Problem` when the mediator refuses, and :class:`~mediatord.wallet.didcomm_messages.UnreadableMessage`
-    when its answer does not pass the checks.
+    Methods raise :class:`MediatorProblem` when the mediator rejects a request, and
+    :class:`~mediatord.wallet.didcomm_messages.UnreadableMessage` when its response does not pass the checks.
 
-    :param ask: does the asking.
-    :param did: the wallet's own, which is registered when no other is named.
+    :param did: the wallet's DID, the default of :meth:`register`.
     :param version: of Coordinate Mediation.
     """
 
@@ -110,7 +109,7 @@ class MediationRequests:
         self.version: CoordinationVersion = version
 
     async def grant(self) -> tuple[str, ...]:
-        """Ask for mediation; the routing DIDs that are granted."""
+        """Request mediation; the routing DIDs that are granted."""
         reply = await self._ask(self._coordination("mediate-request"))
         _require_type(reply, self._coordination("mediate-grant"))
         routing_did = (reply.body or {}).get("routing_did")
@@ -122,15 +121,15 @@ class MediationRequests:
 
     async def register(self, *dids: str, proofs: Iterable[bytes] = ()) -> list[str]:
         """
-        Have messages to these DIDs kept, to our own if none is named; one result each, such as `success`.
+        Register recipient DIDs, by default the wallet's own; a result for each, such as `success`.
 
-        :param proofs: that they are ours, from :func:`~mediatord.wallet.didcomm_messages.prove_ownership`, for a mediator that
-            wants to see that, or one where somebody else has registered them.
+        :param proofs: of :func:`~mediatord.wallet.didcomm_messages.prove_ownership`, if the mediator requires them or
+            another account has registered the DIDs.
         """
         return await self._update("add", dids or (self._did,), [build_attachment(proof) for proof in proofs])
 
     async def unregister(self, *dids: str) -> list[str]:
-        """The reverse of :meth:`register`."""
+        """Unregister recipient DIDs, by default the wallet's own."""
         return await self._update("remove", dids or (self._did,))
 
     async def _update(
@@ -151,7 +150,7 @@ class MediationRequests:
         return results
 
     async def registered(self, *, limit: int | None = None, offset: int = 0) -> list[str]:
-        """The DIDs registered so far, or a slice of them."""
+        """The registered DIDs, or a slice of them."""
         _, _, query, answer, member = _MESSAGE_NAMES[self.version]
         body = {} if limit is None else {"paginate": {"limit": limit, "offset": offset}}
         reply = await self._ask(self._coordination(query), body)
@@ -162,23 +161,23 @@ class MediationRequests:
             raise UnreadableMessage("no list of DIDs") from None
 
     async def status(self, recipient_did: str | None = None) -> QueueStatus:
-        """What waits, for one DID or for all of ours."""
+        """State of the queue of one DID, or of all."""
         return read_status(await self._ask(f"{PICKUP}/status-request", _add_recipient({}, recipient_did)))
 
     async def fetch(self, limit: int = 10, recipient_did: str | None = None) -> list[DeliveredMessage]:
-        """The oldest messages that wait; they go on waiting until acknowledged."""
+        """Fetch the oldest messages, which stay queued until they are acknowledged."""
         reply = await self._ask(f"{PICKUP}/delivery-request", _add_recipient({"limit": limit}, recipient_did))
         if reply.type.uri == f"{PICKUP}/status":
             return []
         return read_delivery(reply)
 
     async def acknowledge(self, ids: Iterable[str | DeliveredMessage]) -> QueueStatus:
-        """Have messages removed; what waits now."""
+        """Remove messages; the state of the queue."""
         names = [one if isinstance(one, str) else one.id for one in ids]
         return read_status(await self._ask(f"{PICKUP}/messages-received", {"message_id_list": names}))
 
     async def ping(self) -> None:
-        """Returns when the mediator has answered."""
+        """Ping the mediator and wait for its response."""
         _require_type(await self._ask(f"{PING}/ping", {"response_requested": True}), f"{PING}/ping-response")
 
     def _coordination(self, name: str) -> str:
@@ -187,17 +186,15 @@ class MediationRequests:
 
 def read_status(message: Message) -> QueueStatus:
     """
-    :raise Unreadable: no `status`, or one with members that are not what reference 6 says.
+    Read a `status`.
+
+    :raise UnreadableMessage: it does not conform to reference 6.
     """
     _require_type(message, f"{PICKUP}/status")
     body = message.body or {}
     numbers = (
-        "message_count",
-        "total_bytes",
-        "longest_waited_seconds",
-        "oldest_received_time",
-        "newest_received_time",
-    )
+        "message_count", "total_bytes", "longest_waited_seconds", "oldest_received_time", "newest_received_time"
+    )  # fmt: skip
     known = (*numbers, "live_delivery", "recipient_did")
     for name in numbers:
         if name in body and (not isinstance(body[name], int) or isinstance(body[name], bool)):
@@ -209,22 +206,26 @@ def read_status(message: Message) -> QueueStatus:
 
 def read_delivery(message: Message) -> list[DeliveredMessage]:
     """
-    :raise Unreadable: no `delivery`, or attachments that are not what reference 6.2 says.
+    Read a `delivery`.
+
+    :raise UnreadableMessage: it does not conform to reference 6.2.
     """
     _require_type(message, f"{PICKUP}/delivery")
     if not message.attachments:
-        raise UnreadableMessage("a delivery of nothing")
+        raise UnreadableMessage("an empty delivery")
     try:
         texts = extract_attachment_json(message)
     except ValueError:
-        raise UnreadableMessage("attachments that cannot be read") from None
+        raise UnreadableMessage("invalid attachments") from None
     return [read_attachment(*one) for one in zip(message.attachments, texts, strict=True)]
 
 
 def read_attachment(attachment: Mapping[str, Any], text: bytes | None = None) -> DeliveredMessage:
     """
-    :param text: how its `data.json` is written, where that is known.
-    :raise Unreadable: no id, or not exactly one of the two forms of data.
+    Read an attachment of a `delivery`.
+
+    :param text: source of its `data.json`, if known.
+    :raise UnreadableMessage: no id, or not exactly one of the two forms of data.
     """
     id_, data = attachment.get("id"), attachment.get("data")
     if not isinstance(id_, str) or not isinstance(data, dict) or len(data) != 1:
@@ -234,12 +235,12 @@ def read_attachment(attachment: Mapping[str, Any], text: bytes | None = None) ->
             return DeliveredMessage(id_, encoding.dumps(data["json"]) if text is None else text, "json")
         return DeliveredMessage(id_, encoding.decode_base64url(data["base64"]), "base64")
     except (KeyError, TypeError, ValueError):
-        raise UnreadableMessage("an attachment that cannot be read") from None
+        raise UnreadableMessage("an invalid attachment") from None
 
 
 def _require_type(message: Message, type_: str) -> None:
     if message.type.uri != type_:
-        raise UnreadableMessage("an answer of another type")
+        raise UnreadableMessage("a response of another type")
 
 
 def _add_recipient(body: dict[str, Any], recipient_did: str | None) -> dict[str, Any]:

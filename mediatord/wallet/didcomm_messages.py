@@ -1,8 +1,7 @@
 """
-Writing and reading messages as a wallet does (reference 1, 2 and 4.8): pure, no connection in sight.
+Packing and unpacking of a wallet's messages, without I/O (reference 1, 2 and 4.8).
 
-Resolution is local. What cannot be resolved without a network, the did:web of a mediator say, is first taught to the
-:class:`DIDDocumentCache` by whoever fetched it.
+DIDs are resolved locally. The document of a did:web has to be added to the :class:`DIDDocumentCache` first.
 """
 
 from __future__ import annotations
@@ -33,28 +32,29 @@ ResolveDID = Callable[[str], DIDDocument]
 AttachmentForm = Literal["json", "base64"]
 
 _MAX_LAYERS = 3
-# Enough hops for any honest document.
 _MAX_HOPS = 10
 
 
 class UnreadableMessage(Exception):
-    """What arrived is not for us, not intact, or not from who it says; the text names the first check that failed."""
+    """A message is not for us, not intact, or not authentic; the text names the first check that failed."""
 
 
 class DIDDocumentCache:
-    """Documents learnt from elsewhere, and everything that resolves by itself."""
+    """Resolves DIDs locally, or to documents added before."""
 
     def __init__(self) -> None:
         self._documents: dict[str, DIDDocument] = {}
 
     def add(self, document: DIDDocument) -> None:
-        """Use this document for its DID from now on; a did:peer:4 is known by both its forms."""
+        """Add a document; a did:peer:4 is found by both its forms."""
         self._documents[canonicalize_did(document.did)] = document
 
     def resolve(self, did: str) -> DIDDocument:
         """
+        Resolve a DID.
+
         :raise LookupError: an unknown did:web, or the short form of an unknown did:peer:4.
-        :raise MediatorError: it does not resolve at all.
+        :raise MediatorError: it is invalid or not supported.
         """
         known = self._documents.get(canonicalize_did(did))
         if known is not None:
@@ -67,10 +67,10 @@ class DIDDocumentCache:
 
 def compose_message(type_: str, body: Mapping[str, Any] | None = None, **headers: Any) -> dict[str, Any]:
     """
-    A plaintext message with a fresh `id`.
+    A plaintext message with a new `id`.
 
-    :param headers: whatever else it shall have, `id` and `typ` included; None removes a header. `from` is a word of
-        Python's, so it is given as `**{"from": did}`.
+    :param headers: further ones, `id` and `typ` included; None removes one. `from` is a keyword, hence
+        `**{"from": did}`.
     """
     message = {
         "id": str(uuid.uuid4()),
@@ -102,9 +102,9 @@ def prove_ownership(
     owner: WalletIdentity, recipient_did: str, account: str, mediator: DIDDocument, *, now: float
 ) -> bytes:
     """
-    A proof for the mediator that `account` may register a recipient DID, made by its owner; good for five minutes.
+    A proof by its owner that `account` may register a recipient DID, valid for five minutes.
 
-    :param now: in Unix seconds.
+    :param now: Unix seconds.
     """
     headers = {"from": owner.did, "to": [mediator.did], "created_time": int(now)}
     return authcrypt(
@@ -116,7 +116,7 @@ def prove_ownership(
 
 def authcrypt(message: Mapping[str, Any], sender: WalletIdentity, recipient: DIDDocument) -> bytes:
     """
-    Encrypted for all keys of `recipient` on the sender's curve, and proof of who sent it.
+    Encrypt and authenticate for all keys of `recipient` on the sender's curve.
 
     :raise ValueError: the recipient has no key on that curve.
     """
@@ -127,9 +127,9 @@ def authcrypt(message: Mapping[str, Any], sender: WalletIdentity, recipient: DID
 
 def anoncrypt(message: Mapping[str, Any], recipient: DIDDocument, *, enc: Enc = "A256CBC-HS512") -> bytes:
     """
-    Encrypted for all keys of `recipient` on the curve of its first one; says nothing about the sender.
+    Encrypt anonymously for all keys of `recipient` on the curve of its first one.
 
-    :raise ValueError: the recipient has no key for encryption.
+    :raise ValueError: the recipient has no key.
     """
     return jwe.encrypt_anoncrypt(encoding.dumps(message), _recipient_keys(recipient, None), enc=enc)
 
@@ -142,10 +142,10 @@ def _recipient_keys(recipient: DIDDocument, curve: str | None) -> list[tuple[str
 @dataclass(frozen=True, slots=True)
 class Route:
     """
-    The way to a recipient.
+    The route to a recipient.
 
-    :param uri: where to POST.
-    :param hops: DIDs to wrap for, outermost first; empty when the recipient takes messages itself.
+    :param uri: of the first hop.
+    :param hops: DIDs to wrap forwards for, outermost first; empty for the recipient's own endpoint.
     """
 
     uri: str
@@ -154,9 +154,9 @@ class Route:
 
 def find_route(recipient: DIDDocument, resolve: ResolveDID) -> Route:
     """
-    Follow the first service of a document to the first HTTP endpoint behind it (reference 4.8).
+    Find the HTTP endpoint of the first service of a document (reference 4.8).
 
-    :raise Unreadable: there is none.
+    :raise UnreadableMessage: there is none.
     """
     endpoint = next((one for service in recipient.services for one in service.endpoints), None)
     if endpoint is None or len(endpoint.routing_keys) > _MAX_HOPS:
@@ -165,7 +165,7 @@ def find_route(recipient: DIDDocument, resolve: ResolveDID) -> Route:
     if not endpoint.uri.startswith("did:"):
         return Route(endpoint.uri, hops)
     mediator = resolve(strip_did_url(endpoint.uri))
-    # One step only: an endpoint that is a DID must not lead to another one.
+    # An endpoint that is a DID must not lead to another one.
     uris = [one.uri for one in mediator.http_endpoints()]
     if not uris:
         raise UnreadableMessage("the mediator has no HTTP endpoint")
@@ -173,7 +173,7 @@ def find_route(recipient: DIDDocument, resolve: ResolveDID) -> Route:
 
 
 def wrap_in_forwards(payload: bytes, recipient_did: str, hops: Sequence[str], resolve: ResolveDID) -> bytes:
-    """`payload` in one anoncrypted forward per hop, the innermost one to `recipient_did` (reference 4.6)."""
+    """Wrap `payload` in an anoncrypted forward per hop, the innermost one to `recipient_did` (reference 4.6)."""
     next_ = recipient_did
     for hop in reversed(hops):
         payload = anoncrypt(build_forward(next_, [payload], to=[hop]), resolve(hop))
@@ -186,8 +186,8 @@ class OpenedMessage:
     """
     A message that passed every check.
 
-    :param sender: DID that its encryption or signature proves; None for an anonymous one.
-    :param recipient_kid: of the key it was opened with.
+    :param sender: authenticated DID; None for an anonymous message.
+    :param recipient_kid: of the key that decrypted it.
     """
 
     message: Message
@@ -197,21 +197,21 @@ class OpenedMessage:
 
     @property
     def body(self) -> dict[str, Any]:
-        """The body; empty when it is no object."""
+        """The body; empty if it is not an object."""
         return self.message.body or {}
 
     @property
     def text(self) -> str:
-        """The content of a basic message, or nothing."""
+        """The content of a basic message; empty for other messages."""
         content = self.body.get("content")
         return content if isinstance(content, str) else ""
 
 
 def unpack_message(raw: bytes, identity: WalletIdentity, resolve: ResolveDID) -> OpenedMessage:
     """
-    Open all layers and check who is behind them (reference 1.6 to 1.8).
+    Decrypt all layers and authenticate the sender (reference 1.6 to 1.8).
 
-    :raise Unreadable: a check failed.
+    :raise UnreadableMessage: a check failed.
     """
     try:
         return _unpack_layers(raw, identity, resolve)
@@ -221,9 +221,9 @@ def unpack_message(raw: bytes, identity: WalletIdentity, resolve: ResolveDID) ->
 
 def open_problem_report(raw: bytes, resolve: ResolveDID) -> dict[str, Any]:
     """
-    A message for nobody in particular, which is not encrypted: in the clear, or signed by who it says it is from.
+    Read a problem report that is not encrypted: plaintext, or signed by its sender.
 
-    :raise Unreadable: neither.
+    :raise UnreadableMessage: it is neither.
     """
     try:
         value = encoding.loads_object(raw)

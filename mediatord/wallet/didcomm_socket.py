@@ -1,10 +1,11 @@
-"""A wallet's WebSocket to its mediator: requests, answers by thread, and pushed messages (reference 3.2 and 6.3)."""
+"""A DIDComm wallet's WebSocket: requests, responses by thread, and pushed messages (reference 3.2 and 6.3)."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
 from autobahn.twisted.websocket import WebSocketClientFactory, WebSocketClientProtocol
@@ -32,6 +33,9 @@ from mediatord.wallet.didcomm_messages import OpenedMessage, UnreadableMessage, 
 
 SOCKET_TIMEOUT_SECONDS = 30.0
 
+WriteMessage = Callable[[bytes, bool], None]
+StartClosing = Callable[[int], None]
+
 
 class SocketClosedError(ConnectionClosed):
     """
@@ -47,37 +51,39 @@ class SocketClosedError(ConnectionClosed):
 
 class WalletWebSocket:
     """
-    An open socket of which frames and the end are all that is known.
+    An open WebSocket, whatever its messages are.
 
     :param write: sends one message, as binary or not.
-    :param end: begins to close, with a code.
-    :ivar close_code: as the other side gave it; None while it is open.
+    :param end: starts the closing handshake, with a code.
+    :ivar close_code: of the other side; None while the socket is open.
+    :ivar unexpected: frames that could not be interpreted.
     """
 
-    def __init__(self, write: Callable[[bytes, bool], None], end: Callable[[int], None]) -> None:
+    def __init__(self, write: WriteMessage, end: StartClosing) -> None:
         self.close_code: int | None = None
+        self.unexpected: list[bytes] = []
         self._write = write
         self._end = end
         self._closing: list[Deferred[int]] = []
 
     def send_frame(self, payload: bytes, *, binary: bool = False) -> None:
         """
-        Send one message as it is.
+        Send one message.
 
-        :raise SocketClosed: the socket is.
+        :raise SocketClosedError: the socket is closed.
         """
         if self.close_code is not None:
             raise SocketClosedError(self.close_code)
         self._write(payload, binary)
 
     def close(self, code: int = 1000) -> Deferred[int]:
-        """Close in an orderly way; fires as :meth:`closed`."""
+        """Start the closing handshake; fires as :meth:`closed`."""
         if self.close_code is None:
             self._end(code)
         return self.closed()
 
     def closed(self) -> Deferred[int]:
-        """Fires with the close code once the socket is closed, whoever closed it."""
+        """Fires with the close code once the socket is closed, by either side."""
         waiter: Deferred[int] = Deferred()
         if self.close_code is not None:
             waiter.callback(self.close_code)
@@ -85,61 +91,151 @@ class WalletWebSocket:
             self._closing.append(waiter)
         return waiter
 
+    def frame_received(self, payload: bytes) -> None:
+        """Handle a text frame. Never raises."""
+        raise NotImplementedError
+
     def connection_lost(self, code: int) -> None:
-        """The socket is gone."""
+        """Handle the end of the socket."""
         self.close_code = code
         closing, self._closing = self._closing, []
         for waiter in closing:
             waiter.callback(code)
 
 
-class DIDCommSocket(MediationRequests, WalletWebSocket):
-    """
-    One open socket of a wallet; made by :func:`connect`.
+WalletSocket = TypeVar("WalletSocket", bound=WalletWebSocket)
+MakeSocket = Callable[[WriteMessage, StartClosing], WalletSocket]
 
-    :ivar pushed: messages that came unasked, one :class:`~mediatord.wallet.didcomm_mediation.DeliveredMessage` each. In raw mode
-        there is no id, so that it is the SHA-256 of the payload (reference 6.1).
-    :ivar problems: reports that belong to no waiting request.
-    :ivar strays: frames that made no sense.
-    """
+
+class _WebSocketProtocol(WebSocketClientProtocol, Generic[WalletSocket]):
+    """Passes frames of Autobahn to a :class:`WalletWebSocket`."""
+
+    def __init__(self, make_socket: MakeSocket[WalletSocket]) -> None:
+        super().__init__()
+        self.socket = make_socket(self.sendMessage, self.sendClose)
+        self.opened: Deferred[WalletSocket] = Deferred()
+        self._is_open = False
+
+    def onOpen(self) -> None:
+        if not self.opened.called:
+            self._is_open = True
+            self.opened.callback(self.socket)
+
+    def onMessage(self, payload: bytes, isBinary: bool) -> None:  # noqa: N803  Autobahn's name
+        # Mediators send text only (reference 3.2).
+        if isBinary:
+            self.socket.unexpected.append(payload)
+        else:
+            self.socket.frame_received(payload)
+
+    def onClose(self, wasClean: bool, code: int | None, reason: str | None) -> None:  # noqa: N803  Autobahn's names
+        if self._is_open:
+            self.socket.connection_lost(code or 1006)
+        elif not self.opened.called:
+            self.opened.errback(SocketClosedError(code or 1006))
+
+
+class _WebSocketFactory(WebSocketClientFactory, Generic[WalletSocket]):
+    """Builds one protocol, without Autobahn's own timers, which would run on the global reactor."""
 
     def __init__(
-        self, wallet: DIDCommWallet, write: Callable[[bytes, bool], None], end: Callable[[int], None]
+        self,
+        url: str,
+        reactor: IReactorTime,
+        make_socket: MakeSocket[WalletSocket],
+        headers: Mapping[str, str] | None,
     ) -> None:
+        super().__init__(url, headers=dict(headers or {}), reactor=reactor)
+        self.setProtocolOptions(openHandshakeTimeout=0, closeHandshakeTimeout=0, serverConnectionDropTimeout=0)
+        self._make_socket = make_socket
+
+    def buildProtocol(self, addr: object) -> _WebSocketProtocol[WalletSocket]:
+        protocol = _WebSocketProtocol(self._make_socket)
+        protocol.factory = self
+        return protocol
+
+
+async def open_wallet_socket(
+    reactor: Any,
+    url: str,
+    make_socket: MakeSocket[WalletSocket],
+    endpoint: IStreamClientEndpoint | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> WalletSocket:
+    """
+    Open a WebSocket.
+
+    :param make_socket: given what sends a message and what starts the closing handshake.
+    :param endpoint: where to connect to, if not as `url` says.
+    :param headers: of the request, in addition to those of the handshake.
+    :raise SocketClosedError: the server refused.
+    """
+
+    def abort(value: Any, _: float) -> Any:
+        protocol.dropConnection(abort=True)
+        return value
+
+    factory = _WebSocketFactory(url, reactor, make_socket, headers)
+    protocol: Any = await (endpoint or make_client_endpoint(reactor, url)).connect(factory)
+    opened: Deferred[WalletSocket] = protocol.opened
+    return await opened.addTimeout(SOCKET_TIMEOUT_SECONDS, reactor, abort)
+
+
+def make_client_endpoint(reactor: Any, url: str) -> IStreamClientEndpoint:
+    """The endpoint of a `ws:` or `wss:` URL."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if parts.scheme == "wss":
+        tls: IStreamClientEndpoint = wrapClientTLS(
+            optionsForClientTLS(host), HostnameEndpoint(reactor, host, parts.port or 443)
+        )
+        return tls
+    plain: IStreamClientEndpoint = HostnameEndpoint(reactor, host, parts.port or 80)
+    return plain
+
+
+class DIDCommSocket(MediationRequests, WalletWebSocket):
+    """
+    An open socket of a wallet; see :func:`connect_didcomm_socket`.
+
+    :ivar pushed: pushed messages. In raw mode there is no id; it is the SHA-256 of the payload then (reference 6.1).
+    :ivar problems: problem reports that belong to no pending request.
+    """
+
+    def __init__(self, wallet: DIDCommWallet, write: WriteMessage, end: StartClosing) -> None:
         MediationRequests.__init__(self, self.request, wallet.did, wallet.version)
         WalletWebSocket.__init__(self, write, end)
         self.wallet = wallet
         self.pushed: DeferredQueue[DeliveredMessage] = DeferredQueue()
         self.problems: DeferredQueue[MediatorProblem] = DeferredQueue()
-        self.strays: list[bytes] = []
-        self._waiting: dict[str, Deferred[Message]] = {}
+        self._pending: dict[str, Deferred[Message]] = {}
 
     async def request(self, type_: str, body: Mapping[str, Any] | None = None, /, **headers: Any) -> Message:
         """
-        Ask the mediator anything; the answer in the same thread, after all checks.
+        Send a request; the response in the same thread, after all checks.
 
-        :raise Problem: a problem report about this thread.
-        :raise SocketClosed: before there was an answer.
+        :raise MediatorProblem: the response is a problem report.
+        :raise SocketClosedError: the socket was closed before the response.
         """
         message, envelope = self.wallet.pack(type_, body, **headers)
         thread = str(message.get("thid", message["id"]))
         answer: Deferred[Message] = Deferred()
-        self._waiting[thread] = answer
+        self._pending[thread] = answer
         try:
             self.send_frame(envelope)
             return await answer.addTimeout(SOCKET_TIMEOUT_SECONDS, self.wallet.clock)
         finally:
-            self._waiting.pop(thread, None)
+            self._pending.pop(thread, None)
 
     async def live(self, on: bool = True) -> QueueStatus:
-        """Switch live delivery on this socket."""
+        """Turn live delivery on or off."""
         return read_status(await self.request(f"{PICKUP}/live-delivery-change", {"live_delivery": on}))
 
     def frame_received(self, payload: bytes) -> None:
-        """Sort one frame: an answer, a push, a problem or a stray. Never raises."""
+        """Dispatch a frame: a response, a push or a problem report. Never raises."""
         try:
             if "ciphertext" not in encoding.loads_object(payload):
-                self._take_report(open_problem_report(payload, self.wallet.book.resolve))
+                self._take_report(open_problem_report(payload, self.wallet.documents.resolve))
                 return
             opened = self.wallet.open(payload)
             if canonicalize_did(opened.sender or "") != canonicalize_did(self.wallet.mediator.did):
@@ -147,13 +243,13 @@ class DIDCommSocket(MediationRequests, WalletWebSocket):
             else:
                 self._take(opened)
         except (UnreadableMessage, ValueError):
-            self.strays.append(payload)
+            self.unexpected.append(payload)
 
     def _take(self, opened: OpenedMessage) -> None:
         message = opened.message
         if message.type.uri == PROBLEM_REPORT:
             self._take_report(encoding.loads_object(opened.plaintext))
-        elif (answer := self._waiting.pop(message.thid or "", None)) is not None:
+        elif (answer := self._pending.pop(message.thid or "", None)) is not None:
             answer.callback(message)
         else:
             for delivered in read_delivery(message):
@@ -161,68 +257,21 @@ class DIDCommSocket(MediationRequests, WalletWebSocket):
 
     def _take_report(self, value: dict[str, Any]) -> None:
         if value.get("type") != PROBLEM_REPORT:
-            raise UnreadableMessage("a frame in the clear")
+            raise UnreadableMessage("an unencrypted frame")
         problem = MediatorProblem(None, value)
-        answer = self._waiting.pop(problem.pthid or "", None)
+        answer = self._pending.pop(problem.pthid or "", None)
         if answer is None:
             self.problems.put(problem)
         else:
             answer.errback(problem)
 
     def connection_lost(self, code: int) -> None:
-        """The socket is gone: requests that wait fail."""
-        self.close_code = code  # before anybody is told
-        waiting, self._waiting = self._waiting, {}
-        for answer in waiting.values():
+        """Fail pending requests."""
+        self.close_code = code  # callbacks may look at it
+        pending, self._pending = self._pending, {}
+        for answer in pending.values():
             answer.errback(SocketClosedError(code))
         super().connection_lost(code)
-
-
-class _DIDCommSocketProtocol(WebSocketClientProtocol):
-    """Translates between Autobahn and a :class:`DIDCommSocket`."""
-
-    def __init__(self, wallet: DIDCommWallet) -> None:
-        super().__init__()
-        self.socket = DIDCommSocket(wallet, self.sendMessage, self.sendClose)
-        self.opened: Deferred[DIDCommSocket] = Deferred()
-
-    def onOpen(self) -> None:
-        self._answer_connect(self.socket)
-
-    def onMessage(self, payload: bytes, isBinary: bool) -> None:  # noqa: N803  Autobahn's name
-        # Mediators send text only (reference 3.2).
-        if isBinary:
-            self.socket.strays.append(payload)
-        else:
-            self.socket.frame_received(payload)
-
-    def onClose(self, wasClean: bool, code: int | None, reason: str | None) -> None:  # noqa: N803  Autobahn's names
-        self._answer_connect(SocketClosedError(code or 1006))
-        self.socket.connection_lost(code or 1006)
-
-    def _answer_connect(self, outcome: DIDCommSocket | SocketClosedError) -> None:
-        if self.opened.called:
-            return
-        if isinstance(outcome, SocketClosedError):
-            self.opened.errback(outcome)
-        else:
-            self.opened.callback(outcome)
-
-
-class _DIDCommSocketFactory(WebSocketClientFactory):
-    """Makes one protocol, without any of Autobahn's own timers: those would run on the global reactor."""
-
-    def __init__(
-        self, url: str, reactor: IReactorTime, wallet: DIDCommWallet, headers: Mapping[str, str] | None
-    ) -> None:
-        super().__init__(url, headers=dict(headers or {}), reactor=reactor)
-        self.setProtocolOptions(openHandshakeTimeout=0, closeHandshakeTimeout=0, serverConnectionDropTimeout=0)
-        self._wallet = wallet
-
-    def buildProtocol(self, addr: object) -> _DIDCommSocketProtocol:
-        protocol = _DIDCommSocketProtocol(self._wallet)
-        protocol.factory = self
-        return protocol
 
 
 async def connect_didcomm_socket(
@@ -236,37 +285,13 @@ async def connect_didcomm_socket(
     """
     Open a socket to the wallet's mediator.
 
-    :param reactor: for the connection and its time-outs.
     :param url: instead of the one in the mediator's DID document.
-    :param endpoint: how to get there, if not as `url` says.
-    :param headers: of the request, besides those of every handshake.
-    :raise SocketClosed: the mediator does not want us.
-    :raise Unreadable: the mediator's document names no WebSocket.
+    :param endpoint: where to connect to, if not as `url` says.
+    :param headers: of the request, in addition to those of the handshake.
+    :raise SocketClosedError: the mediator refused.
+    :raise UnreadableMessage: the mediator's document names no WebSocket.
     """
     url = url or wallet.mediator.ws_uri
     if url is None:
         raise UnreadableMessage("the mediator has no WebSocket")
-    factory = _DIDCommSocketFactory(url, reactor, wallet, headers)
-    protocol = await (endpoint or make_client_endpoint(reactor, url)).connect(factory)
-    assert isinstance(protocol, _DIDCommSocketProtocol)
-    return await protocol.opened.addTimeout(
-        SOCKET_TIMEOUT_SECONDS, reactor, lambda value, _: _abort_connection(value, protocol)
-    )
-
-
-def _abort_connection(value: Any, protocol: _DIDCommSocketProtocol) -> Any:
-    protocol.dropConnection(abort=True)
-    return value
-
-
-def make_client_endpoint(reactor: Any, url: str) -> IStreamClientEndpoint:
-    """Where the host of a ws: or wss: URL is connected to."""
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    if parts.scheme == "wss":
-        tls: IStreamClientEndpoint = wrapClientTLS(
-            optionsForClientTLS(host), HostnameEndpoint(reactor, host, parts.port or 443)
-        )
-        return tls
-    plain: IStreamClientEndpoint = HostnameEndpoint(reactor, host, parts.port or 80)
-    return plain
+    return await open_wallet_socket(reactor, url, partial(DIDCommSocket, wallet), endpoint, headers)

@@ -1,4 +1,4 @@
-"""A daemon of one's own for a while: a child process in a temporary directory, on a free port of the loopback."""
+"""Temporary daemons: child processes with a temporary directory, on a free port of the loopback interface."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _START_SECONDS = 30.0
 _STOP_SECONDS = 15.0
 _POLL_SECONDS = 0.05
 
-# Below those that Linux gives to connections.
+# Below the ephemeral ports of Linux.
 _FIRST_PORT, _PORTS_END = 10_000, 32_768
 _BLOCK_PORTS = 64
 
 
 class DaemonStartError(Exception):
-    """The daemon did not start, or ended by itself; the text is the last line that it wrote."""
+    """The daemon did not start; the text is the last line of its output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,8 @@ class TemporaryDaemon:
     """
     A running daemon.
 
-    :param url: where it listens.
-    :param directory: where its configuration, keys, database and logs are.
-    :param pid: of its first process; its workers are children of it.
+    :param directory: of its configuration, keys, database and logs.
+    :param pid: of its first process, the parent of its workers.
     """
 
     url: str
@@ -50,15 +49,15 @@ def run_temporary_daemon(
     settings: Mapping[str, str] | None = None, *, beside: TemporaryDaemon | None = None
 ) -> Iterator[TemporaryDaemon]:
     """
-    A daemon that answers inside the `with`, and of which nothing is left afterwards.
+    Run a daemon within a `with` statement, and remove its files afterwards.
 
-    :param settings: environment names and values on top of the defaults (`MEDIATORD_...`).
-    :param beside: another node of the same cluster, whose keys and public URL this one shall have.
-    :raise DaemonFailed: it did not start.
+    :param settings: environment variables (`MEDIATORD_...`) that override the defaults.
+    :param beside: a node of the same cluster, whose keys and public URL this one has.
+    :raise DaemonStartError: it did not start.
     """
     port = find_free_port()
     url = f"http://127.0.0.1:{port}"
-    # Without the settings of a daemon that somebody may be running from this shell.
+    # Settings of the calling shell do not apply.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("MEDIATORD_")}
     environment = {
         **inherited,
@@ -80,7 +79,7 @@ def run_temporary_daemon(
 
 
 def is_healthy(url: str) -> bool:
-    """Whether a daemon at this URL says that it is well."""
+    """Whether the daemon at this URL is healthy."""
     try:
         with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=2) as response:  # nosec B310 # an http(s) URL
             return response.status == 200 and b'"ok"' in response.read(1000)
@@ -135,17 +134,17 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 def _last_output_line(output: Path) -> str:
     lines = output.read_text(encoding="utf-8", errors="replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
 
 
 def find_free_port() -> int:
     """
-    A TCP port of the loopback interface that nobody listens on at the moment.
+    A free TCP port of the loopback interface.
 
-    None of those that the system gives to connections, one of which could have it before the daemon does, and none
-    that this function gives again, here or in another process, while this one lives.
+    It is not an ephemeral port, which a connection could take before the daemon does, and is not returned again, in
+    this or another process, while this process lives.
 
-    :raise DaemonFailed: no such port was found.
+    :raise DaemonStartError: there is none.
     """
     with _port_lock:
         for port in _ports:
@@ -155,17 +154,17 @@ def find_free_port() -> int:
 
 
 def _iterate_reserved_ports() -> Iterator[int]:
-    """Ports by blocks. Whoever has the first of a block bound, which nobody is given, has the others as well."""
+    """Ports by blocks; a process reserves a block by binding its first port, which is not returned."""
     firsts = list(range(_FIRST_PORT, _PORTS_END - _BLOCK_PORTS, _BLOCK_PORTS))
     random.Random().shuffle(firsts)  # nosec B311 # no secret
     for first in firsts:
-        mark = socket.socket()
+        reservation = socket.socket()
         try:
-            mark.bind(("127.0.0.1", first))
+            reservation.bind(("127.0.0.1", first))
         except OSError:
-            mark.close()
+            reservation.close()
             continue
-        _reservation_sockets.append(mark)
+        _reservation_sockets.append(reservation)
         yield from range(first + 1, first + _BLOCK_PORTS)
 
 

@@ -110,7 +110,7 @@ class KeysTests(SocketTestCase):
         identity = self.site_fixture.base.identity.now
         document = parse_did_document(identity.web_did, identity.web_document)
         carol = InMemoryWallet(self.site_fixture)
-        carol.book.add(document)
+        carol.documents.add(document)
         self.site_fixture.did, self.site_fixture.document = identity.web_did, document
         message = carol.pack(PING, id="before")
         self.rotate()

@@ -54,11 +54,11 @@ class Base:
         self.lived: list[str] = []
         self.reloader = Reloads()
 
-    def started(self, version: str) -> None:
+    def record_start(self, version: str) -> None:
         """It is noted."""
         self.lived.append("started")
 
-    def stopped(self, version: str) -> None:
+    def record_stop(self, version: str) -> None:
         """It is noted."""
         self.lived.append("stopped")
 

@@ -410,7 +410,7 @@ class CoordinationTests(SynchronousTestCase):
         self.in_memory.document = parse_did_document(identity.web_did, identity.web_document)
         self.in_memory.did = identity.web_did
         bob = InMemoryWallet(self.in_memory, WalletIdentity.generate(curve="P-384"))
-        bob.book.add(self.in_memory.document)
+        bob.documents.add(self.in_memory.document)
         grant = bob.answer(f"{CM3}/mediate-request")
         self.assertEqual(grant.body, {"routing_did": [identity.web_did]})
         self.assertEqual(grant.sender, identity.web_did)

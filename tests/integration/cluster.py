@@ -152,5 +152,5 @@ def mediator_at_node(mediator: DIDCommMediator, port: int) -> DIDCommMediator:
 def wallet_at_node(wallet: DIDCommWallet, port: int, reactor: Any) -> DIDCommWallet:
     """The same wallet at another node."""
     return DIDCommWallet(
-        wallet.identity, open_http(reactor), reactor, mediator_at_node(wallet.mediator, port), wallet.book
+        wallet.identity, open_http(reactor), reactor, mediator_at_node(wallet.mediator, port), wallet.documents
     )

@@ -60,7 +60,7 @@ def prepare_forward(recipient: DIDCommWallet, marker: str) -> PreparedForward:
     message = compose_message(BASIC_MESSAGE, {"content": marker}, to=[recipient.did])
     envelope = anoncrypt(message, recipient.identity.document)
     return PreparedForward(
-        marker, wrap_in_forwards(envelope, recipient.did, [recipient.mediator.did], recipient.book.resolve)
+        marker, wrap_in_forwards(envelope, recipient.did, [recipient.mediator.did], recipient.documents.resolve)
     )
 
 

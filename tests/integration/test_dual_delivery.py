@@ -203,7 +203,7 @@ class DualDeliveryTests(TwoMediatorsTestCase):
         await self.write(alice, bob, "during", old)
         await self.write(alice, bob, "after")
         events = await self.waiting(bob)
-        self.assertEqual([bob.open(event).agreement.id for event in events], [old.id, old.id, new.id])
+        self.assertEqual([bob.open(event).contract.id for event in events], [old.id, old.id, new.id])
         self.assertEqual(await self.keep(bob, *events), ["before", "during", "after"])
         for wallet in (alice, bob):
             self.assertEqual((await wallet.contracts()).total, 2)
@@ -229,7 +229,7 @@ class DualDeliveryTests(TwoMediatorsTestCase):
             check=False,
         )
         self.assertEqual((shown.returncode, shown.stderr), (0, ""), shown.stdout)
-        self.assertTrue(shown.stdout.endswith("\nEvery step went as it must.\n"))
+        self.assertTrue(shown.stdout.endswith("\nAll steps succeeded.\n"))
 
 
 class RestartTests(TwoMediatorsTestCase):

@@ -58,8 +58,8 @@ class EventStoreTests(TestCase):
         """Alice and Bob with a contract, and event stores of these names."""
         alice, bob = await self.registered("alice"), await self.registered("bob")
         await make_contract(alice, bob)
-        self.stores.open("alice", alice, alice.agreements)
-        self.stores.open("bob", bob, bob.agreements)
+        self.stores.open("alice", alice, alice.concluded)
+        self.stores.open("bob", bob, bob.concluded)
         return alice, bob
 
     def query(self, name: str, **options: Any) -> list[dict[str, Any]]:
@@ -150,12 +150,12 @@ class EventStoreTests(TestCase):
         """The client sends under the contract that lasts longest and reads what comes under an older one."""
         alice, bob = await self.two()
         newer, _ = await make_contract(alice, bob, lifetime=10**9)
-        self.stores.open("alice", alice, alice.agreements)
-        self.stores.open("bob", bob, bob.agreements)
+        self.stores.open("alice", alice, alice.concluded)
+        self.stores.open("bob", bob, bob.concluded)
         self.stores.call("alice", "publishEvent", event("new"), {"recipient": bob.did, "tags": []})
         (pending,) = (await bob.pending()).items
-        self.assertEqual(bob.open(pending).agreement.id, newer.id)
-        await alice.send(bob.did, '{"type":"old"}', alice.agreements[0])
+        self.assertEqual(bob.open(pending).contract.id, newer.id)
+        await alice.send(bob.did, '{"type":"old"}', alice.concluded[0])
         self.assertEqual(self.stores.call("bob", "processPendingEvents"), [event("new"), {"type": "old"}])
 
     async def test_events_of_strangers_wait(self) -> None:
@@ -170,7 +170,7 @@ class EventStoreTests(TestCase):
         """Contracts of Bob's with somebody else."""
         carol = await self.registered("carol")
         await make_contract(carol, bob)
-        return bob.agreements_with(carol.did)
+        return bob.contracts_with(carol.did)
 
     async def test_public_events(self) -> None:
         """Published, read by tag and time and page, and deleted (reference section 10)."""

@@ -75,10 +75,10 @@ class OnionTests(TestCase):
     async def post(self, to: DIDCommMediator, recipient: WalletIdentity, hops: tuple[str, ...]) -> tuple[str, bytes]:
         """A stranger sends something by way of `hops`: its DID, and the message as the recipient shall get it."""
         sender = DIDCommWallet(WalletIdentity.generate(), self.http, reactor, to)
-        sender.book.add(self.second.document)
+        sender.documents.add(self.second.document)
         message = compose_message(BASIC_MESSAGE, {"content": TEXT}, to=[recipient.did], **from_header(sender.did))
         inner = authcrypt(message, sender.identity, recipient.document)
-        response = await sender.post(wrap_in_forwards(inner, recipient.did, hops, sender.book.resolve))
+        response = await sender.post(wrap_in_forwards(inner, recipient.did, hops, sender.documents.resolve))
         self.assertEqual((response.status, response.body), (202, b""))
         return sender.did, inner
 
@@ -112,7 +112,7 @@ class OnionTests(TestCase):
         await self.enrolled(courier, self.first, self.second.did)
         bob = await self.enrolled(reached_by_way_of(self.first.did, self.second.did), self.second)
         socket = await self.live(bob)
-        route = find_route(bob.identity.document, bob.book.resolve)
+        route = find_route(bob.identity.document, bob.documents.resolve)
         self.assertEqual(route.uri, self.first.http_uri)
         self.assertEqual(route.hops, (self.first.did, self.second.did))
         sender, inner = await self.post(self.first, bob.identity, route.hops)

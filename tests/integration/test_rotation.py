@@ -380,7 +380,7 @@ class ClusterTests(RotationTestCase):
     async def pushes_to(self, sender: DIDCommWallet, live: Any) -> None:
         """A letter that is sealed for the DID that the sender knows arrives on this socket."""
         letter = wrap_in_forwards(
-            self.sealed(live.wallet), live.wallet.did, [sender.mediator.did], sender.book.resolve
+            self.sealed(live.wallet), live.wallet.did, [sender.mediator.did], sender.documents.resolve
         )
         self.assertEqual((await sender.post(letter)).status, 202)
         delivered = await live.pushed.get().addTimeout(PATIENCE_SECONDS, reactor)

@@ -142,7 +142,7 @@ def test_it_serves(machine: DebianMachine) -> None:
         try:
             await_health(f"http://127.0.0.1:{port}/health", process)
             told = machine.do("mediatord", "demo", "--url", f"http://127.0.0.1:{port}", user="mediatord:mediatord")
-            assert "Every step went as it must." in told
+            assert "All steps succeeded." in told
         finally:
             process.terminate()
             assert process.wait(60) == 0

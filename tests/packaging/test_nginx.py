@@ -70,7 +70,7 @@ def test_wallets_behind_nginx(tmp_path: Path) -> None:
             assert request_status(f"{daemon.url}/metrics") == request_status(f"{daemon.url}/%6detrics/") == 200
             command = [sys.executable, "-m", "mediatord", "demo", "--url", behind.url]
             told = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-            assert "Every step went as it must." in told, told
+            assert "All steps succeeded." in told, told
         finally:
             process.terminate()
             process.wait()

@@ -46,7 +46,7 @@ def test_as_it_is_written(tmp_path: Path, wheel: Path) -> None:
                 ["sh", "-ec", block("talk")], cwd=where, env=environ, capture_output=True, text=True, check=False
             )
             assert done.returncode == 0, done.stdout + done.stderr
-            assert "Every step went as it must." in done.stdout
+            assert "All steps succeeded." in done.stdout
             assert re.search(r"status +ok", done.stdout)
         finally:
             daemon.terminate()

@@ -109,7 +109,7 @@ def setting(machine: DebianMachine, key: str, value: str) -> None:
 
 def talk(machine: DebianMachine) -> None:
     """Let wallets write to each other."""
-    assert "Every step went as it must." in machine.do("mediatord", "demo", "--url", URL)
+    assert "All steps succeeded." in machine.do("mediatord", "demo", "--url", URL)
 
 
 def status(machine: DebianMachine, path: str, url: str = URL) -> str:

@@ -292,7 +292,7 @@ class ContractingTests(HTTPTestCase):
         self.resource.will_find("communication_contracts", kept)
         self.assertEqual(len(self.ask(alice.conclude())), 1)
         self.assertEqual(self.ask(alice.conclude()), [])
-        self.assertEqual([one.root_secret for one in alice.agreements_with(bob.did)], [accepted.root_secret])
+        self.assertEqual([one.root_secret for one in alice.contracts_with(bob.did)], [accepted.root_secret])
 
     def test_answer_beyond_the_first_page(self) -> None:
         """However many contracts there are with somebody, the one that answers a proposal is found."""
@@ -329,19 +329,19 @@ class ContractingTests(HTTPTestCase):
         alice, bob = self.wallet, self.a_wallet("bob")
         for lifetime in (100, 300, 200):
             self.befriend(alice, bob, lifetime=lifetime)
-        self.assertEqual([one.expires_at - NOW for one in alice.agreements_with(bob.did)], [300, 200, 100])
+        self.assertEqual([one.expires_at - NOW for one in alice.contracts_with(bob.did)], [300, 200, 100])
         self.resource.will_say(pendingEventId="5")
-        for agreement, used in ((None, 300), (alice.agreements[0], 100)):
+        for agreement, used in ((None, 300), (alice.concluded[0], 100)):
             self.ask(alice.send(bob.did, "x", agreement))
             event = bob.open(PendingEvent(id="5", sender_did=alice.did, payload=self.payload))
-            self.assertEqual(event.agreement.expires_at - NOW, used)
+            self.assertEqual(event.contract.expires_at - NOW, used)
 
     def befriend(self, alice: DecentrlWallet, bob: DecentrlWallet, **changes: Any) -> None:
         """Make a contract without a mediator."""
         proposal = propose_contract(alice.identity, bob.did, alice.now(), **changes)
         payload = proposal.payload(parse_did(bob.did).prekey)
         accepted = bob.accept(ContractRequest(id="1", sender_did=alice.did, **payload))
-        alice.agreements.append(conclude_contract(proposal, accepted.signed, alice.directory.signing_key))
+        alice.concluded.append(conclude_contract(proposal, accepted.signed, alice.directory.signing_key))
 
 
 class DirectoryTests(HTTPTestCase):
@@ -482,7 +482,7 @@ class SocketTests(SynchronousTestCase):
         self.say(b"nonsense")
         self.say({"type": "NEWS"})
         self.say(b"{}", binary=True)
-        self.assertEqual(socket.strays, [b"nonsense", b'{"type":"NEWS"}', b"{}"])
+        self.assertEqual(socket.unexpected, [b"nonsense", b'{"type":"NEWS"}', b"{}"])
 
     def test_closing(self) -> None:
         """Whoever closes it, the code is known, and nothing can be sent any more."""

@@ -231,7 +231,7 @@ def test_event_is_opened_under_whichever_contract_it_was_sent() -> None:
     pair = Pair()
     old, new = pair.accepted(), pair.accepted()
     event = open_event(seal_event(pair.alice, old, "x", NOW), pair.alice.did, [new, old])
-    assert event.agreement is old
+    assert event.contract is old
 
 
 def test_events_that_are_not_read() -> None:

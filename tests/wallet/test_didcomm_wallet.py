@@ -561,7 +561,7 @@ class SocketTests(SynchronousTestCase):
         for frame in frames:
             self.say(frame)
         self.say(b"binary", binary=True)
-        self.assertEqual(self.socket.strays, [*frames, b"binary"])
+        self.assertEqual(self.socket.unexpected, [*frames, b"binary"])
 
     def test_closing_fails_what_waits(self) -> None:
         """Requests without an answer fail with the close code, and nothing can be sent any more."""

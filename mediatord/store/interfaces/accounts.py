@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred
 from zope.interface import Interface
 
 RecipientUpdateAction = Literal["add", "remove"]
-# Seconds from its first day's begin after which contact shows that an account is used.
+# Seconds after its creation during which contact does not show that an account is used.
 FIRST_DAY_SECONDS = 86_400.0
 
 ExpiryReason = Literal["unused", "idle"]
@@ -36,9 +36,9 @@ class Account:
 @dataclass(frozen=True, slots=True)
 class ExpiredAccount:
     """
-    An account that was removed because nobody used it.
+    An account that was removed because it was not used.
 
-    :param recipients: names of recipient DIDs that it had registered.
+    :param recipients: number of recipient names that it had registered.
     """
 
     did: str
@@ -49,11 +49,11 @@ class ExpiredAccount:
 @dataclass(frozen=True, slots=True)
 class AccountUsage:
     """
-    What all accounts and registrations take.
+    Storage that all accounts and registrations take.
 
-    :param accounts: of DIDComm.
-    :param bytes: of account DIDs, also those that were rotated away from, their long forms, recipient DIDs and the
-        text of Decentrl registrations, about; with MongoDB of the documents.
+    :param accounts: number of DIDComm accounts.
+    :param bytes: approximate size of account DIDs, including retired ones, their long forms, recipient DIDs and the
+        text of Decentrl registrations; with MongoDB the size of the documents.
     """
 
     accounts: int
@@ -62,11 +62,11 @@ class AccountUsage:
 
 class IAccountStore(Interface):
     """
-    Accounts and the recipient DIDs they have registered.
+    Accounts and the recipient DIDs that they have registered.
 
-    A recipient DID has one owner, whichever of its forms or DID URLs it is named by
-    (:mod:`mediatord.protocol.canonical_did`). What is named `recipient_did` here may be any of them; in the canonical
-    form it is found fastest. DIDs of accounts are compared as they are: callers have them in the canonical form.
+    A recipient DID has one owner, whichever of its forms or DID URLs names it
+    (:mod:`mediatord.protocol.canonical_did`). A `recipient_did` may be any of them; the canonical form is found
+    fastest. DIDs of accounts are compared literally: callers pass the canonical form.
     """
 
     def get_account(did: str) -> Deferred[Account | None]:
@@ -74,9 +74,9 @@ class IAccountStore(Interface):
 
     def grant(did: str) -> Deferred[Account]:
         """
-        The account of this DID, made if there is none.
+        The account of this DID, created if there is none.
 
-        :raise MediationNotGranted: the DID was rotated away from (`move`).
+        :raise MediationNotGranted: the DID is retired (:meth:`move_account`).
         """
 
     def record_contact(did: str) -> Deferred[None]:
@@ -86,55 +86,56 @@ class IAccountStore(Interface):
         limit: int, *, unused_before: float | None, idle_before: float | None
     ) -> Deferred[list[ExpiredAccount]]:
         """
-        Remove accounts with all that they have registered, at most so many; never one for which something waits.
+        Remove at most `limit` accounts with all that they have registered; never one with queued messages.
 
-        :param unused_before: those made before that, for which no message was ever accepted, and that were not
-            touched after their first day; None for none.
-        :param idle_before: those last touched before that; None for none.
+        :param unused_before: remove those created before this time for which no message was ever accepted, and
+            without contact after their first day; None for none.
+        :param idle_before: remove those with the last contact before this time; None for none.
         """
 
     def get_account_usage() -> Deferred[AccountUsage]:
-        """What all accounts take together. Cheap: asked for every few seconds."""
+        """Storage that all accounts take. Cheap: called every few seconds."""
 
     def mark_draft03(did: str) -> Deferred[None]:
-        """Remember that this account reads and writes ECDH-1PU draft 03 only."""
+        """Record that this account reads and writes ECDH-1PU draft 03 only."""
 
     def find_owner(recipient_did: str) -> Deferred[str | None]:
-        """The DID of the account that has registered this recipient DID. Cheap: asked for every forward."""
+        """DID of the account that has registered this recipient DID. Cheap: called for every forward."""
 
     def list_registered_names(recipient_did: str) -> Deferred[list[str]]:
-        """Under which spellings its owner has registered it, in order of registration; empty if nobody has."""
+        """
+        Names under which the owner has registered this DID, in order of registration; empty if there is no owner.
+        """
 
     def get_buffered() -> tuple[int, int]:
-        """How many operations wait in memory, and how many bytes they hold on to."""
+        """Number of operations that are queued in memory, and the bytes that they hold."""
 
     def update_recipients(
         account: str, updates: Sequence[tuple[str, RecipientUpdateAction]], *, max_recipients: int
     ) -> Deferred[list[RecipientUpdateResult]]:
         """
-        Apply updates in order, one result each (reference 5.3): `success`; `no_change` for what already is so
-        and for the removal of what is not ours; `client_error` for a DID of another account or one too many.
-        An account may register several spellings of one DID, which is registered until the last of them is removed.
-        On `remove` what is queued stays for this account until acknowledged or expired.
+        Apply updates in order, with one result each (reference 5.3): `success`; `no_change` for what is already so,
+        and for the removal of a DID that the account has not registered; `client_error` for a DID of another account,
+        or one too many.
+
+        An account may register several names of one DID, which is registered until the last of them is removed. After
+        a removal queued messages stay for this account until they are acknowledged or expire.
         """
 
     def list_recipients(account: str, *, offset: int, limit: int) -> Deferred[tuple[list[str], int]]:
-        """
-        A slice of what the account has registered, in the order and the spellings of that, and how many there are in
-        all.
-        """
+        """A slice of the names that the account has registered, in order of registration, and the number of all."""
 
     def move_account(prior: str, new: str) -> Deferred[bool]:
         """
-        `from_prior` (reference 2.3): the account of `prior`, with all it has, becomes that of `new`, and `prior`
-        is refused for good. Fires with False, changing nothing, when `prior` has no account or `new` has one.
+        Move the account of `prior`, with all it has, to `new`, after which `prior` is retired (`from_prior`,
+        reference 2.3). Fires with False, and changes nothing, when `prior` has no account or `new` has one.
         """
 
     def is_retired(did: str) -> Deferred[bool]:
-        """Whether an account was moved away from this DID (`move`)."""
+        """Whether an account was moved away from this DID (:meth:`move_account`)."""
 
     def remember_did(short: str, long: str) -> Deferred[None]:
-        """Keep the long form of a did:peer:4, so that its short form resolves from now on."""
+        """Store the long form of a did:peer:4, so that its short form resolves from now on."""
 
     def recall_did(short: str) -> Deferred[str | None]:
-        """The long form of a did:peer:4, if it was ever seen."""
+        """The stored long form of a did:peer:4, if there is one."""

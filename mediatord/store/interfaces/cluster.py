@@ -1,4 +1,4 @@
-"""What processes that share a store know of each other: nodes, presence, turns, allowances and pickups."""
+"""State that processes share through the store: nodes, presence, leader leases, quotas and pickups."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from twisted.internet.defer import Deferred
 from zope.interface import Interface
 
-# Seconds that the clocks of processes that share a store may be apart, from each other and from that of its server.
+# Seconds by which the clocks of processes that share a store, and that of its server, may differ.
 MAX_CLOCK_SKEW = 60.0
 
 
@@ -19,9 +19,10 @@ class ClusterNode:
 
     :param name: unique among live nodes.
     :param boot: a random id of this start.
-    :param address: where other nodes reach it: a Twisted client endpoint string.
-    :param seal: made from the cluster secret, the same for all who know it, and of no use to make messages with.
-    :param identity: a digest of who the mediator is, the same for all that are the same; empty if it does not say.
+    :param address: Twisted client endpoint string by which other nodes reach it.
+    :param seal: derived from the cluster secret, so equal for all nodes that have it; it cannot be used to
+        authenticate messages.
+    :param identity: a digest of the mediator's identity, equal for all nodes of one mediator; empty if unknown.
     """
 
     name: str
@@ -36,7 +37,7 @@ class PresenceRecord:
     """
     A node that holds live sessions of a DID.
 
-    :param node: None when its lease is over: the record is stale.
+    :param node: None when its lease has expired: the record is stale.
     """
 
     did: str
@@ -45,13 +46,15 @@ class PresenceRecord:
 
 
 class ClusterJoinError(Exception):
-    """A node cannot be part of the cluster; the text is one line for the operator."""
+    """A node cannot join the cluster; the text is one line for the operator."""
 
 
 class NodeNameTaken(ClusterJoinError):
     """
-    :param holder: the live node of that name.
-    :param until: when its lease is over, by the clock that leases are compared by; another one once it is renewed.
+    Another live node has the name.
+
+    :param holder: that node.
+    :param until: end of its lease, by the clock that leases are compared by, unless it is renewed.
     """
 
     def __init__(self, holder: ClusterNode, until: float) -> None:
@@ -61,7 +64,7 @@ class NodeNameTaken(ClusterJoinError):
 
 
 class ClusterSecretMismatch(ClusterJoinError):
-    """A live node was given another cluster secret."""
+    """A live node has another cluster secret."""
 
     def __init__(self) -> None:
         super().__init__("the cluster secret differs from that of the live nodes")
@@ -76,9 +79,9 @@ class ClusterIdentityMismatch(ClusterJoinError):
 
 class ClockSkewError(ClusterJoinError):
     """
-    The clock of this process cannot be relied on, or else that of the store's server.
+    The clocks of this process and of the store's server differ too much.
 
-    :param ahead: seconds that ours is ahead; below 0 if it is behind.
+    :param ahead: seconds that this process is ahead; negative if it is behind.
     """
 
     def __init__(self, ahead: float) -> None:
@@ -88,7 +91,7 @@ class ClockSkewError(ClusterJoinError):
 
 
 def _format_duration(seconds: float) -> str:
-    """The two largest units."""
+    """The two largest units of a duration."""
     left, parts = round(seconds), []
     for unit, name in ((86_400, "days"), (3_600, "h"), (60, "min"), (1, "s")):
         number, left = divmod(left, unit)
@@ -99,81 +102,84 @@ def _format_duration(seconds: float) -> str:
 
 class IClusterStore(Interface):
     """
-    Leases of nodes and what hangs on them. Leases are compared by one clock, that of the store's server where there
-    is one; who has another time than that, by more than :data:`MAX_CLOCK_SKEW`, can do nothing that hangs on time.
-    Presence, turns, allowances and pickups need not survive a crash of the store; nodes take them up again.
+    Leases of nodes, and state that depends on them.
+
+    Leases are compared by one clock, that of the store's server where there is one; operations that depend on time
+    fail for processes whose clock differs by more than :data:`MAX_CLOCK_SKEW`. Presence, leader leases, quotas and
+    pickups need not survive a crash of the store; nodes publish them again.
     """
 
     def join(node: ClusterNode, lease: float) -> Deferred[None]:
         """
-        Become a live node for `lease` seconds. A boot that joined already is renewed, with what is given now.
+        Become a live node for `lease` seconds. The lease of a boot that has joined is renewed, with the values given
+        now.
 
-        :raise ClockDiffers: looked at first.
-        :raise ClusterSecretDiffers: another live node has another seal; looked at next.
-        :raise ClusterIdentityDiffers: another one has another identity, and both say which. Where only workers of one
-            daemon can be nodes, who have the identity that they were told, it need not be kept.
+        :raise ClockSkewError: checked first.
+        :raise ClusterSecretMismatch: another live node has another seal; checked next.
+        :raise ClusterIdentityMismatch: another live node has another identity, and both are known. A store that only
+            workers of one daemon share, which have the same identity, need not keep it.
         :raise NodeNameTaken: another boot of the same name is live.
         """
 
     def renew(boot: str, lease: float) -> Deferred[bool]:
         """
-        Live for `lease` seconds from now; False, and nothing done, when it was over or dropped: join again.
+        Extend the lease to `lease` seconds from now; fires with False, and changes nothing, when it has expired or
+        the node was dropped: then it has to join again.
 
-        :raise ClockDiffers: nothing was done.
+        :raise ClockSkewError: nothing was done.
         """
 
     def drop(boot: str, *, until: float = 0.0) -> Deferred[int]:
         """
-        End a node: its lease, its presence, its turns; what was delivered by it and not acknowledged is pending
-        again. Fires with how many messages those were. Nothing is done for one that is live, even if it joins at the
-        very same time, nor for the empty one, which is nobody.
+        Remove a node with its lease, presence and leader leases; messages that it delivered and that are not
+        acknowledged become pending. Fires with the number of those. Does nothing for a node that is live, even if it
+        joins at the same time, nor for the empty boot.
 
-        :param until: ends also a live one whose lease is over then, or before; `inf` for whichever.
+        :param until: also remove a live node whose lease ends by then; `inf` for any.
         """
 
     def list_nodes() -> Deferred[list[ClusterNode]]:
-        """The live ones, by name."""
+        """Live nodes, by name."""
 
     def list_lapsed_nodes() -> Deferred[list[str]]:
         """
-        Boots whose lease is over and that were not dropped yet, and those that are no nodes but left presence or
-        delivered messages behind: all that :meth:`drop` has something to do for.
+        Boots for which :meth:`drop` has something to do: those whose lease has expired, and those that are no nodes
+        but left presence or delivered messages behind.
         """
 
     def add_presence(boot: str, dids: Sequence[str]) -> Deferred[None]:
         """
-        A node holds live sessions of these DIDs, from now on if it did not before. Fires once every later
-        :meth:`whereabouts` knows.
+        Record that a node holds live sessions of these DIDs. Fires once every later :meth:`find_presence` sees it.
         """
 
     def remove_presence(boot: str, dids: Sequence[str]) -> Deferred[None]:
-        """It holds none of these any more."""
+        """Record that a node holds no live sessions of these DIDs."""
 
     def find_presence(dids: Sequence[str]) -> Deferred[list[PresenceRecord]]:
-        """All nodes that hold sessions of these DIDs, stale records included, in any order."""
+        """Nodes that hold live sessions of these DIDs, stale records included, in any order."""
 
     def acquire_lease(lease_name: str, boot: str, lease: float) -> Deferred[bool]:
         """
-        Whether it is this node's turn: then nobody else holds it, and it is held for `lease` seconds from now, or
-        until the node is dropped. It is nobody's whose clock differs.
+        Acquire or renew a leader lease for `lease` seconds from now, or until the node is dropped; fires with False
+        if another node holds it, or the clock of this node differs.
         """
 
     def take_quota(key: bytes, amount: int, *, limit: int, period: float) -> Deferred[float]:
         """
-        Take from an allowance of `limit` in any `period` seconds, atomically.
+        Take from a quota of `limit` in any `period` seconds, atomically.
 
-        Fires with 0.0 when it was taken; else with the seconds after which so much may be had (`period` when
-        `amount` is over `limit`), and nothing was taken. What is taken may count for a hundredth of the period more.
+        Fires with 0.0 when it was taken; else with the seconds after which this amount is available (`period` when
+        `amount` is over `limit`), and nothing was taken. An amount may count for a hundredth of the period longer.
         """
 
     def return_quota(key: bytes, amount: int) -> Deferred[None]:
-        """Undo the latest takings of this key, as far as there are any."""
+        """Undo the latest uses of this quota, as far as there are any."""
 
     def record_pickups(ids: Sequence[str], period: float) -> Deferred[None]:
         """
-        The recipients of these messages or events have asked for them and got them. That counts for `period` seconds
-        from now, whatever was recorded before; whether there are such messages is not looked at.
+        Record that messages or events were handed out to their recipients, for `period` seconds from now, whether or
+        not they exist.
         """
 
     def find_picked_up(ids: Sequence[str]) -> Deferred[frozenset[str]]:
-        """Those of these ids whose recorded pickup still counts."""
+        """Those of these ids whose recorded pickup has not expired."""

@@ -19,22 +19,22 @@ from mediatord.store.interfaces.messages import ArrivalWindow, MessageArrival, R
 Item = TypeVar("Item")
 
 
-# Bytes of payload that one slice may have: it is in memory at once, and so is the answer made of it.
+# Bytes of payload of one page at most: it is in memory at once, and so is the response made of it.
 MAX_PAGE_BYTES = 16_777_216
 
 
 @dataclass(frozen=True, slots=True)
 class CommandGuard:
     """
-    What has to hold before a command is carried out, looked at in this order (reference 6.1 to 6.3).
+    Conditions of a command, checked in this order (reference 6.1 to 6.3).
 
-    The nonce stays claimed whatever comes after it, a refusal included; only when the store fails is nothing kept.
+    The nonce stays claimed also if the command is refused; only when the store fails nothing is kept.
 
-    :param nonce: what stands for the pair of nonce and sender DID.
-    :param until: when it may be forgotten.
+    :param nonce: digest of nonce and sender DID.
+    :param until: when the nonce may be forgotten.
     :param sender: DID that has to be registered; None when anybody may send this.
-    :param recipient: DID that has to be registered as well.
-    :param share: as :meth:`~mediatord.store.interfaces.store.INonceCache.claim_nonce` has it.
+    :param recipient: another DID that has to be registered.
+    :param share: as for :meth:`~mediatord.store.interfaces.store.INonceCache.claim_nonce`.
     """
 
     nonce: bytes
@@ -46,7 +46,7 @@ class CommandGuard:
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """Which of the matching items: at most `limit` after the first `offset`; either may be beyond all there is."""
+    """Slice of the matching items: at most `limit` after the first `offset`; both may exceed the number of items."""
 
     offset: int = 0
     limit: int = 10
@@ -54,7 +54,11 @@ class PageRequest:
 
 @dataclass(frozen=True, slots=True)
 class ResultPage(Generic[Item]):
-    """:param total: how many match in all, of which `items` are a slice."""
+    """
+    A slice of matching items.
+
+    :param total: number of all that match.
+    """
 
     items: tuple[Item, ...]
     total: int
@@ -63,17 +67,16 @@ class ResultPage(Generic[Item]):
 @dataclass(frozen=True, slots=True)
 class DecentrlQuotas:
     """
-    How much is kept for whom; what is over is refused with :class:`~mediatord.errors.QuotaExceeded`, and nothing that
-    still counts is evicted. Bytes are those of UTF-8: of payload and tags of stored events, of event and
-    tags of public ones.
+    Limits per DID. What exceeds them is refused with :class:`~mediatord.errors.QuotaExceeded`; nothing is evicted.
+    Bytes are those of UTF-8: of payload and tags of stored events, of event and tags of public ones.
 
-    :param requests: contract requests that may wait for one DID; of one sender to one DID at most `requests_of_one`.
-    :param contracts: contracts that one DID may own; with one and the same peer at most `contracts_with_one`. Expired
-        ones make room. Of registrations, which the mediator owns, only the second counts, and there the one that
-        expires first makes room.
-    :param pending: events that may wait for one DID, and their bytes: no more than a slice may have, since a wallet
-        that always asks for the same number of events could not get past those that are too long together.
-    :param stored: stored and public events that one DID may keep, and their bytes.
+    :param requests: queued contract requests to one DID; of one sender to one DID at most `requests_of_one`.
+    :param contracts: contracts that one DID owns; with one peer at most `contracts_with_one`. Expired ones make room.
+        For registrations, which the mediator owns, only the second limit counts, and the one that expires first makes
+        room.
+    :param pending: queued events for one DID, and their bytes: no more than a page may have, since a wallet that
+        always asks for the same number of events could not get past those that are too large together.
+    :param stored: stored and public events of one DID, and their bytes.
     """
 
     requests: int = 1000
@@ -88,7 +91,7 @@ class DecentrlQuotas:
 
 @dataclass(frozen=True, slots=True)
 class ContractRequest:
-    """A request for a contract, encrypted for its recipient, until acknowledged."""
+    """A request for a contract, encrypted for its recipient, queued until it is acknowledged."""
 
     id: str
     sender_did: str
@@ -100,13 +103,13 @@ class ContractRequest:
 @dataclass(frozen=True, slots=True)
 class Contract:
     """
-    A signed communication contract, seen from its owner.
+    A signed communication contract, as seen from its owner.
 
     :param owner_did: None for a registration, which the mediator owns.
-    :param peer_did: the other participant; of a registration the one who is registered.
-    :param expires_at: until when it authorises anything, exclusively.
-    :param digest: the same for the same signed contract, however it is spelled.
-    :param text: all of it as JSON, as it came.
+    :param peer_did: the other participant; of a registration the registered DID.
+    :param expires_at: end of its validity, exclusive.
+    :param digest: equal for the same signed contract, however it is serialised.
+    :param text: the complete contract as JSON, as received.
     """
 
     id: str
@@ -119,7 +122,12 @@ class Contract:
 
 @dataclass(frozen=True, slots=True)
 class ContractFilter:
-    """:param did: either participant; bounds are inclusive, in seconds."""
+    """
+    Conditions that a contract has to meet.
+
+    :param did: either participant.
+    :param expires_before: inclusive, in seconds, like `expires_after`.
+    """
 
     did: str | None = None
     expires_before: float | None = None
@@ -128,7 +136,7 @@ class ContractFilter:
 
 @dataclass(frozen=True, slots=True)
 class PendingEvent:
-    """An event on its way to `recipient_did`, until acknowledged."""
+    """An event for `recipient_did`, queued until it is acknowledged."""
 
     id: str
     recipient_did: str
@@ -138,15 +146,15 @@ class PendingEvent:
 
     @property
     def expires_at(self) -> None:
-        """Never: it waits until it is acknowledged."""
+        """None: it is queued until it is acknowledged."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
     """
-    An event that its owner keeps here, encrypted for itself.
+    An event that its owner stores, encrypted for itself.
 
-    :param timestamp: as the owner gave it: seconds, or whatever it chose to call so.
+    :param timestamp: as given by the owner: seconds, or another unit of its choice.
     """
 
     id: str
@@ -161,9 +169,9 @@ class StoredEvent:
 @dataclass(frozen=True, slots=True)
 class EventFilter:
     """
-    All of it has to match.
+    Conditions that an event has to meet.
 
-    :param tags: at least one of them; none is no filter.
+    :param tags: at least one of them; empty for no condition.
     :param participant: sender or recipient.
     :param after: inclusive, like `before`.
     """
@@ -177,7 +185,7 @@ class EventFilter:
 
 @dataclass(frozen=True, slots=True)
 class PublicEvent:
-    """An event of a public channel, in the clear (DCTRL-0007)."""
+    """An event of a public channel, not encrypted (DCTRL-0007)."""
 
     id: str
     event: str = field(repr=False)
@@ -189,7 +197,7 @@ class PublicEvent:
 
 @dataclass(frozen=True, slots=True)
 class PublicEventFilter:
-    """As :class:`EventFilter`."""
+    """Conditions that a public event has to meet, as in :class:`EventFilter`."""
 
     tags: tuple[str, ...] = ()
     after: float | None = None
@@ -199,61 +207,65 @@ class PublicEventFilter:
 
 class IDecentrlStore(Interface):
     """
-    All that DCTRL-0004 asks a mediator to keep.
+    Everything that DCTRL-0004 requires a mediator to store.
 
-    A DID is registered while a registration of it is kept that has not expired; that is looked up every time. Every
-    write takes the guard of its command and is one transaction with it, durable when its Deferred fires, which may
-    fail with the errors of :meth:`admit`. Orders are total and stable. A slice of events whose payloads are more than
-    :data:`MAX_PAGE_BYTES` together fails with :class:`~mediatord.errors.PayloadTooLarge`: a smaller one can be asked for.
-    An id that its kind has already fails with StoreUnavailable.
+    A DID is registered while it has a registration that has not expired, which is checked every time. Every write
+    takes the guard of its command and is one transaction with it, durable when its Deferred fires; it may fail with
+    the errors of :meth:`check_guard`. Orders are total and stable. A page of events whose payloads have more than
+    :data:`MAX_PAGE_BYTES` fails with :class:`~mediatord.errors.PayloadTooLarge`: a smaller one can be requested. An
+    id that exists already fails with StoreUnavailable.
     """
 
     def check_guard(guard: CommandGuard) -> Deferred[None]:
         """
-        Only what the guard says, for a command that goes on to read or is to be refused.
+        Check the guard alone, for a command that reads, or is refused.
 
-        :raise DuplicateNonce: it was claimed before.
+        :raise DuplicateNonce: the nonce was claimed before.
         :raise UnauthorizedCommand: the sender is not registered.
-        :raise RecipientNotRegistered: the recipient is not.
+        :raise RecipientNotRegistered: the recipient is not registered.
         """
 
     def registered_until(did: str) -> Deferred[float | None]:
-        """When the last of its registrations expires; None when it is not registered now."""
+        """When the last registration of a DID expires; None when it is not registered now."""
 
     def save_contract(guard: CommandGuard, contract: Contract) -> Deferred[None]:
         """
-        Keep a contract or registration; of those with the same owner and digest the first is kept.
+        Store a contract or registration; of those with the same owner and digest the first is kept.
 
-        :raise QuotaExceeded: it would be one too many, and no other has expired.
+        :raise QuotaExceeded: there are too many, and none has expired.
         """
 
     def contracts(owner: str, wanted: ContractFilter, part: PageRequest) -> Deferred[ResultPage[Contract]]:
-        """Contracts of one owner, expired ones too, oldest first."""
+        """Contracts of one owner, including expired ones, oldest first."""
 
     def request_contract(guard: CommandGuard, request: ContractRequest) -> Deferred[None]:
-        """:raise QuotaExceeded: too many wait already."""
+        """
+        Queue a contract request.
+
+        :raise QuotaExceeded: too many are queued.
+        """
 
     def contract_requests(recipient: str, part: PageRequest) -> Deferred[ResultPage[ContractRequest]]:
-        """What waits for a DID, oldest first."""
+        """Contract requests that are queued for a DID, oldest first."""
 
     def acknowledge_requests(guard: CommandGuard, recipient: str, ids: Sequence[str]) -> Deferred[None]:
         """Remove requests to `recipient`; ids that are unknown or of others are ignored."""
 
     def enqueue_event(guard: CommandGuard, event: PendingEvent) -> Deferred[None]:
         """
-        Keep an event for its recipient (reference 6.3); `event.received_at` is kept as it is.
+        Queue an event for its recipient (reference 6.3), with the given `event.received_at`.
 
         :raise ContractNotFound: the recipient owns no contract with the sender that has not expired, by the store's
             clock.
-        :raise QuotaExceeded: too much waits already.
+        :raise QuotaExceeded: too much is queued.
         """
 
     def pending_events(recipient: str, sender: str | None, part: PageRequest) -> Deferred[ResultPage[PendingEvent]]:
-        """What waits for a DID, of one sender or of all, in order of arrival."""
+        """Events that are queued for a DID, of one sender or of all, in order of arrival."""
 
     def find_pending(ids: Sequence[str]) -> Deferred[list[PendingEvent]]:
         """
-        The events with these ids that still wait, whoever for, in order of arrival, but no more than the first whose
+        Queued events with these ids, for any recipient, in order of arrival, but no more than the first whose
         payloads fit in :data:`MAX_PAGE_BYTES`, and at least one if there is one.
         """
 
@@ -261,21 +273,21 @@ class IDecentrlStore(Interface):
         recipients: Sequence[str], window: ArrivalWindow, *, limit: int
     ) -> Deferred[list[MessageArrival]]:
         """
-        What came for these DIDs in a time, by `received_at`, and still waits: the first `limit` of it, or less if
-        there is no more.
+        Queued events for these DIDs that arrived in a window, by `received_at`; fewer than `limit` only if there are
+        no more.
         """
 
     def acknowledge_events(guard: CommandGuard, recipient: str, ids: Sequence[str]) -> Deferred[list[RemovedMessage]]:
         """
-        Remove events that wait for `recipient`; ids that are unknown or of others are ignored. Fires with those that
-        were there in order of arrival, `account` being the recipient and `pushes` 0.
+        Remove events that are queued for `recipient`; ids that are unknown or of others are ignored. Fires with the
+        removed ones in order of arrival; their `account` is the recipient, and `pushes` 0.
         """
 
     def save_events(guard: CommandGuard, owner: str, events: Sequence[StoredEvent]) -> Deferred[None]:
         """
-        Keep all of them or none; processed are those whose sender is the owner.
+        Store all events or none; those whose sender is the owner are processed.
 
-        :raise QuotaExceeded: they would be too much.
+        :raise QuotaExceeded: they would exceed the quota.
         """
 
     def events(owner: str, wanted: EventFilter, part: PageRequest) -> Deferred[ResultPage[StoredEvent]]:
@@ -283,19 +295,27 @@ class IDecentrlStore(Interface):
 
     def update_tags(guard: CommandGuard, owner: str, tags: Sequence[tuple[str, tuple[str, ...]]]) -> Deferred[None]:
         """
-        Replace the tags of events and mark them processed, given as pairs of id and tags; ids that are unknown or of
-        others are ignored, of an id that is there twice the last counts.
+        Replace the tags of events, given as pairs of id and tags, and mark them processed. Ids that are unknown or of
+        others are ignored; of a repeated id the last pair counts.
 
-        :raise QuotaExceeded: they would be too much.
+        :raise QuotaExceeded: they would exceed the quota.
         """
 
     def publish(guard: CommandGuard, publisher: str, event: PublicEvent) -> Deferred[None]:
-        """:raise QuotaExceeded: it would be one too many."""
+        """
+        Store a public event.
+
+        :raise QuotaExceeded: it would exceed the quota.
+        """
 
     def unpublish(guard: CommandGuard, publisher: str, event_id: str) -> Deferred[None]:
-        """:raise PublicEventNotFound: the publisher has none with this id."""
+        """
+        Remove a public event.
+
+        :raise PublicEventNotFound: the publisher has none with this id.
+        """
 
     def public_events(
         publisher: str, wanted: PublicEventFilter, part: PageRequest
     ) -> Deferred[ResultPage[PublicEvent]]:
-        """By timestamp, newest first, then the one that was published last."""
+        """Public events of a publisher by timestamp, newest first, then the last published one first."""

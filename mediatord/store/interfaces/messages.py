@@ -1,8 +1,4 @@
-"""
-Ids that mediatord gives out.
-
-Opaque messages waiting for their recipients (UC-021 "Message model").
-"""
+"""Queued DIDComm messages (UC-021 "Message model"), their ids, and the ledger of what became of them."""
 
 from __future__ import annotations
 
@@ -31,8 +27,8 @@ def new_stored_message_id(now: float) -> str:
 
 class _RandomBytePool:
     """
-    Random bytes of the kernel, fetched many at a time: each time it is asked, the interpreter's lock is let go. None
-    is given out twice, nor to two processes.
+    Random bytes of the kernel, read in blocks, since each read releases the interpreter's lock. No byte is returned
+    twice, nor by two processes.
     """
 
     def __init__(self) -> None:
@@ -41,7 +37,7 @@ class _RandomBytePool:
         os.register_at_fork(after_in_child=self._forget)
 
     def __call__(self, number: int) -> bytes:
-        """So many bytes."""
+        """Random bytes."""
         start, end = self._used, self._used + number
         if end > len(self._bytes):
             self._bytes, start, end = os.urandom(_RANDOM_BLOCK_BYTES), 0, number
@@ -56,7 +52,7 @@ _random_bytes = _RandomBytePool()
 
 
 def new_didcomm_message_id() -> str:
-    """Id of a DIDComm message that we write."""
+    """Id of a DIDComm message that mediatord writes."""
     return str(uuid.uuid4())
 
 
@@ -71,7 +67,7 @@ class Payload:
     """
     One opaque message to be queued.
 
-    :param form: how the sender attached it, so that it can be handed over the same way (D10).
+    :param form: how the sender attached it, so that it can be delivered in the same form (D10).
     """
 
     id: str
@@ -93,12 +89,12 @@ class EnqueueRequest:
 @dataclass(slots=True)
 class StoredMessage:
     """
-    A message waiting for its recipient (UC-021 "Message model"). The sender is never kept.
+    A queued message (UC-021 "Message model"). The sender is never stored.
 
-    :param recipient_did: as it was registered.
-    :param account: DID of the account that the recipient DID was registered by on arrival.
+    :param recipient_did: canonical form of the recipient DID.
+    :param account: DID of the account that had registered the recipient DID on arrival.
     :param status: `delivered` means pushed, not yet acknowledged.
-    :param due_at: before this time nobody sees it (`delay_milli`); None when not delayed.
+    :param due_at: the message is invisible before this time (`delay_milli`); None when not delayed.
     """
 
     id: str
@@ -115,10 +111,11 @@ class StoredMessage:
 @dataclass(slots=True)
 class RemovedMessage:
     """
-    A message that left the queue, without its payload.
+    A message that was removed from its queue, without its payload.
 
     :param size: bytes of its payload.
     :param pushes: how often it was marked delivered.
+    :param reason: None for an acknowledgement or removal by id.
     """
 
     id: str
@@ -133,10 +130,10 @@ class RemovedMessage:
 @dataclass(frozen=True, slots=True)
 class MessageArrival:
     """
-    That something came and can be pushed.
+    A message or event that arrived and can be pushed.
 
-    :param did: whom it is for.
-    :param at: when; of a message that was delayed, when :meth:`IMessageStore.take_due_messages` handed it out.
+    :param did: its account or recipient.
+    :param at: when it arrived; for a delayed message, when :meth:`IMessageStore.take_due_messages` returned it.
     """
 
     id: str
@@ -147,10 +144,10 @@ class MessageArrival:
 @dataclass(frozen=True, slots=True)
 class ArrivalWindow:
     """
-    The time of some arrivals, which come in order of time, and those of the same time in order of their ids.
+    A range of arrivals, which are ordered by time and then by id.
 
     :param until: exclusive.
-    :param after: of what came at `since` exactly, only what has a greater id.
+    :param after: of arrivals at `since` exactly, only those with a greater id.
     """
 
     since: float
@@ -158,32 +155,32 @@ class ArrivalWindow:
     after: str = ""
 
     def has(self, at: float, id_: str) -> bool:
-        """Whether it is one of them."""
+        """Whether an arrival is in the window."""
         return self.since <= at < self.until and (at > self.since or id_ > self.after)
 
     def behind(self, last: MessageArrival) -> ArrivalWindow:
-        """What is left of it behind an arrival."""
+        """The rest of the window, behind an arrival."""
         return ArrivalWindow(last.at, self.until, last.id)
 
 
 @dataclass(slots=True)
 class EnqueueResult:
-    """What :meth:`IMessageStore.enqueue` did: the stored messages in order, and what had to make room."""
+    """Result of :meth:`IMessageStore.enqueue`: the stored messages in order, and those that were evicted."""
 
     messages: tuple[StoredMessage, ...]
     evicted: tuple[RemovedMessage, ...]
 
 
-# Takes the places of several deposits and what each of them came to.
+# Takes pairs of the index of an enqueue and its result.
 EarlyResultCallback = Callable[[Sequence[tuple[int, EnqueueResult | MediatorError]]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
     """
-    What waits (reference section 6): expired and not yet due messages are left out, pushed ones are in.
+    Messages of a queue (reference section 6), without expired and delayed ones, with delivered ones.
 
-    :param oldest_received_time: None, like the newest, when nothing waits.
+    :param oldest_received_time: None, like the newest, when there are none.
     """
 
     message_count: int
@@ -208,28 +205,28 @@ class AcknowledgementResult:
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
     """
-    Per recipient DID: at most `max_messages` and `max_bytes` (UC-021 AF-4).
+    Limits of the queue of one recipient DID (UC-021 AF-4), and the policy when it is full.
 
-    A deposit has an *origin*: 63 bits, of which the upper 31 stand for the network that it came from and the lower 32
-    for its sender, 0 in either half where that is not known (:func:`mediatord.ratelimit.sender_fingerprint`). Either half is one
-    *party* with all that waits in this queue and has the same half.
+    The *origin* of an enqueue is a number of 63 bits, of which the upper 31 stand for its network and the lower 32
+    for its sender, 0 in either half where that is unknown (:mod:`mediatord.ratelimit.sender_fingerprint`). Each half
+    is a *party*, which has all messages of the queue with the same half.
 
-    Senders have a *rank* by what is scarce: the lowest are those of whom nothing but a network is proven, then those
-    who have proven a DID, which anybody can make, and the highest those whom the recipient has acknowledged before
-    (:class:`~mediatord.store.fair_share.KnownSenders`): a proven DID, or the network of an anonymous one.
+    Senders have a *rank*: the lowest are anonymous, with nothing proven but a network; then those that have proven a
+    DID, which anybody can create; the highest those that the recipient has acknowledged before
+    (:class:`~mediatord.store.fair_share.KnownSenders`): a proven DID, or the network of an anonymous sender.
 
-    * `oldest`: while a deposit makes a queue exceed a limit, one message that was there before makes room: the oldest
-      of its sender, if that party, with what comes now, has more than `share` of `max_messages` or of `max_bytes`;
-      else the oldest of its rank and network, if that has; else one of the lowest rank that has more than `reserved`,
-      or of the lowest that has anything if none has: the oldest of the network that has most of it, and of networks
-      that have the same the oldest of the rank. So nobody can push the mail of others out of a queue by filling it,
-      and one sender alone has a FIFO.
-    * `refuse`: a deposit that would exceed a limit is refused as a whole, and so is one after which a party that is
-      known would have more than `share` of one of them, or all below the highest rank more than all but `reserved`,
-      if there is anybody whom the recipient knows.
+    * `oldest`: while an enqueue makes a queue exceed a limit, one earlier message is evicted: the oldest of its
+      sender, if that party, with the new messages, has more than `share` of `max_messages` or of `max_bytes`; else
+      the oldest of its rank and network, if that has; else one of the lowest rank that has more than `reserved`, or
+      of the lowest that has any if none has: the oldest of the network that has most of it, and of networks that have
+      the same the oldest of the rank. So nobody can displace the messages of others by filling a queue, and a single
+      sender has a FIFO.
+    * `refuse`: an enqueue that would exceed a limit is refused as a whole, and so is one after which a party would
+      have more than `share` of one of them, or all ranks below the highest more than all but `reserved`, if the
+      recipient has known senders.
 
-    :param share: of a queue, for one party; 1 for no such rule.
-    :param reserved: of a queue, for each rank at least; 0 for no ranks, so that all are of one and the oldest goes.
+    :param share: of a queue, for one party; 1 for no limit.
+    :param reserved: of a queue, for each rank at least; 0 for no ranks, so that the oldest message is evicted.
     """
 
     max_messages: int = 1000
@@ -242,16 +239,16 @@ class QueueLimits:
 @dataclass(frozen=True, slots=True)
 class MessageLedger:
     """
-    What became of all messages that a store has ever accepted, of one half. Kept by the very transactions that accept
-    and remove messages, so no crash makes it wrong.
+    What became of all messages that a store has ever accepted, of one half. Written by the transactions that accept
+    and remove messages, so that no crash makes it wrong.
 
-    :param accepted: stored for a recipient, those that were evicted by their own deposit among them.
-    :param acknowledged: by the recipient, or taken by an endpoint.
-    :param expired: at the end of their time.
+    :param accepted: stored for a recipient, including those evicted by their own enqueue.
+    :param acknowledged: by the recipient, or accepted by an endpoint.
+    :param expired: at the end of their lifetime.
     :param evicted: to make room.
     :param removed: by the operator (`queue purge`).
-    :param withdrawn: accepted by a commit whose answer was lost, so that the sender was refused, and taken out again.
-    :param waiting: rows that are there, counted one by one and not by these numbers; None where there are too many.
+    :param withdrawn: accepted by a commit whose result was lost, so that the sender was refused, and removed again.
+    :param waiting: rows in the queues, counted independently of these numbers; None where there are too many.
     """
 
     accepted: int = 0
@@ -264,7 +261,9 @@ class MessageLedger:
 
     @property
     def difference(self) -> int | None:
-        """What is accounted for nowhere, or twice; 0 if all is well, None where it is not known what waits."""
+        """
+        Messages that are accounted for nowhere, or twice; 0 if the ledger balances, None where `waiting` is unknown.
+        """
         if self.waiting is None:
             return None
         gone = self.acknowledged + self.expired + self.evicted + self.removed + self.withdrawn
@@ -273,7 +272,7 @@ class MessageLedger:
 
 @dataclass(frozen=True, slots=True)
 class StoreLedger:
-    """The ledgers of both halves, as of one moment. Of Decentrl it is pending events that count as messages."""
+    """The ledgers of both halves, as of one moment. In the Decentrl half pending events count as messages."""
 
     didcomm: MessageLedger = MessageLedger()
     decentrl: MessageLedger = MessageLedger()
@@ -282,12 +281,12 @@ class StoreLedger:
 @dataclass(frozen=True, slots=True)
 class QueueTotals:
     """
-    All that waits, messages and pending events, whether visible or not.
+    All queued messages and pending events, whether visible or not.
 
-    :param messages: of very many, what the store's server says, which may be a little wrong.
-    :param bytes: of their payloads; None, like `recipients`, where finding out would be too much work.
-    :param recipients: queues that are not empty; who has one in each half counts twice.
-    :param oldest_received_at: of what arrived first; None when nothing waits.
+    :param messages: if there are very many, an estimate by the store's server.
+    :param bytes: of their payloads; None, like `recipients`, where counting would be too expensive.
+    :param recipients: queues that are not empty; a DID with a queue in each half counts twice.
+    :param oldest_received_at: time of the first arrival; None when nothing is queued.
     """
 
     messages: int
@@ -299,11 +298,10 @@ class QueueTotals:
 @dataclass(frozen=True, slots=True)
 class AgeBucket:
     """
-    What waits and came in one span of time.
+    Queued messages and pending events that arrived in one range of time.
 
-    :param messages: messages and pending events; at least so many if that is not all.
-    :param bytes: of their payloads; None where finding out would be too much work.
-    :param exact: whether it is all.
+    :param messages: their number; a lower bound if `exact` is False.
+    :param bytes: of their payloads; None where counting would be too expensive.
     """
 
     messages: int
@@ -314,9 +312,9 @@ class AgeBucket:
 @dataclass(frozen=True, slots=True)
 class LargeQueue:
     """
-    All that waits for a DID, in both halves.
+    Everything that is queued for a DID, in both halves.
 
-    :param oldest_received_at: of what arrived first; None when it is gone by now.
+    :param oldest_received_at: time of the first arrival; None when it has been removed meanwhile.
     """
 
     recipient_did: str
@@ -328,12 +326,12 @@ class LargeQueue:
 @dataclass(frozen=True, slots=True)
 class QueueBacklog:
     """
-    What waits, by age and by queue, whether visible or not.
+    Queued messages by age and by queue, whether visible or not.
 
-    :param messages: all messages and pending events, those that wait by the ledger; of very many, as in
-        :class:`Waiting`.
-    :param bytes: of their payloads; None where finding out would be too much work.
-    :param cohorts: the youngest first, one for each bound and one for what is older than the last.
+    :param messages: all messages and pending events, as counted by the ledger; if there are very many, as in
+        :class:`QueueTotals`.
+    :param bytes: of their payloads; None where counting would be too expensive.
+    :param cohorts: youngest first, one for each bound and one for everything older than the last.
     :param largest: the largest queues, largest first.
     :param books: the ledger, as of the same moment.
     """
@@ -348,7 +346,7 @@ class QueueBacklog:
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
     """
-    What a scrape shows of the store, as of one moment.
+    Queue sizes and ledger for the metrics, as of one moment.
 
     :param largest: the largest queues as (recipient DID, messages), largest first.
     :param other: messages in all other queues.
@@ -360,7 +358,7 @@ class StoreStatistics:
 
 
 class IMessageStore(Interface):
-    """Opaque messages waiting for their recipients, in order of arrival."""
+    """Queues of opaque messages, in order of arrival."""
 
     def enqueue(
         recipient_did: str,
@@ -371,14 +369,14 @@ class IMessageStore(Interface):
         origin: int = 0,
     ) -> Deferred[EnqueueResult]:
         """
-        Append all payloads in order or none, evicting messages of the recipient in the same transaction while it is
-        over its :class:`QueueLimits`. Delayed messages count against them too. A newly deposited message is never
-        evicted by its own deposit unless it alone is over `max_bytes`, or the deposit is more than a queue may have.
+        Append all payloads in order or none, evicting messages of the recipient in the same transaction while its
+        queue exceeds :class:`QueueLimits`. Delayed messages count too. A new message is never evicted by its own
+        enqueue unless it alone exceeds `max_bytes`, or the enqueue is more than a queue may have.
 
         Fires once everything is durable. `received_at` is the store's clock.
 
-        :param origin: as :class:`QueueLimits` has it.
-        :raise UnknownRecipient: nobody has registered `recipient_did` (an exact match); nothing was stored.
+        :param origin: as for :class:`QueueLimits`.
+        :raise UnknownRecipient: `recipient_did` is not registered; nothing was stored.
         :raise QueueFull: by `when_full` refuse; nothing was stored.
         """
 
@@ -386,17 +384,16 @@ class IMessageStore(Interface):
         deposits: Sequence[EnqueueRequest], early: EarlyResultCallback | None = None
     ) -> Deferred[list[EnqueueResult | MediatorError]]:
         """
-        Several deposits that have nothing to do with each other, as :meth:`enqueue` each; fires when all are done,
-        with what each of them would fire with, in order: an error in place of what could not be done.
+        Several independent enqueues, as :meth:`enqueue` each; fires when all are done, with their results in order:
+        an error for each that failed.
 
-        :param early: called with those that are done, or could not be done, while others are still waiting; each is
-            told of once at most.
+        :param early: called with results while others are missing; each is passed once at most.
         :raise StoreUnavailable: nothing was stored.
         """
 
     def enqueue_all(deposits: Sequence[EnqueueRequest]) -> Deferred[list[EnqueueResult]]:
         """
-        Several deposits in order, all or none of them, as :meth:`enqueue`.
+        Several enqueues in order, all or none of them, as :meth:`enqueue`.
 
         :raise UnknownRecipient: one of the DIDs is not registered; nothing was stored.
         """
@@ -405,88 +402,89 @@ class IMessageStore(Interface):
         account: str, recipient_did: str | None, *, limit: int, max_bytes: int
     ) -> Deferred[list[StoredMessage]]:
         """
-        The oldest visible messages of an account, of one of its recipient DIDs or of all (None), at most `limit`,
-        and no more than fit in `max_bytes` of payload, but at least one if there is one. Changes nothing.
+        The oldest visible messages of an account, of one of its recipient DIDs or of all (None), at most `limit`, and
+        no more than fit in `max_bytes` of payload, but at least one if there is one. Changes nothing.
         """
 
     def get_queue_status(account: str, recipient_did: str | None) -> Deferred[QueueStatus]:
-        """What waits for an account, or for one of its recipient DIDs."""
+        """Status of the queues of an account, or of one of its recipient DIDs."""
 
     def find_messages(ids: Sequence[str]) -> Deferred[list[StoredMessage]]:
         """
-        The visible messages with these ids in order of arrival, but no more than the first that fit in
-        :data:`~mediatord.store.interfaces.decentrl.MAX_PAGE_BYTES` bytes of payload, and at least one if there is one.
+        Visible messages with these ids in order of arrival, but no more than the first that fit in
+        :data:`~mediatord.store.interfaces.decentrl.MAX_PAGE_BYTES` bytes of payload, and at least one if there is
+        one.
         """
 
     def find_arrivals(
         accounts: Sequence[str], window: ArrivalWindow, *, limit: int
     ) -> Deferred[list[MessageArrival]]:
         """
-        What came for these accounts in a time and still waits: the first `limit` of it, or less if there is no more.
-        Whether it was pushed, or has expired meanwhile, does not count; what is delayed has not come before
-        :meth:`take_due_messages` has handed it out.
+        Queued messages of these accounts that arrived in a window; fewer than `limit` only if there are no more.
+        Delivered and expired ones are included; delayed ones have not arrived before :meth:`take_due_messages` has
+        returned them.
         """
 
     def mark_delivered(ids: Sequence[str], *, node: str = "") -> Deferred[None]:
         """
-        Messages that were pushed and not yet acknowledged become `delivered`; unknown ids are ignored.
+        Record that messages were pushed and not yet acknowledged; unknown ids are ignored.
 
-        :param node: boot of the node that pushed them (:class:`~mediatord.store.interfaces.cluster.ClusterNode`); the last one
-            counts.
+        :param node: boot of the node that pushed them (:class:`~mediatord.store.interfaces.cluster.ClusterNode`); the
+            last one counts.
         """
 
     def mark_pending(ids: Sequence[str]) -> Deferred[list[str]]:
-        """Delivered messages become `pending` again (UC-021 AF-6); fires with the ids that were delivered."""
+        """Make delivered messages `pending` again (UC-021 AF-6); fires with the ids that were delivered."""
 
     def remove_messages(ids: Sequence[str]) -> Deferred[list[RemovedMessage]]:
-        """Remove the messages with these ids, whoever they belong to by now; unknown ids are ignored."""
+        """Remove the messages with these ids, of any account; unknown ids are ignored."""
 
     def acknowledge(account: str, ids: Sequence[str]) -> Deferred[list[RemovedMessage]]:
         """
         Remove the messages of this account with these ids, or whose payload has this lower-case hexadecimal SHA-256
-        (reference 6.1). Unknown and foreign ids are ignored. Fires once that is durable.
+        (reference 6.1). Ids that are unknown or of others are ignored. Fires once that is durable.
         """
 
     def expire_messages(limit: int) -> Deferred[list[RemovedMessage]]:
-        """Remove at most `limit` messages whose `expires_at` has come (UC-021 AF-5)."""
+        """Remove at most `limit` messages whose `expires_at` has passed (UC-021 AF-5)."""
 
     def find_next_due() -> Deferred[float | None]:
         """When the earliest delayed message becomes visible."""
 
     def take_due_messages(limit: int) -> Deferred[list[StoredMessage]]:
         """
-        Delayed messages, oldest due first, that have become visible since they were last asked for. From then on
-        :meth:`find_arrivals` has them, so that they are not lost if whoever asked is.
+        Delayed messages, oldest due first, that have become visible since the last call. From then on
+        :meth:`find_arrivals` returns them, so that they are not lost if the caller is.
         """
 
     def queue_sizes(top: int) -> Deferred[tuple[list[tuple[str, int]], int]]:
-        """The `top` largest queues as (recipient DID, messages), largest first, and the sum of all others."""
+        """The `top` largest queues as (recipient DID, messages), largest first, and the messages in all others."""
 
     def read_statistics(top: int) -> Deferred[StoreStatistics]:
         """
-        As :meth:`queue_sizes` and :meth:`read_ledger`, of one moment, so that the queues add up to what waits by the
-        ledger; where that is not counted, they add up to what the store's server says.
+        Results of :meth:`queue_sizes` and :meth:`read_ledger` of one moment, so that the queues add up to what the
+        ledger has as waiting; where that is not counted, to the estimate of the store's server.
         """
 
     def read_ledger() -> Deferred[StoreLedger]:
         """
-        What became of all that was ever accepted. Asked every minute by each process: what waits is counted where no
-        commit waits for that, and of more messages than can be counted in a second or so it is None.
+        The ledger. Called every minute by each process: rows are counted where no commit waits for it; if there are
+        more than can be counted in about a second, their number is None.
         """
 
     def get_queue_totals() -> Deferred[QueueTotals]:
         """
-        All that waits for anybody. Asked every minute: what it costs depends on the number of recipients, and of
-        those only up to some, never on that of messages.
+        Totals of all queues. Called every minute: the cost depends on the number of recipients, up to a limit, never
+        on that of messages.
         """
 
     def read_backlog(bounds: Sequence[float], top: int) -> Deferred[QueueBacklog]:
         """
-        What waits by the time that it came, and the `top` largest queues, with the ledger of the same moment. Only so
-        much of each cohort is counted, and the ledger as in :meth:`read_ledger`; the rest depends on the number of
-        recipients, and of those only up to some, not on that of messages.
+        Queued messages by age, and the `top` largest queues, with the ledger of the same moment. Cohorts and ledger
+        are counted up to limits; the rest of the cost depends on the number of recipients, up to a limit, not on that
+        of messages.
 
-        :param bounds: times, latest first: of the first cohort came at the first of them or later, of the next at the
-            second or later and before the first, and so on. What is kept on disk is found by its ids, which begin
-            with the time (:func:`~mediatord.store.interfaces.messages.new_stored_message_id`).
+        :param bounds: times, latest first: the first cohort arrived at the first of them or later, the next at the
+            second or later and before the first, and so on. Rows on disk are found by their ids, which begin with the
+            time (:func:`~mediatord.store.interfaces.messages.new_stored_message_id`).
         """

@@ -1,8 +1,4 @@
-"""
-What both halves were sent before.
-
-One backend, with all that is kept.
-"""
+"""One storage backend, and its cache of nonces."""
 
 from __future__ import annotations
 
@@ -18,32 +14,32 @@ from mediatord.store.interfaces.cluster import MAX_CLOCK_SKEW, IClusterStore
 from mediatord.store.interfaces.decentrl import IDecentrlStore
 from mediatord.store.interfaces.messages import AcknowledgementResult, IMessageStore
 
-# Seconds for which a claim is kept beyond its time. Whoever prunes may be ahead of whoever is asked next: each clock
-# may be off by as much as is allowed, one this way and one that way.
+# Seconds for which a claim is kept after it has expired: the clock of the process that prunes may be ahead, and that
+# of the process that claims next behind, by the allowed skew each.
 NONCE_GRACE_SECONDS = 2 * MAX_CLOCK_SKEW + 1.0
 
 
 class INonceCache(Interface):
     """
-    What was received before, kept through a restart where the backend can. Bounded: where there is no room nothing is
-    claimed, and what is there stays, so that nobody can have a claim forgotten by making others.
+    Nonces that were received before, kept through a restart where the backend can. The cache is bounded: when it is
+    full no nonce is claimed, and those that are there stay, so that nobody can displace a claim by making others.
     """
 
     def claim_nonce(key: bytes, until: float, share: float = 1.0) -> Deferred[bool]:
         """
-        Insert unless present, atomically; fires with whether it was new.
+        Insert a nonce unless it is present, atomically; fires with whether it was new.
 
-        :param until: from then on, by the clock of whoever claims it again, it counts as not present.
-        :param share: of all the room there is, how much may be taken already, whoever took it.
-        :raise ReplayCacheFull: it would be new, and more is taken; those that are over count until they are pruned.
-            Nodes of a cluster may notice that a little late.
+        :param until: when it counts as not present again, by the clock of the claiming process.
+        :param share: share of the capacity that may be in use already.
+        :raise ReplayCacheFull: it is new, and more is in use; expired nonces count until they are pruned. Nodes of a
+            cluster may notice that with a short delay.
         """
 
     def release_nonce(key: bytes) -> Deferred[None]:
-        """Forget a claim, because what it stood for was not done."""
+        """Remove a claim, because the operation that it guards was not performed."""
 
     def prune_nonces() -> Deferred[int]:
-        """Forget what was over :data:`NONCE_GRACE_SECONDS` seconds ago; fires with how many those were."""
+        """Remove nonces that expired :data:`NONCE_GRACE_SECONDS` seconds ago; fires with their number."""
 
 
 # What may be wrong with a store, the worst first; `missing` and `damaged` occur only with a file.
@@ -62,24 +58,27 @@ class StoreUnusable(Exception):
 
 
 class IStore(IMessageStore, IAccountStore, INonceCache):
-    """One backend."""
+    """
+    One storage backend. Times are seconds since the epoch. Every Deferred may fail with StoreUnavailable; then
+    nothing was stored.
+    """
 
-    decentrl: IDecentrlStore = Attribute("What the Decentrl half keeps, in the same place and open as long as this.")
-    cluster: IClusterStore = Attribute("What processes that share this store know of each other, open as long.")
+    decentrl: IDecentrlStore = Attribute("Storage of the Decentrl half, open as long as this.")
+    cluster: IClusterStore = Attribute("State that processes share, open as long as this.")
     administration: IStoreAdministration = Attribute("Listings and removals for the operator, open as long as this.")
-    trouble: str = Attribute("What is wrong with it, as far as it knows, for the operator; empty when nothing is.")
+    trouble: str = Attribute("The fault of the store, for the operator; empty when there is none.")
 
     def open() -> Deferred[None]:
         """
-        Make ready; every message that was `delivered` by a node that is not live becomes `pending`, and so does every
-        one that was delivered by no node of a name.
+        Open the store. Every message that was `delivered` by a node that is not live, or by no named node, becomes
+        `pending`.
 
         :raise StoreUnavailable: it could not be opened (the reason is logged).
-        :raise StoreRefused: it must not be used as it is, and trying again does not help.
+        :raise StoreUnusable: it must not be used as it is, and another try does not help.
         """
 
     def close() -> Deferred[None]:
-        """Finish what was begun, then let go. Later calls fail with StoreUnavailable."""
+        """Finish operations that were begun, and disconnect. Later calls fail with StoreUnavailable."""
 
     def acknowledge_once(
         account: str, ids: Sequence[str], key: bytes, until: float, share: float = 1.0, *, with_status: bool = False
@@ -95,10 +94,10 @@ class IStore(IMessageStore, IAccountStore, INonceCache):
 
     def table_sizes() -> Deferred[dict[str, int]]:
         """
-        Bytes of each table or collection with its indexes, as far as that can be found out quickly.
+        Bytes of each table or collection with its indexes, as far as they can be measured quickly.
 
-        :raise StoreUnavailable: it cannot be asked.
+        :raise StoreUnavailable: the backend does not answer.
         """
 
     def ping() -> Deferred[None]:
-        """Really ask the backend; fails with StoreUnavailable when it does not answer."""
+        """Make a round trip to the backend; fails with StoreUnavailable when it does not answer."""

@@ -1,4 +1,4 @@
-"""Accounts and recipient DIDs in SQL; each function runs inside a transaction of the caller."""
+"""Accounts and recipient DIDs in SQL. Each function runs inside a transaction of the caller."""
 
 from __future__ import annotations
 
@@ -31,13 +31,17 @@ def get_account(connection: Connection, did: str) -> Account | None:
 
 
 def get_account_id(connection: Connection, did: str) -> int | None:
-    """The number that an account keeps for good, whatever its DID."""
+    """The number of an account, which it keeps when its DID changes."""
     row = connection.execute("SELECT id FROM account WHERE did_key = ?", (hash_did(did),)).fetchone()
     return None if row is None else row[0]
 
 
 def grant_account(connection: Connection, did: str, now: float) -> Account:
-    """:raise MediationNotGranted: the DID was rotated away from."""
+    """
+    The account of a DID, created if there is none.
+
+    :raise MediationNotGranted: the DID is retired.
+    """
     if is_retired(connection, did):
         raise MediationNotGranted()
     connection.execute(
@@ -86,7 +90,7 @@ def expire_accounts(
 
 
 def remove_account(connection: StoreConnection, did: str) -> bool:
-    """Remove it with all that it has registered, unless something waits for it; whether that was done."""
+    """Remove an account and its registrations, unless messages are queued for it; returns whether that was done."""
     query = f"SELECT id FROM account WHERE did_key = ? AND {_NOTHING_WAITS}"
     row = connection.execute(query, (hash_did(did),)).fetchone()
     if row is None:
@@ -97,14 +101,14 @@ def remove_account(connection: StoreConnection, did: str) -> bool:
 
 
 def unregister_recipients(connection: StoreConnection, did: str) -> None:
-    """Remove all that an account has registered; what waits for it stays."""
+    """Remove all registrations of an account; queued messages stay."""
     number = get_account_id(connection, did)
     connection.clear_queue_cache()
     connection.execute(
         "UPDATE recipient SET registered = NULL, names = NULL WHERE account_id = ? AND registered IS NOT NULL",
         (number,),
     )
-    # The triggers count one name for each DID, which may have had several.
+    # The triggers count one name per DID; others have been counted apart.
     connection.execute("UPDATE account SET recipients = 0 WHERE id = ?", (number,))
 
 
@@ -130,7 +134,7 @@ def find_owner(connection: Connection, recipient_did: str) -> str | None:
 
 
 def list_spellings(connection: Connection, recipient_did: str) -> list[str]:
-    """Those under which somebody has registered it, in order of registration."""
+    """Names under which a DID is registered, in order of registration."""
     row = connection.execute(
         "SELECT did, registered, names FROM recipient WHERE did_digest = ? AND registered IS NOT NULL",
         (compute_did_digest(recipient_did),),
@@ -141,7 +145,11 @@ def list_spellings(connection: Connection, recipient_did: str) -> list[str]:
 def update_recipients(
     connection: StoreConnection, did: str, updates: Sequence[tuple[str, RecipientUpdateAction]], max_recipients: int
 ) -> list[RecipientUpdateResult]:
-    """:raise MediationNotGranted: there is no such account."""
+    """
+    Apply updates in order, with one result each.
+
+    :raise MediationNotGranted: there is no such account.
+    """
     account_number = get_account_id(connection, did)
     if account_number is None:
         raise MediationNotGranted()
@@ -227,7 +235,7 @@ def _add_recipient(
 
 def _register_recipient(connection: Connection, account_number: int, name: str, place: int) -> None:
     digest, did = compute_did_digest(name), canonicalize_did(name)
-    # What was left over from an earlier registration belongs to it again, and counts against its limits.
+    # Messages left over from an earlier registration belong to the queue again, and count against its limits.
     left_over = connection.execute(
         "SELECT id, did FROM recipient WHERE did_digest = ? AND account_id = ? AND registered IS NULL",
         (digest, account_number),
@@ -262,7 +270,7 @@ def _remove_recipient(connection: Connection, account_number: int, name: str) ->
 
 
 def _take_place(connection: Connection, account_number: int) -> tuple[int, int]:
-    """How many names an account has registered, and the next place in their order."""
+    """Number of names that an account has registered, and the next place in their order."""
     row: tuple[int, int] = connection.execute(
         "UPDATE account SET places = places + 1 WHERE id = ? RETURNING recipients, places", (account_number,)
     ).fetchone()
@@ -270,7 +278,7 @@ def _take_place(connection: Connection, account_number: int) -> tuple[int, int]:
 
 
 def _save_names(connection: Connection, recipient_id: int, names: RecipientNames) -> None:
-    """Registrations that come and go whole are counted by triggers."""
+    """Write the names of a recipient; triggers count the first and the last one."""
     connection.execute(
         "UPDATE recipient SET registered = ?, names = ? WHERE id = ?",
         (names.place, _serialize_names(names), recipient_id),

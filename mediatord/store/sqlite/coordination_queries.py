@@ -1,9 +1,6 @@
 """
-Nodes, presence and turns in SQL; each function runs inside a transaction of the caller.
-
-Allowances in SQL; each function runs inside a transaction of the caller.
-
-Nonces in SQL; each function runs inside a transaction of the caller.
+State that processes share, in SQL: nodes, presence, leader leases, pickups, quotas and nonces. Each function runs
+inside a transaction of the caller.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from mediatord.store.quotas import QuotaUse, add_quota_use, drop_expired_uses, g
 from mediatord.store.sqlite.bulk_sql import execute_in, insert_rows, select_rows_in
 from mediatord.store.sqlite.group_commit import OperationOutcome
 
-# In the place of a node's number with a message that was delivered by no node.
+# Stands for a node in a message that was delivered by no node.
 NO_NODE_ID = 1
 
 _SELECT_NODES = "SELECT name, boot, address, seal FROM node"
@@ -44,7 +41,7 @@ _ACQUIRE_LEASE = """
 
 
 def join_node(connection: Connection, node: ClusterNode, until: float, now: float) -> ClusterJoinError | None:
-    """Why it is not live now, if it is not."""
+    """Add a live node, or renew it; returns the reason if it was refused."""
     others = [other for other in list_nodes(connection, now) if other.boot != node.boot]
     if any(other.seal != node.seal for other in others):
         return ClusterSecretMismatch()
@@ -62,9 +59,9 @@ def renew_node(connection: Connection, boot: str, until: float, now: float) -> b
 
 def drop_node(connection: Connection, boot: str, until: float) -> int:
     """
-    How many messages that it had delivered are pending again.
+    Remove a node; returns the number of its deliveries that are pending again.
 
-    :param until: what is done has its lease over by then.
+    :param until: nothing is done for a node whose lease ends later.
     """
     lease = connection.execute(_SELECT_LEASE_END, (boot,)).fetchone()
     if lease is not None and lease[0] > until:
@@ -77,7 +74,7 @@ def drop_node(connection: Connection, boot: str, until: float) -> int:
 
 
 def release_lost_deliveries(connection: Connection, now: float) -> None:
-    """What was delivered by nodes that are not live is pending again."""
+    """Make deliveries of nodes that are not live pending again."""
     connection.execute(
         """
         UPDATE message SET delivered = 0
@@ -96,7 +93,7 @@ def list_lapsed_nodes(connection: Connection, now: float) -> list[str]:
 
 
 def get_or_create_node(connection: Connection, boot: str) -> int:
-    """The number of a node, which it has from now on if it had none."""
+    """The number of a node, assigned if it has none."""
     known = _get_node_id(connection, boot)
     if known is not None:
         return known
@@ -161,7 +158,7 @@ _UPSERT_QUOTA = """
 
 
 def take_quota(connection: Connection, key: bytes, amount: int, limit: int, period: float, now: float) -> float:
-    """How long to wait for it; 0.0 when it was taken."""
+    """Take from a quota; returns the seconds to wait for it, 0.0 when it was taken."""
     lots = drop_expired_uses(_load_uses(connection, key), period, now)
     wait = get_quota_wait(lots, amount, limit=limit, period=period, now=now)
     if not wait and amount:
@@ -179,10 +176,10 @@ def return_quota(connection: Connection, key: bytes, amount: int) -> None:
 
 def prune_quotas(connection: Connection, now: float, after: bytes | None) -> bytes | None:
     """
-    Forget what counts no more among the next few thousand.
+    Delete expired quotas among the next few thousand.
 
     :param after: key to begin behind; None to begin with the first.
-    :return: the last key that was looked at; None when it was the last of all.
+    :return: the last key that was checked; None when it was the last of all.
     """
     behind, start = ("key >= ?", b"") if after is None else ("key > ?", after)
     row = connection.execute(
@@ -201,7 +198,7 @@ def _load_uses(connection: Connection, key: bytes) -> list[QuotaUse]:
 
 NONCES_PER_PRUNE = 5_000
 
-# Those that exist are left out; the others get the last places.
+# Nonces that exist are skipped; the others get the last places.
 _INSERT_NONCES = "INSERT OR IGNORE INTO nonce (key, until)"
 _CHANGE_NONCE_COUNT = "UPDATE tally SET value = value + ? WHERE name = 'nonces'"
 
@@ -209,9 +206,9 @@ _CHANGE_NONCE_COUNT = "UPDATE tally SET value = value + ? WHERE name = 'nonces'"
 @dataclass(frozen=True, slots=True)
 class NonceClaim:
     """
-    A nonce to be claimed until a time, at a time.
+    A nonce to be claimed at `now` until a time.
 
-    :param share: of the capacity, how much may be taken already.
+    :param share: share of the capacity that may be in use already.
     """
 
     key: bytes
@@ -237,7 +234,7 @@ class NonceClaimOperation:
         ]
 
 
-# Whether it was new; or it would be, and there is no room.
+# Whether it was new, or the error if it is, but the cache is full.
 ClaimOutcome = bool | ReplayCacheFull
 
 
@@ -266,10 +263,10 @@ def release_nonce(connection: Connection, key: bytes) -> None:
 
 def prune_nonces(connection: Connection, now: float, after: int) -> tuple[int, int | None]:
     """
-    Forget those that have been over for long enough among the next few thousand.
+    Delete nonces whose grace period is over among the next few thousand.
 
     :param after: place to begin behind.
-    :return: how many those were, and the last place that was looked at; None when it was the last of all.
+    :return: their number, and the last place that was checked; None when it was the last of all.
     """
     row = connection.execute(
         "SELECT place FROM nonce WHERE place > ? ORDER BY place LIMIT 1 OFFSET ?", (after, NONCES_PER_PRUNE - 1)

@@ -23,15 +23,15 @@ from mediatord.store.sqlite.queue_accounting import StoreConnection
 
 
 class StoreInUse(ValueError):
-    """Another process has it; the text is for the operator."""
+    """Another process uses the database; the text is for the operator."""
 
 
 class ExclusiveStoreLock:
     """
-    A lock on a file beside the database, which the system lets go of when this process ends, however it does.
+    A lock on a file beside the database, which the system releases when this process ends, in any way.
 
-    The file stays: whoever deleted it could delete one that somebody has locked meanwhile. What is in it says that
-    there was a database, see :mod:`mediatord.store.sqlite.database_file`.
+    The file stays: deleting it could delete one that another process has locked meanwhile. Its content shows that
+    there was a database.
 
     :param path: of the database.
     """
@@ -42,10 +42,10 @@ class ExclusiveStoreLock:
 
     def take(self) -> None:
         """
-        Lock it.
+        Acquire the lock.
 
-        :raise StoreInUse: another process has.
-        :raise ValueError: the file cannot be made; the text is for the operator.
+        :raise StoreInUse: another process has it.
+        :raise ValueError: the file cannot be created; the text is for the operator.
         """
         descriptor = None
         try:
@@ -60,7 +60,7 @@ class ExclusiveStoreLock:
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Let others have it."""
+        """Release the lock."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -80,7 +80,7 @@ def _open_lock_file(database: Path) -> int:
 
 
 _DAMAGE_CODES = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
-# Pages that are not there, and what file systems that check their blocks say.
+# Missing pages, and errors of file systems that verify blocks.
 _DAMAGE_EXTENDED = {sqlite3.SQLITE_IOERR_SHORT_READ, sqlite3.SQLITE_IOERR_CORRUPTFS, sqlite3.SQLITE_IOERR_DATA}
 
 
@@ -89,17 +89,17 @@ class DatabaseFileLost(Exception):
 
 
 def is_damage_error(error: BaseException | None) -> bool:
-    """Whether SQLite says that what is in the file is not what it wrote."""
+    """Whether SQLite reports damage of the file."""
     code = getattr(error, "sqlite_errorcode", None)
     return code is not None and (code & 0xFF in _DAMAGE_CODES or code in _DAMAGE_EXTENDED)
 
 
 def is_disk_full_error(error: BaseException | None) -> bool:
-    """Whether SQLite says that the disk is full."""
+    """Whether SQLite reports that the disk is full."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
 
 
-# "mdrd": what tells our file from any other SQLite database.
+# "mdrd": identifies databases of mediatord.
 APPLICATION_ID = 0x6D647264
 
 MAX_WAL_BYTES = 67_108_864
@@ -111,7 +111,7 @@ _MIN_SQLITE_VERSION = (3, 38, 0)  # the first with JSON in every build; STRICT t
 
 
 class DatabaseUnusable(Exception):
-    """The file is not one to work with; the text says why, in one line."""
+    """The database cannot be used; the text says why, in one line."""
 
 
 def read_schema_steps() -> list[str]:
@@ -122,12 +122,11 @@ def read_schema_steps() -> list[str]:
 
 def open_database(path: Path, now: float = inf, *, create: bool = True) -> StoreConnection:
     """
-    Open for writing; what was delivered by no node or one that is not live is
-    pending again.
+    Open a database for writing; deliveries by no node, or by one that is not live, become pending.
 
-    :param now: nodes are live if their lease is not over then.
-    :param create: whether to make the file if it is not there.
-    :raise DatabaseUnusable: the file is of a newer version, or of another program, or it is not there.
+    :param now: nodes are live if their lease ends later.
+    :param create: whether to create the file if it does not exist.
+    :raise DatabaseUnusable: the file is of a newer version, or of another program, or does not exist.
     """
     connection = prepare_database(path, create=create)
     try:
@@ -142,7 +141,9 @@ def open_database(path: Path, now: float = inf, *, create: bool = True) -> Store
 
 
 def reopen_database(path: Path) -> StoreConnection:
-    """Open for writing what :func:`open_database` has opened in this process before, and change nothing in it."""
+    """
+    Open a database for writing that :func:`open_database` has opened in this process before; changes nothing in it.
+    """
     connection = connect(path)
     try:
         connection.execute("PRAGMA busy_timeout = 0")
@@ -154,13 +155,13 @@ def reopen_database(path: Path) -> StoreConnection:
 
 
 def _disable_foreign_keys(connection: sqlite3.Connection) -> None:
-    # Rows refer to others by numbers that were read in the same transaction: it was found out already.
+    # Rows refer to numbers that were read in the same transaction, so the check is redundant.
     connection.execute("PRAGMA foreign_keys = OFF")
 
 
 def prepare_database(path: Path, *, create: bool = True) -> StoreConnection:
     """
-    Open for writing, and change nothing in it but its version.
+    Open a database for writing; changes nothing in it but its schema version.
 
     :param create: as for :func:`open_database`.
     :raise DatabaseUnusable: as :func:`open_database`.
@@ -170,7 +171,7 @@ def prepare_database(path: Path, *, create: bool = True) -> StoreConnection:
     if is_missing_or_empty(path):
         _check_no_orphaned_log(path)
         if not create:
-            raise DatabaseUnusable("it is gone")
+            raise DatabaseUnusable("the file does not exist")
         _create_file(path)
     connection = connect(path)
     try:
@@ -186,7 +187,7 @@ def prepare_database(path: Path, *, create: bool = True) -> StoreConnection:
 
 
 def connect(path: Path) -> StoreConnection:
-    """A connection in which every commit is on disk when it returns, and transactions are begun by hand."""
+    """A connection whose commits are on disk when they return, with explicit transactions."""
     connection: StoreConnection = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode=rw",
         uri=True,
@@ -219,7 +220,7 @@ def connect_reader(path: Path) -> StoreConnection:
 
 
 def connect_checkpointer(path: Path) -> StoreConnection:
-    """A connection that gives up quickly, because while it waits for a reader to end nobody can write."""
+    """A connection that gives up on locks quickly, because nobody can write while it waits for a reader."""
     connection = connect(path)
     connection.execute(f"PRAGMA cache_size = -{_READER_CACHE_KIB}")
     connection.execute(f"PRAGMA busy_timeout = {CHECKPOINT_BUSY_TIMEOUT_MS}")
@@ -228,16 +229,16 @@ def connect_checkpointer(path: Path) -> StoreConnection:
 
 def migrate_schema(connection: sqlite3.Connection, steps: Sequence[str]) -> None:
     """
-    Run the steps that are missing, all in one transaction.
+    Run the steps that are missing, in one transaction.
 
-    :raise DatabaseUnusable: the database has more steps behind it than there are, or is not ours.
+    :raise DatabaseUnusable: the schema is of a newer version, or the database is of another program.
     """
     if retry_while_locked(lambda: _read_version(connection), LOCK_TIMEOUT_SECONDS) == len(steps):
         return
     connection.execute("PRAGMA foreign_keys = OFF")  # a step may rebuild tables under their names
     begin_immediate(connection, LOCK_TIMEOUT_SECONDS)
     try:
-        # Asked again under the lock: another process may have been faster.
+        # Read again under the lock: another process may have upgraded meanwhile.
         version = _read_version(connection)
         if version > len(steps):
             raise DatabaseUnusable(f"its schema is version {version}, this mediatord knows {len(steps)} at most")
@@ -254,7 +255,7 @@ def migrate_schema(connection: sqlite3.Connection, steps: Sequence[str]) -> None
 
 
 def is_missing_or_empty(path: Path) -> bool:
-    """Whether there is no database, or a file without content."""
+    """Whether the file does not exist, or is empty."""
     try:
         return path.stat().st_size == 0
     except FileNotFoundError:
@@ -262,7 +263,11 @@ def is_missing_or_empty(path: Path) -> bool:
 
 
 def _check_no_orphaned_log(path: Path) -> None:
-    """:raise DatabaseUnusable: there is the write-ahead log of a database, which SQLite would delete."""
+    """
+    Check that there is no write-ahead log without its database, which SQLite would delete.
+
+    :raise DatabaseUnusable: there is.
+    """
     log = path.with_name(f"{path.name}-wal")
     if log.exists():
         what = "empty" if path.exists() else "gone"
@@ -273,7 +278,7 @@ def _check_no_orphaned_log(path: Path) -> None:
 
 
 def _split_statements(script: str) -> Iterator[str]:
-    """Split a script, because `executescript` would commit before it begins."""
+    """Split a script into statements, because `executescript` would commit first."""
     statement = ""
     for piece in script.split(";")[:-1]:
         statement += piece + ";"  # which may be one inside a string, a comment or a trigger
@@ -295,9 +300,9 @@ def _read_version(connection: sqlite3.Connection) -> int:
 
 def _create_file(path: Path) -> None:
     """
-    Make an empty file that only its owner can read, which SQLite carries over to the files it puts beside it.
+    Create an empty file that only its owner can read; SQLite gives the files beside it the same mode.
 
-    Filling it is one transaction, so a crash between leaves an empty database, and that is filled the next time.
+    Filling it is one transaction, so a crash in between leaves an empty database, which is filled the next time.
     """
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
@@ -310,7 +315,7 @@ def _create_file(path: Path) -> None:
         os.close(folder)
 
 
-# Seconds that the check at a start may take. What it has not looked at by then is found when it is read.
+# Seconds that the check at a start may take. Damage that it does not reach is found when it is read.
 STARTUP_CHECK_SECONDS = 5.0
 _MAX_PROBLEMS = 100
 
@@ -322,17 +327,17 @@ _EVENT_LOG_PATTERN = "events*.jsonl*"
 
 
 class DatabaseDamaged(DatabaseUnusable):
-    """What is in the file is not what SQLite wrote."""
+    """The content of the file is damaged."""
 
 
 def check_store(backend: str, path: Path, logs: Path | None = None) -> None:
     """
-    Find out whether the store can be opened at all, before anything else is begun. A database is made if nothing says
-    that there was one.
+    Check before the start whether the store can be opened, and create a database if there are no signs of an earlier
+    one.
 
-    :param logs: where the daemon writes its event log.
-    :raise ValueError: the file cannot be made, is gone, damaged, not ours, or of a newer version; the text is for the
-        operator.
+    :param logs: directory of the event log.
+    :raise ValueError: the file cannot be created, is missing, damaged, of another program, or of a newer version; the
+        text is for the operator.
     """
     if backend != "sqlite":
         return
@@ -340,7 +345,7 @@ def check_store(backend: str, path: Path, logs: Path | None = None) -> None:
         if loss := describe_database_loss(path, logs):
             raise DatabaseUnusable(loss)
         if not is_missing_or_empty(path):
-            # Before anything is written to it: by the last connection that can, SQLite empties the write-ahead log.
+            # Read-only, because the last connection that can write empties the write-ahead log.
             with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
                 problems = check_structure(connection, STARTUP_CHECK_SECONDS)
             if problems:
@@ -357,7 +362,7 @@ def check_store(backend: str, path: Path, logs: Path | None = None) -> None:
 
 
 def describe_database_loss(path: Path, logs: Path | None) -> str:
-    """What to tell an operator whose database is not there although it was; empty if it is, or never was."""
+    """Message for an operator whose database is missing although there are signs of it; empty otherwise."""
     if not (is_missing_or_empty(path) and path.parent.is_dir() and (sign := _find_sign_of_use(path, logs))):
         return ""
     return (
@@ -369,9 +374,9 @@ def describe_database_loss(path: Path, logs: Path | None) -> str:
 
 def create_database(path: Path) -> None:
     """
-    Make an empty database, whatever was there before.
+    Create an empty database, whatever signs of an earlier one there are.
 
-    :raise ValueError: there is one, or it cannot be made; the text is for the operator.
+    :raise ValueError: there is a database, or it cannot be created; the text is for the operator.
     """
     try:
         if not is_missing_or_empty(path):
@@ -385,15 +390,15 @@ def create_database(path: Path) -> None:
 
 def check_structure(connection: sqlite3.Connection, seconds: float | None = None) -> list[str]:
     """
-    What is wrong with the structure of the file.
+    Problems of the structure of the file.
 
-    :param seconds: after which to stop looking, without a finding.
+    :param seconds: after which the check ends without a result.
     """
     return _run_check(connection, "quick_check", seconds)
 
 
 def check_integrity(connection: sqlite3.Connection) -> list[str]:
-    """The same with indexes compared to tables, and rows to those that they refer to; it takes its time."""
+    """Problems of the structure, of indexes compared with tables, and of references between rows; takes long."""
     problems = _run_check(connection, "integrity_check", None)
     if not problems:
         missing = connection.execute("PRAGMA foreign_key_check").fetchmany(_MAX_PROBLEMS)
@@ -432,11 +437,11 @@ def _get_lock_path(path: Path) -> Path:
 
 
 def _find_sign_of_use(path: Path, logs: Path | None) -> str:
-    """What says that there was a database; empty if nothing does."""
+    """A sign that there was a database; empty if there is none."""
     lock = _get_lock_path(path)
     with suppress(OSError):
         if lock.stat().st_size:
-            return f"{lock} says that there was one"
+            return f"lock file {lock} shows that a database existed"
     if logs is not None and (
         next(logs.glob(_EVENT_LOG_PATTERN), None) or next(logs.glob(f"*/{_EVENT_LOG_PATTERN}"), None)
     ):
@@ -445,7 +450,7 @@ def _find_sign_of_use(path: Path, logs: Path | None) -> str:
 
 
 def _mark_used(path: Path) -> None:
-    """Have the file with the lock say that there is a database; where it cannot, there are other signs."""
+    """Record in the lock file that there is a database, if that is possible; there are other signs."""
     with suppress(OSError):
         descriptor = os.open(_get_lock_path(path), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:

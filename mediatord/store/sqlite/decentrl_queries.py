@@ -1,15 +1,9 @@
 """
-The DIDs of the Decentrl half and how much is kept for them, in SQL; each function runs inside a transaction of the
-caller.
+Identities, contracts, contract requests and pending events of the Decentrl half, in SQL. Each function runs inside a
+transaction of the caller.
 
-Contracts and registrations in SQL; each function runs inside a transaction of the caller.
-
-Contract requests in SQL; each function runs inside a transaction of the caller.
-
-Events on their way, in SQL; each function runs inside a transaction of the caller.
-
-Deliveries are what there is most of, so those that stand next to each other in a batch share a statement that looks
-up contracts and counters, one that inserts the events and one that counts them.
+Pending events are the most frequent operation: neighbours in a batch share a statement that reads contracts and
+counters, one that inserts the events and one that counts them.
 """
 
 from __future__ import annotations
@@ -48,7 +42,7 @@ from mediatord.store.sqlite.bulk_sql import (
 from mediatord.store.sqlite.group_commit import OperationOutcome
 from mediatord.store.sqlite.queue_accounting import StoreConnection
 
-# Number of the owner of registrations.
+# Owner number of registrations.
 MEDIATOR_ID = 0
 
 _PARTY_COLUMNS = """
@@ -56,12 +50,12 @@ _PARTY_COLUMNS = """
     coalesce(h.stored, 0), coalesce(h.stored_bytes, 0), coalesce(h.edition, 0)
 """
 _SELECT_PARTY = f"SELECT {_PARTY_COLUMNS} FROM party p LEFT JOIN holding h ON h.party_id = p.id WHERE p.did = ?"
-# CROSS JOIN, because the order of the tables is never to be chosen otherwise.
+# CROSS JOIN, so that the query planner keeps the order of the tables.
 _SELECT_PARTIES = """
     FROM (SELECT column1 AS number, column2 AS did FROM (VALUES {})) w
     CROSS JOIN party p ON p.did = w.did LEFT JOIN holding h ON h.party_id = p.id
 """
-# Nothing is owned, waited for or kept by it, and no contract is with it.
+# Parties that own nothing, and with which there are no contracts.
 _SELECT_UNUSED = """
     FROM party p LEFT JOIN holding h ON h.party_id = p.id
     WHERE p.id IN ({}) AND coalesce(h.contracts + h.requests + h.pending + h.stored, 0) = 0
@@ -70,7 +64,7 @@ _SELECT_UNUSED = """
 
 
 class PartyRow(NamedTuple):
-    """A DID by its number, and how much is kept for it."""
+    """A DID by its number, with the counters of its usage."""
 
     id: int
     contracts: int
@@ -82,7 +76,7 @@ class PartyRow(NamedTuple):
     edition: int
 
 
-# Who has no number yet, for whom nothing is kept.
+# Stands for a DID without a party.
 UNKNOWN_PARTY = PartyRow(-1, 0, 0, 0, 0, 0, 0, 0)
 
 
@@ -92,7 +86,7 @@ def find_party(connection: Connection, did: str) -> PartyRow | None:
 
 
 def get_or_create_party(connection: Connection, did: str) -> PartyRow:
-    """The one with this DID, from now on if it was not there."""
+    """The party of a DID, created if there is none."""
     party = find_party(connection, did)
     if party is None:
         number = connection.execute("INSERT INTO party (did) VALUES (?)", (did,)).lastrowid
@@ -102,7 +96,7 @@ def get_or_create_party(connection: Connection, did: str) -> PartyRow:
 
 
 def find_parties(connection: Connection, dids: Sequence[str]) -> dict[str, PartyRow]:
-    """Those of these DIDs that are known."""
+    """Parties of those of these DIDs that have one."""
     found: dict[str, PartyRow] = {}
     for some in split_chunks(dids, ROWS_PER_STATEMENT):
         rows = select_rows(
@@ -117,7 +111,7 @@ def find_parties(connection: Connection, dids: Sequence[str]) -> dict[str, Party
 
 def change_party_usage(connection: Connection, party_id: int, **differences: int) -> None:
     """
-    Count more, or less, for a party.
+    Change counters of a party.
 
     :param differences: by column.
     """
@@ -133,7 +127,7 @@ def change_party_usage(connection: Connection, party_id: int, **differences: int
 
 
 def drop_unused_parties(connection: Connection, party_ids: Collection[int]) -> None:
-    """Forget those of these parties for whom nothing is kept, and with whom nobody has a contract."""
+    """Delete those of these parties that own nothing and have no contracts with others."""
     unused = [id for (id,) in select_rows_in(connection, "p.id", _SELECT_UNUSED, list(party_ids))]
     execute_in(connection, "DELETE FROM holding WHERE party_id IN ({})", unused)
     execute_in(connection, "DELETE FROM party WHERE id IN ({})", unused)
@@ -141,12 +135,12 @@ def drop_unused_parties(connection: Connection, party_ids: Collection[int]) -> N
 
 REGISTRATIONS_PER_PRUNE = 1_000
 
-# CROSS JOIN, because the order of the tables is never to be chosen otherwise.
+# CROSS JOIN, so that the query planner keeps the order of the tables.
 _SELECT_REGISTERED = """
     FROM (SELECT column1 AS number, column2 AS did FROM (VALUES {})) w CROSS JOIN party p ON p.did = w.did
     WHERE (SELECT max(expires_at) FROM contract WHERE peer_id = p.id AND owner_id = 0) > ?
 """
-# By name, because the index of a single owner would be preferred, and all registrations are of that one.
+# By name, because SQLite would prefer the index by owner, and all registrations have the same owner.
 _SELECT_EXPIRED = """
     FROM (
         SELECT seq, peer_id FROM contract INDEXED BY registration_expiry
@@ -174,7 +168,11 @@ def get_registration_expiry(connection: Connection, did: str) -> float | None:
 
 
 def save_contract(connection: Connection, contract: Contract, caps: DecentrlQuotas, now: float) -> None:
-    """:raise QuotaExceeded: it would be one too many, and none has expired that could make room."""
+    """
+    Store a contract or registration.
+
+    :raise QuotaExceeded: there are too many, and none has expired.
+    """
     if contract.owner_did is None:
         _save_registration(connection, contract, caps, now)
     else:
@@ -204,7 +202,7 @@ def find_contracts(
 
 
 def drop_expired_registrations(connection: Connection, now: float) -> int:
-    """Forget registrations that nobody can ask for any more, at most a thousand; fires with how many those were."""
+    """Delete expired registrations, up to a limit; returns their number."""
     expired = select_rows(
         connection,
         "seq, peer_id",
@@ -236,7 +234,7 @@ def _save_registration(connection: Connection, registration: Contract, caps: Dec
 
 
 def _replace_earliest_registration(connection: Connection, registration: Contract, peer_id: int) -> None:
-    """Of more than enough registrations the one that expires first goes, be it the new one."""
+    """If there are too many registrations, delete the one that expires first, which may be the new one."""
     seq, expires_at = connection.execute(
         "SELECT seq, expires_at FROM contract WHERE peer_id = ? AND owner_id = 0 ORDER BY expires_at, seq LIMIT 1",
         (peer_id,),
@@ -274,9 +272,9 @@ def _delete_expired_contract(
     connection: Connection, where: str, parameters: tuple[int, ...], now: float
 ) -> list[int]:
     """
-    The oldest of these that has expired goes; its peer.
+    Delete the oldest expired contract; returns its peer.
 
-    :raise QuotaExceeded: none has.
+    :raise QuotaExceeded: none has expired.
     """
     row = connection.execute(
         f"SELECT seq, peer_id FROM contract WHERE {where} AND expires_at <= ? ORDER BY seq LIMIT 1",
@@ -316,7 +314,11 @@ _COUNT_REQUESTS_OF_SENDER = "SELECT count(*) FROM contract_request WHERE recipie
 
 
 def add_contract_request(connection: Connection, wanted: ContractRequest, caps: DecentrlQuotas) -> None:
-    """:raise QuotaExceeded: too many wait already."""
+    """
+    Queue a contract request.
+
+    :raise QuotaExceeded: too many are queued.
+    """
     party, sender_key = find_party(connection, wanted.recipient_did), hash_did(wanted.sender_did)
     if party is not None:
         ((of_one,),) = connection.execute(_COUNT_REQUESTS_OF_SENDER, (party.id, sender_key)).fetchall()
@@ -366,7 +368,7 @@ def acknowledge_requests(connection: Connection, recipient: str, ids: Sequence[s
         change_party_usage(connection, party.id, requests=-len(seqs))
 
 
-# CROSS JOIN, because the order of the tables is never to be chosen otherwise.
+# CROSS JOIN, so that the query planner keeps the order of the tables.
 _DELIVERABLE_SOURCE = """
     FROM (SELECT column1 AS number, column2 AS recipient, column3 AS sender FROM (VALUES {})) w
     CROSS JOIN party r ON r.did = w.recipient CROSS JOIN party s ON s.did = w.sender
@@ -388,7 +390,7 @@ _RecipientAndSender = tuple[str, str]
 
 @dataclass(eq=False, slots=True)
 class _PendingUsage:
-    """What waits for a recipient, and how much more than before that is."""
+    """Queue of a recipient before the batch, and its growth."""
 
     id: int
     events: int
@@ -492,9 +494,9 @@ def acknowledge_events(
     connection: StoreConnection, recipient: str, ids: Sequence[str], entry: LedgerEntry = "acknowledged"
 ) -> list[RemovedMessage]:
     """
-    Those that were there, in order of arrival.
+    Remove queued events; returns those that existed, in order of arrival.
 
-    :param entry: what they are to the ledger.
+    :param entry: ledger entry that counts them.
     """
     party = find_party(connection, recipient)
     if party is None or not party.pending:

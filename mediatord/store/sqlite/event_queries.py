@@ -1,11 +1,8 @@
 """
-Events that identities keep for themselves, in SQL; each function runs inside a transaction of the caller.
+Stored and public events in SQL: saving, tagging, publishing and listing. Each function runs inside a transaction of
+the caller.
 
-Commands to save some that stand next to each other in a batch share their statements.
-
-New tags for stored events, in SQL; each function runs inside a transaction of the caller.
-
-Public events in SQL; each function runs inside a transaction of the caller.
+Neighbouring commands of a batch that save events share their statements.
 """
 
 from __future__ import annotations
@@ -25,10 +22,10 @@ from mediatord.store.interfaces.decentrl import (
     ResultPage,
     StoredEvent,
 )
+from mediatord.store.quotas import get_utf8_size
 from mediatord.store.sqlite.bulk_sql import (
     ROWS_PER_STATEMENT,
     format_values,
-    get_utf8_size,
     insert_numbered_rows,
     insert_rows,
     make_empty_page,
@@ -83,7 +80,7 @@ _ADD_STORED_USAGE = """
 
 
 def fits_quota(party: PartyRow, caps: DecentrlQuotas, items: int, size: int) -> bool:
-    """Whether so much more may be kept; what is less than before is never too much."""
+    """Whether items and bytes may be added; a reduction always may."""
     if items > 0 and party.stored + items > caps.stored:
         return False
     return size <= 0 or party.stored_bytes + size <= caps.stored_bytes
@@ -92,7 +89,7 @@ def fits_quota(party: PartyRow, caps: DecentrlQuotas, items: int, size: int) -> 
 @dataclass(frozen=True, slots=True)
 class SaveEventsOperation:
     """
-    Events to be saved, as an operation of a batch.
+    Storage of events as an operation of a batch.
 
     :param size: bytes of their payloads and tags.
     """
@@ -125,14 +122,14 @@ class SaveEventsOperation:
 
 @dataclass(eq=False, slots=True)
 class _StoredUsage:
-    """An owner as it was before, and how much more it keeps."""
+    """Usage of an owner before the batch, and its growth."""
 
     party: PartyRow
     items: int = 0
     size: int = 0
 
     def take(self, saving: SaveEventsOperation) -> OperationOutcome:
-        """Count what is to be saved if it is not too much."""
+        """Count an operation if the quota allows it."""
         items, size = self.items + len(saving.events), self.size + saving.size
         if not fits_quota(self.party, saving.caps, items, size):
             return OperationOutcome(error=QuotaExceeded())
@@ -143,7 +140,7 @@ class _StoredUsage:
 def find_stored_events(
     connection: Connection, owner: str, wanted: EventFilter, reading: PageReadOptions
 ) -> ResultPage[StoredEvent] | None:
-    """None if it takes more patience."""
+    """A page of stored events; None if it needs more patience."""
     party = find_party(connection, owner)
     if party is None or not party.stored:
         return make_empty_page()
@@ -158,7 +155,7 @@ def find_stored_events(
 
 
 def _read_stored_events(connection: Connection, seqs: Sequence[int]) -> list[StoredEvent]:
-    """Events by their places in the order of arrival, in the order of those."""
+    """Events by their sequence numbers, in that order."""
     columns = "seq, id, sender, recipient, tags, timestamp, contract_id, size"
     rows = {row[0]: row for row in select_rows_in(connection, columns, "FROM stored_event WHERE seq IN ({})", seqs)}
     tags = {seq: parse_tag_ids(row[4]) for seq, row in rows.items()}
@@ -175,14 +172,14 @@ def _read_stored_events(connection: Connection, seqs: Sequence[int]) -> list[Sto
 
 
 class NewStoredEvent(NamedTuple):
-    """An event on its way into the tables."""
+    """An event to be inserted."""
 
     event: StoredEvent
     owner_id: int
     processed: bool
 
     def labels(self) -> set[EventLabel]:
-        """All that it is found by."""
+        """All labels that it is found by."""
         event, owner_id = self.event, self.owner_id
         labels = {EventLabel(owner_id, TAG_LABEL, tag) for tag in event.tags}
         labels.add(EventLabel(owner_id, STORED_LABEL))
@@ -209,7 +206,7 @@ class NewStoredEvent(NamedTuple):
 
 
 def insert_stored_events(connection: Connection, arrivals: Collection[NewStoredEvent]) -> None:
-    """Without counting them for their owners."""
+    """Insert events without counting them for their owners."""
     if not arrivals:
         return
     labels = [one.labels() for one in arrivals]
@@ -223,7 +220,7 @@ def insert_stored_events(connection: Connection, arrivals: Collection[NewStoredE
 
 
 def add_stored_usage(connection: Connection, counted: Sequence[tuple[int, int, int]]) -> None:
-    """So many more events and bytes, by the number of their owner."""
+    """Add events and bytes to owners, given by their numbers."""
     insert_rows(connection, _INSERT_STORED_USAGE, counted, _ADD_STORED_USAGE)
 
 
@@ -240,8 +237,8 @@ class _TagChange:
     """
     An event whose tags change.
 
-    :param size: bytes of the tags that it had.
-    :param old: those by number.
+    :param size: bytes of its former tags.
+    :param old: its former tags, by number.
     """
 
     seq: int
@@ -262,7 +259,11 @@ class _TagChange:
 def update_tags(
     connection: Connection, owner: str, tags: Sequence[tuple[str, tuple[str, ...]]], caps: DecentrlQuotas
 ) -> None:
-    """:raise QuotaExceeded: they would be too much."""
+    """
+    Replace the tags of events.
+
+    :raise QuotaExceeded: they would exceed the quota.
+    """
     party = find_party(connection, owner)
     if party is None:
         return
@@ -296,7 +297,7 @@ def _find_tag_changes(connection: Connection, owner_id: int, tags: dict[str, tup
 
 
 def _apply_tag_changes(connection: Connection, changes: Sequence[_TagChange]) -> None:
-    """First what comes, then what goes, so that a tag in both is not forgotten in between."""
+    """Insert new entries before deleting old ones, so that a label in both is not deleted in between."""
     ids = intern_labels(connection, Counter([label for one in changes for label in set(one.new)]))
     coming: list[LabelEntry] = []
     going: list[LabelEntry] = []
@@ -326,7 +327,11 @@ _INSERT_PUBLIC_EVENT = """
 
 
 def publish_event(connection: Connection, publisher: str, event: PublicEvent, caps: DecentrlQuotas) -> None:
-    """:raise QuotaExceeded: it would be one too many."""
+    """
+    Insert a public event.
+
+    :raise QuotaExceeded: it would exceed the quota.
+    """
     size, tags_size = get_utf8_size(event.event), get_utf8_size(*event.tags)
     if not fits_quota(find_party(connection, publisher) or UNKNOWN_PARTY, caps, 1, size + tags_size):
         raise QuotaExceeded()
@@ -355,7 +360,11 @@ def publish_event(connection: Connection, publisher: str, event: PublicEvent, ca
 
 
 def unpublish_event(connection: Connection, publisher: str, event_id: str) -> None:
-    """:raise PublicEventNotFound: the publisher has none with this id."""
+    """
+    Delete a public event.
+
+    :raise PublicEventNotFound: the publisher has none with this id.
+    """
     party = find_party(connection, publisher)
     row = connection.execute(
         "SELECT owner_id, seq, timestamp, size + tags_size, channel, tags FROM public_event WHERE id = ?", (event_id,)
@@ -376,7 +385,7 @@ def unpublish_event(connection: Connection, publisher: str, event_id: str) -> No
 def find_public_events(
     connection: Connection, publisher: str, wanted: PublicEventFilter, reading: PageReadOptions
 ) -> ResultPage[PublicEvent] | None:
-    """None if it takes more patience."""
+    """A page of public events; None if it needs more patience."""
     party = find_party(connection, publisher)
     if party is None or not party.stored:
         return make_empty_page()
@@ -391,7 +400,7 @@ def find_public_events(
 
 
 def _read_public_events(connection: Connection, seqs: Sequence[int]) -> list[PublicEvent]:
-    """Events by their places in the order of arrival, in the order of those."""
+    """Events by their sequence numbers, in that order."""
     columns = "seq, id, tags, timestamp, signature, channel, size"
     rows = {row[0]: row for row in select_rows_in(connection, columns, "FROM public_event WHERE seq IN ({})", seqs)}
     tags = {seq: parse_tag_ids(row[2]) for seq, row in rows.items()}

@@ -1,14 +1,11 @@
 """
-What stored and public events can be asked for by, in SQL; each function runs inside a transaction of the caller.
+Search of stored and public events by labels, in SQL. Each function runs inside a transaction of the caller.
 
 A label is a text of some kind that events of an owner have in common. An event has an entry under each of its labels,
-in the order in which events are shown, and each label knows how many entries it has.
+in display order, and each label has the number of its entries.
 
-Finding stored and public events by their labels, in SQL; each function runs inside a transaction of the caller.
-
-What one label is asked for is a range of its entries, and how many those are is known. Several things at once are
-looked for among the entries of what is rarest, each of which is probed for the others; that, and what is between two
-times, has to be counted.
+A search for one label is a range of its entries, whose number is known. A search for several reads the entries of the
+rarest, and probes each for the others; that, and bounds of time, require counting.
 """
 
 from __future__ import annotations
@@ -36,18 +33,18 @@ from mediatord.store.sqlite.bulk_sql import (
 )
 from mediatord.store.sqlite.decentrl_queries import PartyRow
 
-# Kinds of labels, as they are in the database. Of the first three an owner has one each, without a text.
+# Kinds of labels as stored. An owner has one label of each of the first three, without a text.
 STORED_LABEL, UNPROCESSED_LABEL, PUBLIC_LABEL, TAG_LABEL, PARTICIPANT_LABEL, PUBLIC_TAG_LABEL, CHANNEL_LABEL = range(
     7
 )
 
-# CROSS JOIN, because the order of the tables is never to be chosen otherwise.
+# CROSS JOIN, so that the query planner keeps the order of the tables.
 _SELECT_LABELS = """
     FROM (
         SELECT column1 AS number, column2 AS owner_id, column3 AS kind, column4 AS text FROM (VALUES {})
     ) w CROSS JOIN label l ON l.owner_id = w.owner_id AND l.kind = w.kind AND l.text = w.text
 """
-# By a name, because otherwise it would not be looked up in the index.
+# By name, because otherwise the index would not be used.
 _DELETE_ENTRIES = """
     WITH gone (label_id, timestamp, seq) AS (VALUES {})
     DELETE FROM labelled WHERE (label_id, timestamp, seq) IN gone
@@ -56,7 +53,7 @@ _INSERT_LABELS = "INSERT OR ROLLBACK INTO label (owner_id, kind, text, items)"
 
 
 class EventLabel(NamedTuple):
-    """What events of one owner may have in common."""
+    """A property that events of one owner may have in common."""
 
     owner_id: int
     kind: int
@@ -64,14 +61,14 @@ class EventLabel(NamedTuple):
 
 
 class LabelRecord(NamedTuple):
-    """A label by its number, with how many events have it."""
+    """A label by its number, with the number of its events."""
 
     id: int
     items: int
 
 
 class LabelEntry(NamedTuple):
-    """An event's place under a label."""
+    """Position of an event under a label."""
 
     label_id: int
     timestamp: float
@@ -79,7 +76,7 @@ class LabelEntry(NamedTuple):
 
 
 def find_labels(connection: Connection, labels: Sequence[EventLabel]) -> dict[EventLabel, LabelRecord]:
-    """Those of the labels that any event has."""
+    """Those of the labels that exist."""
     label_records: dict[EventLabel, LabelRecord] = {}
     for some in split_chunks(labels, ROWS_PER_STATEMENT):
         source = _SELECT_LABELS.format(format_numbered_values(len(some), 3))
@@ -91,7 +88,7 @@ def find_labels(connection: Connection, labels: Sequence[EventLabel]) -> dict[Ev
 
 
 def intern_labels(connection: Connection, events: Mapping[EventLabel, int]) -> dict[EventLabel, int]:
-    """The numbers of labels that so many more events have."""
+    """Numbers of labels, each with events to be added to it; labels are created as needed."""
     ids = {label: label_record.id for label, label_record in find_labels(connection, list(events)).items()}
     _change_label_counts(
         connection,
@@ -104,14 +101,14 @@ def intern_labels(connection: Connection, events: Mapping[EventLabel, int]) -> d
 
 
 def release_labels(connection: Connection, label_ids: Iterable[int]) -> None:
-    """Of each of these one event less has it; a label that none has is forgotten."""
+    """Remove one event from each of these labels; a label without events is deleted."""
     fewer = Counter(label_ids)
     _change_label_counts(connection, "UPDATE label SET items = items - ? WHERE id IN ({})", fewer)
     execute_in(connection, "DELETE FROM label WHERE items = 0 AND id IN ({})", list(fewer))
 
 
 def insert_label_entries(connection: Connection, entries: Collection[LabelEntry]) -> None:
-    # In their order in the table, so that neighbours are inserted one after another.
+    # In the order of the table, so that neighbours are inserted one after another.
     insert_rows(connection, "INSERT OR ROLLBACK INTO labelled (label_id, timestamp, seq)", sorted(entries))
 
 
@@ -123,7 +120,7 @@ def delete_label_entries(connection: Connection, entries: Collection[LabelEntry]
 
 
 def read_label_texts(connection: Connection, label_ids: Collection[int]) -> dict[int, str]:
-    """What labels say, by their numbers."""
+    """Texts of labels, by their numbers."""
     return {
         id: text
         for id, text in select_rows_in(connection, "id, text", "FROM label WHERE id IN ({})", list(label_ids))
@@ -131,17 +128,17 @@ def read_label_texts(connection: Connection, label_ids: Collection[int]) -> dict
 
 
 def format_tag_ids(label_ids: Iterable[int]) -> str:
-    """An event's tags by number, in their order."""
+    """Tags of an event by number, in order, as they are stored."""
     return " ".join(map(str, label_ids))
 
 
 def parse_tag_ids(written: str) -> list[int]:
-    """The numbers that :func:`format_tag_ids` has written."""
+    """Numbers from the result of :func:`format_tag_ids`."""
     return [int(id) for id in written.split()]
 
 
 def _change_label_counts(connection: Connection, statement: str, numbers: Mapping[int, int]) -> None:
-    """Change labels, those together that change by the same number."""
+    """Change the counters of labels, together for those that change by the same number."""
     alike: dict[int, list[int]] = {}
     for id, number in numbers.items():
         alike.setdefault(number, []).append(id)
@@ -149,9 +146,9 @@ def _change_label_counts(connection: Connection, statement: str, numbers: Mappin
         execute_in(connection, statement, ids, number)
 
 
-# So many sorted ranges are merged as they are read; more are read and then sorted.
+# Up to this number sorted ranges are merged as they are read; more are read and then sorted.
 _MAX_MERGED_RANGES = 8
-# Lists of more labels than this are not worth remembering.
+# Cursors of lists of more labels than this are not cached.
 _MAX_CACHED_LABELS = 64
 _FIRST_COUNT_LIMIT = 1_024
 
@@ -159,10 +156,10 @@ _FIRST_COUNT_LIMIT = 1_024
 @dataclass(frozen=True, slots=True)
 class EventSearch:
     """
-    What is looked for.
+    Conditions of a search.
 
-    :param everything: label of all that is searched.
-    :param groups: of each of these an event has to have at least one label.
+    :param everything: label of all events that are searched.
+    :param groups: an event has to have at least one label of each group.
     :param after: inclusive, like `before`.
     """
 
@@ -176,9 +173,9 @@ class EventSearch:
 @dataclass(frozen=True, slots=True)
 class PageReadOptions:
     """
-    How a list is read.
+    How a page is read.
 
-    :param patience: how many entries may be counted, more or less; None if it may take as long as it takes.
+    :param patience: approximate number of entries that may be counted; None for any number.
     """
 
     part: PageRequest
@@ -189,10 +186,7 @@ class PageReadOptions:
 def find_events(
     connection: Connection, party: PartyRow, search: EventSearch, reading: PageReadOptions
 ) -> tuple[list[int], int] | None:
-    """
-    The events of a slice by their places in the order of arrival, and how many match in all; None if that takes more
-    patience.
-    """
+    """Sequence numbers of the events of a page, and the number of all matches; None if that needs more patience."""
     groups = _find_groups(connection, search)
     if not all(groups):
         return [], 0
@@ -210,7 +204,9 @@ _LabelGroup = tuple[LabelRecord, ...]
 
 
 def _find_groups(connection: Connection, search: EventSearch) -> list[_LabelGroup]:
-    """What an event has to have one of each of, the rarest first; an empty one if there is none."""
+    """
+    Groups of labels of which an event has to have one each, the rarest group first; an empty one if nothing matches.
+    """
     labels = [search.everything, *(label for group in search.groups for label in group)]
     label_records = find_labels(connection, list(dict.fromkeys(labels)))
     everything = label_records.get(search.everything)
@@ -220,14 +216,14 @@ def _find_groups(connection: Connection, search: EventSearch) -> list[_LabelGrou
         tuple([label_records[label] for label in dict.fromkeys(group) if label in label_records])
         for group in search.groups
     ]
-    # What every event has is nothing to look for.
+    # A label that every event has is no condition.
     telling = [group for group in found if not any(label_record.items == everything.items for label_record in group)]
     return sorted(telling, key=lambda group: sum([label_record.items for label_record in group])) or [(everything,)]
 
 
 @dataclass(frozen=True, slots=True)
 class _EventList:
-    """A list of events: those on some shelves that also are on one of each of the others."""
+    """A list of events: those under some labels that are also under one of each of the other groups."""
 
     label_records: _LabelGroup
     others: tuple[_LabelGroup, ...]
@@ -236,25 +232,25 @@ class _EventList:
     newest_first: bool
 
     def count(self, connection: Connection, patience: int | None) -> int | None:
-        """How long it is; None if that takes more patience."""
+        """Its length; None if that needs more patience."""
         if len(self.label_records) == 1 and not self.others:
             return _count_in_time_range(connection, self.label_records[0], (self.after, self.before), patience)
         if patience is not None and sum([label_record.items for label_record in self.label_records]) > patience:
             return None
         source, parameters = self._source(None)
-        # With a limit, because without it the order that lets ranges be merged would be left out.
+        # With a limit, because without it SQLite would drop the order, which merging needs.
         query = f"SELECT count(*) FROM ({source} ORDER BY 1, 2 LIMIT -1)"
         ((total,),) = connection.execute(query, parameters).fetchall()
         return int(total)
 
     def page(self, connection: Connection, part: PageRequest, total: int, cursors: PageCursors) -> list[int]:
-        """A slice of it, read from the nearest place that is known."""
+        """A slice of it, read from the nearest known position."""
         number = min(part.limit, total - part.offset)
         if number <= 0:
             return []
         end = part.offset + number
         known, place = cursors.before(part.offset)
-        # After a long way the one before the page is read as well: it is where this very page is found again.
+        # After a long scan the event before the page is read as well, as the cursor for the same page.
         lead = int(part.offset > known)
         if total - end < part.offset - known:
             seqs, first, last = self._read(connection, not self.newest_first, None, number + lead, total - end)
@@ -271,7 +267,7 @@ class _EventList:
     def _read(
         self, connection: Connection, newest_first: bool, place: EventPosition | None, limit: int, offset: int
     ) -> tuple[list[int], float, float]:
-        """A part of it from one end or the other, with its first and last time."""
+        """A part of it from either end, with its first and last position."""
         source, parameters = self._source(place)
         order = "1 DESC, 2 DESC" if newest_first else "1, 2"
         query = f"""
@@ -283,7 +279,7 @@ class _EventList:
         return (seqs, latest, earliest) if newest_first else (seqs, earliest, latest)
 
     def _source(self, place: EventPosition | None) -> tuple[str, list[Any]]:
-        """A query for times and places of all of it, or of what comes behind a place."""
+        """Query for times and sequence numbers of all of it, or of the part behind a position."""
         window, within = self._window(place)
         for group in self.others:
             window += f"""
@@ -303,7 +299,7 @@ class _EventList:
         return " UNION ".join([select] * len(ids)), [value for id in ids for value in (id, *within)]
 
     def _window(self, place: EventPosition | None) -> tuple[str, list[Any]]:
-        """The condition for what is between the bounds, or behind a place that is, where nobody reads to the end."""
+        """Condition for events between the bounds, or behind a position if they are read to the end."""
         if place is not None:
             return f"AND (d.timestamp, d.seq) {'<' if self.newest_first else '>'} (?, ?)", [*place]
         terms = [("AND d.timestamp >= ?", self.after), ("AND d.timestamp <= ?", self.before)]
@@ -315,8 +311,8 @@ def _count_in_time_range(
     connection: Connection, label_record: LabelRecord, window: tuple[float | None, float | None], patience: int | None
 ) -> int | None:
     """
-    How many entries of a shelf are between times; counted are those, or the others if those are fewer. None if that
-    takes more patience.
+    Number of entries of a label between two times, counted inside or outside of them, whichever are fewer; None if
+    that needs more patience.
     """
     after, before = window
     terms = [("timestamp >= ?", "timestamp < ?", after), ("timestamp <= ?", "timestamp > ?", before)]
@@ -338,7 +334,7 @@ def _count_in_time_range(
 def _count_entries(
     connection: Connection, label_id: int, ranges: Sequence[tuple[str, Sequence[float | None]]], limit: int
 ) -> int:
-    """How many entries are in these ranges, in each of them so many at most."""
+    """Number of entries in these ranges, with a maximum for each."""
     number = 0
     for condition, parameters in ranges:
         query = f"SELECT count(*) FROM (SELECT 1 FROM labelled WHERE label_id = ? AND {condition} LIMIT ?)"

@@ -1,7 +1,6 @@
 """
-Waiting for the lock that only one process at a time has on the database.
-
-First come, first served among the processes that write to one database.
+Locks between processes that write to one database: waiting for the lock of SQLite, and a ticket lock that makes it
+fair.
 """
 
 from __future__ import annotations
@@ -20,22 +19,22 @@ T = TypeVar("T")
 
 LOCK_TIMEOUT_SECONDS = 2.5
 
-# SQLite itself would wait longer and longer between two tries, so that who came first loses against who just came.
+# SQLite itself waits longer before every retry, so that newcomers would win against those that wait.
 _LOCK_RETRY_SECONDS = (0.0003, 0.001)
 _LOCK_ERRORS = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
 
 def is_lock_error(error: BaseException | None) -> bool:
-    """Whether somebody else held the lock."""
+    """Whether another connection held the lock."""
     code = getattr(error, "sqlite_errorcode", None)
     return code is not None and code & 0xFF in _LOCK_ERRORS
 
 
 def retry_while_locked(work: Callable[[], T], patience: float) -> T:
     """
-    Try again and again while somebody else holds the lock; in a thread that may be kept waiting.
+    Retry while another process holds the lock; blocks the thread.
 
-    :raise sqlite3.Error: it is still held after so many seconds, or something else is the matter.
+    :raise sqlite3.Error: it is still held after `patience` seconds, or another error.
     """
     end = monotonic() + patience
     while True:
@@ -51,29 +50,28 @@ def begin_immediate(connection: sqlite3.Connection, patience: float) -> None:
     """
     Begin a transaction that may write.
 
-    :raise sqlite3.Error: as :func:`patiently`.
+    :raise sqlite3.Error: as :func:`retry_while_locked`.
     """
     retry_while_locked(lambda: connection.execute("BEGIN IMMEDIATE"), patience)
 
 
 _TICKET_RETRY_SECONDS = (0.0003, 0.001)
 
-# Bytes of the file that are locked, which need not exist: one for drawing a ticket, then one for each ticket.
+# Bytes that are locked, which need not exist in the file: one for drawing a ticket, then one for each ticket.
 _COUNTER_BYTE, _FIRST_TICKET_BYTE = 0, 1
 _TICKET_STRUCT = struct.Struct("<Q")
-# Of the time a writer may wait, what it waits in line. Then it competes for SQLite's lock, which keeps transactions
-# apart in any case: whoever is ahead may be a process that was stopped.
+# Share of its patience that a writer waits for earlier tickets. Then it competes for SQLite's lock, which guarantees
+# exclusion in any case: an earlier ticket may be held by a process that was stopped.
 _TICKET_WAIT_SHARE = 0.5
 
 
 class WriteTicketLock:
     """
-    Hands out tickets by a file beside the database, and waits until those before have been given back.
+    Grants writes in the order of tickets, which are drawn from a file beside the database.
 
-    SQLite's own lock is polled for, so that a process which has just ended a transaction gets it more easily than
-    those which wait for it. A ticket is a locked byte of the file; the system unlocks those of a process that ends.
-
-    Where the file cannot be used, nobody waits in line.
+    SQLite's own lock is polled, so a process that has just ended a transaction gets it more easily than those that
+    wait. A ticket is a locked byte of the file; the system unlocks those of a process that ends. Where the file
+    cannot be used, there are no tickets.
 
     :param path: of the database.
     """
@@ -82,11 +80,16 @@ class WriteTicketLock:
         self._path = path.with_name(f"{path.name}.writers")
         self._descriptor: int | None = None
         self._ticket: int | None = None
-        # Those that were waited for in vain, and are not waited for again. A number is drawn only once.
+        # Tickets that were waited for in vain, and are not waited for again; numbers are not reused.
         self._skipped: list[int] = []
 
     def enter(self, patience: float) -> float:
-        """Wait in line. :param patience: seconds to wait at most. :return: seconds that are left of them."""
+        """
+        Wait for all earlier tickets.
+
+        :param patience: seconds to wait at most.
+        :return: seconds that are left of them.
+        """
         now = monotonic()
         until = now + patience * _TICKET_WAIT_SHARE
         try:
@@ -101,19 +104,19 @@ class WriteTicketLock:
         return max(0.0, patience - (monotonic() - now))
 
     def leave(self) -> None:
-        """Let the next one go on."""
+        """Give the ticket back."""
         ticket, self._ticket = self._ticket, None
         if ticket is not None and self._descriptor is not None:
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, _FIRST_TICKET_BYTE + ticket)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
     def _draw(self, until: float) -> int | None:
-        """The next ticket, whose byte is locked; None if there was none to be had in time."""
+        """The next ticket, whose byte is locked; None if there was none in time."""
         file = self._open()
         while not _try_lock_bytes(file, fcntl.LOCK_EX, 1, _COUNTER_BYTE):
             if monotonic() >= until:
@@ -128,7 +131,7 @@ class WriteTicketLock:
             fcntl.lockf(file, fcntl.LOCK_UN, 1, _COUNTER_BYTE)
 
     def _is_first(self, ticket: int) -> bool:
-        """Whether all tickets before this one have been given back, but for those that are skipped."""
+        """Whether all earlier tickets have been given back, except those that are skipped."""
         start = 0
         for skipped in self._skipped:
             if skipped < ticket:
@@ -138,7 +141,7 @@ class WriteTicketLock:
         return self._are_back(start, ticket)
 
     def _are_back(self, start: int, end: int) -> bool:
-        """Whether the tickets from one to before another have been given back."""
+        """Whether the tickets from `start` to before `end` have been given back."""
         if start == end:
             return True
         file = self._open()
@@ -148,7 +151,11 @@ class WriteTicketLock:
         return True
 
     def _skip_first(self, ticket: int) -> None:
-        """From now on, do not wait for the first ticket in line. :param ticket: one that is after it."""
+        """
+        Skip the first ticket that is held from now on.
+
+        :param ticket: one that is after it.
+        """
         first, later = 0, ticket
         while later - first > 1:
             middle = (first + later) // 2
@@ -166,7 +173,7 @@ class WriteTicketLock:
 
 
 def _try_lock_bytes(file: int, kind: int, length: int, start: int) -> bool:
-    """Lock some bytes, unless another process has one of them."""
+    """Lock bytes, unless another process has locked one of them."""
     try:
         fcntl.lockf(file, kind | fcntl.LOCK_NB, length, start)
     except (BlockingIOError, PermissionError):

@@ -1,20 +1,15 @@
 """
-Reading what waits, in SQL; each function runs inside a transaction of the caller.
+Reads of queued messages in SQL: fetching, status, arrivals, digests, totals and backlog. Each function runs inside a
+transaction of the caller.
 
-A message is visible from when it is due until it expires. Counters of all that waits are kept by those who change it;
-what is not visible is counted apart and taken off, so nothing here grows with the length of a queue.
+A message is visible from its due time until it expires. Counters of all queued messages are maintained by writes;
+invisible ones are counted apart and subtracted, so that no cost grows with the length of a queue.
 
-Finding what another process has accepted, in SQL; each function runs inside a transaction of the caller.
+Arrivals of the last seconds are at the end of the order of arrival: their start is found by binary search, and from
+there the indexes by recipient are read. Since clocks of processes may differ, the search starts somewhat earlier; a
+message that arrived while they differed by more may be missed, and stays queued.
 
-What came in the last seconds is at the end of the order of arrival: where those seconds begin there is found by
-halving, and from there on the indexes by recipient are read. Clocks of processes may differ a little, so it is begun
-somewhat earlier; a message that came while they differed by more than that may be overlooked, and waits.
-
-Finding messages of an account by the digests of their payloads, in SQL, a slice at a time.
-
-What waits by age and by queue, in SQL; runs inside a transaction of the caller.
-
-Ids begin with the time that something came, so the index of ids alone says how much came when.
+Ids begin with the time of arrival, so the index of ids alone tells the number of messages by age.
 """
 
 from __future__ import annotations
@@ -62,17 +57,17 @@ from mediatord.store.sqlite.bulk_sql import (
 )
 from mediatord.store.sqlite.queue_accounting import read_ledger
 
-# Of each of several recipients of an account, when their messages are brought into one order.
+# Sequence numbers that are read at a time of each recipient when several are merged.
 _SEQS_PER_READ = 32
 
-# CROSS JOIN, because the order of the tables is never to be chosen otherwise.
+# CROSS JOIN, so that the query planner keeps the order of the tables.
 _SELECT_MESSAGES = """
     SELECT m.id, r.did, a.did, m.payload, m.form, m.received_at, m.expires_at, m.delivered, m.due_at, m.seq
     FROM message m CROSS JOIN recipient r ON r.id = m.recipient_id CROSS JOIN account a ON a.id = m.account_id
 """
-# The plus keeps a term from being looked up in an index: here the order of arrival is what to go by.
+# The plus keeps SQLite from using an index for a term: rows are read in order of arrival.
 _VISIBLE = "+m.expires_at > :now AND (+m.due_at IS NULL OR +m.due_at <= :now)"
-# Not negative: then it was handed out.
+# Negative when it was returned by `take_due_messages`.
 _STILL_DUE = "m.due_at > 0 AND m.due_at < m.expires_at AND +m.expires_at > :now"
 
 # A DID can have several queues, having changed hands, and events of the other half: candidates are those that have
@@ -100,7 +95,7 @@ _SELECT_LARGEST = """
     )
     SELECT did, sum(number) AS total FROM amount GROUP BY did ORDER BY total DESC LIMIT :top
 """
-# From whichever side is the smaller one.
+# Starting from the smaller side.
 _IN_BOTH_BY_QUEUE = """
     SELECT r.did, r.did_digest FROM queue q CROSS JOIN recipient r ON r.id = q.recipient_id
     CROSS JOIN party p ON p.did = r.did
@@ -120,7 +115,7 @@ class _QueueScope:
     The messages of an account, or of one of its recipients.
 
     :param recipients: numbers of those whose queue is not empty.
-    :param part: the condition that finds them in an index, or in the queue table, that begins with the account.
+    :param part: condition that selects them in the queue table, or in an index, that begins with the account.
     """
 
     recipients: Sequence[int]
@@ -131,7 +126,7 @@ class _QueueScope:
 def fetch_messages(
     connection: Connection, account: str, recipient_did: str | None, now: float, limit: int, max_bytes: int
 ) -> list[StoredMessage]:
-    """The oldest visible ones that fit, but at least one."""
+    """The oldest visible messages that fit, but at least one."""
     scope = _find_scope(connection, account, recipient_did, now)
     if scope is None:
         return []
@@ -167,7 +162,7 @@ def _iterate_visible_rows(
 def _iterate_visible_seqs(
     connection: Connection, recipient: int, now: float, limit: int
 ) -> Generator[int, None, None]:
-    """A few at a time, since those of another recipient may be older."""
+    """Sequence numbers of visible messages, read in small slices, since those of another recipient may be older."""
     after = -1
     query = f"""
         SELECT m.seq FROM message m WHERE m.recipient_id = :recipient AND m.seq > :after AND {_VISIBLE}
@@ -185,7 +180,7 @@ def _iterate_visible_seqs(
 
 
 def read_messages(connection: Connection, seqs: Sequence[int]) -> list[StoredMessage]:
-    """Messages by their places in the order of arrival, in that order."""
+    """Messages by their sequence numbers, in that order."""
     found: list[StoredMessage] = []
     for some in split_chunks(sorted(seqs), VALUES_PER_STATEMENT):
         rows = connection.execute(
@@ -244,8 +239,8 @@ def take_due_messages(connection: Connection, now: float, limit: int) -> list[St
 
 def find_largest_queues(connection: Connection, top: int) -> tuple[list[tuple[str, int]], int]:
     """
-    Messages and pending events together. Reads the tables of counters from end to end, which have a short row for
-    each DID.
+    The largest queues of messages and pending events together, and the sum of the others. Scans the tables of
+    counters, which have a short row for each DID.
     """
     queues, messages = connection.execute("SELECT count(*), coalesce(sum(messages), 0) FROM queue").fetchone()
     holdings, pending = connection.execute(
@@ -262,7 +257,7 @@ def collect_statistics(connection: Connection, top: int) -> StoreStatistics:
 
 
 def sum_queues(connection: Connection) -> QueueTotals:
-    """Reads the same tables of counters from end to end, and of what waits the first."""
+    """Totals of both halves. Scans the same tables of counters."""
     queues = connection.execute(
         """
         SELECT coalesce(sum(messages), 0), coalesce(sum(bytes), 0), count(*),
@@ -322,10 +317,10 @@ def _parse_message(row: tuple[Any, ...]) -> StoredMessage:
 
 ARRIVAL_CLOCK_SKEW = 60.0
 
-# The plus keeps a term from being looked up in an index.
+# The plus keeps SQLite from using an index for a term.
 _SHOWN = "+m.expires_at > ? AND (+m.due_at IS NULL OR +m.due_at <= ?)"
 _FIND_VISIBLE = f"FROM message m WHERE {_SHOWN} AND m.id IN ({{}})"
-# CROSS JOIN, because the order of the tables is never to be chosen otherwise.
+# CROSS JOIN, so that the query planner keeps the order of the tables.
 _ARRIVED = """
     SELECT m.id, a.did, m.received_at FROM account a CROSS JOIN queue q ON q.account_id = a.id
         CROSS JOIN message m ON m.recipient_id = q.recipient_id AND m.seq >= ?
@@ -333,7 +328,7 @@ _ARRIVED = """
         AND a.did_key IN ({{}})
     ORDER BY m.received_at, m.id LIMIT {limit}
 """
-# Of a message that was handed out this is minus the time of that, so the latest come first.
+# After `take_due_messages` this is the negative time of that, so the latest come first.
 _HANDED_OUT = """
     SELECT m.id, a.did, -m.due_at FROM account a CROSS JOIN message m INDEXED BY message_delayed
         ON m.account_id = a.id AND m.due_at > ? AND m.due_at <= ?
@@ -388,8 +383,8 @@ def _sort_arrivals(arrivals: Sequence[MessageArrival], limit: int) -> list[Messa
 
 
 def _find_first_seq(connection: Connection, table: str, time: float) -> int:
-    """A place in the order of arrival before which everything came earlier, if it came in the order of its times."""
-    # Apart, because only the one or the other alone is looked up.
+    """A sequence number before which every arrival is earlier, if the order of arrival is that of times."""
+    # In two subqueries, because SQLite uses the index for a single minimum or maximum only.
     ends = f"SELECT (SELECT min(seq) FROM {table}), (SELECT max(seq) + 1 FROM {table})"
     low, high = connection.execute(ends).fetchone()
     if low is None:
@@ -406,7 +401,9 @@ def _find_first_seq(connection: Connection, table: str, time: float) -> int:
 
 
 def _take_fitting(rows: Sequence[list[Any]]) -> list[list[Any]]:
-    """The first in order of arrival that fit in a slice, but at least one; rows begin with place and size."""
+    """
+    The first rows in order of arrival that fit in a page, but at least one; rows begin with sequence number and size.
+    """
     fitting: list[list[Any]] = []
     size = 0
     for row in sorted(rows):
@@ -426,7 +423,7 @@ def _read_pending_events(connection: Connection, rows: Sequence[list[Any]]) -> l
     ]
 
 
-# Messages whose digests are compared before others may read; those of one recipient are compared together.
+# Messages whose digests are compared in one read; those of one recipient are compared together.
 COMPARED_AT_A_TIME = 20_000
 
 _DIGEST_PATTERN = re.compile("[0-9a-f]{64}")
@@ -438,10 +435,10 @@ _FIND_BY_DIGEST = "SELECT m.id, m.digest FROM message m WHERE m.recipient_id = ?
 
 class DigestMatches(NamedTuple):
     """
-    What was found.
+    Messages that were found by digest.
 
     :param ids: of the messages.
-    :param after: the number of the last recipient that was looked at; None when it was the last of all.
+    :param after: number of the last recipient that was searched; None when it was the last of all.
     """
 
     ids: list[str]
@@ -449,7 +446,7 @@ class DigestMatches(NamedTuple):
 
 
 def parse_digests(ids: Iterable[str]) -> list[bytes]:
-    """Those that may be a SHA-256 in lower-case hexadecimal."""
+    """Those of the ids that are a SHA-256 in lower-case hexadecimal."""
     digests = []
     for id_ in ids:
         if len(id_) == 64 and _DIGEST_PATTERN.fullmatch(id_):
@@ -479,7 +476,7 @@ def _list_queues(connection: Connection, number: int, after: int) -> Iterator[tu
     yield from connection.execute(_QUEUES_OF_ACCOUNT, (number, after))
 
 
-# Of each cohort: keys that are counted, and rows at most whose bytes are added up.
+# Per age bucket: keys that are counted, and rows whose bytes are summed, at most.
 _COHORT_COUNT_LIMIT = 100_000
 _COHORT_SIZE_LIMIT = 5_000
 _TOTALS = {
@@ -488,7 +485,7 @@ _TOTALS = {
         SELECT coalesce(sum(pending), 0), coalesce(sum(pending_bytes), 0) FROM holding WHERE pending > 0
     """,
 }
-# Each half of the recipients is looked up in an index of its own.
+# Registered and left-over recipients have an index each.
 _QUEUE_SIZE_AND_AGE = " UNION ALL ".join(
     f"""
     SELECT q.bytes, (SELECT m.received_at FROM message m WHERE m.recipient_id = r.id ORDER BY m.seq LIMIT 1)
@@ -503,7 +500,7 @@ _PENDING_SIZE_AND_AGE = """
     )
     FROM party p CROSS JOIN holding h ON h.party_id = p.id AND h.pending > 0 WHERE p.did = :did
 """
-# No id comes after it.
+# Greater than any id.
 _LAST_ID = "\U0010ffff"
 
 
@@ -536,7 +533,7 @@ def _count_bucket(connection: Connection, table: str, first: str, end: str) -> A
 
 
 def _describe_queue(connection: Connection, did: str, number: int) -> LargeQueue:
-    # Not in one statement: the times of the two are of different types.
+    # Not in one statement: the types of the times differ.
     rows = [
         row
         for query in (_QUEUE_SIZE_AND_AGE, _PENDING_SIZE_AND_AGE)
