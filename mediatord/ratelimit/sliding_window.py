@@ -29,7 +29,7 @@ class SlidingWindowLimiter:
 
     Memory is bounded, and a key with recent admissions is never evicted, so using many keys gains nothing. Keys
     beyond `max_keys` share :data:`_SHARED_GROUPS` allowances by a hash that is secret to the process. Admissions at
-    the same time form one entry; beyond `max_entries` entries in total, the admissions of a key within a quarter of the
+    the same time form one entry; beyond `max_entries` in total, the admissions of a key within a quarter of the
     period are counted at the latest of them, and within a 600th if the key has more than 600. Reaching a bound only
     delays clients; it never admits more than the limit.
 

@@ -292,10 +292,7 @@ class FastForwardParser:
                 shared = loads_unique_members(text)
             header = shared | more
             own = self._recipient_keys.get(header["kid"]) or self._load_recipient_key(header["kid"])
-            if own is None or len(header) != len(shared) + len(more):
-                return None
-            info = own.find_other_info(header)
-            if info is None:
+            if own is None or len(header) != len(shared) + len(more) or (info := own.find_other_info(header)) is None:
                 return None
             layout = _JWE_LAYOUTS[header["enc"]]
             small = layout.decoded(header["epk"]["x"], jwe["tag"], jwe["iv"], entry["encrypted_key"])
