@@ -71,8 +71,7 @@ def test_wallets_talk_over_tls(in_memory: TLSDaemon) -> None:
     told = in_memory.ask("demo")
     assert (told.returncode, told.stderr) == (
         1,
-        "The demo failed: the mediator's certificate is not trusted; "
-        "use --ca to trust its certificate authority\n",
+        "The demo failed: the mediator's certificate is not trusted; use --ca to trust its certificate authority\n",
     )
 
 
