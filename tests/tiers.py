@@ -57,6 +57,7 @@ TIER_OF_PATH: tuple[tuple[str, str], ...] = (
     ("store/test_differential*.py", "system"),
     ("test_external_programs.py", "system"),
     ("test_mongod.py", "system"),
+    ("test_walk.py", "system"),
     ("torture/*", "system"),
 )
 

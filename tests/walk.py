@@ -35,10 +35,10 @@ from mediatord.wallet.didcomm_socket import DIDCommSocket, connect_didcomm_socke
 from mediatord.wallet.temporary_daemon import TemporaryDaemon, run_temporary_daemon
 from tests.integration.message_load import prepare_forward
 
-ROUNDS = 9
+ROUNDS = 25
 WARM_UP_ROUNDS = 5
-# Calls that no new one has followed for so long have come to their end.
-SETTLED_SECONDS = 0.2
+# A request is over once there was no call for this time. Short, as several timers of the daemon run every second.
+SETTLED_SECONDS = 0.05
 # Tries until the kernel has given two connections to two workers.
 MAX_CONNECTIONS = 64
 # The file that is entered where a notification from another worker arrives.
@@ -291,6 +291,7 @@ def main(arguments: Sequence[str]) -> None:
         prog="make walk", description="Count files and calls of one request of each kind."
     )
     parser.add_argument("--calls", metavar="ROW", help="print the calls of the rows whose name contains ROW")
+    parser.add_argument("--json", action="store_true", help="print files, frames and changes of each row as JSON")
     options = parser.parse_args(arguments)
 
     async def run(reactor: Any) -> None:
@@ -301,6 +302,9 @@ def main(arguments: Sequence[str]) -> None:
             found |= await decentrl_walks(reactor, daemon.url, tracers)
         with traced_daemon(MEDIATORD_WORKERS="2") as (daemon, directory):
             found |= await worker_walks(reactor, daemon.url, Tracers(directory))
+        if options.json:
+            print(json.dumps({name: (len(walk.files), walk.frames, walk.changes) for name, walk in found.items()}))
+            return
         print(f"{'request':36}{'files':>6}{'frames':>8}{'changes':>9}")
         for name, walk in found.items():
             print(f"{name:36}{len(walk.files):6}{walk.frames:8}{walk.changes:9}")

@@ -1,8 +1,4 @@
-"""
-Pieces of HTML: whatever is not marked as such is escaped.
-
-The page: one for people, which runs no script and asks nobody for anything.
-"""
+"""The HTML of the status page, without scripts and external resources."""
 
 from __future__ import annotations
 
@@ -24,28 +20,28 @@ from mediatord.store.interfaces.messages import AgeBucket
 
 
 class Markup(str):
-    """HTML as it is."""
+    """Text that is HTML already and is not escaped."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """:param style: classes of its cells."""
+    """A column. :param style: CSS classes of its cells."""
 
     title: str
     style: str = ""
 
 
 def escape_text(value: object) -> Markup:
-    """A value as HTML. What cannot be printed, such as what turns the direction of writing, is replaced."""
+    """Escape a value; characters that are not printable, such as bidirectional controls, are replaced."""
     if isinstance(value, Markup):
         return value
     return Markup(escape("".join([one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in str(value)])))
 
 
 def build_element(name: str, *content: object, **attributes: str) -> Markup:
-    """:param attributes: `class_` is `class`, and `aria_label` is `aria-label`; without a value there is none."""
+    """An element. :param attributes: `class_` means `class`, `aria_label` `aria-label`; empty ones are left out."""
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape_text(value)}"' for key, value in attributes.items() if value
     )
@@ -53,34 +49,32 @@ def build_element(name: str, *content: object, **attributes: str) -> Markup:
 
 
 def join_markup(*content: object, by: str = "") -> Markup:
+    """Escape and concatenate."""
     return Markup(by.join(map(escape_text, content)))
 
 
 def build_table(columns: Sequence[TableColumn], rows: Iterable[Sequence[object]], style: str = "") -> Markup:
-    """The first cell of each row is its head."""
+    """A table whose first cell in each row is its header."""
     head = build_element("tr", *[build_element("th", one.title, class_=one.style, scope="col") for one in columns])
-    body = [build_element("tr", *_build_cells(columns, row)) for row in rows]
+    body = []
+    for first, *rest in rows:
+        cells = [build_element("th", first, class_=columns[0].style, scope="row")]
+        for column, value in zip(columns[1:], rest, strict=True):
+            cells.append(build_element("td", value, class_=column.style))
+        body.append(build_element("tr", *cells))
     whole = build_element("table", build_element("thead", head), build_element("tbody", *body), class_=style)
     return build_element("div", whole, class_="scroll")
 
 
-def _build_cells(columns: Sequence[TableColumn], row: Sequence[object]) -> Iterable[Markup]:
-    for place, (column, value) in enumerate(zip(columns, row, strict=True)):
-        if place:
-            yield build_element("td", value, class_=column.style)
-        else:
-            yield build_element("th", value, class_=column.style, scope="row")
-
-
 def build_definition_list(pairs: Iterable[tuple[str, object]]) -> Markup:
-    """Names and values."""
+    """A list of names and values."""
     return build_element(
         "dl", *[build_element("div", build_element("dt", name), build_element("dd", value)) for name, value in pairs]
     )
 
 
 def draw_sparkline(numbers: Sequence[int], label: str) -> Markup:
-    """Columns, as high as they are large; the largest is as high as the picture."""
+    """A bar chart scaled to its largest number."""
     most = max(numbers, default=0)
     columns = [
         f"M{place} 20V{20 - max(1.0, 20 * number / most):.3g}h.8V20z"
@@ -96,7 +90,7 @@ def draw_sparkline(numbers: Sequence[int], label: str) -> Markup:
 
 
 def draw_share_bar(number: int, most: int) -> Markup:
-    """A bar as long as its share of the longest."""
+    """A horizontal bar scaled to the largest number."""
     width = 100 * number / most if most else 0
     return Markup(
         '<svg class="share" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
@@ -105,12 +99,12 @@ def draw_share_bar(number: int, most: int) -> Markup:
 
 
 def format_count(number: float) -> str:
-    """With few digits where it has many."""
+    """Format a number; millions are abbreviated."""
     return f"{number:,.0f}" if number < 10_000_000 else f"{number / 1_000_000:,.1f} M"
 
 
 def format_byte_count(number: int | None) -> str:
-    """Bytes."""
+    """Format a number of bytes with a binary unit."""
     if number is None:
         return "unknown"
     amount, unit = float(number), "B"
@@ -122,7 +116,7 @@ def format_byte_count(number: int | None) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """How long, in its two largest units."""
+    """Format a duration in its two largest units."""
     left = int(max(0.0, seconds))
     parts: list[str] = []
     for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
@@ -133,7 +127,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_rate(per_second: float) -> str:
-    """So many a second; if they are few, a minute or an hour."""
+    """Format a rate per second, minute or hour."""
     for seconds, unit in ((1, "s"), (60, "min")):
         number = per_second * seconds
         if number >= 0.95:
@@ -142,31 +136,35 @@ def format_rate(per_second: float) -> str:
 
 
 def format_utc_time(at: float) -> str:
-    """A time in UTC."""
+    """Format a time in UTC."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-# Seconds until a browser asks again.
+# Seconds until a browser reloads the page.
 REFRESH_SECONDS = 10
 _TRAFFIC_DESCRIPTIONS = {
     "accepted": "payloads for a recipient",
     "delivered": "acknowledged",
     "refused": "requests and frames",
-    "failed": "faults, or the store away",
-    "requests": "and frames, all of them",
-    "stored": "not pushed at once",
+    "failed": "internal errors, or store unavailable",
+    "requests": "and frames, total",
+    "stored": "not pushed immediately",
     "expired": "not fetched in time",
-    "evicted": "for newer ones",
+    "evicted": "replaced by newer ones",
 }
 _AGE_LABELS = ("under 1 min", "1 to 10 min", "10 min to 1 h", "1 to 6 h", "6 to 24 h", "over 24 h")
 _NUMBER_STYLE = "number"
+_AT_LEAST = "\N{GREATER-THAN OR EQUAL TO} "
+_NO_STORE = "Not available: the store did not respond."
 _RATE_STYLE = "number quiet wide-only"
 
 
 def render_status_page(status: DaemonStatus, *, refreshing: bool, now: float | None = None) -> bytes:
     """
-    :param refreshing: whether it is to be asked for again by itself.
-    :param now: when it is shown; by default as soon as it was made.
+    Render the whole page.
+
+    :param refreshing: whether the browser reloads it.
+    :param now: current time; by default that of the status.
     """
     now = status.at if now is None else now
     sections = [
@@ -174,10 +172,10 @@ def render_status_page(status: DaemonStatus, *, refreshing: bool, now: float | N
         _render_traffic(status),
         _render_ledger(status, now),
         _render_ages(status, now),
+        _render_largest_queues(status, now),
+        _render_problems("Rejected and failed requests", status.refusals, status.at, _REFUSAL_COLUMNS),
+        _render_problems("Warnings", status.warnings, status.at, _WARNING_COLUMNS),
     ]
-    sections += [_render_largest_queues(status, now)]
-    sections += [_render_problems("Refused and failed requests", status.refusals, status.at, _REFUSAL_COLUMNS)]
-    sections += [_render_problems("Warnings", status.warnings, status.at, _WARNING_COLUMNS)]
     if len(status.processes) > 1 or status.asked > 1:
         sections.append(_render_processes(status))
     if status.reports is not None:
@@ -185,7 +183,9 @@ def render_status_page(status: DaemonStatus, *, refreshing: bool, now: float | N
     body = _load_page_template().substitute(
         refresh=f'<meta http-equiv="refresh" content="{REFRESH_SECONDS}">\n' if refreshing else "",
         title=escape_text(f"mediatord at {status.node}"),
-        pill=build_element("span", "well" if status.well else status.state, class_=_get_pill_class(status.well)),
+        pill=build_element(
+            "span", "OK" if status.well else status.state, class_="pill good" if status.well else "pill bad"
+        ),
         updated=_render_refresh_line(status, refreshing, now),
         sections="\n".join(sections),
     )
@@ -194,7 +194,7 @@ def render_status_page(status: DaemonStatus, *, refreshing: bool, now: float | N
 
 @cache
 def build_security_policy() -> bytes:
-    """The Content-Security-Policy of the page: its own style and nothing else."""
+    """The Content-Security-Policy of the page, which allows its own style only."""
     style = _load_page_template().template.partition("<style>")[2].partition("</style>")[0]
     digest = b64encode(sha256(style.encode()).digest()).decode()
     policy = (
@@ -209,21 +209,16 @@ def _load_page_template() -> Template:
     return Template(files("mediatord.admin").joinpath("page.html").read_text("utf-8"))
 
 
-def _get_pill_class(well: bool) -> str:
-    return "pill good" if well else "pill bad"
-
-
 def _format_as_of(at: float, now: float) -> str:
-    """A time of day, and how long ago that is."""
+    """A time and its age."""
     return f"{format_utc_time(at)} UTC, {format_duration(max(0.0, now - at))} ago"
 
 
 def _render_store_time(status: DaemonStatus, now: float, about: str = "") -> Markup:
-    """Of which time figures of the store are, all of them the same."""
+    """A note with the time of the store's figures."""
     at = status.store_at
-    return _render_note(
-        " ".join([*([] if at is None else [f"As of {_format_as_of(at, now)}."]), *([about] if about else [])])
-    )
+    as_of = "" if at is None else f"As of {_format_as_of(at, now)}."
+    return _render_note(f"{as_of} {about}".strip())
 
 
 def _render_refresh_line(status: DaemonStatus, refreshing: bool, now: float) -> Markup:
@@ -251,20 +246,21 @@ def _render_state(status: DaemonStatus) -> Markup:
     gauges = status.gauges
     pairs: list[tuple[str, object]] = [
         ("State", status.state),
-        ("Up for", format_duration(status.uptime)),
+        ("Uptime", format_duration(status.uptime)),
         ("Version", status.version),
-        ("Store", f"{status.backend}, {'answers' if status.cohorts is not None else 'does not answer'}"),
+        ("Store", f"{status.backend}, {'available' if status.cohorts is not None else 'not responding'}"),
     ]
     if "ready" in gauges:
-        pairs.append(("Messages get through", "yes" if gauges["ready"] else "no"))
+        pairs.append(("End-to-end probe", "succeeds" if gauges["ready"] else "fails"))
     pairs.append(("Open sockets", format_count(gauges["sockets"]) if "sockets" in gauges else "unknown"))
     if status.asked > 1:
-        pairs.append(("Workers that answer", f"{len(status.processes)} of {status.asked}"))
+        pairs.append(("Workers responding", f"{len(status.processes)} of {status.asked}"))
     if status.clustered:
         pairs.append(("Live nodes", format_count(gauges.get("nodes", 0))))
     if gauges.get("log_dropped"):
         pairs.append(("Log lines lost", format_count(gauges["log_dropped"])))
-    notes = [_render_note("This is one node of a cluster; what waits is that of all.")] if status.clustered else []
+    text = "This is one node of a cluster; queued messages are those of all nodes."
+    notes = [_render_note(text)] if status.clustered else []
     return _render_section("State", build_definition_list(pairs), *notes, whole=True)
 
 
@@ -290,29 +286,24 @@ def _render_traffic(status: DaemonStatus) -> Markup:
         )
         for name, flow in status.flows.items()
     ]
-    note = []
-    if status.asked > 1:
-        note = [
-            _render_note(
-                "The last minute and hour are those of the workers that run now; what others counted is in the total."
-            )
-        ]
+    text = "The last minute and hour are those of the running workers; totals include former workers."
+    note = [_render_note(text)] if status.asked > 1 else []
     return _render_section("Traffic", build_table(columns, rows, "flow"), *note, whole=True)
 
 
 def _render_ledger(status: DaemonStatus, now: float) -> Markup:
-    about = "Since the store was made. What was accepted is acknowledged, waits, or is gone. A difference is a fault."
-    known = build_ledger_table(status.books) if status.books else _render_note("The store does not say.")
-    return _render_section("The store's books", known, _render_store_time(status, now, about), whole=True)
+    about = "Since the store was created: accepted messages by outcome. A difference is an error."
+    known = build_ledger_table(status.books) if status.books else _render_note(_NO_STORE)
+    return _render_section("Message ledger", known, _render_store_time(status, now, about), whole=True)
 
 
 def _render_ages(status: DaemonStatus, now: float) -> Markup:
     cohorts, total = status.cohorts, status.waiting
     if cohorts is None or total is None:
-        return _render_section("What waits, by age", _render_note("The store does not say."))
+        return _render_section("Queued messages by age", _render_note(_NO_STORE))
     most = max(one.messages for one in cohorts)
     columns = [
-        TableColumn("came", "short"),
+        TableColumn("age", "short"),
         TableColumn("messages", _NUMBER_STYLE),
         TableColumn("bytes", _NUMBER_STYLE),
         TableColumn("", "drawn"),
@@ -321,24 +312,18 @@ def _render_ages(status: DaemonStatus, now: float) -> Markup:
         (name, _format_cohort_messages(one), _format_cohort_bytes(one), draw_share_bar(one.messages, most))
         for name, one in zip(_AGE_LABELS, cohorts, strict=True)
     ]
-    whole = ("together", _format_cohort_messages(total), _format_cohort_bytes(total), "")
+    whole = ("total", _format_cohort_messages(total), _format_cohort_bytes(total), "")
     return _render_section(
-        "What waits, by age", build_table(columns, [*rows, whole]), _render_store_time(status, now)
+        "Queued messages by age", build_table(columns, [*rows, whole]), _render_store_time(status, now)
     )
 
 
 def _format_cohort_messages(cohort: AgeBucket) -> str:
-    return (
-        format_count(cohort.messages)
-        if cohort.exact
-        else f"\N{GREATER-THAN OR EQUAL TO} {format_count(cohort.messages)}"
-    )
+    return ("" if cohort.exact else _AT_LEAST) + format_count(cohort.messages)
 
 
 def _format_cohort_bytes(cohort: AgeBucket) -> str:
-    if cohort.bytes is None or cohort.exact:
-        return format_byte_count(cohort.bytes)
-    return f"\N{GREATER-THAN OR EQUAL TO} {format_byte_count(cohort.bytes)}"
+    return ("" if cohort.bytes is None or cohort.exact else _AT_LEAST) + format_byte_count(cohort.bytes)
 
 
 def _render_largest_queues(status: DaemonStatus, now: float) -> Markup:
@@ -358,9 +343,9 @@ def _render_largest_queues(status: DaemonStatus, now: float) -> Markup:
         for one in status.largest
     ]
     if status.waiting is None:
-        return _render_section("The largest queues", _render_note("The store does not say."))
-    known = build_table(columns, rows) if rows else _render_note("Nothing waits.")
-    return _render_section("The largest queues", known, _render_store_time(status, now))
+        return _render_section("Largest queues", _render_note(_NO_STORE))
+    known = build_table(columns, rows) if rows else _render_note("No messages are queued.")
+    return _render_section("Largest queues", known, _render_store_time(status, now))
 
 
 _REFUSAL_COLUMNS = (
@@ -376,7 +361,7 @@ def _render_problems(
     title: str, troubles: Sequence[ProblemSummary], now: float, columns: Sequence[TableColumn]
 ) -> Markup:
     if not troubles:
-        return _render_section(title, _render_note("None since the start."))
+        return _render_section(title, _render_note("None since start."))
     rows = []
     for one in troubles:
         words = one.kind.replace("_", " ")
@@ -394,7 +379,7 @@ def _render_processes(status: DaemonStatus) -> Markup:
         TableColumn("worker", "name"),
         TableColumn("process", f"{_NUMBER_STYLE} wide-only"),
         TableColumn("sockets", f"{_NUMBER_STYLE} wide-only"),
-        TableColumn("up for", _NUMBER_STYLE),
+        TableColumn("uptime", _NUMBER_STYLE),
         TableColumn("state", "name"),
     ]
     rows = [
@@ -409,14 +394,16 @@ def _render_processes(status: DaemonStatus) -> Markup:
     ]
     missing = status.asked - len(status.processes)
     note = (
-        [_render_note("The others did not answer in time; their figures are missing above.")] if missing > 0 else []
+        [_render_note("Other workers did not respond in time; their figures are not included.")]
+        if missing > 0
+        else []
     )
     return _render_section("Workers", build_table(columns, rows), *note, whole=True)
 
 
 def _render_reports(reports: Sequence[AnalysisReport], now: float) -> Markup:
     if not reports:
-        return _render_section("Nightly report", _render_note("There is none yet."), whole=True)
+        return _render_section("Nightly report", _render_note("No report yet."), whole=True)
     columns = [TableColumn("day", "short"), TableColumn("", ""), TableColumn("written", f"{_NUMBER_STYLE} wide-only")]
     rows = [
         (
@@ -430,7 +417,7 @@ def _render_reports(reports: Sequence[AnalysisReport], now: float) -> Markup:
 
 
 def build_ledger_table(books: status.LedgerEntries) -> Markup:
-    """A column for each half: phones are narrow."""
+    """The ledger, with a column for each protocol."""
     columns = [TableColumn("", "name"), *(TableColumn(half, _NUMBER_STYLE) for half in books)]
     rows = [
         (entry, *(_format_ledger_entry(half.get(entry)) for half in books.values()))

@@ -1,8 +1,4 @@
-"""
-Who may see the page: those who know the token.
-
-The listener of the page: every path wants the token, and says nothing without it.
-"""
+"""The listener of the status page: authentication by a token, the page, its JSON, and the analysis reports."""
 
 from __future__ import annotations
 
@@ -37,32 +33,32 @@ from mediatord.private_file import PrivateFileError, read_private_file
 from mediatord.ratelimit.sliding_window import SlidingWindowLimiter
 
 MIN_TOKEN_LENGTH = 32
-# Wrong tokens that one address may try in a minute, and addresses that are remembered.
+# Failed attempts of one address per minute, and number of addresses that are tracked.
 _MAX_FAILED_ATTEMPTS = 10
 _MAX_TRACKED_ADDRESSES = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class AdminToken:
-    """:param digest: of the token, so that comparing takes as long for one of any length."""
+    """An access token. :param digest: SHA-256, so that the time of a comparison does not depend on the length."""
 
     digest: bytes = field(repr=False)
 
     @classmethod
-    def of(cls, secret: bytes) -> AdminToken:
-        """Of the token itself."""
+    def from_secret(cls, secret: bytes) -> AdminToken:
+        """Hash a secret."""
         return cls(sha256(secret).digest())
 
-    def is_in(self, authorization: bytes) -> bool:
-        """Whether the value of an `Authorization` header has it: as Bearer, or as the password of Basic."""
+    def matches(self, authorization: bytes) -> bool:
+        """Whether an `Authorization` header contains the token: as Bearer, or as the password of Basic."""
         return hmac.compare_digest(sha256(_extract_secret(authorization)).digest(), self.digest)
 
 
 def read_admin_token(path: Path) -> AdminToken:
     """
-    The token in a file; white space around it does not count.
+    Read a token from a file, without surrounding white space.
 
-    :raise PrivateFileError: it cannot be read, is open to others, or too short to be a secret.
+    :raise PrivateFileError: it cannot be read, is accessible to others, too short, or not a line of ASCII.
     """
     secret = read_private_file(path).strip()
     if len(secret) < MIN_TOKEN_LENGTH:
@@ -73,11 +69,11 @@ def read_admin_token(path: Path) -> AdminToken:
         raise PrivateFileError(
             f"{path} has to hold one line of ASCII without spaces; type: openssl rand -hex 32 > {path}"
         )
-    return AdminToken.of(secret)
+    return AdminToken.from_secret(secret)
 
 
 def _extract_secret(authorization: bytes) -> bytes:
-    """Empty where there is none, which no token is."""
+    """The secret in an `Authorization` header; empty if there is none."""
     scheme, _, value = authorization.strip().partition(b" ")
     value = value.strip()
     if scheme.lower() == b"bearer":
@@ -93,16 +89,16 @@ def _extract_secret(authorization: bytes) -> bytes:
 @dataclass(frozen=True, slots=True)
 class AccessDenial:
     """
-    A client that is not let in.
+    A client is not authenticated.
 
-    :param wait: seconds until it may try again; 0 when it may at once.
+    :param wait: seconds until it may try again; 0 for immediately.
     """
 
     wait: int = 0
 
 
 class AdminAuthenticator:
-    """Lets in who shows the token, and has an address that shows wrong ones wait, whatever it shows then."""
+    """Checks tokens, and locks an address out for a while after too many wrong ones."""
 
     def __init__(self, clock: IReactorTime, token: AdminToken) -> None:
         self._clock = clock
@@ -110,15 +106,15 @@ class AdminAuthenticator:
         self._wrong = SlidingWindowLimiter(_MAX_FAILED_ATTEMPTS, max_keys=_MAX_TRACKED_ADDRESSES)
 
     def use(self, token: AdminToken) -> None:
-        """From now on it is this one."""
+        """Replace the token."""
         self._token = token
 
     def authenticate(self, rate_limit_key: str, authorization: bytes | None) -> AccessDenial | None:
         """
-        None when the client may come in.
+        Authenticate a client; None on success.
 
-        :param payer: address that tries are counted for.
-        :param authorization: value of the header; None without one, which browsers ask their user for then.
+        :param rate_limit_key: address whose attempts are counted.
+        :param authorization: value of the header; None without one, which is no failed attempt.
         """
         now = self._clock.seconds()
         wait = self._wrong.wait(rate_limit_key, now)
@@ -126,7 +122,7 @@ class AdminAuthenticator:
             return AccessDenial(wait)
         if authorization is None:
             return AccessDenial()
-        if self._token.is_in(authorization):
+        if self._token.matches(authorization):
             return None
         self._wrong.admit(rate_limit_key, now)
         return AccessDenial()
@@ -134,15 +130,14 @@ class AdminAuthenticator:
 
 _log = Logger()
 
-# Connections of all clients together, and bytes of a body, which nothing here has a use for.
+# Connections of all clients, and bytes of a request body, which is discarded.
 _MAX_CONNECTIONS = 64
 _MAX_BODY_BYTES = 65_536
-# Bytes of a file that are read at a time.
 _FILE_CHUNK_BYTES = 65_536
 _HTML_TYPE = b"text/html; charset=utf-8"
 _TEXT_TYPE = b"text/plain; charset=utf-8"
 _DENY_ALL_POLICY = b"default-src 'none'; frame-ancestors 'none'"
-# As the reports have it in themselves: their style is in each, and pictures are part of the page.
+# Reports contain their own style, and pictures as data URLs.
 _REPORT_POLICY = (
     b"default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
     b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -161,12 +156,12 @@ _CHALLENGE = b'Basic realm="status", charset="UTF-8"'
 
 @dataclass(frozen=True, slots=True)
 class AdminContext:
-    """What the resources work with. :param reports: None where there are none to be shown."""
+    """Collaborators of the resources. :param reports: None if no directory is configured."""
 
     clock: IReactorTime
-    door: AdminAuthenticator
-    peers: ClientAddressResolver
-    overviews: StatusCollector
+    authenticator: AdminAuthenticator
+    client_addresses: ClientAddressResolver
+    collector: StatusCollector
     reports: ReportDirectory | None
 
 
@@ -178,9 +173,9 @@ class _AdminResource(Resource):
         self._context = context
 
     def render(self, request: Request) -> int:
-        """Let nobody in without the token, whatever is asked for, and have nothing changed."""
-        rate_limit_key = self._context.peers.rate_limit_key(*get_addresses(request))
-        denial = self._context.door.authenticate(rate_limit_key, request.getHeader(b"authorization"))
+        """Authenticate every request, and allow GET and HEAD only."""
+        rate_limit_key = self._context.client_addresses.rate_limit_key(*get_addresses(request))
+        denial = self._context.authenticator.authenticate(rate_limit_key, request.getHeader(b"authorization"))
         if denial is not None and denial.wait:
             request.setHeader(b"Retry-After", b"%d" % denial.wait)
             return send_admin_response(request, 429, b"too many attempts\n")
@@ -193,30 +188,30 @@ class _AdminResource(Resource):
         return self.show(request)
 
     def show(self, request: Request) -> int:
-        """Answer somebody who may see it."""
+        """Answer an authenticated request."""
         return send_admin_response(request, 404, b"not found\n")
 
 
 class _PageRedirect(_AdminResource):
     def show(self, request: Request) -> int:
-        """The page is at one address, relative to which its links are."""
+        """Redirect to the only URL of the page, to which its links are relative."""
         request.setHeader(b"Location", b"../admin" if request.path == b"/admin/" else b"admin")
         return send_admin_response(request, 302, b"")
 
 
 class _StatusResource(_AdminResource):
     """
-    Something that is made from an overview.
+    A document that is rendered from the status.
 
-    :param made: its bytes; told whether the page is to be asked for again by itself, and the time.
+    :param render_status: given the status, whether the page reloads itself, and the current time.
     """
 
     def __init__(
-        self, context: AdminContext, content_type: bytes, made: Callable[[DaemonStatus, bool, float], bytes]
+        self, context: AdminContext, content_type: bytes, render_status: Callable[[DaemonStatus, bool, float], bytes]
     ) -> None:
         super().__init__(context)
         self._content_type = content_type
-        self._made = made
+        self._render_status = render_status
 
     def show(self, request: Request) -> int:
         gone: list[Failure] = []
@@ -225,27 +220,23 @@ class _StatusResource(_AdminResource):
 
         async def answer() -> None:
             try:
-                overview = await self._context.overviews.latest()
-                made = self._made(overview, refreshing, self._context.clock.seconds())
+                current = await self._context.collector.latest()
+                body = self._render_status(current, refreshing, self._context.clock.seconds())
                 status, content_type = 200, self._content_type
             except Exception:
                 _log.failure("making the status page failed", redact_failure())
-                status, made, content_type = 500, b"internal error\n", _TEXT_TYPE
+                status, body, content_type = 500, b"internal error\n", _TEXT_TYPE
             if not gone:
                 policy = build_security_policy() if content_type == _HTML_TYPE else _DENY_ALL_POLICY
-                send_admin_response(request, status, made, content_type, policy)
+                send_admin_response(request, status, body, content_type, policy)
 
         Deferred.fromCoroutine(answer())
         return NOT_DONE_YET
 
 
-def _render_status_page(overview: DaemonStatus, refreshing: bool, now: float) -> bytes:
-    return render_status_page(overview, refreshing=refreshing, now=now)
-
-
 class _ReportResource(_AdminResource):
     def show(self, request: Request) -> int:
-        """A file of the report of a day; the page itself at the address of the day, too."""
+        """Send a file of the report of a day; its page by default."""
         reports = self._context.reports
         named = [part.decode("latin-1") for part in cast("list[bytes]", request.postpath)]
         if len(named) != 2 or reports is None:
@@ -255,7 +246,7 @@ class _ReportResource(_AdminResource):
 
 
 def _send_file(request: Request, found: AnalysisReportFile) -> int:
-    """As fast as the client reads it."""
+    """Send a file with backpressure."""
     _set_admin_head(request, 200, found.content_type, _REPORT_POLICY)
     request.setHeader(b"Content-Length", b"%d" % found.size)
     if request.method == b"HEAD":
@@ -268,7 +259,7 @@ def _send_file(request: Request, found: AnalysisReportFile) -> int:
 
 @implementer(IPushProducer)
 class _FileProducer:
-    """A file on its way. One of Twisted's own would be read by the global reactor."""
+    """Produces a file. Twisted's own producers use the global reactor."""
 
     def __init__(self, request: Request, file: IO[bytes]) -> None:
         self._request = request
@@ -276,16 +267,16 @@ class _FileProducer:
         self._paused = False
 
     def start(self) -> None:
-        """Begin; the file is closed at the end, and the response finished."""
+        """Start; the file is closed and the response finished at the end."""
         self._request.registerProducer(self, True)
         self.resumeProducing()
 
     def pauseProducing(self) -> None:  # noqa: N802  Twisted's name
-        """The client does not read so fast."""
+        """Pause."""
         self._paused = True
 
     def resumeProducing(self) -> None:  # noqa: N802  Twisted's name
-        """There is room again."""
+        """Write until paused."""
         self._paused = False
         while not (self._paused or self._file.closed):
             piece = self._file.read(_FILE_CHUNK_BYTES)
@@ -297,14 +288,14 @@ class _FileProducer:
                 self._request.finish()
 
     def stopProducing(self) -> None:  # noqa: N802  Twisted's name
-        """The client is gone."""
+        """Close the file."""
         self._file.close()
 
 
 def send_admin_response(
     request: Request, status: int, body: bytes, content_type: bytes = _TEXT_TYPE, policy: bytes = _DENY_ALL_POLICY
 ) -> int:
-    """Send a whole response."""
+    """Send a complete response."""
     _set_admin_head(request, status, content_type, policy)
     request.setHeader(b"Content-Length", b"%d" % len(body))
     if request.method != b"HEAD":
@@ -322,71 +313,75 @@ def _set_admin_head(request: Request, status: int, content_type: bytes, policy: 
 
 
 class _AdminRootResource(_AdminResource):
-    """The whole tree; what is not in it wants the token all the same."""
+    """The root; unknown paths require authentication, too."""
 
     isLeaf = False
 
     def __init__(self, context: AdminContext) -> None:
         super().__init__(context)
-        self._page = _StatusResource(context, _HTML_TYPE, _render_status_page)
+        self._page = _StatusResource(
+            context,
+            _HTML_TYPE,
+            lambda status, refreshing, now: render_status_page(status, refreshing=refreshing, now=now),
+        )
         self._json = _StatusResource(
-            context, b"application/json", lambda overview, _, now: render_status_json(overview, now)
+            context, b"application/json", lambda status, _, now: render_status_json(status, now)
         )
         self._report = _ReportResource(context)
-        self._elsewhere = _PageRedirect(context)
-        self._nothing = _AdminResource(context)
+        self._redirect = _PageRedirect(context)
+        self._not_found = _AdminResource(context)
 
     def getChild(self, path: bytes, request: Request) -> IResource:
-        """By the whole path at once."""
+        """Look up the whole path."""
         whole = [path, *cast("list[bytes]", request.postpath)]
         if whole[:2] == [b"admin", b"report"]:
             request.postpath = whole[2:]
             return self._report
         places: dict[tuple[bytes, ...], IResource] = {
-            (b"",): self._elsewhere,
+            (b"",): self._redirect,
             (b"admin",): self._page,
-            (b"admin", b""): self._elsewhere,
+            (b"admin", b""): self._redirect,
             (b"admin", b"status.json"): self._json,
         }
-        return places.get(tuple(whole), self._nothing)
+        return places.get(tuple(whole), self._not_found)
 
 
 class _AdminChannel(BackpressureHTTPChannel):
     def _respondToBadRequestAndDisconnect(self) -> None:  # noqa: N802  Twisted's name
-        """Called when what came is no HTTP: say nothing more than that."""
+        """Answer what is not HTTP."""
         cast(Any, self.transport).write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
         self.loseConnection()
 
     def connectionLost(self, reason: Failure) -> None:  # type: ignore[override]  # it always has one
-        """The client is gone."""
-        cast(Any, self).site.left()
+        """Count the connection out."""
+        cast(Any, self).site.connection_closed()
         super().connectionLost(reason)
 
 
 class _AdminRequest(Request):
-    """A request whose body is not kept."""
+    """A request whose body is discarded."""
 
     _received = 0
 
     def gotLength(self, length: int | None) -> None:
-        """Called once the headers are there."""
+        """Called after the headers."""
         self.content = BytesIO()
 
     def handleContentChunk(self, data: bytes) -> None:
-        """Called with every piece of the body."""
+        """Called with a part of the body."""
         self._received += len(data)
         if self._received > _MAX_BODY_BYTES:
             cast(Any, self.channel).transport.abortConnection()
 
     def process(self) -> None:
-        """Called with a whole request. Twisted answers those about the server itself, without asking anybody."""
+        """Called with a complete request. Twisted would answer `*` without authentication."""
         if self.path == b"*":
             self.path = b"/*"
         super().process()
 
 
 class AdminSite(Site):
-    """A site without an access log, for a few clients at a time."""
+    """A site without an access log and with few connections."""
 
     protocol = _AdminChannel  # type: ignore[assignment]  # instead of a proxy that could speak HTTP/2
     requestFactory = _AdminRequest
@@ -401,15 +396,15 @@ class AdminSite(Site):
         self._open = 0
 
     def buildProtocol(self, addr: object) -> Any:
-        """None when there are too many connections."""
+        """None if there are too many connections."""
         if self._open >= _MAX_CONNECTIONS:
             return None
         self._open += 1
         return super().buildProtocol(cast(Any, addr))
 
-    def left(self) -> None:
-        """A connection is gone."""
+    def connection_closed(self) -> None:
+        """Count a connection out."""
         self._open -= 1
 
     def log(self, request: object) -> None:
-        """Nothing: the token may be in a line that somebody keeps."""
+        """Log nothing: a line could contain the token."""

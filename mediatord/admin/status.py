@@ -1,10 +1,4 @@
-"""
-The store's own books, as the page has them.
-
-All that the page says, gathered from where it is known.
-
-The same for programs: `/admin/status.json`.
-"""
+"""The status of the daemon: collected from its processes and its store, and as JSON for `/admin/status.json`."""
 
 from __future__ import annotations
 
@@ -32,40 +26,40 @@ from mediatord.protocol import encoding
 from mediatord.store.interfaces import messages
 from mediatord.store.interfaces.messages import AgeBucket, QueueBacklog
 
-LEDGER_DIFFERS = "the store does not account for every message"
+LEDGER_DIFFERS = "message ledger does not balance"
 
 _DIFFERENCE = "difference"
 LEDGER_ENTRIES = ("accepted", "acknowledged", "waiting", "expired", "evicted", "removed", "withdrawn", _DIFFERENCE)
 
-# By half and entry; what is not known is not in it.
+# By protocol and entry; unknown entries are left out.
 LedgerEntries = Mapping[str, Mapping[str, int]]
 
 
 def read_ledger(books: messages.StoreLedger) -> LedgerEntries:
-    """What the store says of them."""
+    """Convert the store's ledger."""
     halves = {"didcomm": books.didcomm, "decentrl": books.decentrl}
     known = {half: {**asdict(one), _DIFFERENCE: one.difference} for half, one in halves.items()}
     return {half: {name: n for name, n in entries.items() if n is not None} for half, entries in known.items()}
 
 
 def is_ledger_balanced(books: LedgerEntries) -> bool:
-    """Whether no half has a difference, as far as is known."""
+    """Whether no protocol has a known difference."""
     return not any(entries.get(_DIFFERENCE) for entries in books.values())
 
 
 def build_ledger_json(books: LedgerEntries) -> dict[str, dict[str, int | None]]:
-    """All entries, null where nobody knows."""
+    """All entries; null for unknown ones."""
     return {half: {entry: entries.get(entry) for entry in LEDGER_ENTRIES} for half, entries in books.items()}
 
 
-# Ages that are told apart, in seconds; what is older is one more.
+# Upper bounds of the age groups in seconds; older messages are one more group.
 AGE_BOUNDS = (60, 600, 3_600, 21_600, 86_400)
 LARGEST_QUEUES = 10
-# Seconds for which nothing is asked again, however many look.
+# Seconds for which a status is served again.
 _CACHE_SECONDS = 2.0
-# Seconds that the store may take.
+# Time-out of the store in seconds.
 _STORE_TIMEOUT = 5.0
-# Counters since the start, by what they are called on the page; those of FLOWS that have one of their own.
+# Metrics of the totals since the start, by their names on the page.
 _TOTAL_METRICS = {
     "accepted": "mediator_messages_forwarded_total",
     "delivered": "mediator_messages_delivered_total",
@@ -87,7 +81,7 @@ _METRIC_NAMES = {name.partition("{")[0] for name in (*_TOTAL_METRICS.values(), *
 
 
 class QueryProcesses(Protocol):
-    """Asks the processes of the daemon what they know, each for itself: how many were asked, and what they said."""
+    """Queries all processes of the daemon: how many were asked, and the replies."""
 
     def __call__(self) -> Awaitable[tuple[int, Sequence[Mapping[str, Any]]]]: ...
 
@@ -95,15 +89,14 @@ class QueryProcesses(Protocol):
 @dataclass(frozen=True, slots=True)
 class StatusSources:
     """
-    Where things are known.
+    Sources of the status.
 
-    :param backend: of the store.
     :param processes: raises TimeoutError.
-    :param here: what this process knows, should nobody else be there to be asked.
-    :param figures: the metrics of all processes as text; raises TimeoutError.
+    :param here: reply of this process, used if no process replies.
+    :param figures: metrics of all processes as text; raises TimeoutError.
     :param backlog: raises StoreUnavailable, ShutdownInProgress.
-    :param tag: what stands for a DID in the log.
-    :param is_own: whether a DID is one that the daemon has to send messages to itself.
+    :param tag: pseudonym of a DID, as in the log.
+    :param is_own: whether a DID belongs to the daemon's self-test.
     """
 
     version: str
@@ -122,7 +115,9 @@ class StatusSources:
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
     """
-    :param state: in a few words, as systemd is told.
+    A process of the daemon.
+
+    :param state: as in the systemd status.
     :param uptime: seconds.
     """
 
@@ -139,9 +134,9 @@ class QueueSummary:
     """
     A queue.
 
-    :param tag: stands for the DID.
-    :param age: seconds since what arrived first in it; None when nobody knows.
-    :param own: whether that is a DID of the daemon, for its self-test.
+    :param tag: pseudonym of the DID.
+    :param age: seconds since its oldest message arrived; None if unknown.
+    :param own: whether the DID belongs to the daemon's self-test.
     """
 
     tag: str
@@ -154,17 +149,17 @@ class QueueSummary:
 @dataclass(frozen=True, slots=True)
 class DaemonStatus:
     """
-    How the daemon is.
+    The status of the daemon.
 
-    :param at: when, in seconds since the epoch.
-    :param store_at: when the store has said what waits and what its books say, all of one moment; None if it has not.
-    :param asked: processes that were, of which `processes` are those that answered.
-    :param totals: since the start; None where the processes could not be asked together.
-    :param gauges: likewise; only those that there are.
-    :param books: the store's own, of the same moment as what waits; empty when that is not known.
-    :param waiting: messages and bytes in all; None when the store does not say.
-    :param cohorts: what waits, by the ages of :data:`AGE_BOUNDS`; None likewise.
-    :param reports: None when it is not said where there are any.
+    :param at: Unix seconds.
+    :param store_at: time of the store's reply; None if there was none.
+    :param asked: number of processes asked; `processes` are those that replied.
+    :param totals: since the start; None if not all processes could be asked.
+    :param gauges: likewise; missing ones are left out.
+    :param books: message ledger; empty without a reply of the store.
+    :param waiting: queued messages and bytes; None without a reply of the store.
+    :param cohorts: the same by the ages of :data:`AGE_BOUNDS`.
+    :param reports: None if no directory is configured.
     """
 
     at: float
@@ -188,30 +183,30 @@ class DaemonStatus:
 
     @property
     def uptime(self) -> float:
-        """Of the process that has been there longest."""
+        """Of the oldest process."""
         return max((one.uptime for one in self.processes), default=0.0)
 
     @property
     def state(self) -> str:
-        """What is most in the way, or that it serves."""
+        """The most important problem, or the state of a healthy process."""
         if worst := [one.state for one in self.processes if not one.well]:
             return worst[0]
         if self.cohorts is None:
-            return "the store does not answer"
+            return "the store does not respond"
         if self.asked > len(self.processes) or self.totals is None:
-            return "not all workers answer"
+            return "some workers do not respond"
         if not is_ledger_balanced(self.books):
             return LEDGER_DIFFERS
-        return self.processes[0].state if self.gauges.get("ready", 1) else "messages do not get through"
+        return self.processes[0].state if self.gauges.get("ready", 1) else "end-to-end probe fails"
 
     @property
     def well(self) -> bool:
-        """Whether nothing is."""
+        """Whether there is no problem."""
         return self.state == self.processes[0].state and self.processes[0].well
 
 
 class StatusCollector:
-    """Makes overviews, no two at a time, and shows one that is fresh to all who ask."""
+    """Collects the status, once at a time, and caches it for a short time."""
 
     def __init__(self, clock: IReactorTime, sources: StatusSources) -> None:
         self._clock = clock
@@ -221,23 +216,23 @@ class StatusCollector:
         self._store_query: Deferred[Any] | None = None
 
     def latest(self) -> Deferred[DaemonStatus]:
-        """Fires with one that is some seconds old at most."""
+        """Fires with a status that is at most some seconds old."""
         last = self._last
         if last is not None and 0.0 <= self._clock.seconds() - last.at < _CACHE_SECONDS:
             return succeed(last)
         answer: Deferred[DaemonStatus] = Deferred()
         self._waiting.append(answer)
         if len(self._waiting) == 1:
-            Deferred.fromCoroutine(self._collect()).addCallbacks(self._made, self._failed)
+            Deferred.fromCoroutine(self._collect()).addCallbacks(self._succeed, self._fail)
         return answer
 
-    def _made(self, overview: DaemonStatus) -> None:
-        self._last = overview
+    def _succeed(self, status: DaemonStatus) -> None:
+        self._last = status
         waiting, self._waiting = self._waiting, []
         for answer in waiting:
-            answer.callback(overview)
+            answer.callback(status)
 
-    def _failed(self, failure: Failure) -> None:
+    def _fail(self, failure: Failure) -> None:
         waiting, self._waiting = self._waiting, []
         for answer in waiting:
             answer.errback(failure)
@@ -245,28 +240,28 @@ class StatusCollector:
     async def _collect(self) -> DaemonStatus:
         sources = self._sources
         now = self._clock.seconds()
-        asked, told = await self._query_processes()
+        asked, replies = await self._query_processes()
         samples = await self._figures()
         backlog = await self._backlog(now)
         store_at = None if backlog is None else self._clock.seconds()
         processes = tuple(
-            sorted((_parse_process_status(one) for one in told if "pid" in one), key=lambda one: one.node)
+            sorted((_parse_process_status(one) for one in replies if "pid" in one), key=lambda one: one.node)
         )
         uptime = max((one.uptime for one in processes), default=0.0)
-        troubles = [one["troubles"] for one in told]
+        troubles = [one["troubles"] for one in replies]
         return DaemonStatus(
             at=now,
             store_at=store_at,
             version=sources.version,
-            # Of several workers none has the name of them all.
-            node=next((one["node"] for one in told if "pid" not in one), sources.node),
+            # The name of the node is known to the supervisor, not to its workers.
+            node=next((one["node"] for one in replies if "pid" not in one), sources.node),
             backend=sources.backend,
             clustered=sources.clustered,
             asked=asked,
             processes=processes,
-            totals=_sum_totals(asked, told, samples),
+            totals=_sum_totals(asked, replies, samples),
             gauges={name: samples[key] for name, key in _GAUGE_METRICS.items() if samples and key in samples},
-            flows=compute_traffic([one.get("slots", ()) for one in told], now, uptime),
+            flows=compute_traffic([one.get("slots", ()) for one in replies], now, uptime),
             books=read_ledger(backlog.books) if backlog else {},
             waiting=AgeBucket(backlog.messages, backlog.bytes) if backlog else None,
             cohorts=backlog.cohorts if backlog else None,
@@ -278,14 +273,14 @@ class StatusCollector:
 
     async def _query_processes(self) -> tuple[int, Sequence[Mapping[str, Any]]]:
         try:
-            asked, told = await self._sources.processes()
+            asked, replies = await self._sources.processes()
         except TimeoutError:
-            asked, told = 0, ()
-        # Its own answer may be late like that of any other.
-        return (asked, told) if any("pid" in one for one in told) else (max(asked, 2), [self._sources.here()])
+            asked, replies = 0, ()
+        # The reply of this process may be late, too.
+        return (asked, replies) if any("pid" in one for one in replies) else (max(asked, 2), [self._sources.here()])
 
     async def _figures(self) -> dict[str, float] | None:
-        """Sums; None where they cannot be had."""
+        """Sums over all processes; None on time-out."""
         try:
             text = (await self._sources.figures()).decode("utf-8")
         except TimeoutError:
@@ -294,15 +289,18 @@ class StatusCollector:
         return _sum_samples(list(text_string_to_metric_families("\n".join([*lines, ""]))))
 
     async def _backlog(self, now: float) -> QueueBacklog | None:
-        """None as well while the store has not answered for long: it is not asked again before it has."""
+        """None on time-out; the store is not queried again while a query is pending."""
         if self._store_query is not None and not self._store_query.called:
             return None
         found: list[QueueBacklog | Failure] = []
-        asking = Deferred.fromCoroutine(self._ask_store(now)).addBoth(found.append)
-        patience: Deferred[None] = Deferred()
-        timer = self._clock.callLater(_STORE_TIMEOUT, patience.callback, None)
-        self._store_query = asking
-        await DeferredList([asking, patience], fireOnOneCallback=True)
+
+        async def query() -> QueueBacklog:
+            return await self._sources.backlog([now - age for age in AGE_BOUNDS], LARGEST_QUEUES)
+
+        self._store_query = Deferred.fromCoroutine(query()).addBoth(found.append)
+        timeout: Deferred[None] = Deferred()
+        timer = self._clock.callLater(_STORE_TIMEOUT, timeout.callback, None)
+        await DeferredList([self._store_query, timeout], fireOnOneCallback=True)
         if timer.active():
             timer.cancel()
         answer = found[0] if found else None
@@ -310,9 +308,6 @@ class StatusCollector:
             answer.trap(StoreUnavailable, ShutdownInProgress)
             return None
         return answer
-
-    async def _ask_store(self, now: float) -> QueueBacklog:
-        return await self._sources.backlog([now - age for age in AGE_BOUNDS], LARGEST_QUEUES)
 
     def _build_queue_summaries(self, backlog: QueueBacklog, now: float) -> tuple[QueueSummary, ...]:
         return tuple(
@@ -327,16 +322,16 @@ class StatusCollector:
         )
 
 
-def _parse_process_status(told: Mapping[str, Any]) -> ProcessStatus:
-    return ProcessStatus(**{name: told[name] for name in ("node", "pid", "state", "well", "uptime", "sockets")})
+def _parse_process_status(reply: Mapping[str, Any]) -> ProcessStatus:
+    return ProcessStatus(**{name: reply[name] for name in ("node", "pid", "state", "well", "uptime", "sockets")})
 
 
 def _sum_totals(
-    asked: int, told: Sequence[Mapping[str, Any]], samples: Mapping[str, float] | None
+    asked: int, replies: Sequence[Mapping[str, Any]], samples: Mapping[str, float] | None
 ) -> dict[str, int] | None:
-    """Since the start: of a daemon that is one process at the moment of its slots, which are parts of them."""
-    if asked == 1 and "totals" in told[0]:
-        return {name: told[0]["totals"][name] for name in _TOTAL_METRICS}
+    """Totals since the start; of a single process as of its traffic slots, so that they match."""
+    if asked == 1 and "totals" in replies[0]:
+        return {name: replies[0]["totals"][name] for name in _TOTAL_METRICS}
     return None if samples is None else {name: int(samples.get(key, 0)) for name, key in _TOTAL_METRICS.items()}
 
 
@@ -358,9 +353,9 @@ assert _TOTAL_METRICS.keys() == TRAFFIC_COUNTERS.keys()
 
 def render_status_json(status: DaemonStatus, now: float | None = None) -> bytes:
     """
-    An object; times are seconds since the epoch, spans seconds, and null is what nobody knows.
+    Render the status as a JSON object; times are Unix seconds, durations seconds, null is unknown.
 
-    :param now: when it is shown; by default as soon as it was made.
+    :param now: current time; by default that of the status.
     """
     return encoding.dumps(
         {
@@ -389,7 +384,7 @@ def render_status_json(status: DaemonStatus, now: float | None = None) -> bytes:
 
 
 def _build_store_json(status: DaemonStatus, now: float | None) -> dict[str, float | None]:
-    """Of which time the ledger is, and what waits."""
+    """Time and age of the store's figures."""
     at = status.store_at
     return {"at": at, "age_seconds": None if at is None else _get_age(at, now)}
 
@@ -414,23 +409,11 @@ def _build_waiting_json(status: DaemonStatus) -> dict[str, Any] | None:
     if status.waiting is None:
         return None
     messages, size = status.waiting.messages, status.waiting.bytes
-    return {
-        "messages": messages,
-        "bytes": size,
-        "by_age": _build_age_json(status),
-        "largest": _build_largest_json(status),
-    }
-
-
-def _build_age_json(status: DaemonStatus) -> list[dict[str, Any]]:
     bounds: list[int | None] = [*AGE_BOUNDS, None]
-    return [
+    by_age = [
         {"below_seconds": bound, **asdict(cohort)} for bound, cohort in zip(bounds, status.cohorts or (), strict=True)
     ]
-
-
-def _build_largest_json(status: DaemonStatus) -> list[dict[str, Any]]:
-    return [
+    largest = [
         {
             "recipient": one.tag,
             "messages": one.messages,
@@ -440,3 +423,4 @@ def _build_largest_json(status: DaemonStatus) -> list[dict[str, Any]]:
         }
         for one in status.largest
     ]
+    return {"messages": messages, "bytes": size, "by_age": by_age, "largest": largest}

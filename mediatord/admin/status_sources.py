@@ -1,10 +1,4 @@
-"""
-What was counted in the last hour, in slots of ten seconds.
-
-What went wrong lately: requests that were refused or failed, and warnings of our own.
-
-The reports of the nightly analysis, as files: one directory a day, with a page and its tables.
-"""
+"""Sources of the status page: recent traffic, recent problems, and the reports of the nightly analysis."""
 
 from __future__ import annotations
 
@@ -25,10 +19,10 @@ from zope.interface import implementer
 
 from mediatord.protocol import encoding
 
-# Seconds of a slot, and how many are kept: an hour and the slot that is not over yet.
+# Seconds of a slot; slots of the last hour are kept.
 SLOT_SECONDS = 10
 _SLOTS_PER_MINUTE, _SLOTS_PER_HOUR = 60 // SLOT_SECONDS, 3600 // SLOT_SECONDS
-# What is shown, and which counters it is the sum of (:meth:`~mediatord.observability.metrics.Metrics.totals`).
+# Names on the page, and the counters that are summed up (:meth:`~mediatord.observability.metrics.Metrics.totals`).
 TRAFFIC_COUNTERS: Mapping[str, tuple[str, ...]] = {
     "accepted": ("forwarded",),
     "delivered": ("delivered",),
@@ -40,18 +34,18 @@ TRAFFIC_COUNTERS: Mapping[str, tuple[str, ...]] = {
     "evicted": ("evicted",),
 }
 
-# Number of the slot since the epoch, and what was counted in it, in the order of FLOWS.
+# Number of the slot since the epoch, and its counts in the order of TRAFFIC_COUNTERS.
 TrafficSlot = list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class TrafficRate:
     """
-    How much there was of something.
+    Counts of the last hour.
 
-    :param minute: in the last minute, like `hour`.
-    :param per_second: of the last minute and the last hour, or as long as the daemon has been there.
-    :param by_minute: of the last hour, oldest first.
+    :param minute: count of the last minute; `hour` likewise.
+    :param per_second: rates in the last minute and the last hour, or since the start.
+    :param by_minute: oldest first.
     """
 
     minute: int
@@ -62,9 +56,9 @@ class TrafficRate:
 
 class TrafficHistory:
     """
-    Notes by how much the counters of this process grow.
+    Records the growth of this process's counters in slots.
 
-    :param totals: the counters as they are.
+    :param totals: current values.
     """
 
     def __init__(self, clock: IReactorTime, totals: Callable[[], Mapping[str, int]]) -> None:
@@ -74,11 +68,11 @@ class TrafficHistory:
         self._slots: dict[int, list[int]] = {}
 
     def sample(self) -> None:
-        """Put what was counted since the last time into the present slot."""
+        """Add the growth since the last call to the current slot."""
         counts, last = self._counts(), self._last
         self._last = counts
         present = int(self._clock.seconds()) // SLOT_SECONDS
-        # When the clock was set, what was counted at times that have not come yet is forgotten.
+        # Slots of the future, from before a clock was set back, are dropped.
         self._slots = {
             slot: grown for slot, grown in self._slots.items() if present - _SLOTS_PER_HOUR < slot <= present
         }
@@ -88,12 +82,12 @@ class TrafficHistory:
             self._slots[present] = [one + more for one, more in zip(earlier, grown, strict=True)]
 
     def slots(self) -> list[TrafficSlot]:
-        """Those in which anything was counted, up to now."""
+        """Slots with counts, up to now."""
         self.sample()
         return [[slot, *grown] for slot, grown in self._slots.items()]
 
     def totals(self) -> dict[str, int]:
-        """Since the start of the process, as of the last sample."""
+        """Totals since the start of the process, as of the last sample."""
         return dict(zip(TRAFFIC_COUNTERS, self._last, strict=True))
 
     def _counts(self) -> list[int]:
@@ -103,9 +97,9 @@ class TrafficHistory:
 
 def compute_traffic(processes: Iterable[Sequence[TrafficSlot]], now: float, uptime: float) -> dict[str, TrafficRate]:
     """
-    What all processes have counted.
+    Sum up the slots of all processes.
 
-    :param uptime: seconds that the longest of them has been there.
+    :param uptime: of the oldest process, in seconds.
     """
     present = int(now) // SLOT_SECONDS
     sums = [[0] * _SLOTS_PER_HOUR for _ in TRAFFIC_COUNTERS]
@@ -114,7 +108,7 @@ def compute_traffic(processes: Iterable[Sequence[TrafficSlot]], now: float, upti
         if 0 <= age < _SLOTS_PER_HOUR:
             for series, more in zip(sums, grown, strict=True):
                 series[_SLOTS_PER_HOUR - 1 - age] += more
-    # The present slot has only begun.
+    # The current slot is incomplete.
     begun = now - present * SLOT_SECONDS
     spans = [
         max(1.0, min(uptime, (number - 1) * SLOT_SECONDS + begun)) for number in (_SLOTS_PER_MINUTE, _SLOTS_PER_HOUR)
@@ -132,9 +126,9 @@ def _compute_rate(series: Sequence[int], spans: Sequence[float]) -> TrafficRate:
 
 ProblemSource = Literal["request", "output"]
 
-# Kinds of trouble that are kept of each source, those that occurred last.
+# Most recent kinds of problems that are kept of each source.
 MAX_PROBLEMS = 50
-# Characters of a line.
+# Characters.
 _MAX_LINE_LENGTH = 300
 _OWN_NAMESPACE = "mediatord"
 _REPORTED_LEVELS = (LogLevel.warn, LogLevel.error, LogLevel.critical)
@@ -143,12 +137,12 @@ _REPORTED_LEVELS = (LogLevel.warn, LogLevel.error, LogLevel.critical)
 @dataclass(frozen=True, slots=True)
 class ProblemSummary:
     """
-    Something that has occurred, perhaps often.
+    A kind of problem and its occurrences.
 
-    :param kind: name of the situation in words, or the level of a line.
-    :param where: `didcomm` or `decentrl`, or the part of the daemon that wrote the line.
-    :param text: what the peer was told, as a code; or the line, when it was last written.
-    :param count: how often, since `first`.
+    :param kind: name of the situation, or log level.
+    :param where: `didcomm` or `decentrl`, or the module that logged.
+    :param text: error code, or the last log line.
+    :param count: occurrences since `first`.
     """
 
     source: ProblemSource
@@ -162,7 +156,7 @@ class ProblemSummary:
 
 @implementer(ILogObserver)
 class RecentProblems:
-    """Keeps a few of each source, and of each what is needed to tell of it; nothing that a peer has written."""
+    """Keeps recent problems: rejected requests and logged warnings; no text of peers."""
 
     def __init__(self, clock: IReactorTime) -> None:
         self._clock = clock
@@ -172,16 +166,16 @@ class RecentProblems:
         }
 
     def refused(self, protocol: str, situation: str, code: str) -> None:
-        """A request was refused, or failed; signature of :attr:`mediatord.observability.event_recorder.EventRecorder.on_refusal`."""
+        """Record a rejected or failed request; a callback of the event recorder."""
         self._note((protocol, situation, code), "request", situation, protocol, code)
 
     def __call__(self, event: LogEvent) -> None:
-        """A line was logged. Of what others than mediatord write, it is said that it is there."""
+        """Record a log event. Texts of other packages are not kept."""
         level = event.get("log_level")
         if level not in _REPORTED_LEVELS:
             return
         namespace = str(event.get("log_namespace", ""))
-        # The workers' own lines, which are their own troubles.
+        # Output of a worker, which records its own problems.
         if "worker" in event and event.get("log_format") == "{worker}: {text}":
             return
         if namespace.partition(".")[0] != _OWN_NAMESPACE or event.get("log_format") is None:
@@ -192,7 +186,7 @@ class RecentProblems:
         self._note((level.name, namespace, str(event["log_format"])), "output", level.name, where, text)
 
     def told(self) -> list[dict[str, Any]]:
-        """All of it as plain values, for :func:`merged`."""
+        """All problems as plain values, for :func:`merge_problems`."""
         return [asdict(one) for kept in self._kept.values() for one in kept.values()]
 
     def _note(self, key: tuple[str, ...], source: ProblemSource, kind: str, where: str, text: str) -> None:
@@ -206,9 +200,9 @@ class RecentProblems:
 
 def merge_problems(processes: Iterable[Iterable[Mapping[str, Any]]], source: ProblemSource) -> list[ProblemSummary]:
     """
-    What several processes tell, the latest first; requests that were refused for the same reason as one.
+    Merge the problems of several processes, the most recent first.
 
-    :param processes: what :meth:`Troubles.told` gave in each.
+    :param processes: results of :meth:`RecentProblems.told`.
     """
     found: dict[tuple[str, str, str], ProblemSummary] = {}
     for told in processes:
@@ -231,7 +225,7 @@ def _combine_problems(one: ProblemSummary, other: ProblemSummary) -> ProblemSumm
 
 REPORT_INDEX = "index.html"
 _SUMMARY_FILE = "summary.json"
-# Days that are listed, and bytes of a summary that are read.
+# Days, and bytes.
 _MAX_LISTED_REPORTS = 14
 _MAX_SUMMARY_BYTES = 262_144
 _DAY_PATTERN = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
@@ -242,17 +236,19 @@ _CONTENT_TYPES = {
     ".json": b"application/json",
 }
 _REPORT_STATES = ("good", "warn", "bad")
-# A FIFO would be waited for, and a link may lead anywhere.
+# Opening a FIFO must not block, and links are not followed.
 _SAFE_OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
 class AnalysisReport:
     """
+    A report of the nightly analysis.
+
     :param day: as in its path.
-    :param written_at: seconds since the epoch.
-    :param state: `good`, `warn` or `bad`; empty if it does not say.
-    :param verdict: a sentence; empty likewise.
+    :param written_at: Unix seconds.
+    :param state: `good`, `warn` or `bad`; empty if unknown.
+    :param verdict: a sentence; empty if unknown.
     """
 
     day: str
@@ -263,7 +259,7 @@ class AnalysisReport:
 
 @dataclass(frozen=True, slots=True)
 class AnalysisReportFile:
-    """:param file: open, to be closed by whoever has it."""
+    """A file of a report. :param file: to be closed by the caller."""
 
     file: IO[bytes]
     size: int
@@ -271,13 +267,13 @@ class AnalysisReportFile:
 
 
 class ReportDirectory:
-    """:param directory: what is below is served, but for what is neither a plain file nor of a type that is known."""
+    """Serves regular files of known types below a directory, which has a subdirectory for each day."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def latest(self) -> list[AnalysisReport]:
-        """The last ones that there are, latest first; none if the directory cannot be read."""
+        """The latest reports, newest first; empty if the directory cannot be read."""
         days: list[str] = []
         with suppress(OSError), os.scandir(self._directory) as entries:
             days = sorted((entry.name for entry in entries if _is_day(entry.name)), reverse=True)
@@ -285,7 +281,7 @@ class ReportDirectory:
         return [report for report in found if report is not None][:_MAX_LISTED_REPORTS]
 
     def open(self, day: str, name: str) -> AnalysisReportFile | None:
-        """A file of the report of a day; None if there is none that may be seen."""
+        """Open a file of the report of a day; None if there is none."""
         named = _FILE_NAME_PATTERN.fullmatch(name)
         if not _is_day(day) or named is None or named[1] not in _CONTENT_TYPES:
             return None
@@ -334,7 +330,7 @@ def _is_day(name: str) -> bool:
 
 @contextmanager
 def _open_directory(name: Path | str, flags: int = 0, inside: int | None = None) -> Iterator[int]:
-    """:raise OSError: it is none, or cannot be opened."""
+    """Open a directory. :raise OSError: it cannot be opened."""
     descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | flags, dir_fd=inside)
     try:
         yield descriptor

@@ -44,9 +44,10 @@ from mediatord.backup.records import (
 from mediatord.backup.sqlite_export import SQLiteRecordSource, check_sqlite_schema
 from mediatord.protocol.canonical_did import canonicalize_did, compute_did_digest
 from mediatord.store.interfaces import decentrl
+from mediatord.store.quotas import get_utf8_size
 from mediatord.store.recipient_names import import_names
 from mediatord.store.sqlite import decentrl_queries, event_queries
-from mediatord.store.sqlite.bulk_sql import get_utf8_size, hash_did
+from mediatord.store.sqlite.bulk_sql import hash_did
 from mediatord.store.sqlite.database_file import (
     APPLICATION_ID,
     DatabaseUnusable,

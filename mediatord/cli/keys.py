@@ -172,7 +172,7 @@ def retire(kid: str, path: Path, yes: bool, as_json: bool) -> None:
         config.identity.keys,
         kid,
         partial(_build_identity, config),
-        really=yes,
+        dry_run=not yes,
         passphrase=make_passphrase_reader(config),
     )
     did = _derive_peer_did(config, gone)

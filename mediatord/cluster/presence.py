@@ -253,7 +253,7 @@ class PresencePublisher:
         self._timer: IDelayedCall | None = None
         self._exchange: Deferred[float] | None = None
 
-    def here(self, did: str) -> Deferred[None]:
+    def add(self, did: str) -> Deferred[None]:
         """
         Publish that this node has a socket of a DID; fires when other nodes can find it.
 
@@ -270,7 +270,7 @@ class PresencePublisher:
         self._change(did)
         return known
 
-    def gone(self, did: str) -> None:
+    def remove(self, did: str) -> None:
         """Publish that the last socket of a DID is closed."""
         self._present.discard(did)
         self._resolve_waiters([did])

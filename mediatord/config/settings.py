@@ -266,7 +266,7 @@ class SettingsSection(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _empty_is_default(cls, value: Any) -> Any:
+    def _use_defaults_if_empty(cls, value: Any) -> Any:
         """A section with nothing but comments reads as null."""
         return {} if value is None else value
 
@@ -450,7 +450,7 @@ class DecentrlSettings(SettingsSection):
     max_stored_bytes: Size = _setting(1_073_741_824, "and their bytes")
 
     @model_validator(mode="after")
-    def _allow_goes_with_the_list(self) -> DecentrlSettings:
+    def _check_allow(self) -> DecentrlSettings:
         if (self.registration == "allow-list") != bool(self.allow):
             raise ValueError("expected DIDs in allow with registration: allow-list, and none without")
         return self
@@ -486,7 +486,7 @@ class LogRetentionSettings(SettingsSection):
     )
 
     @model_validator(mode="after")
-    def _unread_is_the_outer_bound(self) -> LogRetentionSettings:
+    def _check_unread_bytes(self) -> LogRetentionSettings:
         if self.unread_bytes < self.bytes:
             raise ValueError("expected unread_bytes to be at least bytes")
         return self
@@ -543,7 +543,7 @@ class AdminSettings(SettingsSection):
     reports: Path | None = _setting(None, "directory with the reports of the nightly analysis, to be shown there")
 
     @model_validator(mode="after")
-    def _listening_needs_a_token(self) -> AdminSettings:
+    def _check_token_file(self) -> AdminSettings:
         if self.listen is not None and self.token_file is None:
             raise ValueError("expected a token_file beside listen")
         return self
@@ -561,13 +561,13 @@ class ClusterSettings(SettingsSection):
     )
 
     @model_validator(mode="after")
-    def _listening_needs_a_secret(self) -> ClusterSettings:
+    def _check_secret_file(self) -> ClusterSettings:
         if self.listen is not None and self.secret_file is None:
             raise ValueError("expected a secret_file beside listen")
         return self
 
     @model_validator(mode="after")
-    def _others_can_reach_it(self) -> ClusterSettings:
+    def _check_address(self) -> ClusterSettings:
         if self.listen is not None and self.address is None:
             raise ValueError("expected an interface in listen that other nodes can reach, or advertise beside it")
         return self
@@ -618,7 +618,7 @@ class Config(SettingsSection):
 
     @field_validator("workers")
     @classmethod
-    def _workers_share_a_store(cls, workers: int, info: ValidationInfo) -> int:
+    def _check_workers(cls, workers: int, info: ValidationInfo) -> int:
         storage = info.data.get("storage")
         if workers > 1 and isinstance(storage, StorageSettings) and storage.backend == "memory":
             raise ValueError("expected 1 with storage.backend memory, which processes cannot share")

@@ -212,20 +212,20 @@ def close_ignoring_errors(session: WebSocketSession, code: int, reason: str) -> 
 class IPresencePublisher(Protocol):
     """Publishes to other nodes which DIDs have sockets here."""
 
-    def here(self, did: str) -> Deferred[None]:
+    def add(self, did: str) -> Deferred[None]:
         """A socket subscribed; fires when other nodes can know, and fails with StoreUnavailable."""
 
-    def gone(self, did: str) -> None:
+    def remove(self, did: str) -> None:
         """The last socket is gone."""
 
 
 class _NullPresencePublisher:
     """Presence publisher where there are no other nodes."""
 
-    def here(self, did: str) -> Deferred[None]:
+    def add(self, did: str) -> Deferred[None]:
         return succeed(None)
 
-    def gone(self, did: str) -> None:
+    def remove(self, did: str) -> None:
         pass
 
 
@@ -337,7 +337,7 @@ class ConnectionManager(Service, Generic[Recipient]):
         if not self._wanted.has(did, session):
             self._wanted.put(did, session, False)
         self._dids.put(session, did, None)
-        return self._presence_publisher.here(did)
+        return self._presence_publisher.add(did)
 
     def subscribe(self, session: WebSocketSession, did: str, recipient: Recipient) -> Deferred[None]:
         """
@@ -388,7 +388,7 @@ class ConnectionManager(Service, Generic[Recipient]):
         self._since.discard(did, session)
         self.backlogs.discard(did, session)
         if self._wanted.discard(did, session):
-            self._presence_publisher.gone(did)
+            self._presence_publisher.remove(did)
 
     def subscribers(
         self, did: str, *, by: float = inf, message: str | None = None

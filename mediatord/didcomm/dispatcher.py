@@ -1,24 +1,21 @@
 """
-For how long a request is remembered, so that nobody can repeat it (reference section 11, row 24).
+Dispatcher of DIDComm messages: bytes and their origin in, a reply out; with replay protection, and the protocols that
+need no account (reference section 7).
 
-A forward may come twice by design. Any other authenticated message changes or shows something: whoever has recorded
-one must not have it carried out again, however much later. It cannot be remembered for ever, so it is told by two
-things: whether it is remembered, and when it was made.
+Replay protection (reference section 11, row 24): a forward may come twice by design. Any other authenticated message
+changes or shows something, and a recorded one must not be served again, however much later. Since digests cannot be
+kept for ever, a replay is detected by its digest or by its age.
 
-* One that says when it was made is remembered for as long as it is taken, an hour from then, and refused after that.
-* One that does not say so, or is dated too far ahead, is remembered for an hour, and for 30 days where it is about
-  which DIDs are registered: of those a repetition would change what is stored. The others change nothing that stays
-  (`messages-received` names ids, which are never used again, or digests; a grant is the same the second time), and
-  end with the connection that they came on.
+* The digest of a message with `created_time` is kept for as long as the message is accepted, an hour from then; later
+  the message is refused.
+* The digest of one without it, or dated too far ahead, is kept for an hour, and for 30 days if it changes recipient
+  DIDs, as a replay would change what is stored. Other messages change nothing lasting: `messages-received` names ids,
+  which are never used again, or digests; a second grant changes nothing; the rest ends with the connection.
 
-There is room for so many at most. Only what changes registrations, or moves an account, is refused with 503 where it
-is taken. All else may use a quarter, and beyond that is carried out without being remembered: mail that nobody can
-fetch or acknowledge because others are busy would be worse than a question that is answered twice. What is remembered
-for long may use half; beyond that it is remembered for an hour.
-
-Trust ping, discover features, problem reports and empty messages (reference section 7).
-
-The DIDComm half as the transports see it: bytes and their origin in, a reply out.
+The capacity for digests is limited. When it is used up, only messages that change recipient DIDs or rotate an account
+are refused, with 503. Others may use a quarter of it; beyond that they are served without being kept, since queues
+that cannot be read or acknowledged while others are busy would be worse than a query that is answered twice. Digests
+kept for 30 days may use half; beyond that they are kept for an hour.
 """
 
 from __future__ import annotations
@@ -78,14 +75,14 @@ from mediatord.ratelimit.sliding_window import SlidingWindowLimiter
 from mediatord.store.interfaces.accounts import FIRST_DAY_SECONDS, Account
 from mediatord.store.interfaces.store import INonceCache, IStore
 
-# Seconds from when a message says it was made to when it is taken at last; clocks of wallets may be off by that much.
+# Seconds after `created_time` during which a message is accepted; clocks of wallets may be off by as much.
 REPLAY_WINDOW = 3600.0
 LONG_RETENTION = 30 * 86_400.0
-# Seconds by which a claim outlives the last moment at which its message is taken.
+# Seconds that a digest is kept after its message is no longer accepted.
 _CLAIM_EXPIRY_MARGIN = 1.0
-# Of all the room there is: for what need not be remembered, for what is remembered for long, and for what has to be.
+# Shares of the capacity: for digests that need not be kept, for those kept for long, and for those that have to be.
 ORDINARY_SHARE, LONG_RETENTION_SHARE, FULL_SHARE = 0.25, 0.5, 1.0
-# What changes the registrations of an account.
+# Messages that change the recipient DIDs of an account.
 _KEYLIST_UPDATES = frozenset(
     (("coordinatemediation", 2, "keylistupdate"), ("coordinatemediation", 3, "recipientupdate"))
 )
@@ -93,10 +90,12 @@ _KEYLIST_UPDATES = frozenset(
 
 class ReplayRetention(NamedTuple):
     """
-    :param until: when it may be forgotten.
-    :param share: of all the room there is, how much may be taken already.
-    :param otherwise: how it is remembered where that is taken; None for not at all.
-    :param needed: whether it is refused if it cannot be remembered.
+    How long a digest is kept.
+
+    :param until: when it may be dropped.
+    :param share: of the capacity that may be in use for it to be kept.
+    :param fallback: retention where more is in use; None for none.
+    :param needed: whether the message is refused if its digest cannot be kept.
     """
 
     until: float
@@ -107,12 +106,12 @@ class ReplayRetention(NamedTuple):
 
 def choose_replay_retention(received: UnpackedMessage, account: Account | None, now: float) -> ReplayRetention:
     """
-    How a message is to be remembered.
+    Retention of a message's digest.
 
     :param account: of its sender.
-    :raise ExpiredMessage: it was made too long ago for anybody to know whether it came before.
+    :raise ExpiredMessage: its `created_time` is so long ago that its digest may have been dropped.
     """
-    # What nobody is proven to have sent changes nothing, and shows nothing.
+    # Without an authenticated sender a message neither changes nor shows anything.
     made = None if received.authcrypt_sender is None else received.message.created_time
     registers = account is not None and received.message.type.key in _KEYLIST_UPDATES
     needed = registers or received.message.from_prior is not None
@@ -127,7 +126,7 @@ def choose_replay_retention(received: UnpackedMessage, account: Account | None, 
 
 async def claim_once(store: INonceCache, digest: bytes, memory: ReplayRetention) -> bool:
     """
-    Whether a message with this digest is new, as far as that has to be known.
+    Whether a message with this digest is new, or need not be known.
 
     :raise ReplayCacheFull: it would be, and has to be remembered.
     """
@@ -147,9 +146,9 @@ PROBLEM_REPORT_PERIOD = 3600.0
 
 class SmallProtocols:
     """
-    Answers that need no account.
+    Trust ping, discover features, problem reports and empty messages.
 
-    :param max_receive_bytes: disclosed as a constraint, as it is now.
+    :param max_receive_bytes: returns the constraint to disclose.
     """
 
     def __init__(self, clock: IReactorTime, packer: MessagePacker, max_receive_bytes: Callable[[], int]) -> None:
@@ -162,7 +161,7 @@ class SmallProtocols:
     async def ping(
         self, received: UnpackedMessage, account: Account | None, origin: MessageOrigin
     ) -> OutgoingMessage | None:
-        """A `ping-response`, unless none is wanted or nobody is known to send it to."""
+        """A `ping-response`, unless none is requested or the sender is not authenticated."""
         if (
             received.message.require_body().get("response_requested", True) is False
             or received.authcrypt_sender is None
@@ -173,7 +172,7 @@ class SmallProtocols:
     async def queries(
         self, received: UnpackedMessage, account: Account | None, origin: MessageOrigin
     ) -> OutgoingMessage | None:
-        """What is served, as far as it was asked for."""
+        """The features that match the queries."""
         found = select_features(parse_queries(received.message.require_body()), self._max_receive_bytes())
         return self._packer.answer(received.message, DISCLOSE, {"disclosures": found})
 
@@ -193,7 +192,7 @@ class SmallProtocols:
     async def ignore(
         self, received: UnpackedMessage, account: Account | None, origin: MessageOrigin
     ) -> OutgoingMessage | None:
-        """Only the headers of the message matter."""
+        """No reply; only the headers of the message have an effect."""
         return None
 
 
@@ -204,7 +203,7 @@ MessageHandler = Callable[[UnpackedMessage, Account | None, MessageOrigin], Awai
 
 @dataclass(frozen=True, slots=True)
 class DIDCommProtocols:
-    """The use cases that messages are dispatched to."""
+    """The handlers that messages are dispatched to."""
 
     forward_router: ForwardRouter
     mediation_coordinator: MediationCoordinator
@@ -214,7 +213,7 @@ class DIDCommProtocols:
 
 @dataclass(frozen=True, slots=True)
 class DIDCommContext:
-    """The rooms that every message passes."""
+    """Collaborators of the dispatcher."""
 
     clock: IReactorTime
     store: IStore
@@ -230,7 +229,7 @@ class DIDCommContext:
 
 
 class DIDCommDispatcher:
-    """Receives messages from all transports, whatever they are."""
+    """Opens, charges and serves messages of all transports."""
 
     def __init__(self, context: DIDCommContext, protocols: DIDCommProtocols) -> None:
         self._context = context
@@ -243,7 +242,7 @@ class DIDCommDispatcher:
             self._handlers[key] = handler
 
     def _table(self) -> Mapping[str, MessageHandler]:
-        """Every message type that is served, but for the forward."""
+        """The handler of each message type except the forward."""
         mediation_coordinator, pickup, small_protocols = (
             self._protocols.mediation_coordinator,
             self._protocols.pickup,
@@ -274,9 +273,9 @@ class DIDCommDispatcher:
 
     async def receive(self, raw: bytes, origin: MessageOrigin) -> DIDCommReply:
         """
-        Take one message; never raises.
+        Serve one message; never raises.
 
-        The reply is for the connection it came on. A 202 means that whatever it asked for is durable.
+        The reply is for the connection that it came on. With 202, the effect of the message is durable.
         """
         record = self._context.recorder.begin_request("didcomm", origin.peer, len(raw))
         received: UnpackedMessage | None = None
@@ -320,7 +319,7 @@ class DIDCommDispatcher:
         except (StoreUnavailable, RateLimitExceeded):
             raise
         except MediatorError:
-            # Also what only failed late: resolving a sender may cost more than decrypting.
+            # Also if it failed late: resolving a sender may cost more than decrypting.
             admission.charge_failure(origin.peer, len(raw))
             raise
 
@@ -336,7 +335,7 @@ class DIDCommDispatcher:
             answer = await self._answer(received, account, origin)
         except Exception as error:
             if isinstance(error, (StoreUnavailable, RateLimitExceeded)) or not isinstance(error, MediatorError):
-                # It was not done, so the very same message may come again.
+                # It was not served, so the same message may be sent again.
                 await self._context.store.release_nonce(received.digest)
             raise
         if answer is None or received.authcrypt_sender is None:
@@ -347,7 +346,7 @@ class DIDCommDispatcher:
         self, record: RequestRecord, received: UnpackedMessage, account: Account | None, origin: MessageOrigin
     ) -> None:
         """
-        Remember it.
+        Keep the message's digest.
 
         :raise ReplayedMessage: it came before.
         :raise ExpiredMessage: it is too old for that to be known.
@@ -359,21 +358,21 @@ class DIDCommDispatcher:
             ):
                 raise ReplayedMessage
         except (ReplayedMessage, ExpiredMessage) as error:
-            # Whoever sends it again pays for that, which need not be who wrote it.
+            # A replay is charged to the peer that sends it, which need not be the author.
             self._context.admission.charge_failure(origin.peer, record.size)
             age_ms = None if message.created_time is None else (now - message.created_time) * 1000
             self._context.recorder.record_replay("didcomm", received.sender, error, age_ms=age_ms)
             raise
 
     async def _account(self, received: UnpackedMessage) -> Account | None:
-        """The sender's account; one that is denied is answered as if it had none."""
+        """The sender's account; None for a denied sender."""
         authcrypt_sender = received.authcrypt_sender
         if authcrypt_sender is None or self._context.access.denies(authcrypt_sender.did):
             return None
         return await self._context.store.get_account(authcrypt_sender.did)
 
     async def _charge(self, record: RequestRecord, account: Account | None, origin: MessageOrigin) -> None:
-        """Whatever a message turns out to be, it was opened: its account pays for that, or its address."""
+        """Charge the account, or the address if there is none, for opening a message."""
         if account is None:
             await self._context.admission.charge_anonymous(origin.peer, compute_request_cost(record.size))
         else:
@@ -392,7 +391,7 @@ class DIDCommDispatcher:
             account = await self._account(received)
         if account is not None and received.authcrypt_sender is not None:
             await self._touch(account)
-            # On a full disk it cannot be kept, and what waits can be fetched and deleted all the same.
+            # On a full disk it cannot be stored, but messages can be fetched and deleted all the same.
             with suppress(StoreUnavailable):
                 await self._context.unpacker.keep(received.authcrypt_sender)
             if origin.session is not None:
@@ -400,7 +399,7 @@ class DIDCommDispatcher:
         return await handler(received, account, origin)
 
     async def _rotate(self, received: UnpackedMessage, origin: MessageOrigin) -> bool:
-        """Move an account whose holder proves to go by a new DID (reference 2.3); whether that was done."""
+        """Rotate an account whose holder proves to have a new DID (reference 2.3); whether that was done."""
         if received.message.from_prior is None:
             return False
         authcrypt_sender = self._require_authcrypt_sender(received)
@@ -422,7 +421,7 @@ class DIDCommDispatcher:
         return True
 
     async def _touch(self, account: Account) -> None:
-        """Record that it was in contact, once a day."""
+        """Record the account's last contact, once a day."""
         if not 0 <= self._context.clock.seconds() - account.seen_at < FIRST_DAY_SECONDS:
             await self._context.store.record_contact(account.did)
 
@@ -454,7 +453,7 @@ class DIDCommDispatcher:
     async def _messages_received(
         self, received: UnpackedMessage, account: Account | None, origin: MessageOrigin
     ) -> OutgoingMessage | None:
-        """Answered with a `status`, which costs as much as the rest: it is only made for who wants it."""
+        """Replies with a `status`; as that costs as much as the rest, only if the reply goes anywhere."""
         authcrypt_sender = self._require_authcrypt_sender(received)
         if account is None:
             raise MediationNotGranted
@@ -465,7 +464,7 @@ class DIDCommDispatcher:
 
     def _require_authcrypt_sender(self, received: UnpackedMessage) -> AuthcryptSender:
         """
-        The authenticated sender of a request that changes or reveals something.
+        The authenticated sender of a request that changes or shows something.
 
         :raise AuthcryptRequired: there is none.
         :raise MisaddressedMessage: it is meant for somebody else, or signed and addressed to nobody (reference 1.8).

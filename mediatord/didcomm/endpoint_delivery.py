@@ -1,7 +1,6 @@
 """
-Delivery to an HTTP endpoint of the account when no socket is there (reference 4.7), and replies by POST (3.3).
-
-Which way an answer goes: back on the connection, to the sender's own endpoint, or nowhere (reference 3.3).
+Delivery of messages to HTTP endpoints of accounts without a socket (reference 4.7), and routing of replies: back on
+the connection, by POST to the sender's endpoint, or nowhere (3.3).
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ MAX_ATTEMPTS = 5
 INITIAL_BACKOFF = 1.0
 MAX_BACKOFF = 60.0
 POST_TIMEOUT = 10.0
-# POSTs of messages under way at the same time, and likewise of replies.
+# Concurrent POSTs of messages, and likewise of replies.
 MAX_CONCURRENT_POSTS = 100
-# What may wait for its next attempt; what comes on top just waits in the queue.
+# Messages that may be pending for delivery; others just stay in the queue.
 MAX_PENDING_PER_ACCOUNT = 100
 MAX_PENDING_BYTES_PER_ACCOUNT = 8_388_608
 MAX_PENDING_BYTES = 67_108_864
-# A reply goes where a stranger wants it to go: to few places, for a short time, and few at once.
+# The target of a reply is chosen by an unknown sender: few targets, a short timeout, few at once.
 MAX_REPLIES_PER_PEER = 4
 MAX_REPLY_TARGETS = 2
 REPLY_TIMEOUT = 5.0
@@ -57,7 +56,7 @@ _ENCRYPTED_MEDIA_TYPE = ENCRYPTED_MEDIA_TYPE.encode("ascii")
 
 
 class IOutboundPoster(Protocol):
-    """The guarded way out, see :class:`mediatord.net.outbound_http.OutboundHTTPClient`."""
+    """Guarded HTTP client, see :class:`mediatord.net.outbound_http.OutboundHTTPClient`."""
 
     async def post(self, url: str, body: bytes, content_type: bytes, *, timeout: float) -> OutboundResponse:
         """POST and fire with the response."""
@@ -68,8 +67,8 @@ class EndpointFailoverSettings:
     """
     :param source: where endpoints come from: nowhere, from `endpoints`, or from that and the account's document.
     :param endpoints: account DID to an http(s) URL, or to the DID of another mediator.
-    :param own_uris: our own service URIs: never POSTed to.
-    :param access: whose list says of whom nothing is delivered.
+    :param own_uris: the mediator's own service URIs, which are never POSTed to.
+    :param access: access list; nothing is delivered for denied accounts.
     """
 
     source: Literal["none", "configured", "account-did"] = "none"
@@ -80,7 +79,7 @@ class EndpointFailoverSettings:
 
 @dataclass(frozen=True, slots=True)
 class EndpointTarget:
-    """A URL, and whom to wrap for before POSTing there."""
+    """A URL, and the routing keys to wrap for before POSTing there."""
 
     url: str
     routing_keys: tuple[str, ...] = ()
@@ -88,9 +87,9 @@ class EndpointTarget:
 
 class EndpointResolver:
     """
-    Finds where an account, or the sender of a request, can be POSTed to.
+    Finds the endpoints of accounts and of senders.
 
-    :param owns: whether a DID is one of ours.
+    :param owns: whether a DID is one of the mediator's.
     """
 
     def __init__(
@@ -101,7 +100,7 @@ class EndpointResolver:
         self._owns = owns
 
     def resolve_document(self, document: DIDDocument) -> list[EndpointTarget]:
-        """The http(s) endpoints of a document that are not ours, in its order of preference."""
+        """The http(s) endpoints of a document except the mediator's, in its order of preference."""
         return [
             EndpointTarget(endpoint.uri, endpoint.routing_keys)
             for endpoint in document.http_endpoints()
@@ -109,7 +108,7 @@ class EndpointResolver:
         ]
 
     async def resolve_account(self, account: str) -> list[EndpointTarget]:
-        """Where the mail of an account may be POSTed to, best first; empty when nowhere."""
+        """The endpoints for messages of an account, best first."""
         if self._settings.access.denies(account):
             return []
         endpoints: Sequence[ServiceEndpoint] = ()
@@ -154,7 +153,7 @@ class EndpointDelivery:
     """
     POSTs queued messages to the endpoints of their accounts, with retries; the queue keeps them until a 2xx.
 
-    What comes while too much is under way just waits in the queue.
+    A message that arrives while too much is pending just stays in the queue.
     """
 
     def __init__(
@@ -180,7 +179,7 @@ class EndpointDelivery:
         self._replies_for: dict[str, int] = {}
 
     def enqueue(self, message: StoredMessage) -> None:
-        """Begin delivering a stored message, unless too much of its account waits for that already."""
+        """Begin to deliver a stored message, unless too much is pending for its account."""
         size, account = len(message.payload), message.account
         waiting, held = self._waiting.get(account, (0, 0))
         room = (
@@ -205,18 +204,18 @@ class EndpointDelivery:
 
     @property
     def held(self) -> tuple[int, int]:
-        """Messages on their way to endpoints or waiting for it, and their bytes."""
+        """Number of pending messages, and their bytes."""
         return sum(waiting for waiting, _ in self._waiting.values()), self._held
 
     def can_reply(self, peer: str) -> bool:
-        """Whether one more reply may be under way for somebody at this address."""
+        """Whether one more reply may be posted for this rate limit key."""
         return (
             self._replies_for.get(peer, 0) < MAX_REPLIES_PER_PEER
             and sum(self._replies_for.values()) < MAX_CONCURRENT_POSTS
         )
 
     def reply(self, document: DIDDocument, body: bytes, peer: str) -> None:
-        """Begin to POST a packed reply to an endpoint of a document; one round, never queued."""
+        """Begin to POST a packed reply to an endpoint of a document; one attempt at each, never queued."""
         self._replies_for[peer] = self._replies_for.get(peer, 0) + 1
         self._begin(self._reply(document, body, peer))
 
@@ -229,7 +228,7 @@ class EndpointDelivery:
         begun.addBoth(lambda _: self._under_way.discard(begun))
 
     def stop(self) -> Deferred[Any]:
-        """Give up what is under way, and still queued; fires when what was taken is removed and acknowledged."""
+        """Cancel pending deliveries; fires when delivered messages are removed and recorded."""
         for work in tuple(self._under_way):
             work.cancel()
         return DeferredList(list(self._ending))
@@ -242,7 +241,7 @@ class EndpointDelivery:
                 if await self._slots.run(self._round, message, targets):
                     return
                 if attempt < MAX_ATTEMPTS - 1:
-                    # The slot is somebody else's meanwhile: an endpoint that is down holds up nobody.
+                    # The slot is free meanwhile, so that an endpoint that is down delays no other.
                     await deferLater(self._clock, pause, lambda: None)
                     pause = min(pause * 4, MAX_BACKOFF)
         finally:
@@ -259,14 +258,14 @@ class EndpointDelivery:
         return False
 
     def _end(self, message: StoredMessage) -> Deferred[None]:
-        """Remove what was taken and tell so; whoever waits for that may give up, and it is done all the same."""
-        told: Deferred[None] = Deferred()
+        """Remove and record a delivered message, which is completed even if the caller is cancelled."""
+        done: Deferred[None] = Deferred()
         ending: Deferred[None] = Deferred.fromCoroutine(self._remove(message))
         self._ending.add(ending)
         ending.addErrback(lambda failure: _log.failure("delivery to an endpoint failed", redact_failure(failure)))
         ending.addBoth(lambda _: self._ending.discard(ending))
-        ending.addBoth(told.callback)
-        return told
+        ending.addBoth(done.callback)
+        return done
 
     async def _remove(self, message: StoredMessage) -> None:
         for removed in await self._store.remove_messages([message.id]):
@@ -302,7 +301,7 @@ ReplyRoute = Literal["connection", "endpoint", "nowhere"]
 
 
 class ReplyRouter:
-    """Sends answers the way that `return_route` and the sender's document ask for."""
+    """Routes replies by `return_route` and the sender's document."""
 
     def __init__(self, packer: MessagePacker, targets: EndpointResolver, delivery: EndpointDelivery) -> None:
         self._packer = packer
@@ -312,7 +311,7 @@ class ReplyRouter:
     async def send(
         self, draft: OutgoingMessage, to: Message, authcrypt_sender: AuthcryptSender, origin: MessageOrigin
     ) -> DIDCommReply:
-        """What goes back on the connection; an answer that goes elsewhere is on its way when this is done."""
+        """The reply on the connection; a reply to an endpoint is posted in the background."""
         reply_route = self._choose_route(to, authcrypt_sender, origin)
         if reply_route == "nowhere":
             return ACCEPTED
@@ -323,7 +322,7 @@ class ReplyRouter:
         return ACCEPTED
 
     def is_reply_discarded(self, to: Message, authcrypt_sender: AuthcryptSender, origin: MessageOrigin) -> bool:
-        """Whether nobody would get an answer, so that there is no need to make one."""
+        """Whether a reply would be sent nowhere, so that none need be made."""
         return self._choose_route(to, authcrypt_sender, origin) == "nowhere"
 
     def _choose_route(self, to: Message, authcrypt_sender: AuthcryptSender, origin: MessageOrigin) -> ReplyRoute:

@@ -1,4 +1,4 @@
-"""Routing 2.0: a forward is opened, its payloads are stored, then pushed (UC-021 main flow, reference section 4)."""
+"""Routing 2.0: checks forwards, stores their payloads and dispatches them (UC-021 main flow, reference section 4)."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ from mediatord.store.interfaces.store import IStore
 FORWARD_KEY = ("routing", 2, "forward")
 FORWARD_NAME = "routing/2.0/forward"
 MAX_FORWARD_DEPTH = 3
-# Envelopes to ourselves inside one message.
+# Envelopes to the mediator inside one message.
 MAX_INNER_ENVELOPES = 8
-# Forwards whose repetition is noticed.
+# Forwards that are remembered to detect repetitions.
 MAX_REMEMBERED_FORWARDS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardSettings:
     """
-    :param ttl: seconds a message may wait.
+    :param ttl: seconds that a message may be queued.
     :param max_delay: longest `delay_milli` that is honoured, in seconds.
-    :param routing_keys: recipient DID to the keys to wrap for before delivery, told to us out of band.
-    :param rewrap: whether every payload goes into a fresh forward to its recipient.
-    :param registered_senders_only: refuse forwards that no account is proven to have sent.
+    :param routing_keys: by recipient DID: keys to wrap payloads for before delivery, configured by the operator.
+    :param rewrap: whether every payload is wrapped in a new forward to its recipient.
+    :param registered_senders_only: refuse forwards without an authenticated sender that has an account.
     :param encrypted_only: refuse payloads that do not look like an envelope.
     :param max_payload: bytes of one payload; a queue that is smaller could not keep it.
-    :param access: whose list says of whom no forward is taken, if it is proven to be theirs.
+    :param access: access list for authenticated senders of forwards.
     """
 
     ttl: float = 259_200.0
@@ -74,7 +74,7 @@ class ForwardSettings:
 
 @dataclass(frozen=True, slots=True)
 class _ForwardPlan:
-    """What one forward comes down to once everything about it was checked."""
+    """A forward that passed all checks."""
 
     recipient: str
     origin: int
@@ -86,9 +86,9 @@ class _ForwardPlan:
 @dataclass(slots=True)
 class _NestedForwardState:
     """
-    How far forwards to ourselves have led, and how many envelopes were opened on the way.
+    State of unwrapping forwards to the mediator itself: depth, and number of envelopes opened.
 
-    :param sender: the DID that is proven to have sent the outermost, if any.
+    :param sender: authenticated DID of the outermost sender, if any.
     """
 
     depth: int = 0
@@ -122,7 +122,7 @@ class ForwardContext:
 
 
 class ForwardRouter:
-    """Takes forwards."""
+    """General path of forwards."""
 
     def __init__(self, context: ForwardContext, settings: ForwardSettings) -> None:
         self._context = context
@@ -131,9 +131,9 @@ class ForwardRouter:
 
     async def forward(self, record: RequestRecord, received: UnpackedMessage, origin: MessageOrigin) -> None:
         """
-        Store every payload of a forward, then push it; done once that is durable.
+        Store every payload of a forward, then dispatch them; done once they are durable.
 
-        The checks come in the order of reference 4.1, and nothing is stored unless all of them pass.
+        The checks are in the order of reference 4.1, and nothing is stored unless all of them pass.
         """
         await self._context.admission.charge_anonymous(origin.peer, compute_request_cost(record.size))
         plans = await self._plan(received, origin, _NestedForwardState())
@@ -154,7 +154,7 @@ class ForwardRouter:
         recipient = "" if ours else await self._registered(did)
         if descent.depth == 0:
             descent.sender = await self._check_sender(received, origin, count)
-        # One was paid for when it came in, or was opened.
+        # One was charged when it was received, or opened.
         await self._context.admission.charge_anonymous(origin.peer, count - 1)
         now = self._context.clock.seconds()
         expires_at = compute_expiry(message, now, self._settings.ttl)
@@ -166,10 +166,10 @@ class ForwardRouter:
         return [_ForwardPlan(recipient, party, payloads, expires_at, now + held if held > 0 else None)]
 
     async def _check_sender(self, received: UnpackedMessage, origin: MessageOrigin, count: int) -> str | None:
-        """Who is charged for it, and has sent it in the eyes of a queue."""
+        """The sender for accounting and quotas; None if anonymous or repeated."""
         if received.sender is not None and self._settings.access.denies(received.sender):
             raise MediationNotGranted
-        # The very same forward again may be somebody else's doing, and is never charged to its sender twice.
+        # A repeated forward may be a replay by somebody else, and is not charged to its sender again.
         is_new = self._is_new(received.digest)
         if is_new:
             await self._context.admission.charge_sender(received.sender, received.message.sender, origin.peer, count)
@@ -181,7 +181,7 @@ class ForwardRouter:
 
     @property
     def remembered(self) -> int:
-        """Forwards whose repetition would be noticed."""
+        """Number of remembered forwards."""
         return len(self._seen)
 
     def _is_new(self, digest: bytes) -> bool:
@@ -194,9 +194,9 @@ class ForwardRouter:
 
     async def _registered(self, did: str) -> str:
         """
-        The recipient DID as it is kept.
+        The recipient DID as it is stored.
 
-        :raise UnknownRecipient: nobody has registered it.
+        :raise UnknownRecipient: no account has registered it.
         """
         if is_did_peer_3(did):
             names = await self._context.store.list_registered_names(did)
@@ -210,8 +210,8 @@ class ForwardRouter:
         self, payloads: list[ForwardPayload], origin: MessageOrigin, descent: _NestedForwardState
     ) -> list[_ForwardPlan]:
         """
-        A forward to ourselves, as senders make it when a wallet lists us both as endpoint and as routing key: what
-        it carries are new messages to us (reference 4.3).
+        The plans of a forward to the mediator itself, whose payloads are again messages to the mediator. Senders make
+        one when a wallet lists the mediator both as endpoint and as routing key (reference 4.3).
         """
         if descent.depth >= MAX_FORWARD_DEPTH:
             raise RoutingLoop
@@ -234,7 +234,7 @@ class ForwardRouter:
         return deposits
 
     async def _ready(self, plan: _ForwardPlan) -> EnqueueRequest:
-        """The payloads in the form in which they are stored."""
+        """The request that stores the payloads, wrapped if configured."""
         payloads = []
         for opaque in plan.payloads:
             data, form = await self._wrapped(opaque, plan.recipient)
@@ -259,9 +259,9 @@ class ForwardRouter:
 
     def dispatch(self, record: RequestRecord, enqueued: EnqueueResult, sender: str | None) -> None:
         """
-        Pass on what is durable now: whatever fails from here on, the sender is told so and the message waits.
+        Dispatch messages that are durable; if this fails, the sender gets an error and the messages stay queued.
 
-        :param sender: the DID that is proven to have sent it, if any.
+        :param sender: authenticated DID of the sender, if any.
         """
         context = self._context
         if enqueued.evicted:
@@ -285,6 +285,6 @@ class ForwardRouter:
             if keys:
                 data = await self._context.forward_wrapper.wrap(data, recipient, keys)
         except WrapError:
-            # The payload itself is for the recipient anyway: better delivered without decoration than not at all.
+            # The payload is encrypted to the recipient anyway: better deliver it unwrapped than not at all.
             return opaque
         return data, form

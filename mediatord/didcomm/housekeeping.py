@@ -1,8 +1,4 @@
-"""
-Removing accounts that nobody uses, a few at a time.
-
-What happens by itself: delayed messages come due, old ones go, late pushes are queued again, gauges told.
-"""
+"""Periodic work: delayed messages, expiry of messages and accounts, overdue pushes, gauges."""
 
 from __future__ import annotations
 
@@ -24,18 +20,18 @@ from mediatord.store.interfaces.accounts import FIRST_DAY_SECONDS
 from mediatord.store.interfaces.messages import StoredMessage
 from mediatord.store.interfaces.store import IStore
 
-# Accounts that go in one step.
+# Accounts that are removed in one step.
 ACCOUNTS_PER_STEP = 64
 
 
 class AccountExpiry:
     """
-    Removes accounts for which no message was ever accepted and that were not in contact after their first day, and,
-    if that is wanted, those without contact for long. One for which something waits stays.
+    Removes accounts for which no message was ever accepted and that had no contact after their first day, and, if
+    configured, those without contact for long. Accounts with queued messages are kept.
 
-    :param live: the DIDs of accounts with an open socket at this process, which are in contact.
-    :param unused: seconds after which an account goes that was never used; 0 for never.
-    :param idle: seconds without contact after which an account goes; 0 for never.
+    :param live: returns the DIDs of accounts with an open socket at this process, which counts as contact.
+    :param unused: seconds after which an unused account is removed; 0 for never.
+    :param idle: seconds without contact after which an account is removed; 0 for never.
     """
 
     def __init__(
@@ -56,7 +52,7 @@ class AccountExpiry:
         self._idle = idle
 
     async def touch_live(self) -> None:
-        """An open socket is contact, although nothing may be said on it for days."""
+        """Record contact for accounts with an open socket, which may be silent for days."""
         if not self._unused and not self._idle:
             return
         for did in list(self._live()):
@@ -65,7 +61,7 @@ class AccountExpiry:
                 await self._store.record_contact(did)
 
     async def expire(self) -> bool:
-        """Remove a few; whether there may be more."""
+        """Remove some accounts; whether there may be more."""
         now = self._clock.seconds()
         unused, idle = (now - ttl if ttl else None for ttl in (self._unused, self._idle))
         if unused is None and idle is None:
@@ -80,13 +76,13 @@ _log = Logger()
 
 BATCH_SIZE = 100
 RETRY_DELAY = 1.0
-# A timer keeps the time that it has left when the clock is set, and what is due then may not wait for that.
+# Timers keep their remaining time over a step of the clock, but messages become due by the clock.
 MAX_TIMER_DELAY = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class HousekeepingIntervals:
-    """Seconds between two rounds of each kind."""
+    """Seconds between two runs of each task."""
 
     pushes: float = 1.0
     expiry: float = 15.0
@@ -97,21 +93,21 @@ class HousekeepingIntervals:
 
 
 class _PeriodicTasks:
-    """Rounds that come again and again, whatever becomes of one of them."""
+    """Tasks that are repeated even after failures."""
 
     def __init__(self, clock: IReactorTime) -> None:
         self._clock = clock
         self._loops: list[tuple[LoopingCall, Deferred[LoopingCall]]] = []
 
     def begin(self, interval: float, work: Callable[[], Awaitable[None]], what: str) -> None:
-        """The first one comes after an interval, in seconds; no other one while one is under way."""
+        """Run `work` every `interval` seconds, first after an interval; never two at once."""
         warning = LogThrottle(self._clock)
         loop = LoopingCall(lambda: Deferred.fromCoroutine(_run_logging_failures(work(), what, warning)))
         loop.clock = self._clock
         self._loops.append((loop, loop.start(interval, now=False)))
 
     def end(self) -> Deferred[list[LoopingCall]]:
-        """No more of them; fires when those that are under way are over."""
+        """Stop all tasks; fires when running ones have ended."""
         over = []
         for loop, stopped in self._loops:
             if loop.running:
@@ -123,16 +119,15 @@ class _PeriodicTasks:
 
 class DelayedMessageScheduler(Service):
     """
-    Wakes up when the next delayed message becomes visible, and hands it over (reference 4.5).
+    Dispatches delayed messages when they become visible (reference 4.5).
 
-    It keeps one timer and asks the store for everything else, once a minute at least while any wait, so that there
-    can be any number of them. Of several nodes, one also looks every few seconds for what came due on a node that is
-    gone.
+    It keeps one timer and queries the store, at least once a minute while there are any, so that their number is not
+    limited. With several nodes, the leader also looks every few seconds for messages that became due on a dead node.
 
-    :param turn: whose it is to look; None when there is one node.
+    :param lease: of the leader; None for a single node.
     """
 
-    name = "due times"
+    name = "delayed messages"
 
     def __init__(
         self,
@@ -151,7 +146,7 @@ class DelayedMessageScheduler(Service):
         self._warning = LogThrottle(clock)
 
     def startService(self) -> None:
-        """Find out when the first one is due."""
+        """Find out when the first message is due."""
         super().startService()
         self._run(self._begin())
         if self._lease is not None:
@@ -160,7 +155,7 @@ class DelayedMessageScheduler(Service):
             )
 
     def stopService(self) -> Deferred[None]:
-        """Stop waiting; fires when what is under way is over."""
+        """Stop; fires when a running dispatch has ended."""
         super().stopService()
         if self._timer is not None:
             self._timer.cancel()
@@ -177,7 +172,7 @@ class DelayedMessageScheduler(Service):
             self._run(self._deliver())
 
     def schedule_wakeup(self, due_at: float) -> None:
-        """A message was stored that becomes visible then."""
+        """Wake up at this time, when a stored message becomes visible."""
         if not self.running:
             return
         now = self._clock.seconds()
@@ -206,10 +201,10 @@ class DelayedMessageScheduler(Service):
         try:
             while due := await self._store.take_due_messages(BATCH_SIZE):
                 for message in due:
-                    # It was counted as queued when it came.
+                    # It was recorded as queued when it was accepted.
                     self._dispatch(message)
         except Exception:
-            # Whatever it was: not at once again, and not never.
+            # Retry after a while, whatever failed.
             self.schedule_wakeup(self._clock.seconds() + RETRY_DELAY)
             raise
         await self._arm()
@@ -218,7 +213,7 @@ class DelayedMessageScheduler(Service):
         try:
             await self._arm()
         except StoreUnavailable:
-            pass  # it is still being opened, as at every start; the next look is arranged
+            pass  # it is still being opened, as at every start; a retry is scheduled
 
     async def _arm(self) -> None:
         try:
@@ -232,10 +227,10 @@ class DelayedMessageScheduler(Service):
 
 class Housekeeping(Service):
     """
-    Pushes, expiry, nonces, gauges. A round that fails is logged, and the next one comes all the same.
+    Overdue pushes, expiry, nonces, gauges. A failure is logged, and the task is repeated.
 
-    :param turn: whose it is to rid the store of what is old; None when there is one node.
-    :param accounts: removes accounts that nobody uses.
+    :param lease: of the node that removes expired data from the store; None for a single node.
+    :param accounts: removes unused accounts.
     """
 
     name = "housekeeping"
@@ -260,7 +255,7 @@ class Housekeeping(Service):
         self._periodic_tasks = _PeriodicTasks(clock)
 
     def startService(self) -> None:
-        """Begin the rounds; the first of each after its interval."""
+        """Start the tasks, each first after its interval."""
         super().startService()
         intervals = HousekeepingIntervals()
         for work, interval in (
@@ -273,7 +268,7 @@ class Housekeeping(Service):
             self._periodic_tasks.begin(interval, work, "a round of housekeeping")
 
     def stopService(self) -> Deferred[list[LoopingCall]]:
-        """End the rounds; fires when those that are under way are over."""
+        """Stop the tasks; fires when running ones have ended."""
         super().stopService()
         return self._periodic_tasks.end()
 
@@ -284,7 +279,7 @@ class Housekeeping(Service):
         self._live.requeue_overdue_pushes()
 
     async def _expire(self) -> None:
-        # In small steps with breaths between them: neither reactor nor writer is held up by a mass expiry.
+        # In small steps with pauses, so that a mass expiry blocks neither the reactor nor writers.
         while self.running and await self._holds_lease():
             removed = await self._store.expire_messages(BATCH_SIZE)
             for one in removed:
@@ -309,7 +304,7 @@ class Housekeeping(Service):
 
 
 async def _run_logging_failures(work: Awaitable[None], what: str, warning: LogThrottle) -> None:
-    """Do `work`; no failure of it may end the loop it is part of. That the store is away is said now and then."""
+    """Run `work` and log its failures; an unavailable store is logged only now and then."""
     try:
         await work
     except StoreUnavailable:

@@ -1,9 +1,6 @@
 """
-A stored message goes to whoever takes it: a socket here, one at another node, or an endpoint of its account.
-
-Having the store mark messages as pushed, when it is worth a write.
-
-Live delivery: pushing to open sockets, and knowing which pushes were never acknowledged (reference 6.3).
+Live delivery: dispatches stored messages to sockets here, at other nodes, or to endpoints, and tracks pushes until
+they are acknowledged (reference 6.3).
 """
 
 from __future__ import annotations
@@ -85,29 +82,27 @@ class DeliveryDispatcher:
             self._fail_over(message)
 
 
-# How long a push may wait to be marked in the store. One that is acknowledged before that is never marked.
+# Seconds until a push is marked in the store; one that is acknowledged before is never marked.
 MARK_DELAY = 1.0
-# Pushes that are marked at once when there are so many.
+# Number of unmarked pushes at which they are marked at once.
 MARK_BATCH_SIZE = 1000
 
 
 class DeliveryMarker:
     """
-    Has the store mark messages as delivered.
+    Marks messages in the store as delivered.
 
-    The mark is for operators, for counters and for other nodes. Where there are none of those, it waits a little:
-    nearly every push is acknowledged before it would have been worth a write.
+    Marks are for operators, counters and other nodes. With a single node they are delayed, since nearly every push is
+    acknowledged soon and then needs no write.
 
     :param write: `mark_delivered` of the store.
-    :param patience: seconds that a mark may wait.
+    :param delay: seconds until a mark is written.
     """
 
-    def __init__(
-        self, clock: IReactorTime, write: Callable[[Sequence[str]], Deferred[None]], patience: float
-    ) -> None:
+    def __init__(self, clock: IReactorTime, write: Callable[[Sequence[str]], Deferred[None]], delay: float) -> None:
         self._clock = clock
         self._write = write
-        self._patience = patience
+        self._delay = delay
         self._waiting: dict[str, None] = {}
         self._timer: IDelayedCall | None = None
 
@@ -117,13 +112,13 @@ class DeliveryMarker:
     def add(self, id_: str) -> None:
         """A message was pushed."""
         self._waiting[id_] = None
-        if not self._patience or len(self._waiting) >= MARK_BATCH_SIZE:
+        if not self._delay or len(self._waiting) >= MARK_BATCH_SIZE:
             self._flush()
         elif self._timer is None:
-            self._timer = self._clock.callLater(self._patience, self._flush)
+            self._timer = self._clock.callLater(self._delay, self._flush)
 
     def cancel_mark(self, id_: str) -> bool:
-        """There is nothing to be marked any more; whether it had been left unmarked so far."""
+        """Do not mark a message; whether it was still unmarked."""
         if id_ not in self._waiting:
             return False
         del self._waiting[id_]
@@ -145,7 +140,7 @@ class DeliveryMarker:
 
 
 def log_mark_failure(done: Deferred[None]) -> None:
-    """The mark is for operators and counters; the message itself is safe without it."""
+    """Log a failed mark; the message itself is safe without it."""
 
     def failed(failure: object) -> None:
         _log.warn("the store did not take a delivery mark")
@@ -154,11 +149,11 @@ def log_mark_failure(done: Deferred[None]) -> None:
     done.addErrback(lambda failure: _log.failure("marking a delivery failed", redact_failure(failure)))
 
 
-# DIDs of one socket that are remembered as having been seen there.
+# DIDs of one socket that are remembered to be authenticated there.
 MAX_BOUND_DIDS = 256
-# Messages that are remembered as having been pushed here.
+# Messages that are remembered to have been pushed here.
 MAX_REMEMBERED_PUSHES = 100_000
-# Pushes that may be neither acknowledged nor overdue; one more, and the oldest is pending again before its time.
+# Unacknowledged pushes; beyond that the oldest is pending again before its timeout.
 MAX_UNACKNOWLEDGED_PUSHES = 100_000
 
 
@@ -178,13 +173,11 @@ class ClusterDeliveryHooks:
 @dataclass(frozen=True, slots=True)
 class LiveDeliverySettings:
     """
-    How pushing is done.
-
     :param timeout: seconds after which an unacknowledged push is pending again.
     :param form: form of the attachment in a pushed delivery.
     :param mode: `delivery` pushes a pickup message, `raw` the payload itself.
-    :param by_default: whether a socket is live as soon as an account is known on it.
-    :param node: boot of this node, which pushes are marked with; empty where it is the only one.
+    :param by_default: whether a socket is live as soon as an account authenticates on it.
+    :param node: boot id of this node, which marks contain; empty for a single node.
     """
 
     timeout: float = 60.0
@@ -197,10 +190,8 @@ class LiveDeliverySettings:
 @dataclass(slots=True)
 class _UnacknowledgedPush:
     """
-    One message on its way.
-
     :param at: when it was written.
-    :param sessions: to which sockets.
+    :param sessions: the sockets that it was written to.
     """
 
     at: float
@@ -213,7 +204,7 @@ class LiveDelivery:
     """
     Pushes messages to the sockets that subscribed to their account.
 
-    Whatever is pushed stays in the store until it is acknowledged (decision D11).
+    Pushed messages stay in the store until they are acknowledged (decision D11).
 
     :param hooks: None where there are no other nodes.
     """
@@ -237,7 +228,7 @@ class LiveDelivery:
         self._read_backlog = hooks.read_backlog if hooks else None
         self._record_pickups = hooks.record_pickups if hooks else None
         self._pushes: OrderedDict[str, _UnacknowledgedPush] = OrderedDict()
-        # Of several nodes, each has to know what it has pushed itself: others do not count for its sockets.
+        # With several nodes, each keeps what it has pushed to its own sockets.
         self._pushed: OrderedDict[str, None] = OrderedDict()
         self._by_session: CompactMultiMap[WebSocketSession, str, None] = CompactMultiMap()
         self._bound: CompactMultiMap[WebSocketSession, str, None] = CompactMultiMap()
@@ -246,9 +237,9 @@ class LiveDelivery:
 
     async def bind(self, session: WebSocketSession, recipient: AuthcryptSender) -> None:
         """
-        A DID proved itself on a socket (reference 3.2), which may have been closed meanwhile.
+        Record that a DID authenticated on a socket (reference 3.2), which may have been closed meanwhile.
 
-        :raise StoreUnavailable: other nodes cannot know that the socket is live.
+        :raise StoreUnavailable: presence cannot be published.
         """
         if session not in self._connections:
             return
@@ -262,11 +253,11 @@ class LiveDelivery:
 
     async def subscribe(self, session: WebSocketSession, recipient: AuthcryptSender) -> None:
         """
-        Push to this socket what comes for an account; see
+        Push messages for an account to this socket; see
         :meth:`~mediatord.delivery.connections.ConnectionManager.subscribe`.
 
-        :raise TooManyDIDs: nothing comes, since it is live for so many already.
-        :raise StoreUnavailable: what other nodes accept will not be pushed before the store is there again.
+        :raise TooManySubscriptions: the socket has as many as one may have, and is not subscribed.
+        :raise StoreUnavailable: messages that other nodes accept are not pushed until the store is available again.
         """
         await self._connections.subscribe(session, intern(recipient.did), RecipientKeys(recipient))
         if self._read_backlog is not None:
@@ -274,11 +265,11 @@ class LiveDelivery:
 
     async def rotate(self, prior: str, recipient: AuthcryptSender, session: WebSocketSession | None) -> None:
         """
-        An account goes by a new DID (reference 2.3): the socket that said so stays live for it.
+        Move subscriptions after a DID rotation (reference 2.3): the socket that the rotation came on stays live.
 
-        Its other sockets are not; we could not write to them for the new DID before it has spoken there.
+        Other sockets of the account are unsubscribed: the new DID has not authenticated on them.
 
-        :raise StoreUnavailable: other nodes cannot know.
+        :raise StoreUnavailable: presence cannot be published.
         """
         was_pushed_live = session is not None and self._connections.is_subscribed(session, prior)
         for other, other_recipient in self._connections.subscribers(prior):
@@ -291,30 +282,28 @@ class LiveDelivery:
 
     def push(self, message: StoredMessage) -> bool:
         """
-        Write a stored message to every socket that subscribed to its account.
-
-        Waits for nothing and never fails: False when no socket took it, and then it just stays in the queue.
+        Write a stored message to every socket that subscribed to its account; whether one took it. Never fails.
         """
         subscribers = self._connections.subscribers(message.account)
         return bool(subscribers) and self._push(message, subscribers)
 
     def push_remote(self, message: StoredMessage, *, by: float = inf) -> bool:
         """
-        As :meth:`push`, for a message that another node accepted: not to sockets for which it waited already.
+        As :meth:`push`, for a message that another node accepted, but not to sockets whose backlog contains it.
 
-        :param by: leaves out sockets that subscribed after this time, too.
+        :param by: also leaves out sockets that subscribed after this time.
         """
         return self._push(message, self._connections.subscribers(message.account, by=by, message=message.id))
 
     def record_pickup(self, ids: Sequence[str]) -> None:
-        """The recipient of these messages has asked for them, and gets them."""
+        """Messages were returned by a pickup."""
         if self._record_pickups is not None:
             self._record_pickups(ids)
 
     def was_pushed(self, id_: str) -> bool:
         """
-        Whether a message is on a socket of ours, neither acknowledged nor overdue; of several nodes, whether it ever
-        was, as far as that is remembered, and has not been acknowledged here.
+        Whether a message was pushed here and is neither acknowledged nor overdue; with several nodes, whether it is
+        remembered to have been pushed here and was not acknowledged here.
         """
         return id_ in self._pushes or id_ in self._pushed
 
@@ -325,16 +314,16 @@ class LiveDelivery:
         try:
             self._record_push(message, accepted_by)
         except Exception:
-            _log.failure("taking note of a push failed", redact_failure())
+            _log.failure("recording a push failed", redact_failure())
         return True
 
     def _record_push(self, message: StoredMessage, accepted_by: Sequence[WebSocketSession]) -> None:
-        """It is on its way to these sockets."""
+        """Track a push to these sockets."""
         if self._recorder.is_own(message.recipient_did):
-            # Without a mark: what is left of it expires soon, and nobody is to be told that it came to nothing.
+            # Of the probe: no mark, as it expires soon, and a failed push is not recorded.
             self._remember(message.id)
             return
-        before = self._pushes.pop(message.id, None)  # a late look may find what has just been pushed
+        before = self._pushes.pop(message.id, None)  # a late read of the backlog may find it again
         sessions = tuple({*accepted_by, *before.sessions}) if before else tuple(accepted_by)
         did = intern(message.recipient_did)
         self._pushes[message.id] = _UnacknowledgedPush(self._clock.seconds(), did, message.received_at, sessions)
@@ -346,7 +335,7 @@ class LiveDelivery:
         self._marks.add(message.id)
 
     def _limit_pushes(self) -> None:
-        """One that pushed to nobody who acknowledges shall not fill the memory."""
+        """Bound the memory for pushes that nobody acknowledges."""
         if len(self._pushes) > MAX_UNACKNOWLEDGED_PUSHES:
             id_, push = next(iter(self._pushes.items()))
             self._remove_push(id_)
@@ -354,24 +343,24 @@ class LiveDelivery:
 
     @property
     def unacknowledged_pushes(self) -> int:
-        """Pushes that are neither acknowledged nor overdue."""
+        """Number of pushes that are neither acknowledged nor overdue."""
         return len(self._pushes)
 
     @property
     def remembered(self) -> int:
-        """Messages that are remembered as having been pushed, where other nodes may ask."""
+        """Number of messages remembered to have been pushed, with several nodes."""
         return len(self._pushed)
 
     def was_pushed_live(self, removed: RemovedMessage, resolved: Collection[str]) -> bool:
         """
-        Whether a message that was acknowledged had been pushed.
+        Whether an acknowledged message had been pushed.
 
-        :param settled: what was pushed here, as :meth:`settle` said; of other nodes only the store knows.
+        :param resolved: result of :meth:`resolve_pushes`; pushes of other nodes are marked in the store.
         """
         return removed.id in resolved or bool(self._settings.node and removed.pushes)
 
     def resolve_pushes(self, ids: Iterable[str]) -> set[str]:
-        """Forget the pushes that were acknowledged; those among `ids` that had been pushed."""
+        """Forget the pushes of removed messages; returns the ids of those that had been pushed."""
         resolved = set()
         for id_ in ids:
             self._pushed.pop(id_, None)
@@ -381,7 +370,7 @@ class LiveDelivery:
         return resolved
 
     def requeue_overdue_pushes(self) -> None:
-        """Make pushes pending again that were not acknowledged in time, or are from before the clock was set back."""
+        """Make unacknowledged pushes pending again after the timeout, or when the clock was set back."""
         now = self._clock.seconds()
         late = {}
         while self._pushes:
@@ -393,7 +382,7 @@ class LiveDelivery:
         self._requeue_pushes(late)
 
     def _frame(self, message: StoredMessage, recipient: RecipientKeys | None) -> bytes | None:
-        """None for a socket that speaks Decentrl, which may serve the same DID."""
+        """The frame for a subscriber; None for a socket that speaks Decentrl."""
         if recipient is None:
             return None
         if self._settings.mode == "raw":
@@ -421,7 +410,7 @@ class LiveDelivery:
                 self._pushed.popitem(last=False)
 
     def _remove_push(self, id_: str) -> bool:
-        """Whether it was on a socket."""
+        """Forget a push; whether there was one."""
         push = self._pushes.pop(id_, None)
         if push is None:
             return False
@@ -433,7 +422,7 @@ class LiveDelivery:
         return self._store.mark_delivered(ids, node=self._settings.node)
 
     def _requeue_pushes(self, pushes: Mapping[str, _UnacknowledgedPush]) -> None:
-        """UC-021 AF-6: what was pushed in vain is in the queue again."""
+        """Make pushes pending again (UC-021 AF-6)."""
         marked: list[str] = []
         unmarked: list[str] = []
         for id_ in pushes:

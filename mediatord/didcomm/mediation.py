@@ -1,8 +1,4 @@
-"""
-Opens what proves that recipient DIDs belong to the holder of an account.
-
-Coordinate Mediation 2.0 and 3.0: who is mediated for, and under which DIDs (reference section 5).
-"""
+"""Coordinate Mediation 2.0 and 3.0: grants, recipient DIDs, and proofs of their ownership (reference section 5)."""
 
 from __future__ import annotations
 
@@ -44,17 +40,17 @@ from mediatord.ratelimit.rate_limiter import RateLimiter
 from mediatord.store.interfaces.accounts import Account, RecipientUpdateAction
 from mediatord.store.interfaces.store import IStore
 
-# Seconds by which a claim outlives the last moment at which its proof is taken.
+# Seconds that a proof's digest is kept after the proof is no longer accepted.
 _PROOF_EXPIRY_MARGIN = 1.0
 
 
 class OwnershipVerifier:
     """
-    Looks at the attachments of updates.
+    Verifies the proofs of ownership attached to updates.
 
-    Each costs its account as much as a request, whatever comes of it, and counts once.
+    Each is charged to the account as a request, whatever its result, and is accepted once.
 
-    :param owns: whether a DID is one of ours.
+    :param owns: whether a DID is one of the mediator's.
     """
 
     def __init__(
@@ -91,7 +87,7 @@ class OwnershipVerifier:
         return found
 
     async def forget(self, proven: Mapping[bytes, bytes]) -> None:
-        """Let proofs come again, as nothing was done about them."""
+        """Accept proofs again, as they had no effect."""
         for digest in proven.values():
             await self._store.release_nonce(digest)
 
@@ -107,13 +103,13 @@ class OwnershipVerifier:
         if proof.sender is None:
             return {}
         did = verify_ownership_proof(proof.message, proof.sender, account.did, now, self._owns)
-        # Who has gone over to another DID may have lost the keys of this one to somebody else.
+        # After a rotation, the keys of the former DID may be in other hands.
         if did is None or await self._store.is_retired(proof.sender) or not await self._is_new(proof, now):
             return {}
         return {compute_did_digest(did): proof.digest}
 
     async def _is_new(self, proof: UnpackedMessage, now: float) -> bool:
-        """Whoever has moved a DID elsewhere meanwhile does not have it moved back by what was recorded."""
+        """Whether a proof is no replay, which could move back a DID that was moved to another account meanwhile."""
         made = proof.message.created_time or now
         return bool(
             await self._store.claim_nonce(proof.digest, max(now, made) + MAX_PROOF_AGE + _PROOF_EXPIRY_MARGIN)
@@ -126,12 +122,12 @@ _UNLIMITED_RECIPIENTS = 1 << 31
 @dataclass(frozen=True, slots=True)
 class MediationPolicy:
     """
-    Who may have mediation, and how much.
+    Who is granted mediation, and how many recipient DIDs.
 
-    :param access: whose list says who gets a grant.
+    :param access: access list for grants.
     :param max_recipients: recipient DIDs of one account.
-    :param is_own: whether a DID is one of the daemon's own, which get a grant whoever else does.
-    :param with_proof: whether a DID that is not the account's own is added only if it proves that it wants that.
+    :param is_own: whether a DID belongs to the daemon's probe, which always gets a grant.
+    :param with_proof: whether a DID other than the account's own is added only with a proof of ownership.
     """
 
     access: AccessList = field(default_factory=AccessList)
@@ -143,10 +139,10 @@ class MediationPolicy:
 @dataclass(frozen=True, slots=True)
 class MediatorDIDs:
     """
-    Our DIDs.
+    The mediator's DIDs.
 
-    :param owns: whether a DID is one of ours, present or former.
-    :param routing_did: the DID to hand out to somebody who addressed us as the given one.
+    :param owns: whether a DID is one of the mediator's, current or former.
+    :param routing_did: returns the DID to grant to a client that addressed the mediator by the given one.
     """
 
     owns: Callable[[str], bool]
@@ -154,7 +150,7 @@ class MediatorDIDs:
 
 
 class MediationCoordinator:
-    """Answers coordination requests: one method for each."""
+    """Serves coordination requests, one method for each."""
 
     def __init__(
         self,
@@ -219,7 +215,7 @@ class MediationCoordinator:
             raise
 
     async def update(self, received: UnpackedMessage, account: Account, origin: MessageOrigin) -> ResponseContent:
-        """One result an entry, in order; what does not concern the store is refused here."""
+        """One result an entry, in order; invalid entries are refused without the store."""
         mediation_version = MEDIATION_VERSIONS[received.message.type.major]
         updates = parse_updates(received.message.require_body())
         proven = await self._ownership.proven(received, account, origin)
@@ -295,7 +291,7 @@ class MediationCoordinator:
             compute_did_digest(name) for (name, _), result in zip(wanted, results, strict=True) if result == "success"
         }
         for digest in taken.keys() - done:
-            # There was no room for it: it stays where it was, rather than nowhere.
+            # There was no room for it, so it goes back to the former account.
             owner, names = taken[digest]
             await self._store.update_recipients(
                 owner, [(name, "add") for name in names], max_recipients=_UNLIMITED_RECIPIENTS
@@ -311,8 +307,8 @@ class MediationCoordinator:
 
     async def _take_over(self, names: Iterable[str], account: Account) -> dict[bytes, tuple[str, list[str]]]:
         """
-        What belongs to its holder is taken off whoever else has registered it: by digest, off whom, and the spellings
-        under which it was registered.
+        Remove DIDs with a proof of ownership from other accounts. Returns by digest the former account and the
+        spellings under which the DID was registered.
         """
         taken = {}
         for name in names:

@@ -1,11 +1,6 @@
 """
-What passes between the transports and the use cases of the DIDComm half.
-
-Opening what arrives, layer by layer, and checking who is behind it (reference 1.6 to 1.8, 2.3).
-
-Writing to a correspondent: packed messages, and problem reports in the form its situation allows.
-
-Putting a payload into further forwards: for a recipient's routing keys, or for its endpoint (reference 4.6).
+DIDComm messages: unpacking with checks of the sender (reference 1.6 to 1.8, 2.3), packing of replies and problem
+reports, and wrapping of payloads in forwards (4.6).
 """
 
 from __future__ import annotations
@@ -49,11 +44,12 @@ from mediatord.protocol.error_codes import IDENTUS_PROBLEM_CODES, DIDCommErrorCo
 @dataclass(frozen=True, slots=True)
 class MessageOrigin:
     """
-    Where a message came from.
+    Origin of a message.
 
-    :param peer: address of the client, after trusted proxies.
+    :param peer: rate limit key of the client.
     :param session: its socket; None for an HTTP request.
-    :param alien: whether an HTTP request declared a Content-Type that is nothing like an envelope.
+    :param has_foreign_content_type: whether an HTTP request declared a Content-Type that is not tolerated for
+        envelopes.
     """
 
     peer: str
@@ -64,12 +60,12 @@ class MessageOrigin:
 @dataclass(frozen=True, slots=True)
 class AuthcryptSender:
     """
-    An authenticated peer, and how it spells names: answers mirror that (decision D9).
+    An authenticated sender, with names as it spells them: replies mirror that (decision D9).
 
-    :param did: the DID that the encryption proved, did:peer:4 in its short form.
+    :param did: the DID that the encryption proves, did:peer:4 in its short form.
     :param name: the same DID as its messages spell it.
     :param kid: its key, as its messages spell it.
-    :param own_kid: our key, as its messages address it.
+    :param own_kid: the mediator's key, as its messages address it.
     :param draft03: it can only read anoncrypt (reference 1.10).
     """
 
@@ -85,7 +81,7 @@ class AuthcryptSender:
 
 class RecipientKeys:
     """
-    What is needed to write to a correspondent later, in as little memory as can be: thousands of sockets have one.
+    What is needed to pack messages to a subscriber, in little memory, as thousands of sockets have one.
 
     The attributes are those of :class:`AuthcryptSender`. Its document is not among them, and what has the DID in it
     is kept without it, or once for all.
@@ -110,9 +106,9 @@ class RecipientKeys:
 @dataclass(frozen=True, slots=True)
 class UnpackedMessage:
     """
-    An opened message and what the envelope proved about it.
+    An opened message and what its envelope proves.
 
-    :param own_kid: our key that opened the outermost layer, as the sender spelled it.
+    :param own_kid: the mediator's key that opened the outermost layer, as the sender spelled it.
     :param layer: the innermost layer with an authenticated sender, else the innermost.
     :param signer: DID of the verified signature inside, if there was one.
     """
@@ -126,28 +122,27 @@ class UnpackedMessage:
     @property
     def digest(self) -> bytes:
         """
-        What a replay is known by, however it is spelled or wrapped anew (reference section 11, row 24).
-
-        Stricter than the digest of the bytes that came, which one blank would change.
+        Digest for replay protection, the same however the envelope is written or wrapped (reference section 11, row
+        24).
         """
         return self.layer.fingerprint()
 
     @property
     def sender(self) -> str | None:
-        """The DID that is proven to have sent it, if any."""
+        """The authenticated DID of the sender, if any."""
         return self.authcrypt_sender.did if self.authcrypt_sender else self.signer
 
 
 @dataclass(frozen=True, slots=True)
 class DIDCommReply:
     """
-    What goes back on the connection a message came on.
+    The reply on the connection of a message.
 
-    :param status: for HTTP; a socket sends the body as a frame, or nothing when it is empty.
+    :param status: for HTTP; a socket sends the body as a frame, or nothing if it is empty.
     :param retry_after: seconds.
-    :param fault: the situation in which the message was refused, if it was; a class, as an error's traceback would
-        keep all that was received.
-    :param code: of its problem report, where that is another than the usual one.
+    :param fault: class of the error for which the message was refused, if it was; an instance would keep the whole
+        message alive by its traceback.
+    :param code: of its problem report, where it is not the default.
     """
 
     status: int
@@ -163,7 +158,7 @@ ACCEPTED = DIDCommReply(202)
 
 @dataclass(frozen=True, slots=True)
 class ResponseContent:
-    """What a use case has to say: type, body and attachments of the message that goes back."""
+    """Type, body and attachments of a reply."""
 
     type: str
     body: Mapping[str, Any]
@@ -182,7 +177,7 @@ PrivateKeyLookup = Callable[[str], Sequence[PrivateKey]]
 
 
 class _SenderClaim(NamedTuple):
-    """Whom an authcrypt layer says it was encrypted by."""
+    """The claimed sender of an authcrypt layer."""
 
     kid: str
     key: PublicKey
@@ -191,7 +186,7 @@ class _SenderClaim(NamedTuple):
 
 
 class _LayerSender(NamedTuple):
-    """Whom an authcrypt layer was encrypted by, not yet compared with `from`, and our key that opened it."""
+    """The proven sender of an authcrypt layer, not yet compared with `from`, and the key that opened it."""
 
     claim: _SenderClaim
     own_kid: str
@@ -200,9 +195,9 @@ class _LayerSender(NamedTuple):
 
 class MessageUnpacker:
     """
-    Opens envelopes addressed to us.
+    Opens envelopes addressed to the mediator.
 
-    :param keys_for: our private keys that a kid may denote, in any spelling, the likeliest first.
+    :param find_agreement_keys: the mediator's private keys that a kid may denote, the likeliest first.
     :param draft03: whether ECDH-1PU draft 03 is accepted (reference 1.10).
     """
 
@@ -215,7 +210,7 @@ class MessageUnpacker:
 
     async def open(self, envelope: jwe.Envelope, peer: str) -> UnpackedMessage:
         """
-        Open an envelope and all layers in it.
+        Open an envelope and all its layers.
 
         :param peer: address that caused the work, for the limit on network lookups.
         :raise DecryptionError: any failure that depends on keys or ciphertext.
@@ -274,9 +269,9 @@ class MessageUnpacker:
         return _SenderClaim(kid, method.key, document, self._draft03 and envelope.lacks_apv)
 
     async def _verify(self, value: dict[str, Any], sender: _LayerSender | None, peer: str) -> tuple[bytes, str]:
-        """What a signature covers, and who made it."""
+        """The signed content, and the signer."""
         kid = json_web_signature.get_signer_kid(value)
-        # The kid is not authenticated yet: nobody shall make us resolve a stranger's DID by writing it there.
+        # The kid is not authenticated yet, and must not cause the resolution of any other DID.
         if sender is not None and canonicalize_did(kid) != canonicalize_did(sender.claim.kid):
             raise SenderMismatch
         document = await self._resolver.resolve(strip_did_url(kid), peer)
@@ -286,14 +281,14 @@ class MessageUnpacker:
         return _verify(value, kid, method.key), canonicalize_did(kid)
 
     async def keep(self, authcrypt_sender: AuthcryptSender) -> None:
-        """Remember the DID of an account, so that its short form will do from now on (reference 8.4)."""
+        """Store the long form of an account's DID, so that the short form can be resolved (reference 8.4)."""
         await self._resolver.remember_long_form(authcrypt_sender.document.did)
 
     async def rotation(self, message: Message, peer: str) -> str | None:
         """
         The DID that `from_prior` proves the sender to have used before (reference 2.3).
 
-        :raise SenderMismatch: the token is there and does not say so.
+        :raise SenderMismatch: the token proves nothing of the kind.
         """
         if message.from_prior is None or message.sender is None:
             return None
@@ -317,7 +312,7 @@ def _open_with_any_key(
     envelope: jwe.Envelope, kid: str, keys: Sequence[PrivateKey], claim: _SenderClaim | None
 ) -> tuple[bytes, PrivateKey]:
     """
-    What is in it, and which of our keys has opened it.
+    The content, and the key that opened it.
 
     :raise DecryptionError: none does.
     """
@@ -384,10 +379,10 @@ class ProblemReportSettings:
 
 class MessagePacker:
     """
-    Turns drafts into what goes on the wire.
+    Packs replies and problem reports.
 
     :param new_id: source of message ids, lower-case UUIDs.
-    :param signing_key_for: our key, with its id, that signs for the DID of a key that a message was encrypted to.
+    :param find_signing_key: the key, with its id, that signs for the DID of a key that a message was encrypted to.
     """
 
     def __init__(
@@ -404,24 +399,24 @@ class MessagePacker:
         self._codes = IDENTUS_PROBLEM_CODES if reports.codes == "identus" else {}
 
     def pack(self, draft: OutgoingMessage, to: AuthcryptSender | RecipientKeys) -> bytes:
-        """The draft encrypted to `to`, authenticated unless `to` cannot read that (reference 1.10)."""
+        """The message encrypted to `to`, authenticated unless `to` cannot read that (reference 1.10)."""
         plaintext = draft.plaintext(sender=strip_did_url(to.own_kid), to=to.name, created_time=self._now())
         if to.draft03:
             return _seal_anoncrypt(plaintext, [(to.kid, to.key)])
         return _seal_authcrypt(plaintext, (to.own_kid, to.own_key), [(to.kid, to.key)])
 
     def plain(self, draft: OutgoingMessage) -> bytes:
-        """The draft in the clear, for a peer there is no key of."""
+        """The message in the clear, for a peer without a known key."""
         return draft.plaintext(sender=None, to=None, created_time=self._now())
 
     def answer(self, to: Message, type_: str, body: dict[str, object]) -> OutgoingMessage:
-        """A draft in the thread of the message it answers."""
+        """A message in the thread of the one that it answers."""
         return OutgoingMessage(id=self.new_id(), type=type_, body=body, thid=to.thread)
 
     def refuse(self, error: MediatorError, received: UnpackedMessage | None) -> DIDCommReply:
         """
-        The wire form of a refusal (reference section 11): where the situation allows it, encrypted to an
-        authenticated sender, or signed for an anonymous one; in the clear otherwise.
+        The problem report for an error (reference section 11): by the error, encrypted to an authenticated sender,
+        signed for an anonymous one, or in the clear.
         """
         if received is None:
             return self.refuse_unopened(error)
@@ -437,14 +432,13 @@ class MessagePacker:
 
     def refuse_anonymous(self, error: MediatorError, id_: str, thread: str, kid: str) -> DIDCommReply:
         """
-        A refusal of a message that says nothing certain of its sender: signed, so that whoever sent it knows that it
-        was this mediator who opened and refused it.
+        The problem report to an anonymous sender: signed, to prove that this mediator opened and refused the message.
 
-        What passes by itself is told in the clear: whoever is over a limit, or comes while the store is away or a
-        queue is full, shall cost no signature.
+        Temporary errors, as an exceeded limit, an unavailable store or a full queue, are reported in the clear, so
+        that they cost no signature.
 
-        :param id_: of the message, and its thread.
-        :param kid: our key that it was encrypted to.
+        :param id_: of the message; `thread` is its thread.
+        :param kid: the mediator's key that it was encrypted to.
         """
         wire, report = get_didcomm_error_code(error), self._report(error, id_, thread)
         named_key = self._signing_key_for(kid) if wire.is_signed else None
@@ -454,7 +448,7 @@ class MessagePacker:
         return self._reply(error, wire.status, _sign(plaintext, *named_key), json_web_signature.SIGNED_MEDIA_TYPE)
 
     def refuse_unopened(self, error: MediatorError) -> DIDCommReply:
-        """A refusal of what could not be opened, or of all that comes: in the clear, naming no message."""
+        """The problem report for a message that was not opened: in the clear, naming no message."""
         return self._reply(
             error, get_didcomm_error_code(error).status, self.plain(self._report(error)), PLAINTEXT_MEDIA_TYPE
         )
@@ -485,12 +479,12 @@ class MessagePacker:
 
 
 def _retry_after_seconds(error: MediatorError, wire: DIDCommErrorCode) -> int | None:
-    """Seconds after which it may be tried again, if that is known."""
+    """Seconds after which the request may be repeated, if known."""
     return wire.retry_after if error.retry_after is None else int(error.retry_after)
 
 
 def is_unreadable(reply: DIDCommReply) -> bool:
-    """Whether the message could not even be read or opened; a socket takes only a few of those (reference 3.2)."""
+    """Whether the message could not be parsed or decrypted; a socket tolerates few of those (reference 3.2)."""
     return reply.fault is not None and issubclass(reply.fault, (DecryptionError, InvalidEnvelope))
 
 
@@ -501,7 +495,7 @@ MAX_WRAPPED_BYTES = 8_388_608
 
 
 class WrapError(Exception):
-    """A routing key that does not resolve; the payload cannot take this way."""
+    """The payload cannot be wrapped: a routing key does not resolve, or the result is too long."""
 
 
 class ForwardWrapper:
@@ -524,8 +518,8 @@ class ForwardWrapper:
 
         :param recipient: `next` of the innermost forward; each further one names the routing key before.
         :param routing_keys: DIDs or DID URLs; a DID stands for all its keys of the most usual curve.
-        :param peer: address that causes the work, if a stranger does, for the limit on network lookups.
-        :raise Unwrappable: one of them has no key, there are too many, or the result would be too long.
+        :param peer: rate limit key for network lookups, if a client causes them.
+        :raise WrapError: one of them has no key, there are too many, or the result is too long.
         """
         if len(routing_keys) > MAX_WRAPS:
             raise WrapError
@@ -546,7 +540,7 @@ class ForwardWrapper:
         """
         A fresh forward to the recipient itself around the payload ("Rewrapping").
 
-        :raise Unwrappable: the recipient's DID gives no key.
+        :raise WrapError: the recipient's DID has no key.
         """
         return await self.wrap(payload, recipient, [recipient])
 

@@ -43,7 +43,7 @@ class PickupSettings:
 
 
 class Pickup:
-    """Answers the requests of an account about its own messages."""
+    """Serves the requests of an account about its messages."""
 
     def __init__(
         self,
@@ -64,14 +64,14 @@ class Pickup:
     async def status_request(
         self, received: UnpackedMessage, account: Account, origin: MessageOrigin
     ) -> ResponseContent:
-        """How much waits, for all of the account or for one of its recipient DIDs."""
+        """Status of the queue of the account, or of one of its recipient DIDs."""
         named = parse_recipient(received.message.require_body())
         return await self._status(account, origin, named, await self._own(account, named))
 
     async def delivery_request(
         self, received: UnpackedMessage, account: Account, origin: MessageOrigin
     ) -> ResponseContent:
-        """The oldest messages, or a `status` when there are none; nothing is removed by this."""
+        """The oldest messages, or a `status` if there are none; removes nothing."""
         body = received.message.require_body()
         named = parse_recipient(body)
         limit = parse_limit(body, self._settings.delivery_limit)
@@ -91,7 +91,7 @@ class Pickup:
         return ResponseContent(DELIVERY, make_delivery_body(named), attachments)
 
     async def acknowledge(self, received: UnpackedMessage, account: Account) -> None:
-        """Remove what was acknowledged by a `messages-received`, if it belongs to this account."""
+        """Remove the messages of this account that a `messages-received` names."""
         ids = parse_message_ids(received.message.require_body())
         if ids:
             removed = await self._store.acknowledge(account.did, ids)
@@ -101,16 +101,16 @@ class Pickup:
                 self._recorder.record_acknowledgement(one, path, "didcomm")
 
     async def status(self, account: Account, origin: MessageOrigin) -> ResponseContent:
-        """How much waits for all of the account."""
+        """Status of the queue of the account."""
         return await self._status(account, origin, None, None)
 
     async def live_delivery_change(
         self, received: UnpackedMessage, account: Account, origin: MessageOrigin
     ) -> ResponseContent:
         """
-        Switch pushing to this very socket on or off; the backlog stays for a delivery-request.
+        Switch pushing to this socket on or off; the backlog is fetched by delivery requests.
 
-        What came before other nodes know of the socket is in the status, what comes after that is pushed.
+        The status counts messages from before presence was published; later ones are pushed.
         """
         wanted = parse_live_delivery(received.message.require_body())
         if wanted and origin.session is None:
@@ -145,7 +145,7 @@ class Pickup:
 
     async def _own(self, account: Account, named: str | None) -> str | None:
         """
-        A recipient DID of this account, by any of its names.
+        A recipient DID of this account, given in any form.
 
         :raise MediationNotGranted: it is unknown or somebody else's, which look the same.
         """

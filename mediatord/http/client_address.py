@@ -1,8 +1,4 @@
-"""
-Who is on the other side, behind the proxies that are trusted to say so (contract section 3).
-
-Which pages may open WebSockets, by the origin that their browser names.
-"""
+"""Client addresses behind trusted proxies, rate limit keys, allowed origins of WebSockets (contract section 3)."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from mediatord.protocol.probe_requests import PROBE_CLIENT
 
 Network = IPv4Network | IPv6Network
 
-# Addresses of which it is remembered whether they are in a community.
+# Addresses whose peer network is cached.
 _MAX_CACHED_ADDRESSES = 4096
 
 
@@ -27,8 +23,8 @@ class ClientAddressResolver:
     Finds the address of a client.
 
     :param trusted: networks of proxies whose `X-Forwarded-For` counts.
-    :param token: what the daemon's own requests have in their heads; empty if it makes none.
-    :param communities: networks of which each pays as one, as other mediators do.
+    :param token: header value of the daemon's own requests; empty if it makes none.
+    :param peer_networks: networks with a common rate limit each, such as those of other mediators.
     """
 
     def __init__(self, trusted: Sequence[Network], token: bytes = b"", peer_networks: Sequence[Network] = ()) -> None:
@@ -39,19 +35,19 @@ class ClientAddressResolver:
         self.set_peer_networks(peer_networks)
 
     def set_peer_networks(self, peer_networks: Sequence[Network]) -> None:
-        """Go by other communities from now on."""
-        # The smallest one that an address is in counts.
+        """Replace the peer networks."""
+        # The smallest network of an address counts.
         ordered = sorted(peer_networks, key=lambda network: -network.prefixlen)
         self._peer_networks = {network: name_peer_network(network) for network in ordered}
         self._members.clear()
 
     def client(self, connected: str, forwarded_for: str | None) -> str:
         """
-        The address a request came from.
+        The address of the client.
 
-        :param connected: address of the TCP peer; empty for a UNIX socket, which only a local proxy can be behind.
-        :param forwarded_for: the header as received; read from the right, past every trusted proxy, so that what a
-            client writes into it itself is never believed.
+        :param connected: address of the TCP peer; empty for a UNIX socket, which only a local proxy can use.
+        :param forwarded_for: header as received. It is read from the right, past every trusted proxy, so that
+            entries written by the client itself do not count.
         """
         if forwarded_for is None or not (connected == "" or self.trusts(connected)):
             return _normalize_address(connected) or connected
@@ -66,10 +62,10 @@ class ClientAddressResolver:
 
     def rate_limit_key(self, connected: str, forwarded_for: str | None, token: bytes | None = None) -> str:
         """
-        Who is charged for a request: the address of the client, of an IPv6 one its /64, which is what one host has;
-        a community that it is in; for the daemon's own nobody.
+        The rate limit key of a request: the peer network of the client, else its address, for IPv6 its /64; another
+        key for the daemon's own requests.
 
-        :param token: as in the head; None without one.
+        :param token: header value; None without one.
         """
         if token and self._token and hmac.compare_digest(token, self._token):
             return PROBE_CLIENT
@@ -77,11 +73,11 @@ class ClientAddressResolver:
         return self.find_peer_network(client) or _get_host_key(client)
 
     def host(self, connected: str) -> str:
-        """What one host is called, by the address of the TCP peer; whatever it is trusted with."""
+        """The key of a TCP peer, trusted or not."""
         return _get_host_key(self.client(connected, None))
 
     def find_peer_network(self, address: str) -> str | None:
-        """What the community is called that an address is in, if it is."""
+        """The name of the peer network of an address; None if there is none."""
         if not self._peer_networks:
             return None
         if address not in self._members:
@@ -97,7 +93,7 @@ class ClientAddressResolver:
 
 
 def name_peer_network(network: Network) -> str:
-    """What a network is called that pays as one: a single address is itself."""
+    """The name of a peer network: the address itself if it has only one."""
     return str(network.network_address if network.num_addresses == 1 else network)
 
 
@@ -119,7 +115,7 @@ def _get_host_key(address: str) -> str:
 
 @lru_cache(4096)
 def _normalize_address(address: str) -> str | None:
-    """The address in its usual spelling, or None if it is none; a port or brackets are taken off."""
+    """The canonical form of an address without port and brackets; None if it is invalid."""
     if address.startswith("["):
         address = address[1:].partition("]")[0]
     elif address.count(":") == 1:
@@ -132,23 +128,23 @@ def _normalize_address(address: str) -> str | None:
     return str(mapped or parsed)
 
 
-# The second is what the first was called in drafts of the protocol, which clients may still speak.
+# The second name is that of protocol drafts, which clients may still use.
 _ORIGIN_HEADERS = (b"Origin", b"Sec-WebSocket-Origin")
 
 
 class AllowedOrigins:
     """
-    The origins that are allowed. What names none is no page, and may open a WebSocket as well.
+    The origins whose pages may open WebSockets. A request without an origin is always allowed.
 
-    :param patterns: as `https://app.example`, with `*` for any part of the host or for any port; `*` alone is every
-        origin, also `null`, which browsers send for a page that has none.
+    :param patterns: such as `https://app.example`, with `*` for any part of the host or any port; `*` alone allows
+        every origin, also `null`, which browsers send for pages without one.
     """
 
     def __init__(self, patterns: Iterable[str]) -> None:
         self.allow(patterns)
 
     def allow(self, patterns: Iterable[str]) -> None:
-        """Allow these from now on, and no others; WebSockets that are open stay open."""
+        """Replace the patterns; open WebSockets are not affected."""
         patterns = tuple(patterns)
         self._pattern = (
             None if "*" in patterns else re.compile("|".join(map(_build_origin_expression, patterns)), re.IGNORECASE)
@@ -156,9 +152,9 @@ class AllowedOrigins:
 
     def check_and_remove(self, headers: Headers) -> bool:
         """
-        Whether the origins in the headers of a handshake are allowed; they are removed.
+        Whether the origins in the headers of a handshake are allowed; the headers are removed.
 
-        Autobahn would refuse some that it cannot take apart, and every `null`.
+        Autobahn would reject some that it cannot parse, and every `null`.
         """
         named = [value for name in _ORIGIN_HEADERS for value in headers.getRawHeaders(name, ())]
         for name in _ORIGIN_HEADERS:

@@ -1,12 +1,9 @@
 """
-Reading the head of a request that could not be plainer: one exact request line, no header but those of a short list,
-each once, a length in digits. Nothing is interpreted here that two parsers could understand in two ways.
+HTTP fast path: serves plain POSTs of messages and commands, which are nearly all traffic, without twisted.web.
 
-The short way for what is nearly all traffic: a plain POST of a message or a command.
-
-twisted.web spends more on a request than everything else together. A request that could not be plainer
-(:mod:`mediatord.http.fast_path`) is therefore answered here. Whatever is anything else goes to twisted.web, with all
-that follows on that connection.
+twisted.web spends more on a request than everything else together. A plain request has one of two exact request
+lines, headers only from a short list and each once, and a length in digits: nothing that two parsers could understand
+in two ways. On any other request, the connection is passed to twisted.web for good.
 """
 
 from __future__ import annotations
@@ -51,7 +48,7 @@ from mediatord.protocol.probe_requests import PROBE_HEADER
 MAX_HEAD_BYTES = 8192
 
 _DIDCOMM_REQUEST_LINE, _ROOT_REQUEST_LINE = b"POST /didcomm HTTP/1.1", b"POST / HTTP/1.1"
-# What is looked at.
+# Headers that are parsed.
 _PROBE_TOKEN_HEADER = PROBE_HEADER.encode("ascii")
 _PARSED_HEADERS = (
     b"host",
@@ -61,8 +58,7 @@ _PARSED_HEADERS = (
     b"x-forwarded-for",
     _PROBE_TOKEN_HEADER,
 )
-# What changes nothing about how a body is taken: what HTTP libraries send by themselves, what browsers add to the
-# requests of a page, and what proxies tell.
+# Headers without an effect on a POST: those that HTTP libraries and browsers add by themselves, and those of proxies.
 _IGNORED_HEADERS = (
     *(b"user-agent", b"accept", b"accept-encoding", b"accept-language", b"cache-control", b"pragma", b"priority"),
     *(b"origin", b"referer", b"dnt", b"sec-gpc", b"sec-ch-ua", b"sec-ch-ua-mobile", b"sec-ch-ua-platform"),
@@ -73,17 +69,17 @@ _KNOWN_HEADERS = frozenset((*_PARSED_HEADERS, *_IGNORED_HEADERS))
 _KEEP_ALIVE_VALUES = (b"", b"keep-alive")
 _MAX_LENGTH_DIGITS = 9
 
-# Longer heads are read anew each time, so that idle connections hold little.
+# Longer heads are not cached, so that idle connections hold little memory.
 _MAX_CACHED_HEAD = 512
 _CONTENT_LENGTH_PATTERN = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]+)[ \t]*(?=\r\n|$)", re.IGNORECASE)
 
 
 class FastRequestHead(NamedTuple):
     """
-    What is needed of the head of a plain request.
+    The parsed head of a plain request.
 
-    :param half: whom the body is for.
-    :param token: what the daemon's own requests are known by.
+    :param half: protocol of the body.
+    :param token: secret of the daemon's own requests.
     """
 
     half: ProtocolName
@@ -95,10 +91,9 @@ class FastRequestHead(NamedTuple):
 
 class FastHeadParser:
     """
-    Reads the heads of one connection. Those of a client differ in nothing but the length, as a rule; then only that
-    is read.
+    Parses the heads of one connection. Usually they differ only in the length, and then only that is parsed.
 
-    :param read: reads one that is like no other.
+    :param read: parses a head that differs in more.
     """
 
     __slots__ = ("_after", "_before", "_like", "_read")
@@ -183,9 +178,9 @@ _EXPOSE_HEADER_LINE = b"%b: %b\r\n" % (
 @implementer(IPushProducer, IHalfCloseableProtocol)
 class FastHTTPChannel(Protocol):
     """
-    A connection that is served here for as long as all its requests are plain.
+    A connection that is served here as long as all its requests are plain.
 
-    :param site: the :class:`~mediatord.http.site.MediatorSite`, whose stock channel takes what is not plain.
+    :param site: the :class:`~mediatord.http.site.MediatorSite`, whose standard channel serves other requests.
     """
 
     transport: Any
@@ -207,15 +202,15 @@ class FastHTTPChannel(Protocol):
         self._advancing = False
         self._congested = False
         self._reading = True
-        # Nothing more is served before the next quantum, or at all.
+        # No further request is served before the next quantum, or at all.
         self._suspended = False
-        # The client has said that it sends nothing more.
+        # The client has closed its side of the connection.
         self._half_closed = False
         self._is_closing = False
         self._idle_since = self._request_started = 0.0
         self._timer: IDelayedCall | None = None
         self._head_parser = FastHeadParser()
-        # Of a client that tells nothing more of itself than where it is.
+        # Of a request without headers that change it.
         self._default_rate_limit_key = ""
 
     @property
@@ -230,7 +225,7 @@ class FastHTTPChannel(Protocol):
         self._default_rate_limit_key = self._front.peers.rate_limit_key(self._host, None)
 
     def dataReceived(self, data: bytes) -> None:
-        """Some bytes of one or several requests, or a part of one."""
+        """Serve complete requests, and keep a part of one."""
         if self._standard_channel is not None:
             self._standard_channel.dataReceived(data)
             return
@@ -259,7 +254,7 @@ class FastHTTPChannel(Protocol):
         return len(self._buffer)
 
     def _serve_whole_request(self, data: bytes) -> bool:
-        """Serve what is exactly one request, as it nearly always comes, without putting it into the buffer."""
+        """Serve data that is exactly one request, as it nearly always is, without the buffer."""
         end = data.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES)
         head = self._head_parser.read(data[:end]) if end > 0 else None
         if head is None or len(data) != end + 4 + head.length or head.length > self._site.max_body:
@@ -269,8 +264,8 @@ class FastHTTPChannel(Protocol):
 
     def _advance(self) -> None:
         """
-        Serve what is complete, one request after the other, until one has to be waited for; after some of them, the
-        others in later iterations of the reactor.
+        Serve complete requests one after the other until one has to be awaited; after some of them, continue in later
+        reactor iterations.
         """
         if self._advancing or self._suspended:
             return
@@ -292,20 +287,20 @@ class FastHTTPChannel(Protocol):
         self._advancing = False
 
     def _suspend(self) -> None:
-        """Wait for a quantum."""
+        """Queue up for a quantum."""
         self._suspended = True
         self._pause()
         self._site.scheduler.add(self)
 
     def run_quantum(self) -> None:
-        """Serve some of what was read ahead."""
+        """Serve some of the requests in the buffer."""
         self._suspended = False
         self._advance()
         self._resume_reading()
         self._close_if_done()
 
     def _begin(self) -> bool:
-        """Read the head of the next request; False when that is not for us to do."""
+        """Parse the head of the next request; False if it is not plain."""
         end = self._buffer.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES)
         head = self._head_parser.read(bytes(self._buffer[:end])) if end > 0 else None
         if head is None or head.length > self._site.max_body:
@@ -359,7 +354,7 @@ class FastHTTPChannel(Protocol):
         )
 
     def _reject_rate_limited(self, number: int) -> None:
-        """The address sends too much: nothing more is served on this connection."""
+        """Refuse a request over the limit of its address, and serve nothing more on this connection."""
         self._front.record_early_rejection(self._half, self._rate_limit_key, RateLimitExceeded())
         self._suspended = True
         self._buffer = bytearray()
@@ -378,7 +373,7 @@ class FastHTTPChannel(Protocol):
         self._finish(number, answer)
 
     def _finish(self, number: int, answer: HTTPResponse | DIDCommReply) -> None:
-        """Write the answer to the request of this number, unless it was given up or answered late already."""
+        """Write the response to the request of this number, unless it was given up or already answered."""
         if number != self._serving or number == self._served or self._timer is None:
             return
         self._served = number
@@ -407,14 +402,14 @@ class FastHTTPChannel(Protocol):
             self.transport.pauseProducing()
 
     def _resume_reading(self) -> None:
-        """Read from the client again, unless what was read has to be served before."""
+        """Resume reading, unless requests in the buffer have to be served first."""
         waits = self._busy and len(self._buffer) > _MAX_READ_AHEAD
         if not (self._reading or self._congested or self._suspended or self._half_closed or waits):
             self._reading = True
             self.transport.resumeProducing()
 
     def _check_timeout(self) -> None:
-        """Time is up for a request, or for a client that sends none; or it is not, and then look again."""
+        """Handle the timeout of a request or of an idle connection, if it has come; else check again later."""
         now = self._front.clock.seconds()
         patience = self._front.deadline if self._busy else self._site.timeOut
         self._idle_since = min(self._idle_since, now)  # as above
@@ -448,7 +443,7 @@ class FastHTTPChannel(Protocol):
             self._close()
 
     def _close(self) -> None:
-        """Close the connection once the client has what was written; nothing more of it is looked at."""
+        """Close the connection once everything is written; ignore further data."""
         self._is_closing = True
         self.transport.unregisterProducer()  # or TLS would wait for us to write more
         if not self._reading:
@@ -462,24 +457,24 @@ class FastHTTPChannel(Protocol):
             self._timer = None
 
     def pauseProducing(self) -> None:
-        """The client does not read its answers: it is served nothing more."""
+        """The client does not read its responses: stop serving it."""
         self._congested = True
 
     def resumeProducing(self) -> None:
-        """The client has read what there was."""
+        """The client has read all responses: continue serving it."""
         self._congested = False
         self._response_budget.clear()
         self._idle_since = self._front.clock.seconds()
         self._advance()
-        # What was read ahead may be a part of a request, which nobody would finish otherwise.
+        # The buffer may hold a part of a request, of which the rest has to be read.
         self._resume_reading()
         self._close_if_done()
 
     def stopProducing(self) -> None:
-        """The connection is gone; :meth:`connectionLost` is called as well."""
+        """Does nothing; :meth:`connectionLost` is called as well."""
 
     def readConnectionLost(self) -> None:  # noqa: N802  Twisted's name
-        """The client sends nothing more, and waits for its answers."""
+        """The client has closed its side, and waits for its responses."""
         self._half_closed = True
         if self._standard_channel is not None:
             self._standard_channel.readConnectionLost()
@@ -487,10 +482,10 @@ class FastHTTPChannel(Protocol):
             self._close_if_done()
 
     def writeConnectionLost(self) -> None:  # noqa: N802  Twisted's name
-        """The client has been told that nothing more will come."""
+        """Does nothing."""
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """The client is gone; what is being done for it is done to its end."""
+        """The connection is closed; a request in progress is completed."""
         self._cancel_timeout()
         self._response_budget.clear()
         self._site.closed(self._address)
@@ -503,7 +498,7 @@ class FastHTTPChannel(Protocol):
 
 
 def serialize_response(answer: HTTPResponse, now: int) -> bytes:
-    """A whole response, for a connection that stays open."""
+    """The bytes of a response on a connection that stays open."""
     lines = [
         b"HTTP/1.1 %d %b\r\nDate: %b\r\n" % (answer.status, _get_reason_phrase(answer.status), _format_date(now)),
         _COMMON_HEADER_LINES,

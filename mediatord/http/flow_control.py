@@ -1,18 +1,10 @@
 """
-Writing to a socket at once.
+Flow control of connections: immediate writes, round-robin scheduling, and a budget of unread responses.
 
-Twisted keeps what is written until the reactor's next turn, asks the kernel whether there is room for it, writes it,
-and takes the question back: three system calls and a turn for a few bytes that there is always room for.
-
-Round-robin scheduling of connections that have received more than is served at once.
-
-Whatever lies in a buffer could be served in one iteration of the reactor, and everybody else would wait for it. A
-connection serves a little of it and queues up for a quantum; reading from it is paused until nothing is left.
-
-What clients have asked for and do not read.
-
-An answer stays in memory until its client has taken it. One connection gets no second answer before that, but a
-client may open many connections and ask on each for as much as there is.
+Twisted buffers what is written until its next iteration and then asks the kernel for readiness: three system calls
+for a few bytes. Everything in a receive buffer could be served in one iteration, while other connections wait: a
+connection serves a quantum at a time instead. A client may open many connections and read none of its responses:
+their bodies are bounded per client and in total.
 """
 
 from __future__ import annotations
@@ -30,10 +22,10 @@ from mediatord.failure_logging import redact_failure
 
 def write_immediately(transport: Any, data: bytes) -> None:
     """
-    Write, right away where nothing waits to be written before it.
+    Write to the socket at once if the transport's buffer is empty.
 
-    What the kernel does not take, and everything on a transport that is more than a socket, such as one with TLS, is
-    written as usual. A connection that turns out to be broken is left to be found so by the reactor.
+    What the kernel does not take, and everything on other transports such as TLS, is written as usual. The reactor
+    detects broken connections.
     """
     if (
         isinstance(transport, Connection)
@@ -53,25 +45,25 @@ def write_immediately(transport: Any, data: bytes) -> None:
 
 _log = Logger()
 
-# In one iteration of the reactor: quanta of all connections, and seconds after which no further one begins.
+# Quanta in one iteration of the reactor, and seconds after which no further quantum begins.
 MAX_QUANTA = 64
 MAX_ITERATION_SECONDS = 0.005
 
 
 class SchedulableConnection(Protocol):
-    """A connection."""
+    """A connection that serves received data in quanta."""
 
     def run_quantum(self) -> None:
-        """Serve a little of what was received; queue up again if more is left."""
+        """Serve some of the received data; add itself again if more is left."""
 
     def __hash__(self) -> int: ...
 
 
 class RoundRobinScheduler:
     """
-    Gives each connection that queues up one quantum after the other, in turn.
+    Runs one quantum of each queued connection in turn.
 
-    :param steady: seconds since any time, by a clock that nobody sets.
+    :param steady: monotonic clock.
     """
 
     def __init__(self, clock: IReactorTime, steady: Callable[[], float] = perf_counter) -> None:
@@ -84,14 +76,14 @@ class RoundRobinScheduler:
         return len(self._waiting)
 
     def add(self, connection: SchedulableConnection) -> None:
-        """Queue it up, unless it is in the queue."""
+        """Queue a connection, unless it is queued."""
         self._waiting.setdefault(connection)
         if not self._is_due:
             self._is_due = True  # also while it runs
             self._clock.callLater(0, self._run)
 
     def discard(self, connection: SchedulableConnection) -> None:
-        """It is gone."""
+        """Remove a closed connection."""
         self._waiting.pop(connection, None)
 
     def _run(self) -> None:
@@ -114,18 +106,18 @@ class RoundRobinScheduler:
 
 MAX_UNREAD_PER_CLIENT = 33_554_432
 MAX_UNREAD_TOTAL = 268_435_456
-# As much as a transport holds before it calls itself full: every connection may have that.
+# What a transport buffers before it pauses its producer; every connection may have that.
 SMALL_RESPONSE_BYTES = 65_536
 
 
 class ResponseBudget:
     """
-    The bodies of all answers that were written and not taken at once.
+    Bounds the bytes of responses that clients have not read.
 
-    :param per_payer: bytes that may wait for one payer.
-    :param in_all: bytes that may wait for all of them.
-    :param released: told how many bytes of an answer wait no longer.
-    :ivar total: bytes that wait now.
+    :param per_client: bytes for one rate limit key.
+    :param total_limit: bytes for all clients.
+    :param released: called with the size of a response that is no longer buffered.
+    :ivar total: current bytes.
     """
 
     def __init__(
@@ -141,31 +133,31 @@ class ResponseBudget:
         self.total = 0
 
     def limit(self, total_limit: int) -> None:
-        """Let so many bytes wait from now on, and an eighth of them for one payer."""
+        """Change the total limit; one client may use an eighth of it."""
         self._total_limit, self._per_client = total_limit, total_limit // 8
 
     @property
     def held(self) -> tuple[int, int]:
-        """Payers with answers that wait, and the bytes of those."""
+        """Number of clients with unread responses, and the bytes of those."""
         return len(self._waiting), self.total
 
     def of(self, rate_limit_key: str) -> int:
-        """How many bytes wait for one payer."""
+        """Unread bytes of one client."""
         return self._waiting.get(rate_limit_key, 0)
 
     def has_room(self, rate_limit_key: str, size: int) -> bool:
-        """Whether an answer of so many bytes may be written; a small one always may."""
+        """Whether a response of this size is within the budget; a small one always is."""
         if size <= SMALL_RESPONSE_BYTES:
             return True
         return self.of(rate_limit_key) + size <= self._per_client and self.total + size <= self._total_limit
 
     def add(self, rate_limit_key: str, size: int) -> None:
-        """An answer waits to be read."""
+        """Count a response that was not read at once."""
         self._waiting[rate_limit_key] = self.of(rate_limit_key) + size
         self.total += size
 
     def remove(self, rate_limit_key: str, size: int) -> None:
-        """An answer was read, or will never be."""
+        """Count a response out that was read, or never will be."""
         left = self.of(rate_limit_key) - size
         if left > 0:
             self._waiting[rate_limit_key] = left
@@ -176,7 +168,7 @@ class ResponseBudget:
 
 
 class ConnectionResponseBudget:
-    """What one connection has of it: the answers since its client has taken all there was."""
+    """The unread responses of one connection."""
 
     def __init__(self, unread: ResponseBudget) -> None:
         self._unread = unread
@@ -187,12 +179,12 @@ class ConnectionResponseBudget:
         return self._unread.has_room(rate_limit_key, size)
 
     def add(self, rate_limit_key: str, size: int) -> None:
-        """An answer was written, and the transport is full."""
+        """Count a response that was written to a full transport."""
         self._answers.append((rate_limit_key, size))
         self._unread.add(rate_limit_key, size)
 
     def clear(self) -> None:
-        """The client has taken everything, or is gone."""
+        """Count all responses out: the client has read them, or closed the connection."""
         answers, self._answers = self._answers, []
         for rate_limit_key, size in answers:
             self._unread.remove(rate_limit_key, size)

@@ -1,4 +1,4 @@
-"""Returning memory to the system after large requests, and bounding what waits for the garbage collector."""
+"""Returns memory to the system after large requests, and bounds what waits for the garbage collector."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from time import perf_counter
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
-# Buffers of fewer bytes are not counted: they are used again and again.
+# Smaller buffers are not counted: the allocator reuses them.
 LARGE_BUFFER_BYTES = 16_384
-# Bytes of buffers that are freed before free memory is returned to the system, and seconds until that is done.
+# Freed bytes that trigger a trim, and seconds until it runs.
 TRIM_BYTES = 8_388_608
 TRIM_SECONDS = 2.0
-# Then it is done once more, for what was still in use: a request may take 10 seconds, but few do.
+# A second trim follows for memory that was still in use: a request may take 10 seconds, but few do.
 RETRIM_SECONDS = 5.0
-# Bytes after which the collector looks for reference cycles, however few objects there are.
+# Freed bytes that trigger a garbage collection, however few objects there are.
 COLLECT_BYTES = 33_554_432
-# Part of the time that may be spent on looking for them everywhere.
+# Maximum share of time for full collections.
 _MAX_COLLECTION_TIME_SHARE = 0.02
 
-# A parameter of glibc's mallopt: blocks of so many bytes are mapped one by one, and returned when they are freed. By
-# itself it raises that up to 32 MiB, and keeps such blocks in a heap that a small block above holds in place.
+# glibc's mallopt: larger blocks are mapped one by one, and returned when they are freed. By default glibc raises the
+# threshold up to 32 MiB, and keeps such blocks in its heap below any small block.
 _M_MMAP_THRESHOLD, _MMAP_BYTES = -3, 262_144
 
 
 def tune_garbage_collector() -> None:
     """
-    Keep the garbage collector from walking over all that was imported, again and again.
+    Exclude imported objects from garbage collection, and collect less often.
 
-    A message makes many short-lived objects and hardly a cycle; the defaults cost about a tenth of the throughput.
-    What the thresholds count is objects: :class:`MemoryReclaimer` bounds the bytes.
+    A message creates many short-lived objects and hardly a cycle; the defaults cost about a tenth of the throughput.
+    The thresholds count objects; :class:`MemoryReclaimer` bounds the bytes.
     """
     gc.collect()
     gc.freeze()
@@ -39,14 +39,14 @@ def tune_garbage_collector() -> None:
 
 
 def limit_malloc_mmap_threshold() -> None:
-    """Have the allocator keep no large blocks that are freed, where it is glibc's."""
+    """Make glibc return large blocks as soon as they are freed."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
 
 
 def trim_malloc_heap() -> None:
-    """Return free memory to the system, where the allocator is glibc's."""
+    """Make glibc return free memory to the system."""
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if malloc_trim is not None:
         malloc_trim(0)
@@ -56,7 +56,7 @@ class MemoryReclaimer:
     """
     Returns memory to the system some seconds after large buffers were freed.
 
-    :param collect: runs the collector over this generation and those below.
+    :param collect: collects a generation and those below.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class MemoryReclaimer:
         self._timer: IDelayedCall | None = None
 
     def released(self, size: int) -> None:
-        """A buffer of so many bytes is free, or will be at once; those below :data:`LARGE_BUFFER_BYTES` need not be counted."""
+        """Count a freed buffer; those below :data:`LARGE_BUFFER_BYTES` need not be counted."""
         self._to_trim += size
         self._to_collect += size
         if self._to_collect >= COLLECT_BYTES:

@@ -1,10 +1,8 @@
 """
-The schemas of the OpenAPI document: those of requests come from the models that check them, those of answers from the
-tables that these are made of.
-
 The OpenAPI document of the public listener (contract section 3).
 
-The copy that is served is kept beside this module; ``python -m mediatord.http.openapi`` writes it anew.
+Schemas of requests come from the models that validate them, those of responses from the tables that they are built
+of. The served copy is a file beside this module, written by ``python -m mediatord.http.openapi``.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ from mediatord.protocol.error_codes import (
 Schema = dict[str, Any]
 
 COMMAND_SCHEMAS = ("DirectCommand", "PrivateCommand", "PublicCommand")
-# Refusals that are none of a command, by status (reference section 12).
+# Errors that belong to no command, by status (reference section 12).
 HTTP_ERROR_CODES = {
     **{400: "BAD_REQUEST", 403: "ORIGIN_NOT_ALLOWED", 404: "NOT_FOUND"},
     **{405: "METHOD_NOT_ALLOWED", 426: "UPGRADE_REQUIRED"},
@@ -53,7 +51,7 @@ NUMBER_SCHEMA: Schema = {"type": "number"}
 
 
 def build_ref(name: str) -> Schema:
-    """A schema that stands among the components."""
+    """A reference to a component."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
@@ -63,19 +61,19 @@ def build_any_of(names: Sequence[str]) -> Schema:
 
 
 def build_const(value: str) -> Schema:
-    """A text that is always the same."""
+    """A constant string."""
     return {"type": "string", "const": value}
 
 
 def build_enum(*values: str) -> Schema:
-    """One of some texts."""
+    """One of several strings."""
     return {"type": "string", "enum": sorted(set(values))}
 
 
 def build_object(
     members: Mapping[str, Schema], *, about: str = "", optional: Mapping[str, Schema] | None = None
 ) -> Schema:
-    """An object of ours: these members and no others."""
+    """An object with these members and no others."""
     return {
         **({"description": about} if about else {}),
         "type": "object",
@@ -86,12 +84,12 @@ def build_object(
 
 
 def build_refusal_ref(status: int) -> Schema:
-    """A refusal with this status that is not DIDComm's."""
+    """A reference to the non-DIDComm error of a status."""
     return build_ref(f"Refused{status}")
 
 
 def build_components() -> dict[str, Schema]:
-    """All schemas that have a name."""
+    """All named schemas."""
     return {
         **_build_request_schemas(),
         **_build_response_schemas(),
@@ -103,21 +101,21 @@ def build_components() -> dict[str, Schema]:
 
 
 def build_query_parameters() -> dict[str, Schema]:
-    """The schemas of what a reader of a public channel may ask for, by name."""
+    """Query parameters of a public channel, by name."""
     shown = PublicQuery.model_json_schema(schema_generator=_SchemaGenerator)
     properties: dict[str, Schema] = shown["properties"]
     return properties
 
 
 class _SchemaGenerator(GenerateJsonSchema):
-    """Without the titles that only repeat a name, and without defaults that only say that a member may be absent."""
+    """Omits titles that repeat a name, and defaults of optional members."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         """Never."""
         return False
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
-        """Of values only: what is absent is not null, and an absent object has the defaults of its members."""
+        """Only defaults that are values."""
         shown = super().default_schema(schema)
         if schema.get("default") is None or isinstance(schema.get("default"), BaseModel):
             shown.pop("default", None)
@@ -136,7 +134,7 @@ def _build_request_schemas() -> dict[str, Schema]:
 
 
 def _build_refusal_schemas() -> dict[str, Schema]:
-    """By status, and all in one."""
+    """Errors by status, and all in one."""
     named = [(wire.status, wire.code) for wire in DECENTRL_ERROR_CODES.values()] + list(HTTP_ERROR_CODES.items())
     by_status = {
         f"Refused{status}": _build_error_schema(code for at, code in named if at == status)
@@ -153,7 +151,7 @@ def _build_response_schemas() -> dict[str, Schema]:
     return {
         "Trouble": build_object(
             {"status": build_const("error"), "detail": STRING_SCHEMA},
-            about="A refusal for people, where no protocol has a form.",
+            about="An error outside of both protocols.",
         ),
         "Unready": build_object(
             {"status": build_const("error"), "detail": STRING_SCHEMA},
@@ -185,7 +183,7 @@ def _build_response_schemas() -> dict[str, Schema]:
     }
 
 
-# What each command is answered with when it succeeds; all others get a bare Success.
+# Replies of successful commands; all others get a bare Success.
 COMMAND_REPLIES = {
     "REQUEST_COMMUNICATION_CONTRACT to the mediator": "Registered",
     "REQUEST_COMMUNICATION_CONTRACT to an identity": "Requested",
@@ -200,7 +198,7 @@ SUCCESS_SCHEMA = "Success"
 
 
 def list_command_names() -> list[str]:
-    """The types of all commands that have one."""
+    """The types of all commands with a type."""
     models = (*get_args(DirectPayload), *get_args(PublicPayload))
     return [get_args(model.model_fields["type"].annotation)[0] for model in models]
 
@@ -241,7 +239,7 @@ def _build_reply_schemas() -> dict[str, Schema]:
 
 
 def _build_frame_schemas() -> dict[str, Schema]:
-    """What is sent on a Decentrl socket (DCTRL-0004 section 10)."""
+    """Frames of a Decentrl socket (DCTRL-0004 section 10)."""
     event = {"id": STRING_SCHEMA, "sender_did": STRING_SCHEMA, "payload": STRING_SCHEMA}
     return {
         "AuthSuccess": build_object({"type": build_const("AUTH_SUCCESS")}),
@@ -280,7 +278,7 @@ def _build_didcomm_schemas() -> dict[str, Schema]:
             "required": ["payload", "signatures"],
         },
         "ProblemReport": {
-            "description": "A problem report 2.0 in the clear, for a sender whose key is not known.",
+            "description": "An unencrypted problem report 2.0, for a sender whose key is not known.",
             "type": "object",
             "properties": {
                 **message,
@@ -294,7 +292,7 @@ def _build_didcomm_schemas() -> dict[str, Schema]:
             "required": list(message),
         },
         "Invitation": {
-            "description": "An out-of-band 2.0 invitation to ask for mediation.",
+            "description": "An out-of-band 2.0 invitation to request mediation.",
             "type": "object",
             "properties": {
                 **message,
@@ -326,7 +324,7 @@ def _build_string_array() -> Schema:
 
 ContentSchemas = Mapping[str, Schema]
 
-# Of the document, not of the daemon: what is described changes with neither's releases.
+# Version of the document, independent of releases of the daemon.
 _DOCUMENT_VERSION = "1.0.0"
 _JSON_TYPE = "application/json"
 _TEXT_TYPE = "text/plain"
@@ -336,38 +334,39 @@ _API_DESCRIPTION = """
 One listener for two protocols: DIDComm v2 at `/didcomm`, and Decentrl (DCTRL-0004, DCTRL-0007) at `/`,
 `/public/{did}` and `/ws`.
 
-`POST /` takes a body whose Content-Type says `didcomm` for a DIDComm message, and every other for a Decentrl
-command; commands may have any other Content-Type, or none. A refusal outside `/didcomm` is
-`{"type":"ERROR","code":...}`: besides those that are listed with an operation, 404 `NOT_FOUND` for a path that is
-not here, 405 `METHOD_NOT_ALLOWED` with `Allow`, and 400 `BAD_REQUEST` for what is no HTTP.
+`POST /` takes a DIDComm message if the Content-Type contains `didcomm`, and a Decentrl command otherwise, with any
+other Content-Type or none. Errors outside `/didcomm` are `{"type":"ERROR","code":...}`: in addition to those listed
+with an operation, 404 `NOT_FOUND` for an unknown path, 405 `METHOD_NOT_ALLOWED` with `Allow`, and 400 `BAD_REQUEST`
+for invalid HTTP.
 
-A request line has 16 KiB at most. Pages of any origin may read all answers but those of `/metrics`; `OPTIONS`
-answers 204 with `Access-Control-Allow-Methods` and `Access-Control-Allow-Headers` at every path. `HEAD` is answered
-wherever `GET` is, but for the sockets.
+A request line has at most 16 KiB. Pages of any origin may read all responses except those of `/metrics`; `OPTIONS`
+responds 204 with `Access-Control-Allow-Methods` and `Access-Control-Allow-Headers` at every path. `HEAD` is allowed
+wherever `GET` is, except for sockets.
 """
 _DECENTRL_SOCKET_DESCRIPTION = """
-With `Upgrade: websocket`. A first message that is a DIDComm envelope makes it the same as `/didcomm`. Otherwise it
-has to be an `AuthenticateMessage`, as text, within ten seconds; it is signed over the canonical JSON of `did`,
-`signing_key_id`, `timestamp` and `nonce`, and good for one socket. What follows is `AuthSuccess`, or `AuthFailed`
-and the end. From then on there come a `Ping` every thirty seconds, `PendingEventsPushed` and `ContractsUpdated`.
-What the client says is ignored. An event that is pushed waits until it is acknowledged by a command.
+With `Upgrade: websocket`. If the first message is a DIDComm envelope, the socket is the same as at `/didcomm`.
+Otherwise it must be an `AuthenticateMessage`, as text, within ten seconds; its signature covers the canonical JSON of
+`did`, `signing_key_id`, `timestamp` and `nonce`, and is valid for one socket. The response is `AuthSuccess`, or
+`AuthFailed` and the end of the socket. Afterwards the mediator sends a `Ping` every thirty seconds,
+`PendingEventsPushed` and `ContractsUpdated`. Messages of the client are ignored. A pushed event stays queued until it
+is acknowledged by a command.
 """
 _DIDCOMM_SOCKET_DESCRIPTION = """
-With `Upgrade: websocket`: one DIDComm message in each frame, either way. Messages are pushed to a socket that has
-asked for live delivery (Message Pickup 3.0).
+With `Upgrade: websocket`: one DIDComm message in each frame, in both directions. Messages are pushed to a socket with
+live delivery turned on (Message Pickup 3.0).
 """
 _HEADER_COMPONENTS: Mapping[str, Schema] = {
     "Access-Control-Allow-Origin": {"required": True, "schema": build_const("*")},
     "Access-Control-Expose-Headers": {"required": True, "schema": build_const("Retry-After")},
     "Retry-After": {"description": "Seconds.", "required": True, "schema": {"type": "integer", "minimum": 0}},
 }
-# Where DIDComm says in JSON what went wrong before anything was read, and where it makes sense to come again.
+# Statuses of DIDComm errors in JSON, before a message was read; statuses with Retry-After.
 _JSON_ERROR_STATUSES = (500, 503)
 _RETRY_STATUSES = (429, 503)
 
 
 def build_openapi_document() -> dict[str, Any]:
-    """All of it."""
+    """Build the whole document."""
     return {
         "openapi": "3.1.0",
         "info": {
@@ -414,7 +413,7 @@ def build_openapi_document() -> dict[str, Any]:
 
 
 def render_openapi_document() -> str:
-    """The copy that is kept."""
+    """Render the file that is served."""
     return json.dumps(build_openapi_document(), indent=1, ensure_ascii=False) + "\n"
 
 
@@ -433,8 +432,8 @@ def _describe_root_post() -> Schema:
     return _build_operation(
         "Decentrl",
         "A Decentrl command, or a DIDComm message by its Content-Type",
-        {200: _build_response("Done.", replies), 202: _build_accepted(), **_build_refusals(refused)},
-        about="Answered with 200 when what was asked for is done and durable." + "\n" + table,
+        {200: _build_response("Executed.", replies), 202: _build_accepted(), **_build_refusals(refused)},
+        about="The response is 200 when the command has been executed and is durable." + "\n" + table,
         requestBody=_build_request_body({_JSON_TYPE: build_any_of(COMMAND_SCHEMAS), **letters}),
     )
 
@@ -469,12 +468,10 @@ def _describe_public_channel() -> Schema:
         "Decentrl",
         "A public channel",
         {
-            200: _build_json_response(
-                "A page of it; of a publisher that is not known it is empty.", build_ref("PublicEvents")
-            ),
+            200: _build_json_response("A page of events; empty for an unknown publisher.", build_ref("PublicEvents")),
             **_build_refusals(refused),
         },
-        about="All filters have to match; of the tags, which may be repeated, one is enough. Bounds are inclusive.",
+        about="All filters must match; one of several tags is sufficient. Bounds are inclusive.",
         parameters=[{"name": "did", "in": "path", "required": True, "schema": did}, *asked],
     )
 
@@ -485,11 +482,11 @@ def _describe_root_get() -> Schema:
         "Mediator",
         "The mediator's DID document",
         {
-            101: {"description": "With an upgrade, the same socket as at `/ws`."},
+            101: {"description": "With an upgrade: the same socket as at `/ws`."},
             200: _build_response("The document.", content),
             **_build_refusals({status: {_JSON_TYPE: build_refusal_ref(status)} for status in _RETRY_STATUSES}),
         },
-        about="With `_oob`, which the URL of an invitation has, the same as `/invitation`.",
+        about="With `_oob`, as in the URL of an invitation, the same as `/invitation`.",
         parameters=[{"name": "_oob", "in": "query", "schema": STRING_SCHEMA}],
     )
 
@@ -499,16 +496,16 @@ def _describe_invitation() -> Schema:
     return _build_operation(
         "Mediator",
         "An out-of-band 2.0 invitation",
-        {200: _build_response("For programs, or a page with a QR code for people, by what they accept.", content)},
+        {200: _build_response("JSON, or an HTML page with a QR code, by the Accept header.", content)},
         parameters=[{"name": "_oob", "in": "query", "schema": STRING_SCHEMA}],
     )
 
 
 def _describe_health() -> Schema:
-    trouble = _build_json_response("It is not.", build_ref("Trouble"), retry=True)
-    well = _build_json_response("It is.", build_object({"status": build_const("ok")}))
+    trouble = _build_json_response("It cannot serve.", build_ref("Trouble"), retry=True)
+    well = _build_json_response("It can serve.", build_object({"status": build_const("ok")}))
     return _build_operation(
-        "Operation", "Whether the mediator can do its work", {200: well, 500: _build_fault(), 503: trouble}
+        "Operation", "Whether the mediator can serve requests", {200: well, 500: _build_fault(), 503: trouble}
     )
 
 
@@ -516,17 +513,17 @@ def _describe_ready() -> Schema:
     milliseconds = {"type": "integer", "minimum": 0}
     well = build_object({"status": build_const("ok"), "cycle_ms": milliseconds, "age_ms": milliseconds})
     about = """
-Asking begins to send a message through the mediator every few seconds, over its own listener. `cycle_ms` is how long
-the last one took that got through, `age_ms` how long ago that was. `detail` names what failed: `store`, `listener`,
-`socket`, `forward`, `push` or `acknowledgement`; or it says why nothing should be sent here.
+A request starts an end-to-end probe, which sends a message through the mediator's own listener every few seconds.
+`cycle_ms` is the duration of the last successful cycle, `age_ms` its age. `detail` names what failed: `store`,
+`listener`, `socket`, `forward`, `push` or `acknowledgement`; or it says why no requests should be sent here.
 """
     return _build_operation(
         "Operation",
-        "Whether messages get through",
+        "Whether the end-to-end probe succeeds",
         {
-            200: _build_json_response("They do.", well),
+            200: _build_json_response("It succeeds.", well),
             500: _build_fault(),
-            503: _build_json_response("They do not.", build_ref("Unready"), retry=True),
+            503: _build_json_response("It fails.", build_ref("Unready"), retry=True),
         },
         about=about,
     )
@@ -534,9 +531,12 @@ the last one took that got through, `age_ms` how long ago that was. `detail` nam
 
 def _describe_metrics() -> Schema:
     shown = {"description": "Prometheus' text format.", "content": {CONTENT_TYPE: {"schema": STRING_SCHEMA}}}
-    refused = _build_json_response("Not from this address.", build_ref("Trouble"))
-    late = _build_json_response("Not in time.", build_ref("Trouble"), retry=True)
-    asked = {"description": "Ask `/ready` as well, so that `mediator_ready` is among them.", "schema": STRING_SCHEMA}
+    refused = _build_json_response("Not allowed from this address.", build_ref("Trouble"))
+    late = _build_json_response("Time-out.", build_ref("Trouble"), retry=True)
+    asked = {
+        "description": "Run the check of `/ready` as well, which updates `mediator_ready`.",
+        "schema": STRING_SCHEMA,
+    }
     parameters = [{"name": "ready", "in": "query", "required": False, **asked}]
     responses = {200: shown, 403: refused, 500: _build_fault(), 503: late}
     return _build_operation("Operation", "Metrics", responses, parameters=parameters)
@@ -552,7 +552,10 @@ def _describe_upgrade(tag: str, about: str, otherwise: Mapping[int, Schema]) -> 
     if tag == "DIDComm":
         foreign = {_TEXT_TYPE: STRING_SCHEMA}
         refused = {429: {_TEXT_TYPE: STRING_SCHEMA}, 503: {_JSON_TYPE: build_ref("Trouble")}}
-    answers = {101: {"description": "It is open."}, 403: _build_response("The origin is not allowed.", foreign)}
+    answers = {
+        101: {"description": "The socket is open."},
+        403: _build_response("The origin is not allowed.", foreign),
+    }
     return _build_operation(tag, "A WebSocket", {**answers, **otherwise, **_build_refusals(refused)}, about=about)
 
 
@@ -584,17 +587,17 @@ def _build_json_response(about: str, schema: Schema, *, retry: bool = False) -> 
 
 def _build_refusals(refused: Mapping[int, ContentSchemas]) -> dict[int, Schema]:
     return {
-        status: _build_response("Refused.", content, retry=status in _RETRY_STATUSES)
+        status: _build_response("Rejected.", content, retry=status in _RETRY_STATUSES)
         for status, content in refused.items()
     }
 
 
 def _build_accepted() -> Schema:
-    return _build_response("Accepted; there is no reply, or none on this connection.")
+    return _build_response("Accepted, without a reply on this connection.")
 
 
 def _build_fault() -> Schema:
-    return _build_json_response("A fault of the mediator's.", build_ref("Trouble"))
+    return _build_json_response("Internal error.", build_ref("Trouble"))
 
 
 def _list_didcomm_statuses() -> list[int]:
@@ -609,9 +612,7 @@ def _list_didcomm_statuses() -> list[int]:
 
 
 def _build_didcomm_content(status: int) -> dict[str, Schema]:
-    """
-    A problem report, encrypted or signed where it can be; what is refused before anything is read is told in JSON.
-    """
+    """A problem report, encrypted or signed where possible; errors before a message was read are JSON."""
     content = {PLAINTEXT_MEDIA_TYPE: build_ref("ProblemReport")}
     if status in {wire.status for wire in DIDCOMM_ERROR_CODES.values() if wire.is_signed}:
         content[SIGNED_TYPE] = build_ref("JWS")

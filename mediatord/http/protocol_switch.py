@@ -16,25 +16,25 @@ MAX_UNDECRYPTABLE = 3
 
 
 class SocketHandler(Protocol):
-    """Our side of one Decentrl socket (DCTRL-0004 section 10)."""
+    """Handles the messages of one socket."""
 
     def start(self) -> None:
-        """The socket is open."""
+        """Called when the socket is open."""
 
     async def handle_message(self, frame: bytes, binary: bool) -> None:
         """
-        One message; what there is to say goes to the session.
+        Handle a message; replies go to the session.
 
-        :raise ShutdownInProgress: it was not served.
+        :raise ShutdownInProgress: it was not processed.
         """
 
     def stop(self) -> None:
-        """The socket is gone, or is served as DIDComm after all; nothing more will be heard."""
+        """Called when the socket is closed, or its protocol is DIDComm after all."""
 
 
 class ProtocolSocketHandler(SocketHandler, Protocol):
     """
-    What one socket speaks.
+    A handler with a known protocol.
 
     :ivar half: the protocol.
     """
@@ -44,14 +44,13 @@ class ProtocolSocketHandler(SocketHandler, Protocol):
 
 class DIDCommSocketHandler:
     """
-    A socket that speaks DIDComm (DIDComm reference 3.2).
+    Handles a DIDComm socket (DIDComm reference 3.2).
 
-    :param answer: sends one frame, sooner or later.
+    :param answer: sends one frame.
     """
 
     __slots__ = ("_answer", "_undecryptable", "_receive", "_session")
 
-    # Of the class: it is the same for all.
     half: ProtocolName = "didcomm"
 
     def __init__(self, receive: ReceiveMessage, session: WebSocketSession, answer: Callable[[bytes], None]) -> None:
@@ -61,10 +60,10 @@ class DIDCommSocketHandler:
         self._undecryptable = 0
 
     def start(self) -> None:
-        """Nothing is said before the first message."""
+        """Do nothing."""
 
     async def handle_message(self, frame: bytes, binary: bool) -> None:
-        """One message, text or binary; served also when the socket has gone meanwhile."""
+        """Handle a message, also if the socket was closed meanwhile."""
         reply = await self._receive(frame, MessageOrigin(self._session.client, self._session))
         if is_unreadable(reply):
             self._undecryptable += 1
@@ -76,11 +75,11 @@ class DIDCommSocketHandler:
             self._answer(reply.body)
 
     def stop(self) -> None:
-        """Nothing ends with the socket."""
+        """Do nothing."""
 
 
 class ProtocolSwitch:
-    """A socket that speaks Decentrl, unless what it says first is an envelope."""
+    """Handles a Decentrl socket, or a DIDComm socket if its first message is an envelope."""
 
     def __init__(self, decentrl: SocketHandler, didcomm: ProtocolSocketHandler) -> None:
         self._decentrl = decentrl
@@ -90,11 +89,11 @@ class ProtocolSwitch:
         self.half: ProtocolName = "decentrl"
 
     def start(self) -> None:
-        """The socket is open."""
+        """Called when the socket is open."""
         self._decentrl.start()
 
     async def handle_message(self, frame: bytes, binary: bool) -> None:
-        """One message."""
+        """Handle a message."""
         if not self._has_first_frame:
             self._has_first_frame = True
             if is_didcomm_envelope(frame):
@@ -106,7 +105,7 @@ class ProtocolSwitch:
             await self._decentrl.handle_message(frame, binary)
 
     def stop(self) -> None:
-        """The socket is gone: nobody is there to authenticate, while what came in envelopes still counts."""
+        """Stop the Decentrl handler; received envelopes are still processed."""
         if self.half == "decentrl" and not self._stopped:
             self._stopped = True
             self._decentrl.stop()

@@ -1,12 +1,4 @@
-"""
-What is the same for everybody: DIDs, documents and the invitation, rendered once at most (contract section 3).
-
-What is at each address of the public listener (contract section 3).
-
-What operators ask: whether the daemon is well, whether messages get through, and the metrics.
-
-The resource tree of the public listener (contract section 3).
-"""
+"""The resource tree of the public listener: messages, sockets, documents, health and metrics (contract section 3)."""
 
 from __future__ import annotations
 
@@ -22,7 +14,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.protocols.policies import ProtocolWrapper
 from twisted.web.resource import IResource, Resource
-from twisted.web.server import NOT_DONE_YET, Request
+from twisted.web.server import Request
 
 from mediatord.decentrl.context import DecentrlReply
 from mediatord.delivery.connections import ConnectionManager
@@ -32,6 +24,7 @@ from mediatord.http.client_address import AllowedOrigins, ClientAddressResolver,
 from mediatord.http.flow_control import RoundRobinScheduler
 from mediatord.http.memory_reclaimer import MemoryReclaimer
 from mediatord.http.openapi import OPENAPI_JSON
+from mediatord.http.protocol_switch import ReceiveMessage
 from mediatord.http.responses import (
     FAULT_RESPONSES,
     JSON_CONTENT_TYPE,
@@ -40,7 +33,6 @@ from mediatord.http.responses import (
     UNREAD_LIMIT_RESPONSES,
     ExecuteCommand,
     HTTPResponse,
-    ReceiveMessage,
     build_didcomm_response,
     build_error,
     build_refusal,
@@ -58,37 +50,36 @@ from mediatord.probe.readiness import ReadinessCheck, ReadinessVerdict
 from mediatord.protocol import encoding
 from mediatord.protocol.probe_requests import PROBE_HEADER
 
-_DOCUMENT_JSON = b"application/json"
 _DOCUMENT_TEXT = b"text/plain; charset=utf-8"
 _DOCUMENT_HTML = b"text/html; charset=utf-8"
 
 
 class StaticDocuments:
     """
-    The public pages.
+    Public documents, rendered once.
 
-    :param did: our did:peer:2.
-    :param web_document: document of our did:web.
+    :param did: the mediator's did:peer:2.
+    :param web_document: DID document of its did:web.
     """
 
     def __init__(self, did: str, web_document: Mapping[str, Any], public_url: str) -> None:
         self._public_url = public_url
-        self._openapi = HTTPResponse(200, OPENAPI_JSON, _DOCUMENT_JSON)
+        self._openapi = HTTPResponse(200, OPENAPI_JSON, JSON_CONTENT_TYPE)
         self.show(did, web_document)
 
     def show(self, did: str, web_document: Mapping[str, Any]) -> None:
-        """Tell another DID and document from now on."""
+        """Replace the DID and the document."""
         public_url = self._public_url
         self._invited = (public_url, did)
         self.__dict__.pop("_html", None)
         self._did = HTTPResponse(200, did.encode("ascii"), _DOCUMENT_TEXT)
-        self._document = HTTPResponse(200, encoding.dumps(dict(web_document)), _DOCUMENT_JSON)
+        self._document = HTTPResponse(200, encoding.dumps(dict(web_document)), JSON_CONTENT_TYPE)
         self._url = HTTPResponse(200, build_invitation_url(public_url, did).encode("ascii"), _DOCUMENT_TEXT)
-        self._json = HTTPResponse(200, encoding.dumps(build_invitation(did)), _DOCUMENT_JSON, _VARY_ACCEPT)
+        self._json = HTTPResponse(200, encoding.dumps(build_invitation(did)), JSON_CONTENT_TYPE, _VARY_ACCEPT)
 
     @cached_property
     def _html(self) -> HTTPResponse:
-        """Made when somebody asks for it: its QR code takes longer than all else that is done at the start."""
+        """Rendered on first use: the QR code takes longer than the rest of the start."""
         page = render_invitation_page(*self._invited)
         return HTTPResponse(
             200,
@@ -111,17 +102,17 @@ class StaticDocuments:
         return self._document
 
     def root(self, request: Request) -> HTTPResponse:
-        """`/`: the same; with `?_oob=` it is an invitation that somebody opened in a browser."""
+        """`/`: the same; with `?_oob=` the invitation, opened in a browser."""
         if b"_oob" in (request.args or {}):
             return self.invitation(request)
         return self._document
 
     def invitation(self, request: Request) -> HTTPResponse:
-        """`/invitation`: a page for people, JSON for programs, by what they accept."""
+        """`/invitation`: HTML or JSON, by the Accept header."""
         return self._html if _prefers_html(request) else self._json
 
     def openapi(self, request: Request) -> HTTPResponse:
-        """`/openapi.json`: what programs are told about the commands."""
+        """`/openapi.json`: the OpenAPI document."""
         return self._openapi
 
     def invitation_url(self, request: Request) -> HTTPResponse:
@@ -133,7 +124,7 @@ _VARY_ACCEPT = ((b"Vary", b"Accept"),)
 
 
 def _prefers_html(request: Request) -> bool:
-    """Whether a browser asks: it names HTML before anything JSON."""
+    """Whether the Accept header names HTML before JSON."""
     accept = (request.getHeader(b"accept") or b"").lower()
     html, json = accept.find(b"text/html"), accept.find(b"json")
     return html >= 0 and (json < 0 or html < json)
@@ -145,35 +136,35 @@ TryFastPath = Callable[[bytes, str, Callable[[DIDCommReply], None], Callable[[],
 def decline_fast_path(
     _body: bytes, _rate_limit_key: str, _answer: Callable[[DIDCommReply], None], _otherwise: Callable[[], None]
 ) -> bool:
-    """Of a site where there is none."""
+    """The fast path of a site without one."""
     return False
 
 
 async def report_no_probe() -> ReadinessVerdict:
-    """Of a site without listeners of its own."""
+    """The readiness of a site without a probe."""
     return ReadinessVerdict("not looked at")
 
 
 @dataclass(frozen=True, slots=True)
 class HTTPContext:
     """
-    What the resources work with.
+    Collaborators of the resources.
 
-    :param receive: takes a DIDComm message, gives the reply; raises ShutdownInProgress.
-    :param command: takes a Decentrl command and who pays for it, gives the reply; raises ShutdownInProgress.
-    :param public: reads a public channel: DID as in the path, arguments of the query, who pays; raises ShutdownInProgress.
-    :param ping_store: asks the store whether it answers; raises StoreUnavailable.
-    :param store_trouble: what the store knows to be wrong with it; empty if nothing is.
-    :param trouble: why nobody should be sent here even so, in a few words; empty if there is nothing.
-    :param statistics: has the metrics say how the store is, before a scrape.
-    :param figures: the metrics, rendered; raises TimeoutError.
-    :param turned_away: told of a request that was refused unread: whose form the refusal has, and the address.
-    :param admits: charges an address for any request: whether it is within its limit.
-    :param scheduler: of connections that have sent more than is served at once.
-    :param memory: told of large buffers that are free again.
-    :param deadline: seconds a request may take.
-    :param short_way: takes a DIDComm message if it is of the usual kind: the body, who pays for it, where the reply
-        goes, and what is to be done if it turns out to be of another; False when neither will be called.
+    :param receive: processes a DIDComm message; raises ShutdownInProgress.
+    :param command: processes a Decentrl command of a rate limit key; raises ShutdownInProgress.
+    :param public: reads a public channel: DID of the path, query, rate limit key; raises ShutdownInProgress.
+    :param ping_store: raises StoreUnavailable.
+    :param store_trouble: a known problem of the store; empty if there is none.
+    :param trouble: another reason why no requests should be sent here; empty if there is none.
+    :param statistics: refreshes the metrics of the store.
+    :param figures: renders the metrics; raises TimeoutError.
+    :param record_early_rejection: records a request that was rejected unread: protocol, address, error.
+    :param admits: counts a request of an address; whether it is within its limit.
+    :param scheduler: of connections with more received data than is served at once.
+    :param memory: told of freed large buffers.
+    :param deadline: of a request, in seconds.
+    :param forward_fast_path: takes a forward of the common form: body, rate limit key, a callback for the reply, and
+        one for a message of another form; False if neither will be called.
     :param ready: whether a message would be stored, pushed and acknowledged.
     """
 
@@ -204,9 +195,10 @@ class HTTPContext:
 
 class PathResource(Resource):
     """
-    One path: GET pages by coroutine, everything else by choice.
+    The resource at one path.
 
-    :cvar half: whose form a refusal has that nobody else gives.
+    :cvar methods: allowed methods.
+    :cvar half: protocol whose form errors of the path have.
     """
 
     isLeaf = True
@@ -220,9 +212,9 @@ class PathResource(Resource):
     def render(self, request: Request) -> int | bytes:
         """Dispatch by method."""
         if request.method == b"OPTIONS":
-            return send_response(request, PREFLIGHT_RESPONSE)
+            return write_response(request, PREFLIGHT_RESPONSE)
         if not self.has(request):
-            return send_response(request, NOT_FOUND_RESPONSES[self.half])
+            return write_response(request, NOT_FOUND_RESPONSES[self.half])
         if request.method not in self.methods:
             return self.not_allowed(request)
         if request.method == b"POST":
@@ -230,7 +222,7 @@ class PathResource(Resource):
         return self.get(request)
 
     def has(self, request: Request) -> bool:
-        """Whether there is something at the path; there is nothing below one, but for its closing slash."""
+        """Whether the path exists; below a resource only a trailing slash does."""
         return request.postpath in ([], [b""])
 
     def get(self, request: Request) -> int | bytes:
@@ -242,7 +234,7 @@ class PathResource(Resource):
         return self.not_allowed(request)
 
     def take(self, request: Request, half: ProtocolName) -> int:
-        """Take what was posted."""
+        """Process a posted message or command."""
         content: Any = request.content
         body, rate_limit_key = content.getvalue(), self.rate_limit_key(request)
         if half == "decentrl":
@@ -261,12 +253,12 @@ class PathResource(Resource):
         return await respond_to_message(front.receive, body, rate_limit_key, content_type)
 
     def rate_limit_key(self, request: Request) -> str:
-        """Who is charged for the request."""
+        """The rate limit key of the request."""
         rate_limit_key: str = cast(Any, request).rate_limit_key
         return rate_limit_key
 
     def later(self, request: Request, work: Awaitable[HTTPResponse], half: ProtocolName) -> int:
-        """Answer when `work` is done."""
+        """Respond with the result of `work`."""
         return respond_with_deadline(
             request,
             work,
@@ -278,31 +270,31 @@ class PathResource(Resource):
         )
 
     def upgrade(self, request: Request) -> int | bytes:
-        """Hand the connection to a WebSocket, if the client may have one more."""
+        """Upgrade to a WebSocket, if the client may open another one."""
         if not self._front.origins.check_and_remove(request.requestHeaders):
-            return send_response(request, _FORBIDDEN_ORIGIN_RESPONSES[self.half])
+            return write_response(request, _FORBIDDEN_ORIGIN_RESPONSES[self.half])
         if self._front.connections.draining:
             self._front.record_early_rejection(self.half, self.rate_limit_key(request), ShutdownInProgress())
-            return send_response(request, build_refusal(self.half, ShutdownInProgress()))
+            return write_response(request, build_refusal(self.half, ShutdownInProgress()))
         if not self._front.connections.has_room(self.rate_limit_key(request)):
             self._front.record_early_rejection(self.half, self.rate_limit_key(request), RateLimitExceeded())
-            return send_response(request, _CONNECTION_LIMIT_RESPONSES[self.half])
+            return write_response(request, _CONNECTION_LIMIT_RESPONSES[self.half])
         cast(Any, request).site.upgraded(get_addresses(request)[0])
         channel = cast(Any, request.channel)
         transport = channel.transport
         outcome: int | bytes = self._front.sockets.render(request)
-        # A client may send its first frames right behind the upgrade.
+        # A client may send its first frames together with the upgrade.
         frames = channel.take_unparsed_bytes()
         if frames and not transport.disconnecting:
             _unwrap_protocol(transport).dataReceived(frames)
         return outcome
 
     def not_allowed(self, request: Request) -> int:
-        """Say which methods there are."""
+        """Respond 405 with the allowed methods."""
         allowed = (b"Allow", b", ".join(self.methods))
         if self.half == "didcomm":
-            return send_response(request, HTTPResponse(405, headers=(allowed,)))
-        return send_response(request, build_error(405, "METHOD_NOT_ALLOWED", allowed))
+            return write_response(request, HTTPResponse(405, headers=(allowed,)))
+        return write_response(request, build_error(405, "METHOD_NOT_ALLOWED", allowed))
 
 
 PREFLIGHT_RESPONSE = HTTPResponse(
@@ -324,36 +316,26 @@ _CONNECTION_LIMIT_RESPONSES: dict[ProtocolName, HTTPResponse] = {
 
 
 def _unwrap_protocol(transport: Any) -> Any:
-    """What gets the data of a connection, behind TLS and the like."""
+    """The protocol behind wrappers such as TLS."""
     wrapper = transport if isinstance(transport, ProtocolWrapper) else transport.protocol
     return wrapper.wrappedProtocol if isinstance(wrapper, ProtocolWrapper) else wrapper
 
 
-def send_response(request: Request, answer: HTTPResponse, unread: HTTPResponse | None = None) -> int:
-    """
-    Answer at once.
-
-    :param unread: as for :func:`~mediatord.http.responses.write_response`.
-    """
-    write_response(request, answer, unread)
-    return NOT_DONE_YET
-
-
 def get_addresses(request: Request) -> tuple[str, str | None]:
-    """Address of the TCP peer, and what `X-Forwarded-For` says."""
-    # As bytes: what is no UTF-8 would be an error of ours.
+    """Address of the TCP peer, and the value of `X-Forwarded-For`."""
+    # As bytes: invalid UTF-8 must not raise.
     forwarded = request.requestHeaders.getRawHeaders(b"x-forwarded-for")
     said = b",".join(forwarded).decode("latin-1") if forwarded else None
     return getattr(request.getClientAddress(), "host", "") or "", said
 
 
 def get_probe_token(request: Request) -> bytes | None:
-    """What the daemon's own requests are known by."""
+    """The token that identifies the daemon's own requests."""
     return request.requestHeaders.getRawHeaders(_PROBE_TOKEN_HEADER, [None])[0]
 
 
 def is_websocket_upgrade(request: Request) -> bool:
-    """Whether a WebSocket is asked for."""
+    """Whether the request is a WebSocket upgrade."""
     return (request.getHeader(b"upgrade") or b"").strip().lower() == b"websocket"
 
 
@@ -364,26 +346,26 @@ class DIDCommResource(PathResource):
     half = "didcomm"
 
     def render(self, request: Request) -> int | bytes:
-        """An upgrade is a GET, which this path does not have otherwise."""
+        """Handle upgrades; other GET requests are not allowed."""
         if request.method == b"GET" and is_websocket_upgrade(request) and self.has(request):
             return self.upgrade(request)
         return super().render(request)
 
     def post(self, request: Request) -> int | bytes:
-        """Take a message, whatever it is labelled with."""
+        """Process a message, whatever its Content-Type."""
         return self.take(request, "didcomm")
 
 
 class SocketResource(PathResource):
-    """`/ws`: a socket, of either protocol."""
+    """`/ws`: a socket of either protocol."""
 
     methods = (b"GET", b"OPTIONS")
 
     def get(self, request: Request) -> int | bytes:
-        """Upgrade, or say that this is what the path is for."""
+        """Upgrade, or respond 426."""
         if is_websocket_upgrade(request):
             return self.upgrade(request)
-        return send_response(request, _UPGRADE_REQUIRED_RESPONSE)
+        return write_response(request, _UPGRADE_REQUIRED_RESPONSE)
 
 
 _UPGRADE_REQUIRED_RESPONSE = build_error(
@@ -395,20 +377,20 @@ class PublicChannelResource(PathResource):
     """`/public/:did`: a public channel (DCTRL-0004 3.1, reference 10.3)."""
 
     def has(self, request: Request) -> bool:
-        """Everything below the path is a DID, or a mistake in one."""
+        """Everything below the path is a DID."""
         return True
 
     def get(self, request: Request) -> int | bytes:
-        """The events that were published there."""
+        """Respond with published events."""
         work = self._front.public(_parse_did_path(request.path), request.args or {}, self.rate_limit_key(request))
         return self.later(request, respond_to_command(work), "decentrl")
 
 
 def _parse_did_path(path: bytes) -> str:
     """
-    The DID in a path below another, as a client may have put it there: plain, with slashes in it, or encoded.
+    The DID below a path: plain, with slashes, or percent-encoded.
 
-    :return: empty, which is no DID, when it is not UTF-8.
+    :return: empty if it is not UTF-8.
     """
     try:
         return unquote_to_bytes(path[1:].partition(b"/")[2]).decode("utf-8")
@@ -417,22 +399,22 @@ def _parse_did_path(path: bytes) -> str:
 
 
 class DocumentResource(PathResource):
-    """A page that is the same for everybody."""
+    """A public document."""
 
     def __init__(self, front: HTTPContext, page: Callable[[Request], HTTPResponse]) -> None:
         super().__init__(front)
         self._page = page
 
     def get(self, request: Request) -> int | bytes:
-        """The page."""
-        return send_response(request, self._page(request), UNREAD_LIMIT_RESPONSES[self.half])
+        """Respond with the document."""
+        return write_response(request, self._page(request), UNREAD_LIMIT_RESPONSES[self.half])
 
 
 class HealthResource(PathResource):
-    """`/health`: whether the store answers, and nothing else is in the way."""
+    """`/health`: whether the store responds and the node can serve."""
 
     def get(self, request: Request) -> int | bytes:
-        """200, or 503 with what is wrong."""
+        """Respond 200, or 503 with the problem."""
 
         async def asked() -> HTTPResponse:
             try:
@@ -453,10 +435,10 @@ class HealthResource(PathResource):
 
 
 class ReadinessResource(PathResource):
-    """`/ready`: whether a message that comes in by this listener is stored, pushed and acknowledged."""
+    """`/ready`: whether messages through this listener are stored, pushed and acknowledged."""
 
     def get(self, request: Request) -> int | bytes:
-        """200, or 503 with what does not work; both say how long ago it did."""
+        """Respond 200, or 503 with the problem, with the age of the last success."""
 
         async def asked() -> HTTPResponse:
             verdict = await self._front.ready()
@@ -476,13 +458,13 @@ def _build_unavailable(detail: str, **more: int) -> HTTPResponse:
 
 
 class MetricsResource(PathResource):
-    """`/metrics`: Prometheus text, for those who may see it; with `?ready=1` asking for it asks `/ready` as well."""
+    """`/metrics`: Prometheus text for allowed networks; `?ready=1` also runs the readiness check."""
 
     def get(self, request: Request) -> int | bytes:
-        """The metrics, or 403: they name recipients."""
+        """Respond with the metrics, or 403."""
         client = self._front.peers.client(*get_addresses(request))
         if not is_in_networks(client, self._front.metrics_allow()):
-            return send_response(
+            return write_response(
                 request, HTTPResponse(403, b'{"status":"error","detail":"forbidden"}', JSON_CONTENT_TYPE)
             )
 
@@ -492,7 +474,7 @@ class MetricsResource(PathResource):
             try:
                 await self._front.statistics()
             except StoreUnavailable:
-                # The store, or only so many queues; whoever is asked for a sign of life tells.
+                # A ping updates the metric that tells an unavailable store from slow statistics.
                 with suppress(StoreUnavailable, ShutdownInProgress):
                     await self._front.ping_store()
             try:
@@ -504,14 +486,14 @@ class MetricsResource(PathResource):
                     JSON_CONTENT_TYPE,
                     build_retry_after(5),
                 )
-            # A page in the operator's browser is on an address that may see this; the page itself may not.
+            # Pages in a browser at an allowed address must not read this.
             return HTTPResponse(200, text, CONTENT_TYPE.encode("ascii"), shared=False)
 
         return self.later(request, scraped(), "didcomm")
 
 
 class RootResource(PathResource):
-    """`/`: the DID document by GET, either half by POST, a socket by upgrade, and the parent of everything else."""
+    """`/`: the DID document by GET, both protocols by POST, a socket by upgrade; the root of the tree."""
 
     isLeaf = False
     methods = (b"GET", b"HEAD", b"POST", b"OPTIONS")
@@ -533,24 +515,24 @@ class RootResource(PathResource):
             b"ready": ReadinessResource(front),
             b"metrics": MetricsResource(front),
             b".well-known": well_known,
-            # Where the document of a did:web with a path is, behind a proxy that takes the path off.
+            # The document of a did:web with a path, behind a proxy that strips the path.
             b"did.json": DocumentResource(front, pages.did_document),
         }
         for name, child in children.items():
             self.putChild(name, child)
 
     def getChild(self, path: bytes, request: Request) -> IResource:
-        """The root itself, or nothing."""
+        """The root itself, or 404."""
         return self if path == b"" and not request.postpath else _NotFoundResource()
 
     def get(self, request: Request) -> int | bytes:
-        """The DID document, or a socket."""
+        """Respond with the DID document, or upgrade."""
         if is_websocket_upgrade(request):
             return self.upgrade(request)
-        return send_response(request, self._front.pages.root(request))
+        return write_response(request, self._front.pages.root(request))
 
     def post(self, request: Request) -> int | bytes:
-        """A command, or an envelope by its label."""
+        """Process a command, or a message by its Content-Type."""
         return self.take(request, select_protocol(request.getHeader(b"content-type") or b""))
 
 
@@ -558,17 +540,17 @@ class _NotFoundResource(Resource):
     isLeaf = True
 
     def render(self, request: Request) -> int | bytes:
-        """404, in the form that programs read; a page may ask for it too."""
-        return send_response(
+        """Respond 404, or to a preflight."""
+        return write_response(
             request, PREFLIGHT_RESPONSE if request.method == b"OPTIONS" else NOT_FOUND_RESPONSES["decentrl"]
         )
 
 
 class _PathPrefixResource(Resource):
     def getChild(self, path: bytes, request: Request) -> IResource:
-        """Nothing but what was put here."""
+        """Respond 404 below unknown names."""
         return _NotFoundResource()
 
     def render(self, request: Request) -> int | bytes:
-        """A folder has no page."""
+        """Respond 404."""
         return _NotFoundResource().render(request)

@@ -1,10 +1,4 @@
-"""
-Headers that every answer has.
-
-Coroutine in, HTTP response out.
-
-Handing a body that was POSTed to its half, however the request was read, and putting the reply into HTTP.
-"""
+"""HTTP responses: common headers, deadlines, and the replies of both protocols as responses."""
 
 from __future__ import annotations
 
@@ -23,12 +17,13 @@ from mediatord.decentrl.context import build_error_reply as command_refusal
 from mediatord.didcomm.messages import ACCEPTED, DIDCommReply, MessageOrigin
 from mediatord.errors import DeadlineExceeded, InternalFault, MediatorError, RateLimitExceeded, ShutdownInProgress
 from mediatord.failure_logging import redact_failure
+from mediatord.http.protocol_switch import ReceiveMessage
 from mediatord.observability.event_recorder import ProtocolName
 from mediatord.protocol import encoding
 from mediatord.protocol.error_codes import get_didcomm_error_code
 
-# Every answer may be read by a page of any origin; what only a preflight asks for is told only there. Browser wallets
-# preflight every message, because of its Content-Type (reference 3.1).
+# Pages of any origin may read all responses. Browser wallets preflight every message, because of its Content-Type
+# (reference 3.1).
 CORS_HEADERS = [("Access-Control-Allow-Origin", "*")]
 PREFLIGHT_HEADERS = [
     ("Access-Control-Allow-Methods", "GET, POST, OPTIONS"),
@@ -42,7 +37,7 @@ SERVER_NAME = b"mediatord"
 _log = Logger()
 
 _RAW_CORS_HEADERS = [(name.encode("ascii"), [value.encode("ascii")]) for name, value in CORS_HEADERS]
-# What Twisted has no words for.
+# Phrases that Twisted lacks.
 REASON_PHRASES = {426: b"Upgrade Required", 429: b"Too Many Requests"}
 _RAW_EXPOSE_HEADER = (EXPOSE_RETRY_AFTER_HEADER[0].encode("ascii"), [EXPOSE_RETRY_AFTER_HEADER[1].encode("ascii")])
 
@@ -52,7 +47,7 @@ class HTTPResponse:
     """
     An HTTP response.
 
-    :param headers: beyond Content-Type, Content-Length and those that every answer has.
+    :param headers: in addition to Content-Type, Content-Length and the common ones.
     :param shared: whether pages of any origin may read it.
     """
 
@@ -63,11 +58,11 @@ class HTTPResponse:
     shared: bool = True
 
 
-def write_response(request: Request, answer: HTTPResponse, unread: HTTPResponse | None = None) -> None:
+def write_response(request: Request, answer: HTTPResponse, unread: HTTPResponse | None = None) -> int:
     """
-    Send the whole response and finish.
+    Send a complete response and finish; NOT_DONE_YET.
 
-    :param unread: what is sent instead if the client leaves too much unread; without it `answer` is sent anyway.
+    :param unread: sent instead if the client has too many unread responses; without it `answer` is sent anyway.
     """
     client: Any = request
     if unread is not None and not client.has_room(_get_body_size(request, answer)):
@@ -77,6 +72,7 @@ def write_response(request: Request, answer: HTTPResponse, unread: HTTPResponse 
         request.write(answer.body)
         client.response_written(size)
     request.finish()
+    return NOT_DONE_YET
 
 
 def _get_body_size(request: Request, answer: HTTPResponse) -> int:
@@ -113,11 +109,11 @@ def respond_with_deadline(
     unread: HTTPResponse,
 ) -> int:
     """
-    Finish `request` with what `work` returns.
+    Finish a request with the result of `work`.
 
-    :param deadline: seconds after which `late` is answered instead; the work itself goes on to its end.
-    :param fault: the answer when `work` raises.
-    :param unread: the answer when the client leaves too much unread.
+    :param deadline: seconds after which `late` is sent instead; the work continues to its end.
+    :param fault: response when `work` raises.
+    :param unread: response when the client has too many unread responses.
     """
     gone: list[Failure] = []
     request.notifyFinish().addErrback(gone.append)
@@ -125,7 +121,7 @@ def respond_with_deadline(
 
     def finish(answer: HTTPResponse) -> None:
         nonlocal finished
-        if not finished and not gone:  # the peer may have left; the work is finished all the same
+        if not finished and not gone:  # the client may have closed the connection
             finished = True
             write_response(request, answer, unread)
 
@@ -147,10 +143,9 @@ def respond_with_deadline(
 
 JSON_CONTENT_TYPE = b"application/json"
 
-ReceiveMessage = Callable[[bytes, MessageOrigin], Awaitable[DIDCommReply]]
 ExecuteCommand = Callable[[bytes, str], Awaitable[CommandReply]]
 
-# What clients are seen to label envelopes with, besides the right type (reference 3.1).
+# Content types of envelopes seen in practice (reference 3.1).
 _TOLERATED_MEDIA_TYPES = frozenset(
     {
         b"",
@@ -166,7 +161,7 @@ _TOLERATED_MEDIA_TYPES = frozenset(
 
 def select_protocol(content_type: bytes) -> ProtocolName:
     """
-    Which half a body is for, where both are served.
+    The protocol of a body at a path that serves both.
 
     :param content_type: the header as sent; empty without one.
     """
@@ -175,9 +170,9 @@ def select_protocol(content_type: bytes) -> ProtocolName:
 
 async def respond_to_message(receive: ReceiveMessage, body: bytes, client: str, content_type: bytes) -> HTTPResponse:
     """
-    Hand a message to the DIDComm half and put its reply into HTTP.
+    Process a DIDComm message; its reply as a response.
 
-    :param content_type: the header as sent; of what is nothing like an envelope the mediator is told.
+    :param content_type: the header as sent; the mediator is informed of one that is no envelope's.
     """
     has_foreign_content_type = _parse_media_type(content_type) not in _TOLERATED_MEDIA_TYPES
     try:
@@ -188,14 +183,14 @@ async def respond_to_message(receive: ReceiveMessage, body: bytes, client: str, 
 
 
 def build_didcomm_response(reply: DIDCommReply) -> HTTPResponse:
-    """A reply of the DIDComm half as a response."""
+    """A DIDComm reply as a response."""
     return HTTPResponse(
         reply.status, reply.body, reply.media_type.encode("ascii"), build_retry_after(reply.retry_after)
     )
 
 
 async def respond_to_command(work: Awaitable[CommandReply]) -> HTTPResponse:
-    """Put what the Decentrl half replies into HTTP."""
+    """A Decentrl reply as a response."""
     try:
         return _build_decentrl_response(await work)
     except ShutdownInProgress as error:
@@ -203,7 +198,7 @@ async def respond_to_command(work: Awaitable[CommandReply]) -> HTTPResponse:
 
 
 def build_refusal(half: ProtocolName, error: MediatorError) -> HTTPResponse:
-    """A refusal of the whole request; in the DIDComm half it is no DIDComm message, but a word for people."""
+    """The response to a rejected request; for DIDComm it is JSON and no DIDComm message."""
     if half == "decentrl":
         return _build_decentrl_response(command_refusal(error))
     wire = get_didcomm_error_code(error)
@@ -212,12 +207,12 @@ def build_refusal(half: ProtocolName, error: MediatorError) -> HTTPResponse:
 
 
 def build_error(status: int, code: str, *headers: tuple[bytes, bytes]) -> HTTPResponse:
-    """A refusal that is none of a command, in the shape that those have (DCTRL-0004 11.1)."""
+    """An error that belongs to no command, in the form of command errors (DCTRL-0004 11.1)."""
     return HTTPResponse(status, encoding.dumps({"type": "ERROR", "code": code}), JSON_CONTENT_TYPE, headers)
 
 
 def build_retry_after(seconds: int | None) -> tuple[tuple[bytes, bytes], ...]:
-    """The header that says when to come again, if that is known."""
+    """The Retry-After header, if the time is known."""
     return () if seconds is None else ((b"Retry-After", b"%d" % seconds),)
 
 
@@ -229,7 +224,7 @@ def _parse_media_type(content_type: bytes) -> bytes:
     return content_type.partition(b";")[0].strip().lower()
 
 
-# Of what was taken and is answered with nothing else.
+# For accepted messages without a reply.
 ACCEPTED_RESPONSE = build_didcomm_response(ACCEPTED)
 TIMEOUT_RESPONSES: dict[ProtocolName, HTTPResponse] = {
     half: build_refusal(half, DeadlineExceeded()) for half in ("didcomm", "decentrl")
@@ -237,11 +232,11 @@ TIMEOUT_RESPONSES: dict[ProtocolName, HTTPResponse] = {
 FAULT_RESPONSES: dict[ProtocolName, HTTPResponse] = {
     half: build_refusal(half, InternalFault()) for half in ("didcomm", "decentrl")
 }
-# In place of an answer, to a client that does not read those it has.
+# For clients that do not read their responses.
 UNREAD_LIMIT_RESPONSES: dict[ProtocolName, HTTPResponse] = {
     half: build_refusal(half, RateLimitExceeded()) for half in ("didcomm", "decentrl")
 }
-# To an address with too many requests of any kind; what else it has sent on the connection is not served.
+# For addresses with too many requests of any kind; the connection is closed.
 RATE_LIMIT_RESPONSES: dict[ProtocolName, HTTPResponse] = {
     half: replace(answer, headers=(*answer.headers, (b"Connection", b"close")))
     for half, answer in UNREAD_LIMIT_RESPONSES.items()

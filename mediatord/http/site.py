@@ -1,4 +1,4 @@
-"""The HTTP site: stock Twisted, with the body capped before it is buffered and no access log."""
+"""The HTTP site: Twisted's, with backpressure, early limits on size and rate, and no access log."""
 
 from __future__ import annotations
 
@@ -30,41 +30,41 @@ from mediatord.protocol import encoding
 from mediatord.protocol.didcomm.message import PLAINTEXT_MEDIA_TYPE, PROBLEM_REPORT
 from mediatord.protocol.error_codes import DIDCOMM_ERROR_CODES
 
-# A client that is told 413 may go on sending for so long, or so much, before it is cut off.
+# After a 413 the client may send for so long, or so much, before the connection is aborted.
 _DISCARD_SECONDS = 5.0
 _DISCARD_BYTES = 16_777_216
-# Bytes that are read in one go, and requests that are served, in a quantum of the scheduler. A head is no longer.
+# Bytes and requests in a quantum of the scheduler; a head is not longer.
 _CHUNK_BYTES = 16_384
 _REQUESTS_PER_QUANTUM = 2
-# How long a request may take to arrive.
+# Seconds for a request to arrive.
 REQUEST_RECEIVE_TIMEOUT = 60.0
 
 
 class BackpressureHTTPChannel(HTTPChannel):
     """
-    Serves a client no further request while it does not read the answers to those it has sent.
+    Serves no further request of a client that does not read its responses.
 
-    Twisted's own pauses only what comes next from the network, and only between two requests: answers to requests
-    that are small and many would pile up without end.
+    Twisted's own channel pauses reading from the network only, between two requests: responses to many small
+    pipelined requests would pile up.
     """
 
     _began = 0.0
     _closing = False
-    # What was received behind the piece that is served first; nothing of it is looked at before the next quantum.
+    # Received data for later quanta.
     _ahead = b""
     _suspended = False
-    # The client has said that it sends nothing more.
+    # The client has closed its sending side.
     _half_closed = False
     _quantum = _REQUESTS_PER_QUANTUM
 
     def connectionMade(self) -> None:
-        """A client is there."""
+        """Called when a connection is made."""
         self.response_budget = ConnectionResponseBudget(cast(Any, self).site.unread)
         super().connectionMade()
 
     def dataReceived(self, data: bytes) -> None:
-        """Called with what comes; a request that takes a minute to arrive is given up, however steadily it drips."""
-        if self._closing:  # the transport reads on, and nobody would ever look at what came
+        """Called with data; a request that takes a minute to arrive is aborted."""
+        if self._closing:  # the transport reads on; the data would never be parsed
             return
         if self._suspended:
             self._ahead += data
@@ -78,7 +78,7 @@ class BackpressureHTTPChannel(HTTPChannel):
             self._read(self._ahead + data if self._ahead else data)
 
     def _read(self, data: bytes) -> None:
-        """Read a piece, which may be a whole head; the rest in a later quantum."""
+        """Parse a chunk, which may be a whole head; the rest in a later quantum."""
         if self._closing:
             return
         self._ahead = data[_CHUNK_BYTES:]
@@ -86,14 +86,14 @@ class BackpressureHTTPChannel(HTTPChannel):
         if cast(Any, self)._closing:
             return
         if self._ahead and not self._suspended and isinstance(self._transferDecoder, _IdentityTransferDecoder):
-            # One body, which costs nothing to read.
+            # A body, which is cheap to read.
             data, self._ahead = self._ahead, b""
             super().dataReceived(data)
         if self._ahead:
             self._suspend()
 
     def setLineMode(self, extra: bytes = b"") -> None:  # noqa: N802  Twisted's name
-        """Called when a request is answered, with what came behind it; that is before what was not looked at yet."""
+        """Called after a request, with the data behind it, which comes before the data for later quanta."""
         self.line_mode = 1
         if self._busyReceiving:
             super().dataReceived(extra)
@@ -107,7 +107,7 @@ class BackpressureHTTPChannel(HTTPChannel):
         cast(Any, self).site.scheduler.add(self)
 
     def run_quantum(self) -> None:
-        """Serve some requests, or read some more of one."""
+        """Serve some requests, or parse more of one."""
         self._suspended = False
         if self._closing or self._waitingForTransport:
             return
@@ -119,19 +119,19 @@ class BackpressureHTTPChannel(HTTPChannel):
         self._close_if_done()
 
     def readConnectionLost(self) -> None:  # noqa: N802  Twisted's name
-        """Called when the client sends nothing more; it waits for its answers."""
+        """Called when the client closes its sending side and waits for responses."""
         self._half_closed = True
         self._close_if_done()
 
     def _close_if_done(self) -> None:
-        """Close a connection on which no request will come, once all that came are answered."""
+        """Close a half-closed connection once all its requests are answered."""
         if not self._half_closed or self._closing or self.transport is None:
             return
         if not (self._handlingRequest or self._busyReceiving or self._suspended or self._waitingForTransport):
             self.loseConnection()
 
     def headerReceived(self, line: bytes) -> bool:  # noqa: N802  Twisted's name
-        """Called with a header. Digits that Python refuses to read are a mistake like others."""
+        """Called with a header. A number that Python cannot parse is a bad request."""
         try:
             is_fine: bool = super().headerReceived(line)
             return is_fine
@@ -140,27 +140,27 @@ class BackpressureHTTPChannel(HTTPChannel):
             return False
 
     def allContentReceived(self) -> None:
-        """Called when a request is there."""
+        """Called with a complete request."""
         self._began = 0.0
         self._quantum -= 1
         super().allContentReceived()
 
     def _respondToBadRequestAndDisconnect(self) -> None:  # noqa: N802  Twisted's name
-        """Called when what came is no HTTP; Twisted would say so in no words at all."""
+        """Respond to invalid HTTP with a body and CORS headers, unlike Twisted."""
         cast(Any, self.transport).write(_BAD_REQUEST_RESPONSE)
         self.loseConnection()
 
     def response_written(self, rate_limit_key: str, size: int) -> None:
         """
-        Called when an answer is written.
+        Called when a response is written.
 
-        :param size: bytes, which count while the client does not take them.
+        :param size: bytes, counted until the client reads them.
         """
         if self._waitingForTransport:
             self.response_budget.add(rate_limit_key, size)
 
     def requestDone(self, request: Any) -> None:  # noqa: N802  Twisted's name
-        """Called when an answer is written."""
+        """Called when a response is complete."""
         if self._waitingForTransport:
             self.paused = True
             self._networkProducer.pauseProducing()
@@ -173,7 +173,7 @@ class BackpressureHTTPChannel(HTTPChannel):
         self._close_if_done()
 
     def resumeProducing(self) -> None:
-        """The client has read what there was."""
+        """Called when the transport's buffer is empty."""
         self.response_budget.clear()
         super().resumeProducing()
         if self._suspended:
@@ -184,25 +184,25 @@ class BackpressureHTTPChannel(HTTPChannel):
         self._close_if_done()
 
     def take_unparsed_bytes(self) -> bytes:
-        """What has come behind the request that is being answered: it is for whoever gets the connection now."""
+        """Take the data behind the current request, for the protocol that takes over the connection."""
         behind, self._dataBuffer = b"".join(self._dataBuffer), []
         ahead, self._ahead = self._ahead, b""
         return behind + cast(bytes, self.clearLineBuffer()) + ahead
 
     def loseConnection(self) -> None:
-        """Called when nothing more will be said; the client has a while to read what was."""
+        """Close after the response; the client has some time to read it."""
         self._closing = True
         self.setTimeout(cast(Any, self).site.timeOut)
-        # Or TLS would never see that the client closes as well.
+        # TLS must read the close notification of the client.
         self._networkProducer.resumeProducing()
         super().loseConnection()
 
     def timeoutConnection(self) -> None:  # noqa: N802  Twisted's name
-        """Called when a client was silent too long, or did not read its answer; Twisted would wait for it on."""
+        """Abort when the client is idle or does not read; Twisted would wait."""
         cast(Any, self.transport).abortConnection()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """The client is gone."""
+        """Called when the connection is closed."""
         self.response_budget.clear()
         super().connectionLost(reason)
         # The channel and its request are a reference cycle.
@@ -215,23 +215,23 @@ class BackpressureHTTPChannel(HTTPChannel):
 
 class SizeLimitedRequest(Request):
     """
-    A request whose body is refused with 413 as soon as it is known to be too long.
+    A request that is rejected with 413 as soon as its body is known to be too long.
 
-    The refusal goes out at once and the rest of the body is read and thrown away for a while: closing on a client
-    that is still sending would make its kernel discard our answer.
+    The response is sent at once and the rest of the body is discarded for a while: closing while the client is
+    sending would make its kernel discard the response.
     """
 
     _received = 0
     _refused = False
 
     def gotLength(self, length: int | None) -> None:
-        """Called once the headers are there."""
+        """Called after the headers."""
         self.content = BytesIO()
         if length is not None and length > self._site.max_body:
             self._refuse()
 
     def handleContentChunk(self, data: bytes) -> None:
-        """Called with every piece of the body, chunked or not."""
+        """Called with a part of the body, chunked or not."""
         self._received += len(data)
         if self._refused:
             if self._received > _DISCARD_BYTES:
@@ -242,7 +242,7 @@ class SizeLimitedRequest(Request):
             super().handleContentChunk(data)
 
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
-        """Called once the whole body is there."""
+        """Called with a complete request."""
         self._release()
         if self._refused:
             self.channel.loseConnection()
@@ -252,14 +252,14 @@ class SizeLimitedRequest(Request):
             self._reject_rate_limited(path)
 
     def _reject_rate_limited(self, path: bytes) -> None:
-        """The address sends too much: nothing more is served on this connection."""
+        """Respond 429 and close the connection."""
         half: ProtocolName = "didcomm" if path == b"/didcomm" else "decentrl"
         self._site.front.record_early_rejection(half, self.rate_limit_key, RateLimitExceeded())
         self._transport.write(serialize_response(RATE_LIMIT_RESPONSES[half], int(self._site.clock.seconds())))
         self.channel.loseConnection()
 
     def connectionLost(self, reason: Failure) -> None:
-        """The client is gone, perhaps in the middle of the body."""
+        """Called when the connection is closed, perhaps within the body."""
         self._release()
         super().connectionLost(reason)
 
@@ -269,17 +269,17 @@ class SizeLimitedRequest(Request):
         self._received = 0
 
     def has_room(self, size: int) -> bool:
-        """Whether an answer of so many bytes may be written, seeing what its payer has not read yet."""
+        """Whether a response of this size is within the budget of unread responses."""
         response_budget: ConnectionResponseBudget = cast(Any, self.channel).response_budget
         return response_budget.has_room(self.rate_limit_key, size)
 
     def response_written(self, size: int) -> None:
-        """An answer of so many bytes was written."""
+        """Count a written response."""
         cast(Any, self.channel).response_written(self.rate_limit_key, size)
 
     @cached_property
     def rate_limit_key(self) -> str:
-        """Who is charged for the request; known once the headers are there."""
+        """The rate limit key; available after the headers."""
         return self._site.front.peers.rate_limit_key(*get_addresses(self), get_probe_token(self))
 
     @property
@@ -294,7 +294,7 @@ class SizeLimitedRequest(Request):
     def _refuse(self) -> None:
         self._refused = True
         self.content = BytesIO()
-        # Or the channel would tell the client to go on.
+        # The channel must not send 100 Continue.
         self.requestHeaders.removeHeader(b"Expect")
         half = self._half()
         self._site.front.record_early_rejection(half, self.rate_limit_key, PayloadTooLarge())
@@ -305,7 +305,7 @@ class SizeLimitedRequest(Request):
         self.notifyFinish().addErrback(lambda _: timer.cancel() if timer.active() else None)
 
     def _half(self) -> ProtocolName:
-        """Whose client this is, by address or label: the request is not there yet, only its head."""
+        """The protocol by path or Content-Type, before the request is complete."""
         path: bytes = cast(Any, self.channel)._path.partition(b"?")[0]
         if path == b"/didcomm" or path.startswith(b"/didcomm/"):
             return "didcomm"
@@ -319,7 +319,7 @@ def _build_too_large_report() -> bytes:
 
 
 def _build_final_response(status: int, reason: str, content_type: str, body: bytes) -> bytes:
-    """A whole response after which the connection is closed."""
+    """A complete response after which the connection is closed."""
     headers = [
         ("Content-Type", content_type),
         ("Content-Length", str(len(body))),
@@ -347,11 +347,11 @@ _TOO_LARGE_RESPONSES: dict[ProtocolName, bytes] = {
 
 class MediatorSite(Site):
     """
-    A site without forms and access log: both cost more than all the rest of a request.
+    A site without forms and access log, which cost more than the rest of a request.
 
     :param max_body: bytes.
-    :param max_per_host: connections of one address that are no sockets, which have a limit of their own.
-    :param max_of_trusted: the same of an address in a community (:class:`~mediatord.http.client_address.ClientAddressResolver`).
+    :param max_per_host: connections of one address, without WebSockets, which have their own limit.
+    :param max_per_trusted_network: the same for an address in a peer network.
     """
 
     protocol = BackpressureHTTPChannel  # type: ignore[assignment]  # instead of a proxy that could speak HTTP/2
@@ -374,18 +374,18 @@ class MediatorSite(Site):
         self.unread = ResponseBudget(released=self.memory.released)
 
     def limit(self, max_body: int, max_per_host: int, max_per_trusted_network: int = 0) -> None:
-        """Go by other limits from now on; what is open already stays open."""
+        """Change the limits; open connections are not affected."""
         self.max_body = max_body
         self._max_per_host = max_per_host
         self._max_per_trusted_network = max(max_per_host, max_per_trusted_network)
 
     def read_ahead(self) -> tuple[int, int]:
-        """Connections with requests that are not complete or not begun, and the bytes of those; on the short way."""
+        """Number of fast-path connections with incomplete or pending requests, and the bytes of those."""
         self.reading = {channel for channel in self.reading if channel.held}
         return len(self.reading), sum(channel.held for channel in self.reading)
 
     def buildProtocol(self, addr: object) -> Any:
-        """An :class:`~mediatord.http.fast_path.FastHTTPChannel`: a connection begins on the short way."""
+        """Build a :class:`~mediatord.http.fast_path.FastHTTPChannel`, if the address may have another connection."""
         host = self._rate_limit_key(addr)
         open_ones = self._per_host.get(host, 0)
         if host and open_ones >= self._max_per_host and open_ones >= self._get_connection_limit(addr):
@@ -394,15 +394,15 @@ class MediatorSite(Site):
         return FastHTTPChannel(self, addr)
 
     def upgraded(self, connected: str) -> None:
-        """A connection has become a socket."""
+        """Count out a connection that became a WebSocket."""
         self._release_connection("" if self.front.peers.trusts(connected) else self.front.peers.host(connected))
 
     def closed(self, address: object) -> None:
-        """A connection is gone that has not become a socket."""
+        """Count out a closed connection."""
         self._release_connection(self._rate_limit_key(address))
 
     def _rate_limit_key(self, address: object) -> str:
-        """Who pays for a connection; nobody for those of trusted proxies and UNIX sockets."""
+        """The key of a connection; empty for trusted proxies and UNIX sockets, which have no limit."""
         host = getattr(address, "host", "") or ""
         return "" if self.front.peers.trusts(host) else self.front.peers.host(host)
 
@@ -418,9 +418,9 @@ class MediatorSite(Site):
             self._per_host.pop(host, None)
 
     def build_standard_channel(self, address: object) -> IProtocol | None:
-        """A connection as twisted.web serves it."""
+        """Build a channel of twisted.web."""
         channel: IProtocol | None = super().buildProtocol(cast(Any, address))
         return channel
 
     def log(self, request: object) -> None:
-        """Nothing: what matters of a request is an event."""
+        """Log nothing: requests are in the event log."""

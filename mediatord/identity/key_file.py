@@ -252,7 +252,7 @@ def retire_keys(
     kid: str,
     check: Callable[[KeySet], object],
     *,
-    really: bool = True,
+    dry_run: bool = False,
     passphrase: PassphraseSource = _NO_PASSPHRASE,
 ) -> tuple[KeyGeneration, KeySet]:
     """
@@ -260,7 +260,7 @@ def retire_keys(
 
     :param kid: id of any key of the generation.
     :param check: raises to leave the file unchanged.
-    :param really: False only computes the result.
+    :param dry_run: only compute the result.
     :param passphrase: as for :func:`load_keys`.
     :return: the deleted generation, and the remaining keys.
     :raise PrivateFileError: no such key, a current key, or the file cannot be used or written.
@@ -279,7 +279,7 @@ def retire_keys(
             **document,
             "keys": [one for one in document["keys"] if one["kid"] not in gone.kids],
         }
-        if not really:
+        if dry_run:
             rest = _parse_key_set(left, path)
             check(rest)
             return gone, rest

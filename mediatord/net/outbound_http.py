@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import hyperlink
-from treq.client import HTTPClient
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.endpoints import TCP4ClientEndpoint, TCP6ClientEndpoint, wrapClientTLS
 from twisted.internet.error import ConnectError
@@ -36,7 +35,7 @@ from twisted.python.failure import Failure
 from twisted.web.client import URI, Agent, BrowserLikePolicyForHTTPS, ResponseDone
 from twisted.web.http import PotentialDataLoss
 from twisted.web.http_headers import Headers
-from twisted.web.iweb import IAgent, IAgentEndpointFactory, IBodyProducer, IResponse
+from twisted.web.iweb import IAgentEndpointFactory, IBodyProducer, IResponse
 from zope.interface import implementer
 
 from mediatord.net.address_guard import AddressGuard, IPNetwork
@@ -90,13 +89,13 @@ class GuardedConnector:
         """
         return _GuardedEndpointFactory(self, limit + _MAX_HEADER_BYTES)
 
-    def opened(self, line: _MeteredConnection) -> None:
+    def opened(self, connection: _MeteredConnection) -> None:
         """Called by a connection when it is established."""
-        self._open.add(line)
+        self._open.add(connection)
 
-    def closed(self, line: _MeteredConnection) -> None:
+    def closed(self, connection: _MeteredConnection) -> None:
         """Called by a connection when it is lost."""
-        self._open.discard(line)
+        self._open.discard(connection)
         if not self._open:
             waiting, self._closed = self._closed, []
             for done in waiting:
@@ -109,8 +108,8 @@ class GuardedConnector:
             done.callback(None)
             return done
         self._closed.append(done)
-        for line in list(self._open):
-            line.abortConnection()
+        for connection in list(self._open):
+            connection.abortConnection()
         return done
 
 
@@ -144,12 +143,12 @@ class _GuardedEndpoint:
         failure: Exception = OutboundRequestError("NameUnknown")
         for address in addresses[:_MAX_CONNECT_ATTEMPTS]:
             try:
-                line = await self._endpoint_at(address).connect(metered)
+                connection = await self._endpoint_at(address).connect(metered)
             except ConnectError as error:
                 failure = error
             else:
                 # The Agent expects its own protocol, not the wrapper.
-                return cast(_MeteredConnection, line).wrappedProtocol
+                return cast(_MeteredConnection, connection).wrappedProtocol
         try:
             raise failure
         finally:
@@ -315,6 +314,10 @@ class OutboundHTTPClient:
         :raise OutboundRequestError: anything else.
         """
         target = _parse_target(url, ("https",))
+        try:
+            target = target.to_uri()
+        except ValueError:  # a host that is no valid DNS name
+            raise OutboundAddressError("NotAnAddress") from None
         headers = {b"Accept": [b"application/did+json, application/did+ld+json, application/json"]}
         response, _ = await self._exchange(_OutboundRequest(b"GET", target, headers, limit), timeout)
         return response
@@ -353,62 +356,18 @@ class OutboundHTTPClient:
 
     async def _send_request(self, request: _OutboundRequest) -> tuple[OutboundResponse, bytes | None]:
         agent = Agent.usingEndpointFactory(self._reactor, self._endpoints.make_endpoint_factory(request.limit))
-        response = await (self._get(agent, request) if request.body is None else self._post(agent, request))
+        # The Agent neither requests nor decodes compression: a server must not choose how much memory a body takes.
+        response = await agent.request(
+            request.method,
+            request.target.to_text().encode("ascii"),
+            Headers(request.headers),
+            None if request.body is None else _BytesProducer(request.body),
+        )
         body, whole = await read_body(response, request.limit)
         if not whole and request.method == b"GET":
             raise OutboundRequestError("TooLong")
         answer = OutboundResponse(response.code, _get_header(response, b"Content-Type") or b"", body)
         return answer, _get_header(response, b"Location")
-
-    def _get(self, agent: IAgent, request: _OutboundRequest) -> Deferred[Any]:
-        # One client per request: no cookie outlives it.
-        client = HTTPClient(_UncompressedAgent(agent))
-        try:
-            return client.request(
-                "GET",
-                request.target.to_text(),
-                headers=Headers(request.headers),
-                allow_redirects=False,
-                unbuffered=True,
-                reactor=self._reactor,
-            )
-        except ValueError:  # a host that is no valid DNS name
-            raise OutboundAddressError("NotAnAddress") from None
-
-    def _post(self, agent: IAgent, request: _OutboundRequest) -> Deferred[Any]:
-        """Without treq, which rejects IPv6 addresses and names with underscores."""
-        return agent.request(
-            b"POST",
-            request.target.to_text().encode("ascii"),
-            Headers(request.headers),
-            _BytesProducer(request.body or b""),
-        )
-
-
-@implementer(IAgent)
-class _UncompressedAgent:
-    """
-    Agent that neither requests nor decodes compressed responses; a server must not choose how much memory they take.
-    """
-
-    def __init__(self, agent: IAgent) -> None:
-        self._agent = agent
-
-    def request(
-        self,
-        method: bytes,
-        uri: bytes,
-        headers: Headers | None = None,
-        bodyProducer: IBodyProducer | None = None,  # noqa: N803  the interface's name
-    ) -> Deferred[IResponse]:
-        headers = Headers() if headers is None else headers.copy()
-        headers.removeHeader(b"Accept-Encoding")
-        return self._agent.request(method, uri, headers, bodyProducer).addCallback(_drop_content_encoding)
-
-
-def _drop_content_encoding(response: Any) -> Any:
-    response.headers.removeHeader(b"Content-Encoding")
-    return response
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,9 @@
 """
-The closed set of log events, declared once (analytics contract: event schema, version 1).
+Schema of the event log, version 1: all events and fields, validation, and encoding of lines (analytics contract).
 
-What writes them, the JSON Schema, the documentation and the readers' own schema follow from :data:`EVENTS`. A field
-that does not apply is left out of a line; nothing is null. DIDs, message ids and addresses arrive here as the tags
-that :mod:`mediatord.observability.pseudonyms` makes of them. Payloads, envelopes, keys and signatures have no field.
-
-Log lines as bytes: the constant part of an event is made once, its fields each time.
+The writer, the JSON Schema, the documentation and the readers' schema derive from :data:`EVENTS`. Fields that do not
+apply are omitted; nothing is null. DIDs, message ids and addresses arrive as pseudonyms
+(:mod:`mediatord.observability.pseudonyms`). There is no field for payloads, envelopes, keys or signatures.
 """
 
 from __future__ import annotations
@@ -40,10 +38,10 @@ ENVELOPE: dict[str, tuple[FieldType, str]] = {
     "boot": ("string", "random id of this start"),
     "event": ("string", "one of the events below"),
     "level": ("string", "debug, info, warn or error"),
-    "epoch": ("integer", "epoch of the key that tags are made with"),
+    "epoch": ("integer", "epoch of the pseudonym key"),
 }
 
-# One meaning per name, wherever it appears.
+# Every field name has one meaning in all events.
 FIELDS: dict[str, tuple[FieldType, str]] = {
     "age_ms": ("integer", "milliseconds: how old the message or the timestamp was"),
     "all_accepted": ("integer", "messages that the store has ever accepted"),
@@ -51,8 +49,8 @@ FIELDS: dict[str, tuple[FieldType, str]] = {
     "all_evicted": ("integer", "of those, dropped to make room"),
     "all_expired": ("integer", "of those, dropped at the end of their time"),
     "all_removed": ("integer", "of those, removed by the operator"),
-    "all_withdrawn": ("integer", "of those, taken out again as their sender had been refused"),
-    "attempt": ("integer", "how often this process has handed the message over: the first time is 1"),
+    "all_withdrawn": ("integer", "of those, withdrawn because their sender was refused"),
+    "attempt": ("integer", "number of this delivery attempt by the process, from 1"),
     "bytes": ("integer", "bytes of payload in all queues"),
     "bytes_in": ("integer", "bytes received on the connection"),
     "bytes_out": ("integer", "bytes sent on the connection"),
@@ -63,38 +61,38 @@ FIELDS: dict[str, tuple[FieldType, str]] = {
     "crypto_ms": ("number", "milliseconds: the part of dur_ms spent on envelopes, signatures and keys"),
     "delivered": ("integer", "since the start of the process: msg.ack"),
     "depth": ("integer", "messages in all queues"),
-    "did": ("string", "tag of an account or sender"),
-    "difference": ("integer", "all_accepted less all that is gone and what waits; anything but 0 is a fault"),
+    "did": ("string", "pseudonym of an account or sender"),
+    "difference": ("integer", "all_accepted less removed and queued messages; must be 0"),
     "dropped": ("integer", "lines that were not written"),
     "dur_ms": ("number", "milliseconds: how long it took"),
     "evicted": ("integer", "since the start of the process: msg.evict"),
     "expired": ("integer", "since the start of the process: msg.expire"),
     "fds": ("integer", "open file descriptors of this process"),
     "forwarded": ("integer", "since the start of the process: msg.accept"),
-    "lag_ms": ("number", "milliseconds: how late the reactor was at worst since the gauge before"),
+    "lag_ms": ("number", "milliseconds: largest timer delay of the reactor since the last gauge"),
     "latency_ms": ("number", "milliseconds since the message was accepted"),
     "limit": ("string", "which limit"),
     "lines": ("integer", "lines in the segment, this one included"),
     "method": ("string", "where an accepted message went: live, queue or http"),
-    "msg": ("string", "tag of the stored message's id"),
+    "msg": ("string", "pseudonym of the stored message's id"),
     "mtype": ("string", "DIDComm message type or Decentrl command"),
     "n_added": ("integer", "recipient DIDs added"),
     "n_in": ("integer", "messages received on the connection"),
     "n_out": ("integer", "messages sent on the connection"),
     "n_removed": ("integer", "recipient DIDs removed"),
-    "ok": ("boolean", "whether it went out; if not, the message waits in the queue"),
+    "ok": ("boolean", "whether the push succeeded; if not, the message stays queued"),
     "oldest_ms": ("integer", "milliseconds: age of the oldest message in all queues"),
-    "own_accepted": ("integer", "messages of the daemon to itself, without lines, since the ledger before"),
-    "own_acknowledged": ("integer", "of the daemon's messages to itself, since the ledger before"),
-    "own_evicted": ("integer", "of the daemon's messages to itself, since the ledger before"),
-    "own_expired": ("integer", "of the daemon's messages to itself, since the ledger before"),
+    "own_accepted": ("integer", "probe messages, which have no lines, since the last ledger"),
+    "own_acknowledged": ("integer", "of the probe messages, since the last ledger"),
+    "own_evicted": ("integer", "of the probe messages, since the last ledger"),
+    "own_expired": ("integer", "of the probe messages, since the last ledger"),
     "path": ("string", "how it was delivered: live, pickup, poll or http"),
     "peer": ("string", "keyed hash of the network of the address: /24 or /48"),
     "proto": ("string", "didcomm or decentrl"),
-    "pushes": ("integer", "how often it was handed over without being acknowledged"),
-    "rcpt": ("string", "tag of the recipient DID"),
-    "rcpts": ("integer", "recipients with waiting messages"),
-    "reason": ("string", "why, as a short fixed word"),
+    "pushes": ("integer", "pushes that were not acknowledged"),
+    "rcpt": ("string", "pseudonym of the recipient DID"),
+    "rcpts": ("integer", "recipients with queued messages"),
+    "reason": ("string", "why, as a constant word"),
     "req": ("string", "id of a request, as in the reply"),
     "requests_accepted": ("integer", "since the start of the process: req.done without code, status below 500"),
     "requests_failed": ("integer", "since the start of the process: req.done with status 500 or more"),
@@ -103,25 +101,29 @@ FIELDS: dict[str, tuple[FieldType, str]] = {
     "rss": ("integer", "resident bytes of the process"),
     "schema": ("integer", "version of this schema"),
     "segment": ("string", "name that the file will have once closed, without suffix"),
-    "sender": ("string", "tag of the sender DID; absent when anonymous"),
+    "sender": ("string", "pseudonym of the sender DID; absent when anonymous"),
     "seq_first": ("integer", "seq of the first line"),
     "seq_last": ("integer", "seq of the last line"),
     "size": ("integer", "bytes of the payload or body"),
     "status": ("integer", "HTTP status"),
-    "store": ("string", "what stands for the database, the same at all that share it"),
+    "store": ("string", "identifies the database; the same on all nodes that share it"),
     "stored": ("integer", "since the start of the process: msg.accept by queue, and msg.push that is not ok"),
     "transport": ("string", "ws or http"),
     "ttl_s": ("integer", "seconds until the message expires"),
     "version": ("string", "of mediatord"),
-    "waiting": ("integer", "messages that are there, counted one by one; absent where there are too many"),
-    "who": ("string", "keyed tag of what was limited"),
+    "waiting": ("integer", "queued messages, counted individually; absent if there are too many"),
+    "who": ("string", "keyed pseudonym of what was limited"),
     "ws_code": ("integer", "close code of the WebSocket"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class EventDeclaration:
-    """:param fields: names of the fields it may have, all of them in :data:`FIELDS`."""
+    """
+    Declaration of an event.
+
+    :param fields: names of its possible fields, all in :data:`FIELDS`.
+    """
 
     fields: tuple[str, ...]
     meaning: str
@@ -135,26 +137,26 @@ _ACCOUNT_FIELDS = ("did", "proto", "reason", "n_added", "n_removed")
 EVENTS: dict[str, EventDeclaration] = {
     "log.open": EventDeclaration(("version", "schema", "segment"), "first line of a segment"),
     "log.close": EventDeclaration(("seq_first", "seq_last", "lines", "dropped"), "last line of a segment"),
-    "log.drop": EventDeclaration(("dropped", "reason"), "lines were lost, now there is room again", "warn"),
+    "log.drop": EventDeclaration(("dropped", "reason"), "lines before this one were lost", "warn"),
     "proc.start": EventDeclaration(("version", "reason", "dur_ms"), "the daemon has started"),
     "proc.stop": EventDeclaration(("version", "reason", "dur_ms"), "the daemon is stopping"),
-    "proc.reload": EventDeclaration(("version", "reason", "dur_ms"), "the configuration was read again"),
+    "proc.reload": EventDeclaration(("version", "reason", "dur_ms"), "the configuration was reloaded"),
     "conn.open": EventDeclaration(("conn", "transport", "peer"), "a connection was accepted"),
-    "conn.auth": EventDeclaration(("conn", "did", "proto", "code"), "a connection was bound to a DID, or was not"),
+    "conn.auth": EventDeclaration(("conn", "did", "proto", "code"), "a connection was authenticated, or failed to"),
     "conn.close": EventDeclaration(
         ("conn", "did", "proto", "dur_ms", "ws_code", "reason", "n_in", "n_out", "bytes_in", "bytes_out"),
         "a connection has ended",
     ),
     "req.done": EventDeclaration(
         ("req", "conn", "proto", "mtype", "status", "code", "size", "dur_ms", "crypto_ms", "sender", "peer"),
-        "one HTTP request or WebSocket frame was answered, whichever way",
+        "an HTTP request or WebSocket frame was answered",
     ),
     "msg.accept": EventDeclaration(
         ("msg", "req", "sender", "rcpt", "proto", "size", "ttl_s", "method"), "a message was accepted for a recipient"
     ),
     "msg.push": EventDeclaration(
         ("msg", "rcpt", "conn", "proto", "path", "attempt", "latency_ms", "ok"),
-        "a message was handed over, not yet acknowledged",
+        "a message was pushed, and not acknowledged yet",
     ),
     "msg.ack": EventDeclaration(
         ("msg", "rcpt", "proto", "path", "latency_ms"), "a message was acknowledged: delivered"
@@ -162,7 +164,7 @@ EVENTS: dict[str, EventDeclaration] = {
     "msg.expire": EventDeclaration(_MESSAGE_FIELDS, "a message was dropped at the end of its time", "warn"),
     "msg.evict": EventDeclaration(_MESSAGE_FIELDS, "a message was dropped to make room", "warn"),
     "msg.remove": EventDeclaration(_MESSAGE_FIELDS, "a message was removed by its owner or the operator"),
-    "limit.hit": EventDeclaration(("who", "limit", "retry_after_s", "peer"), "somebody is over a limit", "warn"),
+    "limit.hit": EventDeclaration(("who", "limit", "retry_after_s", "peer"), "a limit was exceeded", "warn"),
     "replay.drop": EventDeclaration(
         ("sender", "code", "age_ms"), "a repeated or untimely request was refused", "warn"
     ),
@@ -171,7 +173,7 @@ EVENTS: dict[str, EventDeclaration] = {
     "acct.expire": EventDeclaration(_ACCOUNT_FIELDS, "an account was removed because nobody used it"),
     "acct.update": EventDeclaration(_ACCOUNT_FIELDS, "recipient DIDs were added or removed"),
     "gauge": EventDeclaration(
-        ("depth", "bytes", "rcpts", "oldest_ms", "conns", "rss", "fds", "lag_ms"), "the state, once a minute"
+        ("depth", "bytes", "rcpts", "oldest_ms", "conns", "rss", "fds", "lag_ms"), "gauges, once a minute"
     ),
     "ledger": EventDeclaration(
         (
@@ -182,7 +184,7 @@ EVENTS: dict[str, EventDeclaration] = {
             "difference",
             *(f"own_{entry}" for entry in _LEDGER_ENTRIES[:4]),
         ),
-        "the store's own books of one half: at the start, once a minute, and at the end",
+        "message ledger of one protocol: at start, once a minute, and at stop",
     ),
     "counters": EventDeclaration(
         (
@@ -196,7 +198,7 @@ EVENTS: dict[str, EventDeclaration] = {
             "requests_failed",
             "connections",
         ),
-        "the counters of Prometheus: once a minute, before each log.close, and at the end",
+        "Prometheus counters: once a minute, before each log.close, and at stop",
     ),
 }
 
@@ -206,29 +208,29 @@ _FIELD_TYPES: dict[str, dict[str, tuple[type, ...]]] = {
 
 
 class EventLog(Protocol):
-    """What takes events."""
+    """Receiver of events."""
 
     def emit(self, event: str, **fields: object) -> None:
         """
-        Write an event; fields that are None are left out.
+        Write an event; fields that are None are omitted.
 
-        :raise TypeError: an undeclared event or field, or a value of another type: a mistake in the program.
+        :raise TypeError: an undeclared event or field, or a value of a wrong type: a programming error.
         """
 
     def write(self, event: str, fields: dict[str, object]) -> None:
         """
-        As :meth:`emit`, for what happens with every message: nobody looks at the fields again.
+        As :meth:`emit` without validation, for events of every message.
 
-        :param fields: as declared, none of them None, and milliseconds as :func:`milliseconds` gives them.
+        :param fields: as declared, none of them None, milliseconds rounded by :func:`round_milliseconds`.
         """
 
     def flush(self) -> None:
-        """Have what was written be in the file now, and not at the end of the turn: somebody is to be told of it."""
+        """Write pending lines to the file now, before clients are answered."""
 
 
 class MemoryEventLog:
     """
-    Takes events and keeps them, checked like those of the log file.
+    Event log in memory for tests, with validation.
 
     :ivar events: (event, fields without None) in order.
     """
@@ -244,27 +246,27 @@ class MemoryEventLog:
         """
         As :meth:`EventLog.write`.
 
-        :raise TypeError: the fields are not as they have to be.
+        :raise TypeError: invalid fields.
         """
         if validate_fields(event, dict(fields)) != fields:
             raise TypeError(f"{event} has a field without a value, or one that is not rounded")
         self.events.append((event, fields))
 
     def flush(self) -> None:
-        """Nothing waits here."""
+        """No-op."""
 
     def named(self, event: str) -> list[dict[str, object]]:
-        """The fields of every event of this name, in order."""
+        """Fields of all events of this name, in order."""
         return [fields for name, fields in self.events if name == event]
 
 
 def validate_fields(event: str, fields: dict[str, object]) -> dict[str, object]:
     """
-    `fields`, without those that have no value, and with numbers rounded.
+    `fields` without None values, floats rounded.
 
     :raise TypeError: as :meth:`EventLog.emit`.
     """
-    # A program has few call sites: what each of them passes is looked at once.
+    # There are few call sites: each combination of names and types is validated once.
     shape = (event, *fields, *map(type, fields.values()))
     changes = _VALIDATED_SHAPES.get(shape)
     if changes is None:
@@ -279,17 +281,16 @@ def validate_fields(event: str, fields: dict[str, object]) -> dict[str, object]:
 
 def round_milliseconds(value: float) -> float:
     """
-    Rounded: what is below a microsecond only makes lines longer.
+    Round to microseconds, to keep lines short.
 
-    :raise TypeError: it is infinite, or no number.
+    :raise TypeError: infinite, or not a number.
     """
     if not isfinite(value):
         raise TypeError("a number that JSON cannot express")
     return round(value, 3)
 
 
-# By event, names and types: the names that have no value, and those of floats. Bounded by the declarations: only what
-# they allow is kept.
+# Names of None values and of floats, by event, names and types. Bounded, since only declared combinations are cached.
 _VALIDATED_SHAPES: dict[tuple[object, ...], tuple[tuple[str, ...], tuple[str, ...]]] = {}
 
 
@@ -308,7 +309,7 @@ def _validate_shape(event: str, fields: Mapping[str, object]) -> tuple[tuple[str
 
 
 def build_json_schema() -> dict[str, Any]:
-    """The JSON Schema (2020-12) of one line of the log."""
+    """JSON Schema (2020-12) of one line of the log."""
     shared = {name: {"type": kind, "description": meaning} for name, (kind, meaning) in ENVELOPE.items()}
     lines = []
     for name, event in EVENTS.items():
@@ -324,7 +325,7 @@ def build_json_schema() -> dict[str, Any]:
 
 
 def render_json_schema() -> str:
-    """The same as a file."""
+    """The JSON Schema as text."""
     return json.dumps(build_json_schema(), indent=1) + "\n"
 
 
@@ -341,27 +342,27 @@ MAX_LINE_BYTES = 4096
 
 
 def encode_line_head(event: str, level: LogLevel, *, node: str, boot: str, epoch: int) -> bytes:
-    """The beginning of every line of this event, with places (`%`) for the time and the number."""
+    """Constant beginning of the lines of an event, with `%` placeholders for time and sequence number."""
     fixed = {"node": node, "boot": boot, "event": event, "level": level, "epoch": epoch}
     tail = json.dumps(fixed, separators=(",", ":"))[1:-1].replace("%", "%%")
     return b'{"v":%d,"ts":"%%b","seq":%%d,%b' % (SCHEMA_VERSION, tail.encode())
 
 
 def encode_line(head: bytes, fields: Mapping[str, object]) -> bytes:
-    """A line of at most 4096 bytes, in ASCII; texts are cut where that is needed."""
+    """A line of at most 4096 ASCII bytes; long texts are truncated."""
     if not fields:
         return head + b"}\n"
     try:
         whole = b"%b,%b" % (head, orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)[1:])
         if len(whole) <= MAX_LINE_BYTES and whole.isascii():
             return whole
-    except orjson.JSONEncodeError:  # half of a surrogate pair, or a number beyond 64 bits
+    except orjson.JSONEncodeError:  # a lone surrogate, or an integer beyond 64 bits
         pass
     return _encode_truncated_line(head, fields)
 
 
 def _encode_truncated_line(head: bytes, fields: Mapping[str, object]) -> bytes:
-    """As :func:`encode_line`, in ASCII, with texts cut until the line is short enough."""
+    """As :func:`encode_line`, truncating texts until the line is short enough."""
     whole = b""
     for longest in (1000, 200, 20):
         cut = {

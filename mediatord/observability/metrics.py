@@ -1,18 +1,10 @@
 """
-`process_*` of the metrics, also where `/proc` shows nothing but processes, as it does under `ProcSubset=pid`.
+Prometheus metrics of the daemon (contract section 5).
 
-Counters and histograms that cost as much as an addition.
-
-Those of prometheus-client take a lock for every number, check each time whether they have labels, and go through all
-bounds of a histogram one after the other. What is counted several times for each message is counted here, by the
-reactor's thread alone; what is exposed is the same.
-
-`mediator_ledger_*` of the metrics: what the store's own books say, as they were read last.
-
-What Prometheus reads (contract section 5).
-
-All series live in the registry that is passed in. Children of labelled metrics are looked up once and kept; every
-label but `did` takes one of a few fixed words.
+All series live in the given registry. Children of labelled metrics are looked up once; every label but `did` takes
+one of a few constant values. :class:`FastCounter` and :class:`FastHistogram` cost no more than an addition:
+prometheus-client takes a lock per update, checks labels each time and scans histogram bounds linearly. They must only
+be used by the reactor thread.
 """
 
 from __future__ import annotations
@@ -31,16 +23,16 @@ from prometheus_client.utils import floatToGoString
 
 class ProcessMetricsCollector(ProcessCollector):
     """
-    Those of prometheus_client, which leaves all of them out where there is no `/proc/stat`.
+    `process_*` metrics, also where `/proc` contains nothing but processes (systemd's `ProcSubset=pid`).
 
-    :param proc: where that file system is.
+    :param proc: mount point of procfs.
     """
 
     def __init__(self, registry: CollectorRegistry, proc: str = "/proc") -> None:
         super().__init__(proc=proc, registry=registry)
 
     def _boot_time(self) -> float:
-        """When the host was started, in seconds since the epoch, without a file."""
+        """Boot time of the host in Unix seconds, without reading a file."""
         return time.clock_gettime(time.CLOCK_REALTIME) - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -48,7 +40,7 @@ class FastCounter:
     """
     One series of a counter.
 
-    :ivar value: what it has come to.
+    :ivar value: current value.
     """
 
     __slots__ = ("value",)
@@ -57,7 +49,7 @@ class FastCounter:
         self.value = 0
 
     def inc(self, amount: int = 1) -> None:
-        """:param amount: not less than 0."""
+        """:param amount: not negative."""
         self.value += amount
 
 
@@ -81,7 +73,7 @@ class FastHistogram:
         self._sum += value
 
     def buckets(self) -> tuple[list[tuple[str, float]], float]:
-        """Upper bounds as Prometheus writes them, each with how many values were not above it; and the sum of all."""
+        """Cumulative buckets with their bounds as Prometheus formats them, and the sum."""
         found, total = [], 0
         for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
             total += count
@@ -91,9 +83,9 @@ class FastHistogram:
 
 class FastCounterFamily:
     """
-    A counter with labels, or without; in the latter case its only series is there from the beginning.
+    A counter with or without labels; without, its only series exists from the start.
 
-    :param name: without `_sum_usage`.
+    :param name: without `_total`.
     """
 
     def __init__(self, registry: CollectorRegistry, name: str, text: str, *labels: str) -> None:
@@ -104,25 +96,25 @@ class FastCounterFamily:
         registry.register(self)
 
     def labels(self, *values: str) -> FastCounter:
-        """The series of these values, one for each label."""
+        """The series with these label values."""
         return self.series[values]
 
     def value(self, *values: str) -> int:
-        """What the series of these values has come to; asking does not make it."""
-        tally = self.series.get(values)
-        return 0 if tally is None else tally.value
+        """Value of a series, without creating it."""
+        counter = self.series.get(values)
+        return 0 if counter is None else counter.value
 
     def collect(self) -> Iterable[Metric]:
         """Called by the registry."""
         name, text, labels = self._about
         family = CounterMetricFamily(name, text, labels=labels)
-        for values, tally in self.series.items():
-            family.add_metric(values, tally.value)
+        for values, counter in self.series.items():
+            family.add_metric(values, counter.value)
         return [family]
 
 
 class FastHistogramFamily:
-    """A histogram with labels, or without; as :class:`FastCounterFamily`."""
+    """A histogram with or without labels; as :class:`FastCounterFamily`."""
 
     def __init__(
         self, registry: CollectorRegistry, name: str, text: str, bounds: Sequence[float], *labels: str
@@ -134,21 +126,21 @@ class FastHistogramFamily:
         registry.register(self)
 
     def labels(self, *values: str) -> FastHistogram:
-        """The series of these values, one for each label."""
+        """The series with these label values."""
         return self.series[values]
 
     def collect(self) -> Iterable[Metric]:
         """Called by the registry."""
         name, text, labels = self._about
         family = HistogramMetricFamily(name, text, labels=labels)
-        for values, spread in self.series.items():
-            buckets, total = spread.buckets()
+        for values, histogram in self.series.items():
+            buckets, total = histogram.buckets()
             family.add_metric(values, buckets, total)
         return [family]
 
 
 class LedgerMetrics:
-    """Has no series before the books were read for the first time."""
+    """`mediator_ledger_*`: the ledgers as last read from the store; no series before that."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._entries: dict[str, Mapping[str, int | None]] = {}
@@ -157,21 +149,21 @@ class LedgerMetrics:
 
     def update(self, half: str, entries: Mapping[str, int | None], difference: int | None) -> None:
         """
-        The books of one half were read.
+        Set the ledger of one protocol.
 
-        :param entries: of what became of so many messages, by one word each; None where that is not known.
-        :param difference: what they do not account for; None likewise.
+        :param entries: number of messages by outcome; None if unknown.
+        :param difference: messages unaccounted for; None likewise.
         """
         self._entries[half] = entries
         self._differences[half] = difference
 
     def collect(self) -> Iterable[Metric]:
-        """Called by the registry; what is not known has no series."""
+        """Called by the registry; unknown values have no series."""
         messages = GaugeMetricFamily(
-            "mediator_ledger_messages", "What became of all that the store ever accepted", labels=["half", "entry"]
+            "mediator_ledger_messages", "Accepted messages by outcome", labels=["half", "entry"]
         )
         differences = GaugeMetricFamily(
-            "mediator_ledger_difference", "Messages that the store does not account for", labels=["half"]
+            "mediator_ledger_difference", "Messages unaccounted for in the ledger", labels=["half"]
         )
         for half, entries in self._entries.items():
             for entry, number in entries.items():
@@ -185,13 +177,13 @@ class LedgerMetrics:
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
-# Entries and bytes of a buffer, as far as they are counted.
+# Entries and bytes of a buffer; None where not counted.
 BufferUsage = tuple[int | None, int | None]
 
 _REQUEST_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _STORE_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 _LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-# From a wallet that holds a socket to one that comes back when its message is about to expire.
+# From live delivery to a pickup just before expiry.
 _LATENCY_BUCKETS = (
     (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
     + tuple(60.0 * minutes for minutes in (1, 5, 15, 30))
@@ -207,16 +199,17 @@ class Metrics:
     The daemon's metrics.
 
     :param version: of mediatord.
-    :param label: what stands for a DID in a label.
-    :ivar forwarded: +1 for every payload accepted.
-    :ivar stored: +1 for every payload that waits in a queue because it could not be pushed.
-    :ivar delivered: +1 for every payload acknowledged, or taken by the recipient's endpoint.
-    :ivar expired: +1 for every payload dropped at the end of its time.
-    :ivar evicted: +1 for every payload dropped to make room.
+    :param label: maps a DID to its label value.
+    :ivar forwarded: payloads accepted.
+    :ivar stored: payloads queued because they could not be pushed.
+    :ivar delivered: payloads acknowledged, or accepted by the recipient's endpoint.
+    :ivar expired: payloads dropped at the end of their TTL.
+    :ivar evicted: payloads dropped to make room.
     :ivar active_connections: open sockets.
-    :ivar storage_is_up: whether the store answered when last asked.
-    :ivar ledger: told what the store's own books say.
-    :ivar ready_now: whether messages get through; None while nobody wants to know, and then there is no such series.
+    :ivar storage_is_up: whether the store responded to the last health check.
+    :ivar ledger: ledger metrics.
+    :ivar read_readiness: whether the daemon is ready; None while /ready is not polled, and then there is no such
+        series.
     """
 
     def __init__(
@@ -238,58 +231,60 @@ class Metrics:
             registry, "messages_evicted", "Payloads dropped to make room for newer ones"
         ).labels()
         self.active_connections = _create_gauge(registry, "active_connections", "Open sockets")
-        self._log_dropped = _create_counter(
-            registry, "log_dropped", "Lines of the event log that were not written"
-        ).labels()
+        self._log_dropped = _create_counter(registry, "log_dropped", "Event log lines that were not written").labels()
         self._log_deleted = _create_counter(
             registry, "log_segments_deleted", "Closed segments of the event log deleted by log.retention"
         ).labels()
         self._log_deleted_unread = _create_counter(
-            registry, "log_segments_deleted_unread", "Of these, segments that the analysis had not read"
+            registry, "log_segments_deleted_unread", "Segments deleted before the analysis had read them"
         ).labels()
         self._log_directory_recreated = _create_counter(
-            registry, "log_directory_recreated", "How often the removed log directory was made again"
+            registry, "log_directory_recreated", "Recreations of the removed log directory"
         ).labels()
         self.storage_is_up = False
         self._storage_up = _create_gauge(registry, "storage_up", "Whether the store answers")
-        faults = _create_gauge(registry, "storage_fault", "What is wrong with the store", "fault")
+        faults = _create_gauge(registry, "storage_fault", "Faults of the store; 1 while present", "fault")
         self._storage_faults = {fault: faults.labels(fault) for fault in _STORAGE_FAULTS}
         self._faults: set[str] = set()
-        self._table_size = _create_gauge(registry, "storage_bytes", "Size of what the store keeps, by table", "table")
+        self._table_size = _create_gauge(registry, "storage_bytes", "Size of store tables in bytes", "table")
         self._queue_size = _create_gauge(
-            registry, "message_queue_size", "Waiting messages of the largest queues", "did"
+            registry, "message_queue_size", "Queued messages of the largest queues", "did"
         )
         self._queues: frozenset[str] = frozenset()
         requests = _create_counter(registry, "requests", "Requests and frames by outcome", "protocol", "outcome")
         rejected = _create_counter(registry, "rejected", "Requests and frames refused, by reason", "reason")
         duration = _create_histogram(
-            registry, "request_duration", "From request to answer", _REQUEST_BUCKETS, "protocol"
+            registry, "request_duration", "Time from request to response", _REQUEST_BUCKETS, "protocol"
         )
         latency = _create_histogram(
-            registry, "delivery_latency", "From acceptance to acknowledgement", _LATENCY_BUCKETS, "method"
+            registry, "delivery_latency", "Time from acceptance to acknowledgement", _LATENCY_BUCKETS, "method"
         )
-        store = _create_histogram(registry, "store_duration", "Operations of the store", _STORE_BUCKETS, "operation")
+        store = _create_histogram(
+            registry, "store_duration", "Duration of store operations", _STORE_BUCKETS, "operation"
+        )
         self._request_counter = requests
         self._rejections = rejected
         self._rejected = rejected.labels
         self._duration, self._latency, self._store = duration.series, latency.series, store.series
         self._reload = _create_gauge(
-            registry, "config_last_reload_success", "Whether all of the last reload was taken"
+            registry, "config_last_reload_success", "Whether the last configuration reload succeeded"
         )
         self._reloaded_at = _create_gauge(
-            registry, "config_last_reload_success_timestamp_seconds", "When a reload, or the start, was taken last"
+            registry, "config_last_reload_success_timestamp_seconds", "Time of the last successful reload or start"
         )
         self._expiry = _create_gauge(
-            registry, "certificate_expiry_timestamp_seconds", "When the certificate of a listener ends", "listener"
+            registry, "certificate_expiry_timestamp_seconds", "Expiry of a listener's certificate", "listener"
         )
         self._cluster_nodes = _create_gauge(registry, "cluster_nodes", "Live nodes, this one among them")
         self._stale_presence = _create_counter(
-            registry, "cluster_stale_presence", "Sockets that are not where they were"
+            registry, "cluster_stale_presence", "Presence entries found to be stale"
         ).labels()
         self._hints = _create_histogram(
-            registry, "cluster_hint_duration", "From a message for another node to its answer", _STORE_BUCKETS
+            registry, "cluster_hint_duration", "Round trip of notifications to other nodes", _STORE_BUCKETS
         ).labels()
-        pushes = _create_counter(registry, "cluster_pushes", "What other nodes were to push, by outcome", "outcome")
+        pushes = _create_counter(
+            registry, "cluster_pushes", "Pushes requested from other nodes, by outcome", "outcome"
+        )
         refused = _create_counter(registry, "cluster_refused", "Node-to-node requests refused, by reason", "reason")
         self._pushes, self._refused = pushes.labels, refused.labels
         self._buffers: dict[str, Callable[[], BufferUsage]] = {}
@@ -297,42 +292,42 @@ class Metrics:
         self._oldest: float | None = None
         self._store_read_at: float | None = None
         self._lag = _create_histogram(
-            registry, "reactor_lag", "How late the reactor was, every second", _LAG_BUCKETS
+            registry, "reactor_lag", "Timer delay of the reactor, sampled every second", _LAG_BUCKETS
         ).labels()
         ProcessMetricsCollector(registry)
         self.ledger = LedgerMetrics(registry)
         self.read_readiness: Callable[[], bool | None] = lambda: None
         registry.register(self)
         self._cycle = _create_histogram(
-            registry, "ready_cycle_duration", "Readiness cycles that succeeded", _STORE_BUCKETS
+            registry, "ready_cycle_duration", "Duration of successful probe cycles", _STORE_BUCKETS
         ).labels()
-        failures = _create_counter(registry, "ready_failures", "Readiness cycles that did not, by stage", "stage")
+        failures = _create_counter(registry, "ready_failures", "Failed probe cycles, by stage", "stage")
         self._failures = failures.labels
-        expired = _create_counter(registry, "accounts_expired", "Accounts removed because nobody used them", "reason")
+        expired = _create_counter(registry, "accounts_expired", "Accounts removed for disuse", "reason")
         self._accounts_expired = {reason: expired.labels(reason) for reason in ("unused", "idle")}
         self._accounts: tuple[int, int] | None = None
         Info("mediator_build", "The version that is running", registry=registry).info({"version": version})
 
     def observe_request(self, protocol: str, outcome: str, seconds: float) -> None:
-        """A request or frame was answered, whichever way, `seconds` after it came."""
+        """Count a finished request or frame, and its duration."""
         self._request_counter.series[protocol, outcome].value += 1
         self._duration[(protocol,)].observe(seconds)
 
     def count_lost_line(self) -> None:
-        """A line of the event log was not written."""
+        """Count a lost line of the event log."""
         self._log_dropped.inc()
 
     def count_deleted_segments(self, segments: int, unread: int) -> None:
-        """So many closed segments of the event log were deleted, `unread` of them before the analysis read them."""
+        """Count deleted segments of the event log; `unread` of them had not been analysed."""
         self._log_deleted.inc(segments)
         self._log_deleted_unread.inc(unread)
 
     def count_recreated_directory(self) -> None:
-        """The directory of the event log had been removed, and was made again."""
+        """Count a recreation of the removed log directory."""
         self._log_directory_recreated.inc()
 
     def collect_totals(self) -> dict[str, int]:
-        """What the counters say that the event log can be compared with, as fields of the event `counters`."""
+        """Fields of the event `counters`, with which the event log can be compared."""
         totals = {
             "forwarded": self.forwarded.value,
             "stored": self.stored.value,
@@ -342,116 +337,119 @@ class Metrics:
             "requests_accepted": 0,
             "requests_rejected": 0,
             "requests_failed": 0,
-            "connections": _read_gauge(self.active_connections),
+            "connections": int(list(self.active_connections.collect())[0].samples[0].value),
         }
-        for (_, outcome), tally in self._request_counter.series.items():
-            totals[f"requests_{outcome}"] += tally.value
+        for (_, outcome), counter in self._request_counter.series.items():
+            totals[f"requests_{outcome}"] += counter.value
         return totals
 
     def count_rejection(self, reason: str) -> None:
-        """A request or frame was refused. :param reason: name of the situation in words, as `recipient_unknown`."""
+        """Count a refused request or frame. :param reason: label of the error, such as `recipient_unknown`."""
         self._rejected(reason).inc()
 
     def get_rejection_count(self, reason: str) -> int:
-        """How often that was so."""
+        """Number of rejections with a reason."""
         return self._rejections.value(reason)
 
     def observe_delivery_latency(self, method: str, seconds: float) -> None:
-        """A payload was acknowledged `seconds` after it was accepted. :param method: how it was handed over."""
+        """Observe the time from acceptance to acknowledgement. :param method: how the message was delivered."""
         self._latency[(method,)].observe(seconds)
 
     def observe_store_operation(self, operation: str, seconds: float) -> None:
-        """The store was done with an operation, well or not."""
+        """Observe the duration of a store operation, successful or not."""
         self._store[(operation,)].observe(seconds)
 
     def count_cluster_push(self, outcome: str) -> None:
-        """Another node was to push something: `pushed`, `no_session`, `failed` or `dropped`."""
+        """Count a push that another node was asked for: `pushed`, `no_session`, `failed` or `dropped`."""
         self._pushes(outcome).inc()
 
     def observe_peer_notification(self, seconds: float) -> None:
-        """Another node has answered."""
+        """Observe the round trip of a notification to another node."""
         self._hints.observe(seconds)
 
     def count_stale_presence(self) -> None:
-        """A socket is not where it was said to be, or was remembered to be."""
+        """Count a presence entry that turned out to be stale."""
         self._stale_presence.inc()
 
     def count_refused_peer_request(self, reason: str) -> None:
-        """A node-to-node request was refused: it was `malformed`, or because of its `seal`, `time` or `replay`."""
+        """Count a refused node-to-node request: `malformed`, or rejected for its `seal`, `time` or `replay`."""
         self._refused(reason).inc()
 
     def set_reload_result(self, now: float, success: bool) -> None:
-        """The configuration was read, at the start or later. :param success: whether all of it could be used."""
+        """Record a load of the configuration. :param success: whether all of it was applied."""
         self._reload.set(success)
         if success:
             self._reloaded_at.set(now)
 
     def set_certificate_expiry(self, listener: str, expiry: float) -> None:
-        """A listener has a certificate. :param expiry: when it ends, Unix seconds."""
+        """Set the expiry of a listener's certificate, in Unix seconds."""
         self._expiry.labels(listener).set(expiry)
 
     def set_cluster_nodes(self, live: int) -> None:
-        """So many nodes are live."""
+        """Set the number of live nodes."""
         self._cluster_nodes.set(live)
 
     def set_storage_up(self, up: bool) -> None:
-        """Whether the store answered when last asked."""
+        """Record whether the store responded to a health check."""
         self.storage_is_up = up and not self._faults
         self._storage_up.set(self.storage_is_up)
 
     def set_storage_fault(self, fault: str, present: bool) -> None:
-        """Something is wrong with the store, or is no longer; as long as it is, the store is not up."""
+        """Set or clear a fault; the store counts as down while there is one."""
         (self._faults.add if present else self._faults.discard)(fault)
         self._storage_faults[fault].set(present)
         self.set_storage_up(not self._faults)
 
     def set_table_sizes(self, sizes: Mapping[str, int]) -> None:
-        """So many bytes has each table of the store."""
+        """Set the size of store tables in bytes."""
         for table, size in sizes.items():
             self._table_size.labels(table).set(size)
 
     def observe_reactor_lag(self, seconds: float) -> None:
-        """The reactor did so late what it was to do."""
+        """Observe by how much a timer was late."""
         self._lag.observe(seconds)
 
     def set_queued_messages(self, messages: int, oldest: float | None) -> None:
-        """So much waits for anybody. :param oldest: when the first of it came, Unix seconds; None if nothing does."""
+        """
+        Set the number of queued messages. :param oldest: when the oldest arrived, Unix seconds; None if there are
+        none.
+        """
         self._waiting, self._oldest = messages, oldest
 
     def count_account_expiry(self, reason: str) -> None:
-        """An account was removed because it was `unused` or `idle`."""
+        """Count an account removed as `unused` or `idle`."""
         self._accounts_expired[reason].inc()
 
     def set_accounts(self, number: int, size: int) -> None:
-        """There are so many accounts, whose DIDs and registrations take so many bytes."""
+        """Set the number of accounts, and the bytes of their DIDs and registrations."""
         self._accounts = number, size
 
     def set_store_read_time(self, now: float, messages: int) -> None:
-        """Queues and ledger were read from the store, of one moment. :param messages: all that waits for anybody."""
+        """Record when queues and ledger were read from the store. :param messages: queued messages at that time."""
         self._store_read_at, self._waiting = now, messages
         if not messages:
             self._oldest = None
 
     def observe_probe_cycle(self, seconds: float) -> None:
-        """A readiness cycle got through."""
+        """Observe a successful probe cycle."""
         self._cycle.observe(seconds)
 
     def count_probe_failure(self, stage: str) -> None:
-        """A readiness cycle did not get through. :param stage: where it ended."""
+        """Count a failed probe cycle. :param stage: where it failed."""
         self._failures(stage).inc()
 
     def register_buffer(self, buffer: str, held: Callable[[], BufferUsage]) -> None:
         """
-        Show how full a buffer is.
+        Export the usage of a buffer.
 
-        :param buffer: its name, one of those in docs/limits.md.
-        :param held: asked at every scrape: entries and bytes, each None where it is not counted.
+        :param buffer: name as in docs/limits.md.
+        :param held: called at every scrape; entries and bytes, each None if not counted.
         """
         self._buffers[buffer] = held
 
     def _filling(self) -> Iterable[Metric]:
-        entries = GaugeMetricFamily("mediator_buffer_entries", "Entries of what is kept in memory", labels=["buffer"])
-        sizes = GaugeMetricFamily("mediator_buffer_bytes", "Bytes of what is kept in memory", labels=["buffer"])
+        entries = GaugeMetricFamily("mediator_buffer_entries", "Entries in memory buffers", labels=["buffer"])
+        sizes = GaugeMetricFamily("mediator_buffer_bytes", "Bytes in memory buffers", labels=["buffer"])
         for buffer, held in self._buffers.items():
             for family, value in zip((entries, sizes), held(), strict=True):
                 if value is not None:
@@ -459,34 +457,36 @@ class Metrics:
         return entries, sizes
 
     def collect(self) -> Iterable[Metric]:
-        """Called by the registry, for what is known only when it is asked for."""
+        """Called by the registry, for values that are read at scrape time."""
         yield from self._filling()
         ready = self.read_readiness()
         if ready is not None:
-            yield GaugeMetricFamily("mediator_ready", "Whether messages get through; only while asked", int(ready))
+            yield GaugeMetricFamily(
+                "mediator_ready", "Whether messages get through; absent while /ready is not polled", int(ready)
+            )
         if self._accounts is not None:
             number, size = self._accounts
             yield GaugeMetricFamily("mediator_accounts", "Accounts of DIDComm wallets", number)
             yield GaugeMetricFamily("mediator_registration_bytes", "Bytes of DIDs and registrations", size)
         if self._waiting is not None:
-            yield GaugeMetricFamily("mediator_messages_waiting", "All that waits for anybody", self._waiting)
+            yield GaugeMetricFamily("mediator_messages_waiting", "Queued messages", self._waiting)
         if self._store_read_at is not None:
             yield GaugeMetricFamily(
                 "mediator_store_statistics_timestamp_seconds",
-                "When queues and ledger were read from the store",
+                "Time at which queues and ledger were last read",
                 self._store_read_at,
             )
         if self._oldest is not None:
             yield GaugeMetricFamily(
-                "mediator_oldest_message_timestamp_seconds", "When what waits longest came", self._oldest
+                "mediator_oldest_message_timestamp_seconds", "Arrival time of the oldest queued message", self._oldest
             )
 
     def set_queue_sizes(self, largest: Iterable[tuple[str, int]], other: int) -> None:
         """
         Replace all series of the queue size; empty queues have none.
 
-        :param largest: recipient DIDs and how many messages wait for each.
-        :param other: how many wait in all queues that are not among them.
+        :param largest: recipient DIDs with their number of messages.
+        :param other: number of messages in all other queues.
         """
         sizes: dict[str, int] = {}
         for did, size in [*((self._label(did), size) for did, size in largest), (_OTHER_QUEUES, other)]:
@@ -499,14 +499,8 @@ class Metrics:
         self._queues = frozenset(sizes)
 
     def render(self) -> bytes:
-        """All of it in Prometheus' text format; to be sent as :data:`CONTENT_TYPE`."""
+        """All metrics in Prometheus text format, with content type :data:`CONTENT_TYPE`."""
         return generate_latest(self._registry)
-
-
-def _read_gauge(gauge: Gauge) -> int:
-    """Of one that has no labels."""
-    (family,) = gauge.collect()
-    return int(family.samples[0].value)
 
 
 def _create_counter(registry: CollectorRegistry, name: str, text: str, *labels: str) -> FastCounterFamily:

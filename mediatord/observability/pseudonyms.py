@@ -1,14 +1,10 @@
 """
-What stands for a DID, a message id or an address in logs and metrics (`log.dids`).
+Pseudonyms for DIDs, message ids and client networks in logs and metrics (`log.dids`), and their keys in `log.key`.
 
-`plain` shortens what is long; `keyed` gives pseudonyms that only the holder of the key can make again. Addresses are
-always pseudonyms, of their network and not of themselves.
-
-`log.key`: the keys that tags are made with, one an epoch.
-
-The file is JSON: an object with `epoch` and `key` in hexadecimal, or, once there was more than one, `keys`, a list of
-such objects with `since`, the day (UTC) that each began. Without a key nobody can tell whom the pseudonyms of
-its epoch stand for.
+`plain` only shortens long texts; `keyed` makes pseudonyms that only the holder of the key can recompute. Addresses
+are always pseudonymised, by network. `log.key` is JSON: an object with `epoch` and hexadecimal `key`, or `keys`, a
+list of such objects with `since`, the first day (UTC) of the epoch. Without its key, the pseudonyms of an epoch
+cannot be attributed.
 """
 
 from __future__ import annotations
@@ -41,8 +37,10 @@ _CACHE_SIZE = 8192
 @dataclass(frozen=True, slots=True)
 class PseudonymKey:
     """
-    :param epoch: which key this is; pseudonyms of different epochs cannot be compared.
-    :param since: the day (UTC) that it began; None if nobody wrote that down.
+    The pseudonym key of an epoch.
+
+    :param epoch: number of the key; pseudonyms of different epochs are not comparable.
+    :param since: first day (UTC) of the epoch; None if not recorded.
     """
 
     epoch: int
@@ -52,12 +50,12 @@ class PseudonymKey:
 
 class Pseudonymizer:
     """
-    Makes tags. Equal input gives equal output for as long as the key is the same.
+    Makes pseudonyms, deterministic per key.
 
-    :ivar did: callable, the tag of a DID.
-    :ivar message: callable, the tag of a message id.
-    :ivar peer: callable, the tag of the network of an IP address; None for what is no address, a UNIX socket say.
-    :ivar key: that tags are made with.
+    :ivar did: pseudonym of a DID.
+    :ivar message: pseudonym of a message id.
+    :ivar peer: pseudonym of the network of an IP address; None for other text, such as a UNIX socket.
+    :ivar key: current key.
     :ivar epoch: of the key.
     """
 
@@ -66,7 +64,7 @@ class Pseudonymizer:
         self.set_key(key)
 
     def set_key(self, key: PseudonymKey) -> None:
-        """Make tags with this key from now on."""
+        """Replace the key."""
         mode = self._mode
         self.key = key
         self.epoch = key.epoch
@@ -106,9 +104,9 @@ _KEY_BYTES = 32
 
 def create_pseudonym_key(path: Path) -> PseudonymKey:
     """
-    Make `log.key`.
+    Create `log.key`.
 
-    :raise PrivateFileError: it is there already or cannot be written.
+    :raise PrivateFileError: it exists or cannot be written.
     """
     key = PseudonymKey(1, secrets.token_bytes(_KEY_BYTES))
     create_private_file(path, json.dumps({"epoch": key.epoch, "key": key.secret.hex()}).encode() + b"\n")
@@ -117,9 +115,9 @@ def create_pseudonym_key(path: Path) -> PseudonymKey:
 
 def load_pseudonym_key(path: Path) -> PseudonymKey:
     """
-    The key of the present epoch; where there is no `log.key` yet, it is made.
+    The key of the current epoch; creates a missing `log.key`.
 
-    :raise PrivateFileError: it cannot be used or made.
+    :raise PrivateFileError: it cannot be used or created.
     """
     try:
         there = path.exists()
@@ -132,7 +130,7 @@ def renew_pseudonym_key(
     path: Path, today: date, days: int, on_failure: Callable[[str], None], *, make: bool = False
 ) -> PseudonymKey:
     """
-    The key of the current epoch; starts a new epoch when that one has lasted `days`. Safe in several processes at once.
+    The key of the current epoch; starts a new epoch after `days`. Safe in several processes at once.
 
     :param days: 0 for an epoch without an end.
     :param on_failure: receives the reason why no key could be added; the current key then stays in use.
@@ -155,7 +153,7 @@ def renew_pseudonym_key(
 
 def start_key_epoch(path: Path, today: date) -> PseudonymKey:
     """
-    Add a key, which is that of the present epoch from now on.
+    Add a key and thereby start a new epoch.
 
     :raise PrivateFileError: the file cannot be used or written.
     """
@@ -165,9 +163,9 @@ def start_key_epoch(path: Path, today: date) -> PseudonymKey:
 
 def delete_epoch_key(path: Path, epoch: int) -> None:
     """
-    Delete the key of an epoch that is over.
+    Delete the key of a past epoch.
 
-    :raise PrivateFileError: there is none, or it is in use; the file cannot be used or written.
+    :raise PrivateFileError: there is none, it is the current one, or the file cannot be used or written.
     """
     with lock_private_file(path):
         keys = read_pseudonym_keys(path)
@@ -181,7 +179,7 @@ def delete_epoch_key(path: Path, epoch: int) -> None:
 
 def read_pseudonym_keys(path: Path) -> list[PseudonymKey]:
     """
-    All keys, those of earlier epochs first. One that does not say since when it is in use is as old as the file.
+    All keys by epoch. A key without `since` is as old as the file.
 
     :raise PrivateFileError: the file cannot be used.
     """
@@ -204,7 +202,7 @@ def _parse_key(value: dict[str, Any]) -> PseudonymKey:
 
 
 def _is_epoch_over(key: PseudonymKey, today: date, days: int) -> bool:
-    # Also one that a clock which was wrong has put far ahead.
+    # Also if a wrong clock dated the epoch far into the future.
     return bool(days) and key.since is not None and abs((today - key.since).days) >= days
 
 

@@ -1,20 +1,16 @@
 """
-The read marker: which closed segments of a log directory the nightly analysis has in its tables.
+Segments of the event log: names, rotation, retention, the read marker of the analysis, and sealing.
 
-The analysis may not write among the logs. It writes this one file, in a directory that the daemon makes for its
-group, and the daemon deletes no segment that is not named there before it has to. The daemon remembers that there was
-a marker, in a file that only it can write: one that is missing later is not taken for the absence of an analysis.
+The active segment `events.jsonl` is renamed when closed to `events-<UTC start>-<node>-<boot>-<n>.jsonl`, and to the
+same with `.gz` once compressed. A file found at start is never appended to, so a line torn by a crash stays the last
+of its segment.
 
-The files of the event log: one that grows, and closed ones whose names never change.
+The nightly analysis lists the segments it has loaded in the read marker, a file in a directory that the daemon
+creates for its group; segments not listed are deleted only when space runs out. The daemon remembers in a file of its
+own that a marker existed, so that a missing one is not taken for the absence of an analysis.
 
-`events.jsonl` is written to. Closed, it becomes `events-<UTC start>-<node>-<boot>-<n>.jsonl` and later, compressed,
-the same with `.gz`. Nothing is ever appended to a file that was found at start: a line torn by a crash stays the
-last of its segment.
-
-Closes a log segment for good: on disk, and compressed if asked to. Run as a program, at low priority.
-
-It is a process of its own because compressing and waiting for the disk would hold up the reactor. It imports nothing
-of mediatord, so that it starts in no time.
+Run as a program, this module seals a segment (flush and compress) at low priority, so that the reactor does not wait
+for it. It therefore imports the standard library only, and starts fast.
 """
 
 from __future__ import annotations
@@ -44,16 +40,18 @@ _MAX_MARKER_BYTES = 64 << 20
 
 
 class ReadMarkerError(Exception):
-    """There is a marker, and nobody can tell what it says."""
+    """The read marker is unreadable or missing."""
 
 
 def make_read_marker_path(log_directory: Path) -> Path:
-    """Where the marker of a log directory is."""
+    """Path of the read marker of a log directory."""
     return log_directory / MARKER_DIRECTORY / MARKER_FILE
 
 
 def create_marker_directory(log_directory: Path) -> None:
-    """Let the group of the daemon leave a marker. Nothing is raised: without it segments are only kept for longer."""
+    """
+    Create the directory in which the group may write the marker. Errors are ignored: segments are then kept longer.
+    """
     directory = log_directory / MARKER_DIRECTORY
     with suppress(OSError):
         directory.mkdir(exist_ok=True)
@@ -63,9 +61,9 @@ def create_marker_directory(log_directory: Path) -> None:
 
 def load_expected_read_marker(log_directory: Path) -> frozenset[str] | None:
     """
-    As :func:`load_read_marker`, for the daemon, which remembers that there is a marker.
+    As :func:`load_read_marker`, for the daemon, which remembers that a marker existed.
 
-    :raise MarkerError: also if there was a marker earlier and it is missing.
+    :raise ReadMarkerError: also if a marker existed before and is missing.
     """
     path, seen = make_read_marker_path(log_directory), log_directory / MARKER_SEEN_FILE
     if os.path.lexists(path):
@@ -78,13 +76,13 @@ def load_expected_read_marker(log_directory: Path) -> frozenset[str] | None:
 
 def load_read_marker(log_directory: Path) -> frozenset[str] | None:
     """
-    Names, without suffix, of the segments that were read; None if no analysis has ever left a marker.
+    Names, without suffix, of the segments that were read; None if there is no marker.
 
-    :raise MarkerError: it cannot be read, or is no marker.
+    :raise ReadMarkerError: unreadable, or not a marker.
     """
     path = make_read_marker_path(log_directory)
     try:
-        # Others may write in that directory: no link is followed and no pipe is waited for.
+        # Others may write to that directory: do not follow links or block on pipes.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -104,7 +102,7 @@ def load_read_marker(log_directory: Path) -> frozenset[str] | None:
 
 def save_read_marker(log_directory: Path, stems: Iterable[str]) -> None:
     """
-    Replace the marker, whole or not at all.
+    Replace the marker atomically.
 
     :param stems: names, without suffix, of the segments that were read.
     :raise OSError: it cannot be written.
@@ -114,7 +112,7 @@ def save_read_marker(log_directory: Path, stems: Iterable[str]) -> None:
     text = json.dumps({"version": _MARKER_VERSION, "read": sorted(stems)}, indent=0)
     try:
         draft.write_text(f"{text}\n", encoding="ascii")
-        # The daemon is another user, whatever the mask of this one.
+        # The daemon runs as another user; the umask must not matter.
         draft.chmod(_MARKER_FILE_MODE)
         draft.replace(path)
     except BaseException:
@@ -145,10 +143,12 @@ _MAX_FIRST_LINE_BYTES = 4096
 @dataclass(frozen=True, slots=True)
 class RetentionLimits:
     """
-    :param keep: the newest closed segments, which age does not delete.
+    Limits of closed segments.
+
+    :param keep: newest segments, exempt from `age`.
     :param age: seconds.
-    :param bytes: of all closed segments.
-    :param unread_bytes: of all closed segments, before those go that the analysis has not read.
+    :param bytes: total size.
+    :param unread_bytes: total size beyond which unread segments are deleted too.
     """
 
     keep: int = 24
@@ -158,7 +158,7 @@ class RetentionLimits:
 
 
 class DeletedSegments(NamedTuple):
-    """Closed segments that were deleted; `unread` of them before the analysis had read them."""
+    """Number of deleted segments; `unread` of them had not been analysed."""
 
     segments: int = 0
     unread: int = 0
@@ -167,8 +167,10 @@ class DeletedSegments(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class _ClosedSegment:
     """
+    A closed segment.
+
     :param size: bytes of its files.
-    :param time: when it began or was written last, whichever is later.
+    :param time: start or last modification, whichever is later.
     """
 
     name: str
@@ -177,7 +179,7 @@ class _ClosedSegment:
     time: float
 
     def delete(self) -> bool:
-        """Whether it is gone."""
+        """Delete the files; returns whether they are gone."""
         for path in self.paths:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
@@ -186,9 +188,9 @@ class _ClosedSegment:
 
 class SegmentDirectory:
     """
-    The directory of one daemon's event log.
+    Directory of the event log of one daemon.
 
-    :param node: stands in the names; letters, digits, dots, hyphens and underscores.
+    :param node: part of segment names; letters, digits, dots, hyphens and underscores.
     :param boot: likewise.
     """
 
@@ -200,19 +202,19 @@ class SegmentDirectory:
 
     @property
     def active(self) -> Path:
-        """The file that grows."""
+        """Path of the active segment."""
         return self._directory / ACTIVE_SEGMENT_FILE
 
     def next_name(self, now: float) -> str:
-        """The name, without suffix, of a segment that begins now."""
+        """Name, without suffix, of a segment that starts now."""
         self._count += 1
         return f"events-{_format_time(now)}-{self._node}-{self._boot}-{self._count:06d}"
 
     def prepare(self, now: float) -> list[Path]:
         """
-        Make the directory, give what a crash left its closed name, and return closed segments in plain text.
+        Create the directory, close a segment left by a crash, and return closed uncompressed segments.
 
-        :raise OSError: the directory cannot be made or written to.
+        :raise OSError: the directory cannot be created or written to.
         """
         self.ensure_directory()
         create_marker_directory(self._directory)
@@ -222,7 +224,7 @@ class SegmentDirectory:
         return sorted(path for path in self._closed_files() if path.suffix == ".jsonl")
 
     def close(self, name: str) -> Path:
-        """Give the growing file its closed name; another that has it already keeps it."""
+        """Rename the active segment; existing files are not overwritten."""
         target = self._directory / f"{name}.jsonl"
         suffix = 1
         while target.exists() or target.with_name(target.name + ".gz").exists():
@@ -233,9 +235,9 @@ class SegmentDirectory:
 
     def ensure_directory(self) -> bool:
         """
-        Whether the directory had to be made.
+        Create the directory if missing; returns whether it was created.
 
-        :raise OSError: it is not there and cannot be made.
+        :raise OSError: it cannot be created.
         """
         if self._directory.is_dir():
             return False
@@ -245,7 +247,7 @@ class SegmentDirectory:
 
     def rename_stale_file(self, now: float) -> None:
         """
-        Give a growing file that is not ours its closed name, so that nothing is appended to it.
+        Close an active segment of another process, so that nothing is appended to it.
 
         :raise OSError: it cannot be renamed.
         """
@@ -254,11 +256,12 @@ class SegmentDirectory:
 
     def prune(self, limits: RetentionLimits, now: float, read: Set[str] | None) -> DeletedSegments:
         """
-        Delete closed segments that are too old or too many, oldest first, as far as possible.
+        Delete closed segments beyond the limits, oldest first, as far as possible.
 
-        Those of this boot are newer than all others, and newer the higher their number, whatever the clock said.
+        Segments of this boot are newer than all others and ordered by number, regardless of the clock.
 
-        :param read: names of those that the analysis has read; None: there is no analysis, and all may be deleted.
+        :param read: names of segments that the analysis has read; None if there is no analysis, and all may be
+            deleted.
         """
         closed = sorted(self._closed_segments(), key=lambda segment: self._age(segment.name))
         total = sum(segment.size for segment in closed)
@@ -282,7 +285,7 @@ class SegmentDirectory:
         return DeletedSegments(deleted + unread, unread)
 
     def _age(self, name: str) -> tuple[bool, str]:
-        """To sort names by, oldest first."""
+        """Sort key of names, oldest first."""
         _, ours, number = name.rpartition(f"-{self._node}-{self._boot}-")
         return (True, number) if ours else (False, name)
 
@@ -301,7 +304,7 @@ class SegmentDirectory:
         return [path for path in self._directory.iterdir() if _CLOSED_NAME.fullmatch(path.name)]
 
     def _left_name(self, now: float) -> str:
-        """What the first line of the file says that its name is to be, or else one made of its age."""
+        """Name stated in the first line of the file, else one made from its modification time."""
         try:
             with self.active.open("rb") as file:
                 name = json.loads(file.readline(_MAX_FIRST_LINE_BYTES))["segment"]
@@ -321,7 +324,7 @@ def _format_time(seconds: float) -> str:
 
 
 def _parse_start_time(name: str) -> float:
-    """The time in the name of a segment; 0 if there is none."""
+    """Start time in the name of a segment; 0 if there is none."""
     found = _START_TIME.match(name)
     try:
         return datetime.strptime(found[1], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp() if found else 0.0
@@ -332,15 +335,15 @@ def _parse_start_time(name: str) -> float:
 def _stat_file(path: Path) -> os.stat_result | None:
     try:
         return path.stat()
-    except OSError:  # compressed or deleted since
+    except OSError:  # compressed or deleted in between
         return None
 
 
 def seal_segment(path: Path, compress: bool) -> None:
     """
-    Flush `path` to disk; or replace it by `path.gz`, which is there whole or not at all.
+    Flush a segment to disk, or replace it atomically by its compressed form.
 
-    A segment that is gone, because it was the oldest of too many, is no error.
+    A missing segment is no error: retention may have deleted it.
     """
     try:
         source = path.open("rb")
@@ -356,11 +359,11 @@ def seal_segment(path: Path, compress: bool) -> None:
     _sync_directory(path.parent)
 
 
-def _compress_file(path, source):  # type: ignore[no-untyped-def]  # the stubs of gzip do not agree with those of shutil
+def _compress_file(path, source):  # type: ignore[no-untyped-def]  # the stubs of gzip and shutil do not agree
     draft = path.with_name(path.name + ".gz.tmp")
     with draft.open("wb") as target:
         os.fchmod(target.fileno(), os.fstat(source.fileno()).st_mode & 0o777)
-        # No name and no time inside: the same segment always gives the same bytes.
+        # Without name and time, equal segments compress to equal bytes.
         with gzip.GzipFile(filename="", mode="wb", fileobj=target, compresslevel=6, mtime=0) as packed:
             shutil.copyfileobj(source, packed, 1 << 20)
         target.flush()
@@ -377,6 +380,6 @@ def _sync_directory(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(OSError):  # a sandbox may not like it
+    with contextlib.suppress(OSError):  # a sandbox may forbid it
         os.nice(15)
     seal_segment(Path(sys.argv[1]), compress="--gzip" in sys.argv[2:])

@@ -82,28 +82,28 @@ class ReadinessMonitor(Service):
 
     name = "readiness"
 
-    def __init__(self, clock: IReactorTime, cycle: ProbeRunner, around: ReadinessContext, interval: float) -> None:
+    def __init__(self, clock: IReactorTime, cycle: ProbeRunner, context: ReadinessContext, interval: float) -> None:
         self._clock = clock
         self._cycle = cycle
-        self._context = around
+        self._context = context
         self._interval = interval
-        self._asked = 0.0
+        self._last_asked_at = 0.0
         self._failure: str | None = None
         self._last: tuple[float, float] | None = None
-        self._told = ""
+        self._last_logged = ""
         self._running: Deferred[None] | None = None
         self._next: IDelayedCall | None = None
         self._waiting: list[Deferred[None]] = []
-        around.metrics.read_readiness = self._now
+        context.metrics.read_readiness = self._is_ready
 
     async def ask(self) -> ReadinessVerdict:
         """Readiness of the process; the first request waits for a cycle, later ones return immediately."""
         if not self._is_open():
             return self._verdict(STOPPING)
-        self._asked = self._context.steady()
-        self._begin()
+        self._last_asked_at = self._context.steady()
+        self._start_cycles()
         if self._failure is None:
-            await self._first()
+            await self._wait_for_first_cycle()
         return self.verdict()
 
     def verdict(self) -> ReadinessVerdict:
@@ -120,7 +120,7 @@ class ReadinessMonitor(Service):
             self._next = None
         if self._running is not None:
             self._running.cancel()
-        self._tell_all()
+        self._notify_waiting()
 
     def _is_open(self) -> bool:
         return bool(self.running) and self._context.is_open()
@@ -140,20 +140,20 @@ class ReadinessMonitor(Service):
         overdue = self._context.steady() - self._last[0] > 2 * self._interval + PROBE_TIMEOUT_SECONDS
         return self._cycle.stage if overdue else ""
 
-    def _now(self) -> bool | None:
+    def _is_ready(self) -> bool | None:
         """Whether the process is ready; None if nobody asks."""
         if self._failure is None or not self.running:
             return None
         return not self.verdict().trouble
 
-    async def _first(self) -> None:
+    async def _wait_for_first_cycle(self) -> None:
         """Wait for the first cycle, with a timeout."""
-        told: Deferred[None] = Deferred()
-        self._waiting.append(told)
+        done: Deferred[None] = Deferred()
+        self._waiting.append(done)
         with suppress(DeferredTimeout):
-            await told.addTimeout(FIRST_ANSWER_SECONDS, self._clock)
+            await done.addTimeout(FIRST_ANSWER_SECONDS, self._clock)
 
-    def _begin(self) -> None:
+    def _start_cycles(self) -> None:
         if self._running is None and self._next is None:
             self._failure, self._last = None, None
             self._run()
@@ -173,8 +173,8 @@ class ReadinessMonitor(Service):
         self._last = now, now - began
         self._failure = ""
         self._context.metrics.observe_probe_cycle(now - began)
-        if self._told:
-            self._told = ""
+        if self._last_logged:
+            self._last_logged = ""
             _log.info("ready again")
 
     def _failed(self, failure: object) -> None:
@@ -183,22 +183,22 @@ class ReadinessMonitor(Service):
         error = getattr(failure, "value", None)
         self._failure = self._cycle.stage or "cycle"
         self._context.metrics.count_probe_failure(self._failure)
-        if self._told != self._failure:
-            self._told = self._failure
+        if self._last_logged != self._failure:
+            self._last_logged = self._failure
             cause = error.cause if isinstance(error, ProbeError) else type(error).__name__
             _log.warn("not ready: {stage} ({cause})", stage=self._failure, cause=cause)
 
     def _ended(self) -> None:
         self._running = None
-        self._tell_all()
+        self._notify_waiting()
         if not self.running:
             return
-        if self._context.steady() - self._asked > IDLE_SECONDS:
+        if self._context.steady() - self._last_asked_at > IDLE_SECONDS:
             self._failure = None
         else:
             self._next = self._clock.callLater(self._interval, self._run)
 
-    def _tell_all(self) -> None:
+    def _notify_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
         for one in waiting:
             if not one.called:

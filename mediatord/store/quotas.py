@@ -229,3 +229,8 @@ def remove_latest_use(lots: Sequence[QuotaUse], amount: int) -> list[QuotaUse]:
             left.append((at, taken - amount))
         amount -= taken
     return left
+
+
+def get_utf8_size(*texts: str) -> int:
+    """Bytes of texts as UTF-8, which is how quotas count them."""
+    return sum([len(text) if text.isascii() else len(text.encode()) for text in texts])

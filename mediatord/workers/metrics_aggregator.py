@@ -151,7 +151,7 @@ class WorkerMetricsCollector(BroadcastQuery):
     """
 
     def __init__(self, clock: IReactorTime, workers: Callable[[], Iterable[WorkerProcess]]) -> None:
-        super().__init__(clock, "report", workers)
+        super().__init__(clock, "metrics", workers)
         self._aggregator = MetricsAggregator()
 
     def collect(self, requester: WorkerProcess, answer: Callable[[str], None]) -> None:

@@ -225,17 +225,17 @@ class Supervisor(Service):
         return self._directory / f"{number + 1}.sock"
 
     def _on_message(self, child: WorkerProcess, word: str, content: Any) -> None:
-        if word == "ask":
-            self._metrics_collector.collect(child, lambda text: child.send("page", [content, text]))
+        if word == "fetch metrics":
+            self._metrics_collector.collect(child, lambda text: child.send("all metrics", [content, text]))
         elif word == "reloaded":
             self._barrier.answered(child)
-        elif word == "report":
+        elif word == "metrics":
             self._metrics_collector.take(child, *content)
-        elif word == "ask states":
+        elif word == "fetch states":
             self._state_query.begin(child, partial(self._send_states, child, content))
         elif word == "state":
             self._state_query.take(child, *content)
 
     def _send_states(self, child: WorkerProcess, number: int, asked: int, states: Mapping[int, Any]) -> None:
         own = [] if self._report_state is None else [self._report_state()]
-        child.send("states", [number, [asked, [*states.values(), *own]]])
+        child.send("all states", [number, [asked, [*states.values(), *own]]])

@@ -135,9 +135,9 @@ class SupervisorConnection(Protocol):
     def report_failure(self, line: str) -> None:
         """Report in one line why this process cannot start or go on."""
         if self.transport is None:
-            os.write(REPORT_FD, encode_control_message("unable", line))
+            os.write(REPORT_FD, encode_control_message("start error", line))
         else:
-            self._send("unable", line)
+            self._send("start error", line)
 
     def observe(self, event: Any) -> None:
         """A log observer: the supervisor writes the log of its workers."""
@@ -152,7 +152,7 @@ class SupervisorConnection(Protocol):
 
         :raise TimeoutError: the supervisor does not answer.
         """
-        text: str = await self._request("ask")
+        text: str = await self._request("fetch metrics")
         return text.encode("utf-8")
 
     async def fetch_states(self) -> tuple[int, list[Any]]:
@@ -161,7 +161,7 @@ class SupervisorConnection(Protocol):
 
         :raise TimeoutError: the supervisor does not answer.
         """
-        asked, states = await self._request("ask states")
+        asked, states = await self._request("fetch states")
         return asked, states
 
     async def _request(self, word: str) -> Any:
@@ -200,12 +200,12 @@ class SupervisorConnection(Protocol):
         elif word == "keys":
             self.use_keys(content)
             self._send("reloaded")
-        elif word == "report":
+        elif word == "metrics":
             reported = Deferred.fromCoroutine(self._report_metrics(content))
             reported.addErrback(lambda failure: _log.failure("reporting metrics failed", failure))
         elif word == "state" and self.report_state is not None:
             self._send("state", [content, self.report_state()])
-        elif word in ("page", "states"):
+        elif word in ("all metrics", "all states"):
             self._resolve_request(*content)
 
     def _resolve_request(self, number: int, answer: Any) -> None:
@@ -214,7 +214,7 @@ class SupervisorConnection(Protocol):
 
     async def _report_metrics(self, number: int) -> None:
         if self.render_metrics is not None:
-            self._send("report", [number, (await self.render_metrics()).decode("utf-8")])
+            self._send("metrics", [number, (await self.render_metrics()).decode("utf-8")])
 
     def _send(self, word: str, content: Any = None) -> None:
         if self.transport is not None:

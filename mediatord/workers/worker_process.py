@@ -232,7 +232,7 @@ class WorkerProcess(ProcessProtocol):
             self.missed_heartbeats = 0
         elif word == "log":
             self._log(*content)
-        elif word == "unable":
+        elif word == "start error":
             self.start_error = content
         else:
             self._on_message(self, word, content)

@@ -33,7 +33,7 @@ class InMemoryAdminSite(InMemoryMediator):
         self.watch = ProcessMonitor(self.base, self.config.node_name)
         self.watch.startService()
         test.addCleanup(self.watch.stopService)
-        self.site = build_admin_site(self.base, self.config, AdminToken.of(TOKEN.encode()), self.watch)
+        self.site = build_admin_site(self.base, self.config, AdminToken.from_secret(TOKEN.encode()), self.watch)
 
     def line(self, peer: str = PEER) -> InMemoryTransport:
         """A new connection."""

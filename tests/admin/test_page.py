@@ -58,7 +58,7 @@ class TokenTests(SynchronousTestCase):
 
     def test_good(self) -> None:
         """White space around it does not count."""
-        self.assertTrue(read_admin_token(self.write(f" {TOKEN}\n".encode())).is_in(BEARER.encode()))
+        self.assertTrue(read_admin_token(self.write(f" {TOKEN}\n".encode())).matches(BEARER.encode()))
 
     def test_refused(self) -> None:
         """In one line, without a word of it."""
@@ -82,7 +82,7 @@ class TokenTests(SynchronousTestCase):
 
     def test_not_shown(self) -> None:
         """Neither it nor what is kept of it."""
-        self.assertEqual(repr(AdminToken.of(TOKEN.encode())), "AdminToken()")
+        self.assertEqual(repr(AdminToken.from_secret(TOKEN.encode())), "AdminToken()")
 
 
 def test_a_page_needs_a_token(tmp_path: Path) -> None:
@@ -265,9 +265,9 @@ class SeveralTests(SynchronousTestCase):
         """It is said that it is missing."""
         self.told = (2, [of_worker(1)])
         overview = self.overview()
-        self.assertEqual((overview.well, overview.state), (False, "not all workers answer"))
+        self.assertEqual((overview.well, overview.state), (False, "some workers do not respond"))
         self.assertIn("1 of 2", render_status_page(overview, refreshing=True).decode())
-        self.assertIn("did not answer in time", render_status_page(overview, refreshing=True).decode())
+        self.assertIn("did not respond in time", render_status_page(overview, refreshing=True).decode())
 
     def test_one_is_not_well(self) -> None:
         """Then the daemon is not."""
@@ -277,7 +277,7 @@ class SeveralTests(SynchronousTestCase):
 
     def test_messages_do_not_get_through(self) -> None:
         """That is said once somebody asks `/ready`."""
-        for ready, state in ((b"1.0", "serving"), (b"0.0", "messages do not get through")):
+        for ready, state in ((b"1.0", "serving"), (b"0.0", "end-to-end probe fails")):
             self.figures = b"mediator_ready " + ready + b"\n"
             self.assertEqual(self.overview().state, state)
 
@@ -290,7 +290,7 @@ class SeveralTests(SynchronousTestCase):
             self.backlog = replace(self.backlog, books=StoreLedger(didcomm, decentrl))
             overview = self.overview()
             self.assertEqual(overview.well, well)
-            self.assertEqual(overview.state, "serving" if well else "the store does not account for every message")
+            self.assertEqual(overview.state, "serving" if well else "message ledger does not balance")
             shown = render_status_page(overview, refreshing=True).decode()
             self.assertIn("1,234", shown)
             self.assertEqual("\N{MINUS SIGN}1" in shown, not well)
@@ -328,8 +328,8 @@ class SeveralTests(SynchronousTestCase):
         told = json.loads(render_status_json(overview))["store"]
         self.assertEqual((told["at"], told["age_seconds"], told["answers"]), (None, None, False))
         shown = render_status_page(overview, refreshing=True).decode()
-        self.assertEqual(shown.count("The store does not say."), 3)
-        self.assertNotIn("Nothing waits.", shown)
+        self.assertEqual(shown.count("Not available: the store did not respond."), 3)
+        self.assertNotIn("No messages are queued.", shown)
 
     def test_totals_of_the_same_moment(self) -> None:
         """Of a daemon that is one process the totals are those of its slots, though the metrics have gone on."""

@@ -224,7 +224,7 @@ class PageTests(AdminCase):
     def test_state(self) -> None:
         """Version, node, store and how it is."""
         text = Document(self.in_memory.page()).text
-        for words in (__version__, "mediatord at m1", "memory, answers", "well", "serving"):
+        for words in (__version__, "mediatord at m1", "memory, available", "OK", "serving"):
             self.assertIn(words, text)
         status = self.in_memory.status()
         self.assertEqual((status["ok"], status["state"], status["node"]), (True, "serving", "m1"))
@@ -238,7 +238,7 @@ class PageTests(AdminCase):
             text = Document(self.in_memory.page()).text
         self.assertEqual((status["ok"], status["waiting"], status["store"]["answers"]), (False, None, False))
         self.assertIn("waiting for the store", text)
-        self.assertIn("does not answer", text)
+        self.assertIn("not responding", text)
 
     def test_store_hangs(self) -> None:
         """Nobody waits for it for long, and it is not asked again before it has answered."""
@@ -601,7 +601,7 @@ class ReportTests(AdminCase):
     def test_none(self) -> None:
         """No directory, one that is not there, or an empty one."""
         self.assertEqual(self.in_memory.status()["reports"], [])
-        self.assertIn("There is none yet.", self.in_memory.page())
+        self.assertIn("No report yet.", self.in_memory.page())
         self.in_memory.reports.rmdir()
         self.assertEqual(self.in_memory.status()["reports"], [])
         self.in_memory.reports.mkdir()

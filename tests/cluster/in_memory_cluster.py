@@ -1,4 +1,4 @@
-"""Several houses on one memory store and one clock: nodes whose requests to each other are function calls."""
+"""Nodes in one process, with one memory store and one clock, whose requests to each other are function calls."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ T = TypeVar("T")
 
 class InMemoryPeerNetwork:
     """
-    Carries requests from house to house.
+    Carries requests between in-memory nodes.
 
-    :ivar cut: told of each request that is about to go: true keeps it from arriving.
-    :ivar lost: the same for its answer.
-    :ivar requests: how many went.
+    :ivar cut: called with each request; true keeps it from arriving.
+    :ivar lost: likewise for its response.
+    :ivar requests: number of requests.
     """
 
     def __init__(self) -> None:
@@ -56,23 +56,23 @@ class InMemoryPeerNetwork:
 
 
 class _InMemoryPeerClient:
-    def __init__(self, wires: InMemoryPeerNetwork, boot: str, authenticator: Any) -> None:
-        self._wires = wires
+    def __init__(self, network: InMemoryPeerNetwork, boot: str, authenticator: Any) -> None:
+        self._network = network
         self._boot = boot
         self._authenticator = authenticator
 
     async def call(self, node: ClusterNode, path: str, body: bytes) -> bytes:
-        self._wires.requests += 1
-        if self._wires.cut(node, path):
+        self._network.requests += 1
+        if self._network.cut(node, path):
             raise PeerCallFailed
-        in_memory = self._wires.in_memory_nodes.get(node.boot)
+        in_memory = self._network.in_memory_nodes.get(node.boot)
         if in_memory is None:
             raise PeerUnreachable
         request_id = self._authenticator.new_request_id(self._boot, node.boot)
         answer = await in_memory.serve(
             "POST", path, self._authenticator.authenticate_request(request_id, "POST", path, body), body
         )
-        if self._wires.lost(node, path) or answer.status != 200:
+        if self._network.lost(node, path) or answer.status != 200:
             raise PeerCallFailed
         body_: bytes = answer.body
         return body_
@@ -92,30 +92,30 @@ class InMemoryNode(InMemoryMediator):
     """
     One node.
 
-    :ivar said: what it gave up with.
+    :ivar said: lines with which it gave up.
     """
 
-    def __init__(self, village: InMemoryClusterTestCase, name: str, **settings: Any) -> None:
+    def __init__(self, test_case: InMemoryClusterTestCase, name: str, **settings: Any) -> None:
         plain = {
             "storage": {"backend": "memory"},
             "node": name,
-            "identity": {"keys": str(village.directory / "keys.jwks")},
-            "log": {"directory": tempfile.mkdtemp(dir=village.directory), "rotate": {"compress": False}},
-            "cluster": {"listen": "tcp:7070:interface=10.0.0.1", "secret_file": str(village.directory / "secret")},
+            "identity": {"keys": str(test_case.directory / "keys.jwks")},
+            "log": {"directory": tempfile.mkdtemp(dir=test_case.directory), "rotate": {"compress": False}},
+            "cluster": {"listen": "tcp:7070:interface=10.0.0.1", "secret_file": str(test_case.directory / "secret")},
         }
-        self.test = village
-        self.village = village
-        self.clock = village.clock
+        self.test = test_case
+        self.test_case = test_case
+        self.clock = test_case.clock
         self.said: list[str] = []
         self.config = Config.model_validate(merge_settings(merge_settings(plain, PLENTY), settings)).resolved(
-            village.directory
+            test_case.directory
         )
-        self.base = build_core_services(self.clock, self.config, store=village.store)
+        self.base = build_core_services(self.clock, self.config, store=test_case.store)
         assert self.base.cluster is not None
         self.cluster = self.base.cluster
         self.half = build_didcomm(self.base, self.config)
         self.decentrl = build_decentrl(self.base, self.config)
-        self.store = village.store
+        self.store = test_case.store
         self.did = self.base.identity.now.did
         self.document = resolve_local(self.did)
         self.membership = build_membership(self.base, self.cluster, self.said.append)
@@ -141,7 +141,7 @@ class InMemoryNode(InMemoryMediator):
     def start(self) -> InMemoryNode:
         """Begin, and join."""
         self._running = True
-        self.village.wires.in_memory_nodes[self.boot] = self
+        self.test_case.network.in_memory_nodes[self.boot] = self
         self.test.successResultOf(self.store.open())
         for service in self.services:
             service.privilegedStartService()
@@ -149,7 +149,7 @@ class InMemoryNode(InMemoryMediator):
         (site,) = [server[1] for server in self.clock.tcpServers if isinstance(server[1], PeerSite)][-1:]
         self.serve = site.serve
         self.membership.store_opened()
-        self.village.settle()
+        self.test_case.settle()
         return self
 
     def stop(self) -> None:
@@ -160,15 +160,15 @@ class InMemoryNode(InMemoryMediator):
                 stopped = service.stopService()
                 for socket in self.sockets:
                     self.base.connections.closed(socket)
-                self.village.settle()
+                self.test_case.settle()
                 if isinstance(stopped, Deferred):
                     self.test.successResultOf(stopped)
-            self.village.wires.in_memory_nodes.pop(self.boot, None)
+            self.test_case.network.in_memory_nodes.pop(self.boot, None)
 
     def freeze(self) -> None:
-        """Do nothing any more, not even say goodbye, as after kill -9."""
+        """Stop without leaving the cluster, as after kill -9."""
         self._running = False
-        self.village.wires.in_memory_nodes.pop(self.boot, None)
+        self.test_case.network.in_memory_nodes.pop(self.boot, None)
         self.cluster.presence_publisher.stop()
         life = self.membership._task
         self.membership._task = None
@@ -185,12 +185,12 @@ class InMemoryNode(InMemoryMediator):
 
     def done(self, work: Coroutine[Any, Any, T]) -> T:
         """What comes of work, once everything has happened that is to happen at once."""
-        return self.village.get(work)
+        return self.test_case.get(work)
 
 
 class InMemoryClusterTestCase(SynchronousTestCase):
     """
-    A test case with several houses.
+    A test case with several nodes.
 
     :cvar names: of those that are started before each test.
     """
@@ -207,8 +207,8 @@ class InMemoryClusterTestCase(SynchronousTestCase):
         self.clock = InMemoryReactor()
         self.clock.advance(NOW)
         self.store: Any = MemoryStore(self.clock, QueueLimits())
-        self.wires = InMemoryPeerNetwork()
-        self.patch(wiring, "PeerClient", self.wires.caller)
+        self.network = InMemoryPeerNetwork()
+        self.patch(wiring, "PeerClient", self.network.caller)
         # As long as nobody else has it open, nothing is in it.
         self.successResultOf(self.store.open())
         self.in_memory_nodes = [self.in_memory(name).start() for name in self.names]
@@ -220,7 +220,7 @@ class InMemoryClusterTestCase(SynchronousTestCase):
         return in_memory
 
     def settle(self) -> None:
-        """Let everything happen that is to happen at once."""
+        """Run all calls that are due."""
         while any(call.getTime() <= self.clock.seconds() for call in self.clock.getDelayedCalls()):
             self.clock.advance(0)
 

@@ -48,30 +48,30 @@ class InProcessNode:
     """
     One of several daemons.
 
-    :ivar said: what it gave up with.
+    :ivar said: lines with which it gave up.
     """
 
-    def __init__(self, town: InProcessClusterTestCase, name: str, settings: dict[str, Any]) -> None:
+    def __init__(self, test_case: InProcessClusterTestCase, name: str, settings: dict[str, Any]) -> None:
         port = find_free_port()
         self.name = name
         self.said: list[str] = []
         self.url = f"http://127.0.0.1:{port}"
         plain = {
-            "public_url": town.url or self.url,
+            "public_url": test_case.url or self.url,
             "node": name,
             "listen": [f"tcp:{port}:interface=127.0.0.1"],
             "storage": {"backend": "memory"},
-            "identity": {"keys": str(town.directory / "keys.jwks")},
-            "log": {"directory": str(town.directory / f"{name}-{port}"), "rotate": {"compress": False}},
+            "identity": {"keys": str(test_case.directory / "keys.jwks")},
+            "log": {"directory": str(test_case.directory / f"{name}-{port}"), "rotate": {"compress": False}},
             "drain_timeout": "2s",
             "control_socket": None,
             "cluster": {
-                "listen": town.node_listen(name),
-                "secret_file": str(town.directory / "cluster.secret"),
+                "listen": test_case.node_listen(name),
+                "secret_file": str(test_case.directory / "cluster.secret"),
             },
         }
         self.config = Config.model_validate(merge_settings(merge_settings(plain, PLENTY), settings))
-        self.service: Any = build_daemon(reactor, self.config, give_up=self.said.append, store=town.store)
+        self.service: Any = build_daemon(reactor, self.config, give_up=self.said.append, store=test_case.store)
         self._running = False
 
     def endpoint(self) -> Any:

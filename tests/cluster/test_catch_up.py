@@ -38,7 +38,7 @@ class CatchUpTestCase(DIDCommClusterTestCase):
 
     def deaf(self, is_deaf: bool = True) -> None:
         """Whether no node hears of another."""
-        self.wires.cut = lambda node, path: is_deaf
+        self.network.cut = lambda node, path: is_deaf
 
     def forward_by(self, error: float, text: str) -> None:
         """Leave something at a node whose clock is wrong by so much."""

@@ -114,13 +114,13 @@ class PushTests(DIDCommClusterTestCase):
     def test_nobody(self) -> None:
         """Without a socket anywhere nobody is asked."""
         self.forward(self.a)
-        self.assertEqual((self.wires.requests, self.methods(self.a)), (0, ["queue"]))
+        self.assertEqual((self.network.requests, self.methods(self.a)), (0, ["queue"]))
 
     def test_only_here(self) -> None:
         """Sockets of this node need no other."""
         socket = self.live_at(self.a)
         self.forward(self.a)
-        self.assertEqual((self.wires.requests, self.texts(socket)), (0, ["hello"]))
+        self.assertEqual((self.network.requests, self.texts(socket)), (0, ["hello"]))
 
     def test_many(self) -> None:
         """In order, and in fewer requests than messages where they come together."""
@@ -133,12 +133,12 @@ class PushTests(DIDCommClusterTestCase):
         self.settle()
         self.assertEqual({self.successResultOf(reply).status for reply in replies}, {202})
         self.assertEqual(self.texts(socket), [str(number) for number in range(20)])
-        self.assertEqual(self.wires.requests, 1)
+        self.assertEqual(self.network.requests, 1)
 
     def test_nobody_waits(self) -> None:
         """The sender has its 202 before anybody knows what became of the hint; the log waits for that."""
         self.live_at(self.b)
-        self.wires.cut = lambda node, path: True
+        self.network.cut = lambda node, path: True
         self.forward(self.a)
         self.assertEqual(self.methods(self.a), [])
         self.later(2)
@@ -189,7 +189,7 @@ class LostHintTests(DIDCommClusterTestCase):
     def test_caught_up(self) -> None:
         """A hint that never arrives delays and does not lose; and nothing comes twice."""
         socket = self.live_at(self.b)
-        self.wires.cut = lambda node, path: True
+        self.network.cut = lambda node, path: True
         self.forward(self.a)
         self.later(SOON)
         self.assertEqual(self.texts(socket), ["hello"])
@@ -201,10 +201,10 @@ class LostHintTests(DIDCommClusterTestCase):
         """The hint is sent again, and the message is not pushed again."""
         socket = self.live_at(self.b)
         answers = iter([True, True, False])
-        self.wires.lost = lambda node, path: next(answers)
+        self.network.lost = lambda node, path: next(answers)
         self.forward(self.a)
         self.later(1)
-        self.assertEqual(self.wires.requests, 3)
+        self.assertEqual(self.network.requests, 3)
         self.assertEqual((self.texts(socket), self.methods(self.a)), (["hello"], ["live"]))
 
     def test_no_backlog(self) -> None:
@@ -219,7 +219,7 @@ class LostHintTests(DIDCommClusterTestCase):
         """A round pushes to the sockets that were there when the message came, as far as clocks can tell."""
         first = self.live_at(self.b)
         first.takes = False
-        self.wires.cut = lambda node, path: True
+        self.network.cut = lambda node, path: True
         self.forward(self.a)
         self.later(MAX_VISIBILITY_DELAY + 1)
         second = self.live_at(self.b)
@@ -240,7 +240,7 @@ class LostHintTests(DIDCommClusterTestCase):
     def test_pushed_elsewhere_meanwhile(self) -> None:
         """What a socket of another node has got is no less missing here: both get it, each once."""
         here, there = self.live_at(self.a), self.live_at(self.b)
-        self.wires.cut = lambda node, path: True
+        self.network.cut = lambda node, path: True
         self.forward(self.a)
         self.later(2 * SOON)
         self.assertEqual((self.texts(here), self.texts(there)), (["hello"], ["hello"]))
@@ -350,7 +350,7 @@ class GoingLiveTests(DIDCommClusterTestCase):
         """What came for the old one while the socket was live is not taken for what waited before."""
         self.forward(self.a, "backlog")
         socket = self.live_at(self.b)
-        self.wires.cut = lambda node, path: True
+        self.network.cut = lambda node, path: True
         self.forward(self.a)
         new = InMemoryWallet(self.b)
         signing = self.bob.identity.signing
@@ -414,10 +414,10 @@ class NodeDeathTests(DIDCommClusterTestCase):
         self.store.cluster.find_presence = lambda dids: late.addCallback(lambda _: whereabouts(dids))
         self.forward(self.a)
         self.get(self.a.cluster.stop())
-        before = self.wires.requests
+        before = self.network.requests
         late.callback(None)
         self.later(1)
-        self.assertEqual(self.wires.requests, before)
+        self.assertEqual(self.network.requests, before)
         del self.store.cluster.find_presence
 
     def test_one_socket_of_many(self) -> None:

@@ -257,14 +257,14 @@ class PresencePublisherTests(SynchronousTestCase):
         self.clock = Clock()
         self.ledger = Ledger()
         self.board = ArrivalCounters()
-        self.announcer = PresencePublisher(self.clock, cast(Any, self.ledger), "aaaa", cast(Any, self.board))
-        self.announcer.joined()
+        self.publisher = PresencePublisher(self.clock, cast(Any, self.ledger), "aaaa", cast(Any, self.board))
+        self.publisher.joined()
 
     def test_order(self) -> None:
         """Not earlier, or a question might still be answered as before; and not later."""
         self.ledger.late = True
         seen: list[int] = []
-        self.announcer.here(BOB).addCallback(lambda _: seen.append(self.board.counts[BOB]))
+        self.publisher.add(BOB).addCallback(lambda _: seen.append(self.board.counts[BOB]))
         self.clock.advance(0)
         self.assertEqual((self.board.counts[BOB], seen), (0, []))
         self.ledger.open.pop().callback(None)
@@ -273,7 +273,7 @@ class PresencePublisherTests(SynchronousTestCase):
     def test_in_doubt(self) -> None:
         """A store that did not answer may know all the same."""
         self.ledger.away = True
-        known = self.announcer.here(BOB)
+        known = self.publisher.add(BOB)
         self.clock.advance(0)
         self.failureResultOf(known, StoreUnavailable)
         self.assertEqual(self.board.counts[BOB], 1)

@@ -53,8 +53,8 @@ class PresencePublisherTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.ledger = Ledger()
-        self.announcer = PresencePublisher(self.clock, cast(Any, self.ledger), "aaaa")
-        self.announcer.joined()
+        self.publisher = PresencePublisher(self.clock, cast(Any, self.ledger), "aaaa")
+        self.publisher.joined()
 
     def unavailable(self, known: Deferred[None]) -> None:
         """It has to have failed."""
@@ -63,7 +63,7 @@ class PresencePublisherTests(SynchronousTestCase):
     def test_fires_when_others_can_know(self) -> None:
         """Not before the store has it."""
         self.ledger.late = True
-        known = self.announcer.here(BOB)
+        known = self.publisher.add(BOB)
         self.clock.advance(0)
         self.assertNoResult(known)
         self.ledger.open.pop().callback(None)
@@ -73,16 +73,16 @@ class PresencePublisherTests(SynchronousTestCase):
 
     def test_one_more(self) -> None:
         """The second socket of a DID needs no word to the store."""
-        self.announcer.here(BOB)
+        self.publisher.add(BOB)
         self.clock.advance(0)
         self.ledger.calls.clear()
-        self.successResultOf(self.announcer.here(BOB))
+        self.successResultOf(self.publisher.add(BOB))
         self.clock.advance(1)
         self.assertEqual(self.ledger.calls, [])
 
     def test_one_turn_one_call(self) -> None:
         """What comes in one turn goes together, in chunks."""
-        known = [self.announcer.here(f"did:x:{number}") for number in range(PUBLISH_BATCH + 1)]
+        known = [self.publisher.add(f"did:x:{number}") for number in range(PUBLISH_BATCH + 1)]
         self.clock.advance(0)
         self.assertEqual([len(dids) for _, dids in self.ledger.calls], [PUBLISH_BATCH, 1])
         for one in known:
@@ -90,16 +90,16 @@ class PresencePublisherTests(SynchronousTestCase):
 
     def test_gone(self) -> None:
         """The last socket of a DID takes it away."""
-        self.announcer.here(BOB)
+        self.publisher.add(BOB)
         self.clock.advance(0)
-        self.announcer.gone(BOB)
+        self.publisher.remove(BOB)
         self.clock.advance(0)
         self.assertEqual(self.ledger.there, set())
 
     def test_here_and_gone_at_once(self) -> None:
         """Nothing is said at all; who asked is not kept waiting."""
-        known = self.announcer.here(BOB)
-        self.announcer.gone(BOB)
+        known = self.publisher.add(BOB)
+        self.publisher.remove(BOB)
         self.successResultOf(known)
         self.clock.advance(1)
         self.assertEqual(self.ledger.calls, [])
@@ -107,14 +107,14 @@ class PresencePublisherTests(SynchronousTestCase):
     def test_gone_while_it_is_said_to_be_here(self) -> None:
         """However slow the store is, the last word is the truth."""
         self.ledger.late = True
-        self.announcer.here(BOB)
+        self.publisher.add(BOB)
         self.clock.advance(0)
-        self.announcer.gone(BOB)
+        self.publisher.remove(BOB)
         self.clock.advance(1)
         self.assertEqual(len(self.ledger.calls), 1)
         self.ledger.open.pop().callback(None)
         self.assertEqual(self.ledger.calls[-1], ("withdraw", [BOB]))
-        back = self.announcer.here(BOB)
+        back = self.publisher.add(BOB)
         self.ledger.open.pop().callback(None)
         self.assertNoResult(back)
         self.ledger.open.pop().callback(None)
@@ -124,40 +124,40 @@ class PresencePublisherTests(SynchronousTestCase):
     def test_store_away(self) -> None:
         """Who waits learns that others cannot know; they are told when the store is back."""
         self.ledger.away = True
-        known = self.announcer.here(BOB)
+        known = self.publisher.add(BOB)
         self.clock.advance(0)
         self.unavailable(known)
-        self.announcer.here(EVE).addErrback(lambda _: None)
-        self.announcer.gone(EVE)
+        self.publisher.add(EVE).addErrback(lambda _: None)
+        self.publisher.remove(EVE)
         self.clock.pump([PUBLISH_RETRY_DELAY] * 3)
         self.assertLess(len(self.ledger.calls), 8)
         self.ledger.away = False
         self.clock.advance(PUBLISH_RETRY_DELAY)
         self.assertEqual(self.ledger.there, {BOB})
-        self.successResultOf(self.announcer.here(BOB))
+        self.successResultOf(self.publisher.add(BOB))
 
     def test_perhaps(self) -> None:
         """What the store did although it said that it could not is taken back as well."""
         self.ledger.away = True
-        known = self.announcer.here(BOB)
+        known = self.publisher.add(BOB)
         self.clock.advance(0)
         self.unavailable(known)
         self.ledger.there.add(BOB)
         self.ledger.away = False
-        self.announcer.gone(BOB)
+        self.publisher.remove(BOB)
         self.clock.advance(PUBLISH_RETRY_DELAY)
         self.assertEqual(self.ledger.there, set())
 
     def test_withdrawal_that_failed(self) -> None:
         """It may have been done: who comes back is announced again."""
-        self.announcer.here(BOB)
+        self.publisher.add(BOB)
         self.clock.advance(0)
         self.ledger.away = True
-        self.announcer.gone(BOB)
+        self.publisher.remove(BOB)
         self.clock.advance(0)
         self.ledger.there.clear()
         self.ledger.away = False
-        known = self.announcer.here(BOB)
+        known = self.publisher.add(BOB)
         self.clock.advance(PUBLISH_RETRY_DELAY)
         self.successResultOf(known)
         self.assertEqual(self.ledger.there, {BOB})
@@ -165,46 +165,46 @@ class PresencePublisherTests(SynchronousTestCase):
     def test_slow_store(self) -> None:
         """Nobody waits longer than a request may take."""
         self.ledger.late = True
-        known = self.announcer.here(BOB)
+        known = self.publisher.add(BOB)
         self.clock.advance(REQUEST_TIME_LIMIT)
         self.unavailable(known)
         self.ledger.open.pop().callback(None)
-        self.successResultOf(self.announcer.here(BOB))
+        self.successResultOf(self.publisher.add(BOB))
 
     def test_slow_request(self) -> None:
         """Nor longer than is left of its time, while what it asked for is said in any case."""
         self.ledger.late = True
         with request_scope(self.clock):
             self.clock.advance(REQUEST_TIME_LIMIT - 0.5)
-            known = self.announcer.here(BOB)
+            known = self.publisher.add(BOB)
         self.clock.advance(0.5)
         self.unavailable(known)
         self.ledger.open.pop().callback(None)
-        self.successResultOf(self.announcer.here(BOB))
+        self.successResultOf(self.publisher.add(BOB))
 
     def test_not_joined(self) -> None:
         """Nothing is said before this node is one of the cluster; who waits is not kept for long."""
-        self.announcer.parted()
-        late = self.announcer.here(EVE)
+        self.publisher.parted()
+        late = self.publisher.add(EVE)
         self.clock.advance(REQUEST_TIME_LIMIT)
         self.unavailable(late)
-        known = self.announcer.here(BOB)
+        known = self.publisher.add(BOB)
         self.clock.advance(0)
         self.assertEqual(self.ledger.calls, [])
-        self.announcer.joined()
+        self.publisher.joined()
         self.clock.advance(0)
         self.successResultOf(known)
         self.assertEqual(self.ledger.there, {BOB, EVE})
 
     def test_parted(self) -> None:
         """With the lease others have forgotten: who comes then waits until they know again."""
-        self.announcer.here(BOB)
+        self.publisher.add(BOB)
         self.clock.advance(0)
-        self.announcer.parted()
-        known = self.announcer.here(BOB)
+        self.publisher.parted()
+        known = self.publisher.add(BOB)
         self.assertNoResult(known)
         self.ledger.there.clear()
-        self.announcer.joined()
+        self.publisher.joined()
         self.clock.advance(0)
         self.successResultOf(known)
         self.assertEqual(self.ledger.there, {BOB})
@@ -212,9 +212,9 @@ class PresencePublisherTests(SynchronousTestCase):
     def test_parted_while_it_is_said(self) -> None:
         """The answer is of no use then."""
         self.ledger.late = True
-        known = self.announcer.here(BOB)
+        known = self.publisher.add(BOB)
         self.clock.advance(0)
-        self.announcer.parted()
+        self.publisher.parted()
         self.ledger.open.pop().callback(None)
         self.assertNoResult(known)
         self.clock.advance(REQUEST_TIME_LIMIT)
@@ -222,12 +222,12 @@ class PresencePublisherTests(SynchronousTestCase):
 
     def test_joined_again(self) -> None:
         """Everything is said once more, since it was all forgotten with the lease."""
-        self.announcer.here(BOB)
+        self.publisher.add(BOB)
         self.clock.advance(0)
-        self.announcer.parted()
-        self.announcer.gone(BOB)
-        self.announcer.here(EVE)
-        self.announcer.joined()
+        self.publisher.parted()
+        self.publisher.remove(BOB)
+        self.publisher.add(EVE)
+        self.publisher.joined()
         self.ledger.there.clear()
         self.clock.advance(0)
         self.assertEqual(self.ledger.there, {EVE})
@@ -235,11 +235,11 @@ class PresencePublisherTests(SynchronousTestCase):
     def test_answer_from_before(self) -> None:
         """An answer that comes after the lease was lost says nothing of what the store knows now."""
         self.ledger.late = True
-        self.announcer.here(BOB)
+        self.publisher.add(BOB)
         self.clock.advance(0)
-        self.announcer.parted()
+        self.publisher.parted()
         self.ledger.there.clear()
-        self.announcer.joined()
+        self.publisher.joined()
         self.ledger.open.pop().callback(None)
         self.clock.advance(0)
         self.assertEqual(self.ledger.there, {BOB})
@@ -248,7 +248,7 @@ class PresencePublisherTests(SynchronousTestCase):
         """A mistake of ours is logged, and it is tried again."""
         announce = self.ledger.add_presence
         self.ledger.add_presence = lambda boot, dids: fail(RuntimeError("boom"))  # type: ignore[method-assign]
-        known = self.announcer.here(BOB)
+        known = self.publisher.add(BOB)
         self.clock.advance(0)
         self.unavailable(known)
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
@@ -259,16 +259,16 @@ class PresencePublisherTests(SynchronousTestCase):
     def test_stop(self) -> None:
         """Nothing more is said, which is sure once what is under way is over."""
         self.ledger.late = True
-        self.announcer.here(BOB).addErrback(lambda _: None)
+        self.publisher.add(BOB).addErrback(lambda _: None)
         self.clock.advance(0)
-        waiting = self.announcer.here(EVE)
-        stopped = self.announcer.stop()
+        waiting = self.publisher.add(EVE)
+        stopped = self.publisher.stop()
         self.unavailable(waiting)
         self.assertNoResult(stopped)
         self.ledger.open.pop().callback(None)
         self.successResultOf(stopped)
-        self.announcer.gone(BOB)
-        self.unavailable(self.announcer.here("did:x:late"))
+        self.publisher.remove(BOB)
+        self.unavailable(self.publisher.add("did:x:late"))
         self.clock.advance(60)
         self.assertEqual(len(self.ledger.calls), 1)
         self.assertEqual(self.clock.getDelayedCalls(), [])

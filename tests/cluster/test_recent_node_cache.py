@@ -47,7 +47,7 @@ class RecentNodeCacheTests(DIDCommClusterTestCase):
         self.assertEqual((self.texts(self.socket), self.methods(self.a)), (["hello"], ["live", "live"]))
         held.callback(None)
         self.later(1)
-        self.assertEqual((self.texts(self.socket), self.wires.requests, self.stale()), ([], 2, 0))
+        self.assertEqual((self.texts(self.socket), self.network.requests, self.stale()), ([], 2, 0))
 
     def test_one_more(self) -> None:
         """A second socket, at another node, gets it too, at once, and in order."""
@@ -90,10 +90,10 @@ class RecentNodeCacheTests(DIDCommClusterTestCase):
         self.forward(self.a)
         self.later(LOOKUP_DELAY)
         self.assertEqual((self.stale(), self.methods(self.a)), (1, ["live", "queue"]))
-        before = self.wires.requests
+        before = self.network.requests
         self.forward(self.a)
         self.later(LOOKUP_DELAY)
-        self.assertEqual((self.stale(), self.wires.requests), (1, before))
+        self.assertEqual((self.stale(), self.network.requests), (1, before))
 
     def test_store_does_not_know(self) -> None:
         """Where nobody can say where sockets are, the last place is as good as any."""

@@ -148,18 +148,18 @@ class ConnectionsTests(SynchronousTestCase):
 
 
 class FakePresencePublisher:
-    """Notes what an announcer is told; the test says when others know."""
+    """Notes what a presence publisher is given; the test says when others know."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, str]] = []
         self.known: Deferred[None] = Deferred()
 
-    def here(self, did: str) -> Deferred[None]:
+    def add(self, did: str) -> Deferred[None]:
         """Noted."""
         self.told.append(("here", did))
         return self.known
 
-    def gone(self, did: str) -> None:
+    def remove(self, did: str) -> None:
         """Noted."""
         self.told.append(("gone", did))
 

@@ -146,7 +146,7 @@ def test_retire(path: Path) -> None:
     second = fits(rotate_keys(path, fits))
     third = rotate_keys(path, fits)
     content = path.read_bytes()
-    gone, left = retire_keys(path, "p256-2", fits, really=False)
+    gone, left = retire_keys(path, "p256-2", fits, dry_run=True)
     assert path.read_bytes() == content
     assert list(gone.kids) == numbered(2)
     assert retire_keys(path, "p256-2", fits) == (gone, left)
@@ -176,10 +176,10 @@ def test_checked_before_it_is_written(path: Path) -> None:
     former = fits(load_keys(path)).did
     rotate_keys(path, fits)
     content = path.read_bytes()
-    for really in (True, False):
+    for dry_run in (False, True):
         with pytest.raises(IdentityError, match="former DID"):
             check = partial(MediatorIdentity, public_url="https://other.example", former_dids=[former])
-            retire_keys(path, "prekey", check, really=really)
+            retire_keys(path, "prekey", check, dry_run=dry_run)
     assert path.read_bytes() == content
 
 

@@ -223,7 +223,7 @@ class KeyEpochTests(SynchronousTestCase):
     def test_missing(self) -> None:
         """A running daemon makes no key that it would not use itself."""
         self.path.unlink()
-        self.assertIn("stays the same", self.said())
+        self.assertIn("keeping the current pseudonym key", self.said())
         self.assertFalse(self.path.exists())
 
     def test_another_of_the_same_epoch(self) -> None:
@@ -232,7 +232,7 @@ class KeyEpochTests(SynchronousTestCase):
         self.path.unlink()
         create_pseudonym_key(self.path)
         os.utime(self.path, (NOW, NOW))
-        self.assertIn("another key of epoch 1", self.said())
+        self.assertIn("a different key for epoch 1", self.said())
         self.assertEqual(self.in_memory.base.recorder._pseudonymizer.did(DID), before)
 
     def test_closed_in_another_epoch(self) -> None:

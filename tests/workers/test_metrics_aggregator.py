@@ -180,7 +180,7 @@ class Worker:
         self.asked: list[int] = []
 
     def send(self, word: str, content: Any = None) -> None:
-        assert word == "report"
+        assert word == "metrics"
         self.asked.append(content)
 
 

@@ -326,7 +326,7 @@ class SupervisorTests(SynchronousTestCase):
             process.say("ready")
         self.assertEqual(self.told_systemd(), [f"STATUS={STATUS_WAITING_FOR_STORE}", "READY=1", "WATCHDOG=1"])
         for process in processes:
-            process.say("unable", "no room")
+            process.say("start error", "no room")
             process.end(1)
         self.assertEqual(self.given_up, ["no room"])
         self.stop()
@@ -402,7 +402,7 @@ class SupervisorTests(SynchronousTestCase):
         """When all say why they cannot, the first reason is given, once."""
         processes = self.start(2)
         for process in processes:
-            process.say("unable", f"reason of {process.arguments[-1]}")
+            process.say("start error", f"reason of {process.arguments[-1]}")
             process.end(1)
         self.assertEqual(self.given_up, ["reason of n-2"])
         self.stop()
@@ -412,7 +412,7 @@ class SupervisorTests(SynchronousTestCase):
         """Then it is tried again, not at once, and the reason is in the log."""
         processes = self.start(2)
         processes[1].say("ready")
-        processes[0].say("unable", "no room")
+        processes[0].say("start error", "no room")
         processes[0].end(1)
         self.assertEqual(self.lines, ["worker n-1 (process 1000) ended with status 1: no room"])
         self.reactor.advance(0.99)
@@ -428,7 +428,7 @@ class SupervisorTests(SynchronousTestCase):
             process.end(killed_by=9)
         self.reactor.advance(0)
         for process in self.alive():
-            process.say("unable", "no room")
+            process.say("start error", "no room")
             process.end(1)
         self.assertEqual(self.given_up, [])
         self.reactor.advance(1)
@@ -640,11 +640,11 @@ class SupervisorTests(SynchronousTestCase):
     def test_figures(self) -> None:
         """Who asks is given what all have reported, or those who answer in time."""
         processes = self.all_ready()
-        processes[1].say("ask", 7)
+        processes[1].say("fetch metrics", 7)
         for process in processes[:2]:
             ((word, number),) = process.orders()
-            self.assertEqual(word, "report")
-            process.say("report", [number, "# TYPE a counter\na_total 2.0\n"])
+            self.assertEqual(word, "metrics")
+            process.say("metrics", [number, "# TYPE a counter\na_total 2.0\n"])
         self.reactor.advance(1)
         self.assertEqual(processes[0].orders(), [])
         (_, (number, page)) = processes[1].orders()[0]
@@ -662,13 +662,13 @@ class SupervisorTests(SynchronousTestCase):
         self.assertEqual([len(process.brief.resources.sockets) for process in processes], [2, 2, 2])
         processes[0].say("log", ["warn", "mediatord.x", "mine"])
         processes[0].end(1)
-        processes[1].say("ask states", 7)
+        processes[1].say("fetch states", 7)
         for process in processes[1:]:
             ((word, number),) = process.orders()
             self.assertEqual(word, "state")
             process.say("state", [number, {"pid": process.pid, "troubles": []}])
         ((word, (number, (asked, told))),) = processes[1].orders()
-        self.assertEqual((word, number, asked), ("states", 7, 2))
+        self.assertEqual((word, number, asked), ("all states", 7, 2))
         *workers, supervisor = told
         self.assertEqual([one["pid"] for one in workers], [1001, 1002])
         self.assertEqual(supervisor["node"], "n")

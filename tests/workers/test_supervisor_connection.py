@@ -91,11 +91,11 @@ class WorkerTests(SynchronousTestCase):
     def test_unable(self) -> None:
         """Why there is no point in going on; before there is a connection, it goes straight into the pipe."""
         self.worker.report_failure("no room")
-        self.assertEqual(self.said(), [("unable", "no room")])
+        self.assertEqual(self.said(), [("start error", "no room")])
         pipe: list[tuple[int, bytes]] = []
         self.patch(os, "write", lambda descriptor, data: pipe.append((descriptor, data)))
         SupervisorConnection(self.reactor, PLACE, lambda: None).report_failure("no keys")
-        self.assertEqual(pipe, [(REPORT_FD, encode_control_message("unable", "no keys"))])
+        self.assertEqual(pipe, [(REPORT_FD, encode_control_message("start error", "no keys"))])
 
     def test_log(self) -> None:
         """Level, origin and text; a traceback is part of the text."""
@@ -162,11 +162,11 @@ class WorkerTests(SynchronousTestCase):
     def test_page(self) -> None:
         """What the supervisor says, to the one who asked."""
         pages = [Deferred.fromCoroutine(self.worker.fetch_metrics()) for _ in range(2)]
-        (first, second) = [content for word, content in self.said() if word == "ask"]
-        self.hears("page", [second, "two ü"])
+        (first, second) = [content for word, content in self.said() if word == "fetch metrics"]
+        self.hears("all metrics", [second, "two ü"])
         self.assertNoResult(pages[0])
         self.assertEqual(self.successResultOf(pages[1]), "two ü".encode())
-        self.hears("page", [first, "one"])
+        self.hears("all metrics", [first, "one"])
         self.assertEqual(self.successResultOf(pages[0]), b"one")
         self.assertEqual(self.reactor.getDelayedCalls(), [])
 
@@ -177,13 +177,13 @@ class WorkerTests(SynchronousTestCase):
         self.reactor.advance(REPLY_TIMEOUT)
         self.failureResultOf(page, TimeoutError)
         for _ in range(2):
-            self.hears("page", [number, "late"])
+            self.hears("all metrics", [number, "late"])
 
     def test_all_states(self) -> None:
         """What all know of themselves, to the one who asked; or nobody answers in time."""
         states = [Deferred.fromCoroutine(self.worker.fetch_states()) for _ in range(2)]
-        (first, _) = [content for word, content in self.said() if word == "ask states"]
-        self.hears("states", [first, [3, [{"a": 1}, {"b": 2}]]])
+        (first, _) = [content for word, content in self.said() if word == "fetch states"]
+        self.hears("all states", [first, [3, [{"a": 1}, {"b": 2}]]])
         self.assertEqual(self.successResultOf(states[0]), (3, [{"a": 1}, {"b": 2}]))
         self.reactor.advance(REPLY_TIMEOUT)
         self.failureResultOf(states[1], TimeoutError)
@@ -198,12 +198,12 @@ class WorkerTests(SynchronousTestCase):
     def test_report(self) -> None:
         """What this process has measured, when it is asked."""
         measured: Deferred[bytes] = Deferred()
-        self.hears("report", 6)  # it does not measure yet
+        self.hears("metrics", 6)  # it does not measure yet
         self.worker.render_metrics = lambda: measured
-        self.hears("report", 7)
+        self.hears("metrics", 7)
         self.assertEqual(self.said(), [])
         measured.callback(b"a 1.0\n")
-        self.assertEqual(self.said(), [("report", [7, "a 1.0\n"])])
+        self.assertEqual(self.said(), [("metrics", [7, "a 1.0\n"])])
 
     def test_report_fails(self) -> None:
         """It is logged, and nothing is said."""
@@ -212,7 +212,7 @@ class WorkerTests(SynchronousTestCase):
             raise RuntimeError("boom")
 
         self.worker.render_metrics = measure
-        self.hears("report", 7)
+        self.hears("metrics", 7)
         self.assertEqual(self.said(), [])
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
 
@@ -268,7 +268,7 @@ class ScrapeTests(SynchronousTestCase):
     def test_page_of_all(self) -> None:
         """The page is what the supervisor says."""
         line = self.ask()
-        self.worker.dataReceived(encode_control_message("page", [1, "a_total 1.0\n"]))
+        self.worker.dataReceived(encode_control_message("all metrics", [1, "a_total 1.0\n"]))
         (response,) = parse_responses(line.taken())
         self.assertEqual((response.status, response.body), (200, b"a_total 1.0\n"))
 
@@ -284,7 +284,7 @@ class ScrapeTests(SynchronousTestCase):
         line = self.site_fixture.line("127.0.0.1")
         line.feed(written_request("GET", "/metrics"))
         self.site_fixture.settle()
-        self.assertEqual((line.taken(), self.transport.value()), (b"", encode_control_message("ask", 1)))
+        self.assertEqual((line.taken(), self.transport.value()), (b"", encode_control_message("fetch metrics", 1)))
         return line
 
 

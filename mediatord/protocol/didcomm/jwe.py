@@ -332,7 +332,7 @@ def _encrypt(
     plaintext: bytes, sender: tuple[str, PrivateKey] | None, recipients: Sequence[tuple[str, PublicKey]], enc: Enc
 ) -> bytes:
     if not recipients:
-        raise ValueError("nobody to seal for")
+        raise ValueError("no recipients")
     ordered = sorted(recipients, key=lambda recipient: recipient[0])
     ephemeral = EphemeralKey(ordered[0][1].curve)
     skid = sender[0] if sender else None

@@ -1,4 +1,4 @@
-"""The accounts of the memory store."""
+"""Accounts and recipient DIDs of the memory store."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class AccountEntry:
     An account with its mailbox.
 
     :param recipients: the DIDs that it has registered, by digest.
-    :param names: under how many spellings; :param places: how many it ever had.
+    :param names: number of registered names.
+    :param places: last place given in the order of registration.
     """
 
     account: Account
@@ -60,15 +61,19 @@ class MemoryAccounts:
         self._retired: set[str] = set()
 
     def account_entry(self, did: str) -> AccountEntry | None:
-        """Who has this account DID."""
+        """The account with this DID."""
         return self._accounts_by_did.get(did)
 
     def recipient(self, recipient_did: str) -> RecipientEntry | None:
-        """A DID that somebody has registered, by any of its forms."""
+        """A registered DID, by any of its forms."""
         return self._by_text.get(recipient_did) or self._recipients.get(compute_did_digest(recipient_did))
 
     def grant(self, did: str, now: float) -> Account:
-        """:raise MediationNotGranted: the DID was rotated away from."""
+        """
+        The account of a DID, created if there is none.
+
+        :raise MediationNotGranted: the DID is retired.
+        """
         if did in self._retired:
             raise MediationNotGranted()
         account_entry = self._accounts_by_did.get(did)
@@ -85,7 +90,7 @@ class MemoryAccounts:
             account_entry.fresh = account_entry.fresh and now - account_entry.account.created_at < FIRST_DAY_SECONDS
 
     def mark_used(self, did: str) -> None:
-        """A message is accepted for it."""
+        """Record that a message was accepted for an account."""
         self._accounts_by_did[did].fresh = False
 
     def expire(self, limit: int, unused_before: float | None, idle_before: float | None) -> list[ExpiredAccount]:
@@ -99,23 +104,23 @@ class MemoryAccounts:
         return expired
 
     def newest(self) -> list[AccountEntry]:
-        """All accounts, the newest first."""
+        """All accounts, newest first."""
         found = reversed(self._accounts_by_did.values())
         return sorted(found, key=lambda one: one.account.created_at, reverse=True)
 
     def dids(self) -> list[str]:
-        """DIDs of accounts and of what they have registered."""
+        """DIDs of accounts, and registered ones."""
         return [*self._accounts_by_did, *self._by_text]
 
     def unregister(self, did: str) -> None:
-        """Remove all that an account has registered; what is queued for it stays."""
+        """Remove all registrations of an account; queued messages stay."""
         account_entry = self._accounts_by_did.get(did)
         for recipient in list(account_entry.recipients.values()) if account_entry else []:
             for _, name in list(recipient.names.spellings):
                 self._remove(recipient.account_entry, name)
 
     def remove(self, did: str) -> None:
-        """Forget an account with all that it has registered."""
+        """Remove an account and its registrations."""
         account_entry = self._accounts_by_did.pop(did)
         for digest, recipient in account_entry.recipients.items():
             del self._recipients[digest], self._by_text[recipient.did]
@@ -133,7 +138,11 @@ class MemoryAccounts:
     def update(
         self, did: str, updates: Sequence[tuple[str, RecipientUpdateAction]], max_recipients: int
     ) -> list[RecipientUpdateResult]:
-        """:raise MediationNotGranted: there is no such account."""
+        """
+        Apply updates in order, with one result each.
+
+        :raise MediationNotGranted: there is no such account.
+        """
         account_entry = self._accounts_by_did.get(did)
         if account_entry is None:
             raise MediationNotGranted()
@@ -166,7 +175,7 @@ class MemoryAccounts:
         return True
 
     def is_retired(self, did: str) -> bool:
-        """Whether it was rotated away from."""
+        """Whether an account was moved away from this DID."""
         return did in self._retired
 
     def _add(self, account_entry: AccountEntry, name: str, max_recipients: int) -> RecipientUpdateResult:

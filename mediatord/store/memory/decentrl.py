@@ -1,13 +1,5 @@
 """
-The nonces of the memory store.
-
-Items in order, found by what they are labelled with, in memory.
-
-The contracts, registrations and contract requests of the memory store.
-
-The pending, stored and public events of the memory store.
-
-The Decentrl half of the memory store.
+The Decentrl half of the memory store: nonces, contracts, contract requests, and pending, stored and public events.
 """
 
 from __future__ import annotations
@@ -62,10 +54,11 @@ from mediatord.store.interfaces.messages import (
 from mediatord.store.interfaces.store import NONCE_GRACE_SECONDS
 from mediatord.store.memory.messages import LOOKED_AT, DeadlineHeap, QueueRanking, sort_arrivals
 from mediatord.store.message_operations import LedgerEntry, complete_buckets, group_by_age
+from mediatord.store.quotas import get_utf8_size
 
 
 class MemoryNonces:
-    """What was received before, at most so many."""
+    """A bounded cache of nonces."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -73,11 +66,15 @@ class MemoryNonces:
         self._deadlines: DeadlineHeap[bytes] = DeadlineHeap()
 
     def holds(self, key: bytes, now: float) -> bool:
-        """Whether it is claimed now."""
+        """Whether a nonce is claimed now."""
         return self._claims.get(key, now) > now
 
     def claim(self, key: bytes, until: float, now: float, share: float = 1.0) -> bool:
-        """:raise ReplayCacheFull: there is no room for it."""
+        """
+        Claim a nonce; returns whether it was new.
+
+        :raise ReplayCacheFull: there is no room for it.
+        """
         if self.holds(key, now):
             return False
         self.refuse_full(key, share)
@@ -87,7 +84,11 @@ class MemoryNonces:
         return True
 
     def refuse_full(self, key: bytes, share: float = 1.0) -> None:
-        """:raise ReplayCacheFull: there is no room for a claim that is none, or none any more."""
+        """
+        Check that a nonce that is not claimed would have room.
+
+        :raise ReplayCacheFull: it would not.
+        """
         if key not in self._claims and len(self._claims) >= int(share * self._capacity):
             raise ReplayCacheFull
 
@@ -111,7 +112,7 @@ _ANY_LABEL: ItemLabel = ("any", "")
 
 
 class HasID(Protocol):
-    """What has an id."""
+    """An item with an id."""
 
     @property
     def id(self) -> str:
@@ -124,9 +125,9 @@ Item = TypeVar("Item", bound=HasID)
 @dataclass(frozen=True, slots=True)
 class TimelineSearch:
     """
-    What is looked for.
+    Conditions of a search.
 
-    :param labels: of each of these collections an item has to have at least one.
+    :param labels: an item has to have at least one label of each of these collections.
     :param after: inclusive, like `before`.
     """
 
@@ -146,10 +147,10 @@ class Timeline(Generic[Item]):
     """
     Items by time, then in order of arrival.
 
-    Each label has a sorted list of places of its own, so that a page of what has one label costs no more than finding
-    its beginning. What has to have several labels is looked for among those that have the rarest of them.
+    Each label has a sorted list of positions, so that the cost of a page of one label is that of finding its
+    beginning. A search for several labels reads the items of the rarest.
 
-    :param arrivals: what numbers items in order of arrival; its own if it shares none.
+    :param arrivals: numbers items in order of arrival; by default the timeline has its own.
     """
 
     def __init__(self, arrivals: Iterator[int] | None = None) -> None:
@@ -164,7 +165,7 @@ class Timeline(Generic[Item]):
         return self._entries[place].item
 
     def add(self, item: Item, labels: Iterable[ItemLabel], at: float) -> TimelinePosition:
-        """Put it where it belongs, and say where that is."""
+        """Insert an item; returns its position."""
         place = (at, next(self._arrivals))
         self._entries[place] = _TimelineEntry(item, frozenset(labels))
         for label in (_ANY_LABEL, *self._entries[place].labels):
@@ -172,7 +173,7 @@ class Timeline(Generic[Item]):
         return place
 
     def replace(self, place: TimelinePosition, item: Item, labels: Iterable[ItemLabel]) -> None:
-        """Another item with other labels in the same place."""
+        """Replace the item at a position by one with other labels."""
         entry = self._entries[place]
         before, entry.item, entry.labels = entry.labels, item, frozenset(labels)
         self._unlabel(place, before - entry.labels)
@@ -185,11 +186,11 @@ class Timeline(Generic[Item]):
         return entry.item
 
     def count(self, label: ItemLabel) -> int:
-        """How many have this label."""
+        """Number of items with a label."""
         return len(self._places.get(label, ()))
 
     def find(self, search: TimelineSearch, part: PageRequest) -> ResultPage[Item]:
-        """A slice of what matches."""
+        """A page of matching items."""
         places, first, end = self._matching(search)
         total = end - first
         if search.newest_first:
@@ -201,7 +202,7 @@ class Timeline(Generic[Item]):
         return ResultPage(tuple(self._entries[place].item for place in found), total)
 
     def _matching(self, search: TimelineSearch) -> tuple[Sequence[TimelinePosition], int, int]:
-        """A sorted list, and which part of it matches."""
+        """A sorted list, and the part of it that matches."""
         groups = sorted((frozenset(group) for group in search.labels or ([_ANY_LABEL],)), key=self._rarity)
         windows = [self._window(label, search) for label in groups[0]]
         if len(groups) == 1 and len(windows) == 1:
@@ -218,7 +219,7 @@ class Timeline(Generic[Item]):
         return sum(self.count(label) for label in group)
 
     def _window(self, label: ItemLabel, search: TimelineSearch) -> tuple[Sequence[TimelinePosition], int, int]:
-        """The places of a label, and which of them are between the bounds."""
+        """Positions of a label, and those between the bounds."""
         places = self._places.get(label, [])
         first = 0 if search.after is None else bisect_left(places, (search.after, -1))
         end = len(places) if search.before is None else bisect_left(places, (search.before, inf))
@@ -234,53 +235,57 @@ class Timeline(Generic[Item]):
 
 @dataclass(eq=False, slots=True)
 class OwnerTimelines(Generic[Item]):
-    """Items of one kind: each owner's in a timeline of its own, and all of them by id."""
+    """Items of one kind: a timeline for each owner, and all items by id."""
 
     _arrivals: Iterator[int] = field(default_factory=count)
     _timelines: dict[str, Timeline[Item]] = field(default_factory=dict)
     _places: dict[str, tuple[str, TimelinePosition]] = field(default_factory=dict)
 
     def of(self, owner: str) -> Timeline[Item]:
-        """The timeline of an owner, to be looked at; an empty one if it has nothing."""
+        """The timeline of an owner, for reading; an empty one if there is none."""
         return self._timelines.get(owner) or Timeline(self._arrivals)
 
     def check_ids(self, items: Sequence[Item]) -> None:
-        """:raise StoreUnavailable: an id is there already, or twice."""
+        """:raise StoreUnavailable: an id exists, or occurs twice."""
         ids = {item.id for item in items}
         if len(ids) < len(items) or not self._places.keys().isdisjoint(ids):
             raise StoreUnavailable()
 
     def add(self, owner: str, item: Item, labels: Iterable[ItemLabel], at: float = 0.0) -> None:
-        """:param at: time to order by; without one items are in order of arrival."""
+        """
+        Add an item.
+
+        :param at: time to order by; by default items are in order of arrival.
+        """
         timeline = self._timelines.setdefault(owner, Timeline(self._arrivals))
         self._places[item.id] = owner, timeline.add(item, labels, at)
 
     def get(self, owner: str, id: str) -> Item | None:
-        """What an owner has with this id."""
+        """The item of an owner with this id."""
         holder, place = self._places.get(id, (None, None))
         return None if place is None or holder != owner else self._timelines[owner][place]
 
     def first(self) -> Item | None:
-        """What arrived first of all that is there."""
+        """The first arrival of all items."""
         owner, place = next(iter(self._places.values()), (None, None))
         return None if owner is None or place is None else self._timelines[owner][place]
 
     def newest(self) -> Iterator[Item]:
-        """All that is there, what arrived last first."""
+        """All items, last arrival first."""
         return (self._timelines[owner][place] for owner, place in reversed(self._places.values()))
 
     def find_all(self, ids: Iterable[str]) -> list[Item]:
-        """What is there with these ids, whoever owns it, in order of arrival."""
+        """Items with these ids, of any owner, in order of arrival."""
         known = [self._places[id] for id in dict.fromkeys(ids) if id in self._places]
         return [self._timelines[owner][place] for owner, place in sorted(known, key=lambda one: one[1][1])]
 
     def replace(self, owner: str, item: Item, labels: Iterable[ItemLabel]) -> None:
-        """Put another item in the place of the one that has its id."""
+        """Replace the item with the same id."""
         _, place = self._places[item.id]
         self._timelines[owner].replace(place, item, labels)
 
     def remove(self, owner: str, ids: Iterable[str]) -> list[Item]:
-        """Remove what an owner has with these ids, and say in its order what that was."""
+        """Remove items of an owner by id; returns them in their order."""
         mine = sorted(self._places[id][1] for id in set(ids) if self.get(owner, id) is not None)
         removed = [self._timelines[owner].remove(place) for place in mine]
         for item in removed:
@@ -291,14 +296,14 @@ class OwnerTimelines(Generic[Item]):
 
 
 class MemoryRegistrations:
-    """Contracts that the mediator owns: by the DID that is registered, then by digest."""
+    """Contracts that the mediator owns: by registered DID, then by digest."""
 
     def __init__(self, caps: DecentrlQuotas) -> None:
         self._most = caps.contracts_with_one
         self._kept: dict[str, dict[bytes, Contract]] = {}
 
     def save(self, registration: Contract, now: float) -> None:
-        """Keep it; those that have expired go, and if there are too many the one that expires first."""
+        """Store a registration; expired ones are removed, and if there are too many the one that expires first."""
         did = registration.peer_did
         live = {digest: one for digest, one in self._kept.get(did, {}).items() if one.expires_at > now}
         if registration.digest in live:
@@ -309,7 +314,7 @@ class MemoryRegistrations:
         self._kept[did] = kept
 
     def dids(self) -> list[str]:
-        """Identities that were registered."""
+        """Registered identities."""
         return list(self._kept)
 
     def size(self, now: float) -> int:
@@ -317,7 +322,7 @@ class MemoryRegistrations:
         return sum(len(one.text) for kept in self._kept.values() for one in kept.values() if one.expires_at > now)
 
     def until(self, did: str, now: float) -> float | None:
-        """When the last of them expires; None when that has happened."""
+        """When the last registration of a DID expires; None when it is not registered."""
         latest = max((one.expires_at for one in self._kept.get(did, {}).values()), default=now)
         return latest if latest > now else None
 
@@ -332,7 +337,11 @@ class MemoryContracts:
         self._until: dict[tuple[str, str], float] = {}
 
     def save(self, owner: str, contract: Contract, now: float) -> None:
-        """:raise QuotaExceeded: it would be one too many, and none has expired that could make room."""
+        """
+        Store a contract.
+
+        :raise QuotaExceeded: there are too many, and none has expired.
+        """
         if (owner, contract.digest) in self._digests:
             return
         mine, peer = self._timelines_by_owner.of(owner), _peer_label(contract.peer_did)
@@ -375,14 +384,18 @@ class MemoryContracts:
 
 
 class MemoryContractRequests:
-    """Contract requests, until they are acknowledged."""
+    """Contract requests, queued until they are acknowledged."""
 
     def __init__(self, caps: DecentrlQuotas) -> None:
         self._caps = caps
         self._timelines_by_owner: OwnerTimelines[ContractRequest] = OwnerTimelines()
 
     def add(self, request: ContractRequest) -> None:
-        """:raise QuotaExceeded: too many wait already."""
+        """
+        Queue a request.
+
+        :raise QuotaExceeded: too many are queued.
+        """
         waiting, sender = self._timelines_by_owner.of(request.recipient_did), ("sender", request.sender_did)
         if len(waiting) >= self._caps.requests or waiting.count(sender) >= self._caps.requests_of_one:
             raise QuotaExceeded()
@@ -401,12 +414,12 @@ def _peer_label(did: str) -> ItemLabel:
 
 
 def _matches_expiry(contract: Contract, wanted: ContractFilter) -> bool:
-    """Whether it does between the bounds."""
+    """Whether a contract expires between the bounds."""
     after, before = wanted.expires_after, wanted.expires_before
     return (after is None or contract.expires_at >= after) and (before is None or contract.expires_at <= before)
 
 
-# What is unprocessed has each of its labels twice, so that to ask for it is no second thing to look for.
+# Unprocessed events have each label twice, so that a search for them needs no further condition.
 _LABEL_KINDS = "tag", "participant"
 _UNPROCESSED_LABEL_KINDS = "unprocessed tag", "unprocessed participant"
 _ANY_UNPROCESSED: ItemLabel = ("unprocessed", "")
@@ -414,7 +427,7 @@ _ANY_UNPROCESSED: ItemLabel = ("unprocessed", "")
 
 @dataclass(eq=False, slots=True)
 class _OwnerUsage:
-    """How much is kept for one DID."""
+    """Items and bytes of one DID."""
 
     items: int = 0
     size: int = 0
@@ -422,9 +435,9 @@ class _OwnerUsage:
 
 class _OwnerQuota:
     """
-    How much is kept for whom, and that it is not more than allowed.
+    Usage by DID, and its limits.
 
-    :ivar total: of all.
+    :ivar total: usage of all.
     """
 
     def __init__(self, items: int, size: int) -> None:
@@ -435,21 +448,25 @@ class _OwnerQuota:
 
     @property
     def users(self) -> int:
-        """How many it is kept for."""
+        """Number of DIDs with any usage."""
         return len(self._usage)
 
     def size(self, did: str) -> int:
-        """Bytes that are kept for one DID."""
+        """Bytes of one DID."""
         return self._usage[did].size if did in self._usage else 0
 
     def check(self, did: str, items: int, size: int) -> None:
-        """:raise QuotaExceeded: so much more would be too much. What is less than before is never too much."""
+        """
+        Check an increase; a reduction always passes.
+
+        :raise QuotaExceeded: it would exceed the quota.
+        """
         usage = self._usage.get(did, _OwnerUsage())
         if items > 0 and usage.items + items > self._items or size > 0 and usage.size + size > self._size:
             raise QuotaExceeded()
 
     def take(self, did: str, items: int, size: int) -> None:
-        """Count so much more, or less."""
+        """Change the usage."""
         usage = self._usage.setdefault(did, _OwnerUsage())
         for one in (usage, self.total):
             one.items += items
@@ -459,7 +476,7 @@ class _OwnerQuota:
 
 
 class MemoryPendingEvents:
-    """Events on their way, until they are acknowledged."""
+    """Pending events, queued until they are acknowledged."""
 
     def __init__(self, caps: DecentrlQuotas, ranking: QueueRanking) -> None:
         self._room = _OwnerQuota(caps.pending, caps.pending_bytes)
@@ -468,8 +485,12 @@ class MemoryPendingEvents:
         self._ledger: Counter[str] = Counter()
 
     def add(self, event: PendingEvent) -> None:
-        """:raise QuotaExceeded: too much waits already."""
-        did, size = event.recipient_did, _get_utf8_size(event.payload)
+        """
+        Queue an event.
+
+        :raise QuotaExceeded: too much is queued.
+        """
+        did, size = event.recipient_did, get_utf8_size(event.payload)
         self._room.check(did, 1, size)
         self._timelines_by_owner.check_ids([event])
         self._timelines_by_owner.add(did, event, [("sender", event.sender_did)])
@@ -478,24 +499,24 @@ class MemoryPendingEvents:
         self._ledger["accepted"] += 1
 
     def ledger(self) -> MessageLedger:
-        """What became of all of them."""
+        """Ledger of the events."""
         return MessageLedger(**self._ledger, waiting=len(list(self._timelines_by_owner.newest())))
 
     def waiting(self) -> QueueTotals:
-        """All of them."""
+        """Totals of all queues."""
         oldest = self._timelines_by_owner.first()
         return QueueTotals(
             self._room.total.items, self._room.total.size, self._room.users, oldest.received_at if oldest else None
         )
 
     def cohorts(self, bounds: Sequence[float]) -> list[AgeBucket]:
-        """All of them by the time that they came."""
-        found = ((event.received_at, _get_utf8_size(event.payload)) for event in self._timelines_by_owner.newest())
+        """All events by age."""
+        found = ((event.received_at, get_utf8_size(event.payload)) for event in self._timelines_by_owner.newest())
         total = self._room.total
         return complete_buckets(group_by_age(found, bounds, LOOKED_AT), total.items, total.size)
 
     def queue(self, did: str) -> tuple[int, float | None]:
-        """Bytes that wait for a DID, and since when."""
+        """Bytes that are queued for a DID, and the time of the first arrival."""
         oldest = self._timelines_by_owner.of(did).find(TimelineSearch(), PageRequest(0, 1)).items
         return self._room.size(did), oldest[0].received_at if oldest else None
 
@@ -506,11 +527,11 @@ class MemoryPendingEvents:
         return found
 
     def find_by_id(self, ids: Sequence[str]) -> list[PendingEvent]:
-        """Those that wait, in order of arrival."""
+        """Queued events by id, in order of arrival."""
         return _take_fitting(self._timelines_by_owner.find_all(ids))
 
     def arrived(self, recipients: Sequence[str], window: ArrivalWindow, limit: int) -> list[MessageArrival]:
-        """What came for these in a time."""
+        """Events for these DIDs that arrived in a window."""
         shelves = [self._timelines_by_owner.of(did) for did in dict.fromkeys(recipients)]
         found = [
             MessageArrival(event.id, event.recipient_did, event.received_at)
@@ -521,7 +542,7 @@ class MemoryPendingEvents:
         return sort_arrivals(found, limit)
 
     def queues(self) -> list[tuple[str, list[PendingEvent]]]:
-        """Recipients of events with their events, in order of arrival."""
+        """Recipients with their events, in order of arrival."""
         found: dict[str, list[PendingEvent]] = {}
         for event in reversed(list(self._timelines_by_owner.newest())):
             found.setdefault(event.recipient_did, []).append(event)
@@ -530,9 +551,9 @@ class MemoryPendingEvents:
     def acknowledge(
         self, recipient: str, ids: Sequence[str], ledger_entry: LedgerEntry = "acknowledged"
     ) -> list[RemovedMessage]:
-        """Those that were there, in order of arrival."""
+        """Remove events; returns those that existed, in order of arrival."""
         removed = [
-            RemovedMessage(event.id, recipient, recipient, _get_utf8_size(event.payload), event.received_at, 0)
+            RemovedMessage(event.id, recipient, recipient, get_utf8_size(event.payload), event.received_at, 0)
             for event in self._timelines_by_owner.remove(recipient, ids)
         ]
         for one in removed:
@@ -543,7 +564,7 @@ class MemoryPendingEvents:
 
 
 class MemoryEventArchive:
-    """What identities keep for themselves and for the public, which share their room."""
+    """Stored and public events, which share a quota."""
 
     def __init__(self, caps: DecentrlQuotas) -> None:
         self._room = _OwnerQuota(caps.stored, caps.stored_bytes)
@@ -551,8 +572,8 @@ class MemoryEventArchive:
         self._public: OwnerTimelines[PublicEvent] = OwnerTimelines()
 
     def save(self, owner: str, events: Sequence[StoredEvent]) -> None:
-        """:raise QuotaExceeded: they would be too much."""
-        size = sum(_get_utf8_size(event.payload, *event.tags) for event in events)
+        """:raise QuotaExceeded: they would exceed the quota."""
+        size = sum(get_utf8_size(event.payload, *event.tags) for event in events)
         self._room.check(owner, len(events), size)
         self._stored.check_ids(events)
         for event in events:
@@ -573,10 +594,10 @@ class MemoryEventArchive:
         return found
 
     def update_tags(self, owner: str, tags: Sequence[tuple[str, tuple[str, ...]]]) -> None:
-        """:raise QuotaExceeded: they would be too much."""
+        """:raise QuotaExceeded: they would exceed the quota."""
         found = [(self._stored.get(owner, id), new) for id, new in dict(tags).items()]
         mine = [(event, new) for event, new in found if event is not None]
-        growth = sum(_get_utf8_size(*new) - _get_utf8_size(*event.tags) for event, new in mine)
+        growth = sum(get_utf8_size(*new) - get_utf8_size(*event.tags) for event, new in mine)
         self._room.check(owner, 0, growth)
         for event, new in mine:
             tagged = replace(event, tags=new)
@@ -584,8 +605,8 @@ class MemoryEventArchive:
         self._room.take(owner, 0, growth)
 
     def publish(self, publisher: str, event: PublicEvent) -> None:
-        """:raise QuotaExceeded: it would be one too many."""
-        size = _get_utf8_size(event.event, *event.tags)
+        """:raise QuotaExceeded: it would exceed the quota."""
+        size = get_utf8_size(event.event, *event.tags)
         self._room.check(publisher, 1, size)
         self._public.check_ids([event])
         labels = [("tag", tag) for tag in event.tags]
@@ -599,7 +620,7 @@ class MemoryEventArchive:
         removed = self._public.remove(publisher, [event_id])
         if not removed:
             raise PublicEventNotFound()
-        self._room.take(publisher, -1, -_get_utf8_size(removed[0].event, *removed[0].tags))
+        self._room.take(publisher, -1, -get_utf8_size(removed[0].event, *removed[0].tags))
 
     def find_public(self, publisher: str, wanted: PublicEventFilter, part: PageRequest) -> ResultPage[PublicEvent]:
         groups: list[list[ItemLabel]] = []
@@ -614,7 +635,7 @@ class MemoryEventArchive:
 
 
 def _get_labels(event: StoredEvent, *, processed: bool) -> list[ItemLabel]:
-    """What a stored event is found by."""
+    """Labels by which a stored event is found."""
     labels = [] if processed else [_ANY_UNPROCESSED]
     for tag, participant in (_LABEL_KINDS,) if processed else (_LABEL_KINDS, _UNPROCESSED_LABEL_KINDS):
         labels += [(tag, one) for one in event.tags]
@@ -623,21 +644,16 @@ def _get_labels(event: StoredEvent, *, processed: bool) -> list[ItemLabel]:
 
 
 def _take_fitting(events: Sequence[PendingEvent]) -> list[PendingEvent]:
-    """The first that fit in a slice, but at least one."""
-    sizes = accumulate(_get_utf8_size(event.payload) for event in events)
+    """The first events that fit in a page, but at least one."""
+    sizes = accumulate(get_utf8_size(event.payload) for event in events)
     fit = [event for event, size in zip(events, sizes, strict=True) if size <= MAX_PAGE_BYTES]
     return fit or list(events[:1])
 
 
 def _check_page_size(texts: Sequence[str]) -> None:
-    """:raise PayloadTooLarge: they are more than a slice may have."""
-    if _get_utf8_size(*texts) > MAX_PAGE_BYTES:
+    """:raise PayloadTooLarge: the texts exceed the limit of a page."""
+    if get_utf8_size(*texts) > MAX_PAGE_BYTES:
         raise PayloadTooLarge()
-
-
-def _get_utf8_size(*texts: str) -> int:
-    """Bytes as UTF-8."""
-    return sum(len(text.encode()) for text in texts)
 
 
 T = TypeVar("T")
@@ -645,9 +661,9 @@ T = TypeVar("T")
 
 class MemoryDecentrlState:
     """
-    What is there between open and close.
+    State of the Decentrl half between open and close.
 
-    :param nonces: those of the whole store, as is the ranking.
+    :param nonces: of the whole store, like the ranking.
     """
 
     def __init__(self, caps: DecentrlQuotas, nonces: MemoryNonces, ranking: QueueRanking) -> None:
@@ -659,15 +675,15 @@ class MemoryDecentrlState:
         self.archive = MemoryEventArchive(caps)
 
     def dids(self) -> list[str]:
-        """All identities that something is kept of."""
+        """All identities for which something is stored."""
         pending = (did for did, _ in self.pending.queues())
         return list(dict.fromkeys([*self.registrations.dids(), *self.contracts.dids(), *pending]))
 
     def guarded(self, guard: CommandGuard, work: Callable[[], T], now: float) -> T:
         """
-        Claim the nonce and do the work if nothing is against it; the nonce stays claimed unless the store failed.
+        Check a guard and do the work. The nonce stays claimed unless the store failed.
 
-        :raise MediatorError: what is against it.
+        :raise MediatorError: a condition of the guard does not hold, or the work was refused.
         """
         if self._nonces.holds(guard.nonce, now):
             raise DuplicateNonce()
@@ -684,7 +700,7 @@ class MemoryDecentrlState:
         return done
 
     def save_contract(self, contract: Contract, now: float) -> None:
-        """:raise QuotaExceeded: it would be one too many."""
+        """:raise QuotaExceeded: there are too many, and none has expired."""
         if contract.owner_did is None:
             self.registrations.save(contract, now)
         else:
@@ -692,8 +708,10 @@ class MemoryDecentrlState:
 
     def deliver(self, event: PendingEvent, now: float) -> None:
         """
+        Queue an event.
+
         :raise ContractNotFound: the recipient owns no contract with the sender that has not expired.
-        :raise QuotaExceeded: too much waits already.
+        :raise QuotaExceeded: too much is queued.
         """
         if not self.contracts.allow(event.recipient_did, event.sender_did, now):
             raise ContractNotFound()
@@ -707,15 +725,15 @@ class MemoryDecentrlState:
 
 
 class DecentrlStateAccess(Protocol):
-    """Fires with what the work returns, or fails with what it raises, or because the store is not open."""
+    """Runs work on the state; the Deferred has its result or exception, or fails because the store is not open."""
 
     def __call__(self, work: Callable[[MemoryDecentrlState, float], T]) -> Deferred[T]:
-        """Do it now."""
+        """Run it at once."""
 
 
 @implementer(IDecentrlStore)
 class MemoryDecentrlStore:
-    """Its many methods are those of the interface."""
+    """The Decentrl half of the memory store."""
 
     def __init__(self, answer: DecentrlStateAccess) -> None:
         self._answer = answer

@@ -1,16 +1,11 @@
-"""
-The allowances of the memory store.
-
-The cluster side of the memory store, for several daemons in one process.
-
-A store that forgets everything when the process ends.
-"""
+"""A store in memory, which is empty again when it is closed: its cluster state, quotas and facade."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar
+from functools import wraps
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.interfaces import IReactorTime
@@ -70,7 +65,7 @@ from mediatord.store.quotas import QuotaUse, add_quota_use, drop_expired_uses, g
 
 
 class MemoryQuotas:
-    """What was taken, by key, for as long as it counts."""
+    """Uses of quotas by key, as long as they count."""
 
     def __init__(self) -> None:
         self._lots: dict[bytes, list[QuotaUse]] = {}
@@ -98,44 +93,65 @@ class MemoryQuotas:
 
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True, slots=True)
 class _NodeLease:
-    """Until when something is a node's, exclusively."""
+    """A node and the end of its lease, exclusive."""
 
     node: ClusterNode
     until: float
 
 
-class MemoryClusterState:
-    """
-    What is there between open and close.
+class StoreAccess(Protocol):
+    """Runs work at a time; the Deferred has its result or exception, or fails because the store is not open."""
 
-    :param messages: those of the whole store.
-    """
+    def __call__(self, work: Callable[[float], T]) -> Deferred[T]:
+        """Run it at once."""
 
-    def __init__(self, messages: MemoryMessages) -> None:
+
+def _answer_now(
+    method: Callable[Concatenate[MemoryClusterStore, float, P], T],
+) -> Callable[Concatenate[MemoryClusterStore, P], Deferred[T]]:
+    """Make an operation of the store of a method that takes the time and returns its result."""
+
+    @wraps(method)
+    def operation(self: MemoryClusterStore, /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
+        return self.access(lambda now: method(self, now, *args, **kwargs))
+
+    return operation
+
+
+@implementer(IClusterStore)
+class MemoryClusterStore:
+    """Cluster side of the memory store, for several daemons in one process."""
+
+    def __init__(self, access: StoreAccess) -> None:
+        self.access = access
+
+    def reset(self, messages: MemoryMessages) -> None:
+        """
+        Begin empty.
+
+        :param messages: of the whole store.
+        """
         self._messages = messages
         self._leases: dict[str, _NodeLease] = {}
         self._present: dict[str, dict[str, None]] = {}
         self._announced: dict[str, dict[str, None]] = {}
         self._leader_leases: dict[str, tuple[str, float]] = {}
         self._pickups: dict[str, float] = {}
-        self.allowances = MemoryQuotas()
+        self._quotas = MemoryQuotas()
 
     def release_lost(self, now: float) -> None:
-        """What was delivered by nodes that are not live is pending again."""
-        for boot in self._messages.delivering() - {node.boot for node in self.nodes(now)}:
+        """Make deliveries of nodes that are not live pending again."""
+        for boot in self._messages.delivering() - {node.boot for node in self._list_live(now)}:
             self._messages.release(boot)
 
-    def join(self, node: ClusterNode, until: float, now: float) -> None:
-        """
-        :raise ClusterSecretDiffers: another live node has another seal.
-        :raise ClusterIdentityDiffers: another live node has another identity.
-        :raise NodeNameTaken: another boot of the same name is live.
-        """
-        others = [other for other in self.nodes(now) if other.boot != node.boot]
+    @_answer_now
+    def join(self, now: float, node: ClusterNode, lease: float) -> None:
+        others = [other for other in self._list_live(now) if other.boot != node.boot]
         if any(other.seal != node.seal for other in others):
             raise ClusterSecretMismatch()
         if node.identity and any(other.identity not in (node.identity, b"") for other in others):
@@ -143,125 +159,95 @@ class MemoryClusterState:
         for other in others:
             if other.name == node.name:
                 raise NodeNameTaken(other, self._leases[other.boot].until)
-        self._leases[node.boot] = _NodeLease(node, until)
+        self._leases[node.boot] = _NodeLease(node, now + lease)
 
-    def renew(self, boot: str, until: float, now: float) -> bool:
-        node = self._live(boot, now)
+    @_answer_now
+    def renew(self, now: float, boot: str, lease: float) -> bool:
+        node = self._find_live(boot, now)
         if node is None:
             return False
-        self._leases[boot] = _NodeLease(node, until)
+        self._leases[boot] = _NodeLease(node, now + lease)
         return True
 
-    def drop(self, boot: str, until: float) -> int:
+    @_answer_now
+    def drop(self, now: float, boot: str, *, until: float = 0.0) -> int:
         lease = self._leases.get(boot)
-        if not boot or (lease is not None and lease.until > until):
+        if not boot or (lease is not None and lease.until > max(until, now)):
             return 0
         self._leases.pop(boot, None)
-        self.withdraw(boot, list(self._announced.get(boot, ())))
+        self._remove_presence(boot, list(self._announced.get(boot, ())))
         self._leader_leases = {
             lease_name: held for lease_name, held in self._leader_leases.items() if held[0] != boot
         }
         return self._messages.release(boot)
 
-    def nodes(self, now: float) -> list[ClusterNode]:
-        live = [lease.node for lease in self._leases.values() if lease.until > now]
-        return sorted(live, key=lambda node: node.name)
+    @_answer_now
+    def list_nodes(self, now: float) -> list[ClusterNode]:
+        return self._list_live(now)
 
-    def lapsed(self, now: float) -> list[str]:
+    @_answer_now
+    def list_lapsed_nodes(self, now: float) -> list[str]:
         known = {*self._leases, *self._announced, *self._messages.delivering()} - {""}
-        return sorted(known - {node.boot for node in self.nodes(now)})
+        return sorted(known - {node.boot for node in self._list_live(now)})
 
-    def announce(self, boot: str, dids: Iterable[str]) -> None:
+    @_answer_now
+    def add_presence(self, now: float, boot: str, dids: Sequence[str]) -> None:
         for did in dids:
             self._present.setdefault(did, {})[boot] = None
             self._announced.setdefault(boot, {})[did] = None
 
-    def withdraw(self, boot: str, dids: Iterable[str]) -> None:
-        for did in dids:
-            _discard_member(self._present, did, boot)
-            _discard_member(self._announced, boot, did)
+    @_answer_now
+    def remove_presence(self, now: float, boot: str, dids: Sequence[str]) -> None:
+        self._remove_presence(boot, dids)
 
-    def whereabouts(self, dids: Iterable[str], now: float) -> list[PresenceRecord]:
+    @_answer_now
+    def find_presence(self, now: float, dids: Sequence[str]) -> list[PresenceRecord]:
         return [
-            PresenceRecord(did, boot, self._live(boot, now))
+            PresenceRecord(did, boot, self._find_live(boot, now))
             for did in dict.fromkeys(dids)
             for boot in self._present.get(did, ())
         ]
 
-    def hold(self, lease_name: str, boot: str, until: float, now: float) -> bool:
-        holder, over = self._leader_leases.get(lease_name, (boot, now))
-        if holder != boot and over > now:
+    @_answer_now
+    def acquire_lease(self, now: float, lease_name: str, boot: str, lease: float) -> bool:
+        holder, until = self._leader_leases.get(lease_name, (boot, now))
+        if holder != boot and until > now:
             return False
-        self._leader_leases[lease_name] = boot, until
+        self._leader_leases[lease_name] = boot, now + lease
         return True
 
-    def record_pickups(self, ids: Iterable[str], until: float, now: float) -> None:
+    @_answer_now
+    def take_quota(self, now: float, key: bytes, amount: int, *, limit: int, period: float) -> float:
+        return self._quotas.take(key, amount, limit, period, now)
+
+    @_answer_now
+    def return_quota(self, now: float, key: bytes, amount: int) -> None:
+        self._quotas.put_back(key, amount)
+
+    @_answer_now
+    def record_pickups(self, now: float, ids: Sequence[str], period: float) -> None:
         for id_ in ids:
             self._pickups.pop(id_, None)
-            self._pickups[id_] = until
+            self._pickups[id_] = now + period
         while self._pickups and next(iter(self._pickups.values())) <= now:
             del self._pickups[next(iter(self._pickups))]
 
-    def picked_up(self, ids: Iterable[str], now: float) -> frozenset[str]:
+    @_answer_now
+    def find_picked_up(self, now: float, ids: Sequence[str]) -> frozenset[str]:
         return frozenset(id_ for id_ in ids if self._pickups.get(id_, now) > now)
 
-    def _live(self, boot: str, now: float) -> ClusterNode | None:
+    def _list_live(self, now: float) -> list[ClusterNode]:
+        live = [lease.node for lease in self._leases.values() if lease.until > now]
+        return sorted(live, key=lambda node: node.name)
+
+    def _find_live(self, boot: str, now: float) -> ClusterNode | None:
         lease = self._leases.get(boot)
         return None if lease is None or lease.until <= now else lease.node
 
-
-class ClusterStateAccess(Protocol):
-    """Fires with what the work returns, or fails with what it raises, or because the store is not open."""
-
-    def __call__(self, work: Callable[[MemoryClusterState, float], T]) -> Deferred[T]:
-        """Do it now."""
-
-
-@implementer(IClusterStore)
-class MemoryClusterStore:
-    """Its many methods are those of the interface."""
-
-    def __init__(self, answer: ClusterStateAccess) -> None:
-        self._answer = answer
-
-    def join(self, node: ClusterNode, lease: float) -> Deferred[None]:
-        return self._answer(lambda kept, now: kept.join(node, now + lease, now))
-
-    def renew(self, boot: str, lease: float) -> Deferred[bool]:
-        return self._answer(lambda kept, now: kept.renew(boot, now + lease, now))
-
-    def drop(self, boot: str, *, until: float = 0.0) -> Deferred[int]:
-        return self._answer(lambda kept, now: kept.drop(boot, max(until, now)))
-
-    def list_nodes(self) -> Deferred[list[ClusterNode]]:
-        return self._answer(lambda kept, now: kept.nodes(now))
-
-    def list_lapsed_nodes(self) -> Deferred[list[str]]:
-        return self._answer(lambda kept, now: kept.lapsed(now))
-
-    def add_presence(self, boot: str, dids: Sequence[str]) -> Deferred[None]:
-        return self._answer(lambda kept, now: kept.announce(boot, dids))
-
-    def remove_presence(self, boot: str, dids: Sequence[str]) -> Deferred[None]:
-        return self._answer(lambda kept, now: kept.withdraw(boot, dids))
-
-    def find_presence(self, dids: Sequence[str]) -> Deferred[list[PresenceRecord]]:
-        return self._answer(lambda kept, now: kept.whereabouts(dids, now))
-
-    def acquire_lease(self, lease_name: str, boot: str, lease: float) -> Deferred[bool]:
-        return self._answer(lambda kept, now: kept.hold(lease_name, boot, now + lease, now))
-
-    def take_quota(self, key: bytes, amount: int, *, limit: int, period: float) -> Deferred[float]:
-        return self._answer(lambda kept, now: kept.allowances.take(key, amount, limit, period, now))
-
-    def return_quota(self, key: bytes, amount: int) -> Deferred[None]:
-        return self._answer(lambda kept, now: kept.allowances.put_back(key, amount))
-
-    def record_pickups(self, ids: Sequence[str], period: float) -> Deferred[None]:
-        return self._answer(lambda kept, now: kept.record_pickups(ids, now + period, now))
-
-    def find_picked_up(self, ids: Sequence[str]) -> Deferred[frozenset[str]]:
-        return self._answer(lambda kept, now: kept.picked_up(ids, now))
+    def _remove_presence(self, boot: str, dids: Sequence[str]) -> None:
+        for did in dids:
+            _discard_member(self._present, did, boot)
+            _discard_member(self._announced, boot, did)
 
 
 def _discard_member(groups: dict[str, dict[str, None]], group: str, member: str) -> None:
@@ -273,17 +259,16 @@ def _discard_member(groups: dict[str, dict[str, None]], group: str, member: str)
 
 @dataclass(slots=True)
 class _MemoryState:
-    """What is there between open and close."""
+    """State of the store between open and close."""
 
     messages: MemoryMessages
     nonces: MemoryNonces
     decentrl: MemoryDecentrlState
-    cluster: MemoryClusterState
     accounts: MemoryAccounts = field(default_factory=MemoryAccounts)
     documents: dict[str, str] = field(default_factory=dict)
 
     def entry_list(self, account: str, recipient_did: str | None) -> EntryList:
-        """What waits for an account or for one of its recipient DIDs; an empty one if nobody has it."""
+        """Messages of an account or of one of its recipient DIDs; empty if it does not exist."""
         account_entry = self.accounts.account_entry(account)
         if account_entry is None:
             return EntryList()
@@ -295,14 +280,14 @@ class _MemoryState:
         return EntryList() if queue is None else queue.entry_list
 
     def queue_for(self, recipient_did: str) -> RecipientQueue:
-        """:raise UnknownRecipient: nobody has registered it."""
+        """:raise UnknownRecipient: the DID is not registered."""
         recipient = self.accounts.recipient(recipient_did)
         if recipient is None:
             raise UnknownRecipient()
         return recipient.account_entry.mailbox.queue(recipient.did)
 
     def backlog(self, bounds: Sequence[float], top: int) -> QueueBacklog:
-        """As :meth:`~mediatord.store.interfaces.messages.IMessageStore.read_backlog`, of both halves."""
+        """Backlog of both halves, as :meth:`~mediatord.store.interfaces.messages.IMessageStore.read_backlog`."""
         halves = self.messages, self.decentrl.pending
         largest = []
         for did, number in self.messages.ranking.top(max(top, 0))[0]:
@@ -314,22 +299,22 @@ class _MemoryState:
         return replace(found, books=self.books())
 
     def usage(self, now: float) -> AccountUsage:
-        """As :meth:`~mediatord.store.interfaces.accounts.IAccountStore.get_account_usage`."""
+        """Storage as in :meth:`~mediatord.store.interfaces.accounts.IAccountStore.get_account_usage`."""
         usage, long_forms = self.accounts.usage(), sum(map(len, self.documents.values()))
         return replace(usage, bytes=usage.bytes + long_forms + self.decentrl.registrations.size(now))
 
     def books(self) -> StoreLedger:
-        """Of both halves."""
+        """Ledgers of both halves."""
         return StoreLedger(self.messages.ledger(), self.decentrl.pending.ledger())
 
 
 @implementer(IStore)
 class MemoryStore:
     """
-    Every Deferred has fired when it is returned. Its many methods are those of the interface.
+    A store in memory. Every Deferred has fired when it is returned.
 
-    Several daemons of one process may open it, each as if it had a process of its own; it forgets everything when the
-    last of them has closed it.
+    Several daemons of one process may open it, each as if it had a process of its own; it is emptied when the last of
+    them has closed it.
     """
 
     def __init__(
@@ -348,17 +333,21 @@ class MemoryStore:
         self._openings = 0
         self._contents: _MemoryState | None = None
         self.decentrl: IDecentrlStore = MemoryDecentrlStore(self._answer_decentrl)
-        self.cluster: IClusterStore = MemoryClusterStore(self._answer_cluster)
+        self._cluster = MemoryClusterStore(lambda work: self._answer(lambda contents, now: work(now)))
+        self.cluster: IClusterStore = self._cluster
         self.administration: IStoreAdministration = MemoryStoreAdministration(
             lambda work: self._answer(lambda contents, now: work(contents))
         )
 
     def open(self) -> Deferred[None]:
-        """Begin empty, unless somebody else has it open."""
+        """Begin empty, unless another daemon has it open."""
         self._openings += 1
         if self._contents is None:
-            self._contents = self._empty()
-        self._contents.cluster.release_lost(self._clock.seconds())
+            messages, nonces = MemoryMessages(self._limits), MemoryNonces(self._max_nonces)
+            decentrl = MemoryDecentrlState(self._caps, nonces, messages.ranking)
+            self._contents = _MemoryState(messages, nonces, decentrl)
+            self._cluster.reset(messages)
+        self._cluster.release_lost(self._clock.seconds())
         return succeed(None)
 
     def close(self) -> Deferred[None]:
@@ -368,7 +357,7 @@ class MemoryStore:
         return succeed(None)
 
     def table_sizes(self) -> Deferred[dict[str, int]]:
-        """Nobody counts them."""
+        """Sizes are not measured."""
         return self._answer(lambda contents, now: {})
 
     def ping(self) -> Deferred[None]:
@@ -551,14 +540,6 @@ class MemoryStore:
 
     def prune_nonces(self) -> Deferred[int]:
         return self._answer(lambda contents, now: contents.nonces.prune(now))
-
-    def _empty(self) -> _MemoryState:
-        messages, nonces = MemoryMessages(self._limits), MemoryNonces(self._max_nonces)
-        decentrl = MemoryDecentrlState(self._caps, nonces, messages.ranking)
-        return _MemoryState(messages, nonces, decentrl, MemoryClusterState(messages))
-
-    def _answer_cluster(self, work: Callable[[MemoryClusterState, float], T]) -> Deferred[T]:
-        return self._answer(lambda contents, now: work(contents.cluster, now))
 
     def _answer_decentrl(self, work: Callable[[MemoryDecentrlState, float], T]) -> Deferred[T]:
         return self._answer(lambda contents, now: work(contents.decentrl, now))

@@ -1,14 +1,4 @@
-"""
-What falls due when, in memory.
-
-Which queues are the longest, in memory.
-
-The queues of the memory store.
-
-Room in the queues of the memory store.
-
-The messages of the memory store.
-"""
+"""Message queues of the memory store: messages by id, expiry and due time, ranking of queues, and eviction."""
 
 from __future__ import annotations
 
@@ -62,8 +52,8 @@ class DeadlineHeap(Generic[K]):
     """
     Keys with a time each; the earliest is found in logarithmic time.
 
-    A key that is taken out leaves its entry in the heap until it surfaces, or until such entries outnumber the
-    others; so memory stays proportional to the number of keys.
+    The heap entry of a key that was removed stays until it is the first, or until such entries outnumber the others;
+    so memory stays proportional to the number of keys.
     """
 
     def __init__(self) -> None:
@@ -71,18 +61,18 @@ class DeadlineHeap(Generic[K]):
         self._heap: list[tuple[float, K]] = []
 
     def add(self, key: K, at: float) -> None:
-        """Set or move the time of a key."""
+        """Set or change the time of a key."""
         self._times[key] = at
         heappush(self._heap, (at, key))
         self._compact()
 
     def discard(self, key: K) -> None:
-        """Take a key out, if it is in."""
+        """Remove a key, if it is there."""
         self._times.pop(key, None)
         self._compact()
 
     def earliest(self) -> tuple[float, K] | None:
-        """The earliest time with its key; ties go to the smaller key."""
+        """The earliest time with its key; of equal times the smaller key."""
         while self._heap:
             at, key = self._heap[0]
             if self._times.get(key) == at:
@@ -91,7 +81,7 @@ class DeadlineHeap(Generic[K]):
         return None
 
     def take(self, now: float) -> K | None:
-        """Take out and return the key with the earliest time, if that is not after `now`."""
+        """Remove and return the key with the earliest time, unless that is after `now`."""
         first = self.earliest()
         if first is None or first[0] > now:
             return None
@@ -107,10 +97,9 @@ class DeadlineHeap(Generic[K]):
 
 class QueueRanking:
     """
-    How many messages wait for each DID, with the DIDs also kept by that number.
+    Number of messages by DID, and DIDs by that number.
 
-    Adding and asking for the top cost nothing that grows with the number of DIDs: there are no more different
-    numbers than a queue may have messages.
+    No cost grows with the number of DIDs: there are no more different numbers than a queue may have messages.
     """
 
     def __init__(self) -> None:
@@ -119,7 +108,7 @@ class QueueRanking:
         self._total = 0
 
     def change(self, did: str, difference: int) -> None:
-        """Count `difference` more messages (or fewer, if negative) for a DID."""
+        """Add messages to the number of a DID, or subtract them."""
         before = self._counts.pop(did, 0)
         if before:
             peers = self._dids[before]
@@ -146,12 +135,12 @@ class QueueRanking:
 @dataclass(eq=False, slots=True)
 class QueueEntry:
     """
-    One message with its place.
+    One message with its place in the order of arrival.
 
     :param node: boot of the node that delivered it; None while it is pending.
-    :param shown: whether it is counted as visible: neither expired nor waiting to become due.
-    :param arrived_at: when it came, or was handed out if it was delayed; None before.
-    :param origin: see :class:`~mediatord.store.interfaces.messages.QueueLimits`.
+    :param shown: whether it is visible: neither expired nor delayed.
+    :param arrived_at: time of arrival, or of `take_due_messages` if it was delayed; None before that.
+    :param origin: as for :class:`~mediatord.store.interfaces.messages.QueueLimits`.
     """
 
     seq: int
@@ -171,7 +160,7 @@ class QueueEntry:
         return len(self.payload.data)
 
     def entry_lists(self) -> tuple[EntryList, EntryList]:
-        """Where it is counted."""
+        """The lists that count it."""
         return self.queue.entry_list, self.queue.mailbox.entry_list
 
     def message(self) -> StoredMessage:
@@ -202,9 +191,9 @@ class QueueEntry:
 @dataclass(eq=False, slots=True)
 class EntryList:
     """
-    Messages in order of arrival, and how many there are.
+    Messages in order of arrival, with counters.
 
-    :param size: bytes of all, shown or not.
+    :param size: bytes of all, visible or not.
     """
 
     entries: OrderedDict[int, QueueEntry] = field(default_factory=OrderedDict)
@@ -235,10 +224,10 @@ class EntryList:
 @dataclass(eq=False, slots=True)
 class AccountMailbox:
     """
-    All that waits for one account: by recipient DID, together, and by digest.
+    All messages of one account: by recipient DID, together, and by digest.
 
     :param registered: the recipient DIDs of the account.
-    :param senders: for each of them, and those for whom something still waits, whom it has acknowledged.
+    :param senders: known senders, by recipient DID that is registered or has messages.
     """
 
     did: str
@@ -252,7 +241,7 @@ class AccountMailbox:
         return self.queues.setdefault(recipient_did, RecipientQueue(self, recipient_did))
 
     def tidy(self, recipient_did: str) -> None:
-        """Forget whom a DID has acknowledged that is not registered and for which nothing waits."""
+        """Remove the known senders of a DID that is not registered and has no messages."""
         queue = self.queues.get(recipient_did)
         if recipient_did not in self.registered and (queue is None or not queue.entry_list.entries):
             self.senders.pop(recipient_did, None)
@@ -260,19 +249,19 @@ class AccountMailbox:
 
 @dataclass(eq=False, slots=True)
 class RecipientQueue:
-    """What waits for one recipient DID of one account."""
+    """The queue of one recipient DID of one account."""
 
     mailbox: AccountMailbox
     did: str
     entry_list: EntryList = field(default_factory=EntryList)
 
     def add(self, entry: QueueEntry) -> None:
-        """It waits."""
+        """Append a message."""
         for entry_list in entry.entry_lists():
             entry_list.add(entry)
 
     def remove(self, entry: QueueEntry) -> None:
-        """It waits no longer."""
+        """Remove a message."""
         for entry_list in entry.entry_lists():
             entry_list.remove(entry)
             if entry.shown:
@@ -280,7 +269,7 @@ class RecipientQueue:
 
 
 class NonEmptyQueues:
-    """Queues that are not empty, by DID: one that has changed hands may have several."""
+    """Queues with messages, by DID: one that has changed hands may have several."""
 
     def __init__(self) -> None:
         self._queues: dict[str, dict[RecipientQueue, None]] = {}
@@ -290,13 +279,13 @@ class NonEmptyQueues:
         return self._count
 
     def add(self, queue: RecipientQueue) -> None:
-        """It is not empty."""
+        """Add a queue."""
         of_did = self._queues.setdefault(queue.did, {})
         self._count += queue not in of_did
         of_did[queue] = None
 
     def discard(self, queue: RecipientQueue) -> None:
-        """It is empty."""
+        """Remove a queue that is empty."""
         of_did = self._queues[queue.did]
         del of_did[queue]
         self._count -= 1
@@ -304,26 +293,30 @@ class NonEmptyQueues:
             del self._queues[queue.did]
 
     def of(self, did: str) -> list[RecipientQueue]:
-        """All of a DID."""
+        """Queues of a DID."""
         return list(self._queues.get(did, ()))
 
     def all(self) -> list[RecipientQueue]:
-        """All of all DIDs."""
+        """All queues."""
         return [queue for of_did in self._queues.values() for queue in of_did]
 
 
 class QueueCapacity:
-    """How much a queue may have, and which of its messages make room."""
+    """Limits of queues, and the choice of the messages to be evicted."""
 
     def __init__(self, limits: QueueLimits) -> None:
         self._limits = limits
 
     def fits(self, payload: Payload) -> bool:
-        """Whether it could be in any queue."""
+        """Whether a size is within the limit of a queue."""
         return len(payload.data) <= self._limits.max_bytes
 
     def check(self, deposits: Iterable[tuple[RecipientQueue, EnqueueRequest]]) -> None:
-        """:raise QueueFull: one of these deposits, which come one after another, is to be refused."""
+        """
+        Check enqueues in order.
+
+        :raise QueueFull: one of them is to be refused.
+        """
         if self._limits.when_full != "refuse":
             return
         coming: dict[RecipientQueue, tuple[MessageVolume, SenderUsage]] = {}
@@ -344,10 +337,7 @@ class QueueCapacity:
     def victims(
         self, queue: RecipientQueue, origin: int, messages: int, size: int
     ) -> Iterator[tuple[QueueEntry, RemovalReason]]:
-        """
-        What has to go so that so many messages of so many bytes fit beside the rest; each is to be removed before the
-        next is asked for.
-        """
+        """Messages to be evicted so that an enqueue fits; each has to be removed before the next is requested."""
         coming = MessageVolume(messages, size)
         usage: SenderUsage | None = None
         while reason := find_exceeded_limit(
@@ -385,12 +375,12 @@ class QueueCapacity:
         return SenderUsage(self._limits, senders.known if senders else frozenset(), found)
 
 
-# Messages, and events, that are looked at to tell how old what waits is: it is done in the reactor's thread.
+# Messages, and events, that are counted by age: that runs in the reactor's thread.
 LOOKED_AT = 20_000
 
 
 class MemoryMessages:
-    """Every message, found by id, by expiry and by when it becomes visible."""
+    """All messages, by id, by expiry and by due time."""
 
     def __init__(self, limits: QueueLimits) -> None:
         self._limits = limits
@@ -408,14 +398,16 @@ class MemoryMessages:
         self.ranking = QueueRanking()
 
     def update_visibility(self, now: float) -> None:
-        """Show what has become due and hide what has expired; to be called before anything is read."""
+        """Show messages that have become due and hide those that have expired; called before every operation."""
         while (seq := self._visibility_changes.take(now)) is not None:
             self._update_visibility(self._entries[seq], now)
 
     def check(self, deposits: Sequence[tuple[RecipientQueue, EnqueueRequest]]) -> None:
         """
-        :raise QueueFull: one of these deposits is to be refused.
-        :raise StoreUnavailable: an id of one that will be kept was used before, or is used twice.
+        Check enqueues in order.
+
+        :raise QueueFull: one of them is to be refused.
+        :raise StoreUnavailable: the id of a message that would be kept exists, or is used twice.
         """
         self._room.check(deposits)
         fitting = [payload for _, one in deposits for payload in one.payloads if self._room.fits(payload)]
@@ -424,7 +416,7 @@ class MemoryMessages:
             raise StoreUnavailable()
 
     def enqueue(self, queue: RecipientQueue, one: EnqueueRequest, now: float) -> EnqueueResult:
-        """Append to a queue and make room in it; too large ones are out again at once."""
+        """Append to a queue and evict messages; payloads that are too large are evicted at once."""
         incoming = [
             QueueEntry(0, queue, payload, now, one.expires_at, one.due_at, origin=one.origin)
             for payload in one.payloads
@@ -441,41 +433,41 @@ class MemoryMessages:
         return EnqueueResult(tuple(entry.message() for entry in incoming), (*evicted, *oversize))
 
     def ledger(self) -> MessageLedger:
-        """What became of all of them."""
+        """Ledger of the messages."""
         return MessageLedger(**self._ledger, waiting=len(self._entries))
 
     def queues(self) -> list[RecipientQueue]:
-        """All that are not empty."""
+        """Queues with messages."""
         return self._occupied.all()
 
     def queues_of(self, did: str) -> list[RecipientQueue]:
-        """Those of a DID that are not empty."""
+        """Queues of a DID with messages."""
         return self._occupied.of(did)
 
     def purge(self, ids: Iterable[str]) -> list[RemovedMessage]:
-        """Remove by id for the operator."""
+        """Remove messages by id for the operator."""
         return [self._remove(entry, None, "removed") for entry in self._known(ids)]
 
     def waiting(self) -> QueueTotals:
-        """All of them."""
+        """Totals of all queues."""
         oldest = next(iter(self._entries.values()), None)
         return QueueTotals(
             len(self._entries), self._size, len(self._occupied), oldest.received_at if oldest else None
         )
 
     def cohorts(self, bounds: Sequence[float]) -> list[AgeBucket]:
-        """All of them by the time that they came."""
+        """All messages by age."""
         found = ((entry.received_at, entry.size) for entry in reversed(self._entries.values()))
         return complete_buckets(group_by_age(found, bounds, LOOKED_AT), len(self._entries), self._size)
 
     def queue(self, did: str) -> tuple[int, float | None]:
-        """Bytes that wait for a DID, whoever has it or had it, and since when."""
+        """Bytes that are queued for a DID, of any account, and the time of the first arrival."""
         entry_lists = [queue.entry_list for queue in self._occupied.of(did)]
         times = [next(iter(entry_list.entries.values())).received_at for entry_list in entry_lists]
         return sum([entry_list.size for entry_list in entry_lists]), find_earliest(*times)
 
     def fetch(self, entry_list: EntryList, *, limit: int, max_bytes: int) -> list[StoredMessage]:
-        """The oldest that are shown and fit, but at least one."""
+        """The oldest visible messages that fit, but at least one."""
         found: list[StoredMessage] = []
         size = 0
         for entry in entry_list.entries.values():
@@ -490,12 +482,12 @@ class MemoryMessages:
         return found
 
     def find(self, ids: Iterable[str]) -> list[StoredMessage]:
-        """Those that are shown, in order of arrival."""
+        """Visible messages by id, in order of arrival."""
         shown = sorted(entry.seq for entry in self._known(ids) if entry.shown)
         return _take_fitting([self._entries[seq] for seq in shown])
 
     def arrived(self, mailboxes: Iterable[AccountMailbox], window: ArrivalWindow, limit: int) -> list[MessageArrival]:
-        """What came in a time, or was handed out then."""
+        """Messages that arrived in a window."""
         found = [
             MessageArrival(entry.payload.id, mailbox.did, entry.arrived_at)
             for mailbox in mailboxes
@@ -516,22 +508,22 @@ class MemoryMessages:
         return [entry.payload.id for entry in delivered]
 
     def delivering(self) -> set[str]:
-        """Nodes by which messages are delivered."""
+        """Nodes that have delivered messages."""
         return set(self._delivered)
 
     def release(self, node: str) -> int:
-        """What is delivered by a node is pending again; how many messages those were."""
+        """Make deliveries of a node pending again; returns their number."""
         entries = [self._entries[seq] for seq in self._delivered.get(node, ())]
         for entry in entries:
             self._set_node(entry, None)
         return len(entries)
 
     def remove(self, ids: Iterable[str], now: float) -> list[RemovedMessage]:
-        """Remove by id, whoever it belongs to."""
+        """Remove messages by id, of any account."""
         return self._acknowledge(self._known(ids), now)
 
     def acknowledge(self, mailbox: AccountMailbox, ids: Iterable[str], now: float) -> list[RemovedMessage]:
-        """Remove by id or by digest from one mailbox; what is removed comes in order of arrival."""
+        """Remove messages of one mailbox by id or digest; returns them in order of arrival."""
         wanted = list(dict.fromkeys(ids))
         seqs = {entry.seq for entry in self._known(wanted) if entry.queue.mailbox is mailbox}
         for digest in wanted:
@@ -604,7 +596,7 @@ class MemoryMessages:
             self._due.add(seq, entry.due_at)
 
     def _update_visibility(self, entry: QueueEntry, now: float) -> None:
-        """Show it if it has not expired, else hide it."""
+        """Show a message if it has not expired, else hide it."""
         expired = entry.expires_at <= now
         if entry.shown == expired:
             entry.shown = not expired
@@ -640,12 +632,12 @@ class MemoryMessages:
 
 
 def sort_arrivals(found: Iterable[MessageArrival], limit: int) -> list[MessageArrival]:
-    """So many, in their order."""
+    """The first arrivals, in order."""
     return sorted(found, key=lambda one: (one.at, one.id))[: max(limit, 0)]
 
 
 def _take_fitting(entries: Sequence[QueueEntry]) -> list[StoredMessage]:
-    """The first that fit in a slice, but at least one."""
+    """The first messages that fit in a page, but at least one."""
     sizes = accumulate(entry.size for entry in entries)
     fit = [entry for entry, size in zip(entries, sizes, strict=True) if size <= MAX_PAGE_BYTES]
     return [entry.message() for entry in fit or entries[:1]]

@@ -42,18 +42,12 @@ from mediatord.store.mongo.driver.executor import (
 from mediatord.store.mongo.driver.transactions import Transaction, TransactionWork, UndoCallback
 from mediatord.store.mongo.ledger import build_ledger_entries
 from mediatord.store.mongo.removal import LateCommitReporter, RemovalRequest, RemoveBatchOperation
-from mediatord.store.mongo.schema import ACCOUNTS, MESSAGES, PARTIES, PENDING_EVENTS, RECIPIENTS
+from mediatord.store.mongo.schema import ACCOUNTS, MESSAGES, PARTIES, PENDING_EVENTS, QUEUES, RECIPIENTS
 
 T = TypeVar("T")
 
 _DID_COLLECTIONS = (ACCOUNTS, RECIPIENTS, PARTIES)
 _NON_EMPTY = {"waited_for": True}
-# For each protocol: the collection with the counters of queues, the names of the counters, the collection of entries
-# and the field of an entry that names its queue.
-_QUEUE_COUNTERS: dict[QueueProtocol, tuple[str, str, str, str, str]] = {
-    "didcomm": (RECIPIENTS, "messages", "bytes", MESSAGES, "recipient"),
-    "decentrl": (PARTIES, PENDING_EVENTS.counter, PENDING_EVENTS.bytes, PENDING_EVENTS.name, "party"),
-}
 _MESSAGE_FIELDS = ("account", "size", "received_at", "expires_at", "delivered", "pushes", "due_at", "seq")
 
 
@@ -78,37 +72,36 @@ class MongoStoreAdministration:
     async def list_queues(self, protocols: Sequence[QueueProtocol], offset: int, limit: int) -> list[QueueInfo]:
         found: list[tuple[QueueProtocol, Document]] = []
         for half in protocols:
-            counters, messages, size, _, _ = _QUEUE_COUNTERS[half]
-            fields = {"did": 1, "account": 1, messages: 1, size: 1}
+            queues = QUEUES[half]
+            fields = {"did": 1, "account": 1, queues.counter: 1, queues.bytes: 1}
             longest = await self._find(
-                counters, _NON_EMPTY, sort={messages: -1}, limit=offset + limit, projection=fields
+                queues.owners, _NON_EMPTY, sort={queues.counter: -1}, limit=offset + limit, projection=fields
             )
-            found += [(half, {**one, "n": one[messages], "size": one[size]}) for one in longest]
+            found += [(half, {**one, "n": one[queues.counter], "size": one[queues.bytes]}) for one in longest]
         page = sorted(found, key=lambda one: -one[1]["n"])[offset : offset + limit]
         account_dids = await self._find_account_dids([one for _, one in page])
-        queues = []
+        infos = []
         for half, one in page:
-            _, _, _, entries, key = _QUEUE_COUNTERS[half]
+            queues = QUEUES[half]
             oldest = await self._find(
-                entries, {key: one["_id"]}, sort={"seq": 1}, limit=1, projection={"received_at": 1}
+                queues.messages, {queues.owner: one["_id"]}, sort={"seq": 1}, limit=1, projection={"received_at": 1}
             )
             account = account_dids[one["account"]] if one.get("account") in account_dids else str(one["did"])
             received_at = oldest[0]["received_at"] if oldest else None
-            queues.append(QueueInfo(half, one["did"], account, one["n"], one["size"], received_at))
-        return queues
+            infos.append(QueueInfo(half, one["did"], account, one["n"], one["size"], received_at))
+        return infos
 
     @operation
     async def sum_queues(self, protocols: Sequence[QueueProtocol]) -> QueueListTotals:
         sums = [0, 0, 0]
-        for half in protocols:
-            counters, messages, size, _, _ = _QUEUE_COUNTERS[half]
+        for queues in map(QUEUES.__getitem__, protocols):
             total = {
                 "_id": None,
                 "n": {"$sum": 1},
-                "messages": {"$sum": f"${messages}"},
-                "bytes": {"$sum": f"${size}"},
+                "messages": {"$sum": f"${queues.counter}"},
+                "bytes": {"$sum": f"${queues.bytes}"},
             }
-            for one in await self._aggregate(counters, [{"$match": _NON_EMPTY}, {"$group": total}]):
+            for one in await self._aggregate(queues.owners, [{"$match": _NON_EMPTY}, {"$group": total}]):
                 sums = [sums[0] + one["n"], sums[1] + one["messages"], sums[2] + one["bytes"]]
         return QueueListTotals(*sums)
 

@@ -98,7 +98,7 @@ class MongoStoreCommand(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class MongoAdmitCommand(MongoStoreCommand[None]):
+class MongoCheckGuardCommand(MongoStoreCommand[None]):
     """A command that consists of its guard only."""
 
     async def decide(self, context: CommandContext) -> CommandOutcome[None]:

@@ -32,7 +32,7 @@ from mediatord.store.message_operations import BatchLimits
 from mediatord.store.mongo import decentrl_contracts, decentrl_events
 from mediatord.store.mongo.decentrl_commands import (
     CommandSerializer,
-    MongoAdmitCommand,
+    MongoCheckGuardCommand,
     MongoGuardedCommand,
     MongoStoreCommand,
 )
@@ -82,7 +82,7 @@ class MongoDecentrlStore:
         self._position_cache = decentrl_events.EventPositionCache(step)
 
     def check_guard(self, guard: CommandGuard) -> Deferred[None]:
-        return self._run("admit", guard, MongoAdmitCommand(None))
+        return self._run("admit", guard, MongoCheckGuardCommand(None))
 
     def registered_until(self, did: str) -> Deferred[float | None]:
         if self._clocks.is_skewed:

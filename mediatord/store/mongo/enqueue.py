@@ -51,7 +51,7 @@ class EnqueueBatchOperation:
     async def __call__(
         self, executor: OperationExecutor, works: Sequence[EnqueueWork], deadline: float, tries: int | None
     ) -> Sequence[EnqueueOutcome]:
-        ids = [payload.id for orders in works for order in orders for payload in order.payloads]
+        ids = [payload.id for requests in works for request in requests for payload in request.payloads]
         answers: list[EnqueueOutcome] = []
         plans: list[EvictionPlan] = []
 
@@ -73,21 +73,25 @@ class EnqueueBatchOperation:
         """Whether every message that fits in a queue fits in a document."""
         largest = MAX_DOCUMENT_BYTES - _DOCUMENT_OVERHEAD
         return all(
-            len(payload.data) <= largest for order in work for payload in filter_fitting(order.payloads, self.limits)
+            len(payload.data) <= largest
+            for request in work
+            for payload in filter_fitting(request.payloads, self.limits)
         )
 
     async def _enqueue(
         self, transaction: Transaction, works: Sequence[EnqueueWork]
     ) -> tuple[_EnqueuePass, list[EnqueueOutcome]]:
-        found = await self.finder.find(transaction, {order.recipient_did for orders in works for order in orders})
+        found = await self.finder.find(
+            transaction, {request.recipient_did for requests in works for request in requests}
+        )
         queues = {queue.did: queue for queue in found.values()}
-        works = [[_use_stored_did(order, found) for order in orders] for orders in works]
+        works = [[_use_stored_did(request, found) for request in requests] for requests in works]
         loader = EvictionLoader(self.limits, transaction, queues, self.usage_cache)
-        await loader.load_initial(order for orders in works for order in orders)
+        await loader.load_initial(request for requests in works for request in requests)
         while True:
             enqueue_pass = _EnqueuePass(self.limits, loader.build_plans())
             try:
-                answers = [enqueue_pass.enqueue(orders) for orders in works]
+                answers = [enqueue_pass.enqueue(requests) for requests in works]
             except EvictionDataMissing as missing:
                 await loader.load_more(missing)
                 continue
@@ -108,16 +112,16 @@ class _EnqueuePass:
         self._new_messages: list[EnqueuedMessage] = []
         self._accepted = self._evicted = 0
 
-    def enqueue(self, orders: EnqueueWork) -> EnqueueOutcome:
+    def enqueue(self, requests: EnqueueWork) -> EnqueueOutcome:
         """Queue the messages of all requests; return the error if one of them is rejected."""
-        if any(order.recipient_did not in self._plans for order in orders):
+        if any(request.recipient_did not in self._plans for request in requests):
             return UnknownRecipient()
         if self._limits.when_full == "refuse":
             try:
-                self._refuse_excess(orders)
+                self._refuse_excess(requests)
             except QueueFull as error:
                 return error.with_traceback(None)
-        return [self._append(order, self._plans[order.recipient_did]) for order in orders]
+        return [self._append(request, self._plans[request.recipient_did]) for request in requests]
 
     @property
     def changed(self) -> list[EvictionPlan]:
@@ -127,50 +131,52 @@ class _EnqueuePass:
         kept = [one for one in self._new_messages if one.kept]
         evicted = [id for plan in self.changed for id in plan.evicted_ids]
         return [
-            *build_inserts(MESSAGES, [one.order.document(one.payload, one.queue) for one in kept]),
+            *build_inserts(MESSAGES, [one.request.document(one.payload, one.queue) for one in kept]),
             *build_updates(RECIPIENTS, [_build_counter_update(plan) for plan in self.changed]),
             *(build_deletes(MESSAGES, {"_id": {"$in": evicted}}) if evicted else ()),
             *build_ledger_entries(slot, "didcomm", accepted=self._accepted, evicted=self._evicted),
         ]
 
-    def _refuse_excess(self, orders: EnqueueWork) -> None:
+    def _refuse_excess(self, requests: EnqueueWork) -> None:
         """:raise QueueFull: the requests would exceed a limit."""
         wholes: dict[str, MessageVolume] = {}
         counted: list[tuple[SenderUsage, int, MessageVolume]] = []
         try:
-            for order in orders:
-                plan = self._plans[order.recipient_did]
-                whole = wholes.setdefault(order.recipient_did, MessageVolume(plan.messages, plan.bytes))
-                coming = MessageVolume(len(order.payloads), sum_payload_sizes(order.payloads))
+            for request in requests:
+                plan = self._plans[request.recipient_did]
+                whole = wholes.setdefault(request.recipient_did, MessageVolume(plan.messages, plan.bytes))
+                coming = MessageVolume(len(request.payloads), sum_payload_sizes(request.payloads))
                 whole.add(coming.messages, coming.size)
                 if find_exceeded_limit(self._limits, whole.messages, whole.size) is not None:
                     raise QueueFull()
                 if plan.usage is not None:
-                    plan.usage.check(order.origin, coming)
-                    plan.usage.change(order.origin, coming.messages, coming.size)
-                    counted.append((plan.usage, order.origin, coming))
+                    plan.usage.check(request.origin, coming)
+                    plan.usage.change(request.origin, coming.messages, coming.size)
+                    counted.append((plan.usage, request.origin, coming))
         finally:
             # They are counted again when they are appended.
             for usage, origin, coming in counted:
                 usage.change(origin, -coming.messages, -coming.size)
 
-    def _append(self, order: MongoEnqueueRequest, plan: EvictionPlan) -> EnqueueResult:
-        payloads, account = filter_fitting(order.payloads, self._limits), plan.queue.account
-        evicted = plan.make_room(order, payloads)
-        self._new_messages += plan.append(order, payloads)
+    def _append(self, request: MongoEnqueueRequest, plan: EvictionPlan) -> EnqueueResult:
+        payloads, account = filter_fitting(request.payloads, self._limits), plan.queue.account
+        evicted = plan.make_room(request, payloads)
+        self._new_messages += plan.append(request, payloads)
         largest = self._limits.max_bytes
-        evicted += [order.removed(one, account, "fifo_bytes") for one in order.payloads if len(one.data) > largest]
-        self._accepted += len(order.payloads)
+        evicted += [
+            request.removed(one, account, "fifo_bytes") for one in request.payloads if len(one.data) > largest
+        ]
+        self._accepted += len(request.payloads)
         self._evicted += len(evicted)
-        return order.enqueued(account, evicted)
+        return request.enqueued(account, evicted)
 
 
-def _use_stored_did(order: MongoEnqueueRequest, queues: Mapping[str, MessageQueueState]) -> MongoEnqueueRequest:
+def _use_stored_did(request: MongoEnqueueRequest, queues: Mapping[str, MessageQueueState]) -> MongoEnqueueRequest:
     """Return the request with the DID in its stored form, so that a recipient has one plan."""
-    queue = queues.get(order.recipient_did)
-    if queue is None or queue.did == order.recipient_did:
-        return order
-    return replace(order, recipient_did=queue.did)
+    queue = queues.get(request.recipient_did)
+    if queue is None or queue.did == request.recipient_did:
+        return request
+    return replace(request, recipient_did=queue.did)
 
 
 def _build_counter_update(plan: EvictionPlan) -> Document:

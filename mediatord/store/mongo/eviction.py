@@ -25,7 +25,7 @@ from mediatord.store.mongo.message_queues import (
     EVICTION_PROJECTION,
     MessageQueueState,
     MongoEnqueueRequest,
-    build_part_filter,
+    build_group_filter,
     build_removed,
     join_origin,
 )
@@ -58,10 +58,10 @@ class QueueUsage:
 class EvictionDataMissing(Exception):
     """More messages of a queue have to be loaded."""
 
-    def __init__(self, did: str, part: SenderGroup) -> None:
+    def __init__(self, did: str, group: SenderGroup) -> None:
         super().__init__()
         self.did = did
-        self.part = part
+        self.group = group
 
 
 # Outlines of the first messages of a group of senders, and whether there are no more.
@@ -72,7 +72,7 @@ OldestMessages = tuple[Sequence[Document], bool]
 class EnqueuedMessage:
     """A message that is being queued."""
 
-    order: MongoEnqueueRequest
+    request: MongoEnqueueRequest
     payload: Payload
     queue: MessageQueueState
     kept: bool = True
@@ -103,73 +103,73 @@ class EvictionPlan:
         self.new_messages: deque[EnqueuedMessage] = deque()
         self.evicted_ids: dict[str, None] = {}
         self._limits = limits
-        self._oldest = {part: (deque(some), all_known) for part, (some, all_known) in oldest.items()}
+        self._oldest = {group: (deque(some), all_known) for group, (some, all_known) in oldest.items()}
         self.usage_before = usage
         self.usage = usage.build_sender_usage(limits) if usage is not None else None
         self.usage_changes: dict[int, MessageVolume] = {}
 
-    def append(self, order: MongoEnqueueRequest, payloads: Sequence[Payload]) -> list[EnqueuedMessage]:
-        new_messages = [EnqueuedMessage(order, payload, self.queue) for payload in payloads]
+    def append(self, request: MongoEnqueueRequest, payloads: Sequence[Payload]) -> list[EnqueuedMessage]:
+        new_messages = [EnqueuedMessage(request, payload, self.queue) for payload in payloads]
         self.new_messages += new_messages
-        self._count(len(payloads), sum_payload_sizes(payloads), order.origin)
+        self._count(len(payloads), sum_payload_sizes(payloads), request.origin)
         return new_messages
 
-    def make_room(self, order: MongoEnqueueRequest, payloads: Sequence[Payload]) -> list[RemovedMessage]:
+    def make_room(self, request: MongoEnqueueRequest, payloads: Sequence[Payload]) -> list[RemovedMessage]:
         """Evict messages until these fit or none is left to evict."""
         evicted: list[RemovedMessage] = []
         coming = MessageVolume(len(payloads), sum_payload_sizes(payloads))
         while reason := find_exceeded_limit(self._limits, self.messages + coming.messages, self.bytes + coming.size):
             usage = (
                 self.usage
-                if self.usage and needs_sender_usage(self._limits, order.origin)
+                if self.usage and needs_sender_usage(self._limits, request.origin)
                 else SenderUsage(self._limits, frozenset())
             )
-            part = usage.victim(order.origin, coming, self._find_oldest_origin)
-            if part is None:
+            group = usage.victim(request.origin, coming, self._find_oldest_origin)
+            if group is None:
                 break
-            evicted.append(self._evict_oldest(part, reason))
+            evicted.append(self._evict_oldest(group, reason))
         return evicted
 
-    def _find_oldest_origin(self, part: SenderGroup) -> int | None:
+    def _find_oldest_origin(self, group: SenderGroup) -> int | None:
         """Origin of the oldest message of a group, if there is one."""
-        document = self._find_oldest(part)
+        document = self._find_oldest(group)
         if document is not None:
             return join_origin(document)
-        new_message = self._find_new_message(part)
-        return None if new_message is None else new_message.order.origin
+        new_message = self._find_new_message(group)
+        return None if new_message is None else new_message.request.origin
 
-    def _evict_oldest(self, part: SenderGroup, reason: RemovalReason) -> RemovedMessage:
+    def _evict_oldest(self, group: SenderGroup, reason: RemovalReason) -> RemovedMessage:
         """Evict the oldest message of a group, which has one."""
-        document = self._find_oldest(part)
+        document = self._find_oldest(group)
         if document is not None:
             self.evicted_ids[document["_id"]] = None
             self._count(-1, -document["size"], join_origin(document))
             return build_removed(document, self.queue.did, self.queue.account, reason)
-        new_message = self._find_new_message(part)
+        new_message = self._find_new_message(group)
         assert new_message is not None
         new_message.kept = False
         self.new_messages.remove(new_message)
-        self._count(-1, -len(new_message.payload.data), new_message.order.origin)
-        return new_message.order.removed(new_message.payload, self.queue.account, reason)
+        self._count(-1, -len(new_message.payload.data), new_message.request.origin)
+        return new_message.request.removed(new_message.payload, self.queue.account, reason)
 
-    def _find_oldest(self, part: SenderGroup) -> Document | None:
+    def _find_oldest(self, group: SenderGroup) -> Document | None:
         """
         Find the oldest message of a group that was there before and is not evicted.
 
         :raise EvictionDataMissing: it was not loaded.
         """
-        outlines, all_known = self._oldest.get(part, (deque(), False))
+        outlines, all_known = self._oldest.get(group, (deque(), False))
         while outlines and outlines[0]["_id"] in self.evicted_ids:
             outlines.popleft()
         if outlines:
             return outlines[0]
         if not all_known:
-            raise EvictionDataMissing(self.queue.did, part)
+            raise EvictionDataMissing(self.queue.did, group)
         return None
 
-    def _find_new_message(self, part: SenderGroup) -> EnqueuedMessage | None:
+    def _find_new_message(self, group: SenderGroup) -> EnqueuedMessage | None:
         known = self.usage_before.known_parties if self.usage_before is not None else frozenset[int]()
-        return next((one for one in self.new_messages if is_from_group(part, one.order.origin, known)), None)
+        return next((one for one in self.new_messages if is_from_group(group, one.request.origin, known)), None)
 
     def _count(self, messages: int, size: int, origin: int) -> None:
         self.messages += messages
@@ -236,10 +236,12 @@ class _QueueDemand:
     :ivar whole: with all messages that are queued.
     """
 
-    def __init__(self, queue: MessageQueueState, orders: Sequence[MongoEnqueueRequest], limits: QueueLimits) -> None:
+    def __init__(
+        self, queue: MessageQueueState, requests: Sequence[MongoEnqueueRequest], limits: QueueLimits
+    ) -> None:
         self.queue = queue
         self._limits = limits
-        self._incoming = [(order.origin, filter_fitting(order.payloads, limits)) for order in orders]
+        self._incoming = [(request.origin, filter_fitting(request.payloads, limits)) for request in requests]
         self.whole = MessageVolume(queue.messages, queue.bytes)
         for _, payloads in self._incoming:
             self.whole.add(len(payloads), sum_payload_sizes(payloads))
@@ -296,11 +298,11 @@ class EvictionLoader:
         cached = {did: usage_cache.get(queue) for did, queue in queues.items()}
         self._usage = {did: usage for did, usage in cached.items() if usage is not None}
 
-    async def load_initial(self, orders: Iterable[MongoEnqueueRequest]) -> None:
+    async def load_initial(self, requests: Iterable[MongoEnqueueRequest]) -> None:
         """Load what the requests very likely need."""
         coming: dict[str, list[MongoEnqueueRequest]] = {}
-        for order in orders:
-            coming.setdefault(order.recipient_did, []).append(order)
+        for request in requests:
+            coming.setdefault(request.recipient_did, []).append(request)
         demands = {did: _QueueDemand(queue, coming[did], self._limits) for did, queue in self._queues.items()}
         self._queue_demands = full = {did: one for did, one in demands.items() if one.is_nearly_full}
         if self._limits.when_full == "refuse":
@@ -312,15 +314,15 @@ class EvictionLoader:
         )
         await self._load(certain, full)
         likely = {
-            (did, part): demand.eviction_count
+            (did, group): demand.eviction_count
             for did, demand in full.items()
             if did in self._usage
-            for part in demand.list_likely_groups(self._usage[did])
+            for group in demand.list_likely_groups(self._usage[did])
         }
         await self._load({key: number for key, number in likely.items() if key not in self._loaded_counts})
 
     async def load_more(self, missing: EvictionDataMissing) -> None:
-        key = (missing.did, missing.part)
+        key = (missing.did, missing.group)
         if key in self._loaded_counts:
             await self._load({key: number * _CANDIDATE_GROWTH for key, number in self._loaded_counts.items()})
         else:
@@ -343,7 +345,7 @@ class EvictionLoader:
         counted = [did for did in full if did not in self._usage and self._queue_demands[did].needs_usage]
         recipients = [self._get_recipient(did) for did in counted]
         queries = [
-            *[self._build_oldest_query(did, part, number) for (did, part), number in wanted.items()],
+            *[self._build_oldest_query(did, group, number) for (did, group), number in wanted.items()],
             *[_build_usage_query(recipient) for recipient in recipients],
             *[
                 build_find(RECIPIENTS, {"_id": recipient}, limit=1, projection={"senders": 1})
@@ -353,18 +355,18 @@ class EvictionLoader:
         if not queries:
             return
         found = await self._transaction.query_many(*queries)
-        for ((did, part), number), some in zip(wanted.items(), found, strict=False):
-            self._oldest.setdefault(did, {})[part] = (some, len(some) < number)
-            self._loaded_counts[did, part] = number
+        for ((did, group), number), some in zip(wanted.items(), found, strict=False):
+            self._oldest.setdefault(did, {})[group] = (some, len(some) < number)
+            self._loaded_counts[did, group] = number
         usage = found[len(wanted) :]
         for did, sums, senders in zip(counted, usage[: len(counted)], usage[len(counted) :], strict=True):
             known = [party for one in senders for party in KnownSenders(one.get("senders")).known]
             self._usage[did] = QueueUsage(_sum_amounts(sums), frozenset(known))
 
-    def _build_oldest_query(self, did: str, part: SenderGroup, number: int) -> MongoCommand:
+    def _build_oldest_query(self, did: str, group: SenderGroup, number: int) -> MongoCommand:
         usage = self._usage.get(did)
         known = usage.known_parties if usage is not None else frozenset[int]()
-        filter = {"recipient": self._get_recipient(did), **build_part_filter(part, known)}
+        filter = {"recipient": self._get_recipient(did), **build_group_filter(group, known)}
         return build_find(MESSAGES, filter, sort={"seq": 1}, limit=number, projection=EVICTION_PROJECTION)
 
     def _get_recipient(self, did: str) -> ObjectId:

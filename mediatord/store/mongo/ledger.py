@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from mediatord.errors import StoreUnavailable
+from mediatord.store.interfaces.administration import QUEUE_PROTOCOLS, QueueProtocol
 from mediatord.store.interfaces.messages import MessageLedger, StoreLedger
 from mediatord.store.message_operations import LEDGER_ENTRIES
 from mediatord.store.mongo.driver.client import ReplicaSetClient
@@ -27,16 +28,12 @@ from mediatord.store.mongo.driver.commands import (
 from mediatord.store.mongo.driver.errors import DuplicateKeyError, MongoCommandError, ServerUnreachable
 from mediatord.store.mongo.driver.executor import OperationExecutor, retry_on_duplicate_key
 from mediatord.store.mongo.driver.transactions import SessionSlot, Transaction
-from mediatord.store.mongo.schema import CARRIED_FORWARD_ID, LEDGER, MESSAGES, NODES, PENDING_EVENTS, SESSION_OWNERS
+from mediatord.store.mongo.schema import CARRIED_FORWARD_ID, LEDGER, NODES, QUEUES, SESSION_OWNERS
 
 # Seconds for a read in all, and for counting queued messages.
 _LEDGER_TIMEOUT, _COUNT_TIMEOUT = 3.0, 1.5
 # Queued messages of a half beyond which they are not counted.
 _COUNT_LIMIT = 1_000_000
-
-LedgerHalf = Literal["didcomm", "decentrl"]
-LEDGER_HALVES: tuple[LedgerHalf, ...] = ("didcomm", "decentrl")
-_QUEUE_COLLECTIONS: dict[LedgerHalf, str] = {"didcomm": MESSAGES, "decentrl": PENDING_EVENTS.name}
 
 T = TypeVar("T")
 # Runs several queries at once in a transaction; and what uses it.
@@ -44,7 +41,7 @@ LedgerQuery = Callable[[Sequence[MongoCommand]], Awaitable[list[list[Document]]]
 LedgerReader = Callable[[LedgerQuery], Awaitable[T]]
 
 
-def build_ledger_entries(slot: SessionSlot, half: LedgerHalf, **more: int) -> list[MongoCommand]:
+def build_ledger_entries(slot: SessionSlot, half: QueueProtocol, **more: int) -> list[MongoCommand]:
     """
     Build the update that adds to the ledger.
 
@@ -115,7 +112,7 @@ async def carry_forward(client: ReplicaSetClient) -> None:
         if not documents:
             return
         sums = _sum_entries(documents)
-        more = {f"{half}.{entry}": sums[half][entry] for half in LEDGER_HALVES for entry in LEDGER_ENTRIES}
+        more = {f"{half}.{entry}": sums[half][entry] for half in QUEUE_PROTOCOLS for entry in LEDGER_ENTRIES}
         transaction.write_at_end(build_deletes(LEDGER, {"_id": {"$in": [one["_id"] for one in documents]}}))
         transaction.write_at_end(
             build_updates(LEDGER, [{"q": {"_id": CARRIED_FORWARD_ID}, "u": {"$inc": more}, "upsert": True}])
@@ -129,14 +126,14 @@ async def _read_snapshot(
 ) -> tuple[StoreLedger, bool, T]:
     """Read the ledger, whether it is initialized, and what `work` finds; count queued messages if possible."""
     can_count = True
-    for collection in _QUEUE_COLLECTIONS.values():
+    for queues in QUEUES.values():
         # From metadata, which may be wrong after a crash of the server, but costs nothing.
-        reply = await executor.command(MongoCommand({"count": collection}), deadline, low_latency=True)
+        reply = await executor.command(MongoCommand({"count": queues.messages}), deadline, low_latency=True)
         can_count = can_count and reply["n"] <= _COUNT_LIMIT
     if can_count:
         try:
             return await executor.transact(
-                partial(_read, work, LEDGER_HALVES), deadline - _LEDGER_TIMEOUT + _COUNT_TIMEOUT, reading=True
+                partial(_read, work, QUEUE_PROTOCOLS), deadline - _LEDGER_TIMEOUT + _COUNT_TIMEOUT, reading=True
             )
         except (ServerUnreachable, MongoCommandError):
             pass
@@ -144,7 +141,7 @@ async def _read_snapshot(
 
 
 async def _read(
-    work: LedgerReader[T], counted: Sequence[LedgerHalf], transaction: Transaction
+    work: LedgerReader[T], counted: Sequence[QueueProtocol], transaction: Transaction
 ) -> tuple[StoreLedger, bool, T]:
     """:param counted: the halves of which queued messages are counted, all or none."""
     found = await work(lambda queries: transaction.query_many(*queries))
@@ -153,20 +150,22 @@ async def _read(
     )
     waiting: list[int | None] = [_parse_count(count) for count in counts]
     if not waiting or any(number is None or number > _COUNT_LIMIT for number in waiting):
-        waiting = [None for _ in LEDGER_HALVES]
+        waiting = [None for _ in QUEUE_PROTOCOLS]
     sums = _sum_entries(documents)
     didcomm, decentrl = [
-        MessageLedger(**sums[half], waiting=number) for half, number in zip(LEDGER_HALVES, waiting, strict=True)
+        MessageLedger(**sums[half], waiting=number) for half, number in zip(QUEUE_PROTOCOLS, waiting, strict=True)
     ]
     return StoreLedger(didcomm, decentrl), _is_initialized(documents), found
 
 
 async def _initialize(transaction: Transaction) -> None:
     """Record everything that is queued or recorded as removed as accepted."""
-    documents, *counts = await transaction.query_many(build_find(LEDGER, {}), *map(_build_count_query, LEDGER_HALVES))
+    documents, *counts = await transaction.query_many(
+        build_find(LEDGER, {}), *map(_build_count_query, QUEUE_PROTOCOLS)
+    )
     sums = _sum_entries(documents)
     change: Document = {}
-    for half, found in zip(LEDGER_HALVES, counts, strict=True):
+    for half, found in zip(QUEUE_PROTOCOLS, counts, strict=True):
         removed = sum(sums[half].values()) - sums[half]["accepted"]
         change[f"{half}.accepted"] = _parse_count(found) + removed - sums[half]["accepted"]
     update = {"$inc": change, "$set": {"settled": True}}
@@ -177,10 +176,10 @@ def _is_initialized(documents: Sequence[Document]) -> bool:
     return any("settled" in document for document in documents)
 
 
-def _build_count_query(half: LedgerHalf, limit: int = 0) -> MongoCommand:
+def _build_count_query(half: QueueProtocol, limit: int = 0) -> MongoCommand:
     """Build a query that counts the queued messages of a half, by keys alone."""
     stages: list[Document] = [{"$limit": limit}] if limit else []
-    return build_aggregate(_QUEUE_COLLECTIONS[half], [*stages, {"$count": "n"}], hint="_id_")
+    return build_aggregate(QUEUES[half].messages, [*stages, {"$count": "n"}], hint="_id_")
 
 
 def _parse_count(found: Sequence[Document]) -> int:
@@ -188,8 +187,8 @@ def _parse_count(found: Sequence[Document]) -> int:
     return number
 
 
-def _sum_entries(documents: Sequence[Document]) -> dict[LedgerHalf, dict[str, int]]:
+def _sum_entries(documents: Sequence[Document]) -> dict[QueueProtocol, dict[str, int]]:
     return {
         half: {entry: sum([one.get(half, {}).get(entry, 0) for one in documents]) for entry in LEDGER_ENTRIES}
-        for half in LEDGER_HALVES
+        for half in QUEUE_PROTOCOLS
     }

@@ -204,13 +204,13 @@ def join_origin(document: Document) -> int:
     return origin
 
 
-def build_part_filter(part: SenderGroup, known: frozenset[int]) -> Document:
+def build_group_filter(group: SenderGroup, known: frozenset[int]) -> Document:
     """
     Build a filter for a group of senders; see :mod:`mediatord.store.fair_share`.
 
     :param known: parties whose messages the recipient has acknowledged before.
     """
-    rank, network, sender = part
+    rank, network, sender = group
     conditions: list[Document] = []
     if sender is not None:
         conditions.append({"sender": sender})

@@ -7,7 +7,7 @@ Ids of messages and events begin with the time of arrival, so their age is found
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,7 @@ from mediatord.store.mongo.driver.commands import Document, MongoCommand, build_
 from mediatord.store.mongo.driver.errors import MongoCommandError, ServerUnreachable
 from mediatord.store.mongo.driver.executor import OperationExecutor
 from mediatord.store.mongo.ledger import LedgerQuery, get_ledger_deadline, read_ledger_with, read_nothing
-from mediatord.store.mongo.schema import MESSAGES, PARTIES, PENDING_EVENTS, RECIPIENTS
+from mediatord.store.mongo.schema import QUEUES, QueueCollections
 
 # Seconds for an operation.
 STATISTICS_TIMEOUT = 1.5
@@ -49,40 +49,6 @@ _COHORT_SIZE_LIMIT = 2_000
 _COLLECTION_BYTES: Document = {"bytes": {"$add": ["$storageStats.storageSize", "$storageStats.totalIndexSize"]}}
 
 
-@dataclass(frozen=True, slots=True)
-class _Half:
-    """
-    Collections and fields of a half of the store.
-
-    :param messages: collection of what is queued.
-    :param owner: its field with the owner of the queue, and `index` an index by that and arrival.
-    :param owners: collection of the owners, with `counter` and `bytes` of the queue.
-    :param nonempty: index of the owners with queued messages.
-    """
-
-    messages: str
-    owner: str
-    index: str
-    owners: str
-    counter: str
-    bytes: str
-    nonempty: str
-
-
-_HALVES = (
-    _Half(MESSAGES, "recipient", "message_of_recipient", RECIPIENTS, "messages", "bytes", "recipient_waited_for"),
-    _Half(
-        PENDING_EVENTS.name,
-        "party",
-        "pending_of_party",
-        PARTIES,
-        PENDING_EVENTS.counter,
-        PENDING_EVENTS.bytes,
-        "party_waited_for",
-    ),
-)
-
-
 async def read_queue_sizes(client: ReplicaSetClient, top: int) -> tuple[list[tuple[str, int]], int]:
     """
     Return the longest queues with their DIDs, and the sum of all others.
@@ -92,7 +58,7 @@ async def read_queue_sizes(client: ReplicaSetClient, top: int) -> tuple[list[tup
     """
 
     async def read(executor: OperationExecutor, deadline: float) -> tuple[list[tuple[str, int]], int]:
-        total = sum([await _count_documents(executor, half.messages, deadline) for half in _HALVES])
+        total = sum([await _count_documents(executor, half.messages, deadline) for half in QUEUES.values()])
         sizes = await _rank_queues(executor, top, deadline)
         return sizes, max(total - sum(number for _, number in sizes), 0)
 
@@ -119,7 +85,7 @@ async def read_waiting(client: ReplicaSetClient) -> QueueTotals:
 
     async def read(executor: OperationExecutor, deadline: float) -> QueueTotals:
         totals = QueueTotals(0, None, None, None)
-        for half in _HALVES:
+        for half in QUEUES.values():
             number = await _count_documents(executor, half.messages, deadline)
             first = build_find(
                 half.messages, {}, sort={"_id": 1}, limit=1, projection={"received_at": 1}, hint="_id_"
@@ -139,12 +105,12 @@ async def _add_queue_bytes(executor: OperationExecutor, totals: QueueTotals, dea
     """Add number and bytes of the queues, unless they are too many."""
     queues = size = 0
     nonempty: Document = {"$match": {"waited_for": True}}
-    for half in _HALVES:
+    for half in QUEUES.values():
         stages: list[Document] = [nonempty, {"$limit": _MAX_SUMMED_QUEUES + 1}, {"$count": "n"}]
         counted = await executor.query(build_aggregate(half.owners, stages, hint=half.nonempty), deadline)
         if counted and counted[0]["n"] > _MAX_SUMMED_QUEUES:
             return totals
-    for half in _HALVES:
+    for half in QUEUES.values():
         total: Document = {"$group": {"_id": None, "bytes": {"$sum": f"${half.bytes}"}, "queues": {"$sum": 1}}}
         query = build_aggregate(half.owners, [nonempty, total], hint=half.nonempty)
         for one in await executor.query(query, deadline):
@@ -168,7 +134,7 @@ async def _read_totals(executor: OperationExecutor, ledger: StoreLedger, deadlin
     numbers = ledger.didcomm.waiting, ledger.decentrl.waiting
     return [
         await _count_documents(executor, half.messages, deadline) if number is None else number
-        for half, number in zip(_HALVES, numbers, strict=True)
+        for half, number in zip(QUEUES.values(), numbers, strict=True)
     ]
 
 
@@ -203,16 +169,16 @@ def _build_ranking_query(top: int, *, detailed: bool = False) -> MongoCommand:
 
     :param detailed: whether to find `bytes`, and ids of the owners as `queues`, as well.
     """
-    ours, theirs = [_build_ranking_stages(half, top, detailed) for half in _HALVES]
+    ours, theirs = [_build_ranking_stages(half, top, detailed) for half in QUEUES.values()]
     sums: Document = {"_id": "$did", "number": {"$sum": "$number"}}
     if detailed:
         sums |= {"bytes": {"$sum": "$bytes"}, "queues": {"$push": "$_id"}}
-    union: Document = {"$unionWith": {"coll": _HALVES[1].owners, "pipeline": theirs}}
+    union: Document = {"$unionWith": {"coll": QUEUES["decentrl"].owners, "pipeline": theirs}}
     last: list[Document] = [{"$group": sums}, {"$sort": {"number": -1, "_id": 1}}, {"$limit": top}]
-    return build_aggregate(_HALVES[0].owners, [*ours, union, *last])
+    return build_aggregate(QUEUES["didcomm"].owners, [*ours, union, *last])
 
 
-def _build_ranking_stages(half: _Half, top: int, detailed: bool) -> list[Document]:
+def _build_ranking_stages(half: QueueCollections, top: int, detailed: bool) -> list[Document]:
     more = {"_id": 1, "bytes": f"${half.bytes}"} if detailed else {"_id": 0}
     return [
         {"$match": {"waited_for": {"$exists": True}}},
@@ -241,7 +207,7 @@ async def read_backlog(client: ReplicaSetClient, bounds: Sequence[float], top: i
 async def _read_buckets(bounds: Sequence[float], run: LedgerQuery) -> list[list[AgeBucket]]:
     """Count the messages of each half by age, and sum their bytes where they are few."""
     buckets = []
-    for half in _HALVES:
+    for half in QUEUES.values():
         matches = [_build_id_match(first, end) for first, end in get_id_ranges(bounds)]
         count: list[Document] = [{"$limit": _COHORT_COUNT_LIMIT}, {"$count": "n"}]
         counts = await run([build_aggregate(half.messages, [match, *count], hint="_id_") for match in matches])
@@ -271,7 +237,7 @@ def _build_id_match(first: str | None, end: str | None) -> Document:
 async def _find_longest_queues(executor: OperationExecutor, top: int, deadline: float) -> list[LargeQueue]:
     found = await executor.query(_build_ranking_query(top, detailed=True), deadline)
     # A queue of one half has nothing in the other one.
-    queues = [(one["_id"], queue, half) for one in found for queue in one["queues"] for half in _HALVES]
+    queues = [(one["_id"], queue, half) for one in found for queue in one["queues"] for half in QUEUES.values()]
     replies = await executor.run_reads([_build_oldest_query(half, queue) for _, queue, half in queues], deadline)
     times: dict[str, list[float | None]] = {}
     for (did, _, _), reply in zip(queues, replies, strict=True):
@@ -282,7 +248,7 @@ async def _find_longest_queues(executor: OperationExecutor, top: int, deadline: 
     return [LargeQueue(one["_id"], one["number"], one["bytes"], find_earliest(*times[one["_id"]])) for one in found]
 
 
-def _build_oldest_query(half: _Half, queue: Any) -> MongoCommand:
+def _build_oldest_query(half: QueueCollections, queue: Any) -> MongoCommand:
     projection = {"_id": 0, "received_at": 1}
     return build_find(
         half.messages, {half.owner: queue}, sort={"seq": 1}, limit=1, projection=projection, hint=half.index

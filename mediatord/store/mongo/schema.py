@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
+from mediatord.store.interfaces.administration import QueueProtocol
 from mediatord.store.interfaces.messages import ArrivalWindow
 from mediatord.store.interfaces.store import StoreUnusable
 from mediatord.store.mongo.driver.commands import (
@@ -575,5 +576,41 @@ DECENTRL_COLLECTIONS = (
     CollectionSpec(STORED_EVENTS.payloads),
     CollectionSpec(PUBLIC_EVENTS.payloads),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class QueueCollections:
+    """
+    Collections and fields of the queues of a protocol.
+
+    :param messages: collection of what is queued.
+    :param owner: its field with the owner of the queue, and `index` an index by that and arrival.
+    :param owners: collection of the owners, with `counter` and `bytes` of the queue.
+    :param nonempty: index of the owners with queued messages.
+    """
+
+    messages: str
+    owner: str
+    index: str
+    owners: str
+    counter: str
+    bytes: str
+    nonempty: str
+
+
+QUEUES: dict[QueueProtocol, QueueCollections] = {
+    "didcomm": QueueCollections(
+        MESSAGES, "recipient", "message_of_recipient", RECIPIENTS, "messages", "bytes", "recipient_waited_for"
+    ),
+    "decentrl": QueueCollections(
+        PENDING_EVENTS.name,
+        "party",
+        "pending_of_party",
+        PARTIES,
+        PENDING_EVENTS.counter,
+        PENDING_EVENTS.bytes,
+        "party_waited_for",
+    ),
+}
 
 ALL_COLLECTIONS = (*DIDCOMM_COLLECTIONS, *DECENTRL_COLLECTIONS, *CLUSTER_COLLECTIONS)

@@ -163,11 +163,6 @@ def get_digest_head(digest: bytes) -> int:
     return int.from_bytes(digest[:8], "big", signed=True)
 
 
-def get_utf8_size(*texts: str) -> int:
-    """Bytes of texts as UTF-8."""
-    return sum([len(text) if text.isascii() else len(text.encode()) for text in texts])
-
-
 def _bind_in(values: Sequence[Any]) -> tuple[str, list[Any]]:
     """
     Placeholders and parameters for an `IN`, of which the last is repeated up to a power of two: in a set it counts

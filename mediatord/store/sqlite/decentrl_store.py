@@ -42,8 +42,8 @@ from mediatord.store.interfaces.decentrl import (
     StoredEvent,
 )
 from mediatord.store.interfaces.messages import ArrivalWindow, MessageArrival, RemovedMessage
+from mediatord.store.quotas import get_utf8_size
 from mediatord.store.sqlite import decentrl_queries, event_queries, message_queries
-from mediatord.store.sqlite.bulk_sql import get_utf8_size
 from mediatord.store.sqlite.coordination_queries import ClaimOutcome, NonceClaim, claim_nonces
 from mediatord.store.sqlite.decentrl_queries import find_registered
 from mediatord.store.sqlite.event_search import PageReadOptions

@@ -22,10 +22,10 @@ from mediatord.store.interfaces.decentrl import (
     ResultPage,
     StoredEvent,
 )
+from mediatord.store.quotas import get_utf8_size
 from mediatord.store.sqlite.bulk_sql import (
     ROWS_PER_STATEMENT,
     format_values,
-    get_utf8_size,
     insert_numbered_rows,
     insert_rows,
     make_empty_page,

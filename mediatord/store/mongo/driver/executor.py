@@ -15,7 +15,7 @@ from mediatord.errors import StoreUnavailable
 from mediatord.store.mongo.driver.commands import Document, MongoCommand, read_cursor
 from mediatord.store.mongo.driver.connection_pool import PrimaryConnectionPool
 from mediatord.store.mongo.driver.errors import DuplicateKeyError, MongoCommandError, ServerUnreachable, check_reply
-from mediatord.store.mongo.driver.transactions import TransactionRunner, wait_before_retry
+from mediatord.store.mongo.driver.transactions import TransactionRunner, get_milliseconds_left, wait_before_retry
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -87,7 +87,7 @@ class OperationExecutor:
 
     def with_majority(self, command: MongoCommand, deadline: float) -> MongoCommand:
         """Return the command with write concern `majority` and journaling."""
-        concern = {"w": "majority", "j": True, "wtimeout": self._get_milliseconds_left(deadline)}
+        concern = {"w": "majority", "j": True, "wtimeout": get_milliseconds_left(self._clock, deadline)}
         return command.with_fields({"writeConcern": concern})
 
     async def _exchange(
@@ -96,7 +96,7 @@ class OperationExecutor:
         """:raise ServerUnreachable: there was no reply by the deadline."""
         for_reads = not low_latency and next(iter(command.body)) in _READ_COMMANDS
         while True:
-            left = self._get_milliseconds_left(deadline)
+            left = get_milliseconds_left(self._clock, deadline)
             sent = command.with_fields({"maxTimeMS": left}) if has_time_limit else command
             (reply,) = await self._pool.exchange([sent], deadline, for_reads=for_reads)
             if reply is not None:
@@ -107,9 +107,6 @@ class OperationExecutor:
 
     async def _get_more(self, command: MongoCommand, deadline: float) -> Document:
         return check_reply(await self._exchange(command, deadline, has_time_limit=False))
-
-    def _get_milliseconds_left(self, deadline: float) -> int:
-        return max(int((deadline - self._clock.seconds()) * 1000), 1)
 
 
 def _parse_reply_or_error(reply: Document) -> Document | MongoCommandError:

@@ -173,6 +173,11 @@ async def wait_before_retry(clock: IReactorTime, attempt: int = 0) -> None:
     await deferLater(clock, uniform(MIN_RETRY_DELAY, MAX_RETRY_DELAY) * scale)  # nosec B311 # no secret
 
 
+def get_milliseconds_left(clock: IReactorTime, deadline: float) -> int:
+    """Return the time until a deadline, at least 1 ms because the server takes 0 for no limit."""
+    return max(int((deadline - clock.seconds()) * 1000), 1)
+
+
 class Transaction:
     """
     One attempt at a transaction, which reads a snapshot and its own writes.
@@ -273,7 +278,7 @@ class Transaction:
         return [check_reply(reply or {}) for reply in replies]
 
     def _build_statement(self, command: MongoCommand) -> MongoCommand:
-        more: Document = {**self._fields, "maxTimeMS": self._get_milliseconds_left(self._deadline)}
+        more: Document = {**self._fields, "maxTimeMS": get_milliseconds_left(self._clock, self._deadline)}
         if "getMore" in command.body:
             del more["maxTimeMS"]
         if not self._is_started:
@@ -282,7 +287,7 @@ class Transaction:
         return command.with_fields(more)
 
     def _build_end_command(self, name: str, deadline: float) -> MongoCommand:
-        left = self._get_milliseconds_left(deadline)
+        left = get_milliseconds_left(self._clock, deadline)
         concern = {"w": "majority", "j": True, "wtimeout": left}
         return MongoCommand({name: 1, **self._fields, "maxTimeMS": left, "writeConcern": concern}, database="admin")
 
@@ -290,9 +295,6 @@ class Transaction:
         if self._clock.seconds() >= self._deadline:
             raise ServerUnreachable("deadline exceeded")
         return await self._pool.exchange(commands, self._deadline, for_reads=self._for_reads)
-
-    def _get_milliseconds_left(self, deadline: float) -> int:
-        return max(int((deadline - self._clock.seconds()) * 1000), 1)
 
     async def _retry_commit(self) -> None:
         """Repeat the commit, which is idempotent, until its outcome is known."""
@@ -460,7 +462,13 @@ class TransactionRunner:
             attempt += 1
             transaction = session.last = Transaction(self._pool, self._clock, session, deadline, reading)
             try:
-                return await _run_attempt(transaction, work)
+                try:
+                    answer = await work(transaction)
+                except CommitWithError as committing:
+                    await transaction.commit()
+                    raise committing.error from None
+                await transaction.commit()
+                return answer
             except MongoCommandError as error:
                 conflicts += error.is_write_conflict
                 if not error.is_transient or conflicts == tries or self._clock.seconds() >= deadline:
@@ -495,16 +503,6 @@ class TransactionRunner:
             self.sessions.quarantine_session(session)
             _log.error("too many uncertain commits: one is left unresolved")
         self._on_uncertain()
-
-
-async def _run_attempt(transaction: Transaction, work: TransactionWork[T]) -> T:
-    try:
-        answer = await work(transaction)
-    except CommitWithError as committing:
-        await transaction.commit()
-        raise committing.error from None
-    await transaction.commit()
-    return answer
 
 
 async def _do_nothing(_transaction: Transaction) -> None:

@@ -69,8 +69,10 @@ def parse_mongo_uri(text: str) -> MongoConnectionSettings:
     """
     parts = _parse(text)
     tls = _build_tls(parts)
-    user = _get_x509_user(parts, tls) if _uses_x509(parts) else None
-    if user is None:
+    user = None
+    if parts.options.get("authmechanism") == _X509:
+        user = _get_x509_user(parts, tls)
+    else:
         _check_credentials(parts)
     hosts = ",".join(f"{host}:{port}" for host, port in parts.hosts)
     return MongoConnectionSettings(
@@ -190,10 +192,6 @@ def _build_tls(parts: _ParsedURI) -> ReplicaSetTLS | None:
     except ValueError as error:
         raise InvalidMongoURI(str(error)) from None
     return tls
-
-
-def _uses_x509(parts: _ParsedURI) -> bool:
-    return parts.options.get("authmechanism") == _X509
 
 
 def _get_x509_user(parts: _ParsedURI, tls: ReplicaSetTLS | None) -> str:

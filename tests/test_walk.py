@@ -1,0 +1,48 @@
+"""Upper bounds for the files and calls that one request of each kind passes, see :mod:`tests.walk`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# Files entered, Python frames in them, changes of file. To be lowered when a path gets shorter, and never raised.
+# Room for what differs between Python versions: comprehensions are frames before 3.12.
+BOUNDS: dict[str, tuple[int, int, int]] = {
+    "forward, fast path": (30, 113, 67),
+    "forward, general path": (34, 160, 81),
+    "forward and live push": (40, 171, 104),
+    "acknowledgement": (51, 415, 238),
+    "TWO_WAY_PRIVATE": (41, 214, 118),
+    "push across workers, sender's side": (39, 243, 116),
+    "push across workers, socket's side": (39, 226, 109),
+}
+
+
+@pytest.fixture(scope="module")
+def counts() -> dict[str, tuple[int, int, int]]:
+    """What `make walk` prints."""
+    program = [sys.executable, "-m", "tests.walk", "--json"]
+    done = subprocess.run(
+        program, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, text=True, timeout=300, check=True
+    )
+    return {row: tuple(numbers) for row, numbers in json.loads(done.stdout.splitlines()[-1]).items()}
+
+
+def test_all_rows(counts: dict[str, tuple[int, int, int]]) -> None:
+    """Each row of the table has a bound."""
+    assert counts.keys() == BOUNDS.keys()
+
+
+@pytest.mark.parametrize("row", BOUNDS)
+def test_row(row: str, counts: dict[str, tuple[int, int, int]]) -> None:
+    """No more files, frames and changes than before."""
+    exceeded = [
+        (what, found, bound)
+        for what, found, bound in zip(("files", "frames", "changes"), counts[row], BOUNDS[row], strict=True)
+        if found > bound
+    ]
+    assert not exceeded, "run `python -m tests.walk --calls ROW` to see the calls"
