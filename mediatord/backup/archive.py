@@ -1,13 +1,9 @@
 """
-Files that are there whole or not at all, and readable by their owner only.
+Archives of store records: writing, verification and import.
 
-Archives of records: gzip, in it lines of JSON, each with its `kind`.
-
-The first line is the header: `format`, `version`, when and by what it was made and from which backend. Then come the
-records. The last line is the trailer: of each kind how many there are and the SHA-256 of their lines, and the SHA-256
-of the header. An archive without its trailer, or that is not what its trailer says, is refused as a whole.
-
-Bringing an archive into a store.
+An archive is a gzip file of JSON lines, each with its `kind`. The first line is the header: `format`, `version`,
+time, program and backend. The records follow. The last line is the trailer: count and SHA-256 of the lines of each
+kind, and the SHA-256 of the header. An archive without a trailer, or that differs from it, is refused as a whole.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import Any, BinaryIO, cast
 
 from mediatord import __version__
 from mediatord.backup.records import (
@@ -37,6 +33,7 @@ from mediatord.backup.records import (
     RecordCounts,
     RecordTarget,
     StoreRecord,
+    batch_by_size,
     decode_record,
     encode_record,
     shorten_value,
@@ -48,10 +45,10 @@ _DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 @contextmanager
 def create_file_atomically(path: Path) -> Iterator[BinaryIO]:
     """
-    A file to write to, of mode 0600, which gets its name when all is on disk; what an earlier run that was killed has
-    left is written over.
+    A new file, of mode 0600, which gets its name when it is complete and on disk. The draft of an earlier run that
+    was killed is overwritten.
 
-    :raise TransferError: something is there already, or another process is writing it.
+    :raise BackupError: the file exists, or another process is writing it.
     """
     _require_absent(path)
     draft = path.with_name(f".{path.name}.draft")
@@ -61,7 +58,7 @@ def create_file_atomically(path: Path) -> Iterator[BinaryIO]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise BackupError(f"{path} is being written by another process") from None
-        _require_absent(path)  # another one that has just finished: what was opened is its file
+        _require_absent(path)  # another process may have finished it just before the lock
         _require_own_file(draft, os.fstat(descriptor))
         try:
             os.fchmod(descriptor, 0o600)
@@ -79,7 +76,7 @@ def create_file_atomically(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def report_full_disk(path: Path) -> Iterator[None]:
-    """:raise TransferError: there is no room for a file that is being written; the system does not say for which."""
+    """:raise BackupError: the disk is full; the system's error does not name the file."""
     try:
         yield
     except OSError as error:
@@ -89,7 +86,7 @@ def report_full_disk(path: Path) -> Iterator[None]:
 
 
 def sync_directory(path: Path) -> None:
-    """What was renamed in it stays so."""
+    """Flush renames in a directory to disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -98,7 +95,7 @@ def sync_directory(path: Path) -> None:
 
 
 def chown_to_directory_owner(directory: Path, *paths: Path) -> None:
-    """What root has made in a directory belongs to whom that belongs to, as the daemon may run as that user."""
+    """Give files that root has made to the owner of their directory, as the daemon may run as that user."""
     if os.geteuid() == 0:
         folder = directory.stat()
         for path in paths:
@@ -106,20 +103,20 @@ def chown_to_directory_owner(directory: Path, *paths: Path) -> None:
 
 
 def _require_own_file(draft: Path, found: os.stat_result) -> None:
-    """Whoever has made it could read what is written to it, or have meant another file of ours."""
+    """Refuse a draft that another user has created or linked."""
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink != 1:
-        raise BackupError(f"{draft} was made by somebody else: remove it first")
+        raise BackupError(f"{draft} was created by another user: remove it first")
 
 
 def _require_absent(path: Path) -> None:
     if path.exists() or path.is_symlink():
-        raise BackupError(f"{path} is there already and is not overwritten")
+        raise BackupError(f"{path} exists and is not overwritten")
 
 
 ARCHIVE_FORMAT, ARCHIVE_VERSION = "mediatord-store", 1
-# Envelopes do not get much smaller by more.
+# Envelopes are encrypted: higher levels gain little.
 _COMPRESSION_LEVEL = 3
-# More than the longest record that any store takes.
+# Longer than the longest record of any store.
 _MAX_LINE_BYTES = 1 << 28
 _HEADER_DIGEST_KEY = "header_sha256"
 
@@ -127,12 +124,12 @@ ProgressCallback = Callable[[int], None]
 
 
 def ignore_progress(_: int) -> None:
-    """Tells nobody how far something is."""
+    """A progress callback that does nothing."""
 
 
 @dataclass(eq=False, slots=True)
 class _RecordDigests:
-    """How many lines of each kind there were, and what they were."""
+    """Count and digest of the lines of each kind."""
 
     counts: RecordCounts = field(default_factory=lambda: dict.fromkeys(RECORD_KINDS, 0))
     digests: dict[str, Any] = field(default_factory=lambda: {kind: sha256() for kind in RECORD_KINDS})
@@ -152,11 +149,11 @@ def write_archive(
     path: Path, backend: str, records: Iterable[StoreRecord], progress: ProgressCallback = ignore_progress
 ) -> RecordCounts:
     """
-    Make an archive of records, in their order; how many of each kind those were.
+    Write records to a new archive; returns the number of each kind.
 
-    :param backend: where they come from.
-    :param tell: told after each record how many there are.
-    :raise TransferError: there is a file of that name already.
+    :param backend: of the store that they come from.
+    :param progress: called after each record with the number written.
+    :raise BackupError: the file exists.
     """
     with create_file_atomically(path) as file:
         return write_records(file, backend, records, progress)
@@ -165,9 +162,9 @@ def write_archive(
 def write_records(
     file: BinaryIO, backend: str, records: Iterable[StoreRecord], progress: ProgressCallback = ignore_progress
 ) -> RecordCounts:
-    """As :func:`write_archive`, to a file that is open."""
-    tally = _RecordDigests()
-    # Without name and time, which are nobody's business.
+    """As :func:`write_archive`, to an open file."""
+    digests = _RecordDigests()
+    # Without file name and time.
     with gzip.GzipFile("", "wb", compresslevel=_COMPRESSION_LEVEL, fileobj=file, mtime=0) as packed:
         header = _encode_line(
             {
@@ -183,19 +180,19 @@ def write_records(
         for number, record in enumerate(records, 1):
             line = encode_record(record)
             packed.write(line)
-            tally.add(record.kind, line)
+            digests.add(record.kind, line)
             progress(number)
-        packed.write(_encode_line(tally.trailer(header)))
-    return tally.counts
+        packed.write(_encode_line(digests.trailer(header)))
+    return digests.counts
 
 
 @dataclass(frozen=True, slots=True)
 class RecordArchive:
     """
-    One that was read from end to end and is what it says.
+    A verified archive.
 
-    :param id: stands for all that is in it.
-    :param counts: records by kind.
+    :param id: digest of its content.
+    :param counts: number of records by kind.
     """
 
     path: Path
@@ -208,19 +205,19 @@ class RecordArchive:
 
     def records(self, after: int = 0) -> Iterator[tuple[StoreRecord, int]]:
         """
-        The records behind the first `after`, each with the bytes of its line.
+        The records after the first `after`, each with the size of its line.
 
-        :raise ArchiveRefused: it has changed since; said at the end, if not before.
+        :raise InvalidArchiveError: it has changed since; raised at the end at the latest.
         """
         with _open_lines(self.path) as lines:
-            tally, header = _RecordDigests(), next(lines, b"")
+            digests, header = _RecordDigests(), next(lines, b"")
             for place, line in enumerate(lines, 1):
                 if place > self.total:
-                    if sha256(line).hexdigest() != self.id or _parse_line(line) != tally.trailer(header):
+                    if sha256(line).hexdigest() != self.id or _parse_line(line) != digests.trailer(header):
                         break
                     return
                 record = decode_record(line)
-                tally.add(record.kind, line)
+                digests.add(record.kind, line)
                 if place > after:
                     yield record, len(line)
         raise InvalidArchiveError(f"{self.path} has changed while it was read")
@@ -234,9 +231,9 @@ def verify_archive(
     """
     Read an archive from end to end.
 
-    :param tell: told how many of its records were read.
-    :param accept: refuses records that cannot be used.
-    :raise ArchiveRefused: it is torn, altered, of a newer version or something else.
+    :param progress: called with the number of records read.
+    :param accept: raises an error for records that the target cannot hold.
+    :raise InvalidArchiveError: it is truncated, altered, of another version or no archive.
     """
     try:
         with _open_lines(path) as lines:
@@ -251,18 +248,18 @@ def _verify_lines(
 ) -> RecordArchive:
     header = next(lines, b"")
     _verify_header(_parse_line(header))
-    tally, order, number = _RecordDigests(), list(RECORD_KINDS), 0
+    digests, order, number = _RecordDigests(), list(RECORD_KINDS), 0
     for line in lines:
         if line.startswith(b'{"kind":"trailer"'):
-            if _parse_line(line) != tally.trailer(header) or next(lines, None) is not None:
-                raise InvalidArchiveError("it is not what its last line says")
-            return RecordArchive(path, sha256(line).hexdigest(), dict(tally.counts))
+            if _parse_line(line) != digests.trailer(header) or next(lines, None) is not None:
+                raise InvalidArchiveError("its content differs from its last line")
+            return RecordArchive(path, sha256(line).hexdigest(), dict(digests.counts))
         record = decode_record(line)
         if record.kind not in order:
             raise InvalidArchiveError("its records are not in order")
         del order[: order.index(record.kind)]
-        tally.add(record.kind, line)
-        _verify_numbers(record, tally.counts)
+        digests.add(record.kind, line)
+        _verify_numbers(record, digests.counts)
         accept(record)
         number += 1
         progress(number)
@@ -271,7 +268,7 @@ def _verify_lines(
 
 def _verify_header(header: Any) -> None:
     if not isinstance(header, dict) or header.get("format") != ARCHIVE_FORMAT:
-        raise InvalidArchiveError("it is no archive of mediatord")
+        raise InvalidArchiveError("it is not an archive of mediatord")
     if header.get("version") != ARCHIVE_VERSION:
         raise InvalidArchiveError(
             f"it is of version {shorten_value(header.get('version'))}, this mediatord knows {ARCHIVE_VERSION}"
@@ -279,7 +276,7 @@ def _verify_header(header: Any) -> None:
 
 
 def _verify_numbers(record: StoreRecord, counts: Mapping[str, int]) -> None:
-    """What a record refers to has come before it."""
+    """Check that a record refers to records before it."""
     right = True
     if record.kind in ("account", "recipient"):
         right = record.number == counts[record.kind]
@@ -296,21 +293,21 @@ def _open_lines(path: Path) -> Iterator[Iterator[bytes]]:
     """
     The lines of an archive.
 
-    :raise ArchiveRefused: while they are read: it is torn.
+    :raise InvalidArchiveError: while they are read: it is truncated.
     """
     with path.open("rb") as file, gzip.GzipFile(fileobj=file, mode="rb") as packed:
         try:
             yield _read_lines(cast(BinaryIO, packed))
         except (EOFError, gzip.BadGzipFile, zlib.error):
             raise InvalidArchiveError(
-                f"{path} cannot be used: it is torn or altered, or no archive of mediatord"
+                f"{path} cannot be used: it is truncated or altered, or not an archive of mediatord"
             ) from None
 
 
 def _read_lines(packed: BinaryIO) -> Iterator[bytes]:
     while line := packed.readline(_MAX_LINE_BYTES):
         if not line.endswith(b"\n"):
-            raise InvalidArchiveError("a line has no end")
+            raise InvalidArchiveError("a line is truncated")
         yield line
 
 
@@ -325,17 +322,15 @@ def _parse_line(line: bytes) -> Any:
         return None
 
 
-ItemT = TypeVar("ItemT")
-
-# What is written at a time.
+# Of one transaction of an import.
 _BATCH_RECORDS, _BATCH_BYTES = 500, 4_194_304
 
 
 @dataclass(frozen=True, slots=True)
 class ImportComparison:
     """
-    :param archive: records by kind.
-    :param store: the same, counted in the store.
+    :param archive: number of records by kind in the archive.
+    :param store: the same in the store.
     """
 
     archive: RecordCounts
@@ -347,7 +342,7 @@ class ImportComparison:
 
 
 class CountMismatchError(BackupError):
-    """A store does not have what was in the archive."""
+    """The counts of the store differ from those of the archive."""
 
     def __init__(self, comparison: ImportComparison) -> None:
         wrong = [
@@ -355,7 +350,7 @@ class CountMismatchError(BackupError):
             for kind, number in comparison.store.items()
             if number != comparison.archive[kind]
         ]
-        super().__init__(f"the store has {', '.join(wrong)}; it was left unfinished, and no daemon will use it")
+        super().__init__(f"the store has {', '.join(wrong)}; the import is not finished, and no daemon will use it")
         self.comparison = comparison
 
 
@@ -366,21 +361,21 @@ def import_archive(
     prepared: Callable[[], None] = lambda: None,
 ) -> ImportComparison:
     """
-    Write all records of an archive, or those that an interrupted import of it has not written, and count.
+    Import an archive, or the rest of it after an interrupted import, and compare the counts.
 
-    :param tell: told how many of its records are there.
+    :param progress: called with the number of its records in the store.
     :param prepared: called when all are, before daemons may use the store.
-    :raise CountsDiffer: what is there then is not what was in the archive.
-    :raise TransferError: it cannot be imported; said before anything is written, unless the archive contradicts
+    :raise CountMismatchError: the counts differ.
+    :raise BackupError: it cannot be imported; raised before anything is written, unless the archive contradicts
         itself or the store fails.
     """
     done = target.begin(archive.id)
     if done > archive.total:
         raise BackupError(f"{done} records of {archive.total} were imported: it is not the same archive")
     progress(done)
-    for some in _batch_records(archive.records(done)):
-        target.write(done + 1, some)
-        done += len(some)
+    for batch in batch_by_size(archive.records(done), _BATCH_RECORDS, _BATCH_BYTES):
+        target.write(done + 1, batch)
+        done += len(batch)
         progress(done)
     comparison = ImportComparison(dict(archive.counts), target.counts())
     if not comparison.is_equal:
@@ -388,17 +383,3 @@ def import_archive(
     prepared()
     target.finish()
     return comparison
-
-
-def _batch_records(items: Iterable[tuple[ItemT, int]]) -> Iterator[list[ItemT]]:
-    """Items with their bytes: not too many at a time, nor too large unless it is a single one."""
-    batch: list[ItemT] = []
-    size = 0
-    for item, more in items:
-        if batch and (len(batch) == _BATCH_RECORDS or size + more > _BATCH_BYTES):
-            yield batch
-            batch, size = [], 0
-        batch.append(item)
-        size += more
-    if batch:
-        yield batch

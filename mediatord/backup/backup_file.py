@@ -1,15 +1,9 @@
 """
-Backups: a tar file with everything that a mediator needs, and a manifest of it.
+Backups: a tar file of configuration, keys and store, with a manifest.
 
-Its members are `manifest.json`, `manifest.sha256` with the digest of that, and then what the manifest lists, in that
-order: of each the name, which says what it is, bytes, SHA-256, mode and owner. No other names, links, or anything
-that is no plain file is taken, and names are never used as paths.
-
-Making backups while the daemon runs.
-
-Files that take their places together, or none of them.
-
-Bringing back a backup: into places where nothing is, or the same; all of it or nothing.
+Members are `manifest.json`, `manifest.sha256` with its digest, and then the files of the manifest in its order, each
+with name, size, SHA-256, mode and owner. Other names, links and special files are refused, and names are never used
+as paths. A restore writes to unused paths, completely or not at all.
 """
 
 from __future__ import annotations
@@ -26,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from io import BytesIO
 from pathlib import Path
 from typing import Annotated, BinaryIO, Literal, Protocol, Self, TypeVar
@@ -43,14 +37,12 @@ from mediatord.backup.archive import (
     report_full_disk,
     sync_directory,
     verify_archive,
-    write_archive,
 )
 from mediatord.backup.records import (
     RECORD_KINDS,
     BackupError,
     InvalidArchiveError,
     RecordCounts,
-    RecordSource,
     RecordTarget,
     shorten_value,
 )
@@ -65,7 +57,7 @@ FILES = (CONFIG, KEYS, LOG_KEY, CLUSTER_SECRET, ADMIN_TOKEN)
 DATABASE, RECORDS = "store.sqlite3", "store.records.gz"
 
 _MANIFEST, _DIGEST = "manifest.json", "manifest.sha256"
-# What is read into memory is not larger.
+# Of members that are read into memory.
 MAX_MEMBER_BYTES = 16_777_216
 _CHUNK_BYTES = 1 << 20
 
@@ -77,7 +69,7 @@ class _StrictModel(BaseModel):
 
 
 class BackupMember(_StrictModel):
-    """:param user: name of its owner, empty if it has none; `group` likewise."""
+    """:param user: name of its owner, empty if unknown; `group` likewise."""
 
     name: Literal[
         "mediator.yaml", "keys.jwks", "log.key", "cluster-secret", "admin-token", "store.sqlite3", "store.records.gz"
@@ -123,7 +115,7 @@ class BackupManifest(_StrictModel):
 
     @property
     def store(self) -> BackupMember:
-        """The store, which comes last."""
+        """The store, which is the last member."""
         return self.members[-1]
 
     @property
@@ -133,7 +125,7 @@ class BackupManifest(_StrictModel):
 
 
 class _RegularFileInfo(tarfile.TarInfo):
-    """A header of a plain file; the content of any other, which can be long, would be read into memory."""
+    """Refuses headers of anything but plain files, whose content would be read into memory."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
@@ -182,7 +174,7 @@ def verify_backup_file(path: Path, file: BinaryIO | None = None) -> BackupManife
     Read a backup from end to end.
 
     :param file: where it is open already.
-    :raise ArchiveRefused: it is torn, altered, of a newer version or something else.
+    :raise InvalidArchiveError: it is torn, altered, of a newer version or something else.
     """
     with open_backup_file(path, file) as (manifest, contents):
         for member, content in contents:
@@ -198,7 +190,7 @@ def open_backup_file(
     """
     A backup's manifest and its members, of which each is to be read before the next.
 
-    :raise ArchiveRefused: while they are read: it is torn or altered.
+    :raise InvalidArchiveError: while they are read: it is torn or altered.
     """
     try:
         if file is None:
@@ -220,7 +212,7 @@ def read_member_chunks(member: BackupMember, content: _ReadableStream) -> Iterat
     """
     All of a member.
 
-    :raise ArchiveRefused: at its end: it is not what the manifest says.
+    :raise InvalidArchiveError: at its end: it is not what the manifest says.
     """
     digest, size = sha256(), 0
     while chunk := content.read(_CHUNK_BYTES):
@@ -275,18 +267,20 @@ def _open_next_member(tar: tarfile.TarFile, name: str, size: int, *, exactly: bo
 
 
 def _describe_member(name: str, path: Path) -> dict[str, object]:
-    digest, found = sha256(), path.stat()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
+    found = path.stat()
     return {
         "name": name,
         "bytes": found.st_size,
-        "sha256": digest.hexdigest(),
+        "sha256": _hash_file(path),
         "mode": found.st_mode & 0o7777,
         "user": _find_name(path.owner),
         "group": _find_name(path.group),
     }
+
+
+def _hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()
 
 
 def _find_name(ask: Callable[[], str]) -> str:
@@ -306,16 +300,16 @@ def _compute_digest(text: bytes) -> bytes:
     return sha256(text).hexdigest().encode() + b"\n"
 
 
-# Copies a store to a new file, and says how many records of each kind are in that.
+# Copies a store to a new file; returns the number of records of each kind.
 StoreCopier = Callable[[Path], RecordCounts]
 
 
 def create_backup(path: Path, files: Mapping[str, Path], backend: str, copy: StoreCopier) -> BackupManifest:
     """
-    Make a backup, and read it back before it gets its name.
+    Write a backup, and verify it before it gets its name.
 
     :param files: by their names in it.
-    :raise TransferError: it could not be made; nothing is left of it.
+    :raise BackupError: it could not be written; nothing is left of it.
     :raise OSError: likewise.
     """
     with create_file_atomically(path) as file, _create_working_directory(path) as workshop:
@@ -326,18 +320,18 @@ def create_backup(path: Path, files: Mapping[str, Path], backend: str, copy: Sto
         manifest = write_backup_file(file, backend, counts, {**copies, name: store})
         file.flush()
         if verify_backup_file(path, file) != manifest:
-            raise BackupError(f"{path} is not what was written: is the disk damaged?")
+            raise BackupError(f"{path} differs from what was written: is the disk damaged?")
         return manifest
 
 
 def copy_sqlite_store(source: Path, to: Path) -> RecordCounts:
     """
-    Copy a database as it is at one time, whatever is written meanwhile, into a file of its own.
+    Copy a database into a new file, as of one moment.
 
-    :raise TransferError: it cannot be read, or the copy is damaged.
+    :raise BackupError: it cannot be read, or the copy is damaged.
     """
     if not source.exists():
-        raise BackupError(f"{source} is not there: nothing has been kept yet")
+        raise BackupError(f"{source} does not exist: no daemon has stored anything yet")
     to.touch(mode=0o600)
     try:
         with closing(connect(source)) as connection:
@@ -351,12 +345,12 @@ def copy_sqlite_store(source: Path, to: Path) -> RecordCounts:
 
 def count_records(path: Path) -> RecordCounts:
     """
-    The records in a database that nobody else has open, after looking whether it is sound.
+    Count the records of a database that no process has open, after an integrity check.
 
-    :raise TransferError: it is not.
+    :raise BackupError: it is damaged.
     """
     try:
-        # Nothing is written beside it.
+        # immutable: no file is created beside it.
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
             check_sqlite_schema(connection, path)
             found = [text for (text,) in connection.execute("PRAGMA integrity_check(1)")]
@@ -367,13 +361,8 @@ def count_records(path: Path) -> RecordCounts:
         raise BackupError(f"{path} is damaged: {error}") from None
 
 
-def copy_store_records(source: RecordSource, to: Path, progress: ProgressCallback = ignore_progress) -> RecordCounts:
-    """As an archive of records."""
-    return write_archive(to, source.backend, source.records(), progress)
-
-
 def _copy_file(source: Path, to: Path) -> Path:
-    """As it is now: it may change before all is written. With mode and owner, as far as those can be given."""
+    """Copy a file, which may change later, with mode and owner as far as permitted."""
     shutil.copyfile(source, to)
     shutil.copymode(source, to)
     _chown_like(source, to)
@@ -381,7 +370,7 @@ def _copy_file(source: Path, to: Path) -> Path:
 
 
 def _chown_like(source: Path, to: Path) -> None:
-    """As far as that can be done: whose it was is in the manifest."""
+    """Copy the owner if permitted; it is also in the manifest."""
     found = source.stat()
     with suppress(PermissionError):
         shutil.chown(to, found.st_uid, found.st_gid)
@@ -389,7 +378,7 @@ def _chown_like(source: Path, to: Path) -> None:
 
 @contextmanager
 def _create_working_directory(path: Path) -> Iterator[Path]:
-    """A directory beside a file that is being made; what an earlier run that was killed has left goes first."""
+    """A temporary directory beside a file; one of an earlier run that was killed is deleted first."""
     workshop = path.with_name(f".{path.name}.parts")
     shutil.rmtree(workshop, ignore_errors=True)
     workshop.mkdir(mode=0o700)
@@ -405,52 +394,52 @@ _DRAFT_SUFFIX = ".restore"
 
 
 def make_draft_path(path: Path) -> Path:
-    """Where a file is before it has its place."""
+    """Path of a file until it is complete."""
     return path.with_name(f".{path.name}{_DRAFT_SUFFIX}")
 
 
 @dataclass(eq=False, slots=True)
 class StagedFiles:
     """
-    Drafts beside the places that they are to take.
+    Drafts of files that get their names together.
 
-    :ivar drafts: by place, in the order in which they take them.
+    :ivar drafts: by final path, in the order of renaming.
     """
 
     drafts: dict[Path, Path] = field(default_factory=dict)
 
     def stage(self, path: Path, content: bytes, member: BackupMember) -> None:
         """
-        Write a draft, durably, unless the very same is there already.
+        Write a draft durably, unless a file with the same content exists.
 
-        :raise TransferError: something else is there.
+        :raise BackupError: a different file exists.
         """
         if path.exists() or path.is_symlink():
             if not path.is_file() or path.read_bytes() != content:
-                raise BackupError(f"{path} is there already and differs from the backup's: move it away first")
+                raise BackupError(f"{path} exists and differs from the backup's: move it away first")
             return
         draft = make_draft_path(path)
         draft.unlink(missing_ok=True)
         self.drafts[path] = draft
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
             file.write(content)
-            if member.name == CONFIG:  # all others have secrets
+            if member.name == CONFIG:  # all others are secrets
                 os.fchmod(file.fileno(), member.mode & 0o644 | 0o600)
             chown_to_member_owner(file.fileno(), path, member)
             file.flush()
             os.fsync(file.fileno())
 
     def move_to_end(self, path: Path) -> None:
-        """Where this one is, everything is."""
+        """Rename this one last, so that it exists only if all do."""
         if path in self.drafts:
             self.drafts[path] = self.drafts.pop(path)
 
-    def place(self) -> None:
-        """Let all drafts take their places, which are free; those that have, leave again if one cannot."""
+    def commit(self) -> None:
+        """Give all drafts their names, or none of them."""
         placed: list[Path] = []
         try:
             for path, draft in self.drafts.items():
-                os.link(draft, path)  # unlike a rename, it fails where something stands by now
+                os.link(draft, path)  # unlike a rename, it fails if the path exists by now
                 placed.append(path)
         except OSError:
             for path in placed:
@@ -459,8 +448,8 @@ class StagedFiles:
         for folder in {path.parent for path in placed}:
             sync_directory(folder)
 
-    def clean(self) -> None:
-        """Remove the drafts, which are not needed any more."""
+    def discard(self) -> None:
+        """Remove the drafts."""
         for draft in self.drafts.values():
             with contextlib.suppress(OSError):
                 draft.unlink()
@@ -468,10 +457,10 @@ class StagedFiles:
 
 def chown_to_member_owner(file: int | Path, path: Path, member: BackupMember) -> None:
     """
-    What root restores belongs to the users of the same names as before, or to the owner of its directory.
+    Give a file restored by root to the user and group named in the backup, or to the owner of its directory.
 
-    :param file: what is to be given.
-    :param path: what it will be called.
+    :param file: descriptor or path of the draft.
+    :param path: its final path.
     """
     if os.geteuid() != 0:
         return
@@ -491,9 +480,9 @@ def _find_id(ask: Callable[[], IdT], otherwise: IdT) -> IdT:
 @dataclass(frozen=True, slots=True)
 class RestoreTargets:
     """
-    Where a configuration wants things to be.
+    Paths that a configuration names.
 
-    :param files: by their names in a backup, but for the configuration itself.
+    :param files: by their names in a backup, without the configuration itself.
     :param database: of a SQLite store.
     :param target: opens a MongoDB store.
     """
@@ -503,7 +492,7 @@ class RestoreTargets:
     target: Callable[[], AbstractContextManager[RecordTarget]] | None
 
 
-# Reads a configuration that is here for now and will be there; its paths are relative to the same directory.
+# Reads a staged configuration, in the directory of its final path.
 RestoreTargetReader = Callable[[Path], RestoreTargets]
 
 
@@ -511,36 +500,36 @@ def restore_backup(
     backup: Path, config: Path, read: RestoreTargetReader, progress: ProgressCallback = ignore_progress
 ) -> ImportComparison:
     """
-    Bring back a backup; the counts of the store, compared.
+    Restore a backup; returns the compared counts of the store.
 
-    :param config: where the configuration is to be.
-    :raise ArchiveRefused: the backup cannot be used; nothing was written.
-    :raise TransferError: something is in the way, or could not be written; nothing is left of it, but for what was
-        imported into MongoDB, with which the same command goes on.
+    :param config: path of the configuration.
+    :raise InvalidArchiveError: the backup cannot be used; nothing was written.
+    :raise BackupError: a file exists or cannot be written; nothing is left, except for records imported into MongoDB,
+        where the same command continues.
     """
     manifest = verify_backup_file(backup)
     contents = _read_small_members(backup)
-    placing = StagedFiles()
+    staged = StagedFiles()
     with _create_directory(config.parent, manifest.files[0]), contextlib.ExitStack() as stack:
-        stack.callback(placing.clean)
-        placing.stage(config, contents[CONFIG], manifest.files[0])
-        places = read(placing.drafts.get(config, config))
+        stack.callback(staged.discard)
+        staged.stage(config, contents[CONFIG], manifest.files[0])
+        places = read(staged.drafts.get(config, config))
         for member in manifest.files[1:]:
-            placing.stage(_find_target(places, member), contents[member.name], member)
-        placing.move_to_end(config)
+            staged.stage(_find_target(places, member), contents[member.name], member)
+        staged.move_to_end(config)
         if manifest.backend == "sqlite" and places.database is not None:
-            return _restore_database(backup, manifest, places.database, placing)
+            return _restore_database(backup, manifest, places.database, staged)
         if manifest.backend == "mongodb" and places.target is not None:
-            return _restore_records(backup, manifest, places.target, config, placing, progress)
-        raise BackupError(f"the backup is of storage.backend {manifest.backend}, the configuration wants another")
+            return _restore_records(backup, manifest, places.target, config, staged, progress)
+        raise BackupError(f"the backup is of storage.backend {manifest.backend}, the configuration has another")
 
 
-def _restore_database(backup: Path, manifest: BackupManifest, path: Path, placing: StagedFiles) -> ImportComparison:
+def _restore_database(backup: Path, manifest: BackupManifest, path: Path, staged: StagedFiles) -> ImportComparison:
     if not path.parent.is_dir():
-        raise BackupError(f"{path.parent} is not there: make it first")
+        raise BackupError(f"{path.parent} does not exist: create it first")
     with lock_store(path):
         if _is_same_file(path, manifest.store):
-            placing.place()
+            staged.commit()
             return ImportComparison(dict(manifest.records), dict(manifest.records))
         require_empty_database(path)
         with _extract_store(backup, path, manifest.store) as draft:
@@ -550,7 +539,7 @@ def _restore_database(backup: Path, manifest: BackupManifest, path: Path, placin
                 raise _make_count_error(backup)
             install_database(draft, path)
         try:
-            placing.place()
+            staged.commit()
         except OSError:
             path.unlink()
             raise
@@ -562,18 +551,18 @@ def _restore_records(
     manifest: BackupManifest,
     target: Callable[[], AbstractContextManager[RecordTarget]],
     config: Path,
-    placing: StagedFiles,
+    staged: StagedFiles,
     progress: ProgressCallback,
 ) -> ImportComparison:
     with _extract_store(backup, config.with_name("store.records"), manifest.store) as extracted, target() as store:
         archive = verify_archive(extracted, accept=store.accept)
         if archive.counts != manifest.records:
             raise _make_count_error(backup)
-        return import_archive(archive, store, progress, placing.place)
+        return import_archive(archive, store, progress, staged.commit)
 
 
 def _make_count_error(backup: Path) -> InvalidArchiveError:
-    return InvalidArchiveError(f"{backup} cannot be used: its store is not what its manifest says")
+    return InvalidArchiveError(f"{backup} cannot be used: its store differs from its manifest")
 
 
 def _read_small_members(backup: Path) -> dict[str, bytes]:
@@ -588,26 +577,22 @@ def _read_small_members(backup: Path) -> dict[str, bytes]:
 def _find_target(places: RestoreTargets, member: BackupMember) -> Path:
     place = places.files.get(member.name)
     if place is None:
-        raise BackupError(f"the backup has a file {member.name}, for which the configuration names no place")
+        raise BackupError(f"the backup has a file {member.name}, for which the configuration names no path")
     if not place.parent.is_dir():
-        raise BackupError(f"{place.parent} is not there: make it first")
+        raise BackupError(f"{place.parent} does not exist: create it first")
     return place
 
 
 def _is_same_file(path: Path, member: BackupMember) -> bool:
-    """Whether a database is the very file of the backup, which an earlier attempt may have restored."""
+    """Whether a database is identical to that of the backup, after an earlier attempt to restore it."""
     if not path.is_file() or path.stat().st_size != member.bytes:
         return False
-    digest = sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest() == member.sha256
+    return _hash_file(path) == member.sha256
 
 
 @contextmanager
 def _extract_store(backup: Path, path: Path, wanted: BackupMember) -> Iterator[Path]:
-    """The store of a backup as a file beside a place, for as long as it is needed, or until it is renamed."""
+    """Extract the store of a backup to a draft beside a path, which is deleted at the end unless it was renamed."""
     draft = make_draft_path(path)
     draft.unlink(missing_ok=True)
     try:
@@ -628,9 +613,9 @@ def _extract_store(backup: Path, path: Path, wanted: BackupMember) -> Iterator[P
 @contextmanager
 def _create_directory(path: Path, member: BackupMember) -> Iterator[None]:
     """
-    A directory that is made if it is not there, and goes again if what was to be in it failed.
+    Create a directory unless it exists; remove it if the restore fails.
 
-    :param member: what will be in it; whoever may read that has to get there.
+    :param member: a file for it, whose owner must be able to read the directory.
     """
     if path.is_dir():
         yield

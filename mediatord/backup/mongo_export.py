@@ -1,12 +1,8 @@
-"""
-A MongoDB as exports and imports use it: through pymongo, which blocks.
-
-Reading all that a MongoDB store keeps, as it was at one time: from a snapshot, while nodes write, or with none.
-"""
+"""Export of a MongoDB store through pymongo: from a snapshot while nodes write, or offline."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any, TypeAlias
 
@@ -40,6 +36,7 @@ from mediatord.backup.records import (
     RetiredDIDRecord,
     StoredEventRecord,
     StoreRecord,
+    batch_by_size,
 )
 from mediatord.store.mongo import schema as decentrl
 from mediatord.store.mongo.decentrl_parties import EventLabelKind, make_event_label
@@ -71,9 +68,9 @@ _LIVE_NODE_FILTER: MongoDocument = {"$expr": {"$gt": ["$until", "$$NOW"]}}
 @contextmanager
 def connect_to_mongodb(uri: str) -> Iterator[MongoDatabase]:
     """
-    The database that a URI names.
+    The database of a URI.
 
-    :raise TransferError: the URI cannot be used, or, whenever that is, the server does not do what it is asked for.
+    :raise BackupError: the URI is not valid, or, at any time, the server fails or refuses a command.
     """
     try:
         address = parse_mongo_uri(uri)
@@ -97,10 +94,10 @@ def connect_to_mongodb(uri: str) -> Iterator[MongoDatabase]:
 
 def require_unused_database(database: MongoDatabase, known: frozenset[str] = frozenset()) -> None:
     """
-    Look whether daemons use a database.
+    Check that no daemon uses a database.
 
-    :param known: of those that have left an entry, those who are dead.
-    :raise TransferError: one does, or seems to.
+    :param known: session owners that are known to be dead.
+    :raise BackupError: a daemon uses it, or left its entry when it was killed.
     """
     names = [one["name"] for one in database[NODES].find(_LIVE_NODE_FILTER, {"name": 1}).sort("name", 1)]
     if names:
@@ -111,19 +108,19 @@ def require_unused_database(database: MongoDatabase, known: frozenset[str] = fro
         when = f" since {since:%Y-%m-%d %H:%M} UTC" if since else ""
         raise BackupError(
             f"a daemon uses the MongoDB database{when}, or was killed while it did: stop it, or if none runs "
-            "say so with --stopped"
+            "use --stopped"
         )
 
 
 def find_stale_owners(database: MongoDatabase) -> frozenset[str]:
-    """Who has left an entry, dead or alive, as it is by now."""
+    """Ids of all session owners, dead or alive."""
     return frozenset(one["_id"] for one in database[SESSION_OWNERS].find({}, {"_id": 1}))
 
 
 def _describe_failure(error: Exception) -> str:
-    """Without what is in documents."""
+    """Text for an error, without content of documents."""
     if isinstance(error, DuplicateKeyError) or _has_duplicate_key(error):
-        return "has one of the records already"
+        return "already has one of the records"
     if isinstance(error, OperationFailure):
         if error.code in _SNAPSHOT_ERRORS:
             return (
@@ -133,9 +130,9 @@ def _describe_failure(error: Exception) -> str:
         details = error.details or {}
         return f"refused: {details.get('codeName') or f'error {error.code}'}"
     if isinstance(error, ConnectionFailure):
-        return "does not answer: when it does, run the same command again"
+        return "does not answer: run the same command again when it does"
     if isinstance(error, InvalidDocument | BSONError):
-        return "cannot keep one of the records"
+        return "cannot hold one of the records"
     return f"cannot be used: {type(error).__name__}"
 
 
@@ -163,7 +160,7 @@ assert list(RECORD_COLLECTIONS) == list(RECORD_KINDS)
 _SCHEMA = MongoSchema((), MIGRATIONS)
 SCHEMA_VERSION_WRITTEN, SCHEMA_READABLE_FROM = _SCHEMA.version, _SCHEMA.readable_from
 
-# Documents that are in memory at a time.
+# Documents in memory at a time.
 _BATCH_DOCUMENTS, _BATCH_BYTES = 500, 8_388_608
 
 
@@ -196,7 +193,7 @@ class MongoRecordSource:
     def _didcomm(self) -> Iterator[StoreRecord]:
         with closing(RecordNumbers()) as accounts, closing(RecordNumbers()) as recipients:
             for one in self._sorted(ACCOUNTS, "_id"):
-                number = accounts.give(one["_id"].binary)
+                number = accounts.allocate(one["_id"].binary)
                 yield AccountRecord(
                     number=number,
                     **_pick_fields(one, "did created_at draft03"),
@@ -206,12 +203,14 @@ class MongoRecordSource:
             for one in self._sorted(RETIRED_DIDS, "_id"):
                 yield RetiredDIDRecord(did=one["_id"])
             for one in self._sorted(RECIPIENTS, "_id"):
-                number, account = recipients.give(one["_id"].binary), accounts.of(one["account"].binary)
+                number, account = recipients.allocate(one["_id"].binary), accounts.lookup(one["account"].binary)
                 place = one.get("registered")
                 names = export_names(one["did"], place, one.get("names"))
                 yield RecipientRecord(number=number, account=account, did=one["did"], place=place, names=names)
             for one in self._in_order(MESSAGES):
-                yield _read_message(one, accounts.of(one["account"].binary), recipients.of(one["recipient"].binary))
+                yield _read_message(
+                    one, accounts.lookup(one["account"].binary), recipients.lookup(one["recipient"].binary)
+                )
         for one in self._sorted(LONG_FORM_DIDS, "_id"):
             yield LongFormRecord(short=one["_id"], long=one["long"])
         for one in self._sorted(NONCES, "seq"):
@@ -239,7 +238,7 @@ class MongoRecordSource:
                 yield _read_public_event(one, dids.of(one["party"]))
 
     def _sorted(self, collection: str, key: str) -> Iterator[MongoDocument]:
-        """All documents of one with small ones, along an index."""
+        """Documents of a collection of small documents, along an index."""
         self._look()
         yield from self._database[collection].find({}, session=self._session).sort(key, 1)
 
@@ -252,7 +251,8 @@ class MongoRecordSource:
         bytes = {"$add": [size, "$size"]} if payloads else size
         steps: list[MongoDocument] = [{"$project": {"seq": 1, "bytes": bytes}}, {"$sort": {"seq": 1}}]
         outlines = self._database[collection].aggregate(steps, session=self._session, allowDiskUse=True)
-        for ids in _batch_ids(outlines):
+        sizes = ((one["_id"], one["bytes"]) for one in outlines)
+        for ids in batch_by_size(sizes, _BATCH_DOCUMENTS, _BATCH_BYTES):
             self._look()
             found = self._by_id(collection, ids)
             more = self._by_id(payloads, ids) if payloads else {}
@@ -265,7 +265,7 @@ class MongoRecordSource:
 
 
 class _PartyDIDs:
-    """The DIDs that keys of parties stand for; the latest are remembered, as neighbours are mostly of the same."""
+    """DIDs by party keys; caches the latest, as consecutive documents mostly have the same party."""
 
     def __init__(self, database: MongoDatabase, session: ClientSession | None) -> None:
         self._parties = database[decentrl.PARTIES]
@@ -273,30 +273,30 @@ class _PartyDIDs:
         self._known: dict[bytes, str] = {}
 
     def of(self, key: bytes) -> str:
-        """:raise TransferError: there is no such party."""
+        """The DID of a key. :raise BackupError: there is no such party."""
         did = self._known.get(key)
         if did is None:
             found = self._parties.find_one({"_id": key}, {"did": 1}, session=self._session)
             if found is None:
-                raise BackupError("the MongoDB database is damaged: somebody has something, but is not there")
+                raise BackupError("the MongoDB database is damaged: a document refers to a party that does not exist")
             if len(self._known) >= _BATCH_DOCUMENTS:
                 del self._known[next(iter(self._known))]
             did = self._known[key] = str(found["did"])
         return did
 
     def close(self) -> None:
-        """They are forgotten."""
+        """Empty the cache."""
         self._known.clear()
 
 
 @contextmanager
 def open_mongodb_source(uri: str, *, offline: bool, stopped: bool) -> Iterator[MongoRecordSource]:
     """
-    All that is in a database.
+    The records of a database.
 
-    :param offline: read what is there while no daemon runs; else a snapshot, which the server has for some minutes.
-    :param stopped: no daemon runs, although one seems to have been killed.
-    :raise TransferError: it cannot be read, a daemon runs, or it took too long.
+    :param offline: read without a snapshot, while no daemon runs; the server keeps a snapshot for some minutes.
+    :param stopped: ignore entries of daemons that were killed.
+    :raise BackupError: it cannot be read, a daemon runs, or the snapshot expired.
     """
     with connect_to_mongodb(uri) as database:
         if IMPORT_MARKER in check_mongodb_schema(database):
@@ -312,9 +312,9 @@ def open_mongodb_source(uri: str, *, offline: bool, stopped: bool) -> Iterator[M
 
 def check_mongodb_schema(database: MongoDatabase) -> MongoDocument:
     """
-    What is recorded of a database.
+    The schema document of a database.
 
-    :raise TransferError: it is of another version.
+    :raise BackupError: it is of another version.
     """
     found = database["schema"].find_one({"_id": "schema"}) or {}
     if (
@@ -366,17 +366,3 @@ def _read_public_event(one: MongoDocument, publisher: str) -> PublicEventRecord:
 
 def _pick_fields(document: MongoDocument, names: str) -> dict[str, Any]:
     return {name: document[name] for name in names.split()}
-
-
-def _batch_ids(outlines: Iterable[MongoDocument]) -> Iterator[list[str]]:
-    """Ids of documents, so many at a time as fit in memory, but at least one."""
-    batch: list[str] = []
-    size = 0
-    for one in outlines:
-        if batch and (len(batch) == _BATCH_DOCUMENTS or size + one["bytes"] > _BATCH_BYTES):
-            yield batch
-            batch, size = [], 0
-        batch.append(one["_id"])
-        size += one["bytes"]
-    if batch:
-        yield batch

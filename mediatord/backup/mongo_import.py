@@ -1,10 +1,8 @@
 """
-Documents of records, and what has to be counted for them.
+Import into a MongoDB store, in transactions that also record the progress.
 
-Accounts and recipients get ids that are made from their numbers: no driver makes such, as those begin with the time.
-Likewise the place in the order of arrival is made from that in the archive, and comes before those that servers give.
-
-Writing a MongoDB store, in transactions, each of which says how far the import is.
+Ids of accounts and recipients are made from their numbers; drivers make no such ids, as theirs begin with the time.
+Likewise the order of arrival is made from the position in the archive, and precedes those that servers assign.
 """
 
 from __future__ import annotations
@@ -75,7 +73,7 @@ from mediatord.store.mongo.schema import (
 )
 from mediatord.store.recipient_names import import_names
 
-# Whose claims these were is not known.
+# The node that made a claim is not exported.
 _EMPTY_CLAIM_TOKEN = bytes(12)
 _COUNTERS = ("contracts", "requests", "pending", "pending_bytes", "stored", "published", "archive_bytes")
 _EMPTY_COUNTERS = ("contracts", "requests", "pending", "stored", "published")
@@ -84,12 +82,12 @@ _EMPTY_COUNTERS = ("contracts", "requests", "pending", "stored", "published")
 @dataclass(eq=False, slots=True)
 class ImportBatch:
     """
-    What some records come to.
+    Documents and counters of a batch of records.
 
     :ivar documents: to be inserted, by collection.
-    :ivar accounts: by number: how many recipients more, and the last place.
-    :ivar recipients: by number: how many messages and bytes more.
-    :ivar parties: by DID: how much more of what is counted, and `get_registration_expiry`.
+    :ivar accounts: by number: additional recipients, and the last position.
+    :ivar recipients: by number: additional messages and bytes.
+    :ivar parties: by DID: increments of counters, and `registered_until`.
     """
 
     documents: dict[str, list[MongoDocument]] = field(default_factory=dict)
@@ -101,33 +99,33 @@ class ImportBatch:
         self.documents.setdefault(collection, []).append(document)
 
     def count(self, did: str, **more: int) -> None:
-        """More of what is kept for a party."""
+        """Increment counters of a party."""
         party = self.parties.setdefault(did, {})
         for name, number in more.items():
             party[name] = party.get(name, 0) + number
 
     def register(self, did: str, until: float) -> None:
-        """A party is registered, for this long at least."""
+        """Record a registration of a party."""
         party = self.parties.setdefault(did, {})
         party["registered_until"] = max(party.get("registered_until", 0.0), until)
 
 
 def make_import_batch(first: int, records: Sequence[StoreRecord]) -> ImportBatch:
-    """:param first: place of the first one in the archive, from 1."""
-    load = ImportBatch()
+    """:param first: position of the first record in the archive, from 1."""
+    batch = ImportBatch()
     for place, record in enumerate(records, first):
         add: Callable[[ImportBatch, Any, Timestamp], None] = _RECORD_ADDERS[record.kind]
-        add(load, record, Timestamp(1, place))
-    return load
+        add(batch, record, Timestamp(1, place))
+    return batch
 
 
 def make_object_id(number: int) -> ObjectId:
-    """That of an account or a recipient."""
+    """Id of an account or recipient."""
     return ObjectId(number.to_bytes(12, "big"))
 
 
 def make_party_update(did: str, more: Mapping[str, Any]) -> list[MongoDocument]:
-    """The pipeline that counts more for a party, which may not be there yet; see `decentrl_parties.Party.values`."""
+    """Update pipeline that increments counters of a party, which may not exist yet."""
     values: MongoDocument = {name: {"$add": [{"$ifNull": [f"${name}", 0]}, more.get(name, 0)]} for name in _COUNTERS}
     until = {"$max": [{"$ifNull": ["$registered_until", 0.0]}, more.get("registered_until", 0.0)]}
     edition = ObjectId() if "archive_bytes" in more or "registered_until" in more else None
@@ -144,20 +142,20 @@ def make_party_update(did: str, more: Mapping[str, Any]) -> list[MongoDocument]:
     return [{"$set": values}, {"$set": marks}]
 
 
-def _add_account(load: ImportBatch, one: AccountRecord, place: Timestamp) -> None:
+def _add_account(batch: ImportBatch, one: AccountRecord, place: Timestamp) -> None:
     did = canonicalize_did(one.did)
     document = {"did": did, "created_at": one.created_at, "draft03": one.draft03, "recipients": 0, "places": 0}
     document["seen_at"] = resolve_seen_at(one)
     if one.fresh:
         document["fresh"] = True
-    load.insert(ACCOUNTS, {"_id": make_object_id(one.number), **document})
+    batch.insert(ACCOUNTS, {"_id": make_object_id(one.number), **document})
 
 
-def _add_retired_did(load: ImportBatch, one: RetiredDIDRecord, place: Timestamp) -> None:
-    load.insert(RETIRED_DIDS, {"_id": canonicalize_did(one.did)})
+def _add_retired_did(batch: ImportBatch, one: RetiredDIDRecord, place: Timestamp) -> None:
+    batch.insert(RETIRED_DIDS, {"_id": canonicalize_did(one.did)})
 
 
-def _add_recipient(load: ImportBatch, one: RecipientRecord, place: Timestamp) -> None:
+def _add_recipient(batch: ImportBatch, one: RecipientRecord, place: Timestamp) -> None:
     names = import_names(one.did, one.place, one.names)
     document: MongoDocument = {
         "_id": make_object_id(one.number),
@@ -167,13 +165,13 @@ def _add_recipient(load: ImportBatch, one: RecipientRecord, place: Timestamp) ->
     document |= {"did_digest": compute_did_digest(names.did), "messages": 0, "bytes": 0}
     if names:
         document |= {name: value for name, value in (("registered", names.place), ("names", names.stored)) if value}
-        counted = load.accounts.setdefault(one.account, [0, 0])
+        counted = batch.accounts.setdefault(one.account, [0, 0])
         counted[0] += len(names)
         counted[1] = max(counted[1], names.last)
-    load.insert(RECIPIENTS, document)
+    batch.insert(RECIPIENTS, document)
 
 
-def _add_message(load: ImportBatch, one: MessageRecord, place: Timestamp) -> None:
+def _add_message(batch: ImportBatch, one: MessageRecord, place: Timestamp) -> None:
     document: MongoDocument = {
         "_id": one.id,
         "recipient": make_object_id(one.recipient),
@@ -193,27 +191,27 @@ def _add_message(load: ImportBatch, one: MessageRecord, place: Timestamp) -> Non
         document["due_at"] = one.due_at
         if one.due_at < one.expires_at:
             document["wakes_at"] = one.due_at
-    load.insert(MESSAGES, document)
-    counted = load.recipients.setdefault(one.recipient, [0, 0])
+    batch.insert(MESSAGES, document)
+    counted = batch.recipients.setdefault(one.recipient, [0, 0])
     counted[0] += 1
     counted[1] += len(one.payload)
 
 
-def _add_long_form(load: ImportBatch, one: LongFormRecord, place: Timestamp) -> None:
-    load.insert(LONG_FORM_DIDS, {"_id": canonicalize_did(one.short), "long": one.long})
+def _add_long_form(batch: ImportBatch, one: LongFormRecord, place: Timestamp) -> None:
+    batch.insert(LONG_FORM_DIDS, {"_id": canonicalize_did(one.short), "long": one.long})
 
 
-def _add_nonce(load: ImportBatch, one: NonceRecord, place: Timestamp) -> None:
-    load.insert(NONCES, {"_id": one.key, "seq": place, "until": one.until, "token": _EMPTY_CLAIM_TOKEN})
+def _add_nonce(batch: ImportBatch, one: NonceRecord, place: Timestamp) -> None:
+    batch.insert(NONCES, {"_id": one.key, "seq": place, "until": one.until, "token": _EMPTY_CLAIM_TOKEN})
 
 
-def _add_registration(load: ImportBatch, one: RegistrationRecord, place: Timestamp) -> None:
+def _add_registration(batch: ImportBatch, one: RegistrationRecord, place: Timestamp) -> None:
     document = {"_id": one.id, "party": make_party_key(one.did), "until": one.expires_at}
-    load.insert(schema.REGISTRATIONS, {**document, "digest": one.digest, "text": one.text})
-    load.register(one.did, one.expires_at)
+    batch.insert(schema.REGISTRATIONS, {**document, "digest": one.digest, "text": one.text})
+    batch.register(one.did, one.expires_at)
 
 
-def _add_contract(load: ImportBatch, one: ContractRecord, place: Timestamp) -> None:
+def _add_contract(batch: ImportBatch, one: ContractRecord, place: Timestamp) -> None:
     document = {
         "_id": one.id,
         "party": make_party_key(one.owner),
@@ -224,11 +222,11 @@ def _add_contract(load: ImportBatch, one: ContractRecord, place: Timestamp) -> N
         "text": one.text,
         "seq": place,
     }
-    load.insert(schema.CONTRACTS.name, document)
-    load.count(one.owner, contracts=1)
+    batch.insert(schema.CONTRACTS.name, document)
+    batch.count(one.owner, contracts=1)
 
 
-def _add_contract_request(load: ImportBatch, one: ContractRequestRecord, place: Timestamp) -> None:
+def _add_contract_request(batch: ImportBatch, one: ContractRequestRecord, place: Timestamp) -> None:
     document = {
         "_id": one.id,
         "party": make_party_key(one.recipient),
@@ -238,11 +236,11 @@ def _add_contract_request(load: ImportBatch, one: ContractRequestRecord, place: 
         "public_key": one.public_key,
         "seq": place,
     }
-    load.insert(schema.CONTRACT_REQUESTS.name, document)
-    load.count(one.recipient, requests=1)
+    batch.insert(schema.CONTRACT_REQUESTS.name, document)
+    batch.count(one.recipient, requests=1)
 
 
-def _add_pending_event(load: ImportBatch, one: PendingEventRecord, place: Timestamp) -> None:
+def _add_pending_event(batch: ImportBatch, one: PendingEventRecord, place: Timestamp) -> None:
     size = sum_utf8_sizes(one.payload)
     document = {
         "_id": one.id,
@@ -255,26 +253,26 @@ def _add_pending_event(load: ImportBatch, one: PendingEventRecord, place: Timest
         "payload": one.payload,
         "seq": place,
     }
-    load.insert(schema.PENDING_EVENTS.name, document)
-    load.count(one.recipient, pending=1, pending_bytes=size)
+    batch.insert(schema.PENDING_EVENTS.name, document)
+    batch.count(one.recipient, pending=1, pending_bytes=size)
 
 
-def _add_stored_event(load: ImportBatch, one: StoredEventRecord, place: Timestamp) -> None:
+def _add_stored_event(batch: ImportBatch, one: StoredEventRecord, place: Timestamp) -> None:
     event = decentrl.StoredEvent(
         one.id, one.sender, one.recipient, one.payload, one.tags, one.timestamp, one.contract_id
     )
     document = stored_document(event, make_party_key(one.owner), processed=one.processed) | {"seq": place}
-    load.insert(schema.STORED_EVENTS.name, document)
-    load.insert(schema.STORED_EVENTS.payloads, stored_payload(event))
-    load.count(one.owner, stored=1, archive_bytes=document["size"] + document["tags_size"])
+    batch.insert(schema.STORED_EVENTS.name, document)
+    batch.insert(schema.STORED_EVENTS.payloads, stored_payload(event))
+    batch.count(one.owner, stored=1, archive_bytes=document["size"] + document["tags_size"])
 
 
-def _add_public_event(load: ImportBatch, one: PublicEventRecord, place: Timestamp) -> None:
+def _add_public_event(batch: ImportBatch, one: PublicEventRecord, place: Timestamp) -> None:
     event = decentrl.PublicEvent(one.id, one.event, one.tags, one.timestamp, one.signature, one.channel_id)
     document = public_document(event, make_party_key(one.publisher)) | {"seq": place}
-    load.insert(schema.PUBLIC_EVENTS.name, document)
-    load.insert(schema.PUBLIC_EVENTS.payloads, public_payload(event))
-    load.count(one.publisher, published=1, archive_bytes=document["size"] + document["tags_size"])
+    batch.insert(schema.PUBLIC_EVENTS.name, document)
+    batch.insert(schema.PUBLIC_EVENTS.payloads, public_payload(event))
+    batch.count(one.publisher, published=1, archive_bytes=document["size"] + document["tags_size"])
 
 
 _RECORD_ADDERS: Mapping[str, Callable[[ImportBatch, Any, Timestamp], None]] = {
@@ -294,9 +292,9 @@ _RECORD_ADDERS: Mapping[str, Callable[[ImportBatch, Any, Timestamp], None]] = {
 
 _SCHEMA_COLLECTION = "schema"
 _DUPLICATE_KEY_CODE = 11000
-# Records with more than this are made to documents to see how large those are.
+# Larger records are converted to documents to measure those.
 _SIZE_CHECK_BYTES = 8_000_000
-# Bytes around each text, and once more for what it is looked up by.
+# Overhead of each text, and of its index entries.
 _TEXT_OVERHEAD_BYTES = 64
 
 
@@ -340,10 +338,10 @@ class MongoRecordTarget:
             }
         }
         unmarked = {"_id": _SCHEMA_COLLECTION, IMPORT_MARKER: {"$exists": False}}
-        # Two that begin at the same time: one finds the document of the other in its way.
+        # Of two imports that begin at the same time, one fails on the document of the other.
         self._database[_SCHEMA_COLLECTION].update_one(unmarked, change, upsert=True)
         try:
-            # Somebody who had looked before may have begun to write.
+            # A daemon that checked before may have begun to write.
             require_unused_database(self._database, self._known)
             require_empty_counts(f"the MongoDB database {self._database.name}", self.counts())
         except BackupError:
@@ -352,21 +350,21 @@ class MongoRecordTarget:
         return 0
 
     def write(self, first: int, records: Sequence[StoreRecord]) -> None:
-        load = make_import_batch(first, records)
+        batch = make_import_batch(first, records)
 
         def write(session: ClientSession) -> None:
             self._advance(session, first - 1, len(records))
             require_unused_database(self._database, self._known)
-            for collection, documents in load.documents.items():
+            for collection, documents in batch.documents.items():
                 self._insert(session, collection, documents)
             self._database[LEDGER].update_one(
-                {"_id": CARRIED_FORWARD_ID}, _make_ledger_update(load.documents), session=session, upsert=True
+                {"_id": CARRIED_FORWARD_ID}, _make_ledger_update(batch.documents), session=session, upsert=True
             )
-            self._update(session, ACCOUNTS, load.accounts, _make_account_update)
-            self._update(session, RECIPIENTS, load.recipients, _make_recipient_update)
+            self._update(session, ACCOUNTS, batch.accounts, _make_account_update)
+            self._update(session, RECIPIENTS, batch.recipients, _make_recipient_update)
             parties = [
                 UpdateOne({"_id": make_party_key(did)}, make_party_update(did, more), upsert=True)
-                for did, more in load.parties.items()
+                for did, more in batch.parties.items()
             ]
             if parties:
                 self._database[schema.PARTIES].bulk_write(parties, session=session)
@@ -391,7 +389,7 @@ class MongoRecordTarget:
                 "run that again, or drop the database to give it up"
             )
         require_unused_database(self._database, self._known)
-        # It may have been killed inside a transaction, which would be in the way for a minute.
+        # A killed import may have left an open transaction, which would block for a minute.
         self._database.command("killSessions", [{"id": mark["session"]}])
         ours = {"$set": {f"{IMPORT_MARKER}.owner": self._owner, f"{IMPORT_MARKER}.session": self._session_id}}
         found = self._database[_SCHEMA_COLLECTION].find_one_and_update(
@@ -407,7 +405,7 @@ class MongoRecordTarget:
             raise BackupError("another process has taken over this import")
 
     def _advance(self, session: ClientSession, done: int, more: int) -> None:
-        """:raise TransferError: another process does what we were about to do."""
+        """:raise BackupError: another import writes to the database."""
         ours = {"_id": _SCHEMA_COLLECTION, f"{IMPORT_MARKER}.owner": self._owner, f"{IMPORT_MARKER}.done": done}
         change = {"$set": {f"{IMPORT_MARKER}.done": done + more}}
         if not self._database[_SCHEMA_COLLECTION].update_one(ours, change, session=session).matched_count:
@@ -421,7 +419,7 @@ class MongoRecordTarget:
             )
 
     def _insert(self, session: ClientSession, collection: str, documents: list[MongoDocument]) -> None:
-        """:raise ArchiveRefused: a DID would have two owners."""
+        """:raise InvalidArchiveError: a DID would have two owners."""
         try:
             self._database[collection].insert_many(documents, session=session)
         except BulkWriteError as error:
@@ -448,7 +446,7 @@ def open_mongodb_target(uri: str, *, stopped: bool) -> Iterator[MongoRecordTarge
     An import into a database, which daemons refuse meanwhile.
 
     :param stopped: no daemon runs, although one seems to have been killed.
-    :raise TransferError: it cannot be reached, or does not do what it is asked for.
+    :raise BackupError: it cannot be reached, or does not do what it is asked for.
     """
     with connect_to_mongodb(uri) as database, database.client.start_session() as session:
         yield MongoRecordTarget(database, session, find_stale_owners(database) if stopped else frozenset())
@@ -459,7 +457,7 @@ def _make_account_update(more: list[int]) -> MongoDocument:
 
 
 def _make_ledger_update(documents: dict[str, list[MongoDocument]]) -> MongoDocument:
-    """What waits was accepted, as its new store sees it; nobody else keeps the ledger meanwhile."""
+    """Enter imported messages into the ledger as accepted."""
     more = {
         "didcomm.accepted": len(documents.get(MESSAGES, ())),
         "decentrl.accepted": len(documents.get(schema.PENDING_EVENTS.name, ())),

@@ -1,24 +1,22 @@
 """
-Why something cannot be exported, imported, backed up or restored.
+Store records: the content of a store independent of its backend, one line of JSON each in an archive.
 
-What a store keeps, in words of neither backend: a record is one line of JSON in an archive.
-
-Records come by kind, in the order of :data:`KINDS`, and within a kind in order of arrival, which is kept. Accounts
-and recipients are numbered from 1 in their order; messages name them by that. Times are seconds since the epoch,
-bytes are base64 with `-` and `_`. What can be counted or looked up from these is no record: each store makes its own.
-
-What is asked of a store that is exported or imported into.
+Records are ordered by kind (:data:`RECORD_KINDS`), and within a kind by arrival. Accounts and recipients are numbered
+from 1 in that order; messages refer to the numbers. Times are seconds since 1970, bytes are base64url. Counters and
+indexes are not exported: each store derives its own.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Literal, Protocol, TypeAlias
+from typing import Annotated, Literal, Protocol, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import to_json
+
+ItemT = TypeVar("ItemT")
 
 _MAX_SHOWN_LENGTH = 40
 
@@ -28,11 +26,11 @@ class BackupError(Exception):
 
 
 class InvalidArchiveError(BackupError):
-    """An archive is torn, altered or not one of ours; nothing of it was used."""
+    """An archive is truncated, altered or not from mediatord; nothing of it was used."""
 
 
 def shorten_value(value: object) -> str:
-    """Something that an archive says, short enough for a line."""
+    """A value from an archive, shortened for a line of text."""
     text = str(value) if isinstance(value, int | str) else "of another kind"
     return text if len(text) <= _MAX_SHOWN_LENGTH else f"{text[:_MAX_SHOWN_LENGTH]}..."
 
@@ -71,7 +69,7 @@ class AccountRecord(_BaseRecord):
 
 
 class RetiredDIDRecord(_BaseRecord):
-    """A DID that an account has rotated away from, and that is refused for good."""
+    """A DID that an account was rotated away from, which is refused permanently."""
 
     kind: Literal["retired"] = "retired"
     did: str
@@ -81,8 +79,9 @@ class RecipientRecord(_BaseRecord):
     """
     A DID that an account has registered.
 
-    :param place: in the account's order of registration; None when it is registered no more, but messages wait.
-    :param names: spellings under which it is registered, with their places; empty when that is the DID alone.
+    :param place: position in the account's order of registration; None when it is no longer registered but has
+        queued messages.
+    :param names: registered spellings with their positions; empty when only the DID itself is registered.
     """
 
     kind: Literal["recipient"] = "recipient"
@@ -95,11 +94,11 @@ class RecipientRecord(_BaseRecord):
 
 class MessageRecord(_BaseRecord):
     """
-    A message that waits. Whether it was pushed is not kept: it is pending again.
+    A queued message; pending after an import, even if it was pushed.
 
-    :param due_at: while it is delayed, until when.
+    :param due_at: end of its delay; None if it is not delayed.
     :param arrived_at: since when it can be pushed; None while it is delayed.
-    :param pushes: how often it was.
+    :param pushes: number of pushes.
     """
 
     kind: Literal["message"] = "message"
@@ -124,7 +123,7 @@ class LongFormRecord(_BaseRecord):
 
 
 class NonceRecord(_BaseRecord):
-    """Something that was received before and would be refused a second time."""
+    """A claimed nonce, refused when it is received again."""
 
     kind: Literal["nonce"] = "nonce"
     key: bytes
@@ -132,7 +131,7 @@ class NonceRecord(_BaseRecord):
 
 
 class RegistrationRecord(_BaseRecord):
-    """A Decentrl identity's registration, in the order of ids."""
+    """Registration of a Decentrl identity; ordered by id."""
 
     kind: Literal["registration"] = "registration"
     id: str
@@ -143,7 +142,7 @@ class RegistrationRecord(_BaseRecord):
 
 
 class ContractRecord(_BaseRecord):
-    """A signed contract that an identity keeps here."""
+    """A signed contract that an identity has stored."""
 
     kind: Literal["contract"] = "contract"
     id: str
@@ -155,7 +154,7 @@ class ContractRecord(_BaseRecord):
 
 
 class ContractRequestRecord(_BaseRecord):
-    """A request for a contract that waits."""
+    """A pending contract request."""
 
     kind: Literal["contract_request"] = "contract_request"
     id: str
@@ -166,7 +165,7 @@ class ContractRequestRecord(_BaseRecord):
 
 
 class PendingEventRecord(_BaseRecord):
-    """An event that waits."""
+    """A pending event."""
 
     kind: Literal["pending_event"] = "pending_event"
     id: str
@@ -177,7 +176,7 @@ class PendingEventRecord(_BaseRecord):
 
 
 class StoredEventRecord(_BaseRecord):
-    """An event that an identity keeps here for itself."""
+    """An event that an identity has stored for itself."""
 
     kind: Literal["stored_event"] = "stored_event"
     id: str
@@ -219,7 +218,7 @@ StoreRecord: TypeAlias = (
     | PublicEventRecord
 )
 
-# The order in which they are in an archive, and what each is called where they are counted.
+# Kinds in the order of an archive, with their names in tables of counts.
 RECORD_KINDS = {
     "account": "accounts",
     "retired": "retired DIDs",
@@ -241,73 +240,72 @@ _RECORD_ADAPTER: TypeAdapter[StoreRecord] = TypeAdapter(Annotated[StoreRecord, F
 
 
 def resolve_seen_at(account: AccountRecord) -> float:
-    """When an account was last in contact; now, if that was not recorded, as it may have been in contact since."""
+    """Last contact of an account; now if that was not recorded."""
     return datetime.now(UTC).timestamp() if account.seen_at is None else account.seen_at
 
 
 def encode_record(record: StoreRecord) -> bytes:
-    """A line, with its end."""
+    """A record as a line with its line feed."""
     return to_json(record, bytes_mode="base64", inf_nan_mode="constants") + b"\n"
 
 
 def decode_record(line: bytes) -> StoreRecord:
-    """:raise ArchiveRefused: it is no record."""
+    """Parse a line. :raise InvalidArchiveError: it is no record."""
     try:
         return _RECORD_ADAPTER.validate_json(line)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        if first["type"] == "union_tag_invalid":  # whose text has all of the tag
-            raise InvalidArchiveError("kind: expected one of those that there are") from None
+        if first["type"] == "union_tag_invalid":  # its text would contain the whole tag
+            raise InvalidArchiveError("kind: not known") from None
         where = ".".join(map(str, first["loc"])) or "line"
         raise InvalidArchiveError(f"{shorten_value(where)}: {first['msg']}") from None
 
 
 class RecordSource(Protocol):
-    """A store that is read, all of it as it was at one time."""
+    """A store that is exported, as of one moment."""
 
     backend: str
 
     def counts(self) -> RecordCounts:
-        """How many records of each kind there are."""
+        """Number of records of each kind."""
 
     def records(self) -> Iterator[StoreRecord]:
-        """All of them, in the order of an archive."""
+        """All records, in the order of an archive."""
 
 
 class RecordTarget(Protocol):
     """
-    A store that is written to by an import and by nobody else. What has been written stays if the import is
-    interrupted, and no daemon uses the store before it is finished.
+    A store that is imported into. Written records stay if the import is interrupted; no daemon uses the store before
+    the import is finished.
     """
 
     def accept(self, record: StoreRecord) -> None:
-        """:raise ArchiveRefused: it cannot be kept here. Nothing is written."""
+        """Check a record without writing it. :raise InvalidArchiveError: the store cannot hold it."""
 
     def begin(self, archive: str) -> int:
         """
-        Begin to import an archive, or go on with it; how many of its records are there already.
+        Begin or continue the import of an archive; returns the number of its records that were written already.
 
-        :raise TransferError: something is in the store, or an import of another archive was not finished.
+        :raise BackupError: the store is not empty, or an import of another archive was not finished.
         """
 
     def write(self, first: int, records: Sequence[StoreRecord]) -> None:
         """
-        Keep records, all of them or none.
+        Write records, all of them or none.
 
-        :param first: place of the first one in the archive, from 1.
+        :param first: position of the first one in the archive, from 1.
         """
 
     def counts(self) -> RecordCounts:
-        """How many records of each kind there are."""
+        """Number of records of each kind."""
 
     def finish(self) -> None:
-        """All of them are there: from now on a daemon may use the store."""
+        """Finish the import: daemons may use the store from now on."""
 
 
 class RecordNumbers:
     """
-    Numbers from 1 for keys of a store, in the order in which they are given. They may be millions: SQLite keeps them,
-    on disk if need be, and leaves nothing behind.
+    Consecutive numbers from 1 for keys of a store. There may be millions: they are in a temporary SQLite database.
     """
 
     def __init__(self) -> None:
@@ -316,17 +314,17 @@ class RecordNumbers:
         self._connection.execute("CREATE TABLE number (key PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID")
         self._last = 0
 
-    def give(self, key: int | bytes) -> int:
-        """The next one. :raise TransferError: there is no room for them."""
+    def allocate(self, key: int | bytes) -> int:
+        """Assign the next number. :raise BackupError: the disk is full."""
         self._last += 1
         self._ask("INSERT INTO number VALUES (?, ?)", key, self._last)
         return self._last
 
-    def of(self, key: int | bytes) -> int:
-        """:raise TransferError: a key has none, or there is no room for them."""
+    def lookup(self, key: int | bytes) -> int:
+        """The number of a key. :raise BackupError: it has none, or the disk is full."""
         found = self._ask("SELECT number FROM number WHERE key = ?", key)
         if not found:
-            raise BackupError("the store is damaged: something belongs to somebody who is not there")
+            raise BackupError("the store is damaged: a record refers to an account or recipient that does not exist")
         return int(found[0][0])
 
     def _ask(self, statement: str, *values: int | bytes) -> list[tuple[int]]:
@@ -336,12 +334,26 @@ class RecordNumbers:
             raise BackupError(f"a temporary file cannot be used: {error}") from None
 
     def close(self) -> None:
-        """They are forgotten."""
+        """Delete the temporary database."""
         self._connection.close()
 
 
 def require_empty_counts(name: str, counts: RecordCounts) -> None:
-    """:raise TransferError: these are not all 0."""
+    """:raise BackupError: not all counts are 0."""
     kept = ", ".join(f"{number} {RECORD_KINDS[kind]}" for kind, number in counts.items() if number)
     if kept:
-        raise BackupError(f"{name} is not empty ({kept}): an empty store is wanted")
+        raise BackupError(f"refusing to import: {name} is not empty ({kept})")
+
+
+def batch_by_size(items: Iterable[tuple[ItemT, int]], most: int, max_bytes: int) -> Iterator[list[ItemT]]:
+    """Batches of items, given with their sizes: at most `most` and `max_bytes`, but at least one item each."""
+    batch: list[ItemT] = []
+    size = 0
+    for item, more in items:
+        if batch and (len(batch) == most or size + more > max_bytes):
+            yield batch
+            batch, size = [], 0
+        batch.append(item)
+        size += more
+    if batch:
+        yield batch

@@ -1,11 +1,10 @@
-"""Reading all that a SQLite store keeps, in one read transaction beside a daemon that writes."""
+"""Export of a SQLite store, in one read transaction while a daemon writes."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 from sqlite3 import Connection, DatabaseError
 from typing import Any
@@ -56,7 +55,7 @@ _SELECT_MESSAGES = """
     SELECT id, account_id, recipient_id, form, received_at, expires_at, due_at, pushes, payload
     FROM message ORDER BY seq
 """
-# The plus keeps a term from being looked up in an index: the order of ids is what to go by.
+# The plus disables an index for a term, so that rows are read in the order of ids.
 _SELECT_REGISTRATIONS = """
     SELECT c.id, p.did, c.expires_at, c.digest, c.text
     FROM contract c CROSS JOIN party p ON p.id = c.peer_id WHERE +c.owner_id = 0 ORDER BY c.id
@@ -109,7 +108,7 @@ class SQLiteRecordSource:
         with closing(RecordNumbers()) as accounts, closing(RecordNumbers()) as recipients:
             for id, did, created_at, draft03, seen_at, fresh in ask(_SELECT_ACCOUNTS):
                 yield AccountRecord(
-                    number=accounts.give(id),
+                    number=accounts.allocate(id),
                     did=did,
                     created_at=created_at,
                     draft03=bool(draft03),
@@ -120,14 +119,14 @@ class SQLiteRecordSource:
                 yield RetiredDIDRecord(did=did)
             for id, account, did, place, stored in ask(_SELECT_RECIPIENTS):
                 yield RecipientRecord(
-                    number=recipients.give(id),
-                    account=accounts.of(account),
+                    number=recipients.allocate(id),
+                    account=accounts.lookup(account),
                     did=did,
                     place=place,
                     names=export_names(did, place, None if stored is None else json.loads(stored)),
                 )
             for row in ask(_SELECT_MESSAGES):
-                yield _read_message(row, accounts.of(row[1]), recipients.of(row[2]))
+                yield _read_message(row, accounts.lookup(row[1]), recipients.lookup(row[2]))
         for short, long in ask("SELECT short, long FROM did_document ORDER BY short"):
             yield LongFormRecord(short=short, long=long)
         for key, until in ask("SELECT key, until FROM nonce ORDER BY place"):
@@ -141,7 +140,7 @@ class SQLiteRecordSource:
             yield ContractRecord(**_name_columns("id owner peer expires_at digest text", row))
         for row in ask(_SELECT_CONTRACT_REQUESTS):
             yield ContractRequestRecord(**_name_columns("id recipient sender public_key request", row))
-        # Times are texts as Python writes them: SQLite would round the numbers.
+        # Times are stored as Python's text of a float: SQLite would round them.
         for *row, received_at, payload in ask(_SELECT_PENDING_EVENTS):
             yield PendingEventRecord(
                 **_name_columns("id recipient sender", row), received_at=float(received_at), payload=payload
@@ -167,12 +166,12 @@ class SQLiteRecordSource:
 @contextmanager
 def open_sqlite_source(path: Path) -> Iterator[SQLiteRecordSource]:
     """
-    All that is in a file, as it is now, whatever is written meanwhile.
+    The records of a database file, as of now.
 
-    :raise TransferError: it is not there, not ours, or not of the version of this mediatord.
+    :raise BackupError: it does not exist, is of another program, or of another schema version.
     """
     if not path.exists():
-        raise BackupError(f"{path} is not there: nothing has been kept yet")
+        raise BackupError(f"{path} does not exist: no daemon has stored anything yet")
     try:
         with closing(connect_reader(path)) as connection:
             connection.execute("BEGIN")
@@ -183,19 +182,19 @@ def open_sqlite_source(path: Path) -> Iterator[SQLiteRecordSource]:
 
 
 def check_sqlite_schema(connection: Connection, path: Path) -> None:
-    """:raise TransferError: a database is not ours, or not of the version of this mediatord."""
-    ask: Any = partial(connection.execute)
+    """:raise BackupError: a database is of another program, or of another schema version."""
+    ask = connection.execute
     if ask("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         raise BackupError(f"{path} is not a database of mediatord")
     version, ours = ask("PRAGMA user_version").fetchone()[0], len(read_schema_steps())
     if version != ours:
-        hint = "start the daemon once, which brings it up to date" if version < ours else "use a newer mediatord"
+        hint = "start the daemon once to upgrade it" if version < ours else "use a newer mediatord"
         raise BackupError(f"{path} has schema version {version}, this mediatord wants {ours}: {hint}")
 
 
 def _read_message(row: tuple[Any, ...], account: int, recipient: int) -> MessageRecord:
     id, _, _, form, received_at, expires_at, due_at, pushes, payload = row
-    # Of one that was handed out, minus the time of that.
+    # A delayed message that was handed out has the negative time of that.
     delayed = due_at is not None and due_at > 0
     return MessageRecord(
         id=id,

@@ -1,10 +1,8 @@
 """
-Rows of records, in SQL; each function runs inside a transaction of the caller.
+Import into a SQLite store: into a draft file beside it, which is renamed when it is complete.
 
-What is derived from rows is made by the triggers and statements that the store makes it with, without its quotas:
-what was kept once stays.
-
-Writing a SQLite store: into a file beside it, which takes its place when all is there.
+Derived rows are made by the triggers and statements of the store, without its quotas. Functions that insert records
+run inside a transaction of the caller.
 """
 
 from __future__ import annotations
@@ -101,7 +99,7 @@ def _insert_retired_dids(connection: Connection, records: Sequence[RetiredDIDRec
 
 
 def _insert_unique(connection: Connection, statement: str, row: tuple[Any, ...], refusal: str) -> None:
-    """:raise ArchiveRefused: there is one of this name."""
+    """Insert a row. :raise InvalidArchiveError: a unique column has this value already."""
     try:
         connection.execute(statement, row)
     except IntegrityError as error:
@@ -152,7 +150,7 @@ def _make_message_row(one: MessageRecord) -> tuple[Any, ...]:
 
 
 def _encode_due_at(one: MessageRecord) -> float | None:
-    """NULL when it was never delayed; of one that was handed out, minus the time of that."""
+    """NULL for a message that was never delayed; the negative time of handing it out for one that was."""
     if one.arrived_at is None:
         return one.due_at
     return None if one.arrived_at == one.received_at else -one.arrived_at
@@ -224,7 +222,7 @@ def _insert_public_events(connection: Connection, records: Sequence[PublicEventR
         event_queries.publish_event(connection, one.publisher, event, _UNLIMITED_CAPS)
 
 
-# What keeps records of each kind, in their order.
+# Functions that insert records of each kind, in the order of an archive.
 RECORD_INSERTERS: Mapping[str, Callable[[StoreConnection, Sequence[Any]], None]] = {
     "account": _insert_accounts,
     "retired": _insert_retired_dids,
@@ -240,7 +238,7 @@ RECORD_INSERTERS: Mapping[str, Callable[[StoreConnection, Sequence[Any]], None]]
     "public_event": _insert_public_events,
 }
 
-# As SQLite is built: what a row may have at most, with room for all that is not the payload.
+# SQLite's default limit of a row, minus room for the other columns.
 _MAX_PAYLOAD_BYTES = 999_000_000
 _CHECKPOINT_PAGES = 16_384
 _CREATE_PROGRESS_TABLE = (
@@ -251,7 +249,7 @@ _CREATE_PROGRESS_TABLE = (
 class SQLiteRecordTarget:
     """
     :param path: of the store.
-    :param draft: of the file that is written.
+    :param draft: of the file that is written, until it takes the place of the store.
     """
 
     def __init__(self, path: Path, draft: Path) -> None:
@@ -261,19 +259,19 @@ class SQLiteRecordTarget:
 
     @property
     def connection(self) -> StoreConnection:
-        """To the draft."""
+        """Connection to the draft."""
         assert self._open is not None
         return self._open
 
     def accept(self, record: StoreRecord) -> None:
         if isinstance(record, MessageRecord) and len(record.payload) > _MAX_PAYLOAD_BYTES:
-            raise InvalidArchiveError(f"message {record.id} is larger than SQLite takes")
+            raise InvalidArchiveError(f"message {record.id} is too large for SQLite")
 
     def begin(self, archive: str) -> int:
         require_empty_database(self._path)
         self._open = self._prepared()
         chown_to_directory_owner(self._path.parent, self._draft)
-        # After a power cut it may have less than was written, and knows how much.
+        # A power cut may lose the last transactions, together with the progress that they recorded.
         self._open.execute("PRAGMA synchronous = NORMAL")
         self._open.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
         self._open.execute(_CREATE_PROGRESS_TABLE)
@@ -292,9 +290,8 @@ class SQLiteRecordTarget:
         connection = self.connection
         connection.execute("BEGIN IMMEDIATE")
         try:
-            for kind, some in groupby(records, key=lambda record: record.kind):
-                load: Callable[[StoreConnection, Sequence[Any]], None] = RECORD_INSERTERS[kind]
-                load(connection, list(some))
+            for kind, batch in groupby(records, key=lambda record: record.kind):
+                RECORD_INSERTERS[kind](connection, list(batch))
             done = first + len(records) - 1
             changed = connection.execute("UPDATE import_progress SET done = ? WHERE done = ?", (done, first - 1))
             if not changed.rowcount:
@@ -309,14 +306,14 @@ class SQLiteRecordTarget:
 
     def finish(self) -> None:
         emptying = "PRAGMA wal_checkpoint(TRUNCATE)"
-        self.connection.execute(emptying)  # which may fail, and then it is still known how far it is
+        self.connection.execute(emptying)  # if this fails, the progress is still recorded
         self.connection.execute("DROP TABLE import_progress")
         self.connection.execute(emptying)
         self.close()
         install_database(self._draft, self._path)
 
     def _prepared(self) -> StoreConnection:
-        """The draft. One that was complete, but did not get its place, has forgotten of what: it is begun anew."""
+        """Open the draft; one that was completed but not renamed has lost its progress and is started again."""
         connection = prepare_database(self._draft)
         if connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'import_progress'").fetchone():
             return connection
@@ -329,7 +326,7 @@ class SQLiteRecordTarget:
         return prepare_database(self._draft)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the draft."""
         if self._open is not None:
             self._open.close()
             self._open = None
@@ -338,12 +335,12 @@ class SQLiteRecordTarget:
 @contextmanager
 def open_sqlite_target(path: Path) -> Iterator[SQLiteRecordTarget]:
     """
-    An import into a file, of which no daemon can make use meanwhile.
+    An import into a database file; daemons are locked out meanwhile.
 
-    :raise TransferError: one does, or it cannot be written.
+    :raise BackupError: a daemon uses it, or it cannot be written.
     """
     if not path.parent.is_dir():
-        raise BackupError(f"{path.parent} is not there: make it first")
+        raise BackupError(f"{path.parent} does not exist: create it first")
     with lock_store(path):
         target = SQLiteRecordTarget(path, make_import_path(path))
         try:
@@ -355,16 +352,16 @@ def open_sqlite_target(path: Path) -> Iterator[SQLiteRecordTarget]:
 
 
 def make_import_path(path: Path) -> Path:
-    """What is written before it takes the place of a store."""
+    """Path of the draft of an import."""
     return path.with_name(f"{path.name}.import")
 
 
 @contextmanager
 def lock_store(path: Path) -> Iterator[None]:
     """
-    Keep daemons from using a store.
+    Lock daemons out of a store.
 
-    :raise TransferError: one does.
+    :raise BackupError: a daemon uses it.
     """
     use = ExclusiveStoreLock(path)
     try:
@@ -380,7 +377,7 @@ def lock_store(path: Path) -> Iterator[None]:
 
 
 def require_empty_database(path: Path) -> None:
-    """:raise TransferError: something is kept in this store, or it cannot be told."""
+    """:raise BackupError: a store is not empty, or cannot be read."""
     if not path.exists() or not path.stat().st_size:
         return
     try:
@@ -393,9 +390,9 @@ def require_empty_database(path: Path) -> None:
 
 def migrate_database(draft: Path) -> None:
     """
-    A file that nobody else has open may be of an earlier version; one that is none, or newer, is left as it is.
+    Upgrade the schema of a database that no process has open; other files and newer versions are not changed.
 
-    :raise TransferError: it is damaged.
+    :raise BackupError: it is damaged.
     """
     try:
         with closing(connect(draft)) as connection:
@@ -408,7 +405,7 @@ def migrate_database(draft: Path) -> None:
 
 
 def install_database(draft: Path, path: Path) -> None:
-    """Have a file that nobody has open take the place of a store in which nothing is kept, durably."""
+    """Durably replace an empty store by a file that no process has open."""
     with draft.open("rb") as file:
         os.fsync(file.fileno())
     for suffix in ("-wal", "-shm"):

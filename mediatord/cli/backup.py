@@ -21,7 +21,6 @@ from mediatord.backup.archive import (
 from mediatord.backup.backup_file import (
     RestoreTargets,
     copy_sqlite_store,
-    copy_store_records,
     create_backup,
     restore_backup,
 )
@@ -229,7 +228,7 @@ def backup_command(path: Path, target: Path, offline: bool, stopped: bool, as_js
             return copy_sqlite_store(config.storage.sqlite.path, to)
         with open_record_source(config, offline=offline, stopped=stopped) as store:
             with progress_bar("reading", sum(store.counts().values())) as progress:
-                return copy_store_records(store, to, progress)
+                return write_archive(to, store.backend, store.records(), progress)
 
     files = {backup_file.CONFIG: path, **_list_member_paths(config)}
     if not files[backup_file.LOG_KEY].exists():  # created when it is first needed

@@ -247,11 +247,11 @@ HEADER = b'{"kind":"header","format":"mediatord-store","version":%d}'
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "no archive of mediatord"),
-        (b"{}\n", "no archive of mediatord"),
-        (b"[" * 100_000 + b"\n", "no archive of mediatord"),
+        (b"", "not an archive of mediatord"),
+        (b"{}\n", "not an archive of mediatord"),
+        (b"[" * 100_000 + b"\n", "not an archive of mediatord"),
         (HEADER % 2 + b"\n", "version 2"),
-        (HEADER % 1, "has no end"),
+        (HEADER % 1, "is truncated"),
         (HEADER % 1 + b"\n", "its end is missing"),
     ],
     ids=range(6),
@@ -263,7 +263,7 @@ def test_what_is_none_is_refused(tmp_path: Path, content: bytes, said: str) -> N
     with pytest.raises(InvalidArchiveError, match=said):
         verify_archive(path)
     path.write_bytes(content)
-    with pytest.raises(InvalidArchiveError, match="no archive of mediatord"):
+    with pytest.raises(InvalidArchiveError, match="not an archive of mediatord"):
         verify_archive(path)
 
 
@@ -319,14 +319,14 @@ def test_a_draft_of_somebody_else(archive: Path) -> None:
     precious.write_text("precious")
     draft = archive.with_name(".b.gz.draft")
     os.link(precious, draft)
-    with pytest.raises(BackupError, match="was made by somebody else"):
+    with pytest.raises(BackupError, match="was created by another user"):
         write_archive(archive.with_name("b.gz"), "sqlite", SOME)
     assert precious.read_text() == "precious"
     draft.unlink()
     if os.geteuid() == 0:  # who alone can give it away
         draft.touch()
         os.chown(draft, 12345, 12345)
-        with pytest.raises(BackupError, match="was made by somebody else"):
+        with pytest.raises(BackupError, match="was created by another user"):
             write_archive(archive.with_name("b.gz"), "sqlite", SOME)
         assert draft.read_bytes() == b""
 
@@ -335,10 +335,10 @@ def test_no_room(archive: Path) -> None:
     """It is said for what, and nothing is left."""
     script = (
         "import resource, sys; from pathlib import Path; from mediatord.backup.archive import write_archive; "
-        "from mediatord.backup.records import Nonce; resource.setrlimit(resource.RLIMIT_FSIZE, (99, 99)); "
-        "write_archive(Path(sys.argv[1]), 'sqlite', [Nonce(key=b'', until=1.0)])"
+        "from mediatord.backup.records import NonceRecord; resource.setrlimit(resource.RLIMIT_FSIZE, (99, 99)); "
+        "write_archive(Path(sys.argv[1]), 'sqlite', [NonceRecord(key=b'', until=1.0)])"
     )
     command = [sys.executable, "-B", "-c", script, str(archive.with_name("b.gz"))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stderr.rstrip().endswith(f"TransferError: {command[-1]} cannot be written: File too large")
+    assert done.stderr.rstrip().endswith(f"BackupError: {command[-1]} cannot be written: File too large")
     assert [path.name for path in archive.parent.iterdir()] == ["a.gz"]

@@ -129,7 +129,7 @@ def test_another_file_is_in_the_way(name: str, saved: Path, tmp_path: Path, caps
     (new / name).write_text("public_url: http://127.0.0.1:9999\n")
     before = read_tree(new)
     assert call("restore", "--from", str(saved), "--dir", str(new)) == 1
-    assert f"{new / name} is there already and differs" in one_line(capsys)
+    assert f"{new / name} exists and differs" in one_line(capsys)
     assert read_tree(new) == before
 
 
@@ -226,11 +226,11 @@ def test_with_mongodb(made: Path, tmp_path: Path, capsys: Capture) -> None:
 
 @pytest.mark.parametrize("command", ["export", "backup"])
 def test_there_is_nothing_to_be_read(command: str, tmp_path: Path, capsys: Capture) -> None:
-    """A store that was never opened, or that is in the memory of a daemon: one line, and no file."""
+    """A store that was never opened, or that is storage.backend memory: : one line, and no file."""
     assert call("init", "--dir", str(tmp_path / "m")) == 0
     capsys.readouterr()
     path = tmp_path / "m" / "mediator.yaml"
-    for backend, told in (("sqlite", "nothing has been kept yet"), ("memory", "in the memory of a daemon")):
+    for backend, told in (("sqlite", "no daemon has stored anything yet"), ("memory", "storage.backend memory: ")):
         path.write_text(path.read_text().replace("backend: sqlite", f"backend: {backend}"))
         assert call(command, "--config", str(path), "--to", str(tmp_path / "x")) == 1
         assert told in one_line(capsys)

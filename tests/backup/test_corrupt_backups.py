@@ -193,7 +193,7 @@ def test_a_store_that_is_not_what_the_manifest_counts(saved: Path, tmp_path: Pat
     """Or that is no database of ours: refused, and nothing is left of it."""
     forged(saved, lambda manifest, members: manifest["records"].update(account=2))
     assert call("restore", "--from", str(saved), "--dir", str(tmp_path / "new")) == 1
-    assert "its store is not what its manifest says" in one_line(capsys)
+    assert "its store differs from its manifest" in one_line(capsys)
 
     def other(manifest: dict[str, Any], members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
         header, content = members[-1]

@@ -238,7 +238,7 @@ def test_a_directory_that_is_not_there(tmp_path: Path, capsys: Capture) -> None:
     capsys.readouterr()
     write_archive(tmp_path / "a.gz", "sqlite", [])
     assert call("import", "--config", str(tmp_path / "mediator.yaml"), "--from", str(tmp_path / "a.gz")) == 1
-    assert "data is not there" in one_line(capsys)
+    assert "data does not exist" in one_line(capsys)
 
 
 def test_a_bar_on_a_terminal(tmp_path: Path) -> None:

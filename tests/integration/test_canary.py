@@ -405,15 +405,15 @@ class MemoryTests(SynchronousTestCase):
 
 
 OPERATIONS = (
-    "claim",
-    "account",
-    "owner",
+    "claim_nonce",
+    "get_account",
+    "find_owner",
     "enqueue",
     "grant",
-    "update",
-    "recipients",
-    "fetch",
-    "status",
+    "update_recipients",
+    "list_recipients",
+    "fetch_messages",
+    "get_queue_status",
     "acknowledge",
 )
 
