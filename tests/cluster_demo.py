@@ -150,7 +150,7 @@ class ClusterDemo:
             await latency_client.settle()
         left = await deferToThread(self._servers.client[_DATABASE]["messages"].count_documents, {})
         balance = self._times.balance(left)
-        self._say.step("The books of senders and recipients, and of what is left in the database.", str(balance))
+        self._say.step("The ledger of senders, recipients and the database.", str(balance))
         self._say.check("every message arrived, was acknowledged once, and is gone", balance.owed == 0)
 
     async def _heard(self, text: str) -> float:

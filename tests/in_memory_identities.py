@@ -1,4 +1,4 @@
-"""Decentrl identities at the house: they sign commands and read what comes back."""
+"""Decentrl identities of an in-memory mediator: they sign commands and read the replies."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class InMemoryIdentity:
     """
     One identity, which may or may not be registered.
 
-    :param mediator_did: what its DID names as its mediator; the house unless given.
+    :param mediator_did: what its DID names as its mediator; the in-memory mediator unless given.
     """
 
     def __init__(self, in_memory: InMemoryMediator, name: str, *, mediator_did: str | None = None) -> None:

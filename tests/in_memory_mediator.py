@@ -88,7 +88,7 @@ class InMemoryReactor(MemoryReactorClock):
 
 class InMemoryMediator:
     """
-    The rooms of a mediator, wired as in the daemon, on the memory store.
+    The objects of a mediator, wired as in the daemon, on the memory store.
 
     :param settings: sections of the configuration as plain values, laid over the defaults.
     """
@@ -177,7 +177,7 @@ class InMemoryMediator:
 
 
 class InMemoryWallet:
-    """A wallet at the house: packs, sends, and opens what comes back."""
+    """A wallet of the in-memory mediator: packs, sends, and opens replies."""
 
     def __init__(self, in_memory: InMemoryMediator, identity: WalletIdentity | None = None) -> None:
         self.in_memory = in_memory

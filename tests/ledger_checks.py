@@ -1,4 +1,4 @@
-"""The books that a store keeps itself: after any test, each half has to be accounted for."""
+"""The ledger of a store: after any test, the messages of each protocol have to be accounted for."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class LedgerBalance:
     :param left: messages that are still there when everything was acknowledged.
     """
 
-    letters: int
+    message_count: int
     posts: int
     accepted: int
     refused: int
@@ -66,7 +66,7 @@ class LedgerBalance:
 
     def __str__(self) -> str:
         return (
-            f"{self.letters} letters in {self.posts} posts: {self.accepted} accepted, {self.refused} refused, "
+            f"{self.message_count} letters in {self.posts} posts: {self.accepted} accepted, {self.refused} refused, "
             f"{self.cut} cut off; {self.received} messages, {self.repeated} of them from posts that were cut off, "
             f"{self.doubtful} doubtful; slowest answer {self.slowest:.1f} s; unsent {self.unsent}, lost {self.lost}, "
             f"doubled {self.doubled}, returned {self.returned}, vanished {self.vanished}, left {self.left}"
@@ -97,9 +97,9 @@ class DeliveryLedger:
         self._returned: set[str] = set()
         self.answered: set[str] = set()
 
-    def due(self, letters: Iterable[str]) -> None:
+    def due(self, message_count: Iterable[str]) -> None:
         """These are to be sent."""
-        self._letters.update(letters)
+        self._letters.update(message_count)
 
     def attempt(self, letter: str) -> str:
         """Begin another attempt to send a letter; the marker to be found in this one."""
@@ -153,7 +153,7 @@ class DeliveryLedger:
         came = self._ids.keys()
         received = sum(len(ids) for ids in self._ids.values())
         return LedgerBalance(
-            letters=len(self._letters),
+            message_count=len(self._letters),
             posts=len(self._posts),
             accepted=len(accepted),
             refused=len(refused),

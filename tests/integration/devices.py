@@ -79,9 +79,9 @@ class DeviceWallet:
         body = {"content": text, "ballast": "x" * size}
         return anoncrypt(compose_message(BASIC_MESSAGE, body, to=[self.did]), self.identity.document)
 
-    def forward(self, *letters: bytes, to: str | None = None, **headers: Any) -> bytes:
+    def forward(self, *message_count: bytes, to: str | None = None, **headers: Any) -> bytes:
         """A forward from nobody."""
-        return anoncrypt(build_forward(to or self.did, letters, **headers), self.mediator)
+        return anoncrypt(build_forward(to or self.did, message_count, **headers), self.mediator)
 
     def tell(self, text: str, size: int = 0, *, to: str | None = None) -> None:
         """Have a letter accepted."""

@@ -10,12 +10,7 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.bench.didcomm_wallets import (
-    FastMessageCodec,
-    build_forwards,
-    build_inner_envelope,
-    enrol_group,
-)
+from mediatord.bench.didcomm_wallets import FastMessageCodec, build_forwards, build_inner_envelope, enrol_group
 from mediatord.bench.load_generator import WebSocketClient
 from mediatord.protocol import encoding
 from mediatord.wallet.didcomm_identity import WalletIdentity

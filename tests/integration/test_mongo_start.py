@@ -34,13 +34,13 @@ class OutageTests(SingleMongodTestCase):
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
         """A daemon with an account, letters for it, and an identity."""
         await super().setUp()
-        self.letters = [letter.body for letter in prepare_forwards(self.bob, "outage", AT_ONCE)]
+        self.message_count = [letter.body for letter in prepare_forwards(self.bob, "outage", AT_ONCE)]
         self.alice = await deferToThread(lambda: RawDecentrlClient(DaemonClient(self.daemon), "alice"))
         await deferToThread(self.alice.register)
 
     async def answers(self, *others: tuple[str, str, bytes | None, str]) -> list[HTTPResponse]:
         """To all letters, and to other requests, which are handed in at the same time."""
-        requests = [("POST", "/didcomm", body, ENCRYPTED_MEDIA_TYPE) for body in self.letters]
+        requests = [("POST", "/didcomm", body, ENCRYPTED_MEDIA_TYPE) for body in self.message_count]
 
         def at_once() -> list[HTTPResponse]:
             with ThreadPoolExecutor(len(requests) + len(others)) as pool:

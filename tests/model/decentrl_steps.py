@@ -48,7 +48,7 @@ class DecentrlSteps(MirroredWallets):
 
     def __init__(self) -> None:
         super().__init__()
-        self.citizens = {name: InMemoryIdentity(self.mediators.first, name) for name in PEOPLE}
+        self.decentrl_identities = {name: InMemoryIdentity(self.mediators.first, name) for name in PEOPLE}
         self.registered: set[str] = set()
         self.friends: set[tuple[str, str]] = set()
         self.events: list[ExpectedEvent] = []
@@ -75,7 +75,7 @@ class DecentrlSteps(MirroredWallets):
     ) -> tuple[int, dict[str, Any]]:
         """A command with these members."""
         options = {"channel": channel} if channel else {}
-        return self.obey(self.citizens[name].command({"type": type_, **members}, **options))
+        return self.obey(self.decentrl_identities[name].command({"type": type_, **members}, **options))
 
     def refused(self, name: str, status: int) -> bool:
         """Whether somebody is not registered, and so is refused."""
@@ -86,7 +86,7 @@ class DecentrlSteps(MirroredWallets):
 
     def register(self, name: str) -> None:
         """Once or more often."""
-        members = self.citizens[name].registration()
+        members = self.decentrl_identities[name].registration()
         status, _ = self.command(name, "REQUEST_COMMUNICATION_CONTRACT", **members)
         assert status == 200
         self.registered.add(name)
@@ -95,7 +95,7 @@ class DecentrlSteps(MirroredWallets):
         """Let a peer write."""
         if name == peer:
             return
-        signed = self.citizens[peer].contract_with(self.citizens[name])
+        signed = self.decentrl_identities[peer].contract_with(self.decentrl_identities[name])
         status, _ = self.command(name, "SAVE_COMMUNICATION_CONTRACT", signed_communication_contract=signed)
         if not self.refused(name, status):
             assert status == 200
@@ -109,7 +109,7 @@ class DecentrlSteps(MirroredWallets):
 
     def send_one(self, name: str, to: str, payload: str) -> None:
         """Once; the same command again is refused."""
-        raw = self.citizens[name].command(payload, to=self.citizens[to].did, channel=PRIVATE)
+        raw = self.decentrl_identities[name].command(payload, to=self.decentrl_identities[to].did, channel=PRIVATE)
         status, reply = self.obey(raw)
         waiting = self.waiting(to)
         size = sum(len(one.payload.encode()) for one in [*waiting, ExpectedEvent(name, to, payload)])
@@ -132,7 +132,7 @@ class DecentrlSteps(MirroredWallets):
 
     @rule(name=people, sender=st.none() | people, page=st.integers(0, 2), size=st.integers(1, 5))
     def pending(self, name: str, sender: str | None, page: int, size: int) -> None:
-        wanted = {} if sender is None else {"sender_did": self.citizens[sender].did}
+        wanted = {} if sender is None else {"sender_did": self.decentrl_identities[sender].did}
         pagination = {"page": page, "page_size": size}
         status, reply = self.command(name, "QUERY_PENDING_EVENTS", filter=wanted, pagination=pagination)
         if self.refused(name, status):
@@ -143,14 +143,14 @@ class DecentrlSteps(MirroredWallets):
         assert [self.event_ids[one["id"]] for one in found] == waiting[page * size : (page + 1) * size]
         for one in found:
             event = self.event_ids[one["id"]]
-            assert (one["payload"], one["sender_did"]) == (event.payload, self.citizens[event.sender].did)
+            assert (one["payload"], one["sender_did"]) == (event.payload, self.decentrl_identities[event.sender].did)
 
     @rule(name=people, data=st.data())
     def acknowledge_events(self, name: str, data: st.DataObject) -> None:
         """Own ones go; those of others and unknown ones do nothing."""
         some = st.lists(st.sampled_from([*list(self.event_ids)[-8:], "unknown"]), max_size=3)
         aliases = data.draw(some)
-        new_identity = self.citizens[name]
+        new_identity = self.decentrl_identities[name]
         raws = {
             one.backend: new_identity.command(
                 {"type": "ACKNOWLEDGE_PENDING_EVENTS", "event_ids": self.mediators.ids(one, aliases)}
@@ -176,7 +176,7 @@ class DecentrlSteps(MirroredWallets):
 
     def publish(self, name: str, event: str, tags: list[str]) -> None:
         """It is there, unless it is too much."""
-        seed, at = self.citizens[name].seed, int(self.mediators.now)
+        seed, at = self.decentrl_identities[name].seed, int(self.mediators.now)
         members = {
             "event": event,
             "tags": tags,
@@ -194,7 +194,7 @@ class DecentrlSteps(MirroredWallets):
         """What is somebody else's is not there."""
         every = [id_ for ids in self.published.values() for id_ in ids]
         alias = data.draw(st.sampled_from([*every, "unknown"]))
-        new_identity = self.citizens[name]
+        new_identity = self.decentrl_identities[name]
         raws = {
             one.backend: new_identity.command(
                 {"type": "DELETE_PUBLIC_EVENT", "public_event_id": self.mediators.ids(one, [alias])[0]},
@@ -209,7 +209,7 @@ class DecentrlSteps(MirroredWallets):
 
     def read_public(self, name: str) -> None:
         """Everybody sees it, without being asked who they are."""
-        did = self.citizens[name].did
+        did = self.decentrl_identities[name].did
 
         def ask(mediator_fixture: RestartableMediator) -> Any:
             reply = mediator_fixture.done(
@@ -223,9 +223,9 @@ class DecentrlSteps(MirroredWallets):
     @rule(name=people, payload=texts, tags=st.lists(st.sampled_from("xy"), max_size=2), wanted=st.sampled_from("xy"))
     def archive(self, name: str, payload: str, tags: list[str], wanted: str) -> None:
         """Something is kept, and what is kept comes back."""
-        did = self.citizens[name].did
+        did = self.decentrl_identities[name].did
         times = {"timestamp": int(self.mediators.now), "encrypted_tags": tags}
-        event = {"sender_did": did, "recipient_did": self.citizens["ann"].did, "payload": payload, **times}
+        event = {"sender_did": did, "recipient_did": self.decentrl_identities["ann"].did, "payload": payload, **times}
         status, _ = self.command(name, "SAVE_EVENTS", events=[event])
         found, reply = self.command(name, "QUERY_EVENTS", filter={"encrypted_tags": [wanted]})
         if not self.refused(name, found) and status == 200 and wanted in tags:
@@ -235,7 +235,7 @@ class DecentrlSteps(MirroredWallets):
     @rule(name=people)
     def call(self, name: str) -> None:
         """A socket is open for who is registered, and for nobody else."""
-        greeting = self.citizens[name].greeting()
+        greeting = self.decentrl_identities[name].greeting()
         line = MirroredDecentrlSocket(
             name, {one.backend: InMemoryDecentrlSocket(one) for one in self.mediators.mediator_fixtures}
         )

@@ -81,7 +81,7 @@ class MediatorEnvironment:
 
 class RestartableMediator(InMemoryMediator):
     """
-    The rooms of a mediator, wired as in the daemon.
+    The objects of a mediator, wired as in the daemon.
 
     :ivar sockets: those that are open.
     """

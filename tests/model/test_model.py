@@ -69,7 +69,7 @@ class Mediators(DIDCommSteps, DecentrlSteps):
 
     @rule()
     def look(self) -> None:
-        """What waits is what has to, and the stores' own books say so."""
+        """The queues hold what they should, and the ledgers of the stores agree."""
         waiting = self.mediators.same(lambda one: one.get(one.store.get_queue_totals()).messages)
         assert waiting == len(self.expected.letters) + len(self.events)
         books = self.mediators.same(lambda one: asdict(one.get(one.store.read_ledger())))

@@ -1,1 +1,1 @@
-"""Faults without number, chosen by a seed, and books that are closed after each."""
+"""Random faults under load, chosen by a seed, with ledgers reconciled after each."""

@@ -1,5 +1,5 @@
 """
-Thousands of live sockets that all go and come back at once while letters come: who gets one twice, by which id.
+Thousands of live sockets that all go and come back at once while messages arrive: who gets one twice, by which id.
 
 The first time it is the network that was away, the second time the daemon, by ``kill -9``.
 """
@@ -43,7 +43,7 @@ class StormResult:
     """
 
     sockets: int
-    letters: int
+    message_count: int
     accepted: int
     messages: int
     repeated: int
@@ -67,7 +67,7 @@ class StormResult:
 
 
 class _ForwardSender:
-    """Letters that are posted as fast as they are answered; after a death of the daemon it goes on with the next."""
+    """Posts messages as fast as they are answered; after a crash of the daemon it continues with the next."""
 
     def __init__(self, port: int, stock: list[PreparedForward]) -> None:
         self._port = port
@@ -101,11 +101,11 @@ class ConnectionStorm:
     :param letters: how many come meanwhile.
     """
 
-    def __init__(self, daemon: Daemon, sockets: int, letters: int, chance: random.Random) -> None:
+    def __init__(self, daemon: Daemon, sockets: int, message_count: int, chance: random.Random) -> None:
         self._daemon = daemon
         self._sockets = sockets
         group = enrol_group(daemon.url, sockets, short=True)
-        self._stock = [PreparedForward(tag, body) for body, tag in packed(group, _LETTER_BYTES, letters)]
+        self._stock = [PreparedForward(tag, body) for body, tag in packed(group, _LETTER_BYTES, message_count)]
         chance.shuffle(self._stock)
         self._moments = (chance.uniform(0.1, 0.3), chance.uniform(0.5, 0.7))
         self._in_memory = LiveWalletPool(
@@ -115,7 +115,7 @@ class ConnectionStorm:
         self._back: list[float] = []
 
     def run(self) -> StormResult:
-        """Both storms, and the books."""
+        """Both storms, and the reconciliation."""
         try:
             self._blow()
         except TimeoutError:
@@ -126,7 +126,7 @@ class ConnectionStorm:
         arrivals = self._in_memory.arrivals
         return StormResult(
             sockets=self._sockets,
-            letters=len(self._stock),
+            message_count=len(self._stock),
             accepted=len(accepted),
             messages=len(arrivals.times),
             repeated=arrivals.repeated,
@@ -163,11 +163,11 @@ class ConnectionStorm:
         return read_sqlite_ledger(self._daemon.directory / "mediator.sqlite3").didcomm
 
 
-def run_storm(sockets: int, letters: int, seed: int) -> StormResult:
+def run_storm(sockets: int, message_count: int, seed: int) -> StormResult:
     """:param sockets: one for each wallet."""
     assert raise_file_limit() >= sockets + _SPARE_FILES, "the limit on open files is too low"
     with prepare_daemon() as daemon:
-        return ConnectionStorm(daemon, sockets, letters, random.Random(seed)).run()
+        return ConnectionStorm(daemon, sockets, message_count, random.Random(seed)).run()
 
 
 def wait_for(reached: Callable[[], bool]) -> Callable[[], bool]:

@@ -28,10 +28,10 @@ class ControlledDaemon(Daemon):
         super().__init__(settings)
         self.disk_control = DiskControl.make(self._root / "dial")
         self.clock = SharedClockOffset.make(self._root / "clock")
-        self.tape = self._root / "tape"
+        self.trace = self._root / "tape"
         self.base = self._root / "base"
         self.syncs = True
-        self._taping = False
+        self._tracing = False
 
     @property
     def database(self) -> Path:
@@ -46,20 +46,20 @@ class ControlledDaemon(Daemon):
         for file in self.directory.glob(f"{_DATABASE}*"):
             if file.suffix == ".sqlite3" or file.name.endswith(("-wal", "-journal")):
                 shutil.copy(file, self.base)
-        DiskTrace.blank(self.tape)
-        self._taping = True
+        DiskTrace.blank(self.trace)
+        self._tracing = True
 
     def stop_trace(self) -> None:
         """Nothing is noted any more, from the next start on."""
-        self._taping = False
-        self.tape.unlink(missing_ok=True)
+        self._tracing = False
+        self.trace.unlink(missing_ok=True)
 
     def start(self, health: int = 200) -> None:
         """As any other."""
         assert self._process is None, "the daemon is running"
         if not self.config.exists():
             self.initialise()
-        disk = DiskSpec(self._root / "dial", self.tape if self._taping else None, self.syncs)
+        disk = DiskSpec(self._root / "dial", self.trace if self._tracing else None, self.syncs)
         world = ProcessEnvironment(disk, self._root / "clock")
         self._process = ForkedDaemonProcess(
             self.config, self._root, self._root / "output", clean_environment(), world

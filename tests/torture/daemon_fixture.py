@@ -53,7 +53,7 @@ class MessageLoad:
     send_tasks: Sequence[SendTask]
 
     @property
-    def letters(self) -> int:
+    def message_count(self) -> int:
         """How many."""
         return len(self.send_tasks)
 
@@ -127,7 +127,7 @@ class DaemonFixture:
         ]
 
     def load(self, prefix: str, number: int) -> MessageLoad:
-        """Yet to be started: so many letters to each wallet."""
+        """Yet to be started: so many messages to each wallet."""
         send_tasks = [
             SendTask(wallet, f"{prefix}-{who}-{letter}")
             for letter in range(number)

@@ -1,7 +1,7 @@
 """
 What a process did to its files, and what of it is on disk when the power fails.
 
-A tape is memory that its writer shares with a file, so that all of it is there when the writer is killed.
+A trace is memory that its writer shares with a file, so that all of it is there when the writer is killed.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class DiskTrace:
 
 
 def read_trace(path: Path) -> Iterator[TraceEntry]:
-    """What is on a tape, in order."""
+    """The entries of a trace, in order."""
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
         (end,) = _HEAD.unpack_from(memory)
         at = _HEAD.size
@@ -101,7 +101,7 @@ class _File:
     One file.
 
     :ivar durable: what is certainly on disk; None when it may be that there is no such file.
-    :ivar pending: what may be there or not, any part of it, with its place on the tape.
+    :ivar pending: what may be there or not, any part of it, with its place in the trace.
     """
 
     def __init__(self, durable: bytearray | None = None) -> None:
@@ -109,7 +109,7 @@ class _File:
         self.pending: list[tuple[int, TraceEntry]] = []
 
     def synced(self, until: int) -> None:
-        """All that was done before this place on the tape is on disk."""
+        """All that was done before this place in the trace is on disk."""
         count = sum(place < until for place, _ in self.pending)
         done, self.pending = self.pending[:count], self.pending[count:]
         content = bytearray() if self.durable is None else self.durable
@@ -139,7 +139,7 @@ class _File:
 
 
 class _Directory:
-    """All files that a tape is about. :param files: those that were there, and durable, when it began."""
+    """All files of a trace. :param files: those that were there, and durable, when it began."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
         self.files = {name: _File(bytearray(content)) for name, content in files.items()}
@@ -165,23 +165,23 @@ class DiskState:
     """
     What is on disk after a power cut.
 
-    :param base: a directory with copies of the files that were there, and durable, when the tape began.
+    :param base: a directory with copies of the files that were there, and durable, when the trace began.
     :param kept: the chance of each sector that was not synced.
     """
 
     base: Path
-    tape: Path
+    trace: Path
     chance: random.Random
     kept: float
 
     def replace(self, target: Path) -> int:
         """
-        Replace the files that the tape is about, all of which lie in one directory.
+        Replace the files of the trace, all of which lie in one directory.
 
         :return: how many writes had not been synced.
         """
         directory = _Directory({one.name: one.read_bytes() for one in self.base.iterdir()})
-        for place, entry in enumerate(read_trace(self.tape)):
+        for place, entry in enumerate(read_trace(self.trace)):
             directory.take(place, entry)
         for name, file in directory.files.items():
             found = file.after_power_cut(self.chance, self.kept)

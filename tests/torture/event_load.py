@@ -77,11 +77,11 @@ class EventLoad:
             time.sleep(PAUSE_SECONDS)
 
     def balance(self) -> LedgerBalance:
-        """Close the books. An acknowledgement that was cut off lets an event come twice, which is none too many."""
+        """Reconcile the ledger. After an acknowledgement that was cut off, an event may come twice."""
         came = self._came.keys()
         ids = sum(len(ids) for ids in self._came.values())
         return LedgerBalance(
-            letters=len(self._payloads),
+            message_count=len(self._payloads),
             posts=self._posts,
             accepted=len(self._accepted),
             refused=len(self._refused),

@@ -47,8 +47,10 @@ class FaultContext:
     marks: list[str] = field(default_factory=list)
 
     async def moment(self, most: float = 0.4) -> None:
-        """Any moment in the life of a message. :param most: before this part of the letters are out."""
-        await deferToThread(self.load.senders.wait_for_answers, self.chance.randrange(int(most * self.load.letters)))
+        """Any moment in the life of a message. :param most: before this part of the messages is sent."""
+        await deferToThread(
+            self.load.senders.wait_for_answers, self.chance.randrange(int(most * self.load.message_count))
+        )
         await self.pause(0, WHOLE_MESSAGE_SECONDS)
 
     async def pause(self, least: float, most: float) -> None:
@@ -64,7 +66,7 @@ async def kill9(scene: FaultContext) -> None:
     await deferToThread(daemon.start)
 
 
-async def tape(stage: DaemonFixture) -> None:
+async def trace_disk(stage: DaemonFixture) -> None:
     """From now on it is known what is on disk and what is not."""
     await deferToThread(stage.daemon.stop)
     stage.daemon.start_trace()
@@ -80,7 +82,7 @@ async def powercut(scene: FaultContext) -> None:
     await deferToThread(daemon.kill)
     # Of what a disk has forgotten to sync nothing is left.
     kept = scene.chance.choice((0.0, 0.3, 0.7, 1.0)) if daemon.syncs else 0.0
-    found = DiskState(daemon.base, daemon.tape, scene.chance, kept)
+    found = DiskState(daemon.base, daemon.trace, scene.chance, kept)
     unsynced = await deferToThread(found.replace, daemon.directory)
     scene.marks.append(f"{unsynced} writes not synced")
     daemon.stop_trace()
@@ -153,7 +155,7 @@ async def stepdown(scene: FaultContext) -> None:
 
 
 async def clock(scene: FaultContext) -> None:
-    """The clock of the host is set, and set right again, both while letters come."""
+    """The clock of the host is set, and set right again, both while messages arrive."""
     await scene.moment(0.2)
     ahead = scene.chance.choice((-1, 1)) * scene.chance.uniform(30, LARGEST_STEP)
     scene.marks.append(f"set by {ahead:.0f} s")
@@ -219,7 +221,7 @@ KINDS: dict[StoreName, dict[str, FaultKind]] = {
     "sqlite": {
         **_EVERYWHERE,
         **_DURABLE,
-        "powercut": FaultKind(powercut, tape),
+        "powercut": FaultKind(powercut, trace_disk),
         "diskfull": FaultKind(diskfull),
         "readonly": FaultKind(readonly),
         "stopped": FaultKind(locked),

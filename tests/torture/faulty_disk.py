@@ -1,5 +1,5 @@
 """
-A disk under SQLite that can be filled, write-protected and broken, and whose tape tells what was synced.
+A disk under SQLite that can be filled, write-protected and broken, and whose trace shows what was synced.
 
 It lies between SQLite and the files of this process: the functions of SQLite's own way to the operating system are
 replaced by ours, which call them.
@@ -78,20 +78,20 @@ class DiskSpec:
     Which disk a process is to have.
 
     :param dial: the file of its :class:`DiskControl`.
-    :param tape: what it is noted on; None for nowhere.
+    :param trace: file of the trace; None for none.
     :param syncs: whether syncs are noted; a disk that forgets them loses what was promised.
     """
 
     disk_control: Path
-    tape: Path | None = None
+    trace: Path | None = None
     syncs: bool = True
 
     def mount(self) -> None:
         """Put it under all databases that this process opens from now on."""
         # Each write of a commit waits for the interpreter.
         sys.setswitchinterval(0.0005)
-        tape = DiskTrace(self.tape) if self.tape is not None else None
-        _VFSShim(DiskControl(self.disk_control), tape, syncs=self.syncs).install()
+        trace = DiskTrace(self.trace) if self.trace is not None else None
+        _VFSShim(DiskControl(self.disk_control), trace, syncs=self.syncs).install()
 
 
 class _Methods(Structure):
@@ -136,9 +136,9 @@ _SYNC = (c_int, c_void_p, c_int)
 class _VFSShim:
     """Between SQLite and the operating system. Nothing of it may ever be freed."""
 
-    def __init__(self, disk_control: DiskControl, tape: DiskTrace | None, *, syncs: bool) -> None:
+    def __init__(self, disk_control: DiskControl, trace: DiskTrace | None, *, syncs: bool) -> None:
         self._dial = disk_control
-        self._tape = tape
+        self._trace = trace
         self._syncs = syncs
         self._numbers = itertools.count()
         self._names: dict[int, str] = {}
@@ -201,7 +201,7 @@ class _VFSShim:
         if (refusal := _REFUSALS.get(self._dial.mode)) is not None:
             return int(refusal)
         answer = int(original(file, data, size, at))
-        if answer == _SQLITE_OK and self._tape is not None:
+        if answer == _SQLITE_OK and self._trace is not None:
             self._note(TraceEntry(DiskOperation.WRITE, self._names[file], at, ctypes.string_at(data, size)))
         return answer
 
@@ -228,8 +228,8 @@ class _VFSShim:
         return answer
 
     def _note(self, entry: TraceEntry) -> None:
-        if self._tape is not None:
-            self._tape.append(entry)
+        if self._trace is not None:
+            self._trace.append(entry)
 
 
 _layers: list[_VFSShim] = []

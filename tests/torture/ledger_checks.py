@@ -1,4 +1,4 @@
-"""The books that a store keeps itself, and whether they agree with what its clients know."""
+"""The ledger of a store, compared with what its clients know."""
 
 from __future__ import annotations
 

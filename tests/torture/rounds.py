@@ -1,4 +1,4 @@
-"""One load, a fault in the middle of it, and the books afterwards."""
+"""One load with a fault in the middle, and the reconciliation afterwards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.torture.faults import KINDS, FaultContext, FaultKind
 from tests.torture.ledger_checks import find_ledger_mismatches, subtract_ledger
 
 # To each wallet, and of Decentrl to one.
-LETTERS: dict[StoreName, tuple[int, int]] = {"sqlite": (40, 120), "mongodb": (20, 60), "memory": (40, 120)}
+MESSAGES: dict[StoreName, tuple[int, int]] = {"sqlite": (40, 120), "mongodb": (20, 60), "memory": (40, 120)}
 EVENTS = (5, 20)
 
 
@@ -139,7 +139,7 @@ async def run_round(stage: DaemonFixture, this: FaultRound) -> RoundOutcome:
     if kind.prepare is not None:
         await kind.prepare(stage)
     before = await deferToThread(stage.books)
-    load = stage.load(str(this.number), chance.randrange(*LETTERS[this.store]))
+    load = stage.load(str(this.number), chance.randrange(*MESSAGES[this.store]))
     events = EventLoad(stage.friends, [f"{this.number}-{one}" for one in range(chance.randrange(*EVENTS))])
     recipients = stage.recipients(load.ledger, stage.relay.entrance(stage.daemon.port) if kind.relayed else None)
     scene = FaultContext(stage, chance, load, recipients)

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def promised(directory: Path, until: int, syncs: str) -> list[int]:
-    """What a scribe has said was committed when it was killed, which is after this number."""
+    """The numbers that a recorder reported as committed when it was killed, after this number."""
     for name in ("data", "base"):
         (directory / name).mkdir()
     DiskControl.make(directory / "dial")
@@ -30,13 +30,13 @@ def promised(directory: Path, until: int, syncs: str) -> list[int]:
         connection.execute("CREATE TABLE number (number INTEGER PRIMARY KEY, ballast BLOB NOT NULL) STRICT")
     shutil.copy(directory / "data" / "db", directory / "base")
     command = [sys.executable, "-m", "tests.torture.commit_recorder", str(directory), syncs]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as scribe:
-        assert scribe.stdout is not None
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as recorder:
+        assert recorder.stdout is not None
         said = []
-        for line in scribe.stdout:
+        for line in recorder.stdout:
             said.append(int(line))
             if said[-1] == until:
-                scribe.kill()
+                recorder.kill()
         return said
 
 

@@ -20,11 +20,11 @@ class Site:
         self.base.mkdir()
         self.target.mkdir()
         DiskTrace.blank(self.path)
-        self.tape = DiskTrace(self.path)
+        self.trace = DiskTrace(self.path)
 
     def do(self, act: DiskOperation, name: str, at: int = 0, data: bytes = b"") -> None:
         """Note it."""
-        self.tape.append(TraceEntry(act, name, at, data))
+        self.trace.append(TraceEntry(act, name, at, data))
 
     def sync(self, name: str, number: int = 0) -> None:
         """From beginning to end."""
@@ -50,7 +50,7 @@ def site(tmp_path: Path) -> Site:
 
 
 def test_what_was_noted_is_read(site: Site) -> None:
-    """In order, by whoever opens the tape next as well."""
+    """In order, also when the trace is opened again."""
     site.do(DiskOperation.WRITE, "db", 7, b"data")
     DiskTrace(site.path).append(TraceEntry(DiskOperation.TRUNCATE, "db-wal", 9))
     assert [*read_trace(site.path)] == [
