@@ -1,1 +1,1 @@
-"""The Decentrl half: what happens with a command (DCTRL-0004)."""
+"""The Decentrl use cases: authenticate and carry out commands (DCTRL-0004)."""

@@ -1,1 +1,1 @@
-"""The use cases of the DIDComm half, over interfaces only: unpack, route, coordinate, deliver."""
+"""The DIDComm use cases: unpack, route, coordinate mediation, deliver."""

@@ -95,7 +95,7 @@ class MessageEventRecorder:
         return self._pseudonymizer.did(did)
 
     def record_accept(
-        self, request: str, message: MessageLike, sender: str | None, half: ProtocolName, pushed: bool
+        self, request: str, message: MessageLike, sender: str | None, protocol: ProtocolName, pushed: bool
     ) -> None:
         """
         A payload was stored (UC-021 "Logging").
@@ -114,7 +114,7 @@ class MessageEventRecorder:
             "msg": self._pseudonymizer.message(message.id),
             "req": request,
             "rcpt": self._pseudonymizer.did(message.recipient_did),
-            "proto": half,
+            "proto": protocol,
             "size": len(message.payload),
             "method": "live" if pushed else "queue",
         }
@@ -125,7 +125,7 @@ class MessageEventRecorder:
         self._events.write("msg.accept", fields)
 
     def record_push(
-        self, message: MessageLike, sessions: Sequence[str | None], path: DeliveryPath, half: ProtocolName
+        self, message: MessageLike, sessions: Sequence[str | None], path: DeliveryPath, protocol: ProtocolName
     ) -> None:
         """
         A message was delivered, and stays queued until it is acknowledged.
@@ -144,7 +144,7 @@ class MessageEventRecorder:
             fields: dict[str, object] = {
                 "msg": tag,
                 "rcpt": rcpt,
-                "proto": half,
+                "proto": protocol,
                 "path": path,
                 "attempt": attempt,
                 "latency_ms": latency_ms,
@@ -176,7 +176,7 @@ class MessageEventRecorder:
             self.metrics.stored.value += 1
             self._events.emit("msg.push", proto="didcomm", path="live", ok=False)
 
-    def record_acknowledgement(self, removed: RemovedMessage, path: DeliveryPath, half: ProtocolName) -> None:
+    def record_acknowledgement(self, removed: RemovedMessage, path: DeliveryPath, protocol: ProtocolName) -> None:
         """A message was acknowledged and removed."""
         if self.is_own(removed.recipient_did):
             self._own["acknowledged"] += 1
@@ -190,7 +190,7 @@ class MessageEventRecorder:
             {
                 "msg": self._pseudonymizer.message(removed.id),
                 "rcpt": self._pseudonymizer.did(removed.recipient_did),
-                "proto": half,
+                "proto": protocol,
                 "path": path,
                 "latency_ms": int(seconds * 1000),
             },
@@ -212,15 +212,15 @@ class MessageEventRecorder:
         self.metrics.evicted.value += 1
         self._lost("msg.evict", removed, removed.reason or "fifo_count")
 
-    def record_purge(self, removed: RemovedMessage, half: ProtocolName) -> None:
+    def record_purge(self, removed: RemovedMessage, protocol: ProtocolName) -> None:
         """The operator removed a message."""
-        self._lost("msg.remove", removed, "purged", half)
+        self._lost("msg.remove", removed, "purged", protocol)
 
     def update_ledger_metrics(self, books: StoreLedger) -> None:
         """Set the ledger metrics from the store's ledger."""
-        for half, ledger in (("didcomm", books.didcomm), ("decentrl", books.decentrl)):
+        for protocol, ledger in (("didcomm", books.didcomm), ("decentrl", books.decentrl)):
             gone = {name: getattr(ledger, name) for name in LEDGER_ENTRIES}
-            self.metrics.ledger.update(half, {**gone, "waiting": ledger.waiting}, ledger.difference)
+            self.metrics.ledger.update(protocol, {**gone, "waiting": ledger.waiting}, ledger.difference)
 
     def record_ledger(self, store: str, books: StoreLedger) -> None:
         """
@@ -232,11 +232,11 @@ class MessageEventRecorder:
         self._keep("didcomm", store, books.didcomm, own)
         self._keep("decentrl", store, books.decentrl, Counter())
 
-    def _keep(self, half: ProtocolName, store: str, ledger: MessageLedger, own: Counter[str]) -> None:
+    def _keep(self, protocol: ProtocolName, store: str, ledger: MessageLedger, own: Counter[str]) -> None:
         gone = {name: getattr(ledger, name) for name in LEDGER_ENTRIES}
         self._events.emit(
             "ledger",
-            proto=half,
+            proto=protocol,
             store=store,
             waiting=ledger.waiting,
             difference=ledger.difference,
@@ -244,14 +244,14 @@ class MessageEventRecorder:
             **{f"own_{name}": number for name, number in own.items()},
         )
 
-    def _lost(self, event: str, removed: RemovedMessage, reason: str, half: ProtocolName = "didcomm") -> None:
+    def _lost(self, event: str, removed: RemovedMessage, reason: str, protocol: ProtocolName = "didcomm") -> None:
         """Decentrl events are lost only by a purge."""
         self._attempts.pop(removed.id, None)
         self._events.emit(
             event,
             msg=self._pseudonymizer.message(removed.id),
             rcpt=self._pseudonymizer.did(removed.recipient_did),
-            proto=half,
+            proto=protocol,
             size=removed.size,
             age_ms=self._age_ms(removed.received_at),
             reason=reason,
@@ -433,14 +433,14 @@ class EventRecorder(MessageEventRecorder):
             age_ms=None if age_ms is None else int(max(-_MAX_AGE_MS, min(_MAX_AGE_MS, age_ms))),
         )
 
-    def record_grant(self, did: str, half: ProtocolName) -> None:
+    def record_grant(self, did: str, protocol: ProtocolName) -> None:
         """Mediation was granted to a wallet, or an identity was registered."""
         if not self.is_own(did):
-            self._events.emit("acct.grant", did=self._pseudonymizer.did(did), proto=half)
+            self._events.emit("acct.grant", did=self._pseudonymizer.did(did), proto=protocol)
 
-    def record_denial(self, did: str, reason: str, half: ProtocolName) -> None:
+    def record_denial(self, did: str, reason: str, protocol: ProtocolName) -> None:
         """Mediation or registration was denied. :param reason: one fixed word."""
-        self._events.emit("acct.deny", did=self._pseudonymizer.did(did), proto=half, reason=reason)
+        self._events.emit("acct.deny", did=self._pseudonymizer.did(did), proto=protocol, reason=reason)
 
     def record_recipient_update(self, did: str, added: int, removed: int) -> None:
         """An account added or removed recipient DIDs."""
