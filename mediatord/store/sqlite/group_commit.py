@@ -4,9 +4,9 @@ transaction.
 
 A commit costs a wait for the disk, however little is in it. An operation is a function of the connection without
 other effects, so that it can be run again, or an object with `run_batch` (:class:`SQLBatchOperation`). Before its
-first write it may raise a :class:`~mediatord.errors.MediatorError`, which is its result and does not affect the others; to
-refuse and keep what it wrote it returns an :class:`OperationOutcome`. Any other exception rolls the transaction back;
-then each operation gets a transaction of its own, so that a bad one fails alone.
+first write it may raise a :class:`~mediatord.errors.MediatorError`, which is its result and does not affect the
+others; to refuse and keep what it wrote it returns an :class:`OperationOutcome`. Any other exception rolls the
+transaction back; then each operation gets a transaction of its own, so that a bad one fails alone.
 """
 
 from __future__ import annotations
