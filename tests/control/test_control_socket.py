@@ -515,13 +515,6 @@ class BoundTests(ControlSocketTestCase):
             runs.append(operation)
             return "x" * 8_000_000
 
-        def send_on() -> bytes:
-            with contextlib.suppress(ConnectionError):
-                slow.sendall(make_request("list_dids"))
-                while slow.recv(1_000_000):
-                    pass
-            return b""
-
         with self.connected() as slow:
             operation, self.run_operation = self.run_operation, list_much
             await deferToThread(slow.sendall, make_request("list_dids"))
@@ -533,6 +526,17 @@ class BoundTests(ControlSocketTestCase):
             await deferToThread(slow.sendall, make_request("list_dids"))
             self.assertEqual(len(await self.ask(lambda client: client.call("list_dids"))), 8_000_000)
             self.assertEqual(len(runs), 3)
+
+    async def test_large_answers(self) -> None:
+        """A client that reads them gets one after the other over one connection."""
+        self.serve()
+
+        async def list_much(operation: str, arguments: Any) -> Any:
+            return "x" * 1_000_000
+
+        self.run_operation = list_much
+        sizes = await self.ask(lambda client: [len(client.call("list_dids")) for _ in range(20)])
+        self.assertEqual(sizes, [1_000_000] * 20)
 
     async def test_requests_ahead(self) -> None:
         """Of requests that come at once no more run than there is room for their answers."""
