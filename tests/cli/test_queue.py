@@ -125,15 +125,11 @@ class ConfiguredStore:
 
 
 @pytest.fixture
-def did_mode() -> str:
-    """The setting `log.dids`."""
-    return "keyed"
-
-
-@pytest.fixture
 def office(
-    did_mode: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ConfiguredStore]:
+    """With pseudonyms in the log unless the parameter is another value of `log.dids`."""
+    did_mode = getattr(request, "param", "keyed")
     assert call("init", "--dir", str(tmp_path / "m")) == 0
     capsys.readouterr()
     path = tmp_path / "m" / "mediator.yaml"
@@ -448,7 +444,7 @@ def test_purge_by_id(office: ConfiguredStore) -> None:
     assert office.ids(ALICE) == ["d"]
 
 
-@pytest.mark.parametrize("did_mode", ["plain", "keyed"])
+@pytest.mark.parametrize("office", ["plain", "keyed"], indirect=True)
 def test_purged_messages_are_logged(office: ConfiguredStore) -> None:
     """Each removal has its line in the daemon's own log, whose counters agree with it."""
     office.put("a", "b")
@@ -528,7 +524,7 @@ def reopen(office: ConfiguredStore) -> None:
     office.daemon.events.startService()
 
 
-@pytest.mark.parametrize("did_mode", ["plain", "keyed"])
+@pytest.mark.parametrize("office", ["plain", "keyed"], indirect=True)
 def test_without_a_daemon(stopped: ConfiguredStore, capsys: Capture) -> None:
     """A store that no daemon uses is read and changed directly, and counted off as by a daemon."""
     stopped.put("a", "b")
