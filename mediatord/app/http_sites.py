@@ -332,8 +332,9 @@ def build_control_socket(
 
     if worker is None:
         return [ControlSocket(core.reactor, run, ControlListener(config.control_socket))]
-    inherited = worker.resources.sockets[len(list_listen_endpoints(config))]
-    return [ControlSocket(core.reactor, run, inherited=inherited.descriptor)]
+    # None if the supervisor could not bind it.
+    inherited = worker.resources.sockets[len(list_listen_endpoints(config)) :]
+    return [ControlSocket(core.reactor, run, inherited=one.descriptor) for one in inherited]
 
 
 def build_admin_site(
