@@ -307,6 +307,7 @@ class EventLogWriter(Service):
             if call is not None:
                 call.cancel()
         self._flush_call = self._hour_call = None
+        self._encode_records()
         self._ensure_file()
         self._sink.flush()
         self._close_segment()

@@ -51,15 +51,15 @@ NONCES = "caca0b1e-7f3a-4e0e-9a37"
 BINARY = 2
 # Everything that a command can make the store do.
 OPERATIONS = (
-    "claim",
-    "admit",
+    "claim_nonce",
+    "check_guard",
     "registered_until",
     "save_contract",
     "contracts",
     "request_contract",
     "contract_requests",
     "acknowledge_requests",
-    "deliver",
+    "enqueue_event",
     "pending_events",
     "acknowledge_events",
     "save_events",
@@ -445,7 +445,7 @@ class MemoryTests(SynchronousTestCase):
             commands = list(self.volley.good())
             with self.site_fixture.failing(operation, StoreUnavailable()):
                 statuses = {*self.post(commands), *self.read()}
-                if operation in ("claim", "registered_until"):  # only for sockets
+                if operation in ("claim_nonce", "registered_until"):  # only for sockets
                     self.talk_in_vain(1013)
                 else:
                     self.assertIn(503, statuses, operation)
@@ -457,7 +457,7 @@ class MemoryTests(SynchronousTestCase):
             commands = list(self.volley.good())
             with self.site_fixture.failing(operation, RuntimeError(f"cannot handle {SECRET} {STORED} {NONCES}")):
                 statuses = {*self.post(commands), *self.read()}
-                if operation in ("claim", "registered_until"):
+                if operation in ("claim_nonce", "registered_until"):
                     self.talk_in_vain(1011)
                 else:
                     self.assertIn(500, statuses, operation)
@@ -474,7 +474,7 @@ class MemoryTests(SynchronousTestCase):
 
     def test_the_list_is_complete(self) -> None:
         """Every operation that a command or a question needs is made to fail; others are for nodes that hint."""
-        self.assertEqual(set(IDecentrlStore.names()) - set(OPERATIONS), {"find_pending", "arrived_pending"})
+        self.assertEqual(set(IDecentrlStore.names()) - set(OPERATIONS), {"find_pending", "find_pending_arrivals"})
 
     def test_it_would_be_found(self) -> None:
         """A line with anything of a command in it does not go unnoticed."""
@@ -632,18 +632,17 @@ def test_who_can_open_anything() -> None:
     """
     room = Path(mediatord.__file__).parent
     ours = [path for path in room.rglob("*.py") if not {"wallet", "bench"} & set(path.relative_to(room).parts)]
-    importers: dict[str, set[str]] = {name: set() for name in ("open_sealed", "shared_secret", "AESGCM")}
+    importers: dict[str, set[str]] = {name: set() for name in ("decrypt", "derive_shared_secret", "crypto", "AESGCM")}
     for path in ours:
         for name in names_of(path) & set(importers):
             importers[name].add(str(path.relative_to(room)))
-    assert importers["open_sealed"] == {"decentrl/registration.py"}
-    assert importers["shared_secret"] == {"decentrl/registration.py"}
+    assert importers["decrypt"] == importers["derive_shared_secret"] == {"decentrl/contracts.py"}
+    assert importers["crypto"] == set()
     halves = {path for path in importers["AESGCM"] if "didcomm" not in path}
-    assert halves == {"protocol/decentrl/sealing.py", "keylock.py"}
+    assert halves == {"protocol/decentrl/crypto.py", "identity/encrypted_file.py"}
 
 
 def names_of(path: Path) -> set[str]:
-    """What a module imports by name or reaches for in another module."""
+    """The names that a module imports from others; those of modules as well."""
     tree = ast.parse(path.read_text("utf-8"))
-    imported = {one.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for one in node.names}
-    return imported | {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    return {one.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for one in node.names}

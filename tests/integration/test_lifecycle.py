@@ -415,7 +415,7 @@ NO_DATABASE = "file is not a database; restore a backup, or see docs/backup.md o
 TROUBLES = {
     "No such file or directory": nowhere,
     NO_DATABASE: no_database,
-    "its schema is version 1000, this mediatord knows 6 at most": newer_database,
+    "its schema is version 1000, this mediatord knows 1 at most": newer_database,
     "it is a database of another program": foreign_database,
 }
 
