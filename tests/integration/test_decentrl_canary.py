@@ -51,15 +51,15 @@ NONCES = "caca0b1e-7f3a-4e0e-9a37"
 BINARY = 2
 # Everything that a command can make the store do.
 OPERATIONS = (
-    "claim",
-    "admit",
+    "claim_nonce",
+    "check_guard",
     "registered_until",
     "save_contract",
     "contracts",
     "request_contract",
     "contract_requests",
     "acknowledge_requests",
-    "deliver",
+    "enqueue_event",
     "pending_events",
     "acknowledge_events",
     "save_events",
@@ -445,7 +445,7 @@ class MemoryTests(SynchronousTestCase):
             commands = list(self.volley.good())
             with self.site_fixture.failing(operation, StoreUnavailable()):
                 statuses = {*self.post(commands), *self.read()}
-                if operation in ("claim", "registered_until"):  # only for sockets
+                if operation in ("claim_nonce", "registered_until"):  # only for sockets
                     self.talk_in_vain(1013)
                 else:
                     self.assertIn(503, statuses, operation)
@@ -457,7 +457,7 @@ class MemoryTests(SynchronousTestCase):
             commands = list(self.volley.good())
             with self.site_fixture.failing(operation, RuntimeError(f"cannot handle {SECRET} {STORED} {NONCES}")):
                 statuses = {*self.post(commands), *self.read()}
-                if operation in ("claim", "registered_until"):
+                if operation in ("claim_nonce", "registered_until"):
                     self.talk_in_vain(1011)
                 else:
                     self.assertIn(500, statuses, operation)
@@ -474,7 +474,7 @@ class MemoryTests(SynchronousTestCase):
 
     def test_the_list_is_complete(self) -> None:
         """Every operation that a command or a question needs is made to fail; others are for nodes that hint."""
-        self.assertEqual(set(IDecentrlStore.names()) - set(OPERATIONS), {"find_pending", "arrived_pending"})
+        self.assertEqual(set(IDecentrlStore.names()) - set(OPERATIONS), {"find_pending", "find_pending_arrivals"})
 
     def test_it_would_be_found(self) -> None:
         """A line with anything of a command in it does not go unnoticed."""
