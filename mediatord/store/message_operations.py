@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -20,6 +20,7 @@ from mediatord.store.interfaces.messages import (
     EnqueueRequest,
     EnqueueResult,
     LargeQueue,
+    Payload,
     QueueBacklog,
     QueueTotals,
     RemovalReason,
@@ -137,24 +138,36 @@ _log = Logger(namespace="mediatord.store")
 _EnqueueOutcome = EnqueueResult | MediatorError
 
 
-def enqueue_independently(
-    clock: IReactorTime,
-    enqueue: Callable[..., Deferred[EnqueueResult]],
-    deposits: Sequence[EnqueueRequest],
-    early: EarlyResultCallback | None = None,
-) -> Deferred[list[_EnqueueOutcome]]:
-    """
-    :meth:`~mediatord.store.interfaces.messages.IMessageStore.enqueue_each` as separate operations.
+class IndependentEnqueues:
+    """Enqueues of :class:`~mediatord.store.interfaces.messages.IMessageStore` as separate calls of `enqueue_all`."""
 
-    :param enqueue: as :meth:`~mediatord.store.interfaces.messages.IMessageStore.enqueue`.
-    """
-    outcomes = _EnqueueOutcomes(clock, len(deposits), early)
-    for place, one in enumerate(deposits):
-        begun = enqueue(
-            one.recipient_did, one.payloads, expires_at=one.expires_at, due_at=one.due_at, origin=one.origin
-        )
-        begun.addBoth(outcomes.take, place)
-    return outcomes.done
+    _clock: IReactorTime
+
+    def enqueue_all(self, deposits: Sequence[EnqueueRequest]) -> Deferred[list[EnqueueResult]]:
+        raise NotImplementedError
+
+    def enqueue(
+        self,
+        recipient_did: str,
+        payloads: Sequence[Payload],
+        *,
+        expires_at: float,
+        due_at: float | None = None,
+        origin: int = 0,
+    ) -> Deferred[EnqueueResult]:
+        enqueued = self.enqueue_all([EnqueueRequest(recipient_did, tuple(payloads), expires_at, due_at, origin)])
+        return enqueued.addCallback(lambda one: one[0])
+
+    def enqueue_each(
+        self, deposits: Sequence[EnqueueRequest], early: EarlyResultCallback | None = None
+    ) -> Deferred[list[EnqueueResult | MediatorError]]:
+        outcomes = _EnqueueOutcomes(self._clock, len(deposits), early)
+        for place, one in enumerate(deposits):
+            begun = self.enqueue(
+                one.recipient_did, one.payloads, expires_at=one.expires_at, due_at=one.due_at, origin=one.origin
+            )
+            begun.addBoth(outcomes.take, place)
+        return outcomes.done
 
 
 class _EnqueueOutcomes:
