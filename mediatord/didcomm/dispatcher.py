@@ -455,19 +455,19 @@ class DIDCommDispatcher:
         pickup, sender = self._protocols.pickup, received.authcrypt_sender
         assert sender is not None
         pickup.record_removed(acknowledged.removed)
-        await self._remember_sender(sender)
-        if acknowledged.status is None and self._context.reply_router.is_reply_discarded(
-            received.message, sender, origin
-        ):
+        if sender.did != sender.document.did:
+            await self._remember_sender(sender)
+        if acknowledged.status is not None:
+            return self._draft(received, pickup.make_status(account, origin, acknowledged.status))
+        if self._context.reply_router.is_reply_discarded(received.message, sender, origin):
             return None
-        return self._draft(received, await pickup.status(account, origin, acknowledged.status))
+        return self._draft(received, await pickup.status(account, origin))
 
     async def _remember_sender(self, sender: AuthcryptSender) -> None:
-        """Store the long form of an account's DID."""
-        if sender.did != sender.document.did:
-            # On a full disk it cannot be stored, but messages can be fetched and deleted all the same.
-            with suppress(StoreUnavailable):
-                await self._context.unpacker.keep(sender)
+        """Store the long form of an account's DID, if it has one."""
+        # On a full disk it cannot be stored, but messages can be fetched and deleted all the same.
+        with suppress(StoreUnavailable):
+            await self._context.unpacker.keep(sender)
 
     async def _account(self, received: UnpackedMessage) -> Account | None:
         """The sender's account; None for a denied sender."""
@@ -497,7 +497,8 @@ class DIDCommDispatcher:
         if account is not None and received.authcrypt_sender is not None:
             if self._is_contact_due(account, self._context.clock.seconds()):
                 await self._context.store.record_contact(account.did)
-            await self._remember_sender(received.authcrypt_sender)
+            if received.authcrypt_sender.did != received.authcrypt_sender.document.did:
+                await self._remember_sender(received.authcrypt_sender)
             if origin.session is not None:
                 await self._context.live.bind(origin.session, received.authcrypt_sender)
         return await handler(received, account, origin)

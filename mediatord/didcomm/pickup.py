@@ -125,17 +125,9 @@ class Pickup:
             path: DeliveryPath = "live" if self._live.was_pushed_live(one, pushed) else "pickup"
             self._recorder.record_acknowledgement(one, path, "didcomm")
 
-    async def status(
-        self, account: Account, origin: MessageOrigin, status: QueueStatus | None = None
-    ) -> ResponseContent:
-        """
-        Status of the queue of the account.
-
-        :param status: if it is known already.
-        """
-        if status is None:
-            return await self._status(account, origin, None, None)
-        return self._make_status(account, origin, None, status)
+    async def status(self, account: Account, origin: MessageOrigin) -> ResponseContent:
+        """Status of the queue of the account."""
+        return await self._status(account, origin, None, None)
 
     async def live_delivery_change(
         self, received: UnpackedMessage, account: Account, origin: MessageOrigin
@@ -161,11 +153,17 @@ class Pickup:
     async def _status(
         self, account: Account, origin: MessageOrigin, named: str | None, recipient: str | None
     ) -> ResponseContent:
-        return self._make_status(account, origin, named, await self._store.get_queue_status(account.did, recipient))
+        status = await self._store.get_queue_status(account.did, recipient)
+        return self.make_status(account, origin, status, named)
 
-    def _make_status(
-        self, account: Account, origin: MessageOrigin, named: str | None, status: QueueStatus
+    def make_status(
+        self, account: Account, origin: MessageOrigin, status: QueueStatus, named: str | None = None
     ) -> ResponseContent:
+        """
+        A `status` with these contents.
+
+        :param named: the recipient DID that it is of, as the request spells it; None for the whole account.
+        """
         session = origin.session
         return ResponseContent(
             STATUS,
