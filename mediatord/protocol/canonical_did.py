@@ -124,9 +124,13 @@ def _normalize_key(specific: str) -> str:
     return specific[version.end() :] if version else specific
 
 
+def _unescape_and_shorten(specific: str, shorten: Callable[[str], str]) -> str:
+    """Unescape and shorten, twice: what could not be unescaped may have been in the part that is cut off."""
+    return shorten(_unescape(shorten(_unescape(specific))))
+
+
 def _normalize_peer(specific: str) -> str:
-    specific = _unescape(specific)
-    return specific.partition(":")[0] if specific.startswith("4") else specific
+    return _unescape_and_shorten(specific, lambda did: did.partition(":")[0] if did.startswith("4") else did)
 
 
 def _normalize_host(authority: str) -> str:
@@ -160,12 +164,15 @@ def _normalize_pkh(specific: str) -> str:
 
 
 def _normalize_prism(specific: str) -> str:
-    return _PRISM_LONG.sub(r"\1", _unescape(specific))
+    return _unescape_and_shorten(specific, lambda did: _PRISM_LONG.sub(r"\1", did))
 
 
 def _normalize_ion(specific: str) -> str:
-    parts = _unescape(specific).split(":")
-    return ":".join(parts[: 2 if parts[0] in ("test", "main") else 1])
+    def shorten(did: str) -> str:
+        parts = did.split(":")
+        return ":".join(parts[: 2 if parts[0] in ("test", "main") else 1])
+
+    return _unescape_and_shorten(specific, shorten)
 
 
 def _normalize_decentrl(did_url: str) -> str:

@@ -155,7 +155,7 @@ class TrustedAddresses:
     """
     Addresses that stand for many senders, such as other mediators.
 
-    :param peers: as rate limit keys (:meth:`~mediatord.http.client_address.ClientAddressResolver.payer`).
+    :param peers: as rate limit keys (:meth:`~mediatord.http.client_address.ClientAddressResolver.rate_limit_key`).
     :param per_minute: limit of each of them.
     """
 

@@ -36,8 +36,8 @@ class SenderFingerprint:
         Fingerprint of a sender in a recipient's queue; 0 for the daemon's own probes.
 
         :param recipient: in any canonical form; all forms of a DID give the same result.
-        :param peer: network as charged (:meth:`mediatord.http.client_address.ClientAddressResolver.payer`); empty if
-            unknown.
+        :param peer: rate limit key of the client's network
+            (:meth:`mediatord.http.client_address.ClientAddressResolver.rate_limit_key`); empty if unknown.
         :param sender: authenticated DID of the sender, if any, in any canonical form.
         """
         if peer == PROBE_CLIENT:

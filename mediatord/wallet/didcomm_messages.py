@@ -93,7 +93,7 @@ def build_attachment(payload: bytes, form: AttachmentForm = "json", id_: str | N
 def build_forward(
     next_: str, payloads: Sequence[bytes], *, form: AttachmentForm = "json", **headers: Any
 ) -> dict[str, Any]:
-    """A forward of one or more encrypted messages to `next_`; `headers` as in :func:`compose` (reference 4)."""
+    """A forward of encrypted messages to `next_`; `headers` as in :func:`compose_message` (reference 4)."""
     attachments = [build_attachment(payload, form) for payload in payloads]
     return compose_message(FORWARD, {"next": next_}, attachments=attachments, **headers)
 

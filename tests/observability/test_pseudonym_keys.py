@@ -252,7 +252,7 @@ class KeyEpochTests(SynchronousTestCase):
         def fail() -> int:
             raise ZeroDivisionError
 
-        self.patch(self.epochs, "_days", fail)
+        self.patch(self.epochs, "_epoch_days", fail)
         self.in_memory.base.recorder.record_grant("did:web:a", "didcomm")
         self.in_memory.base.reloader.reload(lambda: self.in_memory.config)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)

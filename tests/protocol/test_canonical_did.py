@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mediatord.protocol.canonical_did import (
@@ -130,6 +130,8 @@ PIECES = st.sampled_from(
 
 
 @given(st.lists(PIECES, max_size=6).map("".join))
+@example("did:peer:4zQmHash%3AzDocument:%2541")
+@example("did:ion:test:EiHash%3Adelta:%2541")
 def test_canonical_once_and_for_all(text: str) -> None:
     """The canonical form is its own, keeps the digest, and that of a DID is a DID without any part of a DID URL."""
     canonical = canonicalize_did(text)
