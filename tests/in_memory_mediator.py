@@ -16,8 +16,7 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.app.core_services import build_core_services
-from mediatord.app.decentrl import build_decentrl
-from mediatord.app.didcomm import build_didcomm
+from mediatord.app.protocol_services import build_decentrl, build_didcomm
 from mediatord.config.settings import Config
 from mediatord.decentrl.context import DecentrlReply
 from mediatord.didcomm.messages import DIDCommReply, MessageOrigin

@@ -21,7 +21,7 @@ from mediatord.clock import (
     pause_deadline,
     request_scope,
 )
-from mediatord.cluster.message_authenticator import MessageAuthenticator, derive_cluster_keys
+from mediatord.cluster.peer_protocol import MessageAuthenticator, derive_cluster_keys
 from mediatord.cluster.peer_server import PeerServer
 from mediatord.didcomm.live_delivery import MARK_DELAY
 from mediatord.didcomm.messages import MessageOrigin

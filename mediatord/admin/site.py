@@ -25,8 +25,7 @@ from mediatord.admin.status import DaemonStatus, StatusCollector, render_status_
 from mediatord.admin.status_sources import REPORT_INDEX, AnalysisReportFile, ReportDirectory
 from mediatord.failure_logging import redact_failure
 from mediatord.http.client_address import ClientAddressResolver
-from mediatord.http.flow_control import ResponseBudget, RoundRobinScheduler
-from mediatord.http.memory_reclaimer import MemoryReclaimer
+from mediatord.http.flow_control import MemoryReclaimer, ResponseBudget, RoundRobinScheduler
 from mediatord.http.resources import get_addresses
 from mediatord.http.site import BackpressureHTTPChannel
 from mediatord.private_file import PrivateFileError, read_private_file

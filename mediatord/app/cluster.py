@@ -18,21 +18,20 @@ from mediatord.cluster.anti_entropy import (
     PeriodicClusterTasks,
 )
 from mediatord.cluster.leases import LeaderLease
-from mediatord.cluster.membership import NODE_LEASE, Membership
-from mediatord.cluster.message_authenticator import (
+from mediatord.cluster.membership import NODE_LEASE, Membership, NodeHealth
+from mediatord.cluster.peer_client import PeerClient
+from mediatord.cluster.peer_protocol import (
+    NOTIFICATIONS_PATH,
+    PROBE_PATH,
     ClusterKeys,
     MessageAuthenticator,
     derive_cluster_keys,
     read_cluster_keys,
 )
-from mediatord.cluster.node_health import NodeHealth
-from mediatord.cluster.notification_receiver import LocalDelivery, NotificationReceiver, answer_probe
-from mediatord.cluster.peer_client import PeerClient
-from mediatord.cluster.peer_protocol import NOTIFICATIONS_PATH, PROBE_PATH
 from mediatord.cluster.peer_queues import PeerQueues
 from mediatord.cluster.peer_server import PeerServer, PeerSite
 from mediatord.cluster.presence import PresenceLookup, PresencePublisher, SharedPresenceCounters
-from mediatord.cluster.remote_delivery import RemoteDelivery
+from mediatord.cluster.remote_delivery import LocalDelivery, NotificationReceiver, RemoteDelivery, answer_probe
 from mediatord.config.settings import Config
 from mediatord.errors import StartupError
 from mediatord.net.listeners import Listener
@@ -45,8 +44,7 @@ from mediatord.workers.worker_process import WorkerResources
 
 if TYPE_CHECKING:
     from mediatord.app.core_services import CoreServices
-    from mediatord.app.decentrl import DecentrlServices
-    from mediatord.app.didcomm import DIDCommServices
+    from mediatord.app.protocol_services import DecentrlServices, DIDCommServices
 
 # Boots whose names are remembered after their nodes are gone.
 _MAX_KNOWN_NODES = 1000

@@ -23,9 +23,10 @@ from mediatord.app.reload import (
     parse_identity,
     to_utc_day,
 )
-from mediatord.cluster.node_health import NodeHealth
+from mediatord.cluster.membership import NodeHealth
 from mediatord.config.settings import Config
 from mediatord.delivery.connections import ConnectionManager
+from mediatord.didcomm.forward_router import SenderFingerprint
 from mediatord.errors import StartupError
 from mediatord.http.client_address import name_peer_network
 from mediatord.identity.mediator_identity import MediatorIdentity
@@ -39,7 +40,6 @@ from mediatord.probe.cycle import ProbeCredentials, derive_probe_credentials
 from mediatord.ratelimit.access_control import RegistrationLimits, RegistrationQuota
 from mediatord.ratelimit.rate_limiter import RateLimiter, TrustedAddresses
 from mediatord.ratelimit.request_gate import RequestGate
-from mediatord.ratelimit.sender_fingerprint import SenderFingerprint
 from mediatord.store.factory import build_store
 from mediatord.store.interfaces.cluster import ClusterNode
 from mediatord.store.interfaces.decentrl import DecentrlQuotas

@@ -13,8 +13,6 @@ from twisted.internet.interfaces import IStreamClientEndpoint
 
 from mediatord.app.cluster import build_cluster_services, build_membership
 from mediatord.app.core_services import CoreServices, build_core_services
-from mediatord.app.decentrl import build_decentrl
-from mediatord.app.didcomm import DIDCommServices, build_didcomm
 from mediatord.app.http_sites import build_admin, build_control_socket, build_site
 from mediatord.app.lifecycle import (
     AcceptDelay,
@@ -26,6 +24,7 @@ from mediatord.app.lifecycle import (
     check_setting_combinations,
 )
 from mediatord.app.metrics_collection import StartStopLedgerRecorder
+from mediatord.app.protocol_services import DIDCommServices, build_decentrl, build_didcomm
 from mediatord.app.workers import bind_supervisor_callbacks, build_listeners, build_supervisor
 from mediatord.cluster.leases import ExclusiveStoreLease, open_shared_store
 from mediatord.cluster.membership import Membership

@@ -16,11 +16,10 @@ from mediatord.admin.site import AdminAuthenticator, AdminContext, AdminSite, Ad
 from mediatord.admin.status import StatusCollector, StatusSources
 from mediatord.admin.status_sources import SLOT_SECONDS, RecentProblems, ReportDirectory, TrafficHistory
 from mediatord.app.core_services import CoreServices
-from mediatord.app.decentrl import DecentrlServices
-from mediatord.app.didcomm import DIDCommServices
 from mediatord.app.metrics_collection import StoreMetricsRefresher
+from mediatord.app.protocol_services import DecentrlServices, DIDCommServices
 from mediatord.clock import request_scope
-from mediatord.cluster.node_health import StoreHealthCheck
+from mediatord.cluster.membership import StoreHealthCheck
 from mediatord.config.settings import Config
 from mediatord.control.operations import ControlOperations
 from mediatord.control.server import ControlListener, ControlSocket
@@ -28,8 +27,7 @@ from mediatord.decentrl.context import DecentrlReply
 from mediatord.didcomm.messages import DIDCommReply, MessageOrigin
 from mediatord.errors import MediatorError, ShutdownInProgress, StartupError, StoreUnavailable
 from mediatord.http.client_address import AllowedOrigins, ClientAddressResolver
-from mediatord.http.flow_control import RoundRobinScheduler
-from mediatord.http.memory_reclaimer import MemoryReclaimer
+from mediatord.http.flow_control import MemoryReclaimer, RoundRobinScheduler
 from mediatord.http.resources import HTTPContext, StaticDocuments, report_no_probe
 from mediatord.http.site import MediatorSite
 from mediatord.http.websocket import MediatorSocketFactory, SocketContext
@@ -334,8 +332,9 @@ def build_control_socket(
 
     if worker is None:
         return [ControlSocket(core.reactor, run, ControlListener(config.control_socket))]
-    inherited = worker.resources.sockets[len(list_listen_endpoints(config))]
-    return [ControlSocket(core.reactor, run, inherited=inherited.descriptor)]
+    # None if the supervisor could not bind it.
+    inherited = worker.resources.sockets[len(list_listen_endpoints(config)) :]
+    return [ControlSocket(core.reactor, run, inherited=one.descriptor) for one in inherited]
 
 
 def build_admin_site(

@@ -25,7 +25,7 @@ from mediatord.observability.event_recorder import EventRecorder
 from mediatord.observability.pseudonyms import Pseudonymizer, renew_pseudonym_key
 from mediatord.observability.segments import RetentionLimits
 from mediatord.private_file import PrivateFileError
-from mediatord.protocol.didcomm import jwe_algorithms
+from mediatord.protocol.didcomm import jwe
 from mediatord.protocol.didcomm.keys import PrivateKey
 
 _log = Logger()
@@ -43,7 +43,7 @@ class CurrentIdentity:
         self.now = identity
         self.own_dids = set(identity.own_dids)
         self.decentrl_dids = set(identity.decentrl_dids)
-        self._caches: list[Callable[[], None]] = [jwe_algorithms.clear_key_caches]
+        self._caches: list[Callable[[], None]] = [jwe.clear_key_caches]
 
     def on_change(self, clear: Callable[[], None]) -> None:
         """Call this when the keys change, to clear what was derived from them."""

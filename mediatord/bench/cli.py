@@ -25,7 +25,7 @@ from mediatord.bench.scenario import (
     BenchmarkPlan,
     ResultTable,
 )
-from mediatord.config.units import parse_size
+from mediatord.config.values import parse_size
 from mediatord.protocol import encoding
 from mediatord.wallet.temporary_daemon import DaemonStartError
 

@@ -24,10 +24,10 @@ from mediatord.bench.load_generator import KeepAliveClient, WebSocketClient
 from mediatord.errors import MediatorError
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm.did_document import parse_did_document
-from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
-from mediatord.protocol.didcomm.jwe_algorithms import (
+from mediatord.protocol.didcomm.jwe import (
     AUTHCRYPT,
     CONTENT_CIPHERS,
+    ENCRYPTED_MEDIA_TYPE,
     build_other_info,
     compute_apv,
     derive_kek,

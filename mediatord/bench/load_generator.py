@@ -29,14 +29,7 @@ from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
 from mediatord.bench.processes import cpu_seconds, print_line, read_line, spawn_module, write_line
-from mediatord.bench.scenario import (
-    CLIENT_US,
-    PER_CPU_SECOND,
-    PER_SECOND,
-    Figures,
-    latency_figures,
-    safe_ratio,
-)
+from mediatord.bench.scenario import CLIENT_US, PER_CPU_SECOND, PER_SECOND, Figures, latency_figures, safe_ratio
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
 
 # A request sent later than this counts as late; waking up takes half of it.

@@ -13,13 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from mediatord.bench.didcomm_wallets import build_forwards, enrol_group, find_mediator
-from mediatord.bench.load_generator import (
-    LoadResult,
-    TargetServer,
-    post_for_seconds,
-    post_to_servers,
-    write_bodies,
-)
+from mediatord.bench.load_generator import LoadResult, TargetServer, post_for_seconds, post_to_servers, write_bodies
 from mediatord.bench.processes import (
     CoreAssignment,
     assign_cores,

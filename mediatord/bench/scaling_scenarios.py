@@ -12,12 +12,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from mediatord.bench.delivery_scenarios import (
-    PUSH_COLUMNS,
-    PUSH_CONCURRENCIES,
-    PUSH_WALLETS,
-    push_messages,
-)
+from mediatord.bench.delivery_scenarios import PUSH_COLUMNS, PUSH_CONCURRENCIES, PUSH_WALLETS, push_messages
 from mediatord.bench.didcomm_wallets import LiveSocket, enrol_group
 from mediatord.bench.load_generator import TargetServer, WebSocketClient
 from mediatord.bench.mediator_under_test import ForwardLoad, open_temporary_directory, start_wallet_process

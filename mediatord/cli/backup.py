@@ -18,12 +18,7 @@ from mediatord.backup.archive import (
     verify_archive,
     write_archive,
 )
-from mediatord.backup.backup_file import (
-    RestoreTargets,
-    copy_sqlite_store,
-    create_backup,
-    restore_backup,
-)
+from mediatord.backup.backup_file import RestoreTargets, copy_sqlite_store, create_backup, restore_backup
 from mediatord.backup.records import RECORD_KINDS, BackupError, RecordCounts, RecordSource, RecordTarget
 from mediatord.cli.console import (
     align_columns,

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from mediatord.config.location import CONFIG_PATH_VARIABLE, DEFAULT_CONFIG_PATH
+from mediatord.config.values import CONFIG_PATH_VARIABLE, DEFAULT_CONFIG_PATH
 
 # Marks queues and accounts of the daemon's own probes.
 PROBE_MARKER = "(self-test)"

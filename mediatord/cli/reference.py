@@ -26,7 +26,7 @@ from mediatord.bench.cli import bench
 from mediatord.cli.commands import cli
 from mediatord.config.file import format_yaml_value
 from mediatord.config.settings import Config, DurationMarker, SizeMarker, ValueKind
-from mediatord.config.units import format_duration, format_size
+from mediatord.config.values import format_duration, format_size
 
 _SETTINGS_HEAD = """\
 # Configuration

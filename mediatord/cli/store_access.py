@@ -51,7 +51,7 @@ from mediatord.store.interfaces.cluster import ClusterJoinError, ClusterNode
 from mediatord.store.interfaces.messages import QueueLimits, RemovedMessage
 from mediatord.store.interfaces.store import IStore, StoreUnusable
 from mediatord.store.sqlite.bulk_sql import split_chunks
-from mediatord.store.sqlite.database_file import ExclusiveStoreLock
+from mediatord.store.sqlite.database_file import ExclusiveStoreLock, StoreInUse
 from mediatord.store.sqlite.executor import SQLiteRunners
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 
@@ -202,7 +202,10 @@ def open_store_access(config: Config) -> Iterator[StoreAccess]:
             client.close()
         return
     if config.storage.backend == "memory":
-        raise StartupError("storage.backend: nobody but the daemon itself knows what is in its memory")
+        raise StartupError(
+            "storage.backend: nobody but the daemon itself knows what is in its memory, and "
+            f"{_explain_no_socket(config)}"
+        )
     log = PurgeEventLog(config)
     try:
         with _open_sqlite(config) if config.storage.backend == "sqlite" else _open_mongodb(config) as (store, wait):
@@ -249,11 +252,10 @@ def _open_sqlite(config: Config) -> Iterator[tuple[IStore, _Wait]]:
     lock = ExclusiveStoreLock(path)
     try:
         lock.take()
+    except StoreInUse:
+        raise StartupError(f"a daemon uses {path}, and {_explain_no_socket(config)}") from None
     except ValueError as error:
-        where = (
-            "control_socket is null" if config.control_socket is None else f"it does not use {config.control_socket}"
-        )
-        raise StartupError(f"{error}, and {where}") from None
+        raise StartupError(str(error)) from None
     try:
         runner = _InlineRunner()
         store = SQLiteStore(
@@ -269,6 +271,16 @@ def _open_sqlite(config: Config) -> Iterator[tuple[IStore, _Wait]]:
             _get_result(store.close)
     finally:
         lock.release()
+
+
+def _explain_no_socket(config: Config) -> str:
+    """Why no daemon was asked, and what to do about it."""
+    if config.control_socket is None:
+        return "control_socket is null: set it to a path that the daemon can write to, and restart the daemon"
+    return (
+        f"none listens on {config.control_socket}: if a daemon runs with this configuration, its log has the "
+        "reason; set control_socket to a path that it can write to, and restart it"
+    )
 
 
 def _get_result(work: Callable[[], Deferred[Any]]) -> Any:
@@ -349,7 +361,9 @@ def _open_mongodb(config: Config) -> Iterator[tuple[IStore, _Wait]]:
         finally:
             run(store.close)
     except ClusterJoinError:
-        raise StartupError("a daemon uses the database: run the command on its host") from None
+        raise StartupError(
+            f"a daemon uses the database: run the command on its host; if this is it, {_explain_no_socket(config)}"
+        ) from None
     except StoreUnusable as error:
         raise StartupError(f"MongoDB cannot be used: {error}") from None
     except MediatorError:

@@ -20,7 +20,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mediatord.clock import outside_request
-from mediatord.cluster.notification_receiver import MAX_VISIBILITY_DELAY, LocalDelivery
+from mediatord.cluster.remote_delivery import MAX_VISIBILITY_DELAY, LocalDelivery
 from mediatord.delivery.connections import MAX_BACKLOG_IDS_PER_SUBSCRIPTION, ConnectionManager, WebSocketSession
 from mediatord.errors import StoreUnavailable
 from mediatord.failure_logging import LogThrottle, redact_failure

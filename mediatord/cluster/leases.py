@@ -15,8 +15,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
-from mediatord.cluster.membership import STANDALONE_NODE_NAME, describe_clock_difference, list_node_names
-from mediatord.cluster.node_health import NodeHealth
+from mediatord.cluster.membership import STANDALONE_NODE_NAME, NodeHealth, describe_clock_difference, list_node_names
 from mediatord.errors import StoreUnavailable
 from mediatord.failure_logging import redact_failure
 from mediatord.ratelimit.request_gate import RequestGate

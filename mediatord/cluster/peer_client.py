@@ -17,12 +17,13 @@ from twisted.web.http_headers import Headers
 from twisted.web.iweb import IAgent, IAgentEndpointFactory, IBodyProducer, IResponse
 from zope.interface import implementer
 
-from mediatord.cluster.message_authenticator import (
+from mediatord.cluster.peer_protocol import (
+    MAX_BODY_BYTES,
+    PROBE_PATH,
     MessageAuthenticationError,
     MessageAuthenticator,
     extract_authentication_headers,
 )
-from mediatord.cluster.peer_protocol import MAX_BODY_BYTES, PROBE_PATH
 from mediatord.net.outbound_http import read_body
 from mediatord.store.interfaces.cluster import ClusterNode
 

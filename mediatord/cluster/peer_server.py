@@ -23,12 +23,12 @@ from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Request, Site
 
 from mediatord.clock import request_scope
-from mediatord.cluster.message_authenticator import (
+from mediatord.cluster.peer_protocol import (
+    MAX_BODY_BYTES,
     MessageAuthenticationError,
     MessageAuthenticator,
     extract_authentication_headers,
 )
-from mediatord.cluster.peer_protocol import MAX_BODY_BYTES
 from mediatord.errors import StoreUnavailable
 from mediatord.failure_logging import LogThrottle, redact_failure
 

@@ -23,9 +23,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from mediatord.config.location import CONFIG_PATH_VARIABLE, DEFAULT_CONFIG_PATH
 from mediatord.config.settings import Config, DurationMarker, SizeMarker, ValueKind
-from mediatord.config.units import format_duration, format_size
+from mediatord.config.values import CONFIG_PATH_VARIABLE, DEFAULT_CONFIG_PATH, format_duration, format_size
 
 KeyPart = str | int
 SourceLocation = tuple[int, str]

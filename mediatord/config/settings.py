@@ -30,8 +30,7 @@ from pydantic import (
 )
 from twisted.internet.endpoints import quoteStringArgument, serverFromString
 
-from mediatord.config.endpoint_strings import parse_endpoint_string, resolve_endpoint_paths
-from mediatord.config.units import parse_duration, parse_size
+from mediatord.config.values import parse_duration, parse_endpoint_string, parse_size, resolve_endpoint_paths
 from mediatord.private_file import resolve_secret_path
 from mediatord.protocol.didcomm.did_document import is_did, strip_did_url
 

@@ -80,13 +80,15 @@ class ControlClient:
                 "POST", f"/v1/{operation}", json.dumps(arguments), {"Content-Type": "application/json"}
             )
             response = self._connection.getresponse()
-            status, answer = response.status, json.loads(response.read())
-        except (OSError, http.client.HTTPException, ValueError) as error:
+            answer = json.loads(response.read())
+            if response.status != http.client.OK:
+                refusal = str(answer["error"])
+            else:
+                return answer["result"]
+        except (OSError, http.client.HTTPException, ValueError, TypeError, KeyError) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise StartupError(f"the daemon at {self._path} does not answer: {reason}") from None
-        if status != http.client.OK:
-            raise StartupError(str(answer["error"]))
-        return answer["result"]
+        raise StartupError(refusal)
 
     def close(self) -> None:
         """Close the connection."""

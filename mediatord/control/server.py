@@ -14,6 +14,7 @@ import socket
 import stat
 import struct
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any, cast
@@ -38,7 +39,7 @@ _log = Logger()
 _BACKLOG = 16
 _MAX_CONNECTIONS = 16
 _MAX_BODY_BYTES = 262_144
-# Seconds that a connection may be idle.
+# Seconds from an answer to the end of the next request.
 _IDLE_TIMEOUT = 60
 _CREDENTIALS = struct.Struct("3i")
 
@@ -59,25 +60,41 @@ class ControlListener:
         self._socket: socket.socket | None = None
         self._identity: tuple[int, int] | None = None
 
-    def bind(self) -> None:
-        """:raise StartupError: another daemon listens there, or the socket cannot be made."""
+    def bind(self) -> bool:
+        """
+        Listen, and return whether that was possible. Where no socket can be made, the reason is logged.
+
+        :raise StartupError: another daemon listens there, or the path is in use otherwise.
+        """
         try:
             self._remove_stale()
-            bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            mask = os.umask(0o177)
-            try:
-                with make_socket_address(self._path) as address:
-                    bound.bind(address)
-            except BaseException:
-                bound.close()
-                raise
-            finally:
-                os.umask(mask)
+            self._bind()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            if error.errno == errno.EADDRINUSE:
+                raise StartupError(f"control_socket: cannot listen on {self._path}: {reason}") from None
+            _log.error(
+                "control_socket: cannot listen on {path}: {reason}; commands cannot reach this daemon",
+                path=self._path,
+                reason=reason,
+            )
+            return False
+        return True
+
+    def _bind(self) -> None:
+        bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            # The file is made with the mode of the socket. A umask would hold for all threads, and not where the
+            # directory has a default ACL.
+            os.fchmod(bound.fileno(), 0o600)
+            with make_socket_address(self._path) as address:
+                bound.bind(address)
             bound.setblocking(False)
             bound.listen(_BACKLOG)
-            self._socket, self._identity = bound, _identify(self._path)
-        except OSError as error:
-            raise StartupError(f"control_socket: cannot listen on {self._path}: {error.strerror}") from None
+        except BaseException:
+            bound.close()
+            raise
+        self._socket, self._identity = bound, _identify(self._path)
 
     def _remove_stale(self) -> None:
         try:
@@ -93,16 +110,17 @@ class ControlListener:
             raise StartupError(f"control_socket: another daemon listens on {self._path}")
         if result == errno.ECONNREFUSED:
             self._path.unlink(missing_ok=True)
+        elif result != errno.ENOENT:
+            raise OSError(result, os.strerror(result))
 
-    @property
-    def bound(self) -> socket.socket:
-        """The socket, once it is bound."""
-        assert self._socket is not None
-        return self._socket
+    def duplicate(self) -> socket.socket | None:
+        """Another descriptor of the socket; None if it is not bound."""
+        return None if self._socket is None else self._socket.dup()
 
     def descriptor(self, number: int) -> int:
         """The one socket for all workers."""
-        return self.bound.fileno()
+        assert self._socket is not None
+        return self._socket.fileno()
 
     def suspend(self, number: int) -> None:
         """Nothing to do when a worker is missing: the others accept all connections."""
@@ -111,13 +129,15 @@ class ControlListener:
         """Nothing to do when it is back."""
 
     def close(self) -> None:
-        """Close the socket and remove its file, unless another daemon has replaced it."""
+        """Close the socket and remove its file, if that is possible, unless another daemon has replaced it."""
         if self._socket is None:
             return
         self._socket.close()
         self._socket = None
         if _identify(self._path) == self._identity:
-            self._path.unlink(missing_ok=True)
+            # The next start replaces a file that is left, in a directory that has become read-only for example.
+            with suppress(OSError):
+                self._path.unlink()
 
 
 def _identify(path: Path) -> tuple[int, int] | None:
@@ -132,7 +152,8 @@ class ControlSocket(Service):
     """
     Serves the control socket while the daemon runs.
 
-    :param listener: bound when the service starts, and closed when it stops.
+    :param listener: bound when the service starts, and closed when it stops. Where it cannot be bound, the service
+        does nothing.
     :param inherited: descriptor of a socket that the supervisor has bound, instead.
     """
 
@@ -153,7 +174,7 @@ class ControlSocket(Service):
 
     def privilegedStartService(self) -> None:
         """
-        Bind.
+        Bind, if that is possible.
 
         :raise StartupError: as :meth:`ControlListener.bind`.
         """
@@ -164,11 +185,10 @@ class ControlSocket(Service):
     def startService(self) -> None:
         """Accept connections."""
         super().startService()
-        bound = (
-            socket.socket(fileno=self._inherited) if self._inherited is not None else self._listener.bound.dup()  # type: ignore[union-attr]  # one of both
-        )
-        self._port = SharedUNIXPort(self._reactor, bound, self._site)
-        self._port.startListening()
+        bound = self._listener.duplicate() if self._listener is not None else socket.socket(fileno=self._inherited)
+        if bound is not None:
+            self._port = SharedUNIXPort(self._reactor, bound, self._site)
+            self._port.startListening()
 
     def stopService(self) -> None:
         """Close the socket and all connections."""
@@ -188,7 +208,11 @@ class _ControlResource(Resource):
         self._run = run
 
     def render(self, request: Request) -> int:
-        """Run the operation that the path names."""
+        """Run the operation that the path names. A client that does not read its answers is disconnected."""
+        channel = cast(_ControlChannel, request.channel)
+        if channel.is_answer_unread:
+            cast(Any, channel.transport).abortConnection()
+            return NOT_DONE_YET
         if request.method != b"POST" or not request.path.startswith(b"/v1/"):
             _respond(request, 400, {"error": "expected POST /v1/OPERATION"})
             return NOT_DONE_YET
@@ -212,7 +236,7 @@ class _ControlResource(Resource):
             return 200, {"result": await self._run(operation, arguments)}
         except ControlError as error:
             return 400, {"error": str(error)}
-        except ValueError:
+        except (ValueError, RecursionError):
             return 400, {"error": "expected JSON"}
         except ShutdownInProgress:
             return 503, {"error": "the daemon is stopping"}
@@ -254,6 +278,9 @@ class _ControlRequest(Request):
 
 
 class _ControlChannel(HTTPChannel):
+    """:ivar is_answer_unread: whether the client has left so much of its answers unread that the buffers are full."""
+
+    is_answer_unread = False
     _is_counted = False
 
     def connectionMade(self) -> None:
@@ -270,6 +297,19 @@ class _ControlChannel(HTTPChannel):
         """Called with what comes."""
         if self._is_counted:
             super().dataReceived(data)
+
+    def resetTimeout(self) -> None:  # noqa: N802  Twisted's name
+        """Called with every piece that comes, which gives no more time: the timeout is that of a whole request."""
+
+    def pauseProducing(self) -> None:
+        """The buffers are full."""
+        self.is_answer_unread = True
+        super().pauseProducing()
+
+    def resumeProducing(self) -> None:
+        """The client has read what was in the buffers."""
+        self.is_answer_unread = False
+        super().resumeProducing()
 
     def connectionLost(self, reason: Failure) -> None:  # type: ignore[override]  # it always has one
         """The client is gone."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
-from mediatord.decentrl.authentication import CommandAuthenticator, hash_nonce
+from mediatord.decentrl.dispatcher import CommandAuthenticator, hash_nonce
 from mediatord.delivery.connections import ConnectionManager, WebSocketSession
 from mediatord.errors import (
     AuthTimeout,

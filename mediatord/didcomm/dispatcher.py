@@ -63,19 +63,14 @@ from mediatord.failure_logging import redact_failure, release_traceback
 from mediatord.observability.event_recorder import EventRecorder, RequestRecord
 from mediatord.protocol.didcomm import jwe
 from mediatord.protocol.didcomm.did_document import strip_did_url
-from mediatord.protocol.didcomm.discover_features import (
-    DISCLOSE,
-    parse_queries,
-    select_features,
-)
+from mediatord.protocol.didcomm.discover_features import DISCLOSE, parse_queries, select_features
 from mediatord.protocol.didcomm.message import MessageType, OutgoingMessage
 from mediatord.protocol.didcomm.message_pickup import parse_message_ids
 from mediatord.ratelimit.access_control import AccessList, RegistrationQuota
 from mediatord.ratelimit.rate_limiter import RateLimiter, compute_request_cost
 from mediatord.ratelimit.sliding_window import SlidingWindowLimiter
-from mediatord.store.interfaces.accounts import FIRST_DAY_SECONDS, Account
 from mediatord.store.interfaces.messages import AcknowledgementResult
-from mediatord.store.interfaces.store import INonceCache, IStore
+from mediatord.store.interfaces.store import FIRST_DAY_SECONDS, Account, INonceCache, IStore
 
 # Seconds after `created_time` during which a message is accepted; clocks of wallets may be off by as much.
 REPLAY_WINDOW = 3600.0

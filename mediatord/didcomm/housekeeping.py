@@ -16,9 +16,8 @@ from mediatord.didcomm.live_delivery import LiveDelivery
 from mediatord.errors import StoreUnavailable
 from mediatord.failure_logging import LogThrottle, redact_failure
 from mediatord.observability.event_recorder import EventRecorder
-from mediatord.store.interfaces.accounts import FIRST_DAY_SECONDS
 from mediatord.store.interfaces.messages import StoredMessage
-from mediatord.store.interfaces.store import IStore
+from mediatord.store.interfaces.store import FIRST_DAY_SECONDS, IStore
 
 # Accounts that are removed in one step.
 ACCOUNTS_PER_STEP = 64

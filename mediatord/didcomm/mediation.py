@@ -37,8 +37,7 @@ from mediatord.protocol.didcomm.did_document import is_did, strip_did_url
 from mediatord.protocol.didcomm.forward import read_payloads
 from mediatord.ratelimit.access_control import AccessList, RegistrationQuota
 from mediatord.ratelimit.rate_limiter import RateLimiter
-from mediatord.store.interfaces.accounts import Account, RecipientUpdateAction
-from mediatord.store.interfaces.store import IStore
+from mediatord.store.interfaces.store import Account, IStore, RecipientUpdateAction
 
 # Seconds that a proof's digest is kept after the proof is no longer accepted.
 _PROOF_EXPIRY_MARGIN = 1.0

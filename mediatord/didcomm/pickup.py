@@ -25,9 +25,8 @@ from mediatord.protocol.didcomm.message_pickup import (
     parse_message_ids,
     parse_recipient,
 )
-from mediatord.store.interfaces.accounts import Account
 from mediatord.store.interfaces.messages import AcknowledgementResult, QueueStatus, RemovedMessage
-from mediatord.store.interfaces.store import IStore
+from mediatord.store.interfaces.store import Account, IStore
 
 # A packed reply grows by 4/3 for base64url, and once more where the attachments are base64 themselves.
 DELIVERY_BYTES = 1_048_576 * 9 // 16

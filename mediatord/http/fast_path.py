@@ -24,8 +24,7 @@ from zope.interface import implementer
 from mediatord.didcomm.messages import ACCEPTED, DIDCommReply
 from mediatord.errors import RateLimitExceeded
 from mediatord.failure_logging import redact_failure
-from mediatord.http.flow_control import ConnectionResponseBudget, write_immediately
-from mediatord.http.memory_reclaimer import LARGE_BUFFER_BYTES
+from mediatord.http.flow_control import LARGE_BUFFER_BYTES, ConnectionResponseBudget, write_immediately
 from mediatord.http.responses import (
     ACCEPTED_RESPONSE,
     CORS_HEADERS,

@@ -21,8 +21,7 @@ from mediatord.delivery.connections import ConnectionManager
 from mediatord.didcomm.messages import DIDCommReply
 from mediatord.errors import MediatorError, RateLimitExceeded, ShutdownInProgress, StoreUnavailable
 from mediatord.http.client_address import AllowedOrigins, ClientAddressResolver, Network, is_in_networks
-from mediatord.http.flow_control import RoundRobinScheduler
-from mediatord.http.memory_reclaimer import MemoryReclaimer
+from mediatord.http.flow_control import MemoryReclaimer, RoundRobinScheduler
 from mediatord.http.openapi import OPENAPI_JSON
 from mediatord.http.protocol_switch import ReceiveMessage
 from mediatord.http.responses import (

@@ -15,8 +15,7 @@ from twisted.web.server import Request, Site
 from mediatord.decentrl.context import build_error_reply
 from mediatord.errors import PayloadTooLarge, RateLimitExceeded
 from mediatord.http.fast_path import FastHTTPChannel, serialize_response
-from mediatord.http.flow_control import ConnectionResponseBudget, ResponseBudget
-from mediatord.http.memory_reclaimer import LARGE_BUFFER_BYTES
+from mediatord.http.flow_control import LARGE_BUFFER_BYTES, ConnectionResponseBudget, ResponseBudget
 from mediatord.http.resources import HTTPContext, RootResource, get_addresses, get_probe_token
 from mediatord.http.responses import (
     CORS_HEADERS,

@@ -22,8 +22,8 @@ from mediatord.protocol.error_codes import (
     get_didcomm_error_code,
 )
 from mediatord.protocol.probe_requests import PROBE_CLIENT
-from mediatord.store.interfaces.accounts import ExpiredAccount
 from mediatord.store.interfaces.messages import MessageLedger, RemovedMessage, StoreLedger
+from mediatord.store.interfaces.store import ExpiredAccount
 
 DeliveryPath = Literal["live", "pickup", "poll", "http"]
 AcceptMethod = Literal["live", "queue"]

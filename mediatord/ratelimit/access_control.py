@@ -13,7 +13,7 @@ from mediatord.protocol.canonical_did import canonicalize_did, compute_did_diges
 from mediatord.protocol.probe_requests import PROBE_CLIENT
 from mediatord.ratelimit.distributed_limiter import KeyedLimiter, QuotaStore
 from mediatord.ratelimit.rate_limiter import RateLimitCallback
-from mediatord.store.interfaces.accounts import AccountUsage, IAccountStore
+from mediatord.store.interfaces.store import AccountUsage, IAccountStore
 
 _WILDCARD_SUFFIX = ":*"
 

@@ -20,8 +20,7 @@ from mediatord.protocol.didcomm.coordinate_mediation import OWNERSHIP_PROOF, mak
 from mediatord.protocol.didcomm.did_document import DIDDocument, strip_did_url
 from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.protocol.didcomm.forward import FORWARD
-from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
-from mediatord.protocol.didcomm.jwe_algorithms import Enc
+from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE, Enc
 from mediatord.protocol.didcomm.keys import PublicKey
 from mediatord.protocol.didcomm.message import PLAINTEXT_MEDIA_TYPE, Message, parse_message
 from mediatord.wallet.didcomm_identity import WalletIdentity

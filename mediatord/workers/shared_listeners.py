@@ -43,8 +43,12 @@ class _EndpointSockets(Protocol):
 class UnboundSocket(_EndpointSockets, Protocol):
     """A socket that is bound together with those of the endpoints."""
 
-    def bind(self) -> None:
-        """:raise StartupError: it cannot be bound."""
+    def bind(self) -> bool:
+        """
+        Bind it, and return whether that was possible.
+
+        :raise StartupError: the supervisor must not start without it.
+        """
 
 
 class SharedListeners:
@@ -55,7 +59,7 @@ class SharedListeners:
     supervisor too, so that the backlog of a crashed worker waits for its replacement. A UNIX socket is shared by all.
 
     :param endpoints: as in the configuration.
-    :param control: the control socket, which comes after those of the endpoints; None if there is none.
+    :param control: the control socket, which comes after those of the endpoints; left out if it cannot be bound.
     :raise StartupError: an endpoint cannot be shared, or its certificate not be read.
     """
 
@@ -86,8 +90,7 @@ class SharedListeners:
                     for failure in outcome:
                         failure.raiseException()
                 self._shared.append(binder.shared)
-            if self._control is not None:
-                self._control.bind()
+            if self._control is not None and self._control.bind():
                 self._shared.append(self._control)
         except BaseException:
             self.close()

@@ -12,7 +12,7 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.app.lifecycle import STARTUP_GRACE_SECONDS, StatusNotifier
-from mediatord.cluster.node_health import NOT_JOINED, NodeHealth
+from mediatord.cluster.membership import NOT_JOINED, NodeHealth
 from mediatord.observability.metrics import Metrics
 
 SERVING, WAITING = "STATUS=serving", "STATUS=waiting for the store"

@@ -10,7 +10,6 @@ from random import Random
 from typing import Any
 
 from mediatord.errors import MediatorError
-from mediatord.store.interfaces.accounts import RecipientUpdateAction
 from mediatord.store.interfaces.decentrl import (
     CommandGuard,
     Contract,
@@ -24,7 +23,7 @@ from mediatord.store.interfaces.decentrl import (
     StoredEvent,
 )
 from mediatord.store.interfaces.messages import ArrivalWindow, Payload, StoredMessage
-from mediatord.store.interfaces.store import IStore
+from mediatord.store.interfaces.store import IStore, RecipientUpdateAction
 
 FAR = 4_102_444_800.0
 WALLETS = tuple(f"did:example:wallet-{number}" for number in range(6))

@@ -22,9 +22,9 @@ from mediatord.backup.archive import (
 from mediatord.backup.mongo_export import open_mongodb_source
 from mediatord.backup.mongo_import import open_mongodb_target
 from mediatord.backup.records import AccountRecord, BackupError, InvalidArchiveError, MessageRecord, StoredEventRecord
-from mediatord.store.interfaces.accounts import Account as InterfaceAccount
 from mediatord.store.interfaces.cluster import ClusterNode
 from mediatord.store.interfaces.messages import QueueLimits
+from mediatord.store.interfaces.store import Account as InterfaceAccount
 from mediatord.store.interfaces.store import StoreUnusable
 from mediatord.store.mongo.store import MongoStore
 from tests.replica_set import ReplicaSet

@@ -6,12 +6,7 @@ import json
 
 import pytest
 
-from mediatord.bench.didcomm_wallets import (
-    FastMessageCodec,
-    WalletGroup,
-    build_tagged_forwards,
-    read_delivery_ids,
-)
+from mediatord.bench.didcomm_wallets import FastMessageCodec, WalletGroup, build_tagged_forwards, read_delivery_ids
 from mediatord.protocol.didcomm.keys import PrivateKey, PublicKey
 from mediatord.protocol.encoding import encode_base64url
 from mediatord.wallet.didcomm_client import DIDCommMediator

@@ -205,6 +205,7 @@ def test_init_for_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     assert config.storage.sqlite.path == Path("/var/lib/mediatord/mediator.sqlite3")
     assert config.log.directory == Path("/var/log/mediatord")
     assert get_log_key_path(config) == Path("/var/lib/mediatord/log.key")
+    assert config.control_socket == Path("/var/lib/mediatord/control.sock")
     assert config.identity.keys == tmp_path / "etc" / "keys.jwks"
     assert "     useradd --system --home-dir /var/lib/mediatord " in shown
     assert f"     cp {tmp_path}/share/mediatord/systemd/mediatord.* {tmp_path}/units/\n" in shown

@@ -125,12 +125,16 @@ class ConfiguredStore:
 
 
 @pytest.fixture
-def office(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Iterator[ConfiguredStore]:
+def office(
+    request: pytest.FixtureRequest, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ConfiguredStore]:
+    """With pseudonyms in the log unless the parameter is another value of `log.dids`."""
+    did_mode = getattr(request, "param", "keyed")
     assert call("init", "--dir", str(tmp_path / "m")) == 0
     capsys.readouterr()
     path = tmp_path / "m" / "mediator.yaml"
     text = path.read_text("utf-8")
-    path.write_text(text.replace("node: null", f"node: {NODE}").replace("dids: plain", "dids: keyed"), "utf-8")
+    path.write_text(text.replace("node: null", f"node: {NODE}").replace("dids: plain", f"dids: {did_mode}"), "utf-8")
     config = load_config(path)
     config.log.directory.mkdir()
     clock = ImmediateClock()
@@ -440,6 +444,7 @@ def test_purge_by_id(office: ConfiguredStore) -> None:
     assert office.ids(ALICE) == ["d"]
 
 
+@pytest.mark.parametrize("office", ["plain", "keyed"], indirect=True)
 def test_purged_messages_are_logged(office: ConfiguredStore) -> None:
     """Each removal has its line in the daemon's own log, whose counters agree with it."""
     office.put("a", "b")
@@ -455,6 +460,11 @@ def test_purged_messages_are_logged(office: ConfiguredStore) -> None:
 def check_purge_lines(office: ConfiguredStore) -> None:
     """Three removals have been logged."""
     tags = office.pseudonymizer
+    named = {(line["msg"], line["rcpt"]) for line in office.lines()}
+    if office.config.log.dids == "plain":
+        assert named == {("a", INBOX), ("b", INBOX), ("e", CAROL)}
+    else:
+        assert not {text for pair in named for text in pair} & {"a", "b", "e", INBOX, CAROL}
     told = [(line["msg"], line["rcpt"], line["proto"], line["reason"]) for line in office.lines()]
     assert sorted(told) == sorted(
         [
@@ -514,6 +524,7 @@ def reopen(office: ConfiguredStore) -> None:
     office.daemon.events.startService()
 
 
+@pytest.mark.parametrize("office", ["plain", "keyed"], indirect=True)
 def test_without_a_daemon(stopped: ConfiguredStore, capsys: Capture) -> None:
     """A store that no daemon uses is read and changed directly, and counted off as by a daemon."""
     stopped.put("a", "b")
@@ -545,7 +556,17 @@ def test_a_daemon_that_does_not_listen(stopped: ConfiguredStore, capsys: Capture
     lock.take()
     for command in (("list",), ("purge", INBOX, "--yes")):
         assert call(*asked(stopped, *command)) == 1
-        assert one_line(capsys).endswith(f"another daemon does, and it does not use {stopped.config.control_socket}")
+        assert one_line(capsys) == (
+            f"a daemon uses {stopped.config.storage.sqlite.path}, and none listens on "
+            f"{stopped.config.control_socket}: if a daemon runs with this configuration, its log has the reason; set "
+            "control_socket to a path that it can write to, and restart it"
+        )
+    text = stopped.path.read_text("utf-8")
+    stopped.path.write_text(text.replace("control_socket: control.sock", "control_socket: null"), "utf-8")
+    assert call(*asked(stopped, "list")) == 1
+    assert one_line(capsys).endswith(
+        "and control_socket is null: set it to a path that the daemon can write to, and restart the daemon"
+    )
     lock.release()
     assert stopped.ids() == ["a"]
 
@@ -622,7 +643,9 @@ def test_memory(command: str, stopped: ConfiguredStore, capsys: Capture) -> None
     stopped.path.write_text(stopped.path.read_text().replace("backend: sqlite", "backend: memory"))
     arguments = [command] if command == "list" else [command, INBOX]
     assert call(*asked(stopped, *arguments)) == 1
-    assert one_line(capsys).startswith("storage.backend: nobody but the daemon itself knows")
+    line = one_line(capsys)
+    assert line.startswith("storage.backend: nobody but the daemon itself knows")
+    assert f"none listens on {stopped.config.control_socket}: " in line
 
 
 def test_no_database(stopped: ConfiguredStore, capsys: Capture) -> None:

@@ -14,8 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from mediatord.app import cluster as wiring
 from mediatord.app.cluster import build_cluster_services, build_membership
 from mediatord.app.core_services import build_core_services
-from mediatord.app.decentrl import build_decentrl
-from mediatord.app.didcomm import build_didcomm
+from mediatord.app.protocol_services import build_decentrl, build_didcomm
 from mediatord.cluster.peer_client import PeerCallFailed, PeerUnreachable
 from mediatord.cluster.peer_protocol import PROBE_PATH
 from mediatord.cluster.peer_server import PeerSite

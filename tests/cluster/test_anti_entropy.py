@@ -21,7 +21,7 @@ from mediatord.cluster.anti_entropy import (
     LapsedNodeSweeper,
     PeriodicClusterTasks,
 )
-from mediatord.cluster.notification_receiver import MAX_VISIBILITY_DELAY, LocalDelivery
+from mediatord.cluster.remote_delivery import MAX_VISIBILITY_DELAY, LocalDelivery
 from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.messages import ArrivalWindow, MessageArrival, StoredMessage
 from tests.in_memory_mediator import NOW

@@ -7,13 +7,9 @@ from typing import Any
 from twisted.internet.defer import fail
 
 from mediatord.cluster import anti_entropy
-from mediatord.cluster.anti_entropy import (
-    ANTI_ENTROPY_INTERVAL,
-    MIN_MESSAGE_AGE,
-    SCAN_WINDOW,
-)
-from mediatord.cluster.message_authenticator import MAX_TIMESTAMP_SKEW as CLOCKS_DIFFER
-from mediatord.cluster.notification_receiver import MAX_COMMIT_DELAY, MAX_VISIBILITY_DELAY
+from mediatord.cluster.anti_entropy import ANTI_ENTROPY_INTERVAL, MIN_MESSAGE_AGE, SCAN_WINDOW
+from mediatord.cluster.peer_protocol import MAX_TIMESTAMP_SKEW as CLOCKS_DIFFER
+from mediatord.cluster.remote_delivery import MAX_COMMIT_DELAY, MAX_VISIBILITY_DELAY
 from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.messages import StoredMessage
 from tests.cluster.test_didcomm_cluster import DIDCommClusterTestCase

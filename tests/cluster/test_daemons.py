@@ -17,8 +17,8 @@ from mediatord.private_file import create_private_file
 from mediatord.store.interfaces.cluster import ClockSkewError
 from mediatord.store.interfaces.store import StoreUnusable
 from mediatord.wallet.decentrl_client import DecentrlWallet, make_contract
+from mediatord.wallet.decentrl_client import connect_decentrl_socket as connect_decentrl
 from mediatord.wallet.decentrl_client import discover_decentrl_mediator as discover_decentrl
-from mediatord.wallet.decentrl_socket import connect_decentrl_socket as connect_decentrl
 from mediatord.wallet.didcomm_client import DIDCommWallet, discover_mediator, open_http
 from mediatord.wallet.didcomm_messages import anoncrypt, build_forward
 from mediatord.wallet.didcomm_socket import DIDCommSocket, connect_didcomm_socket

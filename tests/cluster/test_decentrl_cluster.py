@@ -8,7 +8,7 @@ from typing import Any
 from twisted.internet.defer import Deferred, fail
 
 from mediatord.cluster.anti_entropy import ANTI_ENTROPY_INTERVAL, MIN_MESSAGE_AGE, SCAN_WINDOW
-from mediatord.cluster.notification_receiver import MAX_VISIBILITY_DELAY
+from mediatord.cluster.remote_delivery import MAX_VISIBILITY_DELAY
 from mediatord.errors import StoreUnavailable
 from tests.cluster.in_memory_cluster import InMemoryClusterTestCase
 from tests.in_memory_identities import InMemoryDecentrlSocket

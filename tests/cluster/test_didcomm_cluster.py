@@ -7,15 +7,9 @@ from typing import Any
 
 from twisted.internet.defer import Deferred, fail, succeed
 
-from mediatord.cluster.anti_entropy import (
-    ANTI_ENTROPY_INTERVAL,
-    MIN_MESSAGE_AGE,
-    SCAN_WINDOW,
-    SWEEP_INTERVAL,
-)
-from mediatord.cluster.membership import NODE_LEASE, RENEWAL_INTERVAL, UNRENEWED_LEASE_AGE
-from mediatord.cluster.node_health import NOT_JOINED
-from mediatord.cluster.notification_receiver import MAX_VISIBILITY_DELAY
+from mediatord.cluster.anti_entropy import ANTI_ENTROPY_INTERVAL, MIN_MESSAGE_AGE, SCAN_WINDOW, SWEEP_INTERVAL
+from mediatord.cluster.membership import NODE_LEASE, NOT_JOINED, RENEWAL_INTERVAL, UNRENEWED_LEASE_AGE
+from mediatord.cluster.remote_delivery import MAX_VISIBILITY_DELAY
 from mediatord.delivery import connections
 from mediatord.didcomm.messages import MessageOrigin
 from mediatord.errors import StoreUnavailable

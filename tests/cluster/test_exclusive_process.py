@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.app.didcomm import build_leader_lease, build_live_settings
+from mediatord.app.protocol_services import build_leader_lease, build_live_settings
 from mediatord.cluster.leases import (
     EXCLUSIVE_LEASE,
     EXCLUSIVE_POLL_INTERVAL,
@@ -19,8 +19,7 @@ from mediatord.cluster.leases import (
     ExclusiveStoreLease,
     open_shared_store,
 )
-from mediatord.cluster.membership import NODE_LEASE, STANDALONE_NODE_NAME
-from mediatord.cluster.node_health import NodeHealth
+from mediatord.cluster.membership import NODE_LEASE, STANDALONE_NODE_NAME, NodeHealth
 from mediatord.config.settings import Config
 from mediatord.errors import StoreUnavailable
 from mediatord.ratelimit.request_gate import RequestGate

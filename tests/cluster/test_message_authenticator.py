@@ -13,7 +13,7 @@ from typing import Any
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.cluster.message_authenticator import (
+from mediatord.cluster.peer_protocol import (
     MAC_HEADER,
     MAX_TIMESTAMP_SKEW,
     MIN_SECRET_BYTES,

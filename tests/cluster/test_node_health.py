@@ -6,8 +6,7 @@ from twisted.internet.task import Clock
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.cluster.membership import NODE_LEASE
-from mediatord.cluster.node_health import NOT_JOINED, NodeHealth
+from mediatord.cluster.membership import NODE_LEASE, NOT_JOINED, NodeHealth
 from mediatord.store.interfaces.cluster import ClockSkewError
 from tests.in_memory_mediator import NOW
 

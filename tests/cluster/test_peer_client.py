@@ -17,15 +17,16 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import TestCase
 
 from mediatord.cluster import peer_client, peer_server
-from mediatord.cluster.message_authenticator import (
+from mediatord.cluster.peer_client import PeerCallFailed, PeerCallRejected, PeerClient, PeerReplaced, PeerUnreachable
+from mediatord.cluster.peer_protocol import (
     MAC_HEADER,
+    MAX_BODY_BYTES,
+    NOTIFICATIONS_PATH,
+    PROBE_PATH,
     SENDER_HEADER,
     MessageAuthenticator,
     derive_cluster_keys,
 )
-from mediatord.cluster.notification_receiver import answer_probe
-from mediatord.cluster.peer_client import PeerCallFailed, PeerCallRejected, PeerClient, PeerReplaced, PeerUnreachable
-from mediatord.cluster.peer_protocol import MAX_BODY_BYTES, NOTIFICATIONS_PATH, PROBE_PATH
 from mediatord.cluster.peer_server import (
     MAX_CONCURRENT_REQUESTS,
     MAX_HEADER_BYTES,
@@ -34,6 +35,7 @@ from mediatord.cluster.peer_server import (
     PeerServer,
     PeerSite,
 )
+from mediatord.cluster.remote_delivery import answer_probe
 from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.cluster import ClusterNode
 

@@ -9,25 +9,23 @@ from typing import Any
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.cluster.message_authenticator import (
-    MAC_HEADER,
-    NONCE_HEADER,
-    RECEIVER_HEADER,
-    SENDER_HEADER,
-    TIME_HEADER,
-    MessageAuthenticator,
-    derive_cluster_keys,
-)
 from mediatord.cluster.peer_protocol import (
     ENVELOPE_BYTES,
+    MAC_HEADER,
     MAX_NOTIFICATIONS,
+    NONCE_HEADER,
     NOTIFICATION_KINDS,
     NOTIFICATIONS_PATH,
     PROBE_PATH,
     PROTOCOL_VERSION,
+    RECEIVER_HEADER,
+    SENDER_HEADER,
+    TIME_HEADER,
+    MessageAuthenticator,
     PeerNotification,
     decode_notifications,
     decode_push_result,
+    derive_cluster_keys,
     encode_notifications,
     encode_push_result,
 )

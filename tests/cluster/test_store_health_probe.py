@@ -6,7 +6,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.cluster.node_health import HEALTHY_RESULT_TTL, StoreHealthCheck
+from mediatord.cluster.membership import HEALTHY_RESULT_TTL, StoreHealthCheck
 from mediatord.errors import StoreUnavailable
 
 

@@ -17,9 +17,8 @@ from twisted.internet.testing import MemoryReactor
 
 from mediatord.app.lifecycle import check_setting_combinations
 from mediatord.config.file import ConfigError, load_config, render_config
-from mediatord.config.location import DEFAULT_CONFIG_PATH, get_default_config_path
 from mediatord.config.settings import Config, SizeMarker
-from mediatord.config.units import format_duration, format_size
+from mediatord.config.values import DEFAULT_CONFIG_PATH, format_duration, format_size, get_default_config_path
 from mediatord.errors import StartupError
 
 ETC = Path(__file__).parents[2] / "etc" / "mediator.yaml"

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
 import stat
 import tempfile
-from collections.abc import Callable
+import unittest
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
+import pytest
 from prometheus_client import CollectorRegistry
 from twisted.internet import reactor  # noqa: TID251  the sockets are real
-from twisted.internet.defer import succeed
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
 from twisted.internet.threads import deferToThread
+from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import TestCase
 
 from mediatord.cli.store_access import MessageFilter, StoreAccess
 from mediatord.control import server as server_module
 from mediatord.control.client import ControlClient, NoDaemon
 from mediatord.control.operations import ControlOperations
-from mediatord.control.server import ControlListener, ControlSocket
+from mediatord.control.server import ControlListener, ControlSite, ControlSocket
 from mediatord.errors import ShutdownInProgress, StartupError
 from mediatord.observability.event_recorder import MessageEventRecorder
 from mediatord.observability.event_schema import MemoryEventLog
@@ -34,6 +41,53 @@ from tests.store.builders import ALICE, HOUR, NOON, ImmediateClock, make_payload
 T = TypeVar("T")
 
 INBOX = "did:key:z6MkInbox"
+OTHER_USER = 65_534
+
+
+class PeerTransport(StringTransport):
+    """In memory, with the credentials of a real socket."""
+
+    def __init__(self, peer: socket.socket) -> None:
+        super().__init__()
+        self._peer = peer
+
+    def getHandle(self) -> socket.socket:  # noqa: N802  Twisted's name
+        """As the transport of a real connection."""
+        return self._peer
+
+
+def make_request(operation: str, body: bytes = b"{}") -> bytes:
+    """As it is sent."""
+    return b"POST /v1/%s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (
+        operation.encode(),
+        len(body),
+        body,
+    )
+
+
+async def run_as_other_user(work: Callable[[], str]) -> str:
+    """What a function returns in a child process of another user."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setgid(OTHER_USER)
+            os.setuid(OTHER_USER)
+            os.write(write, work().encode())
+        except BaseException as error:
+            os.write(write, repr(error).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+
+    def wait() -> str:
+        with open(read, "rb") as output:
+            said = output.read().decode()
+        os.waitpid(child, 0)
+        return said
+
+    return await deferToThread(wait)
 
 
 class ControlSocketTestCase(TestCase):
@@ -48,14 +102,19 @@ class ControlSocketTestCase(TestCase):
         await self.store.open()
         await self.store.grant(ALICE)
         await self.store.update_recipients(ALICE, [(INBOX, "add")], max_recipients=9)
+        self.clock = clock
         self.events = MemoryEventLog()
-        metrics = Metrics(CollectorRegistry(), version="1")
-        recorder = MessageEventRecorder(
-            clock, self.events, metrics, Pseudonymizer("plain", PseudonymKey(0, b"k" * 32))
-        )
         self.writable = True
+        self.log_dids("plain")
+
+    def log_dids(self, mode: Literal["plain", "keyed"]) -> Pseudonymizer:
+        """Log removals in a mode of `log.dids`."""
+        pseudonymizer = Pseudonymizer(mode, PseudonymKey(0, b"k" * 32))
+        metrics = Metrics(CollectorRegistry(), version="1")
+        recorder = MessageEventRecorder(self.clock, self.events, metrics, pseudonymizer)
         self.operations = ControlOperations(self.store, recorder, lambda: self.writable)
         self.run_operation: Any = self.operations.run
+        return pseudonymizer
 
     def serve(self, path: Path | None = None) -> ControlSocket:
         """Serve the store until the end of the test."""
@@ -109,6 +168,28 @@ class OperationTests(ControlSocketTestCase):
         self.assertEqual(await self.ask(work), ["b"])
         self.assertEqual([event for event, _ in self.events.events], ["msg.remove", "msg.remove"])
         self.assertEqual((await self.store.read_ledger()).didcomm.removed, 2)
+
+    async def test_purge_lines(self) -> None:
+        """Removals are logged with DIDs and ids as they are, or with pseudonyms, as `log.dids` says."""
+        self.serve()
+
+        def purge(client: ControlClient) -> None:
+            self.assertEqual(client.call("purge", did=INBOX, half="didcomm", ids=["a"]), ["a"])
+
+        modes: tuple[Literal["plain", "keyed"], ...] = ("plain", "keyed")
+        for mode in modes:
+            pseudonymizer = self.log_dids(mode)
+            self.events.events.clear()
+            await self.put("a")
+            await self.ask(purge)
+            ((event, fields),) = self.events.events
+            self.assertEqual((event, fields["reason"]), ("msg.remove", "purged"))
+            if mode == "plain":
+                self.assertEqual((fields["rcpt"], fields["msg"]), (INBOX, "a"))
+            else:
+                expected = pseudonymizer.did(INBOX), pseudonymizer.message("a")
+                self.assertEqual((fields["rcpt"], fields["msg"]), expected)
+                self.assertNotIn(INBOX, repr(fields))
 
     async def test_accounts(self) -> None:
         """Accounts are listed, and removed once their registrations and queues are."""
@@ -222,14 +303,103 @@ class ListenerTests(ControlSocketTestCase):
         other.close()
         self.assertEqual(await self.ask(lambda client: client.call("count_accounts")), 1)
 
-    async def test_not_possible(self) -> None:
-        """A file that is no socket, and a directory that is not there, are reported."""
+    async def test_no_socket(self) -> None:
+        """A file that is no socket, or a link to something, is neither replaced nor followed."""
+        precious = self.path.with_name("precious")
+        precious.write_text("precious")
         self.path.write_text("precious")
+        links = [precious, self.path.with_name("gone"), self.path.with_name("live")]
+        self.serve(links[-1])
         with self.assertRaisesRegex(StartupError, "exists and is not a socket"):
             ControlListener(self.path).bind()
         self.assertEqual(self.path.read_text(), "precious")
-        with self.assertRaisesRegex(StartupError, "No such file or directory"):
-            ControlListener(self.path.parent / "gone" / "control.sock").bind()
+        for target in links:
+            self.path.unlink()
+            self.path.symlink_to(target)
+            with self.assertRaisesRegex(StartupError, "exists and is not a socket"):
+                ControlListener(self.path).bind()
+            self.assertEqual(self.path.readlink(), target)
+        self.assertEqual((precious.read_text(), links[1].exists()), ("precious", False))
+
+    async def test_not_possible(self) -> None:
+        """Where no socket can be made, one line says why, and the daemon goes on without it."""
+        file = self.path.with_name("file")
+        file.write_text("")
+        for directory, reason in (
+            (self.path.with_name("gone"), "No such file or directory"),
+            (file, "Not a directory"),
+            (Path("/proc"), "No such file or directory"),
+            (self.path.with_name("x" * 300), "File name too long"),
+        ):
+            path = directory / "control.sock"
+            with capturedLogs() as logged:
+                control = self.serve(path)
+            self.assertEqual(
+                [(event["log_level"].name, formatEvent(event)) for event in logged],
+                [
+                    (
+                        "error",
+                        f"control_socket: cannot listen on {path}: {reason}; commands cannot reach this daemon",
+                    )
+                ],
+            )
+            self.assertNotIn("log_failure", logged[0])
+            control.stopService()
+
+    @pytest.mark.system
+    async def test_read_only_directory(self) -> None:
+        """A directory that the daemon's user may not write to is no reason not to start, with a stale file or not."""
+        directory = self.path.parent
+        names = ["control.sock", "stale", "another-user's"]
+        for name in names[1:]:
+            with socket.socket(socket.AF_UNIX) as dead:
+                dead.bind(str(directory / name))
+        if os.geteuid() == 0:
+            os.chown(directory / "stale", OTHER_USER, OTHER_USER)
+        directory.chmod(0o555)
+
+        def bind() -> str:
+            with capturedLogs() as logged:
+                results = [ControlListener(directory / name).bind() for name in names]
+            return f"{results} {[formatEvent(event) for event in logged]}"
+
+        said = await run_as_other_user(bind) if os.geteuid() == 0 else bind()
+        directory.chmod(0o700)
+        self.assertTrue(said.startswith("[False, False, False] "), said)
+        self.assertEqual(said.count(": Permission denied; commands cannot reach this daemon"), 3, said)
+
+    async def test_mode_from_the_first_moment(self) -> None:
+        """The file has its mode before connections are accepted, whatever the umask, which stays."""
+        modes = []
+
+        class ObservedSocket(socket.socket):
+            def listen(self, backlog: int = 0, /) -> None:
+                modes.append(stat.S_IMODE(os.stat(self.getsockname()).st_mode))
+                super().listen(backlog)
+
+            def bind(self, address: Any, /) -> None:
+                masks.append(os.umask(0))
+                super().bind(address)
+
+        masks: list[int] = []
+        before = os.umask(0)
+        self.addCleanup(os.umask, before)
+        self.patch(socket, "socket", ObservedSocket)
+        listener = ControlListener(self.path)
+        listener.bind()
+        listener.close()
+        self.assertEqual((modes, masks), ([0o600], [0]))
+
+    async def test_file_that_cannot_be_removed(self) -> None:
+        """The daemon stops all the same."""
+        control = self.serve()
+
+        def refuse(path: Path, missing_ok: bool = False) -> None:
+            raise PermissionError
+
+        self.patch(Path, "unlink", refuse)
+        control.stopService()
+        self.assertTrue(self.path.is_socket())
 
 
 class BoundTests(ControlSocketTestCase):
@@ -241,6 +411,33 @@ class BoundTests(ControlSocketTestCase):
         self.patch(server_module, "get_peer_credentials", lambda connection: (1, 0))
         self.assertEqual(await self.ask(lambda client: client.call("count_accounts")), 1)
         control.stopService()
+
+    @pytest.mark.system
+    async def test_other_user_for_real(self) -> None:
+        """Another user is kept out by the mode of the file, and where somebody has changed that, by the daemon."""
+        if os.geteuid() != 0:
+            raise unittest.SkipTest("only root can run a process as another user")
+        self.serve()
+        self.path.parent.chmod(0o755)
+
+        def connect() -> str:
+            with socket.socket(socket.AF_UNIX) as connection:
+                try:
+                    connection.connect(str(self.path))
+                except PermissionError:
+                    return "not connected"
+                with contextlib.suppress(ConnectionError):
+                    connection.sendall(make_request("count_accounts"))
+                    return repr(connection.recv(65_536))
+                return "b''"
+
+        self.assertEqual(await run_as_other_user(connect), "not connected")
+        self.path.chmod(0o666)
+        with capturedLogs() as logged:
+            self.assertEqual(await run_as_other_user(connect), "b''")
+        (line,) = [formatEvent(event) for event in logged]
+        self.assertRegex(line, f"^control socket: connection of user {OTHER_USER}, process [0-9]+ refused$")
+        self.assertEqual(await self.ask(lambda client: client.call("count_accounts")), 1)
 
     async def test_own_credentials(self) -> None:
         """The kernel says which process has connected, and of which user it is."""
@@ -255,6 +452,132 @@ class BoundTests(ControlSocketTestCase):
         self.assertIn(
             "does not answer", await self.refused(lambda client: client.call("find_did", did="x" * 300_000))
         )
+
+    async def test_endless_request(self) -> None:
+        """Headers and pieces of a body without an end are not kept."""
+        self.serve()
+        chunked = b"POST /v1/count_accounts HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        for start, more in ((b"POST /v1/", b"x" * 1000), (chunked, b"3e8\r\n" + b"x" * 1000 + b"\r\n")):
+
+            def send(start: bytes = start, more: bytes = more) -> int:
+                sent = 0
+                with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(ConnectionError):
+                    connection.settimeout(30)
+                    connection.connect(str(self.path))
+                    connection.sendall(start)
+                    while sent < 100_000_000:
+                        connection.sendall(more)
+                        sent += len(more)
+                return sent
+
+            self.assertLess(await deferToThread(send), 10_000_000)
+        self.assertEqual(await self.ask(lambda client: client.call("count_accounts")), 1)
+
+    async def test_deep_request(self) -> None:
+        """JSON that is nested too deeply is refused."""
+        self.serve()
+
+        def send() -> bytes:
+            with self.connected() as connection:
+                connection.sendall(make_request("count_accounts", b"[" * 200_000))
+                return connection.recv(65_536)
+
+        self.assertTrue((await deferToThread(send)).startswith(b"HTTP/1.1 400 "))
+
+    async def test_slow_request(self) -> None:
+        """A request has to be complete within the timeout, which no piece of it prolongs."""
+        clock = Clock()
+        ours, theirs = socket.socketpair(socket.AF_UNIX)
+        with ours, theirs:
+            channel = ControlSite(clock, self.run_once).buildProtocol(None)
+            transport = PeerTransport(ours)
+            channel.makeConnection(transport)
+            channel.dataReceived(make_request("count_accounts"))
+            self.assertIn(b'{"result":1}', transport.value())
+            transport.clear()
+            for piece in make_request("count_accounts")[:59]:
+                channel.dataReceived(bytes([piece]))
+                clock.advance(1)
+            self.assertFalse(transport.disconnecting)
+            channel.dataReceived(b"x")
+            clock.advance(1)
+            self.assertTrue(transport.disconnecting)
+            channel.connectionLost(None)
+            self.assertEqual(clock.getDelayedCalls(), [])
+        await succeed(None)
+
+    async def test_slow_reader(self) -> None:
+        """A client that does not read holds up nobody, and gets no second answer."""
+        self.serve()
+        runs = []
+
+        async def list_much(operation: str, arguments: Any) -> Any:
+            runs.append(operation)
+            return "x" * 8_000_000
+
+        with self.connected() as slow:
+            operation, self.run_operation = self.run_operation, list_much
+            await deferToThread(slow.sendall, make_request("list_dids"))
+            self.assertEqual(len(await self.ask(lambda client: client.call("list_dids"))), 8_000_000)
+            self.run_operation = operation
+            self.assertEqual(await self.ask(lambda client: client.call("count_accounts")), 1)
+            self.run_operation = list_much
+            # Nothing more is read from it, or it is disconnected; in neither case does the operation run again.
+            await deferToThread(slow.sendall, make_request("list_dids"))
+            self.assertEqual(len(await self.ask(lambda client: client.call("list_dids"))), 8_000_000)
+            self.assertEqual(len(runs), 3)
+
+    async def test_large_answers(self) -> None:
+        """A client that reads them gets one after the other over one connection."""
+        self.serve()
+
+        async def list_much(operation: str, arguments: Any) -> Any:
+            return "x" * 1_000_000
+
+        self.run_operation = list_much
+        sizes = await self.ask(lambda client: [len(client.call("list_dids")) for _ in range(20)])
+        self.assertEqual(sizes, [1_000_000] * 20)
+
+    async def test_requests_ahead(self) -> None:
+        """Of requests that come at once no more run than there is room for their answers."""
+        self.serve()
+        runs = []
+
+        async def list_much(operation: str, arguments: Any) -> Any:
+            runs.append(operation)
+            return "x" * 8_000_000
+
+        self.run_operation = list_much
+        with self.connected() as slow:
+            await deferToThread(slow.sendall, make_request("list_dids") * 50)
+            await self.ask(lambda client: client.call("list_dids"))
+            self.assertEqual(len(runs), 2)
+
+    async def test_stop_during_a_listing(self) -> None:
+        """The client is told at once that the daemon is gone, and a result that comes later goes nowhere."""
+        control = self.serve()
+        begun: Deferred[None] = Deferred()
+        listing: Deferred[Any] = Deferred()
+
+        async def list_slowly(operation: str, arguments: Any) -> Any:
+            begun.callback(None)
+            return await listing
+
+        self.run_operation = list_slowly
+        asked = Deferred.fromCoroutine(self.refused(lambda client: client.call("list_dids")))
+        await begun
+        control.stopService()
+        self.assertIn(f"the daemon at {self.path} does not answer: ", await asked)
+        self.assertFalse(self.path.exists())
+        listing.callback([])
+        self.assertEqual(self.flushLoggedErrors(), [])
+
+    @contextmanager
+    def connected(self) -> Iterator[socket.socket]:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(30)
+            connection.connect(str(self.path))
+            yield connection
 
     async def test_many_connections(self) -> None:
         """More connections than allowed are closed at once; room is given back when others go."""

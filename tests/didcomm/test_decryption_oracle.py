@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.keywrap import aes_key_wrap
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.protocol.didcomm import jwe
-from mediatord.protocol.didcomm.jwe_algorithms import (
+from mediatord.protocol.didcomm.jwe import (
     ANONCRYPT,
     build_other_info,
     compute_apv,

@@ -9,7 +9,7 @@ from typing import Any, cast
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.app.didcomm import build_didcomm
+from mediatord.app.protocol_services import build_didcomm
 from mediatord.config.settings import Config
 from mediatord.didcomm.endpoint_delivery import MAX_CONCURRENT_POSTS
 from mediatord.net.outbound_http import OutboundAddressError, OutboundRequestError, OutboundResponse

@@ -8,8 +8,7 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.app.decentrl import build_decentrl
-from mediatord.app.didcomm import build_didcomm
+from mediatord.app.protocol_services import build_decentrl, build_didcomm
 from mediatord.didcomm.dispatcher import (
     FULL_SHARE,
     LONG_RETENTION,

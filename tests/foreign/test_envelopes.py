@@ -15,8 +15,7 @@ from typing import Any, get_args
 
 import pytest
 
-from mediatord.protocol.didcomm.jwe import decrypt_envelope, encrypt_anoncrypt, encrypt_authcrypt, parse_envelope
-from mediatord.protocol.didcomm.jwe_algorithms import Enc
+from mediatord.protocol.didcomm.jwe import Enc, decrypt_envelope, encrypt_anoncrypt, encrypt_authcrypt, parse_envelope
 from mediatord.protocol.didcomm.keys import Curve, PrivateKey
 from tests.foreign.environments import run_driver
 

@@ -8,9 +8,9 @@ from unittest import mock
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.http import websocket, websocket_frames
+from mediatord.http import websocket
 from mediatord.http.protocol_switch import DIDCommSocketHandler
-from mediatord.http.websocket_frames import FrameBounds, build_text_header, find_simple_frame, unmask_payload
+from mediatord.http.websocket import FrameBounds, build_text_header, find_simple_frame, unmask_payload
 from tests.http.in_memory_site import BINARY, PONG, TEXT, InMemorySite, InMemoryWebSocketClient, encode_masked_frame
 from tests.http.in_memory_site import CLOSE as CLOSE_FRAME
 from tests.http.in_memory_site import PING as PING_FRAME
@@ -32,7 +32,7 @@ class ReadingTests(SynchronousTestCase):
                 self.assertEqual(data[frame.end :], b"behind")
         self.assertEqual(
             find_simple_frame(encode_masked_frame(b"x", BINARY), 0, MOST),
-            FrameBounds(websocket_frames.BINARY_FRAME, 6, 7),
+            FrameBounds(websocket.BINARY_FRAME, 6, 7),
         )
 
     def test_everything_else(self) -> None:
@@ -66,7 +66,7 @@ class ReadingTests(SynchronousTestCase):
         frame = find_simple_frame(data, 0, MOST)
         assert frame is not None
         for limit in (0, 1 << 30):
-            with mock.patch.object(websocket_frames, "_MAX_INTEGER_XOR", limit):
+            with mock.patch.object(websocket, "_MAX_INTEGER_XOR", limit):
                 self.assertEqual(unmask_payload(data, frame), payload)
 
     def test_headers(self) -> None:

@@ -15,14 +15,15 @@ from twisted.trial.unittest import TestCase
 from mediatord.wallet import decentrl_messages
 from mediatord.wallet.decentrl_client import (
     CommandRefused,
+    DecentrlSocket,
     DecentrlWallet,
     HistoryEntry,
+    connect_decentrl_socket,
     discover_decentrl_mediator,
     make_contract,
     read_reply,
 )
 from mediatord.wallet.decentrl_messages import ConcludedContract, PendingEvent, read_pushed_events
-from mediatord.wallet.decentrl_socket import DecentrlSocket, connect_decentrl_socket
 from mediatord.wallet.didcomm_client import open_http
 from tests.integration.daemon import Daemon
 from tests.integration.message_load import PATIENCE_SECONDS, prepare_daemon

@@ -13,9 +13,13 @@ from typing import Any, ClassVar
 from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is a child process, its sockets are real
 from twisted.trial.unittest import TestCase
 
-from mediatord.wallet.decentrl_client import DecentrlWallet, discover_decentrl_mediator, make_contract
+from mediatord.wallet.decentrl_client import (
+    DecentrlWallet,
+    connect_decentrl_socket,
+    discover_decentrl_mediator,
+    make_contract,
+)
 from mediatord.wallet.decentrl_messages import ConcludedContract
-from mediatord.wallet.decentrl_socket import connect_decentrl_socket
 from mediatord.wallet.didcomm_client import open_http
 from tests.foreign.decentrl.stores import ClientFailed, EventStores
 from tests.integration.daemon import Daemon

@@ -22,6 +22,7 @@ from mediatord.store.mongo.driver.uri import parse_mongo_uri
 from mediatord.wallet.didcomm_client import DIDCommWallet
 from mediatord.wallet.didcomm_socket import connect_didcomm_socket
 from tests.integration.cluster import fresh_storage
+from tests.integration.daemon import Daemon
 from tests.integration.database_counters import find_miscounts
 from tests.integration.message_load import (
     ROOMY,
@@ -172,6 +173,39 @@ class QueueTests(TestCase):
 
 def _is_of_worker(path: Any) -> bool:
     return bool(path.is_dir()) and path.name != MARKER_DIRECTORY
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_no_control_socket(workers: int) -> None:
+    """Where its socket cannot be made a daemon runs without one, and commands say what to do about it."""
+    with Daemon({"control_socket": "/proc/control.sock", "workers": workers}) as daemon:
+        lines = [line for line in daemon.output().splitlines() if "control_socket" in line]
+        assert len(lines) == 1, daemon.output()
+        assert lines[0].endswith(
+            "control_socket: cannot listen on /proc/control.sock: No such file or directory; "
+            "commands cannot reach this daemon"
+        )
+        assert "Traceback" not in daemon.output()
+        command = [sys.executable, "-m", "mediatord", "-c", str(daemon.config), "queue", "list"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr
+        assert done.stderr.startswith(
+            f"mediatord: a daemon uses {daemon.directory}/mediator.sqlite3, and none listens "
+        )
+        daemon.stop()
+        daemon.start()
+
+
+def test_control_socket_of_another_daemon() -> None:
+    """It keeps a daemon from starting, and stays as it is."""
+    with Daemon() as daemon:
+        path = daemon.directory / "control.sock"
+        other = prepare_daemon({"control_socket": str(path)})
+        with pytest.raises(AssertionError, match=f"control_socket: another daemon listens on {path}"):
+            other.start()
+        other.clean()
+        command = [sys.executable, "-m", "mediatord", "-c", str(daemon.config), "queue", "list"]
+        assert subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
 
 
 @pytest.mark.exhaustive

@@ -14,8 +14,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.app.core_services import build_core_services
-from mediatord.app.decentrl import build_decentrl
-from mediatord.app.didcomm import build_didcomm
+from mediatord.app.protocol_services import build_decentrl, build_didcomm
 from mediatord.config.settings import Config
 from mediatord.didcomm.messages import DIDCommReply, MessageOrigin
 from mediatord.protocol.didcomm.did_methods import resolve_local

@@ -6,7 +6,7 @@ from ipaddress import ip_network
 
 import pytest
 
-from mediatord.net.address_guard import AddressGuard
+from mediatord.net.outbound_http import AddressGuard
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,6 @@ class ComposeDeployment:
         database = servers.client["mediatord"]
         database.command("createUser", "mediatord", pwd=password, roles=roles, mechanisms=["SCRAM-SHA-1"])
         self.move("etc/mediator.yaml", {"mongo1:27017,mongo2:27017,mongo3:27017": ",".join(servers.hosts)})
-        self.move("etc/mediator.yaml", {"/tmp/control.sock": "control.sock"})
         self.move("etc/mediator.yaml", {"172.28.5.10/32": "127.0.0.1/32", "/var/log/mediatord": "../log"})
 
     def move(self, name: str, others: dict[str, str]) -> None:
@@ -165,6 +164,8 @@ class ComposeDeployment:
             "MEDIATORD_CLUSTER__LISTEN": f"tcp:{inside}:interface=127.0.0.1",
             "MEDIATORD_LISTEN": json.dumps([f"tcp:{public}:interface=127.0.0.1"]),
             "MEDIATORD_LOG__DIRECTORY": str(self._directory / f"log-{name}"),
+            # The directory /tmp of a node is its own.
+            "MEDIATORD_CONTROL_SOCKET": str(self._directory / f"control-{name}.sock"),
         }
         command = ["mediatord", "run", "--config", str(self._directory / "etc/mediator.yaml")]
         process = self._run(name, [PROGRAMS / command[0], *command[1:]], environ)
@@ -197,29 +198,29 @@ class ComposeDeployment:
 
 
 @pytest.fixture
-def house() -> Iterator[ComposeDeployment]:
+def deployment() -> Iterator[ComposeDeployment]:
     """Everything runs."""
     find_program("haproxy")
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         servers = stack.enter_context(ReplicaSet(3, auth=Credentials("root", "of all")))
-        in_memory = ComposeDeployment(servers, directory, stack)
-        for name in in_memory.ports:
-            in_memory.start_node(name)
-        in_memory.start_proxy()
-        yield in_memory
+        deployment = ComposeDeployment(servers, directory, stack)
+        for name in deployment.ports:
+            deployment.start_node(name)
+        deployment.start_proxy()
+        yield deployment
 
 
 @pytest.mark.exhaustive
-def test_two_nodes_behind_the_proxy(in_memory: ComposeDeployment) -> None:
+def test_two_nodes_behind_the_proxy(deployment: ComposeDeployment) -> None:
     """Wallets talk through it; when a node is gone they go on at the other. What is not theirs is not there."""
-    assert "All steps succeeded." in in_memory.demonstrate(), in_memory.outputs()
+    assert "All steps succeeded." in deployment.demonstrate(), deployment.outputs()
     for place in OTHERS:
-        assert request_status(f"{in_memory.url}{place}") == 404, place
-    node = in_memory.nodes["m1"]
+        assert request_status(f"{deployment.url}{place}") == 404, place
+    node = deployment.nodes["m1"]
     node.terminate()
-    assert node.wait(60) == 0, in_memory.outputs()
-    assert "All steps succeeded." in in_memory.demonstrate(), in_memory.outputs()
+    assert node.wait(60) == 0, deployment.outputs()
+    assert "All steps succeeded." in deployment.demonstrate(), deployment.outputs()
 
 
 def test_who_is_who_in_the_network() -> None:

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
+from mediatord.cli import configuration
 from mediatord.cli.configuration import write_initial_files
+from mediatord.config.file import load_config
 from mediatord.tap import Options
 from mediatord.wallet.temporary_daemon import find_free_port
 from tests.analytics.test_units import unit
@@ -63,6 +65,18 @@ def test_who_may_read_what() -> None:
     assert daemon["StateDirectoryMode"] == ["0700"]
     assert daemon["LogsDirectoryMode"] == night["StateDirectoryMode"] == ["0750"]
     assert daemon["UMask"] == night["UMask"] == ["0027"]
+
+
+def test_the_package_configures_what_init_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first configuration of the Debian package has the daemon write where that of `init` does."""
+    _, path = write_initial_files(tmp_path / "new", "http://127.0.0.1:8080")
+    script = (UNITS.parent / "deb/postinst").read_text("utf-8")
+    command = script[script.index("    sed -i") : script.index("    chown root:mediatord")]
+    subprocess.run(["sh", "-e", "-c", command], env={"PATH": "/usr/bin:/bin", "new": str(path.parent)}, check=True)
+    monkeypatch.setattr(configuration, "SYSTEM", tmp_path / "etc")
+    _, expected = write_initial_files(tmp_path / "etc", "http://127.0.0.1:8080")
+    assert path.read_text("utf-8") == expected.read_text("utf-8")
+    assert load_config(path).control_socket == Path("/var/lib/mediatord/control.sock")
 
 
 @needs_analyze

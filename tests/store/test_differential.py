@@ -24,9 +24,8 @@ from twisted.trial.unittest import TestCase
 
 from mediatord.errors import MediatorError
 from mediatord.store.fair_share import PROBATION_SECONDS
-from mediatord.store.interfaces.accounts import RecipientUpdateAction
 from mediatord.store.interfaces.messages import ArrivalWindow, EnqueueRequest, MessageLedger, Payload, QueueLimits
-from mediatord.store.interfaces.store import IStore
+from mediatord.store.interfaces.store import IStore, RecipientUpdateAction
 from mediatord.store.memory.memory_store import MemoryStore
 from mediatord.store.message_operations import ignore_observation
 from mediatord.store.mongo.driver import client as server_module

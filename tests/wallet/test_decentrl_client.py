@@ -27,9 +27,11 @@ from mediatord.protocol.decentrl.did_decentrl import parse_did
 from mediatord.wallet.decentrl_client import (
     CommandRefused,
     DecentrlMediator,
+    DecentrlSocket,
     DecentrlWallet,
     HistoryEntry,
     MediatorDirectory,
+    connect_decentrl_socket,
     discover_decentrl_mediator,
     read_mediator_document,
     resolve_decentrl_mediator,
@@ -41,7 +43,6 @@ from mediatord.wallet.decentrl_messages import (
     propose_contract,
     read_pushed_events,
 )
-from mediatord.wallet.decentrl_socket import DecentrlSocket, connect_decentrl_socket
 from mediatord.wallet.didcomm_client import TreqClient
 from mediatord.wallet.didcomm_messages import UnreadableMessage
 from mediatord.wallet.didcomm_socket import SocketClosedError

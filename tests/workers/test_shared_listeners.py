@@ -20,6 +20,7 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.ssl import Certificate, optionsForClientTLS
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
+from mediatord.control.server import ControlListener
 from mediatord.errors import StartupError
 from mediatord.net.listeners import Listener
 from mediatord.workers.shared_listeners import InheritedSocketReactor, SharedListeners
@@ -146,6 +147,23 @@ class SharingTests(SynchronousTestCase):
         """In the order in which they are written."""
         sharing = self.sharing(LOOPBACK, r"tcp6:0:interface=\:\:1", count=2)
         self.assertEqual([family for _, family in sharing.sockets(1)], [socket.AF_INET, socket.AF_INET6])
+
+    def test_control_socket(self) -> None:
+        """It comes last, where it can be bound; another daemon's is an error."""
+        path = Path(self.directory()) / "control.sock"
+        for place, families in (
+            (path, [socket.AF_INET, socket.AF_UNIX]),
+            (path.parent / "gone" / "control.sock", [socket.AF_INET]),
+        ):
+            sharing = SharedListeners(reactor, [LOOPBACK], 2, ControlListener(place))
+            self.addCleanup(sharing.close)
+            sharing.bind()
+            self.assertEqual([family for _, family in sharing.sockets(1)], families)
+            for number in (0, 1):
+                sharing.suspend(number)
+                sharing.resume(number)
+        with self.assertRaisesRegex(StartupError, "another daemon listens on"):
+            SharedListeners(reactor, [LOOPBACK], 2, ControlListener(path)).bind()
 
     def test_what_cannot_be_used(self) -> None:
         """One line each."""

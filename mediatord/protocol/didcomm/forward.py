@@ -23,10 +23,11 @@ from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap
 
 from mediatord.errors import ExpiredForward, InvalidAttachment, LinkedAttachment, MediatorError, MissingNext
 from mediatord.protocol import encoding
-from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE, MAX_PROTECTED
-from mediatord.protocol.didcomm.jwe_algorithms import (
+from mediatord.protocol.didcomm.jwe import (
     ANONCRYPT,
     CONTENT_CIPHERS,
+    ENCRYPTED_MEDIA_TYPE,
+    MAX_PROTECTED,
     DecryptFunction,
     Enc,
     KeyExchange,
@@ -36,13 +37,7 @@ from mediatord.protocol.didcomm.jwe_algorithms import (
     load_key_exchange,
 )
 from mediatord.protocol.didcomm.keys import PrivateKey
-from mediatord.protocol.didcomm.message import (
-    MAX_ID,
-    Message,
-    OutgoingMessage,
-    extract_attachment_json,
-    parse_time,
-)
+from mediatord.protocol.didcomm.message import MAX_ID, Message, OutgoingMessage, extract_attachment_json, parse_time
 from mediatord.protocol.encoding import (
     MAX_MEMBERS,
     MAX_VALUES,

@@ -208,7 +208,7 @@ class QueueLimits:
     Limits of the queue of one recipient DID (UC-021 AF-4), and the policy when it is full.
 
     The *origin* of an enqueue is a number of 63 bits, of which the upper 31 stand for its network and the lower 32
-    for its sender, 0 in either half where that is unknown (:mod:`mediatord.ratelimit.sender_fingerprint`). Each half
+    for its sender, 0 in either half where that is unknown (:mod:`mediatord.didcomm.forward_router`). Each half
     is a *party*, which has all messages of the queue with the same half.
 
     Senders have a *rank*: the lowest are anonymous, with nothing proven but a network; then those that have proven a

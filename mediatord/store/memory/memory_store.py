@@ -13,13 +13,6 @@ from zope.interface import implementer
 
 from mediatord.errors import MediatorError, StoreUnavailable, UnknownRecipient
 from mediatord.protocol.canonical_did import canonicalize_did, compute_did_digest
-from mediatord.store.interfaces.accounts import (
-    Account,
-    AccountUsage,
-    ExpiredAccount,
-    RecipientUpdateAction,
-    RecipientUpdateResult,
-)
 from mediatord.store.interfaces.administration import IStoreAdministration
 from mediatord.store.interfaces.cluster import (
     ClusterIdentityMismatch,
@@ -49,7 +42,14 @@ from mediatord.store.interfaces.messages import (
     StoreLedger,
     StoreStatistics,
 )
-from mediatord.store.interfaces.store import IStore
+from mediatord.store.interfaces.store import (
+    Account,
+    AccountUsage,
+    ExpiredAccount,
+    IStore,
+    RecipientUpdateAction,
+    RecipientUpdateResult,
+)
 from mediatord.store.memory.accounts import MemoryAccounts
 from mediatord.store.memory.administration import MemoryStoreAdministration
 from mediatord.store.memory.decentrl import MemoryDecentrlState, MemoryDecentrlStore, MemoryNonces
@@ -104,7 +104,7 @@ class _NodeLease:
     until: float
 
 
-class StoreAccess(Protocol):
+class StoreWorkRunner(Protocol):
     """Runs work at a time; the Deferred has its result or exception, or fails because the store is not open."""
 
     def __call__(self, work: Callable[[float], T]) -> Deferred[T]:
@@ -127,7 +127,7 @@ def _answer_now(
 class MemoryClusterStore:
     """Cluster side of the memory store, for several daemons in one process."""
 
-    def __init__(self, access: StoreAccess) -> None:
+    def __init__(self, access: StoreWorkRunner) -> None:
         self.access = access
 
     def reset(self, messages: MemoryMessages) -> None:
@@ -299,7 +299,7 @@ class _MemoryState:
         return replace(found, books=self.books())
 
     def usage(self, now: float) -> AccountUsage:
-        """Storage as in :meth:`~mediatord.store.interfaces.accounts.IAccountStore.get_account_usage`."""
+        """Storage as in :meth:`~mediatord.store.interfaces.store.IAccountStore.get_account_usage`."""
         usage, long_forms = self.accounts.usage(), sum(map(len, self.documents.values()))
         return replace(usage, bytes=usage.bytes + long_forms + self.decentrl.registrations.size(now))
 

@@ -15,7 +15,7 @@ from twisted.internet.interfaces import IReactorTime
 from mediatord.errors import MediationNotGranted, StoreUnavailable
 from mediatord.protocol.canonical_did import canonicalize_did, compute_did_digest
 from mediatord.store.caches import OwnerCache
-from mediatord.store.interfaces.accounts import (
+from mediatord.store.interfaces.store import (
     FIRST_DAY_SECONDS,
     Account,
     AccountUsage,

@@ -29,13 +29,7 @@ from mediatord.store.mongo.decentrl_parties import (
 )
 from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.commands import Document, MongoCommand, build_deletes, build_find, build_inserts
-from mediatord.store.mongo.schema import (
-    CONTRACT_REQUESTS,
-    CONTRACTS,
-    PARTIES,
-    REGISTRATIONS,
-    PartyCollection,
-)
+from mediatord.store.mongo.schema import CONTRACT_REQUESTS, CONTRACTS, PARTIES, REGISTRATIONS, PartyCollection
 
 _DELETE_BATCH = 1_000
 

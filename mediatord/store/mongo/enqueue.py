@@ -41,7 +41,7 @@ EnqueueOutcome = list[EnqueueResult] | MediatorError
 
 @dataclass(frozen=True, slots=True)
 class EnqueueBatchOperation:
-    """Queues messages; a BatchOperation on lists of requests, each of which is done completely or not at all."""
+    """Queues messages; a MongoBatchOperation on lists of requests, each of which is done completely or not at all."""
 
     limits: QueueLimits
     finder: MessageQueueFinder

@@ -35,13 +35,7 @@ from mediatord.store.interfaces.messages import (
 )
 from mediatord.store.mongo.accounts import DID_CACHE_SIZE, MAX_CACHED_DID_LENGTH, RecipientDIDCache
 from mediatord.store.mongo.driver.client import ClockSkewMonitor, ReplicaSetClient
-from mediatord.store.mongo.driver.commands import (
-    Document,
-    MongoCommand,
-    build_aggregate,
-    build_find,
-    build_updates,
-)
+from mediatord.store.mongo.driver.commands import Document, MongoCommand, build_aggregate, build_find, build_updates
 from mediatord.store.mongo.driver.executor import KeyedMutex, OperationExecutor, start_operation
 from mediatord.store.mongo.driver.transactions import Transaction, TransactionWork
 from mediatord.store.mongo.schema import ACCOUNTS, MESSAGES, RECIPIENTS, build_window_filters
@@ -386,7 +380,7 @@ class DueMessageTransaction:
 
 
 @dataclass(frozen=True, slots=True)
-class _QueueScope:
+class _QueueFilter:
     """The messages of an account, or of one of its recipients."""
 
     account: ObjectId
@@ -478,7 +472,7 @@ async def find_next_due(client: ReplicaSetClient, now: float) -> float | None:
     return found[0]["wakes_at"] if found else None
 
 
-async def _find_scope(t: Transaction, account: str, recipient_did: str | None) -> _QueueScope | None:
+async def _find_scope(t: Transaction, account: str, recipient_did: str | None) -> _QueueFilter | None:
     """Return None if the account does not exist or has no such recipient."""
     if not is_valid_unicode(account) or not is_valid_unicode(recipient_did or ""):
         return None
@@ -487,11 +481,11 @@ async def _find_scope(t: Transaction, account: str, recipient_did: str | None) -
         return None
     account_id = owners[0]["_id"]
     if recipient_did is None:
-        return _QueueScope(account_id, None)
+        return _QueueFilter(account_id, None)
     recipients = await t.find(
         RECIPIENTS, {"account": account_id, "did_digest": compute_did_digest(recipient_did)}, projection=_ID
     )
-    return _QueueScope(account_id, recipients[0]["_id"]) if recipients else None
+    return _QueueFilter(account_id, recipients[0]["_id"]) if recipients else None
 
 
 def build_visible_filter(now: float) -> Document:
@@ -549,7 +543,7 @@ class DeliveryMark:
 async def mark_delivered(
     executor: OperationExecutor, works: Sequence[DeliveryMark], deadline: float, tries: int | None
 ) -> Sequence[None]:
-    """Mark messages as delivered; a BatchOperation on :class:`DeliveryMark`."""
+    """Mark messages as delivered; a MongoBatchOperation on :class:`DeliveryMark`."""
 
     async def mark(transaction: Transaction) -> None:
         updates = [
@@ -570,7 +564,7 @@ async def mark_delivered(
 async def mark_pending(
     executor: OperationExecutor, works: Sequence[Sequence[str]], deadline: float, tries: int | None
 ) -> Sequence[list[str]]:
-    """Delete delivery marks; a BatchOperation on message ids, answered with those that were delivered."""
+    """Delete delivery marks; a MongoBatchOperation on message ids, answered with those that were delivered."""
 
     async def mark(transaction: Transaction) -> list[list[str]]:
         ids = {id for work in works for id in work}

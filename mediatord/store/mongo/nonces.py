@@ -57,7 +57,7 @@ NonceClaimResult = bool | ReplayCacheFull
 
 
 class NonceClaimBatchOperation:
-    """Claims nonces; a BatchOperation on :class:`NonceClaimRequest`, answered with a NonceClaimResult each."""
+    """Claims nonces; a MongoBatchOperation on :class:`NonceClaimRequest`, answered with a NonceClaimResult each."""
 
     def __init__(self, nonces: NonceCapacity, release_queue: NonceReleaseQueue) -> None:
         self._nonces = nonces

@@ -100,7 +100,7 @@ class RemovalRequest:
 
 class RemoveBatchOperation:
     """
-    Removes messages; a BatchOperation on :class:`RemovalRequest`, answered with the removed messages.
+    Removes messages; a MongoBatchOperation on :class:`RemovalRequest`, answered with the removed messages.
 
     :param entry: of the ledger.
     """

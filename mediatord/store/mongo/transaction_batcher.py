@@ -76,7 +76,7 @@ class LoadShedder:
             self._clock.callLater(0, self._refuse_some)
 
 
-class BatchOperation(Protocol):
+class MongoBatchOperation(Protocol):
     """Does works of a kind in their order, in one transaction."""
 
     async def __call__(
@@ -96,7 +96,7 @@ class _PendingWork:
     """
 
     name: str
-    batch_operation: BatchOperation
+    batch_operation: MongoBatchOperation
     work: Any
     keys: Collection[Hashable]
     size: int
@@ -141,7 +141,7 @@ class TransactionBatcher:
         self._accepting = True
 
     def submit(
-        self, name: str, batch_operation: BatchOperation, work: Any, keys: Collection[Hashable], size: int = 0
+        self, name: str, batch_operation: MongoBatchOperation, work: Any, keys: Collection[Hashable], size: int = 0
     ) -> Deferred[Any]:
         """
         Submit a work; fire with its answer.
@@ -285,7 +285,7 @@ class TransactionBatcher:
             return [StoreUnavailable()] * len(works)
 
     async def _run_works(
-        self, executor: OperationExecutor, batch_operation: BatchOperation, works: Sequence[Any], deadline: float
+        self, executor: OperationExecutor, batch_operation: MongoBatchOperation, works: Sequence[Any], deadline: float
     ) -> list[Any]:
         """Return the answer to each work. If they fail together they are divided, so that only a bad one fails."""
         if self._clock.seconds() >= deadline:

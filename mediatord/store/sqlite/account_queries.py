@@ -8,7 +8,7 @@ from sqlite3 import Connection
 
 from mediatord.errors import MediationNotGranted
 from mediatord.protocol.canonical_did import canonicalize_did, compute_did_digest
-from mediatord.store.interfaces.accounts import (
+from mediatord.store.interfaces.store import (
     FIRST_DAY_SECONDS,
     Account,
     AccountUsage,

@@ -18,12 +18,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from zope.interface import implementer
 
-from mediatord.errors import (
-    DuplicateNonce,
-    RateLimitExceeded,
-    RecipientNotRegistered,
-    UnauthorizedCommand,
-)
+from mediatord.errors import DuplicateNonce, RateLimitExceeded, RecipientNotRegistered, UnauthorizedCommand
 from mediatord.store.caches import PageCursorCache
 from mediatord.store.interfaces.decentrl import (
     MAX_PAGE_BYTES,

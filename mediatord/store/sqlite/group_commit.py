@@ -3,10 +3,10 @@ Threads that own a database connection, and group commit: operations that are su
 transaction.
 
 A commit costs a wait for the disk, however little is in it. An operation is a function of the connection without
-other effects, so that it can be run again, or an object with `run_batch` (:class:`BatchOperation`). Before its first
-write it may raise a :class:`~mediatord.errors.MediatorError`, which is its result and does not affect the others; to
-refuse and keep what it wrote it returns an :class:`OperationOutcome`. Any other exception rolls the transaction back;
-then each operation gets a transaction of its own, so that a bad one fails alone.
+other effects, so that it can be run again, or an object with `run_batch` (:class:`SQLBatchOperation`). Before its
+first write it may raise a :class:`~mediatord.errors.MediatorError`, which is its result and does not affect the
+others; to refuse and keep what it wrote it returns an :class:`OperationOutcome`. Any other exception rolls the
+transaction back; then each operation gets a transaction of its own, so that a bad one fails alone.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class OperationOutcome:
 
 
 @runtime_checkable
-class BatchOperation(Protocol):
+class SQLBatchOperation(Protocol):
     """
     An operation that is performed together with its neighbours in a batch.
 
@@ -182,7 +182,7 @@ class BatchOperation(Protocol):
     def run_batch(self) -> Callable[[StoreConnection, Sequence[Any]], list[OperationOutcome]]: ...
 
 
-SQLOperation = Callable[[StoreConnection], Any] | BatchOperation
+SQLOperation = Callable[[StoreConnection], Any] | SQLBatchOperation
 
 
 def commit_batch(

@@ -110,7 +110,7 @@ _IN_BOTH_BY_HOLDING = """
 
 
 @dataclass(frozen=True, slots=True)
-class _QueueScope:
+class _QueueRows:
     """
     The messages of an account, or of one of its recipients.
 
@@ -275,7 +275,7 @@ def sum_queues(connection: Connection) -> QueueTotals:
     return add_queue_totals(QueueTotals(*queues), events)
 
 
-def _find_scope(connection: Connection, account: str, recipient_did: str | None, now: float) -> _QueueScope | None:
+def _find_scope(connection: Connection, account: str, recipient_did: str | None, now: float) -> _QueueRows | None:
     if not is_valid_unicode(account) or not is_valid_unicode(recipient_did or ""):
         return None
     account_number = get_account_id(connection, account)
@@ -283,7 +283,7 @@ def _find_scope(connection: Connection, account: str, recipient_did: str | None,
         return None
     if recipient_did is None:
         rows = connection.execute("SELECT recipient_id FROM queue WHERE account_id = ?", (account_number,))
-        return _QueueScope([id for (id,) in rows], "m.account_id = :account", {"account": account_number, "now": now})
+        return _QueueRows([id for (id,) in rows], "m.account_id = :account", {"account": account_number, "now": now})
     # Each half has an index of its own; at most one of them finds something.
     row = connection.execute(
         """
@@ -294,7 +294,7 @@ def _find_scope(connection: Connection, account: str, recipient_did: str | None,
     ).fetchone()
     if row is None:
         return None
-    return _QueueScope(
+    return _QueueRows(
         [row[0]],
         "m.account_id = :account AND m.recipient_id = :recipient",
         {"account": account_number, "recipient": row[0], "now": now},

@@ -70,7 +70,7 @@ class CachedQueue:
     :ivar messages: number of messages, of `size` bytes; updated by :meth:`QueueCounters.add`.
     :ivar registered: whether the account still has the DID.
     :ivar fresh: whether the account has not been used since its first day
-        (:meth:`~mediatord.store.interfaces.accounts.IAccountStore.record_contact`).
+        (:meth:`~mediatord.store.interfaces.store.IAccountStore.record_contact`).
     :ivar eviction_state: usage by sender, while it is cached.
     :ivar senders: known senders of the recipient, while they are cached.
     """

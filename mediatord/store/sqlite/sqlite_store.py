@@ -17,13 +17,6 @@ from zope.interface import implementer
 from mediatord.errors import MediatorError, StoreUnavailable, UnknownRecipient
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.store.caches import OWNER_CACHE_CAPACITY, OwnerCache
-from mediatord.store.interfaces.accounts import (
-    Account,
-    AccountUsage,
-    ExpiredAccount,
-    RecipientUpdateAction,
-    RecipientUpdateResult,
-)
 from mediatord.store.interfaces.administration import IStoreAdministration
 from mediatord.store.interfaces.cluster import ClusterJoinError, ClusterNode, IClusterStore, PresenceRecord
 from mediatord.store.interfaces.decentrl import DecentrlQuotas, IDecentrlStore
@@ -44,7 +37,15 @@ from mediatord.store.interfaces.messages import (
     StoreLedger,
     StoreStatistics,
 )
-from mediatord.store.interfaces.store import IStore, StoreFault
+from mediatord.store.interfaces.store import (
+    Account,
+    AccountUsage,
+    ExpiredAccount,
+    IStore,
+    RecipientUpdateAction,
+    RecipientUpdateResult,
+    StoreFault,
+)
 from mediatord.store.message_operations import OperationObserver, ignore_observation
 from mediatord.store.quotas import SpaceLimits
 from mediatord.store.recipient_names import filter_valid_ids

@@ -8,16 +8,18 @@ from collections.abc import Iterable
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
-from mediatord.cluster.message_authenticator import AUTHENTICATION_HEADERS, MessageAuthenticator, derive_cluster_keys
-from mediatord.cluster.notification_receiver import answer_probe
 from mediatord.cluster.peer_protocol import (
+    AUTHENTICATION_HEADERS,
     MAX_NOTIFICATIONS,
     NOTIFICATIONS_PATH,
     PROBE_PATH,
+    MessageAuthenticator,
     decode_notifications,
     decode_push_result,
+    derive_cluster_keys,
 )
 from mediatord.cluster.peer_server import PeerResponse, PeerServer
+from mediatord.cluster.remote_delivery import answer_probe
 from tests.fuzz.fuzz_mediator import FuzzMediator
 from tests.in_memory_mediator import NOW
 

@@ -21,12 +21,11 @@ from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import serverFromString
 
 from mediatord.app.core_services import build_core_services
-from mediatord.app.decentrl import build_decentrl
-from mediatord.app.didcomm import build_didcomm
 from mediatord.app.http_sites import build_site
+from mediatord.app.protocol_services import build_decentrl, build_didcomm
 from mediatord.config.settings import Config
 from mediatord.didcomm.messages import ACCEPTED, DIDCommReply, MessageOrigin
-from mediatord.http.memory_reclaimer import tune_garbage_collector
+from mediatord.http.flow_control import tune_garbage_collector
 from mediatord.http.site import MediatorSite
 from mediatord.identity.key_file import create_keys
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from mediatord.errors import MediatorError
 from mediatord.protocol.didcomm.forward import FORWARD, FastForward, FastForwardParser, read_next, read_payloads
-from mediatord.protocol.didcomm.jwe import decrypt_envelope, encrypt_anoncrypt, encrypt_authcrypt, parse_envelope
-from mediatord.protocol.didcomm.jwe_algorithms import Enc
+from mediatord.protocol.didcomm.jwe import Enc, decrypt_envelope, encrypt_anoncrypt, encrypt_authcrypt, parse_envelope
 from mediatord.protocol.didcomm.keys import PrivateKey
 from mediatord.protocol.didcomm.message import parse_message
 from tests.protocol.didcomm import foreign_jwe

@@ -14,13 +14,13 @@ from jwcrypto.jwk import JWK
 
 from mediatord.errors import DecryptionError, EncryptionRequired, InvalidEnvelope, MediatorError
 from mediatord.protocol.didcomm.jwe import (
+    Enc,
     Envelope,
     decrypt_envelope,
     encrypt_anoncrypt,
     encrypt_authcrypt,
     parse_envelope,
 )
-from mediatord.protocol.didcomm.jwe_algorithms import Enc
 from mediatord.protocol.didcomm.keys import Curve, PrivateKey
 from mediatord.protocol.encoding import encode_base64url
 from tests.protocol.didcomm.foreign_jwe import Writing, b64, compact, unb64

@@ -8,14 +8,17 @@ from typing import Any
 import pytest
 from nacl import bindings
 
-from mediatord.protocol.didcomm import jwe_algorithms
+from mediatord.protocol.didcomm import jwe
 from mediatord.protocol.didcomm.forward import FastForwardParser
-from mediatord.protocol.didcomm.jwe import decrypt_envelope, encrypt_anoncrypt, encrypt_authcrypt, parse_envelope
-from mediatord.protocol.didcomm.jwe_algorithms import (
+from mediatord.protocol.didcomm.jwe import (
     clear_key_caches,
+    decrypt_envelope,
     derive_ephemeral_secret,
     derive_static_secret,
+    encrypt_anoncrypt,
+    encrypt_authcrypt,
     load_key_exchange,
+    parse_envelope,
 )
 from mediatord.protocol.didcomm.keys import PrivateKey, PublicKey
 
@@ -77,8 +80,8 @@ class Counted:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
         for module, name in (
-            (jwe_algorithms, "_load_public"),
-            (jwe_algorithms, "_load_private"),
+            (jwe, "_load_public"),
+            (jwe, "_load_private"),
             (bindings, "crypto_scalarmult"),
             (bindings, "crypto_scalarmult_base"),
         ):
@@ -125,8 +128,8 @@ def test_what_is_remembered_is_bounded() -> None:
     """In number; and it can be forgotten."""
     key = PrivateKey.generate("X25519")
     derive_static_secret(key, PrivateKey.generate("X25519").public)
-    pairs = jwe_algorithms._cached_static_secret.cache_info()
-    assert (pairs.currsize, pairs.maxsize) == (1, jwe_algorithms.MAX_CACHED_PAIRS)
-    assert load_key_exchange.cache_info().maxsize == jwe_algorithms.MAX_CACHED_KEYS
+    pairs = jwe._cached_static_secret.cache_info()
+    assert (pairs.currsize, pairs.maxsize) == (1, jwe.MAX_CACHED_PAIRS)
+    assert load_key_exchange.cache_info().maxsize == jwe.MAX_CACHED_KEYS
     clear_key_caches()
-    assert jwe_algorithms._cached_static_secret.cache_info().currsize == load_key_exchange.cache_info().currsize == 0
+    assert jwe._cached_static_secret.cache_info().currsize == load_key_exchange.cache_info().currsize == 0

@@ -10,15 +10,17 @@ import pytest
 from cryptography.hazmat.primitives.keywrap import aes_key_unwrap
 
 from mediatord.protocol.didcomm.json_web_signature import get_signer_kid, is_jws, verify
-from mediatord.protocol.didcomm.jwe import Envelope, decrypt_envelope, parse_envelope
-from mediatord.protocol.didcomm.jwe_algorithms import (
+from mediatord.protocol.didcomm.jwe import (
     ANONCRYPT,
     AUTHCRYPT,
     CONTENT_CIPHERS,
     Enc,
+    Envelope,
     build_other_info,
     compute_apv,
+    decrypt_envelope,
     derive_kek,
+    parse_envelope,
 )
 from mediatord.protocol.didcomm.keys import PrivateKey, PublicKey
 from mediatord.protocol.encoding import decode_base64url, encode_base64url

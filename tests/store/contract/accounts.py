@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mediatord.errors import MediationNotGranted, UnknownRecipient
 from mediatord.protocol.didcomm.did_methods import derive_did_peer_3
-from mediatord.store.interfaces.accounts import Account, ExpiredAccount, RecipientUpdateAction
 from mediatord.store.interfaces.decentrl import CommandGuard, Contract
+from mediatord.store.interfaces.store import Account, ExpiredAccount, RecipientUpdateAction
 from mediatord.store.recipient_names import MAX_RECIPIENT_NAMES
 from tests.store.builders import ALICE, BOB, NOON
 from tests.store.contract.base import INBOX, OTHER, StoreContract

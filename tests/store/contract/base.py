@@ -11,10 +11,9 @@ from twisted.trial.unittest import TestCase
 from zope.interface.verify import verifyObject
 
 from mediatord.protocol.didcomm.did_methods import derive_did_peer_3
-from mediatord.store.interfaces.accounts import RecipientUpdateAction
 from mediatord.store.interfaces.decentrl import DecentrlQuotas
 from mediatord.store.interfaces.messages import EnqueueResult, Payload, QueueLimits
-from mediatord.store.interfaces.store import IStore
+from mediatord.store.interfaces.store import IStore, RecipientUpdateAction
 from tests.store.builders import ALICE, BOB, HOUR, ImmediateClock, make_payload
 
 INBOX = "did:key:z6MkInbox"

@@ -16,8 +16,8 @@ from twisted.internet.threads import deferToThread
 from twisted.logger import ILogObserver, LogEvent, formatEvent, globalLogPublisher
 from twisted.trial.unittest import TestCase
 
-from mediatord.store.interfaces.accounts import RecipientUpdateAction
 from mediatord.store.interfaces.messages import EnqueueResult, Payload, QueueLimits
+from mediatord.store.interfaces.store import RecipientUpdateAction
 from mediatord.store.message_operations import OperationObserver, ignore_observation
 from mediatord.store.mongo.driver import client as server_module
 from mediatord.store.mongo.driver.client import ReplicaSetClient

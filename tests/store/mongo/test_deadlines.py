@@ -17,7 +17,7 @@ from mediatord.store.message_operations import BatchLimits
 from mediatord.store.mongo.driver import client as server_module
 from mediatord.store.mongo.driver.executor import OperationExecutor
 from mediatord.store.mongo.driver.transactions import Transaction
-from mediatord.store.mongo.transaction_batcher import BatchOperation, TransactionBatcher
+from mediatord.store.mongo.transaction_batcher import MongoBatchOperation, TransactionBatcher
 from tests.store.mongo.mongo_test_case import ALICE, AT_MOST, CLOCK, INBOX, MongoTestCase, start_mongod, wait_until
 
 # Seconds that a request has here, and milliseconds that a command is held up: one is done in time, two are not.
@@ -179,7 +179,7 @@ class SharedBatchTests(DeadlineCase):
             await deferLater(CLOCK, max(works))
             return [None] * len(works)
 
-        self.last: BatchOperation = last
+        self.last: MongoBatchOperation = last
         return gathering
 
     async def test_the_earliest_counts(self) -> None:

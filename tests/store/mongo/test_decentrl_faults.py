@@ -32,7 +32,7 @@ from mediatord.store.mongo import ledger
 from mediatord.store.mongo.decentrl_commands import MongoGuardedCommand
 from mediatord.store.mongo.decentrl_events import MongoDeliverCommand
 from mediatord.store.mongo.decentrl_store import MongoDecentrlStore
-from mediatord.store.mongo.driver import client, server_monitor
+from mediatord.store.mongo.driver import client
 from mediatord.store.mongo.removal import LateCommitReporter
 from tests.store.builders import ALICE, BOB, NOON
 from tests.store.mongo.decentrl_test_case import MongoDecentrlTestCase
@@ -57,7 +57,7 @@ class FaultCase(MongoDecentrlTestCase):
     @contextmanager
     def impatiently(self) -> Iterator[None]:
         """Operations have little time in this context."""
-        patches = [self.patch(client, "REQUEST_TIME_LIMIT", 0.25), self.patch(server_monitor, "PROBE_INTERVAL", 0.05)]
+        patches = [self.patch(client, "REQUEST_TIME_LIMIT", 0.25), self.patch(client, "PROBE_INTERVAL", 0.05)]
         try:
             yield
         finally:

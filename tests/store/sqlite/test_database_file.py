@@ -15,8 +15,8 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from mediatord.errors import MediationNotGranted, StoreUnavailable
 from mediatord.store.factory import build_store
-from mediatord.store.interfaces.accounts import Account
 from mediatord.store.interfaces.messages import QueueLimits
+from mediatord.store.interfaces.store import Account
 from mediatord.store.sqlite.database_file import (
     DatabaseUnusable,
     connect,

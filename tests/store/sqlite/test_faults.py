@@ -12,7 +12,7 @@ from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import MediationNotGranted, MediatorError, StoreUnavailable
-from mediatord.store.interfaces.accounts import Account
+from mediatord.store.interfaces.store import Account
 from mediatord.store.sqlite.account_queries import get_account, grant_account
 from mediatord.store.sqlite.database_file import connect, connect_reader, open_database
 from mediatord.store.sqlite.group_commit import OperationOutcome, commit_batch, read_batch

@@ -14,7 +14,7 @@ from mediatord.clock import request_scope
 from mediatord.errors import PayloadTooLarge, StoreUnavailable, UnknownRecipient
 from mediatord.store.interfaces.messages import Payload
 from mediatord.store.message_operations import ignore_observation
-from mediatord.store.mongo.driver import server_monitor
+from mediatord.store.mongo.driver import client
 from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.commands import (
     MAX_DOCUMENT_BYTES,
@@ -492,7 +492,7 @@ class OpeningTests(MongoTestCase):
 
     async def test_version(self) -> None:
         """An untested version is used, and logged once."""
-        self.patch(server_monitor, "NEWEST_TESTED_VERSION", (5, 0))
+        self.patch(client, "NEWEST_TESTED_VERSION", (5, 0))
         server = self.a_server()
         for _ in range(2):
             await server.open()
