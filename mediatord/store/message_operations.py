@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -11,7 +12,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from mediatord.errors import InternalFault, MediatorError
+from mediatord.errors import InternalFault, MediatorError, StoreUnavailable
 from mediatord.failure_logging import redact_failure
 from mediatord.store.interfaces.messages import (
     AcknowledgementResult,
@@ -228,8 +229,17 @@ async def acknowledge_in_steps(
     """:meth:`~mediatord.store.interfaces.store.IStore.acknowledge_once` in several transactions."""
     if not await store.claim_nonce(key, until, share):
         return None
-    removed = await store.acknowledge(account, ids)
-    return AcknowledgementResult(removed, await store.get_queue_status(account, None) if with_status else None)
+    try:
+        result = AcknowledgementResult(await store.acknowledge(account, ids))
+    except Exception:
+        # Nothing was removed, so the same acknowledgement may come again.
+        await store.release_nonce(key)
+        raise
+    if with_status:
+        # What was removed has to be reported in any case.
+        with suppress(StoreUnavailable):
+            result.status = await store.get_queue_status(account, None)
+    return result
 
 
 class OperationObserver(Protocol):
