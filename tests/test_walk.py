@@ -14,8 +14,8 @@ import pytest
 BOUNDS: dict[str, tuple[int, int, int]] = {
     "forward, fast path": (30, 113, 67),
     "forward, general path": (34, 160, 81),
-    "forward and live push": (40, 171, 104),
-    "acknowledgement": (51, 415, 238),
+    "forward and live push": (40, 169, 104),
+    "acknowledgement": (51, 308, 184),
     "TWO_WAY_PRIVATE": (41, 214, 118),
     "push across workers, sender's side": (39, 243, 116),
     "push across workers, socket's side": (39, 226, 109),

@@ -71,10 +71,10 @@ class SendQueue:
         """Send now or when the socket drains, beyond the limits: for replies, which are not made while congested."""
         if self._stopped:
             return
-        if self.is_drained:
-            self._write(frame)
-        else:
+        if self._paused or self._queued:
             self._keep(frame)
+        else:
+            self._write(frame)
 
     def offer(self, frame: bytes) -> bool:
         """Send now or when the socket drains; False when full or closed."""

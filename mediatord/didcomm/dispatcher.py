@@ -20,7 +20,7 @@ kept for 30 days may use half; beyond that they are kept for an hour.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -65,9 +65,11 @@ from mediatord.protocol.didcomm import jwe
 from mediatord.protocol.didcomm.did_document import strip_did_url
 from mediatord.protocol.didcomm.discover_features import DISCLOSE, parse_queries, select_features
 from mediatord.protocol.didcomm.message import MessageType, OutgoingMessage
+from mediatord.protocol.didcomm.message_pickup import parse_message_ids
 from mediatord.ratelimit.access_control import AccessList, RegistrationQuota
 from mediatord.ratelimit.rate_limiter import RateLimiter, compute_request_cost
 from mediatord.ratelimit.sliding_window import SlidingWindowLimiter
+from mediatord.store.interfaces.messages import AcknowledgementResult
 from mediatord.store.interfaces.store import FIRST_DAY_SECONDS, Account, INonceCache, IStore
 
 # Seconds after `created_time` during which a message is accepted; clocks of wallets may be off by as much.
@@ -81,6 +83,7 @@ ORDINARY_SHARE, LONG_RETENTION_SHARE, FULL_SHARE = 0.25, 0.5, 1.0
 _KEYLIST_UPDATES = frozenset(
     (("coordinatemediation", 2, "keylistupdate"), ("coordinatemediation", 3, "recipientupdate"))
 )
+_ACKNOWLEDGEMENT = MessageType.parse("https://didcomm.org/messagepickup/3.0/messages-received").key
 
 
 class ReplayRetention(NamedTuple):
@@ -324,10 +327,18 @@ class DIDCommDispatcher:
             return ACCEPTED
         account = await self._account(received)
         self._context.admission.check_allowance(account.did if account else None, origin.peer)
-        await self._refuse_replayed(record, received, account, origin)
+        ids = None if account is None else self._find_acknowledged(received, account, origin)
+        acknowledged: AcknowledgementResult | None = None
+        if account is not None and ids:
+            acknowledged = await self._acknowledge_once(record, received, account, ids, origin)
+        else:
+            await self._refuse_replayed(record, received, account, origin)
         try:
-            await self._charge(record, account, origin)
-            answer = await self._answer(received, account, origin)
+            if account is not None and acknowledged is not None:
+                answer = await self._answer_acknowledged(received, account, acknowledged, origin)
+            else:
+                await self._charge(record, account, origin)
+                answer = await self._answer(received, account, origin)
         except Exception as error:
             if isinstance(error, (StoreUnavailable, RateLimitExceeded)) or not isinstance(error, MediatorError):
                 # It was not served, so the same message may be sent again.
@@ -346,18 +357,112 @@ class DIDCommDispatcher:
         :raise ReplayedMessage: it came before.
         :raise ExpiredMessage: it is too old for that to be known.
         """
-        now, message = self._context.clock.seconds(), received.message
+        now = self._context.clock.seconds()
         try:
             if not await claim_once(
                 self._context.store, received.digest, choose_replay_retention(received, account, now)
             ):
                 raise ReplayedMessage
         except (ReplayedMessage, ExpiredMessage) as error:
-            # A replay is charged to the peer that sends it, which need not be the author.
-            self._context.admission.charge_failure(origin.peer, record.size)
-            age_ms = None if message.created_time is None else (now - message.created_time) * 1000
-            self._context.recorder.record_replay("didcomm", received.sender, error, age_ms=age_ms)
+            self._record_replay(record, received, error, origin, now)
             raise
+
+    def _record_replay(
+        self,
+        record: RequestRecord,
+        received: UnpackedMessage,
+        error: MediatorError,
+        origin: MessageOrigin,
+        now: float,
+    ) -> None:
+        # A replay is charged to the peer that sends it, which need not be the author.
+        self._context.admission.charge_failure(origin.peer, record.size)
+        created_time = received.message.created_time
+        age_ms = None if created_time is None else (now - created_time) * 1000
+        self._context.recorder.record_replay("didcomm", received.sender, error, age_ms=age_ms)
+
+    def _find_acknowledged(
+        self, received: UnpackedMessage, account: Account, origin: MessageOrigin
+    ) -> list[str] | None:
+        """
+        Message ids of an acknowledgement that can be served in one store operation.
+
+        :return: None for other messages, for those that are refused, and for those that change anything else.
+        """
+        message, sender = received.message, received.authcrypt_sender
+        if message.type.key != _ACKNOWLEDGEMENT or message.from_prior is not None or sender is None:
+            return None
+        now = self._context.clock.seconds()
+        if (message.expires_time is not None and message.expires_time <= now) or self._is_contact_due(account, now):
+            return None
+        if origin.session is not None and self._context.live.can_bind(origin.session, sender.did):
+            return None
+        try:
+            self._require_authcrypt_sender(received)
+            return parse_message_ids(message.require_body())
+        except MediatorError as error:
+            release_traceback(error)
+            return None
+
+    async def _acknowledge_once(
+        self,
+        record: RequestRecord,
+        received: UnpackedMessage,
+        account: Account,
+        ids: Sequence[str],
+        origin: MessageOrigin,
+    ) -> AcknowledgementResult:
+        """
+        Keep the message's digest and remove the messages; the order and the errors are those of other messages.
+
+        :raise ReplayedMessage: it came before.
+        :raise ExpiredMessage: it is too old for that to be known.
+        """
+        context, now = self._context, self._context.clock.seconds()
+        assert received.authcrypt_sender is not None
+        with_status = not context.reply_router.is_reply_discarded(received.message, received.authcrypt_sender, origin)
+        cost = compute_request_cost(record.size)
+        try:
+            retention = choose_replay_retention(received, account, now)
+            await context.admission.charge_account(account.did, origin.peer, cost)
+            try:
+                acknowledged = await self._protocols.pickup.acknowledge_once(
+                    account, ids, (received.digest, retention.until, retention.share), with_status=with_status
+                )
+                if acknowledged is None:
+                    raise ReplayedMessage
+            except MediatorError:
+                context.admission.refund(account.did, origin.peer, outgoing=False, cost=cost)
+                raise
+        except (ReplayedMessage, ExpiredMessage) as error:
+            self._record_replay(record, received, error, origin, now)
+            raise
+        return acknowledged
+
+    async def _answer_acknowledged(
+        self,
+        received: UnpackedMessage,
+        account: Account,
+        acknowledged: AcknowledgementResult,
+        origin: MessageOrigin,
+    ) -> OutgoingMessage | None:
+        """Record an acknowledgement that was carried out; returns the reply."""
+        pickup, sender = self._protocols.pickup, received.authcrypt_sender
+        assert sender is not None
+        pickup.record_removed(acknowledged.removed)
+        if sender.did != sender.document.did:
+            await self._remember_sender(sender)
+        if acknowledged.status is not None:
+            return self._draft(received, pickup.make_status(account, origin, acknowledged.status))
+        if self._context.reply_router.is_reply_discarded(received.message, sender, origin):
+            return None
+        return self._draft(received, await pickup.status(account, origin))
+
+    async def _remember_sender(self, sender: AuthcryptSender) -> None:
+        """Store the long form of an account's DID, if it has one."""
+        # On a full disk it cannot be stored, but messages can be fetched and deleted all the same.
+        with suppress(StoreUnavailable):
+            await self._context.unpacker.keep(sender)
 
     async def _account(self, received: UnpackedMessage) -> Account | None:
         """The sender's account; None for a denied sender."""
@@ -385,10 +490,10 @@ class DIDCommDispatcher:
         if await self._rotate(received, origin):
             account = await self._account(received)
         if account is not None and received.authcrypt_sender is not None:
-            await self._touch(account)
-            # On a full disk it cannot be stored, but messages can be fetched and deleted all the same.
-            with suppress(StoreUnavailable):
-                await self._context.unpacker.keep(received.authcrypt_sender)
+            if self._is_contact_due(account, self._context.clock.seconds()):
+                await self._context.store.record_contact(account.did)
+            if received.authcrypt_sender.did != received.authcrypt_sender.document.did:
+                await self._remember_sender(received.authcrypt_sender)
             if origin.session is not None:
                 await self._context.live.bind(origin.session, received.authcrypt_sender)
         return await handler(received, account, origin)
@@ -415,10 +520,9 @@ class DIDCommDispatcher:
         await self._context.live.rotate(prior, authcrypt_sender, origin.session)
         return True
 
-    async def _touch(self, account: Account) -> None:
-        """Record the account's last contact, once a day."""
-        if not 0 <= self._context.clock.seconds() - account.seen_at < FIRST_DAY_SECONDS:
-            await self._context.store.record_contact(account.did)
+    def _is_contact_due(self, account: Account, now: float) -> bool:
+        """Whether the account's last contact has to be recorded, once a day."""
+        return not 0 <= now - account.seen_at < FIRST_DAY_SECONDS
 
     def _for_account(
         self, handler: Callable[[UnpackedMessage, Account, MessageOrigin], Awaitable[ResponseContent]]
@@ -468,7 +572,10 @@ class DIDCommDispatcher:
         if authcrypt_sender is None:
             raise AuthcryptRequired
         to = received.message.to
-        if (to or received.signer) and not any(self._context.owns(strip_did_url(one)) for one in to):
+        for one in to:
+            if self._context.owns(strip_did_url(one)):
+                return authcrypt_sender
+        if to or received.signer:
             raise MisaddressedMessage
         return authcrypt_sender
 

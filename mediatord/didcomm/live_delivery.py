@@ -235,15 +235,18 @@ class LiveDelivery:
         self._marks = DeliveryMarker(clock, self._mark, 0.0 if settings.node else MARK_DELAY)
         connections.on_close(self._session_closed)
 
+    def can_bind(self, session: WebSocketSession, did: str) -> bool:
+        """Whether :meth:`bind` would have an effect."""
+        bound = self._bound
+        return not bound.has(session, did) and session in self._connections and bound.count(session) < MAX_BOUND_DIDS
+
     async def bind(self, session: WebSocketSession, recipient: AuthcryptSender) -> None:
         """
         Record that a DID authenticated on a socket (reference 3.2), which may have been closed meanwhile.
 
         :raise StoreUnavailable: presence cannot be published.
         """
-        if session not in self._connections:
-            return
-        if not self._bound.has(session, recipient.did) and self._bound.count(session) < MAX_BOUND_DIDS:
+        if self.can_bind(session, recipient.did):
             did = intern(recipient.did)
             self._bound.put(session, did, None)
             self._recorder.record_connection_authenticated("didcomm", session.name, did)

@@ -250,18 +250,17 @@ class MessageUnpacker:
         )
 
     def _choose(self, envelope: jwe.Envelope) -> tuple[str, list[PrivateKey]]:
-        for kid in envelope.kids:
-            keys = [key for key in self._keys_for(kid) if key.curve == envelope.curve]
+        curve = envelope.curve
+        for kid in envelope.encrypted_keys:
+            keys = [key for key in self._keys_for(kid) if key.curve == curve]
             if keys:
                 return kid, keys
         raise DecryptionError
 
     async def _claim_of(self, envelope: jwe.Envelope, peer: str) -> _SenderClaim | None:
-        if not envelope.authenticated:
-            return None
         kid = envelope.sender_kid
         if kid is None:
-            raise DecryptionError
+            return None
         document = await self._resolver.resolve(strip_did_url(kid), peer)
         method = document.key_agreement_key(kid)
         if method is None or method.key.curve != envelope.curve:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twisted.internet.interfaces import IReactorTime
@@ -9,7 +10,7 @@ from twisted.internet.interfaces import IReactorTime
 from mediatord.delivery.connections import ConnectionManager, TooManySubscriptions
 from mediatord.didcomm.live_delivery import LiveDelivery
 from mediatord.didcomm.messages import MessageOrigin, RecipientKeys, ResponseContent, UnpackedMessage
-from mediatord.errors import LiveModeUnsupported, MediationNotGranted
+from mediatord.errors import LiveModeUnsupported, MediationNotGranted, ReplayCacheFull
 from mediatord.observability.event_recorder import DeliveryPath, EventRecorder
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm.message_pickup import (
@@ -24,10 +25,14 @@ from mediatord.protocol.didcomm.message_pickup import (
     parse_message_ids,
     parse_recipient,
 )
+from mediatord.store.interfaces.messages import AcknowledgementResult, QueueStatus, RemovedMessage
 from mediatord.store.interfaces.store import Account, IStore
 
 # A packed reply grows by 4/3 for base64url, and once more where the attachments are base64 themselves.
 DELIVERY_BYTES = 1_048_576 * 9 // 16
+
+# Arguments of INonceCache.claim_nonce: digest, until when it is kept, and share of the capacity.
+NonceRequest = tuple[bytes, float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +98,31 @@ class Pickup:
         """Remove the messages of this account that a `messages-received` names."""
         ids = parse_message_ids(received.message.require_body())
         if ids:
-            removed = await self._store.acknowledge(account.did, ids)
-            pushed = self._live.resolve_pushes(one.id for one in removed)
-            for one in removed:
-                path: DeliveryPath = "live" if self._live.was_pushed_live(one, pushed) else "pickup"
-                self._recorder.record_acknowledgement(one, path, "didcomm")
+            self.record_removed(await self._store.acknowledge(account.did, ids))
+
+    async def acknowledge_once(
+        self, account: Account, ids: Sequence[str], claim: NonceRequest, *, with_status: bool
+    ) -> AcknowledgementResult | None:
+        """
+        Claim a nonce, remove messages of this account and read the status of its queues, in one store operation.
+
+        Without capacity for the nonce, the messages are removed all the same. The removal has to be recorded
+        (:meth:`record_removed`).
+
+        :return: None if the nonce was claimed before; then nothing was removed.
+        :raise StoreUnavailable: nothing was claimed or removed.
+        """
+        try:
+            return await self._store.acknowledge_once(account.did, ids, *claim, with_status=with_status)
+        except ReplayCacheFull:
+            return AcknowledgementResult(await self._store.acknowledge(account.did, ids))
+
+    def record_removed(self, removed: Sequence[RemovedMessage]) -> None:
+        """Record acknowledged messages, and that their pushes arrived."""
+        pushed = self._live.resolve_pushes([one.id for one in removed])
+        for one in removed:
+            path: DeliveryPath = "live" if self._live.was_pushed_live(one, pushed) else "pickup"
+            self._recorder.record_acknowledgement(one, path, "didcomm")
 
     async def status(self, account: Account, origin: MessageOrigin) -> ResponseContent:
         """Status of the queue of the account."""
@@ -128,6 +153,16 @@ class Pickup:
         self, account: Account, origin: MessageOrigin, named: str | None, recipient: str | None
     ) -> ResponseContent:
         status = await self._store.get_queue_status(account.did, recipient)
+        return self.make_status(account, origin, status, named)
+
+    def make_status(
+        self, account: Account, origin: MessageOrigin, status: QueueStatus, named: str | None = None
+    ) -> ResponseContent:
+        """
+        A `status` with these contents.
+
+        :param named: the recipient DID that it is of, as the request spells it; None for the whole account.
+        """
         session = origin.session
         return ResponseContent(
             STATUS,

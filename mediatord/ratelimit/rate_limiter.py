@@ -261,7 +261,8 @@ class RateLimiter:
         wait = await self._peers.wait_after_debts(peer, cost)
         if wait and size <= SMALL_REQUEST_BYTES:
             wait = await self._failed_decryptions.wait_after_debts(peer) or await self._decryptions.admit(peer)
-        self._refuse_if(wait, "ip", peer, peer)
+        if wait:
+            self._refuse_if(wait, "ip", peer, peer)
 
     def check_before_decryption(self, peer: str, *, authenticated: bool) -> None:
         """
@@ -331,8 +332,8 @@ class RateLimiter:
             return
         if account is None:
             self._refuse_if(self._peers.wait(peer), "ip", peer, peer)
-        else:
-            self._refuse_if(self._accounts.wait(account), "account", account, peer)
+        elif wait := self._accounts.wait(account):
+            self._refuse_if(wait, "account", account, peer)
 
     async def charge_account(self, did: str, peer: str, cost: int = 1) -> None:
         """
@@ -340,8 +341,8 @@ class RateLimiter:
 
         :raise RateLimitExceeded: over the limit.
         """
-        if peer != PROBE_CLIENT:
-            self._refuse_if(await self._accounts.admit(did, cost), "account", did, peer)
+        if peer != PROBE_CLIENT and (wait := await self._accounts.admit(did, cost)):
+            self._refuse_if(wait, "account", did, peer)
 
     async def charge_command(self, peer: str, size: int) -> None:
         """

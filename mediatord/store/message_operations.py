@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -11,7 +12,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from mediatord.errors import InternalFault, MediatorError
+from mediatord.errors import InternalFault, MediatorError, StoreUnavailable
 from mediatord.failure_logging import redact_failure
 from mediatord.store.interfaces.messages import (
     AcknowledgementResult,
@@ -20,6 +21,7 @@ from mediatord.store.interfaces.messages import (
     EnqueueRequest,
     EnqueueResult,
     LargeQueue,
+    Payload,
     QueueBacklog,
     QueueTotals,
     RemovalReason,
@@ -137,24 +139,36 @@ _log = Logger(namespace="mediatord.store")
 _EnqueueOutcome = EnqueueResult | MediatorError
 
 
-def enqueue_independently(
-    clock: IReactorTime,
-    enqueue: Callable[..., Deferred[EnqueueResult]],
-    deposits: Sequence[EnqueueRequest],
-    early: EarlyResultCallback | None = None,
-) -> Deferred[list[_EnqueueOutcome]]:
-    """
-    :meth:`~mediatord.store.interfaces.messages.IMessageStore.enqueue_each` as separate operations.
+class IndependentEnqueues:
+    """Enqueues of :class:`~mediatord.store.interfaces.messages.IMessageStore` as separate calls of `enqueue_all`."""
 
-    :param enqueue: as :meth:`~mediatord.store.interfaces.messages.IMessageStore.enqueue`.
-    """
-    outcomes = _EnqueueOutcomes(clock, len(deposits), early)
-    for place, one in enumerate(deposits):
-        begun = enqueue(
-            one.recipient_did, one.payloads, expires_at=one.expires_at, due_at=one.due_at, origin=one.origin
-        )
-        begun.addBoth(outcomes.take, place)
-    return outcomes.done
+    _clock: IReactorTime
+
+    def enqueue_all(self, deposits: Sequence[EnqueueRequest]) -> Deferred[list[EnqueueResult]]:
+        raise NotImplementedError
+
+    def enqueue(
+        self,
+        recipient_did: str,
+        payloads: Sequence[Payload],
+        *,
+        expires_at: float,
+        due_at: float | None = None,
+        origin: int = 0,
+    ) -> Deferred[EnqueueResult]:
+        enqueued = self.enqueue_all([EnqueueRequest(recipient_did, tuple(payloads), expires_at, due_at, origin)])
+        return enqueued.addCallback(lambda one: one[0])
+
+    def enqueue_each(
+        self, deposits: Sequence[EnqueueRequest], early: EarlyResultCallback | None = None
+    ) -> Deferred[list[EnqueueResult | MediatorError]]:
+        outcomes = _EnqueueOutcomes(self._clock, len(deposits), early)
+        for place, one in enumerate(deposits):
+            begun = self.enqueue(
+                one.recipient_did, one.payloads, expires_at=one.expires_at, due_at=one.due_at, origin=one.origin
+            )
+            begun.addBoth(outcomes.take, place)
+        return outcomes.done
 
 
 class _EnqueueOutcomes:
@@ -215,8 +229,17 @@ async def acknowledge_in_steps(
     """:meth:`~mediatord.store.interfaces.store.IStore.acknowledge_once` in several transactions."""
     if not await store.claim_nonce(key, until, share):
         return None
-    removed = await store.acknowledge(account, ids)
-    return AcknowledgementResult(removed, await store.get_queue_status(account, None) if with_status else None)
+    try:
+        result = AcknowledgementResult(await store.acknowledge(account, ids))
+    except Exception:
+        # Nothing was removed, so the same acknowledgement may come again.
+        await store.release_nonce(key)
+        raise
+    if with_status:
+        # What was removed has to be reported in any case.
+        with suppress(StoreUnavailable):
+            result.status = await store.get_queue_status(account, None)
+    return result
 
 
 class OperationObserver(Protocol):

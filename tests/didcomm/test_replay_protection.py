@@ -16,7 +16,15 @@ from mediatord.didcomm.dispatcher import (
     ORDINARY_SHARE,
     REPLAY_WINDOW,
 )
-from mediatord.errors import ExpiredMessage, ReplayCacheFull, ReplayedMessage
+from mediatord.errors import (
+    ExpiredMessage,
+    InvalidBody,
+    MisaddressedMessage,
+    RateLimitExceeded,
+    ReplayCacheFull,
+    ReplayedMessage,
+    StoreUnavailable,
+)
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import NONCE_GRACE_SECONDS
 from mediatord.store.memory.memory_store import MemoryStore
@@ -147,6 +155,82 @@ class UndatedTests(ReplayCase):
         self.assertIsNone(self.fault_of(raw))
 
 
+class AcknowledgementTests(ReplayCase):
+    """An acknowledgement, whose digest is claimed in the operation that removes the messages."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.in_memory.receive(pack_forward(self.in_memory, self.bob.did, self.bob.letter()))
+        (self.delivered,) = self.bob.fetch()
+        self.raw = self.acknowledgement()
+
+    def acknowledgement(self, **headers: Any) -> bytes:
+        """A new one of the message that waits."""
+        body = {"message_id_list": [self.delivered.id]}
+        return self.bob.pack(f"{MP}/messages-received", body, return_route="all", **headers)
+
+    def test_once(self) -> None:
+        """The second is refused and recorded."""
+        self.assertEqual(self.in_memory.receive(self.raw).status, 200)
+        for _ in range(3):
+            self.assertIs(self.fault_of(self.raw), ReplayedMessage)
+        self.assertEqual(len(self.in_memory.events("replay.drop")), 3)
+        self.assertEqual(len(self.in_memory.events("msg.ack")), 1)
+
+    def test_replay_costs_the_account_nothing(self) -> None:
+        """Replays are charged to the peer that sends them."""
+        in_memory = InMemoryMediator(self, limits={"account_per_minute": 4})
+        bob = InMemoryWallet(in_memory).enrol()
+        raw = bob.pack(f"{MP}/messages-received", {"message_id_list": ["01"]}, return_route="all")
+        self.assertEqual(in_memory.receive(raw).status, 200)
+        for _ in range(5):
+            self.assertIs(in_memory.receive(raw).fault, ReplayedMessage)
+        self.assertEqual([bob.ask(f"{MP}/status-request").fault for _ in range(3)], [None, None, RateLimitExceeded])
+
+    def test_replay_on_a_socket_that_is_not_authenticated(self) -> None:
+        """It does not authenticate the socket."""
+        self.assertEqual(self.in_memory.receive(self.raw).status, 200)
+        socket = self.in_memory.socket()
+        self.assertIs(self.in_memory.receive(self.raw, socket).fault, ReplayedMessage)
+        self.assertEqual(self.in_memory.events("conn.auth"), [])
+        self.assertEqual(self.in_memory.receive(self.acknowledgement(), socket).status, 200)
+        self.assertEqual(len(self.in_memory.events("conn.auth")), 1)
+
+    def test_removal_fails(self) -> None:
+        """The same bytes may come again, and remove the message."""
+        for operation in ("acknowledge", "claim_nonce", "acknowledge_once"):
+            with self.in_memory.failing(operation, StoreUnavailable()):
+                self.assertEqual(self.in_memory.receive(self.raw).status, 503)
+            self.assertEqual(self.bob.waiting(), 1)
+        self.assertEqual(self.in_memory.receive(self.raw).status, 200)
+        self.assertEqual(self.bob.waiting(), 0)
+
+    def test_status_fails(self) -> None:
+        """What was removed is recorded, and the same bytes may come again."""
+        with self.in_memory.failing("get_queue_status", StoreUnavailable()):
+            self.assertEqual(self.in_memory.receive(self.raw).status, 503)
+        self.assertEqual(len(self.in_memory.events("msg.ack")), 1)
+        self.assertEqual([self.fault_of(self.raw) for _ in range(2)], [None, ReplayedMessage])
+        self.assertEqual(len(self.in_memory.events("msg.ack")), 1)
+
+    def test_refused(self) -> None:
+        """One that is refused removes nothing, and is known afterwards."""
+        expired = self.acknowledgement(expires_time=self.now() - 1)
+        misaddressed = self.acknowledgement(to=["did:example:other"])
+        malformed = self.bob.pack(f"{MP}/messages-received", {"message_id_list": [1]})
+        for raw, fault in ((expired, ExpiredMessage), (misaddressed, MisaddressedMessage), (malformed, InvalidBody)):
+            self.assertEqual([self.fault_of(raw) for _ in range(2)], [fault, ReplayedMessage])
+        self.assertIs(self.fault_of(self.acknowledgement(created_time=self.now() - 3601)), ExpiredMessage)
+        self.assertEqual(self.bob.waiting(), 1)
+
+    def test_no_reply(self) -> None:
+        """Without a reply, no status is read."""
+        raw = self.bob.pack(f"{MP}/messages-received", {"message_id_list": [self.delivered.id]}, return_route="none")
+        with self.in_memory.failing("get_queue_status", StoreUnavailable()):
+            self.assertEqual(self.in_memory.receive(raw).status, 202)
+        self.assertEqual(self.bob.waiting(), 0)
+
+
 ROOM = 20
 
 
@@ -216,14 +300,16 @@ class FullTests(SynchronousTestCase):
         self.assertEqual(
             self.in_memory.receive(pack_forward(self.in_memory, self.bob.did, self.bob.letter())).status, 202
         )
+        (message,) = self.bob.fetch()
         for type_, body in (
             (f"{MP}/status-request", {}),
             (f"{MP}/delivery-request", {"limit": 1}),
-            (f"{MP}/messages-received", {"message_id_list": ["01"]}),
+            (f"{MP}/messages-received", {"message_id_list": [message.id]}),
             (f"{CM3}/mediate-request", {}),
         ):
             raw = self.bob.pack(type_, body)
             self.assertEqual([self.in_memory.receive(raw).status for _ in range(2)], [200, 200], type_)
+        self.assertEqual(self.bob.waiting(), 0)
         self.assertEqual(InMemoryWallet(self.in_memory).ask(f"{CM3}/mediate-request").status, 200)
 
     def test_what_need_not_be_remembered(self) -> None:

@@ -358,8 +358,8 @@ def parse_envelope_object(value: dict[str, Any]) -> Envelope:
 def _read_jwe(value: dict[str, Any]) -> Envelope:
     if "aad" in value:
         raise ValueError("an aad, which DIDComm has not")
-    protected = _get_text(value, "protected")
-    if len(protected) > MAX_PROTECTED:
+    protected = value.get("protected")
+    if not isinstance(protected, str) or len(protected) > MAX_PROTECTED:
         raise ValueError("a header that is no header")
     shared: JOSEHeader = loads_unique_members(decode_base64url(protected))
     if "unprotected" in value:
@@ -407,18 +407,27 @@ def _check_recipient(header: JOSEHeader) -> str:
     """Validate the header of one recipient; returns its kid."""
     if "crit" in header or "zip" in header:
         raise ValueError("an extension or compression")
-    if _get_text(header.get("epk"), "crv") not in _CURVES:
+    epk, kid = header.get("epk"), header.get("kid")
+    curve = epk.get("crv") if isinstance(epk, dict) else None
+    if not isinstance(curve, str) or curve not in _CURVES:
         raise ValueError("another curve")
-    return _get_text(header, "kid")
+    if not isinstance(kid, str):
+        raise ValueError("no kid")
+    return kid
 
 
 def _party_info(header: JOSEHeader, kids: tuple[str, ...], size: int) -> tuple[str | None, bytes]:
     """Sender kid and OtherInfo; `size` is the length of the encoded protected header."""
-    alg, enc = _get_text(header, "alg"), _get_text(header, "enc")
+    alg, enc, apu, apv = header.get("alg"), header.get("enc"), header.get("apu"), header.get("apv")
+    if not (isinstance(alg, str) and isinstance(enc, str)):
+        raise ValueError("no algorithm")
     # The skid of an anoncrypt is ignored.
-    skid = _get_optional_text(header, "skid") if alg == AUTHCRYPT else None
+    skid = header.get("skid") if alg == AUTHCRYPT else None
+    for name, text in (("apu", apu), ("apv", apv), ("skid", skid)):
+        if not isinstance(text, str) and name in header and (name != "skid" or alg == AUTHCRYPT):
+            raise ValueError("a member is no text")
     read = _cached_party_info if len(kids) == 1 and len(kids[0]) + size <= _MAX_CACHED_NAMES else _read_party_info
-    return read(alg, enc, skid, _get_optional_text(header, "apu"), _get_optional_text(header, "apv"), kids)
+    return read(alg, enc, skid, apu, apv, kids)
 
 
 def _read_party_info(
@@ -448,17 +457,6 @@ def _check_sender_kid(skid: str | None, apu: str | None) -> str:
     if not ABSOLUTE_KID.fullmatch(kid):
         raise ValueError("a sender that is not an absolute DID URL with a fragment")
     return kid
-
-
-def _get_optional_text(header: JOSEHeader, name: str) -> str | None:
-    return _get_text(header, name) if name in header else None
-
-
-def _get_text(members: object, name: str) -> str:
-    value = members.get(name) if isinstance(members, dict) else None
-    if not isinstance(value, str):
-        raise ValueError("a member is missing or no text")
-    return value
 
 
 ENCRYPTED_MEDIA_TYPE = "application/didcomm-encrypted+json"
@@ -506,20 +504,16 @@ def _decrypt(envelope: Envelope, kid: str, key: PrivateKey, sender: PublicKey | 
     info_tag = None
     if envelope.sender_kid is not None:
         legacy = draft03 and envelope.lacks_apv
-        secret += _derive_sender_secret(envelope, key, sender, legacy)
+        if sender is None:
+            raise ValueError("an authcrypt needs its sender's key")
+        if envelope.header["enc"] != "A256CBC-HS512" and not legacy:
+            raise ValueError("an enc that authcrypt has not")
+        secret += derive_static_secret(key, sender)
         info_tag = None if legacy else tag
     elif sender is not None:
         raise ValueError("an anoncrypt has no sender")
     cek = unwrap_cek(derive_kek(secret, envelope.info, info_tag), wrapped)
     return cipher.decrypt(cek, iv, data, tag, envelope.members["protected"].encode())
-
-
-def _derive_sender_secret(envelope: Envelope, key: PrivateKey, sender: PublicKey | None, legacy: bool) -> bytes:
-    if sender is None:
-        raise ValueError("an authcrypt needs its sender's key")
-    if envelope.header["enc"] != "A256CBC-HS512" and not legacy:
-        raise ValueError("an enc that authcrypt has not")
-    return derive_static_secret(key, sender)
 
 
 def unwrap_cek(wrapping_key: bytes, wrapped: bytes) -> bytes:
@@ -562,12 +556,12 @@ def _encrypt(
 ) -> bytes:
     if not recipients:
         raise ValueError("no recipients")
-    ordered = sorted(recipients, key=lambda recipient: recipient[0])
+    ordered = recipients if len(recipients) == 1 else sorted(recipients, key=lambda recipient: recipient[0])
     ephemeral = EphemeralKey(ordered[0][1].curve)
     skid = sender[0] if sender else None
     frame = _cached_header_frame if len(skid or "") <= _MAX_CACHED_SENDER_KID else _build_header_frame
     before, after, apu = frame(skid, enc)
-    apv = compute_apv(kid for kid, _ in ordered)
+    apv = compute_apv([kid for kid, _ in ordered])
     protected = encode_base64url(
         b"".join((before, dumps(ephemeral.jwk), b',"apv":"', encode_base64url(apv).encode(), after))
     )

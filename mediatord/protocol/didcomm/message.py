@@ -33,22 +33,22 @@ class MessageType:
     :param protocol: normalised protocol name, such as `coordinatemediation`.
     :param major: major version; -1 for a URI outside didcomm.org.
     :param name: normalised message name, such as `mediaterequest`.
+    :ivar key: key of dispatch tables.
     """
 
     uri: str
     protocol: str = ""
     major: int = -1
     name: str = ""
+    key: tuple[str, int, str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", (self.protocol, self.major, self.name))
 
     @classmethod
     def parse(cls, uri: str) -> MessageType:
         """Parse a type URI. Never fails: an invalid URI becomes a type that no protocol has."""
         return _parse_type(uri) if len(uri) <= _MAX_TYPE else cls(uri)
-
-    @property
-    def key(self) -> tuple[str, int, str]:
-        """Key of dispatch tables."""
-        return self.protocol, self.major, self.name
 
 
 @lru_cache(256)
@@ -161,9 +161,12 @@ def _read_to(value: object) -> tuple[str, ...]:
         return ()
     if isinstance(value, str):
         return (value,)
-    if isinstance(value, list) and all(isinstance(one, str) for one in value):
-        return tuple(value)
-    raise InvalidPlaintext
+    if not isinstance(value, list):
+        raise InvalidPlaintext
+    for one in value:
+        if not isinstance(one, str):
+            raise InvalidPlaintext
+    return tuple(value)
 
 
 def _optional_objects(value: object) -> tuple[dict[str, Any], ...] | None:

@@ -49,8 +49,11 @@ def parse_message_ids(body: Mapping[str, Any]) -> list[str]:
     :raise InvalidBody: `message_id_list` is not a list of strings, or longer than 10 000.
     """
     ids = body.get("message_id_list")
-    if not isinstance(ids, list) or len(ids) > MAX_MESSAGE_IDS or not all(isinstance(one, str) for one in ids):
+    if not isinstance(ids, list) or len(ids) > MAX_MESSAGE_IDS:
         raise InvalidBody
+    for one in ids:
+        if not isinstance(one, str):
+            raise InvalidBody
     return ids
 
 

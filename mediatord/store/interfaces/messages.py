@@ -195,7 +195,7 @@ class AcknowledgementResult:
     What :meth:`~mediatord.store.interfaces.store.IStore.acknowledge_once` did.
 
     :param removed: messages that were there, in order of arrival.
-    :param status: of all queues of the account afterwards; None if it was not wanted.
+    :param status: of all queues of the account afterwards; None if it was not wanted, or could not be read.
     """
 
     removed: list[RemovedMessage]

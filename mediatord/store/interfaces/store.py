@@ -220,7 +220,8 @@ class IStore(IMessageStore, IAccountStore, INonceCache):
         :meth:`~mediatord.store.interfaces.messages.IMessageStore.acknowledge`; where the backend can, in one
         transaction. Fires with None if the nonce was claimed before; then nothing was removed.
 
-        :param with_status: whether the result has the status of all queues of the account, as after that.
+        :param with_status: whether the result has the status of all queues of the account, as after that, unless that
+            cannot be read.
         :raise ReplayCacheFull: as :meth:`~INonceCache.claim_nonce`; nothing was removed.
         """
 

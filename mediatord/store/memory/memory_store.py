@@ -27,12 +27,10 @@ from mediatord.store.interfaces.decentrl import DecentrlQuotas, IDecentrlStore
 from mediatord.store.interfaces.messages import (
     AcknowledgementResult,
     ArrivalWindow,
-    EarlyResultCallback,
     EnqueueRequest,
     EnqueueResult,
     LargeQueue,
     MessageArrival,
-    Payload,
     QueueBacklog,
     QueueLimits,
     QueueStatus,
@@ -55,10 +53,10 @@ from mediatord.store.memory.administration import MemoryStoreAdministration
 from mediatord.store.memory.decentrl import MemoryDecentrlState, MemoryDecentrlStore, MemoryNonces
 from mediatord.store.memory.messages import DeadlineHeap, EntryList, MemoryMessages, RecipientQueue
 from mediatord.store.message_operations import (
+    IndependentEnqueues,
     acknowledge_in_steps,
     add_queue_totals,
     build_backlog,
-    enqueue_independently,
     find_earliest,
 )
 from mediatord.store.quotas import QuotaUse, add_quota_use, drop_expired_uses, get_quota_wait, remove_latest_use
@@ -309,7 +307,7 @@ class _MemoryState:
 
 
 @implementer(IStore)
-class MemoryStore:
+class MemoryStore(IndependentEnqueues):
     """
     A store in memory. Every Deferred has fired when it is returned.
 
@@ -362,23 +360,6 @@ class MemoryStore:
 
     def ping(self) -> Deferred[None]:
         return self._answer(lambda contents, now: None)
-
-    def enqueue(
-        self,
-        recipient_did: str,
-        payloads: Sequence[Payload],
-        *,
-        expires_at: float,
-        due_at: float | None = None,
-        origin: int = 0,
-    ) -> Deferred[EnqueueResult]:
-        enqueued = self.enqueue_all([EnqueueRequest(recipient_did, tuple(payloads), expires_at, due_at, origin)])
-        return enqueued.addCallback(lambda one: one[0])
-
-    def enqueue_each(
-        self, deposits: Sequence[EnqueueRequest], early: EarlyResultCallback | None = None
-    ) -> Deferred[list[EnqueueResult | MediatorError]]:
-        return enqueue_independently(self._clock, self.enqueue, deposits, early)
 
     def enqueue_all(self, deposits: Sequence[EnqueueRequest]) -> Deferred[list[EnqueueResult]]:
         def enqueue(contents: _MemoryState, now: float) -> list[EnqueueResult]:

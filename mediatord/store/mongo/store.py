@@ -10,18 +10,16 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from mediatord.errors import MediatorError, PayloadTooLarge, StoreUnavailable, UnknownRecipient
+from mediatord.errors import PayloadTooLarge, StoreUnavailable, UnknownRecipient
 from mediatord.store.interfaces.administration import IStoreAdministration
 from mediatord.store.interfaces.cluster import MAX_CLOCK_SKEW, IClusterStore
 from mediatord.store.interfaces.decentrl import DecentrlQuotas, IDecentrlStore
 from mediatord.store.interfaces.messages import (
     AcknowledgementResult,
     ArrivalWindow,
-    EarlyResultCallback,
     EnqueueRequest,
     EnqueueResult,
     MessageArrival,
-    Payload,
     QueueBacklog,
     QueueLimits,
     QueueStatus,
@@ -32,7 +30,7 @@ from mediatord.store.interfaces.messages import (
     StoreStatistics,
 )
 from mediatord.store.interfaces.store import IStore, StoreFault, StoreUnusable
-from mediatord.store.message_operations import BatchLimits, acknowledge_in_steps, enqueue_independently
+from mediatord.store.message_operations import BatchLimits, IndependentEnqueues, acknowledge_in_steps
 from mediatord.store.mongo import ledger, message_queues, queue_statistics
 from mediatord.store.mongo.accounts import MongoAccountStore, RecipientDIDCache
 from mediatord.store.mongo.administration import MongoStoreAdministration
@@ -73,7 +71,7 @@ _BATCH_BOUNDS = BatchLimits(batch=32, waiting=5_000)
 
 
 @implementer(IStore)
-class MongoStore(MongoAccountStore):
+class MongoStore(MongoAccountStore, IndependentEnqueues):
     """
     Store in MongoDB. Concurrent writes are committed together, durably on a majority, before their Deferreds fire.
 
@@ -163,23 +161,6 @@ class MongoStore(MongoAccountStore):
         await self._client.write_heartbeat("ping")
         if self.space_quota.trouble:
             raise StoreUnavailable
-
-    def enqueue(
-        self,
-        recipient_did: str,
-        payloads: Sequence[Payload],
-        *,
-        expires_at: float,
-        due_at: float | None = None,
-        origin: int = 0,
-    ) -> Deferred[EnqueueResult]:
-        enqueued = self.enqueue_all([EnqueueRequest(recipient_did, tuple(payloads), expires_at, due_at, origin)])
-        return enqueued.addCallback(lambda one: one[0])
-
-    def enqueue_each(
-        self, deposits: Sequence[EnqueueRequest], early: EarlyResultCallback | None = None
-    ) -> Deferred[list[EnqueueResult | MediatorError]]:
-        return enqueue_independently(self._clock, self.enqueue, deposits, early)
 
     def enqueue_all(self, deposits: Sequence[EnqueueRequest]) -> Deferred[list[EnqueueResult]]:
         # With a skewed clock messages would expire too early, or not be found by their recipient.
