@@ -229,8 +229,14 @@ class ForwardFastPath:
                 )
             except Exception:
                 _log.failure("recording a message failed", redact_failure())
-        # Replies are written below and reach the kernel at once: the log has to have these messages before.
-        context.recorder.flush_events()
+        self._reply_all(finished)
+
+    def _reply_all(self, finished: Sequence[tuple[_PendingForward, DIDCommReply]]) -> None:
+        # Replies reach the kernel at once: the log has to have these messages before.
+        try:
+            self._context.recorder.flush_events()
+        except Exception:
+            _log.failure("writing the event log failed", redact_failure())
         for one, reply in finished:
             try:
                 one.answer(reply)
@@ -244,7 +250,11 @@ class ForwardFastPath:
         if isinstance(error, InternalFault):
             return self._packer.refuse_unopened(error)
         forward = one.forward
-        return self._packer.refuse_anonymous(error, forward.id, forward.thread, forward.kid)
+        try:
+            return self._packer.refuse_anonymous(error, forward.id, forward.thread, forward.kid)
+        except Exception:
+            _log.failure("refusing a message failed", redact_failure())
+            return self._packer.refuse_unopened(InternalFault())
 
 
 def _call_fallback(fallback: Callable[[], None]) -> None:

@@ -26,6 +26,7 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from mediatord.failure_logging import redact_failure
 from mediatord.observability import segments
 from mediatord.observability.event_schema import (
     EVENTS,
@@ -414,7 +415,13 @@ class EventLogWriter(Service):
                 self._file_check_due = True
                 self._prefix = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second)).encode()
             stamp = b"%b.%06dZ" % (self._prefix, (now - second) * 1e6)
-            line = encode_line(self._heads[event] % (stamp, self._seq), fields)
+            try:
+                line = encode_line(self._heads[event] % (stamp, self._seq), fields)
+            except Exception:
+                self._log.failure("{name} could not be encoded for the event log", redact_failure(), name=event)
+                self._lost()
+                self._segment.dropped += 1
+                continue
             if len(self._sink.pending) + len(line) <= self._sink.capacity:
                 self._sink.pending += line
                 self._segment.lines += 1

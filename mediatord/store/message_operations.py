@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -237,8 +236,12 @@ async def acknowledge_in_steps(
         raise
     if with_status:
         # What was removed has to be reported in any case.
-        with suppress(StoreUnavailable):
+        try:
             result.status = await store.get_queue_status(account, None)
+        except StoreUnavailable:
+            pass
+        except Exception:
+            _log.failure("reading the status of a queue failed", redact_failure())
     return result
 
 

@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.didcomm.messages import DIDCommReply, MessageOrigin
-from mediatord.errors import StoreUnavailable
+from mediatord.errors import QueueFull, StoreUnavailable
 from mediatord.protocol.didcomm.did_methods import derive_did_peer_3
 from tests.in_memory_mediator import (
     NOW,
@@ -264,6 +264,26 @@ class FaultTests(SynchronousTestCase):
         with mock.patch.object(self.in_memory.base.recorder, "end_request", _broken):
             self.together(2, replies.append)
         self.assertEqual([reply.status for reply in replies], [202, 202])
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 2)
+
+    def test_the_log_breaks(self) -> None:
+        """What was stored was taken, and each sender is told."""
+        replies: list[DIDCommReply] = []
+        with mock.patch.object(self.in_memory.base.recorder, "flush_events", _broken):
+            self.together(2, replies.append)
+        self.assertEqual([reply.status for reply in replies], [202, 202])
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+
+    def test_a_refusal_breaks(self) -> None:
+        """The sender of the one that is refused gets a plain fault, the others their answers."""
+        half: Any = self.in_memory.half.forward_fast_path
+        self.patch(
+            self.in_memory.store, "enqueue_each", lambda deposits, early: succeed([QueueFull() for _ in deposits])
+        )
+        replies: list[DIDCommReply] = []
+        with mock.patch.object(type(half._packer), "refuse_anonymous", _broken):
+            self.together(2, replies.append)
+        self.assertEqual([reply.status for reply in replies], [500, 500])
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 2)
 
     def test_an_answer_breaks(self) -> None:

@@ -371,9 +371,19 @@ class EventFileTests(SynchronousTestCase):
         """Events of the last turn are in the last segment."""
         self.log.emit("proc.stop")
         self.log.stopService()
-        self.assertEqual(
-            [line["event"] for line in lines_of(self.closed()[-1])], ["log.open", "proc.stop", "log.close"]
-        )
+        *_, last = written = lines_of(self.closed()[-1])
+        self.assertEqual([line["event"] for line in written], ["log.open", "proc.stop", "log.close"])
+        self.assertEqual((last["seq_last"], last["lines"]), (last["seq"], 3))
+
+    def test_one_that_cannot_be_encoded(self) -> None:
+        """It is counted as lost, and those of the same iteration are written."""
+        self.log.emit("proc.start")
+        self.log.write("gauge", {"depth": object()})
+        self.log.emit("proc.stop")
+        self.turn()
+        self.assertEqual([line["event"] for line in lines_of(self.active)], ["log.open", "proc.start", "proc.stop"])
+        self.assertEqual(self.log.dropped, 1)
+        self.assertEqual(len(self.flushLoggedErrors()), 1)
 
 
 @contextmanager
