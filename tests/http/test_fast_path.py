@@ -470,7 +470,7 @@ class FastPathTests(SynchronousTestCase):
         self.channel.connectionLost()
         first.callback(ACCEPTED)
         self.assertEqual(self.line.value(), b"")
-        mine = [call for call in self.rig.in_memory.clock.getDelayedCalls() if "ExpressChannel" in repr(call)]
+        mine = [call for call in self.rig.in_memory.clock.getDelayedCalls() if "FastHTTPChannel" in repr(call)]
         self.assertEqual(mine, [])
 
 

@@ -178,7 +178,7 @@ class DIDCommSteps(MirroredWallets):
         body = {"limit": limit} if did is None else {"limit": limit, "recipient_did": did}
         answer = self.ask(name, f"{MP}/delivery-request", body, socket)
         if self.did(name) not in self.expected.recipients or limit < 1:
-            assert answer[2] in ("not_enrolled", "BadLimit"), answer
+            assert answer[2] in ("not_enrolled", "bad_limit"), answer
         elif did is not None and self.expected.owner(did) != self.did(name):
             assert answer[2] == "not_enrolled", answer
         else:
@@ -224,7 +224,7 @@ class DIDCommSteps(MirroredWallets):
             return
         value = self.ask(name, f"{MP}/live-delivery-change", {"live_delivery": on}, socket)
         if socket is None and on and self.did(name) in self.expected.recipients:
-            assert value[2] == "LiveModeUnsupported"
+            assert value[2] == "live_mode_unsupported"
         elif self.for_account(name, value) is not None and socket is not None:
             socket.live.discard(self.did(name))
 

@@ -162,7 +162,8 @@ class DaemonFixture:
     def _keep(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "output").write_text(self.daemon.output(), encoding="utf-8")
-        shutil.copytree(self.daemon.directory, directory / "mediator", dirs_exist_ok=True)
+        without_sockets = shutil.ignore_patterns("*.sock")
+        shutil.copytree(self.daemon.directory, directory / "mediator", ignore=without_sockets, dirs_exist_ok=True)
         if self.servers is not None:
             database = self.servers.client[_DATABASE]
             for name in ("ledger", "messages", "recipients", "owners", "nodes"):
