@@ -45,7 +45,7 @@ from mediatord.store.interfaces import decentrl
 from mediatord.store.quotas import get_utf8_size
 from mediatord.store.recipient_names import import_names
 from mediatord.store.sqlite import decentrl_queries, event_queries
-from mediatord.store.sqlite.bulk_sql import hash_did
+from mediatord.store.sqlite.connection import hash_did
 from mediatord.store.sqlite.database_file import (
     APPLICATION_ID,
     DatabaseUnusable,

@@ -62,7 +62,7 @@ from mediatord.bench.scenario import (
 )
 from mediatord.bench.wallet_process import DrainRunner, WalletSetup
 from mediatord.protocol.canonical_did import compute_did_digest
-from mediatord.store.sqlite.bulk_sql import hash_did
+from mediatord.store.sqlite.connection import hash_did
 from mediatord.wallet.temporary_daemon import TemporaryDaemon, run_temporary_daemon
 
 _MIB = 1 << 20

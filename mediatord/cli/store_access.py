@@ -50,7 +50,7 @@ from mediatord.store.interfaces.administration import (
 from mediatord.store.interfaces.cluster import ClusterJoinError, ClusterNode
 from mediatord.store.interfaces.messages import QueueLimits, RemovedMessage
 from mediatord.store.interfaces.store import IStore, StoreUnusable
-from mediatord.store.sqlite.bulk_sql import split_chunks
+from mediatord.store.sqlite.connection import split_chunks
 from mediatord.store.sqlite.database_file import ExclusiveStoreLock, StoreInUse
 from mediatord.store.sqlite.executor import SQLiteRunners
 from mediatord.store.sqlite.sqlite_store import SQLiteStore

@@ -17,9 +17,13 @@ from threading import Timer
 from time import monotonic
 
 from mediatord.protocol.canonical_did import compute_did_digest
+from mediatord.store.sqlite.connection import (
+    LOCK_TIMEOUT_SECONDS,
+    StoreConnection,
+    begin_immediate,
+    retry_while_locked,
+)
 from mediatord.store.sqlite.coordination_queries import release_lost_deliveries
-from mediatord.store.sqlite.locks import LOCK_TIMEOUT_SECONDS, begin_immediate, retry_while_locked
-from mediatord.store.sqlite.queue_accounting import StoreConnection
 
 
 class StoreInUse(ValueError):

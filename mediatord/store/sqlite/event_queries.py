@@ -8,9 +8,8 @@ Neighbouring commands of a batch that save events share their statements.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from sqlite3 import Connection
 from typing import Any, NamedTuple
 
 from mediatord.errors import PublicEventNotFound, QuotaExceeded
@@ -23,18 +22,8 @@ from mediatord.store.interfaces.decentrl import (
     StoredEvent,
 )
 from mediatord.store.quotas import get_utf8_size
-from mediatord.store.sqlite.bulk_sql import (
-    ROWS_PER_STATEMENT,
-    format_values,
-    insert_numbered_rows,
-    insert_rows,
-    make_empty_page,
-    read_texts,
-    select_rows_in,
-    split_chunks,
-)
+from mediatord.store.sqlite.connection import BatchOperation, StoreConnection
 from mediatord.store.sqlite.decentrl_queries import (
-    UNKNOWN_PARTY,
     PartyRow,
     change_party_usage,
     find_parties,
@@ -63,8 +52,6 @@ from mediatord.store.sqlite.event_search import (
     read_label_texts,
     release_labels,
 )
-from mediatord.store.sqlite.group_commit import OperationOutcome
-from mediatord.store.sqlite.queue_accounting import StoreConnection
 
 _INSERT_STORED_EVENTS = """
     INSERT OR ROLLBACK INTO stored_event (
@@ -87,7 +74,7 @@ def fits_quota(party: PartyRow, caps: DecentrlQuotas, items: int, size: int) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class SaveEventsOperation:
+class SaveEventsOperation(BatchOperation):
     """
     Storage of events as an operation of a batch.
 
@@ -100,75 +87,111 @@ class SaveEventsOperation:
     caps: DecentrlQuotas
 
     @staticmethod
-    def run_batch(connection: StoreConnection, savings: Sequence[SaveEventsOperation]) -> list[OperationOutcome]:
-        """Perform neighbouring operations of a batch together."""
-        parties = find_parties(connection, list(dict.fromkeys([one.owner for one in savings])))
-        rooms = {one.owner: _StoredUsage(parties.get(one.owner, UNKNOWN_PARTY)) for one in savings}
-        outcomes = [rooms[one.owner].take(one) for one in savings]
-        for owner, room in rooms.items():
-            if room.items and owner not in parties:
-                room.party = get_or_create_party(connection, owner)
-        arrivals = [
-            NewStoredEvent(event, rooms[one.owner].party.id, event.sender_did == one.owner)
-            for one, outcome in zip(savings, outcomes, strict=True)
-            if outcome.error is None
-            for event in one.events
-        ]
-        insert_stored_events(connection, arrivals)
-        counted = [(room.party.id, room.items, room.size) for room in rooms.values() if room.items]
-        add_stored_usage(connection, counted)
+    def run_batch(connection: StoreConnection, savings: Sequence[SaveEventsOperation]) -> list[QuotaExceeded | None]:
+        owners = dict.fromkeys([one.owner for one in savings])
+        parties = dict.fromkeys(owners, PartyRow()) | find_parties(connection, owners)
+        growth = {owner: (0, 0) for owner in owners}
+        outcomes: list[QuotaExceeded | None] = []
+        for one in savings:
+            items, size = growth[one.owner]
+            items, size = items + len(one.events), size + one.size
+            fits = fits_quota(parties[one.owner], one.caps, items, size)
+            if fits:
+                growth[one.owner] = items, size
+            outcomes.append(None if fits else QuotaExceeded())
+        ids = {owner: get_or_create_party(connection, owner) for owner, (items, _) in growth.items() if items}
+        saved = [one for one, refusal in zip(savings, outcomes, strict=True) if refusal is None]
+        insert_stored_events(
+            connection,
+            [
+                NewStoredEvent(event, ids[one.owner], event.sender_did == one.owner)
+                for one in saved
+                for event in one.events
+            ],
+        )
+        add_stored_usage(connection, [(id, *growth[owner]) for owner, id in ids.items()])
         return outcomes
 
 
-@dataclass(eq=False, slots=True)
-class _StoredUsage:
-    """Usage of an owner before the batch, and its growth."""
-
-    party: PartyRow
-    items: int = 0
-    size: int = 0
-
-    def take(self, saving: SaveEventsOperation) -> OperationOutcome:
-        """Count an operation if the quota allows it."""
-        items, size = self.items + len(saving.events), self.size + saving.size
-        if not fits_quota(self.party, saving.caps, items, size):
-            return OperationOutcome(error=QuotaExceeded())
-        self.items, self.size = items, size
-        return OperationOutcome()
-
-
 def find_stored_events(
-    connection: Connection, owner: str, wanted: EventFilter, reading: PageReadOptions
+    connection: StoreConnection, owner: str, wanted: EventFilter, reading: PageReadOptions
 ) -> ResultPage[StoredEvent] | None:
     """A page of stored events; None if it needs more patience."""
+    conditions = [
+        (PARTICIPANT_LABEL, wanted.participant),
+        (UNPROCESSED_LABEL, "" if wanted.unprocessed_only else None),
+    ]
+    found = _find_page(connection, owner, (STORED_LABEL, TAG_LABEL), wanted, conditions, reading)
+    if found is None:
+        return None
+    columns = "sender, recipient, id, timestamp, contract_id"
+    rows = _read_events(connection, found[0], "stored_event", columns, ("stored_payload", "payload"))
+    events = [
+        StoredEvent(id, texts[sender], texts[recipient], payload, tags, float(timestamp), contract_id)
+        for (sender, recipient, id, timestamp, contract_id), payload, tags, texts in rows
+    ]
+    return ResultPage(tuple(events), found[1])
+
+
+def find_public_events(
+    connection: StoreConnection, publisher: str, wanted: PublicEventFilter, reading: PageReadOptions
+) -> ResultPage[PublicEvent] | None:
+    """A page of public events; None if it needs more patience."""
+    conditions = [(CHANNEL_LABEL, wanted.channel_id)]
+    found = _find_page(connection, publisher, (PUBLIC_LABEL, PUBLIC_TAG_LABEL), wanted, conditions, reading)
+    if found is None:
+        return None
+    columns = "channel, NULL, id, timestamp, signature"
+    rows = _read_events(connection, found[0], "public_event", columns, ("public_event", "event"))
+    events = [
+        PublicEvent(id, event, tags, float(timestamp), signature, texts.get(channel))
+        for (channel, _, id, timestamp, signature), event, tags, texts in rows
+    ]
+    return ResultPage(tuple(events), found[1])
+
+
+def _find_page(
+    connection: StoreConnection,
+    owner: str,
+    kinds: tuple[int, int],
+    wanted: EventFilter | PublicEventFilter,
+    conditions: Sequence[tuple[int, str | None]],
+    reading: PageReadOptions,
+) -> tuple[list[int], int] | None:
+    """
+    Sequence numbers of the events of a page, and the number of all matches; None if it needs more patience.
+
+    :param kinds: of the label that all events have, and of tags.
+    :param conditions: kinds and texts of labels; those without a text do not count.
+    """
     party = find_party(connection, owner)
-    if party is None or not party.stored:
-        return make_empty_page()
-    groups = [tuple([EventLabel(party.id, TAG_LABEL, tag) for tag in wanted.tags])] if wanted.tags else []
-    if wanted.participant is not None:
-        groups.append((EventLabel(party.id, PARTICIPANT_LABEL, wanted.participant),))
-    if wanted.unprocessed_only:
-        groups.append((EventLabel(party.id, UNPROCESSED_LABEL),))
-    search = EventSearch(EventLabel(party.id, STORED_LABEL), tuple(groups), wanted.after, wanted.before)
-    found = find_events(connection, party, search, reading)
-    return None if found is None else ResultPage(tuple(_read_stored_events(connection, found[0])), found[1])
+    if not party.stored:
+        return [], 0
+    everything, tag = kinds
+    groups = [tuple([EventLabel(party.id, tag, text) for text in wanted.tags])] if wanted.tags else []
+    groups += [(EventLabel(party.id, kind, text),) for kind, text in conditions if text is not None]
+    is_public = everything == PUBLIC_LABEL
+    search = EventSearch(EventLabel(party.id, everything), tuple(groups), wanted.after, wanted.before, is_public)
+    return find_events(connection, party, search, reading)
 
 
-def _read_stored_events(connection: Connection, seqs: Sequence[int]) -> list[StoredEvent]:
-    """Events by their sequence numbers, in that order."""
-    columns = "seq, id, sender, recipient, tags, timestamp, contract_id, size"
-    rows = {row[0]: row for row in select_rows_in(connection, columns, "FROM stored_event WHERE seq IN ({})", seqs)}
-    tags = {seq: parse_tag_ids(row[4]) for seq, row in rows.items()}
-    texts = read_label_texts(connection, {id for seq, row in rows.items() for id in (row[2], row[3], *tags[seq])})
-    payloads = read_texts(connection, "stored_payload", "payload", {seq: row[7] for seq, row in rows.items()})
-    found = []
+def _read_events(
+    connection: StoreConnection, seqs: Sequence[int], table: str, columns: str, text_column: tuple[str, str]
+) -> Iterator[tuple[list[Any], str, tuple[str, ...], dict[int, str]]]:
+    """
+    Events by their sequence numbers, in that order: other columns, payload, tags, and texts of labels.
+
+    :param columns: the first two are labels.
+    :param text_column: table and column of the payload.
+    """
+    source = f"FROM {table} WHERE seq IN ({{}})"
+    rows = {row[0]: row[1:] for row in connection.select_rows_in(f"seq, size, tags, {columns}", source, seqs)}
+    tags = {seq: parse_tag_ids(row[1]) for seq, row in rows.items()}
+    labels = {id for seq, row in rows.items() for id in (*row[2:4], *tags[seq]) if id is not None}
+    texts = read_label_texts(connection, labels)
+    payloads = connection.read_texts(*text_column, {seq: row[0] for seq, row in rows.items()})
     for seq in seqs:
-        _, id, sender, recipient, _, timestamp, contract_id, _ = rows[seq]
-        own = tuple([texts[tag] for tag in tags[seq]])
-        found.append(
-            StoredEvent(id, texts[sender], texts[recipient], payloads[seq], own, float(timestamp), contract_id)
-        )
-    return found
+        yield rows[seq][2:], payloads[seq], tuple([texts[tag] for tag in tags[seq]]), texts
 
 
 class NewStoredEvent(NamedTuple):
@@ -205,23 +228,23 @@ class NewStoredEvent(NamedTuple):
         )
 
 
-def insert_stored_events(connection: Connection, arrivals: Collection[NewStoredEvent]) -> None:
+def insert_stored_events(connection: StoreConnection, arrivals: Collection[NewStoredEvent]) -> None:
     """Insert events without counting them for their owners."""
     if not arrivals:
         return
     labels = [one.labels() for one in arrivals]
     ids = intern_labels(connection, Counter([label for some in labels for label in some]))
-    seqs = insert_numbered_rows(connection, _INSERT_STORED_EVENTS, [one.row(ids) for one in arrivals])
+    seqs = connection.insert_numbered_rows(_INSERT_STORED_EVENTS, [one.row(ids) for one in arrivals])
     placed = list(zip(seqs, arrivals, labels, strict=True))
-    insert_rows(connection, _INSERT_PAYLOADS, [(seq, one.event.payload) for seq, one, _ in placed])
+    connection.insert_rows(_INSERT_PAYLOADS, [(seq, one.event.payload) for seq, one, _ in placed])
     insert_label_entries(
         connection, [LabelEntry(ids[label], one.event.timestamp, seq) for seq, one, some in placed for label in some]
     )
 
 
-def add_stored_usage(connection: Connection, counted: Sequence[tuple[int, int, int]]) -> None:
+def add_stored_usage(connection: StoreConnection, counted: Sequence[tuple[int, int, int]]) -> None:
     """Add events and bytes to owners, given by their numbers."""
-    insert_rows(connection, _INSERT_STORED_USAGE, counted, _ADD_STORED_USAGE)
+    connection.insert_rows(_INSERT_STORED_USAGE, counted, _ADD_STORED_USAGE)
 
 
 _FIND_TAGGED_EVENTS = "FROM stored_event WHERE +owner_id = ? AND id IN ({})"
@@ -257,7 +280,7 @@ class _TagChange:
 
 
 def update_tags(
-    connection: Connection, owner: str, tags: Sequence[tuple[str, tuple[str, ...]]], caps: DecentrlQuotas
+    connection: StoreConnection, owner: str, tags: Sequence[tuple[str, tuple[str, ...]]], caps: DecentrlQuotas
 ) -> None:
     """
     Replace the tags of events.
@@ -265,8 +288,6 @@ def update_tags(
     :raise QuotaExceeded: they would exceed the quota.
     """
     party = find_party(connection, owner)
-    if party is None:
-        return
     changes = _find_tag_changes(connection, party.id, dict(tags))
     growth = sum([one.new_size - one.size for one in changes])
     if not fits_quota(party, caps, 0, growth):
@@ -279,7 +300,9 @@ def update_tags(
         change_party_usage(connection, party.id, stored_bytes=growth, edition=1)
 
 
-def _find_tag_changes(connection: Connection, owner_id: int, tags: dict[str, tuple[str, ...]]) -> list[_TagChange]:
+def _find_tag_changes(
+    connection: StoreConnection, owner_id: int, tags: dict[str, tuple[str, ...]]
+) -> list[_TagChange]:
     columns = "seq, id, timestamp, processed, tags_size, tags"
     return [
         _TagChange(
@@ -290,13 +313,13 @@ def _find_tag_changes(connection: Connection, owner_id: int, tags: dict[str, tup
             old=frozenset(parse_tag_ids(old)),
             new=tuple([EventLabel(owner_id, TAG_LABEL, tag) for tag in tags[id]]),
         )
-        for seq, id, timestamp, processed, size, old in select_rows_in(
-            connection, columns, _FIND_TAGGED_EVENTS, list(tags), owner_id
+        for seq, id, timestamp, processed, size, old in connection.select_rows_in(
+            columns, _FIND_TAGGED_EVENTS, list(tags), owner_id
         )
     ]
 
 
-def _apply_tag_changes(connection: Connection, changes: Sequence[_TagChange]) -> None:
+def _apply_tag_changes(connection: StoreConnection, changes: Sequence[_TagChange]) -> None:
     """Insert new entries before deleting old ones, so that a label in both is not deleted in between."""
     ids = intern_labels(connection, Counter([label for one in changes for label in set(one.new)]))
     coming: list[LabelEntry] = []
@@ -308,58 +331,48 @@ def _apply_tag_changes(connection: Connection, changes: Sequence[_TagChange]) ->
     insert_label_entries(connection, coming)
     delete_label_entries(connection, going)
     release_labels(connection, [id for one in changes for id in one.old])
-    for some in split_chunks(changes, ROWS_PER_STATEMENT):
-        rows = [(one.seq, one.new_size, format_tag_ids([ids[label] for label in one.new])) for one in some]
-        connection.execute(_UPDATE_TAGS.format(format_values(len(rows), 3)), [value for row in rows for value in row])
+    connection.execute_values(
+        _UPDATE_TAGS,
+        [(one.seq, one.new_size, format_tag_ids([ids[label] for label in one.new])) for one in changes],
+    )
 
 
-def _mark_processed(connection: Connection, label: EventLabel, unprocessed: Sequence[_TagChange]) -> None:
+def _mark_processed(connection: StoreConnection, label: EventLabel, unprocessed: Sequence[_TagChange]) -> None:
     if unprocessed:
         shelf = find_labels(connection, [label])[label]
         delete_label_entries(connection, [entry for one in unprocessed for entry in one.entries([shelf.id])])
         release_labels(connection, [shelf.id] * len(unprocessed))
 
 
-_INSERT_PUBLIC_EVENT = """
-    INSERT OR ROLLBACK INTO public_event (id, owner_id, timestamp, channel, tags_size, tags, signature, size, event)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
-"""
-
-
-def publish_event(connection: Connection, publisher: str, event: PublicEvent, caps: DecentrlQuotas) -> None:
+def publish_event(connection: StoreConnection, publisher: str, event: PublicEvent, caps: DecentrlQuotas) -> None:
     """
     Insert a public event.
 
     :raise QuotaExceeded: it would exceed the quota.
     """
     size, tags_size = get_utf8_size(event.event), get_utf8_size(*event.tags)
-    if not fits_quota(find_party(connection, publisher) or UNKNOWN_PARTY, caps, 1, size + tags_size):
+    if not fits_quota(find_party(connection, publisher), caps, 1, size + tags_size):
         raise QuotaExceeded()
-    party = get_or_create_party(connection, publisher)
-    tags = [EventLabel(party.id, PUBLIC_TAG_LABEL, tag) for tag in event.tags]
-    channel = None if event.channel_id is None else EventLabel(party.id, CHANNEL_LABEL, event.channel_id)
-    labels = {EventLabel(party.id, PUBLIC_LABEL), *tags}
+    owner_id = get_or_create_party(connection, publisher)
+    tags = [EventLabel(owner_id, PUBLIC_TAG_LABEL, tag) for tag in event.tags]
+    channel = None if event.channel_id is None else EventLabel(owner_id, CHANNEL_LABEL, event.channel_id)
+    labels = {EventLabel(owner_id, PUBLIC_LABEL), *tags}
     ids = intern_labels(connection, dict.fromkeys(labels if channel is None else {*labels, channel}, 1))
-    seq = connection.execute(
-        _INSERT_PUBLIC_EVENT,
-        (
-            event.id,
-            party.id,
-            repr(float(event.timestamp)),
-            None if channel is None else ids[channel],
-            tags_size,
-            format_tag_ids([ids[tag] for tag in tags]),
-            event.event_signature,
-            size,
-            event.event,
-        ),
-    ).lastrowid
-    assert seq is not None
+    time, tag_ids = repr(float(event.timestamp)), format_tag_ids([ids[tag] for tag in tags])
+    channel_id = None if channel is None else ids[channel]
+    (seq,) = connection.insert_numbered_rows(
+        """
+        INSERT OR ROLLBACK INTO public_event (
+            id, owner_id, timestamp, channel, tags_size, tags, signature, size, event
+        )
+        """,
+        [(event.id, owner_id, time, channel_id, tags_size, tag_ids, event.event_signature, size, event.event)],
+    )
     insert_label_entries(connection, [LabelEntry(id, event.timestamp, seq) for id in ids.values()])
-    change_party_usage(connection, party.id, stored=1, stored_bytes=size + tags_size, edition=1)
+    change_party_usage(connection, owner_id, stored=1, stored_bytes=size + tags_size, edition=1)
 
 
-def unpublish_event(connection: Connection, publisher: str, event_id: str) -> None:
+def unpublish_event(connection: StoreConnection, publisher: str, event_id: str) -> None:
     """
     Delete a public event.
 
@@ -367,50 +380,17 @@ def unpublish_event(connection: Connection, publisher: str, event_id: str) -> No
     """
     party = find_party(connection, publisher)
     row = connection.execute(
-        "SELECT owner_id, seq, timestamp, size + tags_size, channel, tags FROM public_event WHERE id = ?", (event_id,)
+        """
+        SELECT seq, timestamp, size + tags_size, channel, tags FROM public_event WHERE id = ? AND +owner_id = ?
+        """,
+        (event_id, party.id),
     ).fetchone()
-    if party is None or row is None or row[0] != party.id:
+    if row is None:
         raise PublicEventNotFound()
-    _, seq, timestamp, size, channel, tags = row
+    seq, timestamp, size, channel, tags = row
     everything = EventLabel(party.id, PUBLIC_LABEL)
-    label_ids = {find_labels(connection, [everything])[everything].id, *parse_tag_ids(tags)}
-    if channel is not None:
-        label_ids.add(channel)
+    label_ids = {find_labels(connection, [everything])[everything].id, channel, *parse_tag_ids(tags)} - {None}
     connection.execute("DELETE FROM public_event WHERE seq = ?", (seq,))
     delete_label_entries(connection, [LabelEntry(id, float(timestamp), seq) for id in label_ids])
     release_labels(connection, label_ids)
     change_party_usage(connection, party.id, stored=-1, stored_bytes=-size, edition=1)
-
-
-def find_public_events(
-    connection: Connection, publisher: str, wanted: PublicEventFilter, reading: PageReadOptions
-) -> ResultPage[PublicEvent] | None:
-    """A page of public events; None if it needs more patience."""
-    party = find_party(connection, publisher)
-    if party is None or not party.stored:
-        return make_empty_page()
-    groups = [tuple([EventLabel(party.id, PUBLIC_TAG_LABEL, tag) for tag in wanted.tags])] if wanted.tags else []
-    if wanted.channel_id is not None:
-        groups.append((EventLabel(party.id, CHANNEL_LABEL, wanted.channel_id),))
-    search = EventSearch(
-        EventLabel(party.id, PUBLIC_LABEL), tuple(groups), wanted.after, wanted.before, newest_first=True
-    )
-    found = find_events(connection, party, search, reading)
-    return None if found is None else ResultPage(tuple(_read_public_events(connection, found[0])), found[1])
-
-
-def _read_public_events(connection: Connection, seqs: Sequence[int]) -> list[PublicEvent]:
-    """Events by their sequence numbers, in that order."""
-    columns = "seq, id, tags, timestamp, signature, channel, size"
-    rows = {row[0]: row for row in select_rows_in(connection, columns, "FROM public_event WHERE seq IN ({})", seqs)}
-    tags = {seq: parse_tag_ids(row[2]) for seq, row in rows.items()}
-    texts = read_label_texts(
-        connection, {id for seq, row in rows.items() for id in (row[5], *tags[seq]) if id is not None}
-    )
-    events = read_texts(connection, "public_event", "event", {seq: row[6] for seq, row in rows.items()})
-    found = []
-    for seq in seqs:
-        _, id, _, timestamp, signature, channel, _ = rows[seq]
-        own = tuple([texts[tag] for tag in tags[seq]])
-        found.append(PublicEvent(id, events[seq], own, float(timestamp), signature, texts.get(channel)))
-    return found

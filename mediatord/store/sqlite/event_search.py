@@ -13,24 +13,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from sqlite3 import Connection
 from typing import Any, NamedTuple
 
 from mediatord.protocol.encoding import loads
 from mediatord.store.caches import EventPosition, PageCursorCache, PageCursors
 from mediatord.store.interfaces.decentrl import PageRequest
-from mediatord.store.sqlite.bulk_sql import (
-    ROWS_PER_STATEMENT,
-    execute_in,
-    format_numbered_values,
-    format_placeholders,
-    format_values,
-    insert_numbered_rows,
-    insert_rows,
-    select_rows,
-    select_rows_in,
-    split_chunks,
-)
+from mediatord.store.sqlite.connection import StoreConnection, format_placeholders
 from mediatord.store.sqlite.decentrl_queries import PartyRow
 
 # Kinds of labels as stored. An owner has one label of each of the first three, without a text.
@@ -40,9 +28,7 @@ STORED_LABEL, UNPROCESSED_LABEL, PUBLIC_LABEL, TAG_LABEL, PARTICIPANT_LABEL, PUB
 
 # CROSS JOIN, so that the query planner keeps the order of the tables.
 _SELECT_LABELS = """
-    FROM (
-        SELECT column1 AS number, column2 AS owner_id, column3 AS kind, column4 AS text FROM (VALUES {})
-    ) w CROSS JOIN label l ON l.owner_id = w.owner_id AND l.kind = w.kind AND l.text = w.text
+    FROM {} w CROSS JOIN label l ON l.owner_id = w.column2 AND l.kind = w.column3 AND l.text = w.column4
 """
 # By name, because otherwise the index would not be used.
 _DELETE_ENTRIES = """
@@ -75,19 +61,13 @@ class LabelEntry(NamedTuple):
     seq: int
 
 
-def find_labels(connection: Connection, labels: Sequence[EventLabel]) -> dict[EventLabel, LabelRecord]:
+def find_labels(connection: StoreConnection, labels: Sequence[EventLabel]) -> dict[EventLabel, LabelRecord]:
     """Those of the labels that exist."""
-    label_records: dict[EventLabel, LabelRecord] = {}
-    for some in split_chunks(labels, ROWS_PER_STATEMENT):
-        source = _SELECT_LABELS.format(format_numbered_values(len(some), 3))
-        rows = select_rows(
-            connection, "w.number, l.id, l.items", source, [value for label in some for value in label]
-        )
-        label_records |= {some[number]: LabelRecord(id, items) for number, id, items in rows}
-    return label_records
+    rows = connection.select_matching_rows("l.id, l.items", _SELECT_LABELS, labels)
+    return {labels[number]: LabelRecord(*row) for number, row in rows}
 
 
-def intern_labels(connection: Connection, events: Mapping[EventLabel, int]) -> dict[EventLabel, int]:
+def intern_labels(connection: StoreConnection, events: Mapping[EventLabel, int]) -> dict[EventLabel, int]:
     """Numbers of labels, each with events to be added to it; labels are created as needed."""
     ids = {label: label_record.id for label, label_record in find_labels(connection, list(events)).items()}
     _change_label_counts(
@@ -96,35 +76,29 @@ def intern_labels(connection: Connection, events: Mapping[EventLabel, int]) -> d
         {ids[label]: events[label] for label in ids},
     )
     new = [label for label in events if label not in ids]
-    numbers = insert_numbered_rows(connection, _INSERT_LABELS, [(*label, events[label]) for label in new])
+    numbers = connection.insert_numbered_rows(_INSERT_LABELS, [(*label, events[label]) for label in new])
     return ids | dict(zip(new, numbers, strict=True))
 
 
-def release_labels(connection: Connection, label_ids: Iterable[int]) -> None:
+def release_labels(connection: StoreConnection, label_ids: Iterable[int]) -> None:
     """Remove one event from each of these labels; a label without events is deleted."""
     fewer = Counter(label_ids)
     _change_label_counts(connection, "UPDATE label SET items = items - ? WHERE id IN ({})", fewer)
-    execute_in(connection, "DELETE FROM label WHERE items = 0 AND id IN ({})", list(fewer))
+    connection.execute_in("DELETE FROM label WHERE items = 0 AND id IN ({})", list(fewer))
 
 
-def insert_label_entries(connection: Connection, entries: Collection[LabelEntry]) -> None:
+def insert_label_entries(connection: StoreConnection, entries: Collection[LabelEntry]) -> None:
     # In the order of the table, so that neighbours are inserted one after another.
-    insert_rows(connection, "INSERT OR ROLLBACK INTO labelled (label_id, timestamp, seq)", sorted(entries))
+    connection.insert_rows("INSERT OR ROLLBACK INTO labelled (label_id, timestamp, seq)", sorted(entries))
 
 
-def delete_label_entries(connection: Connection, entries: Collection[LabelEntry]) -> None:
-    for some in split_chunks(sorted(entries), ROWS_PER_STATEMENT):
-        connection.execute(
-            _DELETE_ENTRIES.format(format_values(len(some), 3)), [value for entry in some for value in entry]
-        )
+def delete_label_entries(connection: StoreConnection, entries: Collection[LabelEntry]) -> None:
+    connection.execute_values(_DELETE_ENTRIES, sorted(entries))
 
 
-def read_label_texts(connection: Connection, label_ids: Collection[int]) -> dict[int, str]:
+def read_label_texts(connection: StoreConnection, label_ids: Collection[int]) -> dict[int, str]:
     """Texts of labels, by their numbers."""
-    return {
-        id: text
-        for id, text in select_rows_in(connection, "id, text", "FROM label WHERE id IN ({})", list(label_ids))
-    }
+    return dict(connection.select_rows_in("id, text", "FROM label WHERE id IN ({})", list(label_ids)))
 
 
 def format_tag_ids(label_ids: Iterable[int]) -> str:
@@ -137,13 +111,13 @@ def parse_tag_ids(written: str) -> list[int]:
     return [int(id) for id in written.split()]
 
 
-def _change_label_counts(connection: Connection, statement: str, numbers: Mapping[int, int]) -> None:
+def _change_label_counts(connection: StoreConnection, statement: str, numbers: Mapping[int, int]) -> None:
     """Change the counters of labels, together for those that change by the same number."""
     alike: dict[int, list[int]] = {}
     for id, number in numbers.items():
         alike.setdefault(number, []).append(id)
     for number, ids in alike.items():
-        execute_in(connection, statement, ids, number)
+        connection.execute_in(statement, ids, number)
 
 
 # Up to this number sorted ranges are merged as they are read; more are read and then sorted.
@@ -184,7 +158,7 @@ class PageReadOptions:
 
 
 def find_events(
-    connection: Connection, party: PartyRow, search: EventSearch, reading: PageReadOptions
+    connection: StoreConnection, party: PartyRow, search: EventSearch, reading: PageReadOptions
 ) -> tuple[list[int], int] | None:
     """Sequence numbers of the events of a page, and the number of all matches; None if that needs more patience."""
     groups = _find_groups(connection, search)
@@ -203,7 +177,7 @@ def find_events(
 _LabelGroup = tuple[LabelRecord, ...]
 
 
-def _find_groups(connection: Connection, search: EventSearch) -> list[_LabelGroup]:
+def _find_groups(connection: StoreConnection, search: EventSearch) -> list[_LabelGroup]:
     """
     Groups of labels of which an event has to have one each, the rarest group first; an empty one if nothing matches.
     """
@@ -231,7 +205,7 @@ class _EventList:
     before: float | None
     newest_first: bool
 
-    def count(self, connection: Connection, patience: int | None) -> int | None:
+    def count(self, connection: StoreConnection, patience: int | None) -> int | None:
         """Its length; None if that needs more patience."""
         if len(self.label_records) == 1 and not self.others:
             return _count_in_time_range(connection, self.label_records[0], (self.after, self.before), patience)
@@ -243,7 +217,7 @@ class _EventList:
         ((total,),) = connection.execute(query, parameters).fetchall()
         return int(total)
 
-    def page(self, connection: Connection, part: PageRequest, total: int, cursors: PageCursors) -> list[int]:
+    def page(self, connection: StoreConnection, part: PageRequest, total: int, cursors: PageCursors) -> list[int]:
         """A slice of it, read from the nearest known position."""
         number = min(part.limit, total - part.offset)
         if number <= 0:
@@ -265,7 +239,7 @@ class _EventList:
         return seqs[lead:]
 
     def _read(
-        self, connection: Connection, newest_first: bool, place: EventPosition | None, limit: int, offset: int
+        self, connection: StoreConnection, newest_first: bool, place: EventPosition | None, limit: int, offset: int
     ) -> tuple[list[int], float, float]:
         """A part of it from either end, with its first and last position."""
         source, parameters = self._source(place)
@@ -308,7 +282,10 @@ class _EventList:
 
 
 def _count_in_time_range(
-    connection: Connection, label_record: LabelRecord, window: tuple[float | None, float | None], patience: int | None
+    connection: StoreConnection,
+    label_record: LabelRecord,
+    window: tuple[float | None, float | None],
+    patience: int | None,
 ) -> int | None:
     """
     Number of entries of a label between two times, counted inside or outside of them, whichever are fewer; None if
@@ -332,7 +309,7 @@ def _count_in_time_range(
 
 
 def _count_entries(
-    connection: Connection, label_id: int, ranges: Sequence[tuple[str, Sequence[float | None]]], limit: int
+    connection: StoreConnection, label_id: int, ranges: Sequence[tuple[str, Sequence[float | None]]], limit: int
 ) -> int:
     """Number of entries in these ranges, with a maximum for each."""
     number = 0

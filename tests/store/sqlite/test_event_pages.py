@@ -26,7 +26,7 @@ from mediatord.store.interfaces.decentrl import (
     StoredEvent,
 )
 from mediatord.store.sqlite import decentrl_queries, event_queries
-from mediatord.store.sqlite.bulk_sql import BYTES_PER_READ
+from mediatord.store.sqlite.connection import BYTES_PER_READ
 from mediatord.store.sqlite.database_file import connect
 from mediatord.store.sqlite.event_search import PageReadOptions
 from mediatord.store.sqlite.group_commit import commit_batch
