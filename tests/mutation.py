@@ -79,7 +79,7 @@ GROUPS = {
             "store/memory/messages.py",
             "store/sqlite/message_queries.py",
             "store/sqlite/message_writes.py",
-            "store/sqlite/queue_accounting.py",
+            "store/sqlite/queue_statistics.py",
         ),
         (
             "store/memory/test_contract.py",

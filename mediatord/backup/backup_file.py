@@ -48,6 +48,7 @@ from mediatord.backup.records import (
 )
 from mediatord.backup.sqlite_export import SQLiteRecordSource, check_sqlite_schema
 from mediatord.backup.sqlite_import import install_database, lock_store, migrate_database, require_empty_database
+from mediatord.store.sqlite.connection import StoreConnection
 from mediatord.store.sqlite.database_file import connect
 
 BACKUP_FORMAT, BACKUP_VERSION = "mediatord-backup", 1
@@ -351,7 +352,8 @@ def count_records(path: Path) -> RecordCounts:
     """
     try:
         # immutable: no file is created beside it.
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
+        uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
+        with closing(sqlite3.connect(uri, uri=True, factory=StoreConnection)) as connection:
             check_sqlite_schema(connection, path)
             found = [text for (text,) in connection.execute("PRAGMA integrity_check(1)")]
             if found != ["ok"]:

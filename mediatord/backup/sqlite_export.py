@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from sqlite3 import Connection, DatabaseError
+from sqlite3 import DatabaseError
 from typing import Any
 
 from mediatord.backup.records import (
@@ -29,6 +29,7 @@ from mediatord.backup.records import (
     StoreRecord,
 )
 from mediatord.store.recipient_names import export_names
+from mediatord.store.sqlite.connection import StoreConnection
 from mediatord.store.sqlite.database_file import APPLICATION_ID, connect_reader, read_schema_steps
 from mediatord.store.sqlite.decentrl_queries import MEDIATOR_ID
 from mediatord.store.sqlite.event_search import parse_tag_ids, read_label_texts
@@ -89,7 +90,7 @@ class SQLiteRecordSource:
 
     backend = "sqlite"
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: StoreConnection) -> None:
         self._connection = connection
 
     def counts(self) -> RecordCounts:
@@ -181,7 +182,7 @@ def open_sqlite_source(path: Path) -> Iterator[SQLiteRecordSource]:
         raise BackupError(f"{path} cannot be read: {error}") from None
 
 
-def check_sqlite_schema(connection: Connection, path: Path) -> None:
+def check_sqlite_schema(connection: StoreConnection, path: Path) -> None:
     """:raise BackupError: a database is of another program, or of another schema version."""
     ask = connection.execute
     if ask("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:

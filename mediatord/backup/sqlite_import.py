@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
-from sqlite3 import SQLITE_CONSTRAINT_PRIMARYKEY, SQLITE_CONSTRAINT_UNIQUE, Connection, DatabaseError, IntegrityError
+from sqlite3 import SQLITE_CONSTRAINT_PRIMARYKEY, SQLITE_CONSTRAINT_UNIQUE, DatabaseError, IntegrityError
 from typing import Any
 
 from mediatord.backup.archive import chown_to_directory_owner, sync_directory
@@ -45,7 +45,7 @@ from mediatord.store.interfaces import decentrl
 from mediatord.store.quotas import get_utf8_size
 from mediatord.store.recipient_names import import_names
 from mediatord.store.sqlite import decentrl_queries, event_queries
-from mediatord.store.sqlite.connection import hash_did
+from mediatord.store.sqlite.connection import StoreConnection, hash_did
 from mediatord.store.sqlite.database_file import (
     APPLICATION_ID,
     DatabaseUnusable,
@@ -59,7 +59,7 @@ from mediatord.store.sqlite.database_file import (
 )
 from mediatord.store.sqlite.decentrl_queries import MEDIATOR_ID, change_party_usage, get_or_create_party
 from mediatord.store.sqlite.event_queries import NewStoredEvent, add_stored_usage, insert_stored_events
-from mediatord.store.sqlite.queue_accounting import StoreConnection, add_queue_counts
+from mediatord.store.sqlite.message_writes import add_queue_counts
 
 _UNLIMITED = 1 << 62
 _UNLIMITED_CAPS = decentrl.DecentrlQuotas(*[_UNLIMITED] * 8)
@@ -83,7 +83,7 @@ _INSERT_PENDING_EVENT = """
 """
 
 
-def _insert_accounts(connection: Connection, records: Sequence[AccountRecord]) -> None:
+def _insert_accounts(connection: StoreConnection, records: Sequence[AccountRecord]) -> None:
     for one in records:
         did, seen_at = canonicalize_did(one.did), resolve_seen_at(one)
         row = (one.number, did, hash_did(did), one.created_at, one.draft03, seen_at, one.fresh)
@@ -92,13 +92,13 @@ def _insert_accounts(connection: Connection, records: Sequence[AccountRecord]) -
         )
 
 
-def _insert_retired_dids(connection: Connection, records: Sequence[RetiredDIDRecord]) -> None:
+def _insert_retired_dids(connection: StoreConnection, records: Sequence[RetiredDIDRecord]) -> None:
     for one in records:
         refusal = f"the retired DID {one.did} is another form of one that is there"
         _insert_unique(connection, _INSERT_RETIRED_DID, (canonicalize_did(one.did),), refusal)
 
 
-def _insert_unique(connection: Connection, statement: str, row: tuple[Any, ...], refusal: str) -> None:
+def _insert_unique(connection: StoreConnection, statement: str, row: tuple[Any, ...], refusal: str) -> None:
     """Insert a row. :raise InvalidArchiveError: a unique column has this value already."""
     try:
         connection.execute(statement, row)
@@ -108,7 +108,7 @@ def _insert_unique(connection: Connection, statement: str, row: tuple[Any, ...],
         raise
 
 
-def _insert_recipients(connection: Connection, records: Sequence[RecipientRecord]) -> None:
+def _insert_recipients(connection: StoreConnection, records: Sequence[RecipientRecord]) -> None:
     for one in records:
         names = import_names(one.did, one.place, one.names)
         stored = None if names.stored is None else json.dumps(names.stored)
@@ -156,32 +156,32 @@ def _encode_due_at(one: MessageRecord) -> float | None:
     return None if one.arrived_at == one.received_at else -one.arrived_at
 
 
-def _insert_long_forms(connection: Connection, records: Sequence[LongFormRecord]) -> None:
+def _insert_long_forms(connection: StoreConnection, records: Sequence[LongFormRecord]) -> None:
     connection.executemany(
         "INSERT INTO did_document (short, long) VALUES (?, ?)",
         [(canonicalize_did(one.short), one.long) for one in records],
     )
 
 
-def _insert_nonces(connection: Connection, records: Sequence[NonceRecord]) -> None:
+def _insert_nonces(connection: StoreConnection, records: Sequence[NonceRecord]) -> None:
     connection.executemany("INSERT INTO nonce (key, until) VALUES (?, ?)", [(one.key, one.until) for one in records])
     connection.execute("UPDATE tally SET value = value + ? WHERE name = 'nonces'", (len(records),))
 
 
-def _insert_registrations(connection: Connection, records: Sequence[RegistrationRecord]) -> None:
+def _insert_registrations(connection: StoreConnection, records: Sequence[RegistrationRecord]) -> None:
     for one in records:
-        peer = get_or_create_party(connection, one.did).id
+        peer = get_or_create_party(connection, one.did)
         connection.execute(_INSERT_CONTRACT, (one.id, MEDIATOR_ID, peer, one.expires_at, one.digest, one.text))
 
 
-def _insert_contracts(connection: Connection, records: Sequence[ContractRecord]) -> None:
+def _insert_contracts(connection: StoreConnection, records: Sequence[ContractRecord]) -> None:
     for one in records:
-        owner, peer = get_or_create_party(connection, one.owner).id, get_or_create_party(connection, one.peer).id
+        owner, peer = get_or_create_party(connection, one.owner), get_or_create_party(connection, one.peer)
         connection.execute(_INSERT_CONTRACT, (one.id, owner, peer, one.expires_at, one.digest, one.text))
         change_party_usage(connection, owner, contracts=1)
 
 
-def _insert_contract_requests(connection: Connection, records: Sequence[ContractRequestRecord]) -> None:
+def _insert_contract_requests(connection: StoreConnection, records: Sequence[ContractRequestRecord]) -> None:
     for one in records:
         wanted = decentrl.ContractRequest(one.id, one.sender, one.recipient, one.request, one.public_key)
         decentrl_queries.add_contract_request(connection, wanted, _UNLIMITED_CAPS)
@@ -189,7 +189,7 @@ def _insert_contract_requests(connection: Connection, records: Sequence[Contract
 
 def _insert_pending_events(connection: StoreConnection, records: Sequence[PendingEventRecord]) -> None:
     for one in records:
-        recipient, size = get_or_create_party(connection, one.recipient).id, get_utf8_size(one.payload)
+        recipient, size = get_or_create_party(connection, one.recipient), get_utf8_size(one.payload)
         time = repr(one.received_at)
         row = (one.id, recipient, hash_did(one.sender), one.sender, time, size, one.payload)
         connection.execute(_INSERT_PENDING_EVENT, row)
@@ -197,8 +197,8 @@ def _insert_pending_events(connection: StoreConnection, records: Sequence[Pendin
     connection.add_ledger_entry("decentrl", "accepted", len(records))
 
 
-def _insert_stored_events(connection: Connection, records: Sequence[StoredEventRecord]) -> None:
-    owners = {did: get_or_create_party(connection, did).id for did in dict.fromkeys([one.owner for one in records])}
+def _insert_stored_events(connection: StoreConnection, records: Sequence[StoredEventRecord]) -> None:
+    owners = {did: get_or_create_party(connection, did) for did in dict.fromkeys([one.owner for one in records])}
     items: Counter[int] = Counter()
     sizes: Counter[int] = Counter()
     for one in records:
@@ -216,7 +216,7 @@ def _make_stored_event(one: StoredEventRecord) -> decentrl.StoredEvent:
     )
 
 
-def _insert_public_events(connection: Connection, records: Sequence[PublicEventRecord]) -> None:
+def _insert_public_events(connection: StoreConnection, records: Sequence[PublicEventRecord]) -> None:
     for one in records:
         event = decentrl.PublicEvent(one.id, one.event, one.tags, one.timestamp, one.signature, one.channel_id)
         event_queries.publish_event(connection, one.publisher, event, _UNLIMITED_CAPS)
@@ -259,7 +259,7 @@ class SQLiteRecordTarget:
 
     @property
     def connection(self) -> StoreConnection:
-        """Connection to the draft."""
+        """StoreConnection to the draft."""
         assert self._open is not None
         return self._open
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from random import uniform
 from sqlite3 import Connection
 from time import monotonic, sleep
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from mediatord.errors import MediatorError, PayloadTooLarge, StoreUnavailable
 from mediatord.protocol.encoding import loads
@@ -49,15 +49,14 @@ LedgerHalf = Literal["didcomm", "decentrl"]
 
 
 class BatchOperation:
-    """
-    An operation that is performed together with its neighbours in a batch.
-
-    :cvar run_batch: performs consecutive operations with the same `run_batch`, one or more, in order, and returns
-        their outcomes.
-    """
+    """An operation that is performed together with its neighbours in a batch."""
 
     __slots__ = ()
-    run_batch: ClassVar[Callable[[StoreConnection, Sequence[Any]], list[Any]]]
+
+    @staticmethod
+    def run_batch(connection: StoreConnection, operations: Sequence[Any], /) -> list[Any]:
+        """Perform consecutive operations with the same `run_batch`, one or more, in order; returns their outcomes."""
+        raise NotImplementedError
 
 
 def make_failure(error: BaseException | None) -> Exception:

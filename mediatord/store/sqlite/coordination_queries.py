@@ -95,7 +95,7 @@ def list_lapsed_nodes(connection: StoreConnection, now: float) -> list[str]:
 def get_or_create_node(connection: StoreConnection, boot: str) -> int:
     """The number of a node, assigned if it has none."""
     number = connection.select_value(_SELECT_NODE_ID, (boot,))
-    return int(number or connection.execute("INSERT INTO node (boot) VALUES (?)", (boot,)).lastrowid)
+    return int(number or connection.insert_numbered_rows("INSERT INTO node (boot)", [(boot,)])[0])
 
 
 def add_presence(connection: StoreConnection, boot: str, dids: Sequence[str]) -> None:
@@ -123,9 +123,7 @@ def acquire_lease(connection: StoreConnection, now: float, lease_name: str, boot
 def record_pickups(connection: StoreConnection, now: float, ids: Sequence[str], period: float) -> None:
     connection.execute("DELETE FROM pickup WHERE until <= ?", (now,))
     rows = [(id_, now + period) for id_ in filter_valid_ids(ids)]
-    connection.insert_rows(
-        "INSERT INTO pickup (id, until)", rows, "ON CONFLICT DO UPDATE SET until = excluded.until"
-    )
+    connection.insert_rows("INSERT INTO pickup (id, until)", rows, "ON CONFLICT DO UPDATE SET until = excluded.until")
 
 
 def find_picked_up(connection: StoreConnection, now: float, ids: Sequence[str]) -> frozenset[str]:

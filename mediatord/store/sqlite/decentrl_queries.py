@@ -67,7 +67,7 @@ def find_party(connection: StoreConnection, did: str) -> PartyRow:
 def get_or_create_party(connection: StoreConnection, did: str) -> int:
     """The number of a DID, assigned if it has none."""
     number = connection.select_value("SELECT id FROM party WHERE did = ?", (did,))
-    return int(number or connection.execute("INSERT INTO party (did) VALUES (?)", (did,)).lastrowid)
+    return int(number or connection.insert_numbered_rows("INSERT INTO party (did)", [(did,)])[0])
 
 
 def find_parties(connection: StoreConnection, dids: Collection[str]) -> dict[str, PartyRow]:
@@ -378,7 +378,8 @@ def find_pending_page(
     connection: StoreConnection, recipient: str, sender: str | None, part: PageRequest
 ) -> ResultPage[PendingEvent]:
     party = find_party(connection, recipient)
-    where, total, parameters = "recipient_id = ?", party.pending, [party.id]
+    where, total = "recipient_id = ?", party.pending
+    parameters: list[Any] = [party.id]
     if sender is not None:
         where, parameters = f"{where} AND sender_key = ?", [party.id, hash_did(sender)]
         total = connection.select_value(f"SELECT count(*) FROM pending_event WHERE {where}", parameters)

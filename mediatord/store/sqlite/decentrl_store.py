@@ -66,20 +66,20 @@ class GuardedCommand(BatchOperation):
     conflict_class: str
 
     @staticmethod
-    def run_batch(connection: StoreConnection, commands: Sequence[GuardedCommand]) -> list[Any]:
+    def run_batch(connection: StoreConnection, operations: Sequence[GuardedCommand]) -> list[Any]:
         """
         Claim all nonces, then check the guards of commands and execute those that pass. A command that may change who
-        is registered ends a run of commands that are checked together.
+        is registered ends a run of operations that are checked together.
         """
         claims = []
-        for one in commands:
+        for one in operations:
             claims.append(NonceClaim(one.guard.nonce, one.guard.until, one.now, one.guard.share))
-        claimed = claim_nonces(connection, claims, commands[0].max_nonces)
+        claimed = claim_nonces(connection, claims, operations[0].max_nonces)
         outcomes: list[Any] = []
         start = 0
-        for end, one in enumerate(commands, 1):
-            if end == len(commands) or one.conflict_class == REGISTRATION_CLASS:
-                outcomes += _execute_run(connection, commands[start:end], claimed[start:end])
+        for end, one in enumerate(operations, 1):
+            if end == len(operations) or one.conflict_class == REGISTRATION_CLASS:
+                outcomes += _execute_run(connection, operations[start:end], claimed[start:end])
                 start = end
         return outcomes
 

@@ -87,12 +87,12 @@ class SaveEventsOperation(BatchOperation):
     caps: DecentrlQuotas
 
     @staticmethod
-    def run_batch(connection: StoreConnection, savings: Sequence[SaveEventsOperation]) -> list[QuotaExceeded | None]:
-        owners = dict.fromkeys([one.owner for one in savings])
+    def run_batch(connection: StoreConnection, operations: Sequence[SaveEventsOperation]) -> list[Any]:
+        owners = dict.fromkeys([one.owner for one in operations])
         parties = dict.fromkeys(owners, PartyRow()) | find_parties(connection, owners)
         growth = {owner: (0, 0) for owner in owners}
         outcomes: list[QuotaExceeded | None] = []
-        for one in savings:
+        for one in operations:
             items, size = growth[one.owner]
             items, size = items + len(one.events), size + one.size
             fits = fits_quota(parties[one.owner], one.caps, items, size)
@@ -100,7 +100,7 @@ class SaveEventsOperation(BatchOperation):
                 growth[one.owner] = items, size
             outcomes.append(None if fits else QuotaExceeded())
         ids = {owner: get_or_create_party(connection, owner) for owner, (items, _) in growth.items() if items}
-        saved = [one for one, refusal in zip(savings, outcomes, strict=True) if refusal is None]
+        saved = [one for one, refusal in zip(operations, outcomes, strict=True) if refusal is None]
         insert_stored_events(
             connection,
             [

@@ -493,7 +493,7 @@ class DatabaseFileHealth:
         else:
             self._size, self.is_shorter = size, False
 
-    def record_failure(self, error: BaseException) -> None:
+    def record_failure(self, error: BaseException | None) -> None:
         """Derive faults from the exception of an operation."""
         if isinstance(error, DatabaseFileLost):
             self.check()

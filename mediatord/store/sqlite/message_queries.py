@@ -135,7 +135,7 @@ def _find_scope(
     connection: StoreConnection, now: float, account: str, recipient_did: str | None
 ) -> tuple[str, dict[str, Any]]:
     """
-    Condition for rows of the queue table, or of an index that begins with the account, by the account or by one of its
+    Condition for rows of the queue table, or of an index that begins with the account, by the account or one of its
     recipients, and its parameters.
     """
     query = "SELECT id FROM account WHERE did_key = ?"

@@ -460,7 +460,8 @@ class _MessageOperationRun:
                 outcomes.append(self._remove(operation))
                 wants_status = wants_status or operation.with_status
             elif isinstance(operation, MarkDeliveredOperation):
-                outcomes.append(self._mark(operation))
+                self._mark(operation)
+                outcomes.append(None)
         self._flush()
         self._counters.write(self._connection)
         if self._accepted:

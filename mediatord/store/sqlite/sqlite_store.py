@@ -290,7 +290,7 @@ class SQLiteStore:
         def prune(work: Callable[..., Any], *args: Any) -> Deferred[Any]:
             return self._executor.write("prune", work, self._clock.seconds(), *args)
 
-        key: bytes | None = b""
+        key: Any = b""
         while key is not None:
             key = await prune(coordination_queries.prune_quotas, key)
         pruned, place = await prune(coordination_queries.prune_nonces, 0)
@@ -326,7 +326,8 @@ class SQLiteStore:
         return self._executor.write("acknowledge", operation)
 
     async def _remove_by_digest(self, operation: RemoveOperation, digests: list[bytes]) -> Any:
-        ids, after = dict.fromkeys(operation.ids), -1
+        ids = dict.fromkeys(operation.ids)
+        after: int | None = -1
         while after is not None:
             arguments = operation.account, digests, after
             found, after = await self._executor.read("acknowledge", message_queries.find_by_digest, *arguments)

@@ -19,7 +19,6 @@ from mediatord.store.interfaces.decentrl import EventFilter, PageRequest
 from mediatord.store.sqlite.account_queries import grant_account, update_recipients
 from mediatord.store.sqlite.database_file import connect, open_database, prepare_database
 from mediatord.store.sqlite.executor import SQLiteTuning
-from mediatord.store.sqlite.group_commit import commit_batch
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 from tests.store.builders import (
     ALICE,
@@ -55,7 +54,7 @@ class StressTests(SynchronousTestCase):
                 grant_account(connection, did, NOON)
             update_recipients(connection, ALICE, [(INBOX, "add")], 1)
             connection.execute("COMMIT")
-            outcomes = commit_batch(connection, orders.settled())
+            outcomes = connection.commit_batch(orders.settled())
             self.assertEqual({error for _, error in resolve_results(outcomes)}, {None})
         return path
 
@@ -106,8 +105,7 @@ class SharedTests(TestCase):
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
         self.clock, self.path = ImmediateClock(), make_database_path(self)
-        tuning = SQLiteTuning(max_nonces=5)
-        self.stores = [make_sqlite_store(self.clock, self.path, shared=True, tuning=tuning) for _ in range(2)]
+        self.stores = [make_sqlite_store(self.clock, self.path, shared=True, max_nonces=5) for _ in range(2)]
         for store in self.stores:
             await store.open()
         await self.stores[0].grant(ALICE)

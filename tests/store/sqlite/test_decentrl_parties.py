@@ -26,8 +26,6 @@ from mediatord.store.interfaces.decentrl import (
 from mediatord.store.interfaces.store import NONCE_GRACE_SECONDS
 from mediatord.store.sqlite import coordination_queries
 from mediatord.store.sqlite.database_file import connect
-from mediatord.store.sqlite.executor import SQLiteTuning
-from mediatord.store.sqlite.group_commit import commit_batch
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 from tests.store.builders import (
     ALICE,
@@ -167,7 +165,7 @@ class PartyTests(TestCase):
             for number in range(2500)
         ]
         with closing(connect(self.path)) as connection:
-            commit_batch(connection, many)
+            connection.commit_batch(many)
         self.clock.advance(10)
         await self.store.prune_nonces()
         self.assertEqual(self.parties(), {})
@@ -214,9 +212,8 @@ class NonceTests(TestCase):
     async def test_prune_in_slices(self) -> None:
         """Pruning takes many small transactions, so that others write in between, and counts what all of them did."""
         clock, path, observed = ImmediateClock(), make_database_path(self), list[str]()
-        tuning = SQLiteTuning(max_nonces=11_000)
         store = make_sqlite_store(
-            clock, path, tuning=tuning, observe=lambda operation, seconds: observed.append(operation)
+            clock, path, max_nonces=11_000, observe=lambda operation, seconds: observed.append(operation)
         )
         await store.open()
         self.addCleanup(store.close)
