@@ -48,13 +48,13 @@ from mediatord.store.sqlite import decentrl_queries, event_queries
 from mediatord.store.sqlite.connection import StoreConnection, hash_did
 from mediatord.store.sqlite.database_file import (
     APPLICATION_ID,
+    DatabaseFileLock,
     DatabaseUnusable,
-    ExclusiveStoreLock,
     StoreInUse,
     connect,
     connect_reader,
     migrate_schema,
-    prepare_database,
+    open_database,
     read_schema_steps,
 )
 from mediatord.store.sqlite.decentrl_queries import MEDIATOR_ID, change_party_usage, get_or_create_party
@@ -314,7 +314,7 @@ class SQLiteRecordTarget:
 
     def _prepared(self) -> StoreConnection:
         """Open the draft; one that was completed but not renamed has lost its progress and is started again."""
-        connection = prepare_database(self._draft)
+        connection = open_database(self._draft, None)
         if connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'import_progress'").fetchone():
             return connection
         complete = any(SQLiteRecordSource(connection).counts().values())
@@ -323,7 +323,7 @@ class SQLiteRecordTarget:
         connection.close()
         for suffix in ("", "-wal", "-shm"):
             self._draft.with_name(self._draft.name + suffix).unlink(missing_ok=True)
-        return prepare_database(self._draft)
+        return open_database(self._draft, None)
 
     def close(self) -> None:
         """Close the draft."""
@@ -363,7 +363,7 @@ def lock_store(path: Path) -> Iterator[None]:
 
     :raise BackupError: a daemon uses it.
     """
-    use = ExclusiveStoreLock(path)
+    use = DatabaseFileLock(path)
     try:
         use.take()
     except StoreInUse as error:

@@ -55,10 +55,10 @@ def vacuum(path: Path, as_json: bool) -> None:
     the space of deleted messages.
     """
     from mediatord.errors import StartupError
-    from mediatord.store.sqlite.database_file import ExclusiveStoreLock, connect
+    from mediatord.store.sqlite.database_file import DatabaseFileLock, connect
 
     database = _find_database(path)
-    use = ExclusiveStoreLock(database)
+    use = DatabaseFileLock(database)
     try:
         use.take()
     except ValueError as error:

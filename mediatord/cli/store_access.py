@@ -52,7 +52,7 @@ from mediatord.store.interfaces.messages import QueueLimits, RemovedMessage
 from mediatord.store.interfaces.store import IStore, StoreUnusable
 from mediatord.store.message_operations import ignore_observation
 from mediatord.store.sqlite.connection import split_chunks
-from mediatord.store.sqlite.database_file import ExclusiveStoreLock, StoreInUse
+from mediatord.store.sqlite.database_file import DatabaseFileLock, StoreInUse
 from mediatord.store.sqlite.executor import SQLiteExecutor, SQLiteRunners, SQLiteTuning
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 
@@ -250,7 +250,7 @@ def _open_sqlite(config: Config) -> Iterator[tuple[IStore, _Wait]]:
     path = config.storage.sqlite.path
     if not path.exists():
         raise StartupError(f"{path} is not there: no daemon has kept anything yet")
-    lock = ExclusiveStoreLock(path)
+    lock = DatabaseFileLock(path)
     try:
         lock.take()
     except StoreInUse:

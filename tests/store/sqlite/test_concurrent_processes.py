@@ -17,7 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from mediatord.errors import ReplayCacheFull, StoreUnavailable
 from mediatord.store.interfaces.decentrl import EventFilter, PageRequest
 from mediatord.store.sqlite.account_queries import grant_account, update_recipients
-from mediatord.store.sqlite.database_file import connect, open_database, prepare_database
+from mediatord.store.sqlite.database_file import connect, open_database
 from mediatord.store.sqlite.executor import SQLiteTuning
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 from tests.store.builders import (
@@ -48,7 +48,7 @@ class StressTests(SynchronousTestCase):
         """A database with accounts and a DID that takes contract requests."""
         path = make_database_path(self)
         orders = SQLiteOperations(stress_process.CAPS)
-        with closing(prepare_database(path)) as connection:
+        with closing(open_database(path, None)) as connection:
             connection.execute("BEGIN")
             for did in (ALICE, BOB):
                 grant_account(connection, did, NOON)
