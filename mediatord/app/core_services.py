@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
 from time import monotonic as _monotonic
 from typing import Any
 
@@ -115,11 +114,6 @@ class CoreServices:
     store_name: str
 
 
-def get_log_key_path(config: Config) -> Path:
-    """Path of the file with the pseudonym keys of the event log."""
-    return config.log.key_file or config.identity.keys.with_name("log.key")
-
-
 def load_pseudonymizer(config: Config, now: float) -> Pseudonymizer:
     """
     The pseudonymizer of the event log; a new key is created if there is none for the current epoch.
@@ -128,7 +122,7 @@ def load_pseudonymizer(config: Config, now: float) -> Pseudonymizer:
     """
     try:
         key = renew_pseudonym_key(
-            get_log_key_path(config), to_utc_day(now), config.log.key_days, log_failed_renewal, make=True
+            config.log_key_path, to_utc_day(now), config.log.key_days, log_failed_renewal, make=True
         )
         return Pseudonymizer(config.log.dids, key)
     except PrivateFileError as error:
@@ -175,7 +169,7 @@ def build_core_services(
         reactor, events, metrics, pseudonymizer, monotonic, probe_credentials.identities.is_probe_did
     )
     key_rotation = PseudonymKeyRotation(
-        reactor, get_log_key_path(config), pseudonymizer, events, lambda: reloader.config.log.key_days
+        reactor, config.log_key_path, pseudonymizer, events, lambda: reloader.config.log.key_days
     )
     reloader = ConfigReloader(config, identity, events, sealer, recorder, monotonic, key_rotation.rotate_if_due)
 

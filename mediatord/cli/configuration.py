@@ -20,7 +20,6 @@ import click
 from pydantic import ValidationError
 
 from mediatord.admin.site import read_admin_token
-from mediatord.app.core_services import get_log_key_path
 from mediatord.app.lifecycle import check_setting_combinations
 from mediatord.app.reload import load_identity
 from mediatord.cli.console import LOCAL_URL, config_option, json_option, print_result
@@ -178,7 +177,7 @@ def init(directory: Path, public_url: str, as_json: bool) -> None:
         raise click.BadParameter(str(error), param_hint="--public-url") from None
     identity = read_identity(config)
     steps = list(list_next_steps(config, path))
-    written = {"config": str(path), "keys": str(config.identity.keys), "log_key": str(get_log_key_path(config))}
+    written = {"config": str(path), "keys": str(config.identity.keys), "log_key": str(config.log_key_path)}
     value = {
         **written,
         "did": identity.did,
@@ -354,7 +353,7 @@ def _check_keys(config: Config) -> Iterator[Finding]:
 
 
 def _check_log(config: Config) -> Iterator[Finding]:
-    path = get_log_key_path(config)
+    path = config.log_key_path
     named = ("identity", "keys") if config.log.key_file is None else ("log", "key_file")
     if path.exists():
         yield from _check_secret_file(named, path, read_pseudonym_keys)

@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import click
 
-from mediatord.app.core_services import get_log_key_path
 from mediatord.cli.console import config_option, group_config_option, json_option, print_result
 from mediatord.config.file import load_config
 from mediatord.config.settings import Config
@@ -266,7 +265,7 @@ def log_keys() -> None:
 @config_option
 def list_pseudonym_keys(path: Path) -> None:
     """List the key epochs with the day (UTC) that each began."""
-    for key in read_pseudonym_keys(get_log_key_path(load_config(path))):
+    for key in read_pseudonym_keys(load_config(path).log_key_path):
         click.echo(f"{key.epoch}  since {key.since}")
 
 
@@ -274,7 +273,7 @@ def list_pseudonym_keys(path: Path) -> None:
 @config_option
 def rotate_pseudonym_key(path: Path) -> None:
     """Start a new key epoch. A running daemon uses it after a SIGHUP, or from the next midnight UTC on."""
-    key = start_key_epoch(get_log_key_path(load_config(path)), datetime.now(UTC).date())
+    key = start_key_epoch(load_config(path).log_key_path, datetime.now(UTC).date())
     click.echo(f"epoch {key.epoch} begins")
 
 
@@ -287,7 +286,7 @@ def forget_pseudonym_key(epoch: int, path: Path) -> None:
 
     A running daemon that still uses the key keeps it until it rereads the file (SIGHUP).
     """
-    delete_epoch_key(get_log_key_path(load_config(path)), epoch)
+    delete_epoch_key(load_config(path).log_key_path, epoch)
     click.echo(f"key of epoch {epoch} deleted; a daemon that still uses it keeps it until a SIGHUP")
 
 

@@ -23,7 +23,6 @@ from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.task import Clock
 
 from mediatord import __version__
-from mediatord.app.core_services import get_log_key_path
 from mediatord.app.reload import build_segment_limits
 from mediatord.cluster.membership import STANDALONE_NODE_NAME
 from mediatord.config.settings import Config
@@ -424,7 +423,7 @@ class PurgeEventLog:
 
     def _open(self) -> None:
         config, directory = self._config, self._config.log.directory
-        pseudonymizer = Pseudonymizer(config.log.dids, read_pseudonym_keys(get_log_key_path(config))[-1])
+        pseudonymizer = Pseudonymizer(config.log.dids, read_pseudonym_keys(config.log_key_path)[-1])
         if not directory.is_dir():
             raise StartupError(f"{directory} is not there: what is removed could not be logged")
         node = config.node_name[: _MAX_NODE_NAME - len(_NODE_SUFFIX)].rstrip("-._") + _NODE_SUFFIX
@@ -489,7 +488,7 @@ class ProbeAccounts:
 
 def list_pseudonymizers(config: Config) -> list[Pseudonymizer]:
     """For short forms and for pseudonyms, of each key."""
-    keys = read_pseudonym_keys(get_log_key_path(config))
+    keys = read_pseudonym_keys(config.log_key_path)
     return [Pseudonymizer(mode, key) for key in keys for mode in ("plain", "keyed")]
 
 

@@ -631,6 +631,11 @@ class Config(SettingsSection):
         """`node`, or the host name with characters replaced that file names must not contain."""
         return self.node or re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:63].strip("-._") or "node"
 
+    @property
+    def log_key_path(self) -> Path:
+        """Path of the file with the pseudonym keys of the event log."""
+        return self.log.key_file or self.identity.keys.with_name("log.key")
+
     def resolved(self, base: Path) -> Config:
         """A copy with all relative paths, also in endpoints, resolved against `base`."""
         sqlite, secret, admin, log = self.storage.sqlite, self.cluster.secret_file, self.admin, self.log

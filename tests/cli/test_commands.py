@@ -19,7 +19,6 @@ from pathlib import Path
 import pytest
 
 from mediatord import __version__
-from mediatord.app.core_services import get_log_key_path
 from mediatord.cli import configuration
 from mediatord.cli.commands import _COMMANDS, _OPERATOR_ERRORS, cli, main
 from mediatord.config.file import load_config
@@ -204,7 +203,7 @@ def test_init_for_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     config = load_config(tmp_path / "etc" / "mediator.yaml", {})
     assert config.storage.sqlite.path == Path("/var/lib/mediatord/mediator.sqlite3")
     assert config.log.directory == Path("/var/log/mediatord")
-    assert get_log_key_path(config) == Path("/var/lib/mediatord/log.key")
+    assert config.log_key_path == Path("/var/lib/mediatord/log.key")
     assert config.control_socket == Path("/var/lib/mediatord/control.sock")
     assert config.identity.keys == tmp_path / "etc" / "keys.jwks"
     assert "     useradd --system --home-dir /var/lib/mediatord " in shown

@@ -20,7 +20,6 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
-from mediatord.app.core_services import get_log_key_path
 from mediatord.cli import store_access
 from mediatord.cli.keys import read_identity
 from mediatord.cli.store_access import MessageFilter, StoreAccess
@@ -53,7 +52,7 @@ class InProcessDaemon:
     """Runs the operations of the control socket on an open store, as a daemon would, and logs removals."""
 
     def __init__(self, config: Config, clock: Clock, store: SQLiteStore) -> None:
-        self.pseudonymizer = Pseudonymizer(config.log.dids, read_pseudonym_keys(get_log_key_path(config))[-1])
+        self.pseudonymizer = Pseudonymizer(config.log.dids, read_pseudonym_keys(config.log_key_path)[-1])
         origin = LogOrigin(NODE, "1", self.pseudonymizer.epoch)
         log_clock = Clock()
         log_clock.advance(clock.seconds())
