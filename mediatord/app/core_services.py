@@ -34,11 +34,11 @@ from mediatord.observability.event_log import EventLogWriter, LogOrigin, Segment
 from mediatord.observability.event_recorder import EventRecorder
 from mediatord.observability.metrics import Metrics
 from mediatord.observability.pseudonyms import Pseudonymizer, renew_pseudonym_key
-from mediatord.private_file import PrivateFileError
 from mediatord.probe.cycle import ProbeCredentials, derive_probe_credentials
 from mediatord.ratelimit.access_control import RegistrationLimits, RegistrationQuota
 from mediatord.ratelimit.rate_limiter import RateLimiter, TrustedAddresses
 from mediatord.ratelimit.request_gate import RequestGate
+from mediatord.secret_files import SecretFileError
 from mediatord.store.factory import build_store
 from mediatord.store.interfaces.cluster import ClusterNode
 from mediatord.store.interfaces.decentrl import DecentrlQuotas
@@ -125,7 +125,7 @@ def load_pseudonymizer(config: Config, now: float) -> Pseudonymizer:
             config.log_key_path, to_utc_day(now), config.log.key_days, log_failed_renewal, make=True
         )
         return Pseudonymizer(config.log.dids, key)
-    except PrivateFileError as error:
+    except SecretFileError as error:
         raise StartupError(str(error)) from None
 
 

@@ -22,6 +22,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 from pydantic_core import to_json
 
 from mediatord.config.settings import StorageSettings
+from mediatord.errors import OperatorError
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.store.recipient_names import export_names
 
@@ -30,8 +31,8 @@ ItemT = TypeVar("ItemT")
 _MAX_SHOWN_LENGTH = 40
 
 
-class BackupError(Exception):
-    """The text is one line for the operator."""
+class BackupError(OperatorError):
+    """A store or a backup cannot be read or written."""
 
 
 class InvalidArchiveError(BackupError):

@@ -29,8 +29,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from twisted.internet.interfaces import IReactorTime
 from twisted.web.http_headers import Headers
 
-from mediatord.private_file import PrivateFileError, read_private_file
 from mediatord.protocol import encoding
+from mediatord.secret_files import SecretFileError, read_secret_file
 from mediatord.store.interfaces.cluster import MAX_CLOCK_SKEW
 
 PROTOCOL_VERSION = 1
@@ -160,13 +160,11 @@ def read_cluster_keys(path: Path) -> ClusterKeys:
     """
     Derive the keys from the secret in a file, without the white space around it.
 
-    :raise PrivateFileError: the file cannot be read, others have access to it, or the secret is too short.
+    :raise SecretFileError: the file cannot be read, others have access to it, or the secret is too short.
     """
-    secret = read_private_file(path).strip()
+    secret = read_secret_file(path).strip()
     if len(secret) < MIN_SECRET_BYTES:
-        raise PrivateFileError(
-            f"{path} holds less than {MIN_SECRET_BYTES} bytes; type: openssl rand -hex 32 > {path}"
-        )
+        raise SecretFileError(f"{path} holds less than {MIN_SECRET_BYTES} bytes; type: openssl rand -hex 32 > {path}")
     return derive_cluster_keys(secret)
 
 

@@ -22,7 +22,7 @@ from mediatord.cluster.peer_protocol import (
     decode_push_result,
     encode_notifications,
 )
-from mediatord.failure_logging import LogThrottle, redact_failure
+from mediatord.log_redaction_and_throttle import LogThrottle, redact_failure
 from mediatord.observability.metrics import Metrics
 from mediatord.store.interfaces.cluster import ClusterNode
 

@@ -30,7 +30,7 @@ from mediatord.cluster.peer_protocol import (
     extract_authentication_headers,
 )
 from mediatord.errors import StoreUnavailable
-from mediatord.failure_logging import LogThrottle, redact_failure
+from mediatord.log_redaction_and_throttle import LogThrottle, redact_failure
 
 # Authenticated connections; further ones count as unauthenticated.
 MAX_AUTHENTICATED = 256

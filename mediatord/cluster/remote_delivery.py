@@ -29,7 +29,7 @@ from mediatord.cluster.peer_queues import PeerQueues
 from mediatord.cluster.presence import PresenceCache, PresenceEpoch, PresenceLookup, SharedPresenceCounters
 from mediatord.delivery.connections import ConnectionManager
 from mediatord.errors import StoreUnavailable
-from mediatord.failure_logging import redact_failure
+from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.observability.metrics import Metrics
 from mediatord.store.interfaces.cluster import ClusterNode, IClusterStore, PresenceRecord
 from mediatord.store.interfaces.decentrl import PendingEvent

@@ -31,8 +31,8 @@ from pydantic import (
 from twisted.internet.endpoints import quoteStringArgument, serverFromString
 
 from mediatord.config.values import parse_duration, parse_endpoint_string, parse_size, resolve_endpoint_paths
-from mediatord.private_file import resolve_secret_path
 from mediatord.protocol.didcomm.did_document import is_did, strip_did_url
+from mediatord.secret_files import resolve_secret_path
 
 _NODE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _MAX_PORT = 65535

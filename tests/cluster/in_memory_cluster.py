@@ -20,8 +20,8 @@ from mediatord.cluster.peer_protocol import PROBE_PATH
 from mediatord.cluster.peer_server import PeerSite
 from mediatord.config.settings import Config
 from mediatord.identity.key_file import create_keys
-from mediatord.private_file import create_private_file
 from mediatord.protocol.didcomm.did_methods import resolve_local
+from mediatord.secret_files import create_secret_file
 from mediatord.store.interfaces.cluster import ClusterNode
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.memory.memory_store import MemoryStore
@@ -202,7 +202,7 @@ class InMemoryClusterTestCase(SynchronousTestCase):
         self.directory = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, self.directory)
         create_keys(self.directory / "keys.jwks")
-        create_private_file(self.directory / "secret", SECRET)
+        create_secret_file(self.directory / "secret", SECRET)
         self.clock = InMemoryReactor()
         self.clock.advance(NOW)
         self.store: Any = MemoryStore(self.clock, QueueLimits())

@@ -29,7 +29,7 @@ from mediatord.cluster.peer_protocol import (
     derive_cluster_keys,
     read_cluster_keys,
 )
-from mediatord.private_file import PrivateFileError, create_private_file
+from mediatord.secret_files import SecretFileError, create_secret_file
 from tests.in_memory_mediator import NOW
 
 KEYS = derive_cluster_keys(b"s" * MIN_SECRET_BYTES)
@@ -45,12 +45,12 @@ class SecretTests(SynchronousTestCase):
     def written(self, content: bytes) -> Path:
         """A private file of its own with this content."""
         path = self.directory / os.urandom(4).hex()
-        create_private_file(path, content)
+        create_secret_file(path, content)
         return path
 
     def refusal(self, path: Path) -> str:
         """Why a file cannot be used."""
-        with self.assertRaises(PrivateFileError) as caught:
+        with self.assertRaises(SecretFileError) as caught:
             read_cluster_keys(path)
         self.assertNotIn("\n", str(caught.exception))
         return str(caught.exception)
