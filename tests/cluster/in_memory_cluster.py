@@ -24,7 +24,7 @@ from mediatord.private_file import create_private_file
 from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.store.interfaces.cluster import ClusterNode
 from mediatord.store.interfaces.messages import QueueLimits
-from mediatord.store.memory.memory_store import MemoryStore
+from mediatord.store.sqlite.memory_store import MemoryStore
 from tests.in_memory_identities import InMemoryIdentity
 from tests.in_memory_mediator import NOW, FakeSocket, InMemoryMediator, InMemoryReactor, InMemoryWallet
 from tests.integration.daemon import PLENTY, merge_settings

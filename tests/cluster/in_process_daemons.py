@@ -22,7 +22,7 @@ from mediatord.identity.key_file import create_keys
 from mediatord.private_file import create_private_file
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import IStore
-from mediatord.store.memory.memory_store import MemoryStore
+from mediatord.store.sqlite.memory_store import MemoryStore
 from mediatord.wallet.didcomm_socket import make_client_endpoint
 from mediatord.wallet.temporary_daemon import find_free_port
 from tests.integration.daemon import PLENTY, merge_settings

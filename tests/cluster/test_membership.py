@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
 from typing import Any
+from unittest import mock
 
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock, deferLater
@@ -24,9 +25,9 @@ from mediatord.cluster.membership import (
     Membership,
 )
 from mediatord.errors import StoreUnavailable
-from mediatord.store.interfaces.cluster import ClockSkewError, ClusterNode
+from mediatord.store.interfaces.cluster import ClockSkewError, ClusterIdentityMismatch, ClusterNode
 from mediatord.store.interfaces.messages import QueueLimits
-from mediatord.store.memory.memory_store import MemoryStore
+from mediatord.store.sqlite.memory_store import MemoryStore
 from tests.in_memory_mediator import NOW
 
 
@@ -121,11 +122,11 @@ class MembershipTestCase(SynchronousTestCase):
     @contextmanager
     def away(self, *operations: str) -> Iterator[None]:
         """The store does not answer these."""
-        for operation in operations:
-            setattr(self.store, operation, lambda *args, **more: fail(StoreUnavailable()))
-        yield
-        for operation in operations:
-            delattr(self.store, operation)
+        refusals: dict[str, Any] = {
+            operation: lambda *args, **more: fail(StoreUnavailable()) for operation in operations
+        }
+        with mock.patch.multiple(self.store, **refusals):
+            yield
 
 
 class MembershipTests(MembershipTestCase):
@@ -324,8 +325,23 @@ class MembershipTests(MembershipTestCase):
         self.pass_time(NODE_LEASE + JOIN_RETRY_DELAY)
         self.assertEqual((self.heard[2:], self.live()), (["joined"], ["aaaa"]))
 
+    def check_identities(self) -> None:
+        """Have the store compare identities, as that of MongoDB does."""
+        join, identities = self.store.join, dict[str, bytes]()
+
+        def join_alike(node: ClusterNode, lease: float) -> Deferred[None]:
+            live = [other.boot for other in self.successResultOf(self.store.list_nodes())]
+            if any(identities[boot] != node.identity for boot in live if boot != node.boot):
+                return fail(ClusterIdentityMismatch())
+            identities[node.boot] = node.identity
+            joined: Deferred[None] = join(node, lease)
+            return joined
+
+        self.patch(self.store, "join", join_alike)
+
     def test_another_identity(self) -> None:
         """One line that says what to do, and that was it; later it waits until it may join again."""
+        self.check_identities()
         other = node("bea", "bbbb", identity=b"they")
         self.successResultOf(self.store.join(other, 100))
         self.begin()
