@@ -25,10 +25,11 @@ from mediatord.cluster.membership import (
     Membership,
 )
 from mediatord.errors import StoreUnavailable
-from mediatord.store.interfaces.cluster import ClockSkewError, ClusterIdentityMismatch, ClusterNode
+from mediatord.store.interfaces.cluster import ClockSkewError, ClusterNode
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.sqlite.memory_store import MemoryStore
 from tests.in_memory_mediator import NOW
+from tests.store.builders import compare_identities
 
 
 def node(name: str = "ann", boot: str = "aaaa", seal: bytes = b"seal", identity: bytes = b"we") -> ClusterNode:
@@ -325,23 +326,9 @@ class MembershipTests(MembershipTestCase):
         self.pass_time(NODE_LEASE + JOIN_RETRY_DELAY)
         self.assertEqual((self.heard[2:], self.live()), (["joined"], ["aaaa"]))
 
-    def check_identities(self) -> None:
-        """Have the store compare identities, as that of MongoDB does."""
-        join, identities = self.store.join, dict[str, bytes]()
-
-        def join_alike(node: ClusterNode, lease: float) -> Deferred[None]:
-            live = [other.boot for other in self.successResultOf(self.store.list_nodes())]
-            if any(identities[boot] != node.identity for boot in live if boot != node.boot):
-                return fail(ClusterIdentityMismatch())
-            identities[node.boot] = node.identity
-            joined: Deferred[None] = join(node, lease)
-            return joined
-
-        self.patch(self.store, "join", join_alike)
-
     def test_another_identity(self) -> None:
         """One line that says what to do, and that was it; later it waits until it may join again."""
-        self.check_identities()
+        compare_identities(self.store)
         other = node("bea", "bbbb", identity=b"they")
         self.successResultOf(self.store.join(other, 100))
         self.begin()

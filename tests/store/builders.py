@@ -8,12 +8,13 @@ from shutil import rmtree
 from tempfile import mkdtemp
 from typing import Any, TypeVar
 
-from twisted.internet.defer import Deferred, execute
+from twisted.internet.defer import Deferred, execute, fail
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import MediatorError
+from mediatord.store.interfaces.cluster import ClusterIdentityMismatch, ClusterNode
 from mediatord.store.interfaces.decentrl import DecentrlQuotas
 from mediatord.store.interfaces.messages import (
     AcknowledgementResult,
@@ -188,6 +189,21 @@ class SteppingStore(IndependentEnqueues, MemoryStore):
         return Deferred.fromCoroutine(
             acknowledge_in_steps(self, account, ids, key, until, share, with_status=with_status)
         )
+
+
+def compare_identities(cluster: Any) -> None:
+    """Have a memory store refuse other mediators as the MongoDB store does: they are in one process in tests only."""
+    join, identities = cluster.join, dict[str, bytes]()
+
+    def join_same(node: ClusterNode, lease: float) -> Deferred[Any]:
+        live = [other.boot for other in result_of(cluster.list_nodes()) if other.boot != node.boot]
+        if node.identity and any(identities[boot] not in (node.identity, b"") for boot in live):
+            return fail(ClusterIdentityMismatch())
+        identities[node.boot] = node.identity
+        joined: Deferred[Any] = join(node, lease)
+        return joined
+
+    cluster.join = join_same
 
 
 def result_of(asked: Deferred[Any]) -> Any:
