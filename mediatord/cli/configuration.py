@@ -23,7 +23,7 @@ from mediatord.admin.site import read_admin_token
 from mediatord.app.lifecycle import check_setting_combinations
 from mediatord.app.reload import load_identity
 from mediatord.cli.console import LOCAL_URL, config_option, find_program_name, json_option, print_result
-from mediatord.cluster.peer_protocol import read_cluster_keys
+from mediatord.cluster.peer_connection import read_cluster_keys
 from mediatord.config.file import KeyPart, render_config
 from mediatord.config.settings import Config
 from mediatord.errors import OperatorError, StartupError

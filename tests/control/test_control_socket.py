@@ -36,7 +36,7 @@ from mediatord.observability.event_schema import MemoryEventLog
 from mediatord.observability.metrics import Metrics
 from mediatord.observability.pseudonyms import Pseudonymizer, PseudonymKey
 from mediatord.store.interfaces.messages import QueueLimits
-from mediatord.store.memory.memory_store import MemoryStore
+from mediatord.store.sqlite.memory_store import MemoryStore
 from tests.store.builders import ALICE, HOUR, NOON, ImmediateClock, make_payload
 
 T = TypeVar("T")
