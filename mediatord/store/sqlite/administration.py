@@ -23,7 +23,7 @@ from mediatord.store.interfaces.administration import (
 from mediatord.store.interfaces.messages import RemovedMessage
 from mediatord.store.sqlite import account_queries, decentrl_queries, message_writes
 from mediatord.store.sqlite.connection import StoreConnection, hash_did
-from mediatord.store.sqlite.executor import SQLiteExecutor, sql_method
+from mediatord.store.sqlite.executor import SQLExecutor, sql_method
 
 _SELECT_QUEUES = {
     "didcomm": """
@@ -180,7 +180,7 @@ class SQLiteStoreAdministration:
     :param forget_accounts: called with the result of a change of accounts, which may be cached; returns it.
     """
 
-    def __init__(self, executor: SQLiteExecutor, forget_accounts: Callable[[Any], Any]) -> None:
+    def __init__(self, executor: SQLExecutor, forget_accounts: Callable[[Any], Any]) -> None:
         self._executor = executor
         self._forget_accounts = forget_accounts
         self.on_late_purge: LatePurgeListener = lambda protocol, removed: None

@@ -138,7 +138,7 @@ _PRAGMAS = (
 )
 _NO_BUSY_TIMEOUT = "busy_timeout = 0"  # it is waited for in another way
 # Rows of the store refer to numbers that were read in the same transaction, so the check is redundant.
-_NO_FOREIGN_KEYS = "foreign_keys = OFF"
+NO_FOREIGN_KEYS = "foreign_keys = OFF"
 _MIN_SQLITE_VERSION = (3, 38, 0)  # the first with JSON in every build; STRICT tables are one older
 
 
@@ -175,7 +175,7 @@ def open_database(path: Path, now: float | None = inf, *, create: bool = True) -
             begin_immediate(connection, LOCK_TIMEOUT_SECONDS)
             release_lost_deliveries(connection, now)
             connection.execute("COMMIT")
-            connection.execute(f"PRAGMA {_NO_FOREIGN_KEYS}")
+            connection.execute(f"PRAGMA {NO_FOREIGN_KEYS}")
     except BaseException:
         connection.close()
         raise
@@ -186,13 +186,17 @@ def reopen_database(path: Path) -> StoreConnection:
     """
     Open a database for writing that :func:`open_database` has opened in this process before; changes nothing in it.
     """
-    return connect(path, _NO_BUSY_TIMEOUT, _NO_FOREIGN_KEYS)
+    return connect(path, _NO_BUSY_TIMEOUT, NO_FOREIGN_KEYS)
 
 
-def connect(path: Path, *pragmas: str) -> StoreConnection:
-    """A connection whose commits are on disk when they return, with explicit transactions."""
+def connect(path: Path | None, *pragmas: str) -> StoreConnection:
+    """
+    A connection whose commits are on disk when they return, with explicit transactions.
+
+    :param path: of the database; None for an empty one in memory.
+    """
     connection = sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode=rw",
+        "file::memory:" if path is None else f"{path.absolute().as_uri()}?mode=rw",
         uri=True,
         isolation_level=None,
         timeout=LOCK_TIMEOUT_SECONDS,
@@ -224,7 +228,7 @@ def migrate_schema(connection: sqlite3.Connection, steps: Sequence[str]) -> None
     """
     if retry_while_locked(lambda: _read_version(connection), LOCK_TIMEOUT_SECONDS) == len(steps):
         return
-    connection.execute(f"PRAGMA {_NO_FOREIGN_KEYS}")  # a step may rebuild tables under their names
+    connection.execute(f"PRAGMA {NO_FOREIGN_KEYS}")  # a step may rebuild tables under their names
     begin_immediate(connection, LOCK_TIMEOUT_SECONDS)
     try:
         # Read again under the lock: another process may have upgraded meanwhile.

@@ -39,7 +39,7 @@ from mediatord.store.sqlite import decentrl_queries, event_queries, message_quer
 from mediatord.store.sqlite.connection import BatchOperation, SQLOperation, StoreConnection
 from mediatord.store.sqlite.coordination_queries import ClaimOutcome, NonceClaim, claim_nonces
 from mediatord.store.sqlite.event_search import PageReadOptions
-from mediatord.store.sqlite.executor import SQLiteExecutor, sql_method, timed_sql_method
+from mediatord.store.sqlite.executor import SQLExecutor, sql_method, timed_sql_method
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -168,7 +168,7 @@ class SQLiteDecentrlStore:
     :param max_nonces: number of nonces that the store keeps, which both halves share.
     """
 
-    def __init__(self, executor: SQLiteExecutor, clock: IReactorTime, caps: DecentrlQuotas, max_nonces: int) -> None:
+    def __init__(self, executor: SQLExecutor, clock: IReactorTime, caps: DecentrlQuotas, max_nonces: int) -> None:
         self._executor = executor
         self._clock = clock
         self._caps = caps

@@ -18,7 +18,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from time import monotonic, sleep
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from twisted.internet.defer import Deferred, DeferredLock, fail, gatherResults, succeed
 from twisted.internet.interfaces import IDelayedCall, IReactorFromThreads, IReactorTime
@@ -50,6 +50,9 @@ from mediatord.store.sqlite.database_file import (
     open_database,
     reopen_database,
 )
+
+if TYPE_CHECKING:
+    from mediatord.store.sqlite.memory_store import InMemoryExecutor
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -862,6 +865,7 @@ def _bind(work: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[StoreCon
     return lambda connection: work(connection, *args)
 
 
+SQLExecutor: TypeAlias = "SQLiteExecutor | InMemoryExecutor"
 _OperationKind = Literal["read", "read_in_background", "search", "write"]
 
 

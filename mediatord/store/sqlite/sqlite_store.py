@@ -48,7 +48,7 @@ from mediatord.store.sqlite.administration import SQLiteStoreAdministration
 from mediatord.store.sqlite.connection import StoreConnection
 from mediatord.store.sqlite.database_file import TableSizeEstimator
 from mediatord.store.sqlite.decentrl_store import SQLiteDecentrlStore, estimate_items_bytes
-from mediatord.store.sqlite.executor import SQLiteExecutor, get_single_result, sql_method, timed_sql_method
+from mediatord.store.sqlite.executor import SQLExecutor, get_single_result, sql_method, timed_sql_method
 from mediatord.store.sqlite.message_writes import EnqueueOperation, MarkDeliveredOperation, RemoveOperation
 
 T = TypeVar("T")
@@ -65,7 +65,7 @@ ACCOUNT_CACHE_SECONDS = 60.0
 class SQLiteClusterStore:
     """Cluster state for several processes on one host; leases are compared by its clock."""
 
-    def __init__(self, executor: SQLiteExecutor, clock: IReactorTime) -> None:
+    def __init__(self, executor: SQLExecutor, clock: IReactorTime) -> None:
         self._executor = executor
         self._clock = clock
 
@@ -97,7 +97,7 @@ class SQLiteStore:
 
     def __init__(
         self,
-        executor: SQLiteExecutor,
+        executor: SQLExecutor,
         clock: IReactorTime,
         limits: QueueLimits,
         *,
