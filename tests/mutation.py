@@ -60,7 +60,7 @@ GROUPS = {
             "ratelimit/sliding_window.py",
             "ratelimit/rate_limiter.py",
             "ratelimit/distributed_limiter.py",
-            "store/quotas.py",
+            "store/disk_space.py",
         ),
         (
             "ratelimit/test_sliding_window.py",

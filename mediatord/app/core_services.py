@@ -39,12 +39,12 @@ from mediatord.ratelimit.access_control import RegistrationLimits, RegistrationQ
 from mediatord.ratelimit.rate_limiter import RateLimiter, TrustedAddresses
 from mediatord.ratelimit.request_gate import RequestGate
 from mediatord.secret_files import SecretFileError
+from mediatord.store.disk_space import SpaceLimits
 from mediatord.store.factory import build_store
 from mediatord.store.interfaces.cluster import ClusterNode
 from mediatord.store.interfaces.decentrl import DecentrlQuotas
 from mediatord.store.interfaces.messages import QueueLimits, RemovedMessage
 from mediatord.store.interfaces.store import IStore
-from mediatord.store.quotas import SpaceLimits
 from mediatord.workers.worker_process import WorkerResources
 
 # Hexadecimal digits that identify a store in the ledger.

@@ -142,7 +142,7 @@ def build_site(
         command=gateway.command,
         public=gateway.public,
         ping_store=_build_store_ping(core, config),
-        store_trouble=lambda: core.store.trouble,
+        store_trouble=lambda: core.store.fault_description,
         trouble=lambda: core.node_health.trouble,
         statistics=StoreMetricsRefresher(core),
         figures=worker.fetch_metrics if worker else render_metrics,

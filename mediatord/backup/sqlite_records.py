@@ -35,7 +35,7 @@ from mediatord.backup.records import (
     resolve_seen_at,
 )
 from mediatord.store.interfaces import decentrl
-from mediatord.store.quotas import get_utf8_size
+from mediatord.store.interfaces.decentrl import get_utf8_size
 from mediatord.store.recipient_names import import_names
 from mediatord.store.sqlite import decentrl_queries, event_queries
 from mediatord.store.sqlite.connection import StoreConnection, hash_did

@@ -49,8 +49,7 @@ from mediatord.store.interfaces.administration import (
 )
 from mediatord.store.interfaces.cluster import ClusterJoinError, ClusterNode
 from mediatord.store.interfaces.messages import QueueLimits
-from mediatord.store.interfaces.store import IStore, StoreUnusable
-from mediatord.store.message_operations import ignore_observation
+from mediatord.store.interfaces.store import IStore, StoreUnusable, ignore_observation
 from mediatord.store.recipient_names import is_valid_unicode
 from mediatord.store.sqlite.connection import split_chunks
 from mediatord.store.sqlite.database_file import DatabaseFileLock, StoreInUse

@@ -7,11 +7,10 @@ from pathlib import Path
 
 from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
 
+from mediatord.store.disk_space import SpaceLimits
 from mediatord.store.interfaces.decentrl import DecentrlQuotas
 from mediatord.store.interfaces.messages import QueueLimits, RemovedMessage
-from mediatord.store.interfaces.store import IStore, StoreFault
-from mediatord.store.message_operations import OperationObserver, ignore_observation
-from mediatord.store.quotas import SpaceLimits
+from mediatord.store.interfaces.store import IStore, OperationObserver, StoreFault, ignore_observation
 from mediatord.store.sqlite.executor import SQLiteExecutor, SQLiteRunners, SQLiteTuning, ThreadRunner
 from mediatord.store.sqlite.memory_store import MemoryStore
 from mediatord.store.sqlite.sqlite_store import SQLiteStore

@@ -6,7 +6,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.store.interfaces.messages import AgeBucket, new_stored_message_id
 from mediatord.store.interfaces.store import IStore
-from mediatord.store.message_operations import complete_buckets, get_id_ranges, sum_buckets
+from mediatord.store.queue_backlog import complete_buckets, get_id_ranges, sum_buckets
 from mediatord.store.sqlite import queue_statistics
 from tests.store.builders import (
     ALICE,

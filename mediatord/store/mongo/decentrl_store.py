@@ -28,7 +28,7 @@ from mediatord.store.interfaces.decentrl import (
     StoredEvent,
 )
 from mediatord.store.interfaces.messages import ArrivalWindow, MessageArrival, RemovedMessage
-from mediatord.store.message_operations import BatchLimits
+from mediatord.store.interfaces.store import BatchLimits
 from mediatord.store.mongo import decentrl_contracts, decentrl_events
 from mediatord.store.mongo.decentrl_commands import (
     CommandSerializer,

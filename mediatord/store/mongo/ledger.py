@@ -14,8 +14,7 @@ from typing import TypeVar
 
 from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.administration import QUEUE_PROTOCOLS, QueueProtocol
-from mediatord.store.interfaces.messages import MessageLedger, StoreLedger
-from mediatord.store.message_operations import LEDGER_ENTRIES
+from mediatord.store.interfaces.messages import LEDGER_ENTRIES, MessageLedger, StoreLedger
 from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.commands import (
     Document,

@@ -19,19 +19,19 @@ from mediatord.store.interfaces.messages import (
     StoreLedger,
     StoreStatistics,
 )
-from mediatord.store.message_operations import (
-    add_queue_totals,
-    build_backlog,
-    complete_buckets,
-    find_earliest,
-    get_id_ranges,
-)
 from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.commands import Document, MongoCommand, build_aggregate, build_find
 from mediatord.store.mongo.driver.errors import MongoCommandError, ServerUnreachable
 from mediatord.store.mongo.driver.executor import OperationExecutor
 from mediatord.store.mongo.ledger import LedgerQuery, get_ledger_deadline, read_ledger_with, read_nothing
 from mediatord.store.mongo.schema import QUEUES, QueueCollections
+from mediatord.store.queue_backlog import (
+    add_queue_totals,
+    build_backlog,
+    complete_buckets,
+    find_earliest,
+    get_id_ranges,
+)
 
 # Seconds for an operation.
 STATISTICS_TIMEOUT = 1.5

@@ -32,7 +32,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from mediatord.errors import MediatorError, PayloadTooLarge, StoreUnavailable
 from mediatord.protocol.encoding import loads
 from mediatord.store.interfaces.decentrl import MAX_PAGE_BYTES
-from mediatord.store.message_operations import LedgerEntry
+from mediatord.store.interfaces.messages import LedgerEntry
 
 T = TypeVar("T")
 

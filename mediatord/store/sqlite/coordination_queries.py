@@ -8,17 +8,20 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 from mediatord.errors import ReplayCacheFull
 from mediatord.store.interfaces.cluster import (
+    QUOTA_WINDOW_SLOTS,
     ClusterNode,
     ClusterSecretMismatch,
     NodeNameTaken,
     PresenceRecord,
+    QuotaUse,
+    get_quota_wait,
 )
 from mediatord.store.interfaces.store import NONCE_GRACE_SECONDS
-from mediatord.store.quotas import QuotaUse, add_quota_use, drop_expired_uses, get_quota_wait, remove_latest_use
 from mediatord.store.recipient_names import filter_valid_ids
 from mediatord.store.sqlite.connection import BatchOperation, StoreConnection
 
@@ -135,6 +138,31 @@ _UPSERT_QUOTA = """
     INSERT INTO allowance (key, until, lots) VALUES (?, ?, ?)
     ON CONFLICT DO UPDATE SET until = excluded.until, lots = excluded.lots
 """
+
+
+def drop_expired_uses(lots: Sequence[QuotaUse], period: float, now: float) -> list[QuotaUse]:
+    """Uses within the last period."""
+    return [lot for lot in lots if lot[0] > now - period]
+
+
+def add_quota_use(lots: Sequence[QuotaUse], amount: int, *, period: float, now: float) -> list[QuotaUse]:
+    """Uses with one more."""
+    slot = period / QUOTA_WINDOW_SLOTS
+    at = ceil(now / slot) * slot
+    if lots and lots[-1][0] >= at:
+        return [*lots[:-1], (lots[-1][0], lots[-1][1] + amount)]
+    return [*lots, (at, amount)]
+
+
+def remove_latest_use(lots: Sequence[QuotaUse], amount: int) -> list[QuotaUse]:
+    """Uses without the latest ones, of this amount in total."""
+    left = list(lots)
+    while left and amount > 0:
+        at, taken = left.pop()
+        if taken > amount:
+            left.append((at, taken - amount))
+        amount -= taken
+    return left
 
 
 def take_quota(

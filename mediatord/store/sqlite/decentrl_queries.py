@@ -22,8 +22,7 @@ from mediatord.store.interfaces.decentrl import (
     PendingEvent,
     ResultPage,
 )
-from mediatord.store.interfaces.messages import RemovedMessage
-from mediatord.store.message_operations import LedgerEntry
+from mediatord.store.interfaces.messages import LedgerEntry, RemovedMessage
 from mediatord.store.sqlite.connection import BatchOperation, StoreConnection, hash_did
 
 # Owner number of registrations.

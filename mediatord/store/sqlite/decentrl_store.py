@@ -33,8 +33,8 @@ from mediatord.store.interfaces.decentrl import (
     PublicEventFilter,
     ResultPage,
     StoredEvent,
+    get_utf8_size,
 )
-from mediatord.store.quotas import get_utf8_size
 from mediatord.store.sqlite import decentrl_queries, event_queries, message_queries
 from mediatord.store.sqlite.connection import BatchOperation, SQLOperation, StoreConnection
 from mediatord.store.sqlite.coordination_queries import ClaimOutcome, NonceClaim, claim_nonces

@@ -20,8 +20,8 @@ from mediatord.store.interfaces.decentrl import (
     PublicEventFilter,
     ResultPage,
     StoredEvent,
+    get_utf8_size,
 )
-from mediatord.store.quotas import get_utf8_size
 from mediatord.store.sqlite.connection import BatchOperation, StoreConnection
 from mediatord.store.sqlite.decentrl_queries import (
     PartyRow,

@@ -26,9 +26,15 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mediatord.errors import StoreUnavailable
-from mediatord.store.interfaces.store import STORE_FAULT_MESSAGES, STORE_FAULTS, StoreFault
-from mediatord.store.message_operations import BatchLimits, OperationObserver, log_store_fault
-from mediatord.store.quotas import GROWING_OPERATIONS, DiskSpaceMonitor, SpaceLimits
+from mediatord.store.disk_space import GROWING_OPERATIONS, DiskSpaceMonitor, SpaceLimits
+from mediatord.store.interfaces.store import (
+    STORE_FAULT_MESSAGES,
+    STORE_FAULTS,
+    BatchLimits,
+    OperationObserver,
+    StoreFault,
+    log_store_fault,
+)
 from mediatord.store.sqlite.connection import (
     LOCK_TIMEOUT_SECONDS,
     SQLOperation,
@@ -638,7 +644,7 @@ class SQLiteExecutor:
         return sum([batcher.buffered[0] for batcher in self._batchers]), self._writes.buffered[1]
 
     @property
-    def trouble(self) -> str:
+    def fault_description(self) -> str:
         """The fault of the file, for the operator; empty when there is none."""
         return next((STORE_FAULT_MESSAGES[fault] for fault in STORE_FAULTS if fault in self.health.faults), "")
 

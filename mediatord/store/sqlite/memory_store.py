@@ -12,7 +12,7 @@ from twisted.internet.interfaces import IReactorTime
 from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.decentrl import DecentrlQuotas
 from mediatord.store.interfaces.messages import QueueLimits
-from mediatord.store.message_operations import log_store_fault
+from mediatord.store.interfaces.store import log_store_fault
 from mediatord.store.sqlite.connection import SQLOperation, StoreConnection, get_cause
 from mediatord.store.sqlite.coordination_queries import release_lost_deliveries
 from mediatord.store.sqlite.database_file import NO_FOREIGN_KEYS, connect, migrate_schema, read_schema_steps
@@ -24,7 +24,7 @@ class InMemoryExecutor:
     """Runs each operation at once, in the calling thread, on a database that exists until the last close."""
 
     buffered = 0, 0
-    trouble = ""
+    fault_description = ""
 
     def __init__(self, clock: IReactorTime) -> None:
         self._clock = clock

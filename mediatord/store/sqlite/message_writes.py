@@ -36,13 +36,13 @@ from mediatord.store.interfaces.messages import (
     AcknowledgementResult,
     EnqueueRequest,
     EnqueueResult,
+    LedgerEntry,
     Payload,
     QueueLimits,
     RemovalReason,
     RemovedMessage,
     StoredMessage,
 )
-from mediatord.store.message_operations import LedgerEntry
 from mediatord.store.recipient_names import filter_valid_ids
 from mediatord.store.sqlite.connection import BatchOperation, StoreConnection
 from mediatord.store.sqlite.coordination_queries import NO_NODE_ID, NonceClaim, claim_nonces, get_or_create_node

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mediatord.store.interfaces.messages import (
+    LEDGER_ENTRIES,
     AgeBucket,
     LargeQueue,
     MessageLedger,
@@ -19,8 +20,7 @@ from mediatord.store.interfaces.messages import (
     StoreLedger,
     StoreStatistics,
 )
-from mediatord.store.message_operations import (
-    LEDGER_ENTRIES,
+from mediatord.store.queue_backlog import (
     add_queue_totals,
     build_backlog,
     complete_buckets,

@@ -74,12 +74,12 @@ class SQLiteClusterStore:
     drop = timed_sql_method("write", "drop", coordination_queries.drop_node)
     list_nodes = timed_sql_method("read", "nodes", coordination_queries.list_nodes)
     list_lapsed_nodes = timed_sql_method("read", "lapsed", coordination_queries.list_lapsed_nodes)
-    add_presence = sql_method("write", "announce", coordination_queries.add_presence)
-    remove_presence = sql_method("write", "withdraw", coordination_queries.remove_presence)
-    find_presence = timed_sql_method("read", "whereabouts", coordination_queries.find_presence)
-    acquire_lease = timed_sql_method("write", "hold", coordination_queries.acquire_lease)
-    take_quota = timed_sql_method("write", "take", coordination_queries.take_quota)
-    return_quota = sql_method("write", "put_back", coordination_queries.return_quota)
+    add_presence = sql_method("write", "add_presence", coordination_queries.add_presence)
+    remove_presence = sql_method("write", "remove_presence", coordination_queries.remove_presence)
+    find_presence = timed_sql_method("read", "find_presence", coordination_queries.find_presence)
+    acquire_lease = timed_sql_method("write", "acquire_lease", coordination_queries.acquire_lease)
+    take_quota = timed_sql_method("write", "take_quota", coordination_queries.take_quota)
+    return_quota = sql_method("write", "return_quota", coordination_queries.return_quota)
     record_pickups = timed_sql_method("write", "record_pickups", coordination_queries.record_pickups)
     find_picked_up = timed_sql_method("read", "picked_up", coordination_queries.find_picked_up)
 
@@ -146,8 +146,8 @@ class SQLiteStore:
         return self._executor.close()
 
     @property
-    def trouble(self) -> str:
-        return self._executor.trouble
+    def fault_description(self) -> str:
+        return self._executor.fault_description
 
     def table_sizes(self) -> Deferred[dict[str, int]]:
         return self._executor.read_in_background("table_sizes", self._table_sizes.measure)

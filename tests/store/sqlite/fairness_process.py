@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from sqlite3 import Connection
 
-from mediatord.store.message_operations import ignore_observation
+from mediatord.store.interfaces.store import ignore_observation
 from mediatord.store.sqlite.executor import SQLiteExecutor, SQLiteRunners, SQLiteTuning
 from tests.store.builders import ImmediateClock, InlineRunner
 

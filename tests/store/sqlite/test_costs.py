@@ -21,7 +21,7 @@ from mediatord.store.interfaces.messages import (
     QueueLimits,
     RemovedMessage,
 )
-from mediatord.store.message_operations import BatchLimits, ignore_observation
+from mediatord.store.interfaces.store import BatchLimits, ignore_observation
 from mediatord.store.sqlite import (
     account_queries,
     executor,

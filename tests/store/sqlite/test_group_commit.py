@@ -8,7 +8,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import MediationNotGranted, ReplayCacheFull, StoreUnavailable, UnknownRecipient
 from mediatord.store.interfaces.messages import EnqueueRequest, EnqueueResult
-from mediatord.store.message_operations import BatchLimits
+from mediatord.store.interfaces.store import BatchLimits
 from mediatord.store.sqlite.connection import StoreConnection
 from mediatord.store.sqlite.database_file import open_database
 from mediatord.store.sqlite.executor import SQLiteTuning, write_ping

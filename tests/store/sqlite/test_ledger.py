@@ -14,8 +14,14 @@ import pytest
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import QueueFull
-from mediatord.store.interfaces.messages import EnqueueRequest, EnqueueResult, MessageLedger, QueueLimits, StoreLedger
-from mediatord.store.message_operations import LEDGER_ENTRIES
+from mediatord.store.interfaces.messages import (
+    LEDGER_ENTRIES,
+    EnqueueRequest,
+    EnqueueResult,
+    MessageLedger,
+    QueueLimits,
+    StoreLedger,
+)
 from mediatord.store.sqlite import message_writes, queue_statistics
 from mediatord.store.sqlite.connection import SQLOperation
 from mediatord.store.sqlite.database_file import open_database

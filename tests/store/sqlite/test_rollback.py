@@ -9,8 +9,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import StoreUnavailable
-from mediatord.store.interfaces.store import Account
-from mediatord.store.message_operations import ignore_observation
+from mediatord.store.interfaces.store import Account, ignore_observation
 from mediatord.store.sqlite.account_queries import get_account, grant_account
 from mediatord.store.sqlite.connection import StoreConnection
 from mediatord.store.sqlite.executor import SQLiteExecutor, SQLiteRunners, SQLiteTuning
