@@ -17,7 +17,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-from mediatord.bench.load_generator import (
+from mediatord.bench.raw_clients import (
     CLOSE_OPCODE,
     PING_OPCODE,
     PONG_OPCODE,

@@ -24,7 +24,7 @@ from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
 from mediatord import __version__
-from mediatord.bench.load_generator import WebSocketClient
+from mediatord.bench.raw_clients import WebSocketClient
 from mediatord.cli.configuration import write_initial_files
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
 from mediatord.wallet.didcomm_client import DIDCommWallet
