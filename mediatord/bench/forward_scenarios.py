@@ -113,15 +113,15 @@ def measure_forwards(plan: BenchmarkPlan) -> ResultTable:
             one.prepare(size)
             lengths.append(f"{name} {max(map(len, one.bodies))}")
             one.post(plan.clients, plan.warm_up_seconds)
-            contenders: dict[str, Contender] = {
-                _TARGET_ROW if plan.target else _DURABLE_ROW: partial(one.post, plan.clients, plan.seconds),
-                agreement.name: pinned(agreement.run),
-                _SITE_ROW: partial(_post_to_site, stock, one.bodies, plan),
-            }
+            load_row = _TARGET_ROW if plan.target else _DURABLE_ROW
+            contenders: dict[str, Contender] = {load_row: partial(one.post, plan.clients, plan.seconds)}
             with ExitStack() as bare:
                 if not plan.target:
                     few = f"mediatord, {_FEW_CONNECTIONS} connections"
                     contenders[few] = partial(one.post, _FEW_CONNECTIONS, plan.seconds)
+                contenders[agreement.name] = pinned(agreement.run)
+                contenders[_SITE_ROW] = partial(_post_to_site, stock, one.bodies, plan)
+                if not plan.target:
                     rows = [(wallet.did, build_inner_envelope(wallet.identity, size)) for wallet in one.group.wallets]
                     sqlite = bare.enter_context(_open_bare_sqlite(rows, plan.clients, plan.seconds / 2))
                     contenders["SQLite alone, grouped"] = pinned(sqlite)
