@@ -9,9 +9,8 @@ from typing import Any
 
 import click
 
-from mediatord.bench.charts import render_svg, select_charts
 from mediatord.bench.plan import DEFAULT_SCENARIOS, MONGODB_SCENARIOS, SCENARIOS, TARGET_SCENARIOS, BenchmarkPlan
-from mediatord.bench.results import build_json_report, describe_environment, format_heading
+from mediatord.bench.results import build_json_report, describe_environment, format_heading, render_svg, select_charts
 from mediatord.config.values import parse_size
 from mediatord.protocol import encoding
 from mediatord.wallet.temporary_daemon import DaemonStartError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -11,12 +12,19 @@ from functools import partial
 from itertools import cycle
 from time import perf_counter, sleep
 
-from mediatord.bench.load_generator import LoadRunner
 from mediatord.bench.measured_mediator import CycleLoad, open_mediator
 from mediatord.bench.memory_scenarios import KERNEL_BYTES
 from mediatord.bench.plan import BenchmarkPlan
 from mediatord.bench.processes import ForkedCall, assign_cores, raise_file_limit
-from mediatord.bench.raw_clients import WebSocketClient, encode_frame, encode_request, loopback_address, open_socket
+from mediatord.bench.raw_clients import (
+    ClientConnection,
+    ResponseCounter,
+    WebSocketClient,
+    encode_frame,
+    encode_request,
+    loopback_address,
+    open_socket,
+)
 from mediatord.bench.results import Figures, ResultTable, safe_ratio
 from mediatord.bench.wallet_group import WalletGroup, build_inner_envelope, enrol_group
 from mediatord.protocol import encoding
@@ -62,10 +70,20 @@ class FloodGenerator:
         count = max(addresses, 4 * _FEW_ADDRESSES)
         sources = [_flood_address(number % addresses) for number in range(count)]
         requests = self._of_many if do == "fresh" else self._of_one
-        runner = LoadRunner(self._url, requests, count, seconds, rate=rate, even=True, sources=sources)
-        with closing(runner):
-            statuses = runner.run().statuses
-        return {"sent": statuses.total(), **statuses}
+        idle = deque(ClientConnection(open_socket(self._url, source)) for source in sources)
+        connections, responses, sent = {one.fileno(): one for one in idle}, ResponseCounter(), 0
+        with select.epoll() as epoll:
+            for number in connections:
+                epoll.register(number, select.EPOLLIN)
+            for due in _iterate_due(seconds, rate):
+                for _ in range(min(due, len(idle))):
+                    idle.popleft().send(next(requests))
+                    sent += 1
+                readable = (connections[number] for number, _ in epoll.poll(0))
+                idle.extend(one for one in readable if responses.take(one))
+        for connection in connections.values():
+            connection.close()
+        return {"sent": sent, **responses.by_name()}
 
     def _encode_requests(self, group: WalletGroup, senders: Iterable[WalletIdentity], size: int) -> Iterator[bytes]:
         """Forwards over and over, each of the next sender to the next mailbox."""

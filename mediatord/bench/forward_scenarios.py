@@ -81,7 +81,7 @@ _FORWARD_COLUMNS = (PER_SECOND, PER_CPU_SECOND, "p50 ms", "p99 ms", CLIENT_US, O
 _TARGET_COLUMNS = (PER_SECOND, PER_CPU_SECOND, "p50 ms", "p99 ms", "p99.9 ms", CLIENT_US, OF_G, _OF_SITE)
 
 
-def measure_forwards(plan: BenchmarkPlan) -> ResultTable:
+def measure_forwards(plan: BenchmarkPlan) -> ResultTable:  # noqa: C901  with and without a target
     """Durable forwards to offline recipients beside three baselines: g, an empty Twisted site, and SQLite alone."""
     title = f"Forwards to {plan.target}" if plan.target else "Forwards, durable before the answer"
     table = ResultTable(title, _TARGET_COLUMNS if plan.target else _FORWARD_COLUMNS)

@@ -35,7 +35,7 @@ from mediatord.bench.results import (
     safe_ratio,
 )
 from mediatord.bench.wallet_group import require_socket_url
-from mediatord.wallet.didcomm_mediation import PICKUP
+from mediatord.wallet.didcomm_client import PICKUP
 
 CYCLE_WALLETS = 64
 _CYCLE_OF_FORWARD_GOAL = 0.35

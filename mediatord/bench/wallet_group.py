@@ -29,9 +29,15 @@ from mediatord.protocol.didcomm.did_document import parse_did_document
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
 from mediatord.protocol.encoding import dumps, loads_object
 from mediatord.wallet.decentrl_client import CommandRefused
-from mediatord.wallet.didcomm_client import DIDCommMediator, DIDCommWallet, HTTPResponse
+from mediatord.wallet.didcomm_client import (
+    PICKUP,
+    DIDCommMediator,
+    DIDCommWallet,
+    HTTPResponse,
+    MediatorProblem,
+    read_delivery,
+)
 from mediatord.wallet.didcomm_identity import WalletIdentity
-from mediatord.wallet.didcomm_mediation import PICKUP, MediatorProblem, read_delivery
 from mediatord.wallet.didcomm_messages import (
     BASIC_MESSAGE,
     DIDDocumentCache,

@@ -12,10 +12,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mediatord.bench.charts import BarChart, LineChart, render_svg, select_charts
 from mediatord.bench.envelope_scenario import parse_openssl_rate
 from mediatord.bench.processes import assign_cores, pin_to_cores
-from mediatord.bench.results import PerformanceTarget, ResultTable
+from mediatord.bench.results import BarChart, LineChart, PerformanceTarget, ResultTable, render_svg, select_charts
 from mediatord.bench.storage_scenarios import add_accounts, add_messages, expire_messages
 from mediatord.bench.wallet_group import find_mediator
 from mediatord.wallet.didcomm_identity import WalletIdentity

@@ -13,8 +13,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from mediatord.bench.raw_clients import WebSocketClient
 from mediatord.bench.wallet_group import build_inner_envelope, enrol_group
 from mediatord.protocol import encoding
+from mediatord.wallet.didcomm_client import PICKUP
 from mediatord.wallet.didcomm_identity import WalletIdentity
-from mediatord.wallet.didcomm_mediation import PICKUP
 from mediatord.wallet.didcomm_messages import authcrypt, build_forward
 from tests.integration.daemon import Daemon
 from tests.integration.message_load import PATIENCE_SECONDS, prepare_daemon

@@ -94,7 +94,7 @@ def test_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "log.key"
     create_pseudonym_key(path)
     aged(path, 500)
-    monkeypatch.setattr("mediatord.observability.pseudonyms.replace_private_file", read_only)
+    monkeypatch.setattr("mediatord.private_file.replace_private_file", read_only)
     failures: list[str] = []
     assert renew_pseudonym_key(path, TODAY, 90, failures.append).epoch == 1
     (failure,) = failures

@@ -10,13 +10,7 @@ from dataclasses import dataclass
 from mediatord.bench.plan import DAEMON_SETTINGS
 from mediatord.bench.processes import raise_file_limit, rss_bytes
 from mediatord.bench.raw_clients import WebSocketClient
-from mediatord.bench.results import (
-    Figures,
-    InterleavedResults,
-    PerformanceTarget,
-    ResultTable,
-    run_interleaved,
-)
+from mediatord.bench.results import Figures, InterleavedResults, PerformanceTarget, ResultTable, run_interleaved
 from mediatord.bench.wallet_group import LiveSocket, enrol_group, find_mediator
 from mediatord.wallet.temporary_daemon import TemporaryDaemon, run_temporary_daemon
 from tests.peers.comparison import OURS, ComparisonOptions, Participants

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from mediatord.bench.raw_clients import PING_OPCODE, PONG_OPCODE, TEXT_OPCODE, encode_frame, parse_frame
 from mediatord.protocol import encoding
 from mediatord.protocol.didcomm.message import Message
-from mediatord.wallet.didcomm_client import DIDCommWallet
-from mediatord.wallet.didcomm_mediation import PICKUP, read_delivery
+from mediatord.wallet.didcomm_client import PICKUP, DIDCommWallet, read_delivery
 from mediatord.wallet.didcomm_messages import UnreadableMessage
 
 _HELLO = (
