@@ -12,7 +12,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mediatord.errors import InternalFault, MediatorError, StoreUnavailable
-from mediatord.failure_logging import redact_failure
+from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.store.interfaces.messages import (
     AcknowledgementResult,
     AgeBucket,

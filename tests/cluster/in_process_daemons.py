@@ -19,7 +19,7 @@ from mediatord.app.daemon import build_daemon
 from mediatord.cluster import anti_entropy
 from mediatord.config.settings import Config
 from mediatord.identity.key_file import create_keys
-from mediatord.private_file import create_private_file
+from mediatord.secret_files import create_secret_file
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import IStore
 from mediatord.store.sqlite.memory_store import MemoryStore
@@ -120,7 +120,7 @@ class InProcessClusterTestCase(TestCase):
         self.directory = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, self.directory)
         create_keys(self.directory / "keys.jwks")
-        create_private_file(self.directory / "cluster.secret", SECRET)
+        create_secret_file(self.directory / "cluster.secret", SECRET)
         self.watch = AdjustableClock()
         self.store: IStore = MemoryStore(cast(Any, self.watch), QueueLimits())
         compare_identities(self.store.cluster)
