@@ -52,7 +52,7 @@ class IndependentEnqueues:
 
         def take(result: Any, place: int) -> None:
             outcomes[place] = _to_outcome(result)
-            if early is not None:
+            if early is not None and len(outcomes) < len(deposits):
                 if not unreported:
                     # Results of one transaction arrive together, and are reported together.
                     self._clock.callLater(0, report, early)

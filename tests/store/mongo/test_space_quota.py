@@ -72,7 +72,9 @@ class QuotaTests(SpaceCase):
             await self.checkpoint(store)
             number += 1
         self.assertGreater(number, QUOTA // 400_000)
-        self.assertEqual((store.fault_description, self.faults), ("store full: only reading and deleting", [("full", True)]))
+        self.assertEqual(
+            (store.fault_description, self.faults), ("store full: only reading and deleting", [("full", True)])
+        )
         await self.unavailable(
             self.put(store, "one more"),
             store.grant(BOB),
