@@ -133,11 +133,8 @@ def find_owner(connection: StoreConnection, recipient_did: str) -> str | None:
 
 def list_spellings(connection: StoreConnection, recipient_did: str) -> list[str]:
     """Names under which a DID is registered, in order of registration."""
-    row = connection.execute(
-        "SELECT did, registered, names FROM recipient WHERE did_digest = ? AND registered IS NOT NULL",
-        (compute_did_digest(recipient_did),),
-    ).fetchone()
-    return [] if row is None else [name for _, name in _parse_names(*row).spellings]
+    registration = _find_registration(connection, recipient_did)
+    return [] if registration is None else [name for _, name in registration[2].spellings]
 
 
 def update_recipients(
@@ -204,19 +201,23 @@ def is_retired(connection: StoreConnection, did: str) -> bool:
     return connection.select_value("SELECT 1 FROM retired WHERE did = ?", (did,)) is not None
 
 
-def _add_recipient(
-    connection: StoreConnection, account_number: int, name: str, max_recipients: int
-) -> RecipientUpdateResult:
-    digest = compute_did_digest(name)
-    owned = connection.execute(
+def _find_registration(connection: StoreConnection, name: str) -> tuple[int, int, RecipientNames] | None:
+    """Numbers of account and recipient, and registered names of a DID."""
+    row = connection.execute(
         """
         SELECT account_id, id, did, registered, names FROM recipient WHERE did_digest = ? AND registered IS NOT NULL
         """,
-        (digest,),
+        (compute_did_digest(name),),
     ).fetchone()
-    if owned is not None and owned[0] != account_number:
+    return None if row is None else (row[0], row[1], _parse_names(*row[2:]))
+
+
+def _add_recipient(
+    connection: StoreConnection, account_number: int, name: str, max_recipients: int
+) -> RecipientUpdateResult:
+    owner, recipient_id, names = _find_registration(connection, name) or (account_number, 0, None)
+    if owner != account_number:
         return "client_error"
-    names = None if owned is None else _parse_names(*owned[2:])
     if names is not None and name in names:
         return "no_change"
     number, place = _take_place(connection, account_number)
@@ -226,7 +227,7 @@ def _add_recipient(
         _register_recipient(connection, account_number, name, place)
     else:
         names.add(name, place)
-        _save_names(connection, owned[1], names)
+        _save_names(connection, recipient_id, names)
         _change_name_count(connection, account_number, 1)
     return "success"
 
@@ -250,18 +251,11 @@ def _register_recipient(connection: StoreConnection, account_number: int, name: 
 
 
 def _remove_recipient(connection: StoreConnection, account_number: int, name: str) -> RecipientUpdateResult:
-    owned = connection.execute(
-        """
-        SELECT id, did, registered, names FROM recipient
-        WHERE did_digest = ? AND account_id = ? AND registered IS NOT NULL
-        """,
-        (compute_did_digest(name), account_number),
-    ).fetchone()
-    names = None if owned is None else _parse_names(*owned[1:])
-    if names is None or name not in names:
+    owner, recipient_id, names = _find_registration(connection, name) or (0, 0, RecipientNames(name, None))
+    if owner != account_number or name not in names:
         return "no_change"
     names.remove(name)
-    _save_names(connection, owned[0], names)
+    _save_names(connection, recipient_id, names)
     if names:
         _change_name_count(connection, account_number, -1)
     return "success"

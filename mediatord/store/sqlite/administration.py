@@ -21,7 +21,7 @@ from mediatord.store.interfaces.administration import (
     QueueProtocol,
 )
 from mediatord.store.interfaces.messages import RemovedMessage
-from mediatord.store.sqlite import account_queries, decentrl_queries, message_writes
+from mediatord.store.sqlite import account_queries, decentrl_queries, message_writes, queue_statistics
 from mediatord.store.sqlite.connection import StoreConnection, hash_did
 from mediatord.store.sqlite.executor import SQLExecutor, sql_method
 
@@ -37,12 +37,6 @@ _SELECT_QUEUES = {
             (SELECT e.received_at FROM pending_event e WHERE e.recipient_id = h.party_id ORDER BY e.seq LIMIT 1)
         FROM holding h JOIN party p ON p.id = h.party_id WHERE h.pending > 0
         ORDER BY h.pending DESC, p.did LIMIT ?
-    """,
-}
-_SELECT_TOTALS = {
-    "didcomm": "SELECT count(*), coalesce(sum(messages), 0), coalesce(sum(bytes), 0) FROM queue",
-    "decentrl": """
-        SELECT count(*), coalesce(sum(pending), 0), coalesce(sum(pending_bytes), 0) FROM holding WHERE pending > 0
     """,
 }
 _DID_TABLES = ("account", "recipient", "party")
@@ -93,7 +87,7 @@ def _list_queues(
 
 
 def _sum_queues(connection: StoreConnection, protocols: Sequence[QueueProtocol]) -> QueueListTotals:
-    rows = [connection.execute(_SELECT_TOTALS[half]).fetchone() for half in protocols]
+    rows = [queue_statistics.read_totals(connection, half) for half in protocols]
     return QueueListTotals(*map(sum, zip((0, 0, 0), *rows, strict=True)))
 
 

@@ -8,7 +8,7 @@ Neighbouring commands of a batch that save events share their statements.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -255,30 +255,6 @@ _UPDATE_TAGS = """
 """
 
 
-@dataclass(frozen=True, slots=True)
-class _TagChange:
-    """
-    An event whose tags change.
-
-    :param size: bytes of its former tags.
-    :param old: its former tags, by number.
-    """
-
-    seq: int
-    timestamp: float
-    processed: bool
-    size: int
-    old: frozenset[int]
-    new: tuple[EventLabel, ...]
-
-    @property
-    def new_size(self) -> int:
-        return get_utf8_size(*[label.text for label in self.new])
-
-    def entries(self, label_ids: Iterable[int]) -> list[LabelEntry]:
-        return [LabelEntry(id, self.timestamp, self.seq) for id in label_ids]
-
-
 def update_tags(
     connection: StoreConnection, owner: str, tags: Sequence[tuple[str, tuple[str, ...]]], caps: DecentrlQuotas
 ) -> None:
@@ -287,61 +263,33 @@ def update_tags(
 
     :raise QuotaExceeded: they would exceed the quota.
     """
-    party = find_party(connection, owner)
-    changes = _find_tag_changes(connection, party.id, dict(tags))
-    growth = sum([one.new_size - one.size for one in changes])
+    party, wanted = find_party(connection, owner), dict(tags)
+    columns = "seq, id, timestamp, processed, tags_size, tags"
+    rows = connection.select_rows_in(columns, _FIND_TAGGED_EVENTS, list(wanted), party.id)
+    growth = sum([get_utf8_size(*wanted[id]) - size for _, id, _, _, size, _ in rows])
     if not fits_quota(party, caps, 0, growth):
         raise QuotaExceeded()
-    if changes:
-        _apply_tag_changes(connection, changes)
-        _mark_processed(
-            connection, EventLabel(party.id, UNPROCESSED_LABEL), [one for one in changes if not one.processed]
-        )
-        change_party_usage(connection, party.id, stored_bytes=growth, edition=1)
-
-
-def _find_tag_changes(
-    connection: StoreConnection, owner_id: int, tags: dict[str, tuple[str, ...]]
-) -> list[_TagChange]:
-    columns = "seq, id, timestamp, processed, tags_size, tags"
-    return [
-        _TagChange(
-            seq=seq,
-            timestamp=float(timestamp),
-            processed=bool(processed),
-            size=size,
-            old=frozenset(parse_tag_ids(old)),
-            new=tuple([EventLabel(owner_id, TAG_LABEL, tag) for tag in tags[id]]),
-        )
-        for seq, id, timestamp, processed, size, old in connection.select_rows_in(
-            columns, _FIND_TAGGED_EVENTS, list(tags), owner_id
-        )
-    ]
-
-
-def _apply_tag_changes(connection: StoreConnection, changes: Sequence[_TagChange]) -> None:
-    """Insert new entries before deleting old ones, so that a label in both is not deleted in between."""
-    ids = intern_labels(connection, Counter([label for one in changes for label in set(one.new)]))
+    new = {row[0]: [EventLabel(party.id, TAG_LABEL, tag) for tag in wanted[row[1]]] for row in rows}
+    ids = intern_labels(connection, Counter([label for labels in new.values() for label in set(labels)]))
+    unprocessed = find_labels(connection, [EventLabel(party.id, UNPROCESSED_LABEL)]).values()
     coming: list[LabelEntry] = []
     going: list[LabelEntry] = []
-    for one in changes:
-        new = {ids[label] for label in one.new}
-        coming += one.entries(new - one.old)
-        going += one.entries(one.old - new)
-    insert_label_entries(connection, coming)
-    delete_label_entries(connection, going)
-    release_labels(connection, [id for one in changes for id in one.old])
-    connection.execute_values(
-        _UPDATE_TAGS,
-        [(one.seq, one.new_size, format_tag_ids([ids[label] for label in one.new])) for one in changes],
-    )
-
-
-def _mark_processed(connection: StoreConnection, label: EventLabel, unprocessed: Sequence[_TagChange]) -> None:
-    if unprocessed:
-        shelf = find_labels(connection, [label])[label]
-        delete_label_entries(connection, [entry for one in unprocessed for entry in one.entries([shelf.id])])
-        release_labels(connection, [shelf.id] * len(unprocessed))
+    released: list[int] = []
+    changed: list[tuple[int, int, str]] = []
+    for seq, id_, timestamp, processed, _, written in rows:
+        old, tag_ids = set(parse_tag_ids(written)), [ids[label] for label in new[seq]]
+        marks = [] if processed else [label.id for label in unprocessed]
+        coming += [LabelEntry(label_id, float(timestamp), seq) for label_id in {*tag_ids} - old]
+        going += [LabelEntry(label_id, float(timestamp), seq) for label_id in [*(old - {*tag_ids}), *marks]]
+        released += [*old, *marks]
+        changed.append((seq, get_utf8_size(*wanted[id_]), format_tag_ids(tag_ids)))
+    if changed:
+        # New entries first, so that a label in both is not deleted in between.
+        insert_label_entries(connection, coming)
+        delete_label_entries(connection, going)
+        release_labels(connection, released)
+        connection.execute_values(_UPDATE_TAGS, changed)
+        change_party_usage(connection, party.id, stored_bytes=growth, edition=1)
 
 
 def publish_event(connection: StoreConnection, publisher: str, event: PublicEvent, caps: DecentrlQuotas) -> None:

@@ -29,6 +29,13 @@ from mediatord.store.queue_backlog import (
 )
 from mediatord.store.sqlite.connection import LedgerHalf, StoreConnection
 
+_TABLES: Mapping[LedgerHalf, str] = {"didcomm": "message", "decentrl": "pending_event"}
+_TOTALS: Mapping[LedgerHalf, str] = {
+    "didcomm": "SELECT count(*), coalesce(sum(messages), 0), coalesce(sum(bytes), 0) FROM queue",
+    "decentrl": """
+        SELECT count(*), coalesce(sum(pending), 0), coalesce(sum(pending_bytes), 0) FROM holding WHERE pending > 0
+    """,
+}
 # A DID can have several queues, having changed hands, and events of the other half: candidates are those that have
 # most of one kind, and all that have more than one. Recipients are looked up in two indexes.
 _SELECT_LARGEST = """
@@ -73,10 +80,7 @@ def find_largest_queues(connection: StoreConnection, top: int) -> tuple[list[tup
     The largest queues of messages and pending events together, and the sum of the others. Scans the tables of
     counters, which have a short row for each DID.
     """
-    queues, messages = connection.execute("SELECT count(*), coalesce(sum(messages), 0) FROM queue").fetchone()
-    holdings, pending = connection.execute(
-        "SELECT count(*), coalesce(sum(pending), 0) FROM holding WHERE pending > 0"
-    ).fetchone()
+    (queues, messages, _), (holdings, pending, _) = (read_totals(connection, half) for half in _TOTALS)
     in_both = _IN_BOTH_BY_QUEUE if queues < holdings else _IN_BOTH_BY_HOLDING
     largest = connection.execute(_SELECT_LARGEST.format(in_both=in_both), {"top": max(top, 0)}).fetchall()
     return largest, messages + pending - sum(number for _, number in largest)
@@ -89,21 +93,18 @@ def collect_statistics(connection: StoreConnection, top: int) -> StoreStatistics
 
 def sum_queues(connection: StoreConnection) -> QueueTotals:
     """Totals of both halves. Scans the same tables of counters."""
-    queues = connection.execute(
-        """
-        SELECT coalesce(sum(messages), 0), coalesce(sum(bytes), 0), count(*),
-            (SELECT received_at FROM message WHERE seq = (SELECT min(seq) FROM message)) FROM queue
-        """
-    ).fetchone()
-    messages, size, recipients, received_at = connection.execute(
-        """
-        SELECT coalesce(sum(pending), 0), coalesce(sum(pending_bytes), 0), count(*),
-            (SELECT received_at FROM pending_event WHERE seq = (SELECT min(seq) FROM pending_event))
-            FROM holding WHERE pending > 0
-        """
-    ).fetchone()
-    events = QueueTotals(messages, size, recipients, None if received_at is None else float(received_at))
-    return add_queue_totals(QueueTotals(*queues), events)
+    totals = []
+    for half, table in _TABLES.items():
+        first = f"SELECT received_at FROM {table} WHERE seq = (SELECT min(seq) FROM {table})"
+        (queues, messages, size), received_at = read_totals(connection, half), connection.select_value(first)
+        totals.append(QueueTotals(messages, size, queues, None if received_at is None else float(received_at)))
+    return add_queue_totals(*totals)
+
+
+def read_totals(connection: StoreConnection, half: LedgerHalf) -> tuple[int, int, int]:
+    """Queues of one half that are not empty, their messages, and the bytes of those."""
+    totals: tuple[int, int, int] = connection.execute(_TOTALS[half]).fetchone()
+    return totals
 
 
 # Rows that are counted one by one: a million take a tenth of a second.
@@ -127,7 +128,7 @@ def read_ledger(connection: StoreConnection, most: int = MAX_COUNTED_ROWS) -> St
     halves = []
     for half, table in _COUNTED_TABLES.items():
         (entries,) = connection.execute(_SELECT_LEDGER, (half,)).fetchall()
-        ((queued,),) = connection.execute(_COUNT_ROWS.format(table), (most + 1,)).fetchall()
+        queued = connection.select_value(_COUNT_ROWS.format(table), (most + 1,))
         became = dict(zip(LEDGER_ENTRIES, entries, strict=True))
         halves.append(MessageLedger(**became, waiting=queued if queued <= most else None))
     return StoreLedger(*halves)
@@ -136,12 +137,6 @@ def read_ledger(connection: StoreConnection, most: int = MAX_COUNTED_ROWS) -> St
 # Per age bucket: keys that are counted, and rows whose bytes are summed, at most.
 _COHORT_COUNT_LIMIT = 100_000
 _COHORT_SIZE_LIMIT = 5_000
-_TOTALS = {
-    "message": "SELECT coalesce(sum(messages), 0), coalesce(sum(bytes), 0) FROM queue",
-    "pending_event": """
-        SELECT coalesce(sum(pending), 0), coalesce(sum(pending_bytes), 0) FROM holding WHERE pending > 0
-    """,
-}
 # Registered and left-over recipients have an index each.
 _QUEUE_SIZE_AND_AGE = " UNION ALL ".join(
     f"""
@@ -166,27 +161,24 @@ def collect_backlog(connection: StoreConnection, bounds: Sequence[float], top: i
     As :meth:`~mediatord.store.interfaces.messages.IMessageStore.read_backlog`; reads the tables of counters as
     :func:`find_largest_queues` does.
     """
-    totals = {table: connection.execute(query).fetchone() for table, query in _TOTALS.items()}
-    halves = [complete_buckets(_count_buckets(connection, table, bounds), *total) for table, total in totals.items()]
+    totals = [read_totals(connection, half)[1:] for half in _TABLES]
+    ranges = [(first or "", end or _LAST_ID) for first, end in get_id_ranges(bounds)]
+    halves = [
+        complete_buckets([_count_bucket(connection, table, *ids) for ids in ranges], *total)
+        for table, total in zip(_TABLES.values(), totals, strict=True)
+    ]
     largest, _ = find_largest_queues(connection, top)
-    found = build_backlog(
-        halves, totals.values(), [_describe_queue(connection, did, number) for did, number in largest]
-    )
+    found = build_backlog(halves, totals, [_describe_queue(connection, did, number) for did, number in largest])
     return replace(found, books=read_ledger(connection))
-
-
-def _count_buckets(connection: StoreConnection, table: str, bounds: Sequence[float]) -> list[AgeBucket]:
-    return [_count_bucket(connection, table, first or "", end or _LAST_ID) for first, end in get_id_ranges(bounds)]
 
 
 def _count_bucket(connection: StoreConnection, table: str, first: str, end: str) -> AgeBucket:
     count = f"SELECT count(*) FROM (SELECT 1 FROM {table} WHERE id >= ? AND id < ? LIMIT {_COHORT_COUNT_LIMIT})"
-    ((number,),) = connection.execute(count, (first, end)).fetchall()
+    number = connection.select_value(count, (first, end))
     if number >= _COHORT_SIZE_LIMIT:
         return AgeBucket(number, None, number < _COHORT_COUNT_LIMIT)
     weigh = f"SELECT coalesce(sum(size), 0) FROM (SELECT size FROM {table} WHERE id >= ? AND id < ?)"
-    ((size,),) = connection.execute(weigh, (first, end)).fetchall()
-    return AgeBucket(number, size)
+    return AgeBucket(number, connection.select_value(weigh, (first, end)))
 
 
 def _describe_queue(connection: StoreConnection, did: str, number: int) -> LargeQueue:
