@@ -40,6 +40,8 @@ ROWS_PER_STATEMENT = 64
 VALUES_PER_STATEMENT = 512
 BYTES_PER_READ = 4_194_304
 
+# Begins a transaction that may write.
+BEGIN_IMMEDIATE = "BEGIN IMMEDIATE"
 LOCK_TIMEOUT_SECONDS = 2.5
 # SQLite itself waits longer before every retry, so that newcomers would win against those that wait.
 _LOCK_RETRY_SECONDS = (0.0003, 0.001)
@@ -168,7 +170,7 @@ class StoreConnection(Connection):
         if self.in_transaction:
             self._roll_back()  # the last roll-back has failed
         try:
-            self._begin(patience)
+            retry_while_locked(patience, self.execute, BEGIN_IMMEDIATE)
         except sqlite3.Error as error:
             # None of the operations is to blame, so there is no point in trying them one by one.
             return [make_failure(error) for _ in operations]
@@ -184,17 +186,6 @@ class StoreConnection(Connection):
             self._ledger = self._cache = None
             raise
         return outcomes
-
-    def _begin(self, patience: float) -> None:
-        end = monotonic() + patience
-        while True:
-            try:
-                self.execute("BEGIN IMMEDIATE")
-                return
-            except sqlite3.OperationalError as error:
-                if not is_lock_error(error) or monotonic() >= end:
-                    raise
-            sleep(uniform(*_LOCK_RETRY_SECONDS))  # nosec B311 # no secret
 
     def _roll_back(self) -> None:
         if self.in_transaction:
@@ -412,7 +403,7 @@ def is_lock_error(error: BaseException | None) -> bool:
     return code is not None and code & 0xFF in _LOCK_ERRORS
 
 
-def retry_while_locked(work: Callable[[], T], patience: float) -> T:
+def retry_while_locked(patience: float, work: Callable[..., T], *args: Any) -> T:
     """
     Retry while another process holds the lock; blocks the thread.
 
@@ -421,20 +412,11 @@ def retry_while_locked(work: Callable[[], T], patience: float) -> T:
     end = monotonic() + patience
     while True:
         try:
-            return work()
+            return work(*args)
         except sqlite3.OperationalError as error:
             if not is_lock_error(error) or monotonic() >= end:
                 raise
         sleep(uniform(*_LOCK_RETRY_SECONDS))  # nosec B311 # no secret
-
-
-def begin_immediate(connection: sqlite3.Connection, patience: float) -> None:
-    """
-    Begin a transaction that may write.
-
-    :raise sqlite3.Error: as :func:`retry_while_locked`.
-    """
-    retry_while_locked(lambda: connection.execute("BEGIN IMMEDIATE"), patience)
 
 
 _TICKET_RETRY_SECONDS = (0.0003, 0.001)

@@ -18,9 +18,9 @@ from time import monotonic
 
 from mediatord.protocol.canonical_did import compute_did_digest
 from mediatord.store.sqlite.connection import (
+    BEGIN_IMMEDIATE,
     LOCK_TIMEOUT_SECONDS,
     StoreConnection,
-    begin_immediate,
     retry_while_locked,
 )
 from mediatord.store.sqlite.coordination_queries import release_lost_deliveries
@@ -170,9 +170,9 @@ def open_database(path: Path, now: float | None = inf, *, create: bool = True) -
     connection = connect(path, _NO_BUSY_TIMEOUT)
     try:
         migrate_schema(connection, read_schema_steps())  # first, so that what is not ours stays untouched
-        retry_while_locked(lambda: connection.execute("PRAGMA journal_mode = WAL"), LOCK_TIMEOUT_SECONDS)
+        retry_while_locked(LOCK_TIMEOUT_SECONDS, connection.execute, "PRAGMA journal_mode = WAL")
         if now is not None:
-            begin_immediate(connection, LOCK_TIMEOUT_SECONDS)
+            retry_while_locked(LOCK_TIMEOUT_SECONDS, connection.execute, BEGIN_IMMEDIATE)
             release_lost_deliveries(connection, now)
             connection.execute("COMMIT")
             connection.execute(f"PRAGMA {NO_FOREIGN_KEYS}")
@@ -226,10 +226,10 @@ def migrate_schema(connection: sqlite3.Connection, steps: Sequence[str]) -> None
 
     :raise DatabaseUnusable: the schema is of a newer version, or the database is of another program.
     """
-    if retry_while_locked(lambda: _read_version(connection), LOCK_TIMEOUT_SECONDS) == len(steps):
+    if retry_while_locked(LOCK_TIMEOUT_SECONDS, _read_version, connection) == len(steps):
         return
     connection.execute(f"PRAGMA {NO_FOREIGN_KEYS}")  # a step may rebuild tables under their names
-    begin_immediate(connection, LOCK_TIMEOUT_SECONDS)
+    retry_while_locked(LOCK_TIMEOUT_SECONDS, connection.execute, BEGIN_IMMEDIATE)
     try:
         # Read again under the lock: another process may have upgraded meanwhile.
         version = _read_version(connection)
@@ -240,7 +240,7 @@ def migrate_schema(connection: sqlite3.Connection, steps: Sequence[str]) -> None
                 connection.execute(statement)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {len(steps)}")
-        retry_while_locked(lambda: connection.execute("COMMIT"), LOCK_TIMEOUT_SECONDS)
+        retry_while_locked(LOCK_TIMEOUT_SECONDS, connection.execute, "COMMIT")
     finally:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
