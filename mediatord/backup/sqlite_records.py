@@ -50,7 +50,7 @@ from mediatord.store.sqlite.database_file import (
     open_database,
     read_schema_steps,
 )
-from mediatord.store.sqlite.event_search import parse_tag_ids, read_label_texts
+from mediatord.store.sqlite.event_queries import parse_tag_ids, read_label_texts
 from mediatord.store.sqlite.message_queries import get_digest_head
 
 # Where the records of a kind are, unless in a table of that name.

@@ -38,7 +38,7 @@ from mediatord.store.interfaces.decentrl import (
 from mediatord.store.sqlite import decentrl_queries, event_queries, message_queries
 from mediatord.store.sqlite.connection import BatchOperation, SQLOperation, StoreConnection
 from mediatord.store.sqlite.coordination_queries import ClaimOutcome, NonceClaim, claim_nonces
-from mediatord.store.sqlite.event_search import PageReadOptions
+from mediatord.store.sqlite.event_queries import PageReadOptions
 from mediatord.store.sqlite.executor import SQLExecutor, sql_method, timed_sql_method
 
 T = TypeVar("T")

@@ -256,7 +256,7 @@ class QueueCounters:
 
     def __init__(self) -> None:
         # Queue, messages and bytes.
-        self._changes: dict[int, tuple[CachedQueue, int, int]] = {}
+        self._changes: dict[int, list[Any]] = {}
 
     def add(self, queue: CachedQueue, messages: int, size: int, origin: int | None = None) -> None:
         """
@@ -271,8 +271,12 @@ class QueueCounters:
                 queue.eviction_state.usage.change(origin, messages, size)
         queue.messages += messages
         queue.size += size
-        _, more_messages, more_bytes = self._changes.get(queue.recipient_id, (queue, 0, 0))
-        self._changes[queue.recipient_id] = queue, more_messages + messages, more_bytes + size
+        change = self._changes.get(queue.recipient_id)
+        if change is None:
+            self._changes[queue.recipient_id] = [queue, messages, size]
+        else:
+            change[1] += messages
+            change[2] += size
 
     def write(self, connection: StoreConnection) -> None:
         """Update the table; empty queues are deleted, and so are recipients of which nothing else is left."""
@@ -367,18 +371,11 @@ class EnqueueOperation(_MessageOperation):
 
     def make_result(self, account: str, evicted: Iterable[RemovedMessage] = ()) -> EnqueueResult:
         request, stored = self.request, []
+        did, expires_at, due_at = request.recipient_did, request.expires_at, request.due_at
         for payload in request.payloads:
             stored.append(
                 StoredMessage(
-                    payload.id,
-                    request.recipient_did,
-                    account,
-                    payload.data,
-                    payload.form,
-                    self.now,
-                    request.expires_at,
-                    "pending",
-                    request.due_at,
+                    payload.id, did, account, payload.data, payload.form, self.now, expires_at, "pending", due_at
                 )
             )
         return EnqueueResult(tuple(stored), tuple(evicted))

@@ -31,7 +31,7 @@ from mediatord.store.interfaces.decentrl import (
 )
 from mediatord.store.sqlite import decentrl_queries, event_queries
 from mediatord.store.sqlite.connection import SQLOperation
-from mediatord.store.sqlite.event_search import PageReadOptions
+from mediatord.store.sqlite.event_queries import PageReadOptions
 from tests.store.builders import ALICE, BOB, HOUR, NOON
 from tests.store.random_commands import RandomCommands
 from tests.store.sqlite.commit_test_case import CommitTestCase, count_wal_commits

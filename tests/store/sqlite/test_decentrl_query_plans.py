@@ -23,7 +23,7 @@ from mediatord.store.interfaces.decentrl import (
 from mediatord.store.sqlite import coordination_queries, decentrl_queries, event_queries
 from mediatord.store.sqlite.connection import SQLOperation
 from mediatord.store.sqlite.database_file import open_database
-from mediatord.store.sqlite.event_search import PageReadOptions
+from mediatord.store.sqlite.event_queries import PageReadOptions
 from tests.store.builders import ALICE, BOB, HOUR, NOON, make_database_path
 from tests.store.sqlite.operations import CAROL, SQLiteOperations, make_contract
 
