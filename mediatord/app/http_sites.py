@@ -6,7 +6,6 @@ import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from autobahn.twisted.resource import WebSocketResource
 from twisted.application.service import Service
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger, globalLogPublisher
@@ -30,7 +29,6 @@ from mediatord.http.client_address import AllowedOrigins, ClientAddressResolver
 from mediatord.http.flow_control import MemoryReclaimer, RoundRobinScheduler
 from mediatord.http.resources import HTTPContext, StaticDocuments, report_no_probe
 from mediatord.http.site import MediatorSite
-from mediatord.http.websocket import MediatorSocketFactory, SocketContext
 from mediatord.net.listeners import Listener
 from mediatord.observability.event_recorder import ProtocolName
 from mediatord.observability.systemd import STATUS_SERVING, STATUS_WAITING_FOR_STORE
@@ -118,71 +116,57 @@ def build_site(
     async def render_metrics() -> bytes:
         return recorder.metrics.render()
 
-    peers = ClientAddressResolver(config.trusted_proxies, core.probe_credentials.token, config.limits.trusted_peers)
-    max_message_bytes = config.limits.max_message_bytes
-    memory = MemoryReclaimer(core.reactor)
-    scheduler = RoundRobinScheduler(core.reactor)
-    sockets = SocketContext(
-        receive=gateway.receive,
-        converse=decentrl.open_socket,
-        connections=core.connections,
-        recorder=core.recorder,
-        peers=peers,
-        clock=core.reactor,
-        memory=memory,
-        scheduler=scheduler,
-        admits=core.rate_limiter.charge_request,
-    )
+    limits = config.limits
+    addresses = ClientAddressResolver(config.trusted_proxies, core.probe_credentials.token, limits.trusted_peers)
     origins = AllowedOrigins(config.websocket_origins)
     documents = StaticDocuments(core.identity.now.did, core.identity.now.web_document, config.public_url)
-    factory = MediatorSocketFactory(core.reactor, sockets, max_message_bytes)
     context = HTTPContext(
         clock=core.reactor,
         receive=gateway.receive,
         command=gateway.command,
         public=gateway.public,
         ping_store=_build_store_ping(core, config),
-        store_trouble=lambda: core.store.trouble,
-        trouble=lambda: core.node_health.trouble,
-        statistics=StoreMetricsRefresher(core),
-        figures=worker.fetch_metrics if worker else render_metrics,
-        pages=documents,
-        metrics=core.recorder.metrics,
-        peers=peers,
+        find_store_problem=lambda: core.store.trouble,
+        find_node_problem=lambda: core.node_health.trouble,
+        refresh_store_metrics=StoreMetricsRefresher(core),
+        render_metrics=worker.fetch_metrics if worker else render_metrics,
+        documents=documents,
+        recorder=recorder,
+        client_addresses=addresses,
         connections=core.connections,
-        sockets=WebSocketResource(factory),
+        open_decentrl_socket=decentrl.open_socket,
         record_early_rejection=gateway.record_early_rejection,
         origins=origins,
-        memory=memory,
-        scheduler=scheduler,
+        memory=MemoryReclaimer(core.reactor),
+        scheduler=RoundRobinScheduler(core.reactor),
         admits=core.rate_limiter.charge_request,
         metrics_allow=lambda: core.reloader.config.metrics.allow,
-        ready=(lambda: readiness().ask()) if readiness else report_no_probe,
+        check_readiness=(lambda: readiness().ask()) if readiness else report_no_probe,
         forward_fast_path=didcomm.forward_fast_path.take,
     )
-    factory.limit(max_message_bytes, config.limits.max_outbox_bytes)
-    site = MediatorSite(context, max_message_bytes, *_get_connection_limits(config))
-    site.unread.limit(config.limits.max_unread_bytes)
+    site = MediatorSite(context, *_get_site_limits(config))
+    site.unread.limit(limits.max_unread_bytes)
 
     def follow(new: Config) -> None:
-        peers.set_peer_networks(new.limits.trusted_peers)
+        addresses.set_peer_networks(new.limits.trusted_peers)
         origins.allow(new.websocket_origins)
-        site.limit(new.limits.max_message_bytes, *_get_connection_limits(new))
-        factory.limit(new.limits.max_message_bytes, new.limits.max_outbox_bytes)
+        site.limit(*_get_site_limits(new))
         site.unread.limit(new.limits.max_unread_bytes)
-        documents.show(core.identity.now.did, core.identity.now.web_document)
+        documents.set_identity(core.identity.now.did, core.identity.now.web_document)
 
     core.reloader.follow(follow)
-    recorder.metrics.register_buffer("socket_outboxes", factory.unsent)
-    recorder.metrics.register_buffer("socket_inboxes", factory.unserved)
+    recorder.metrics.register_buffer("socket_outboxes", site.socket_factory.unsent)
+    recorder.metrics.register_buffer("socket_inboxes", site.socket_factory.unserved)
     recorder.metrics.register_buffer("http_requests", site.read_ahead)
     recorder.metrics.register_buffer("http_answers", lambda: site.unread.held)
     return site
 
 
-def _get_connection_limits(config: Config) -> tuple[int, int]:
-    """Limits on HTTP connections of one address, and of a trusted peer."""
-    return 4 * config.limits.max_connections_per_ip, 4 * config.limits.trusted_connections
+def _get_site_limits(config: Config) -> tuple[int, int, int, int]:
+    """Bytes of a message, HTTP connections of one address and of a trusted peer, bytes queued for a socket."""
+    limits = config.limits
+    connections = 4 * limits.max_connections_per_ip, 4 * limits.trusted_connections
+    return limits.max_message_bytes, *connections, limits.max_outbox_bytes
 
 
 def _build_store_ping(core: CoreServices, config: Config) -> Callable[[], Awaitable[None]]:
