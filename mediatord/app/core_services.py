@@ -170,7 +170,7 @@ def build_core_services(
         seal=sealer,
     )
     metrics = Metrics(CollectorRegistry(), version=__version__, label=lambda did: pseudonymizer.did(did))
-    events.observer = metrics
+    events.metrics = metrics
     recorder = EventRecorder(
         reactor, events, metrics, pseudonymizer, monotonic, probe_credentials.identities.is_probe_did
     )

@@ -183,7 +183,7 @@ def _build_store_ping(core: CoreServices, config: Config) -> Callable[[], Awaita
 
     if config.storage.backend != "sqlite":
         return ping
-    return StoreHealthCheck(ping, core.monotonic, lambda: metrics.get_rejection_count("store_unavailable"))
+    return StoreHealthCheck(ping, core.monotonic, lambda: metrics.rejected.get("store_unavailable"))
 
 
 _log = Logger()

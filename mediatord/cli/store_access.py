@@ -31,7 +31,7 @@ from mediatord.control.client import ControlClient, NoDaemon
 from mediatord.control.operations import ControlError, ControlOperations
 from mediatord.errors import MediatorError, StartupError, StoreUnavailable
 from mediatord.observability.event_log import EventLogWriter, LogOrigin
-from mediatord.observability.event_recorder import MessageEventRecorder
+from mediatord.observability.event_recorder import EventRecorder
 from mediatord.observability.metrics import Metrics
 from mediatord.observability.pseudonyms import Pseudonymizer, read_pseudonym_keys
 from mediatord.private_file import PrivateFileError
@@ -383,7 +383,7 @@ class PurgeEventLog:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._events: EventLogWriter | None = None
-        self._recorder: MessageEventRecorder | None = None
+        self._recorder: EventRecorder | None = None
 
     def is_writable(self) -> bool:
         """
@@ -434,8 +434,8 @@ class PurgeEventLog:
         events = self._events = EventLogWriter(
             directory, clock, origin, limits=build_segment_limits(config), level=config.log.level
         )
-        events.observer = metrics
-        self._recorder = MessageEventRecorder(clock, events, metrics, pseudonymizer)
+        events.metrics = metrics
+        self._recorder = EventRecorder(clock, events, metrics, pseudonymizer)
         try:
             events.startService()
         except OSError:

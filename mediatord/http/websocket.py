@@ -662,7 +662,12 @@ class MediatorSocket(WebSocketServerProtocol):
             self._keepalive.remove(self)
             ours = self.localCloseCode if self.closedByMe else None
             by: Literal["us", "peer"] = "us" if ours is not None else "peer"
-            traffic = (self._messages_in, self._messages_out, self._bytes_in, self._bytes_out)
+            traffic = {
+                "n_in": self._messages_in,
+                "n_out": self._messages_out,
+                "bytes_in": self._bytes_in,
+                "bytes_out": self._bytes_out,
+            }
             protocol = self._protocol_name or "decentrl"
             self._context.recorder.record_connection_closed(self.name, protocol, ours or code, by, traffic)
             self._stop_decentrl()
