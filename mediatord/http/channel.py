@@ -130,7 +130,7 @@ class BackpressureHTTPChannel(HTTPChannel):
             super().dataReceived(data[:_CHUNK_BYTES])
         except ValueError:  # a number that Python does not parse
             self._respondToBadRequestAndDisconnect()
-        if self._closing:
+        if self._closing or getattr(self.transport, "disconnecting", False):
             return
         if self._ahead and not self._suspended and isinstance(self._transferDecoder, _IdentityTransferDecoder):
             # A body, which is cheap to read.
@@ -396,6 +396,7 @@ class MediatorHTTPChannel(BackpressureHTTPChannel):
         if len(data) > end:
             self._dataBuffer.append(data[end:])
         self._handlingRequest, self.line_mode, self._began = True, 0, 0.0
+        self._HTTPChannel__first_line = 1  # Twisted forgets an empty line before this request
         rate_limit_key = self._peer_rate_limit_key
         if rate_limit_key is None or forwarded_for is not None or token is not None:
             rate_limit_key = self.find_rate_limit_key(forwarded_for, token)

@@ -199,7 +199,7 @@ class Metrics:
         )
         # Outcomes: pushed, no_session, failed, dropped.
         self.cluster_pushes = counter("cluster_pushes", "Pushes requested from other nodes, by outcome", "outcome")
-        # Reasons: malformed, seal, time, replay.
+        # Reasons: malformed, seal.
         self.refused_peer_requests = counter("cluster_refused", "Node-to-node requests refused, by reason", "reason")
         self._buffers: dict[str, Callable[[], BufferUsage]] = {}
         self.optional_values: dict[str, float | None] = {}
