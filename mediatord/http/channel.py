@@ -25,7 +25,6 @@ from zope.interface import implementer
 
 from mediatord.didcomm.messages import ACCEPTED, DIDCommReply
 from mediatord.errors import PayloadTooLarge, RateLimitExceeded
-from mediatord.failure_logging import redact_failure
 from mediatord.http.client_address import get_host
 from mediatord.http.flow_control import LARGE_BUFFER_BYTES, write_immediately
 from mediatord.http.responses import (
@@ -47,8 +46,9 @@ from mediatord.http.responses import (
     serialize_accepted,
     serialize_response,
 )
+from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.observability.event_recorder import ProtocolName
-from mediatord.protocol.probe_requests import PROBE_HEADER
+from mediatord.protocol.probe_markers import PROBE_HEADER
 
 # Bytes in a quantum of the scheduler; a head that Twisted parses is not longer.
 _CHUNK_BYTES = 16_384

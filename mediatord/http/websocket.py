@@ -31,12 +31,12 @@ from twisted.logger import Logger
 from mediatord.delivery.send_queue import SendQueue
 from mediatord.didcomm.messages import DIDCommReply, MessageOrigin, is_unreadable
 from mediatord.errors import ShutdownInProgress
-from mediatord.failure_logging import redact_failure
 from mediatord.http.client_address import get_host
 from mediatord.http.flow_control import LARGE_BUFFER_BYTES, write_immediately
+from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.observability.event_recorder import ProtocolName
 from mediatord.protocol.decentrl.commands import is_didcomm_envelope
-from mediatord.protocol.probe_requests import PROBE_HEADER
+from mediatord.protocol.probe_markers import PROBE_HEADER
 
 if TYPE_CHECKING:
     from mediatord.http.resources import HTTPContext

@@ -26,7 +26,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorProcess, IReactorT
 from twisted.internet.utils import getProcessValue
 from twisted.logger import Logger
 
-from mediatord.failure_logging import redact_failure
+from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.observability import segments
 from mediatord.observability.event_schema import (
     EVENTS,
