@@ -47,9 +47,7 @@ def run_worker() -> int:
 
 
 def _run_reactor(reactor: Any, spec: WorkerSpec) -> int:
-    worker = SupervisorConnection(
-        reactor, spec.resources, partial(_exit_without_supervisor, Path(spec.resources.node_socket).parent)
-    )
+    worker = SupervisorConnection(reactor, spec, partial(_exit_without_supervisor, Path(spec.node_socket).parent))
     root = DaemonService(reactor, worker.report_failure)
     reactor.callWhenRunning(worker.connect)
     reactor.callWhenRunning(globalLogBeginner.beginLoggingTo, [worker.observe])
