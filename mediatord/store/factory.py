@@ -10,11 +10,11 @@ from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
 from mediatord.store.interfaces.decentrl import DecentrlQuotas
 from mediatord.store.interfaces.messages import QueueLimits, RemovedMessage
 from mediatord.store.interfaces.store import IStore, StoreFault
-from mediatord.store.memory.memory_store import MemoryStore
 from mediatord.store.message_operations import OperationObserver, ignore_observation
 from mediatord.store.quotas import SpaceLimits
 from mediatord.store.sqlite.executor import SQLiteExecutor, SQLiteRunners, SQLiteTuning
 from mediatord.store.sqlite.group_commit import ThreadRunner
+from mediatord.store.sqlite.memory_store import MemoryStore
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 
 
