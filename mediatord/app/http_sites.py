@@ -292,8 +292,8 @@ def build_admin(
     monitor = ProcessMonitor(core, config.node_name)
     reactor = core.reactor
     if worker is not None:
-        worker.report_state = monitor.report
-        reactor = InheritedSocketReactor(core.reactor, worker.resources.sockets[len(config.listen)])
+        worker.handlers["state"] = lambda _: monitor.report()
+        reactor = InheritedSocketReactor(core.reactor, worker.spec.sockets[len(config.listen)])
     site = build_admin_site(core, config, token, monitor, worker)
     return [monitor], [Listener(config.admin.listen, site, reactor)]
 
@@ -317,8 +317,8 @@ def build_control_socket(
     if worker is None:
         return [ControlSocket(core.reactor, run, ControlListener(config.control_socket))]
     # None if the supervisor could not bind it.
-    inherited = worker.resources.sockets[len(list_listen_endpoints(config)) :]
-    return [ControlSocket(core.reactor, run, inherited=one.descriptor) for one in inherited]
+    inherited = worker.spec.sockets[len(list_listen_endpoints(config)) :]
+    return [ControlSocket(core.reactor, run, inherited=one) for one in inherited]
 
 
 def build_admin_site(
