@@ -58,7 +58,7 @@ from mediatord.store.sqlite.database_file import (
 )
 
 if TYPE_CHECKING:
-    from mediatord.store.sqlite.memory_store import InMemoryExecutor
+    from mediatord.store.sqlite.memory_store import InlineExecutor
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -871,7 +871,7 @@ def _bind(work: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[StoreCon
     return lambda connection: work(connection, *args)
 
 
-SQLExecutor: TypeAlias = "SQLiteExecutor | InMemoryExecutor"
+SQLExecutor: TypeAlias = "SQLiteExecutor | InlineExecutor"
 _OperationKind = Literal["read", "read_in_background", "search", "write"]
 
 
