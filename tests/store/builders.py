@@ -29,7 +29,7 @@ from mediatord.store.interfaces.messages import (
 )
 from mediatord.store.interfaces.store import OperationObserver, StoreFault, ignore_observation
 from mediatord.store.separate_transactions import IndependentEnqueues, acknowledge_in_steps
-from mediatord.store.sqlite.executor import JobRunner, SQLiteExecutor, SQLiteRunners, SQLiteTuning
+from mediatord.store.sqlite.executor import JobRunner, SQLiteExecutor, SQLiteTuning
 from mediatord.store.sqlite.memory_store import MemoryStore
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 
@@ -146,7 +146,7 @@ def make_sqlite_store(
     executor = SQLiteExecutor(
         path,
         clock,
-        SQLiteRunners(write or InlineRunner(), read or InlineRunner(), background or InlineRunner(), InlineRunner()),
+        lambda kind: {"write": write, "read": read, "background": background}.get(kind) or InlineRunner(),
         observe,
         tuning or SQLiteTuning(),
         shared=shared,

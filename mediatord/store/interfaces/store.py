@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
@@ -195,14 +195,12 @@ def log_store_fault(what: str, error: BaseException | None) -> None:
     _log.error("{what}: {error} {code}", event="store.failed", what=what, error=type(error).__name__, code=code)
 
 
-class OperationObserver(Protocol):
-    """Called with the name and duration of an operation, in seconds."""
-
-    def __call__(self, operation: str, seconds: float, /) -> None: ...
+# Called with the name and duration of an operation, in seconds.
+OperationObserver = Callable[[str, float], None]
 
 
 def ignore_observation(_operation: str, _seconds: float, /) -> None:
-    """An :class:`OperationObserver` that does nothing."""
+    """An :data:`OperationObserver` that does nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from mediatord.store.interfaces.store import (
     BatchLimits,
     OperationObserver,
     StoreFault,
+    ignore_observation,
     log_store_fault,
 )
 from mediatord.store.sqlite.connection import (
@@ -168,6 +169,7 @@ class _Submission:
 _QueuedOperation = tuple[_Submission, SQLOperation, int]
 
 
+@dataclass(eq=False, slots=True)
 class OperationBatcher:
     """
     A thread with a connection that only it uses, and the operations that are queued for it.
@@ -187,38 +189,26 @@ class OperationBatcher:
     :ivar is_accepting: whether operations are accepted; set once all connections of the store are open.
     """
 
-    def __init__(
-        self,
-        runner: JobRunner,
-        perform: Callable[[StoreConnection, Sequence[Any]], list[Any]],
-        clock: IReactorTime,
-        observe: OperationObserver,
-        limits: BatchLimits,
-        *,
-        on_fault: Callable[[BaseException], None] = lambda error: None,
-        max_delay: float = 0.0,
-        after_batch: Callable[[float], None] | None = None,
-    ) -> None:
-        self._runner = runner
-        self._connection: StoreConnection | None = None
-        self._connect: Callable[[], StoreConnection] | None = None
-        self._on_fault = on_fault
-        self._perform = perform
-        self._clock = clock
-        self._observe = observe
-        self._limits = limits
-        self._max_delay = max_delay
-        self._after_batch = after_batch
-        self._last_duration = 0.0
-        self._collect_until = 0.0
-        self._collected = 0
-        self._queue: deque[_QueuedOperation] = deque()
-        self._queued_bytes = 0
-        self.is_accepting = False
-        self._busy = False
-        self._drained: Deferred[None] | None = None
-        self._next_log_at = 0.0
-        self._failures = 0
+    runner: JobRunner
+    perform: Callable[[StoreConnection, Sequence[Any]], list[Any]]
+    clock: IReactorTime
+    observe: OperationObserver
+    limits: BatchLimits
+    on_fault: Callable[[BaseException], None] = lambda error: None
+    max_delay: float = 0.0
+    after_batch: Callable[[float], None] | None = None
+    is_accepting: bool = field(default=False, init=False)
+    _connection: StoreConnection | None = field(default=None, init=False)
+    _connect: Callable[[], StoreConnection] | None = field(default=None, init=False)
+    _last_duration: float = field(default=0.0, init=False)
+    _collect_until: float = field(default=0.0, init=False)
+    _collected: int = field(default=0, init=False)
+    _queue: deque[_QueuedOperation] = field(default_factory=deque, init=False)
+    _queued_bytes: int = field(default=0, init=False)
+    _busy: bool = field(default=False, init=False)
+    _drained: Deferred[None] | None = field(default=None, init=False)
+    _next_log_at: float = field(default=0.0, init=False)
+    _failures: int = field(default=0, init=False)
 
     def open(
         self, connect: Callable[[], StoreConnection], reconnect: Callable[[], StoreConnection] | None = None
@@ -233,14 +223,14 @@ class OperationBatcher:
             self._connection = connection
 
         self._connect = reconnect or connect
-        self._runner.start()
-        return self._runner(connect).addCallbacks(keep_connection, self._stop_thread)
+        self.runner.start()
+        return self.runner(connect).addCallbacks(keep_connection, self._stop_thread)
 
     def run(self, work: Callable[..., T], *args: Any) -> Deferred[T]:
         """Call `work` with the connection and further arguments, beside the batches."""
         if self._connect is None:
             raise RuntimeError("used before it was opened or after it was closed")
-        return self._runner(self._run_job, work, args)
+        return self.runner(self._run_job, work, args)
 
     def interrupt(self) -> None:
         """Make the statement that is being executed fail, if there is one; may be called from another thread."""
@@ -260,7 +250,7 @@ class OperationBatcher:
         if self._connect is None:
             return succeed(None)
         self._connect = None
-        return self._runner(self._disconnect).addBoth(self._stop_thread)
+        return self.runner(self._disconnect).addBoth(self._stop_thread)
 
     @property
     def buffered(self) -> tuple[int, int]:
@@ -287,12 +277,12 @@ class OperationBatcher:
             the outcomes.
         :raise StoreUnavailable: as :meth:`submit`, for all of them.
         """
-        queue, size, now = self._queue, self._queued_bytes, self._clock.seconds()
-        if not self.is_accepting or len(queue) >= self._limits.waiting:
+        queue, size, now = self._queue, self._queued_bytes, self.clock.seconds()
+        if not self.is_accepting or len(queue) >= self.limits.waiting:
             return fail(StoreUnavailable())
         for _, more in works:
             size += more
-        if size > self._limits.waiting_bytes:
+        if size > self.limits.waiting_bytes:
             return fail(StoreUnavailable())
         self._queued_bytes = size
         submission = _Submission(name, len(works), now, early)
@@ -305,14 +295,14 @@ class OperationBatcher:
     def _schedule(self, now: float) -> None:
         self._busy = True
         self._collected = 0
-        self._collect_until = now + min(self._last_duration / 8, self._max_delay)
-        self._clock.callLater(0, self._run_batch)
+        self._collect_until = now + min(self._last_duration / 8, self.max_delay)
+        self.clock.callLater(0, self._run_batch)
 
     def _run_batch(self) -> None:
-        now, queue, limits = self._clock.seconds(), self._queue, self._limits
+        now, queue, limits = self.clock.seconds(), self._queue, self.limits
         before, self._collected = self._collected, len(queue)
         if before < self._collected < limits.batch and now < self._collect_until:
-            self._clock.callLater(0, self._run_batch)
+            self.clock.callLater(0, self._run_batch)
             return
         batch: list[_QueuedOperation] = []
         works: list[SQLOperation] = []
@@ -323,15 +313,15 @@ class OperationBatcher:
             batch.append(queued)
             works.append(queued[1])
         self._queued_bytes -= size
-        done = self._runner(self._run_job, self._perform, (works,))
+        done = self.runner(self._run_job, self.perform, (works,))
         done.addErrback(lambda failure: [make_failure(failure.value) for _ in works])
         done.addCallback(self._finish, batch, now)
 
     def _finish(self, outcomes: list[Any], batch: list[_QueuedOperation], begun: float) -> None:
-        now = self._clock.seconds()
+        now = self.clock.seconds()
         self._last_duration = now - begun
-        if self._after_batch is not None:
-            self._after_batch(self._last_duration)
+        if self.after_batch is not None:
+            self.after_batch(self._last_duration)
         if [outcome for outcome in outcomes if isinstance(outcome, StoreUnavailable)]:
             self._report_faults(outcomes, now)
             self._fail_locked_out(batch, outcomes)
@@ -345,7 +335,7 @@ class OperationBatcher:
         # Only operations of the last submission can be split between this batch and the next.
         batch[-1][0].report_early()
         for submission, _, _ in batch:
-            self._observe(submission.name, now - submission.since)
+            self.observe(submission.name, now - submission.since)
         if self._drained is not None and not self._busy:
             drained, self._drained = self._drained, None
             drained.callback(None)
@@ -359,7 +349,7 @@ class OperationBatcher:
             self._next_log_at = now + 1.0
             self._failures = 0
         for fault in faults:
-            self._on_fault(fault)
+            self.on_fault(fault)
 
     def _fail_locked_out(self, batch: list[_QueuedOperation], outcomes: list[Any]) -> None:
         """Fail queued operations together with a batch that did not get the lock: they have waited for it as long."""
@@ -387,7 +377,7 @@ class OperationBatcher:
 
     def _stop_thread(self, result: T) -> T:
         self._connect = None
-        self._runner.stop()
+        self.runner.stop()
         return result
 
 
@@ -543,21 +533,6 @@ class DatabaseFileHealth:
 
 
 @dataclass(frozen=True, slots=True)
-class SQLiteRunners:
-    """
-    Threads of a store.
-
-    :param background: for work that takes long, such as checkpoints and statistics.
-    :param search: for long reads that a client waits for.
-    """
-
-    write: JobRunner
-    read: JobRunner
-    background: JobRunner
-    search: JobRunner
-
-
-@dataclass(frozen=True, slots=True)
 class SQLiteTuning:
     """
     Parameters that only tests change.
@@ -582,6 +557,8 @@ class SQLiteExecutor:
     while there is one transaction after another. So the last pages are moved by the thread that writes, where nothing
     can come between: writing over a file costs the disk less than letting it grow.
 
+    :param make_runner: makes the thread for a kind of operations: `write`, `read`, `background` for work that takes
+        long, such as checkpoints and statistics, and `search` for long reads that a client waits for.
     :param shared: whether other processes write to the file, so that transactions queue for a lock.
     :param create: whether to create the file if it does not exist.
     :param on_fault: called with each fault of the file when it begins and ends.
@@ -591,9 +568,9 @@ class SQLiteExecutor:
         self,
         path: Path,
         clock: IReactorTime,
-        runners: SQLiteRunners,
-        observe: OperationObserver,
-        tuning: SQLiteTuning,
+        make_runner: Callable[[str], JobRunner],
+        observe: OperationObserver = ignore_observation,
+        tuning: SQLiteTuning = SQLiteTuning(),  # noqa: B008  it is frozen
         *,
         shared: bool = False,
         create: bool = True,
@@ -611,9 +588,9 @@ class SQLiteExecutor:
         self._ticket_lock = WriteTicketLock(path) if shared else None
         self._clock = clock
         self._observe = observe
-        on_failure = self.health.record_failure
+        on_failure, perform = self.health.record_failure, StoreConnection.read_batch
         self._writes = OperationBatcher(
-            runners.write,
+            make_runner("write"),
             self._commit,
             clock,
             observe,
@@ -623,11 +600,11 @@ class SQLiteExecutor:
             after_batch=self._after_commit,
         )
         self._reads, self._background, self._searches = (
-            OperationBatcher(runner, StoreConnection.read_batch, clock, observe, limits, on_fault=on_failure)
-            for runner, limits in (
-                (runners.read, tuning.read_bounds),
-                (runners.background, tuning.read_bounds),
-                (runners.search, tuning.search_bounds),
+            OperationBatcher(make_runner(kind), perform, clock, observe, limits, on_failure)
+            for kind, limits in (
+                ("read", tuning.read_bounds),
+                ("background", tuning.read_bounds),
+                ("search", tuning.search_bounds),
             )
         )
         self._batchers = (self._reads, self._background, self._searches, self._writes)

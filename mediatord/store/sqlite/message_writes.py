@@ -292,7 +292,7 @@ class QueueCounters:
                 queue.fresh = False
                 first_used.append(queue.account_id)
         if rows:
-            add_queue_counts(connection, rows)
+            connection.insert_rows(_INSERT_COUNTS, rows, _ADD_COUNTS)
         if first_used:
             accounts = list(set(first_used))
             connection.execute_in("UPDATE account SET fresh = 0 WHERE id IN ({}) AND fresh = 1", accounts)
@@ -301,11 +301,6 @@ class QueueCounters:
             connection.execute_values(_DELETE_EMPTY_QUEUES, pairs)
             left_over = [queue.recipient_id for queue in empty if not queue.registered]
             connection.execute_in(_DELETE_LEFTOVER_RECIPIENTS, left_over)
-
-
-def add_queue_counts(connection: StoreConnection, changes: Sequence[tuple[int, int, int, int]]) -> None:
-    """Change counters in the table: numbers of account and recipient, and differences of messages and bytes."""
-    connection.insert_rows(_INSERT_COUNTS, changes, _ADD_COUNTS)
 
 
 _UPDATE_SENDERS = """

@@ -9,10 +9,10 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import StoreUnavailable
-from mediatord.store.interfaces.store import Account, ignore_observation
+from mediatord.store.interfaces.store import Account
 from mediatord.store.sqlite.account_queries import get_account, grant_account
 from mediatord.store.sqlite.connection import StoreConnection
-from mediatord.store.sqlite.executor import SQLiteExecutor, SQLiteRunners, SQLiteTuning
+from mediatord.store.sqlite.executor import SQLiteExecutor
 from tests.store.builders import ALICE, BOB, NOON, ImmediateClock, InlineRunner, make_database_path
 
 
@@ -48,10 +48,7 @@ class RollbackTests(SynchronousTestCase):
     """A ROLLBACK that fails once, a few times, always."""
 
     def setUp(self) -> None:
-        runners = SQLiteRunners(InlineRunner(), InlineRunner(), InlineRunner(), InlineRunner())
-        self.file = SQLiteExecutor(
-            make_database_path(self), ImmediateClock(), runners, ignore_observation, SQLiteTuning()
-        )
+        self.file = SQLiteExecutor(make_database_path(self), ImmediateClock(), lambda kind: InlineRunner())
         self.successResultOf(self.file.open())
         self.addCleanup(lambda: self.successResultOf(self.file.close()))
 
