@@ -66,7 +66,7 @@ def make_failure(error: BaseException | None) -> Exception:
     if isinstance(error, MediatorError):
         return error.with_traceback(None)
     failure = StoreUnavailable()
-    failure.__cause__ = error
+    failure.__cause__ = None if error is None else error.with_traceback(None)
     return failure
 
 

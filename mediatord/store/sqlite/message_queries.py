@@ -13,8 +13,7 @@ message that arrived while they differed by more may be missed, and stays queued
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import islice
 from typing import Any
@@ -47,36 +46,29 @@ def fetch_messages(
     recipients = [id for (id,) in connection.execute(f"SELECT recipient_id FROM queue m WHERE {scope}", parameters)]
     found: list[StoredMessage] = []
     size = 0
-    with closing(_iterate_visible_rows(connection, recipients, now, max(limit, 0))) as rows:
-        for row in rows:
-            size += len(row[3])
-            if found and size > max_bytes:
-                break
-            found.append(_parse_message(row))
+    for row in _iterate_visible_rows(connection, recipients, now, max(limit, 0)):
+        size += len(row[3])
+        if found and size > max_bytes:
+            break
+        found.append(_parse_message(row))
     return found
 
 
 def _iterate_visible_rows(
     connection: StoreConnection, recipients: Sequence[int], now: float, limit: int
-) -> Generator[tuple[Any, ...], None, None]:
+) -> Iterator[tuple[Any, ...]]:
     """The first visible messages of some recipients in order of arrival."""
     if len(recipients) == 1:
         (recipient,) = recipients
         query = f"{_SELECT_MESSAGES} WHERE m.recipient_id = :recipient AND {_VISIBLE} ORDER BY m.seq LIMIT :limit"
-        with closing(connection.execute(query, {"recipient": recipient, "now": now, "limit": limit})) as rows:
-            yield from rows
+        yield from connection.execute(query, {"recipient": recipient, "now": now, "limit": limit})
         return
-    with ExitStack() as stack:
-        lanes = [
-            stack.enter_context(closing(_iterate_visible_seqs(connection, one, now, limit))) for one in recipients
-        ]
-        for seq in islice(merge(*lanes), limit):
-            yield connection.execute(f"{_SELECT_MESSAGES} WHERE m.seq = ?", (seq,)).fetchone()
+    seqs = merge(*[_iterate_visible_seqs(connection, one, now, limit) for one in recipients])
+    for seq in islice(seqs, limit):
+        yield connection.execute(f"{_SELECT_MESSAGES} WHERE m.seq = ?", (seq,)).fetchone()
 
 
-def _iterate_visible_seqs(
-    connection: StoreConnection, recipient: int, now: float, limit: int
-) -> Generator[int, None, None]:
+def _iterate_visible_seqs(connection: StoreConnection, recipient: int, now: float, limit: int) -> Iterator[int]:
     """Sequence numbers of visible messages, read in small slices, since those of another recipient may be older."""
     after = -1
     query = f"""
