@@ -23,8 +23,8 @@ from mediatord.clock import (
 )
 from mediatord.cluster.peer_protocol import MessageAuthenticator, derive_cluster_keys
 from mediatord.cluster.peer_server import PeerServer
-from mediatord.didcomm.live_delivery import MARK_DELAY
 from mediatord.didcomm.messages import MessageOrigin
+from mediatord.didcomm.pickup import MARK_DELAY
 from tests.in_memory_identities import InMemoryIdentity
 from tests.in_memory_mediator import NOW, PEER, InMemoryMediator, InMemoryWallet, pack_forward
 

@@ -29,7 +29,7 @@ from mediatord.http.flow_control import MemoryReclaimer, ResponseBudget, RoundRo
 from mediatord.http.resources import get_addresses
 from mediatord.http.site import BackpressureHTTPChannel
 from mediatord.private_file import PrivateFileError, read_private_file
-from mediatord.ratelimit.sliding_window import SlidingWindowLimiter
+from mediatord.ratelimit.rate_limiter import SlidingWindowLimiter
 
 MIN_TOKEN_LENGTH = 32
 # Failed attempts of one address per minute, and number of addresses that are tracked.

@@ -12,7 +12,7 @@ from twisted.internet.task import LoopingCall, deferLater
 from twisted.logger import Logger
 
 from mediatord.cluster.leases import LeaderLease
-from mediatord.didcomm.live_delivery import LiveDelivery
+from mediatord.didcomm.pickup import LiveDelivery
 from mediatord.errors import StoreUnavailable
 from mediatord.failure_logging import LogThrottle, redact_failure
 from mediatord.observability.event_recorder import EventRecorder
@@ -283,7 +283,7 @@ class Housekeeping(Service):
             removed = await self._store.expire_messages(BATCH_SIZE)
             for one in removed:
                 self._recorder.record_expiry(one)
-            self._live.resolve_pushes(one.id for one in removed)
+                self._live.resolve_push(one.id)
             if len(removed) < BATCH_SIZE:
                 break
             await deferLater(self._clock, 0.01, lambda: None)

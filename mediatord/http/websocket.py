@@ -27,8 +27,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.tcp import Connection
 from twisted.logger import Logger
 
-from mediatord.delivery.connections import ConnectionManager, WebSocketSession
-from mediatord.delivery.send_queue import SendQueue
+from mediatord.delivery.connections import ConnectionManager, SendQueue, WebSocketSession
 from mediatord.errors import ShutdownInProgress
 from mediatord.failure_logging import redact_failure
 from mediatord.http.client_address import ClientAddressResolver

@@ -272,6 +272,9 @@ class RequestRecord:
     A request in progress. Not frozen, as that would take longer than :meth:`EventRecorder.begin_request` does.
 
     :param began: by the monotonic clock.
+    :param kind: name of the message type in the dispatch table, never as the peer wrote it.
+    :param sender: its authenticated DID; None if there is none, or it is not known yet.
+    :param session: name of the socket.
     """
 
     request: str
@@ -280,6 +283,9 @@ class RequestRecord:
     size: int
     began: float
     crypto: Stopwatch
+    kind: str | None = None
+    sender: str | None = None
+    session: str | None = None
 
 
 @dataclass(slots=True)
@@ -345,15 +351,11 @@ class EventRecorder(MessageEventRecorder):
         *,
         status: int,
         fault: type[MediatorError] | None,
-        kind: str | None,
-        sender: str | None,
-        session: str | None,
         code: str | None = None,
     ) -> None:
         """
         A request was answered.
 
-        :param kind: name of the message type in the dispatch table, never as the peer wrote it.
         :param code: sent to the peer, if it is not the code of `fault` in the protocol's table.
         """
         if request_record.peer == PROBE_CLIENT:
@@ -370,13 +372,13 @@ class EventRecorder(MessageEventRecorder):
             "size": request_record.size,
             "dur_ms": round(seconds * 1000, 3),
         }
-        for name, value in (("conn", session), ("mtype", kind), ("code", code)):
+        for name, value in (("conn", request_record.session), ("mtype", request_record.kind), ("code", code)):
             if value is not None:
                 fields[name] = value
         if request_record.crypto.seconds:
             fields["crypto_ms"] = round(request_record.crypto.seconds * 1000, 3)
-        if sender is not None:
-            fields["sender"] = self._pseudonymizer.did(sender)
+        if request_record.sender is not None:
+            fields["sender"] = self._pseudonymizer.did(request_record.sender)
         if peer := self._pseudonymizer.peer(request_record.peer):
             fields["peer"] = peer
         self._events.write("req.done", fields)
@@ -395,15 +397,8 @@ class EventRecorder(MessageEventRecorder):
 
     def record_early_rejection(self, protocol: ProtocolName, peer: str, size: int, fault: MediatorError) -> None:
         """A request was refused unread."""
-        request_record = self.begin_request(protocol, peer, size)
-        self.end_request(
-            request_record,
-            status=_find_error_code(protocol, fault).status,
-            fault=type(fault),
-            kind=None,
-            sender=None,
-            session=None,
-        )
+        record = self.begin_request(protocol, peer, size)
+        self.end_request(record, status=_find_error_code(protocol, fault).status, fault=type(fault))
 
     def record_rate_limit(self, bucket: str, who: str, peer: str, wait: int) -> None:
         """A limit was exceeded; signature of :data:`mediatord.ratelimit.rate_limiter.RateLimitCallback`."""

@@ -536,7 +536,7 @@ def encrypt_anoncrypt(
     :param recipients: absolute kid and key of each, all on the same curve.
     :raise ValueError: no recipient, different curves, or a key that no secret can be derived with.
     """
-    return _encrypt(plaintext, None, recipients, enc)
+    return encrypt(plaintext, recipients, None, enc)
 
 
 def encrypt_authcrypt(
@@ -548,12 +548,16 @@ def encrypt_authcrypt(
     :param sender: absolute kid and key, on the recipients' curve.
     :raise ValueError: as :func:`encrypt_anoncrypt`.
     """
-    return _encrypt(plaintext, sender, recipients, "A256CBC-HS512")
+    return encrypt(plaintext, recipients, sender)
 
 
-def _encrypt(
-    plaintext: bytes, sender: tuple[str, PrivateKey] | None, recipients: Sequence[tuple[str, PublicKey]], enc: Enc
+def encrypt(
+    plaintext: bytes,
+    recipients: Sequence[tuple[str, PublicKey]],
+    sender: tuple[str, PrivateKey] | None,
+    enc: Enc = "A256CBC-HS512",
 ) -> bytes:
+    """As :func:`encrypt_authcrypt`, or as :func:`encrypt_anoncrypt` without a sender."""
     if not recipients:
         raise ValueError("no recipients")
     ordered = recipients if len(recipients) == 1 else sorted(recipients, key=lambda recipient: recipient[0])
