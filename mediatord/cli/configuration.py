@@ -24,7 +24,7 @@ from mediatord.app.core_services import get_log_key_path
 from mediatord.app.lifecycle import check_setting_combinations
 from mediatord.app.reload import load_identity
 from mediatord.cli.console import LOCAL_URL, config_option, json_option, print_result
-from mediatord.cluster.peer_protocol import read_cluster_keys
+from mediatord.cluster.peer_connection import read_cluster_keys
 from mediatord.config.file import KeyPart, render_config
 from mediatord.config.settings import Config
 from mediatord.errors import StartupError

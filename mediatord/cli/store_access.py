@@ -50,9 +50,10 @@ from mediatord.store.interfaces.administration import (
 from mediatord.store.interfaces.cluster import ClusterJoinError, ClusterNode
 from mediatord.store.interfaces.messages import QueueLimits, RemovedMessage
 from mediatord.store.interfaces.store import IStore, StoreUnusable
+from mediatord.store.message_operations import ignore_observation
 from mediatord.store.sqlite.bulk_sql import split_chunks
 from mediatord.store.sqlite.database_file import ExclusiveStoreLock, StoreInUse
-from mediatord.store.sqlite.executor import SQLiteRunners
+from mediatord.store.sqlite.executor import SQLiteExecutor, SQLiteRunners, SQLiteTuning
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 
 if TYPE_CHECKING:
@@ -257,10 +258,10 @@ def _open_sqlite(config: Config) -> Iterator[tuple[IStore, _Wait]]:
     except ValueError as error:
         raise StartupError(str(error)) from None
     try:
-        runner = _InlineRunner()
-        store = SQLiteStore(
-            path, _InlineClock(), QueueLimits(), SQLiteRunners(runner, runner, runner, runner), create=False
-        )
+        runner, clock = _InlineRunner(), _InlineClock()
+        runners = SQLiteRunners(runner, runner, runner, runner)
+        executor = SQLiteExecutor(path, clock, runners, ignore_observation, SQLiteTuning(), create=False)
+        store = SQLiteStore(executor, clock, QueueLimits())
         try:
             _get_result(store.open)
         except StoreUnavailable as error:

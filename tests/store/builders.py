@@ -19,7 +19,7 @@ from mediatord.store.interfaces.messages import Payload, PayloadForm, QueueLimit
 from mediatord.store.interfaces.store import StoreFault
 from mediatord.store.message_operations import OperationObserver, ignore_observation
 from mediatord.store.quotas import SpaceLimits
-from mediatord.store.sqlite.executor import SQLiteRunners, SQLiteTuning
+from mediatord.store.sqlite.executor import SQLiteExecutor, SQLiteRunners, SQLiteTuning
 from mediatord.store.sqlite.group_commit import JobRunner
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 
@@ -116,26 +116,34 @@ def make_sqlite_store(
     caps: DecentrlQuotas | None = None,
     write: JobRunner | None = None,
     read: JobRunner | None = None,
+    background: JobRunner | None = None,
     shared: bool = False,
     observe: OperationObserver = ignore_observation,
     tuning: SQLiteTuning | None = None,
+    max_nonces: int = 1_000_000,
     create: bool = True,
     space_limits: SpaceLimits | None = None,
     on_fault: Callable[[StoreFault, bool], None] = lambda fault, present: None,
 ) -> SQLiteStore:
     """A store without threads."""
-    return SQLiteStore(
+    executor = SQLiteExecutor(
         path,
         clock,
-        limits or QueueLimits(),
-        SQLiteRunners(write or InlineRunner(), read or InlineRunner(), InlineRunner(), InlineRunner()),
-        caps=caps or DecentrlQuotas(),
+        SQLiteRunners(write or InlineRunner(), read or InlineRunner(), background or InlineRunner(), InlineRunner()),
+        observe,
+        tuning or SQLiteTuning(),
         shared=shared,
-        observe=observe,
-        tuning=tuning or SQLiteTuning(),
         create=create,
         space_limits=space_limits or SpaceLimits(),
         on_fault=on_fault,
+    )
+    return SQLiteStore(
+        executor,
+        clock,
+        limits or QueueLimits(),
+        caps=caps or DecentrlQuotas(),
+        shared=shared,
+        max_nonces=max_nonces,
     )
 
 

@@ -33,7 +33,6 @@ from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.uri import parse_mongo_uri
 from mediatord.store.mongo.store import MongoStore
 from mediatord.store.sqlite.database_file import connect
-from mediatord.store.sqlite.executor import SQLiteTuning
 from tests.mongod import fresh_database, shared_replica_set
 from tests.store.builders import HoldableRunner, ImmediateClock, make_sqlite_store, result_of
 from tests.store.mongo.mongo_test_case import PATIENT
@@ -263,7 +262,7 @@ class SQLiteStores(Stores):
         self.folder = mkdtemp(prefix="mediatord-store-")
         self.writer = HoldableRunner()
         path = Path(self.folder) / "db"
-        return make_sqlite_store(self.clock, path, limits, write=self.writer, tuning=SQLiteTuning(max_nonces=NONCES))
+        return make_sqlite_store(self.clock, path, limits, write=self.writer, max_nonces=NONCES)
 
     def teardown(self) -> None:
         super().teardown()

@@ -35,7 +35,6 @@ from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.uri import parse_mongo_uri
 from mediatord.store.mongo.nonces import NonceCapacity
 from mediatord.store.mongo.store import MongoStore
-from mediatord.store.sqlite.executor import SQLiteTuning
 from tests.mongod import fresh_database, shared_replica_set
 from tests.store.builders import HoldableRunner, ImmediateClock, make_sqlite_store, result_of
 from tests.store.mongo.mongo_test_case import PATIENT
@@ -207,8 +206,9 @@ class SQLiteDecentrlStores(DecentrlStores):
     def make_other(self) -> IStore:
         self.folder = mkdtemp(prefix="mediatord-store-")
         self.writer = HoldableRunner()
-        tuning = SQLiteTuning(max_nonces=MOST_NONCES)
-        return make_sqlite_store(self.clock, Path(self.folder) / "db", caps=CAPS, write=self.writer, tuning=tuning)
+        return make_sqlite_store(
+            self.clock, Path(self.folder) / "db", caps=CAPS, write=self.writer, max_nonces=MOST_NONCES
+        )
 
     def teardown(self) -> None:
         super().teardown()

@@ -186,10 +186,14 @@ def prepare_database(path: Path, *, create: bool = True) -> StoreConnection:
     return connection
 
 
-def connect(path: Path) -> StoreConnection:
-    """A connection whose commits are on disk when they return, with explicit transactions."""
+def connect(path: Path | None) -> StoreConnection:
+    """
+    A connection whose commits are on disk when they return, with explicit transactions.
+
+    :param path: of the database; None for an empty one in memory.
+    """
     connection: StoreConnection = sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode=rw",
+        "file::memory:" if path is None else f"{path.absolute().as_uri()}?mode=rw",
         uri=True,
         isolation_level=None,
         timeout=LOCK_TIMEOUT_SECONDS,
