@@ -112,6 +112,7 @@ class UnpackedMessage:
     :param own_kid: the mediator's key that opened the outermost layer, as the sender spelled it.
     :param layer: the innermost layer with an authenticated sender, else the innermost.
     :param signer: DID of the verified signature inside, if there was one.
+    :param sender: the authenticated DID of the sender, if any.
     """
 
     message: Message
@@ -119,6 +120,7 @@ class UnpackedMessage:
     layer: Envelope = field(repr=False)
     authcrypt_sender: AuthcryptSender | None = None
     signer: str | None = None
+    sender: str | None = None
 
     @property
     def digest(self) -> bytes:
@@ -127,11 +129,6 @@ class UnpackedMessage:
         24).
         """
         return self.layer.fingerprint()
-
-    @property
-    def sender(self) -> str | None:
-        """The authenticated DID of the sender, if any."""
-        return self.authcrypt_sender.did if self.authcrypt_sender else self.signer
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +217,9 @@ class MessageUnpacker:
             inner, signer = await self._verify(value, sender, peer)
             value = _parse_plaintext(inner)
         message = parse_message_object(value, inner)
-        return UnpackedMessage(message, own_kid, layer, _check_sender(message, sender, own, signer), signer)
+        authcrypt_sender = _check_sender(message, sender, own, signer)
+        did = authcrypt_sender.did if authcrypt_sender else signer
+        return UnpackedMessage(message, own_kid, layer, authcrypt_sender, signer, did)
 
     async def _open_layer(
         self, envelope: jwe.Envelope, sender: _ClaimedSender | None, peer: str
@@ -324,7 +323,8 @@ def _check_sender(
     if claimed is None or message.sender is None or not is_own_key:
         raise SenderMismatch
     kid, key, document, draft03 = sender
-    return AuthcryptSender(claimed, strip_did_url(message.sender), *own, kid, key, document, draft03)
+    name = claimed if message.sender == claimed else strip_did_url(message.sender)
+    return AuthcryptSender(claimed, name, *own, kid, key, document, draft03)
 
 
 _encrypt, _sign = measure_time(jwe.encrypt), measure_time(json_web_signature.sign)
@@ -424,9 +424,9 @@ class MessagePacker:
         )
 
 
-def is_unreadable(reply: DIDCommReply) -> bool:
-    """Whether the message could not be parsed or decrypted; a socket tolerates few of those (reference 3.2)."""
-    return reply.fault is not None and issubclass(reply.fault, (DecryptionError, InvalidEnvelope))
+def is_unreadable(fault: type[MediatorError]) -> bool:
+    """Whether a message could not be parsed or decrypted; a socket tolerates few of those (reference 3.2)."""
+    return issubclass(fault, (DecryptionError, InvalidEnvelope))
 
 
 # One for each routing key of an endpoint, and one for the mediator it stands behind.

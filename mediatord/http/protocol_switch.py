@@ -65,7 +65,7 @@ class DIDCommSocketHandler:
     async def handle_message(self, frame: bytes, binary: bool) -> None:
         """Handle a message, also if the socket was closed meanwhile."""
         reply = await self._receive(frame, MessageOrigin(self._session.client, self._session))
-        if is_unreadable(reply):
+        if reply.fault is not None and is_unreadable(reply.fault):
             self._undecryptable += 1
             if self._undecryptable == 1:
                 self._answer(reply.body)

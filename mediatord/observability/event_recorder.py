@@ -21,7 +21,7 @@ from mediatord.protocol.error_codes import (
     get_decentrl_error_code,
     get_didcomm_error_code,
 )
-from mediatord.protocol.probe_requests import PROBE_CLIENT
+from mediatord.protocol.probe_requests import PROBE_CLIENT, PROBE_DID_INFIX
 from mediatord.store.interfaces.messages import MessageLedger, RemovedMessage, StoreLedger
 from mediatord.store.interfaces.store import ExpiredAccount
 
@@ -103,7 +103,7 @@ class MessageEventRecorder:
         :param request: id of its request.
         :param pushed: whether a socket took it at once.
         """
-        if self.is_own(message.recipient_did):
+        if PROBE_DID_INFIX in message.recipient_did and self.is_own(message.recipient_did):
             self._own["accepted"] += 1
             return
         expires_at = message.expires_at
@@ -132,7 +132,7 @@ class MessageEventRecorder:
 
         :param sessions: names of the sockets that took it; None for a request without a socket.
         """
-        if self.is_own(message.recipient_did):
+        if PROBE_DID_INFIX in message.recipient_did and self.is_own(message.recipient_did):
             return
         attempt = self._attempts.pop(message.id, 0) + 1
         self._attempts[message.id] = attempt
@@ -178,7 +178,7 @@ class MessageEventRecorder:
 
     def record_acknowledgement(self, removed: RemovedMessage, path: DeliveryPath, protocol: ProtocolName) -> None:
         """A message was acknowledged and removed."""
-        if self.is_own(removed.recipient_did):
+        if PROBE_DID_INFIX in removed.recipient_did and self.is_own(removed.recipient_did):
             self._own["acknowledged"] += 1
             return
         self._attempts.pop(removed.id, None)
