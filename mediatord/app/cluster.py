@@ -33,8 +33,8 @@ from mediatord.config.settings import Config
 from mediatord.errors import StartupError
 from mediatord.net.listeners import Listener
 from mediatord.observability.metrics import Metrics
-from mediatord.private_file import PrivateFileError
 from mediatord.ratelimit.distributed_limiter import QuotaStore
+from mediatord.secret_files import SecretFileError
 from mediatord.store.interfaces.cluster import ClockSkewError, ClusterNode
 from mediatord.store.interfaces.store import IStore
 from mediatord.workers.worker_process import WorkerResources
@@ -80,7 +80,7 @@ def resolve_node_settings(config: Config, worker: WorkerResources | None = None)
         return None
     try:
         return NodeSettings(listen, address, read_cluster_keys(secret))
-    except PrivateFileError as error:
+    except SecretFileError as error:
         raise StartupError(str(error)) from None
 
 

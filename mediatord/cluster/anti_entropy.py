@@ -23,7 +23,7 @@ from mediatord.clock import outside_request
 from mediatord.cluster.peer_notifications import MAX_VISIBILITY_DELAY, PeerNotificationDelivery
 from mediatord.delivery.connections import MAX_BACKLOG_IDS_PER_SUBSCRIPTION, ConnectionManager, WebSocketSession
 from mediatord.errors import StoreUnavailable
-from mediatord.failure_logging import LogThrottle, redact_failure
+from mediatord.log_redaction_and_throttle import LogThrottle, redact_failure
 from mediatord.store.interfaces.cluster import IClusterStore
 from mediatord.store.interfaces.messages import ArrivalWindow, MessageArrival
 

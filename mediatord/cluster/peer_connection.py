@@ -37,8 +37,8 @@ from twisted.python.failure import Failure
 
 from mediatord.clock import request_scope
 from mediatord.errors import StoreUnavailable
-from mediatord.failure_logging import LogThrottle, redact_failure
-from mediatord.private_file import PrivateFileError, read_private_file
+from mediatord.log_redaction_and_throttle import LogThrottle, redact_failure
+from mediatord.secret_files import SecretFileError, read_secret_file
 from mediatord.store.interfaces.cluster import ClusterNode
 
 _log = Logger()
@@ -68,13 +68,11 @@ def read_cluster_keys(path: Path) -> ClusterKeys:
     """
     Derive the keys from the secret in a file, without the white space around it.
 
-    :raise PrivateFileError: the file cannot be read, others have access to it, or the secret is too short.
+    :raise SecretFileError: the file cannot be read, others have access to it, or the secret is too short.
     """
-    secret = read_private_file(path).strip()
+    secret = read_secret_file(path).strip()
     if len(secret) < MIN_SECRET_BYTES:
-        raise PrivateFileError(
-            f"{path} holds less than {MIN_SECRET_BYTES} bytes; type: openssl rand -hex 32 > {path}"
-        )
+        raise SecretFileError(f"{path} holds less than {MIN_SECRET_BYTES} bytes; type: openssl rand -hex 32 > {path}")
     return derive_cluster_keys(secret)
 
 

@@ -14,7 +14,7 @@ from twisted.logger import Logger
 from mediatord.clock import outside_request
 from mediatord.didcomm.messages import ForwardWrapper, WrapError
 from mediatord.errors import MediatorError
-from mediatord.failure_logging import redact_failure
+from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.net.did_resolver import IDIDResolver
 from mediatord.net.outbound_http import OutboundAddressError, OutboundHTTPClient, OutboundRequestError
 from mediatord.observability.event_recorder import EventRecorder

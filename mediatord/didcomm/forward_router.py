@@ -43,7 +43,7 @@ from mediatord.errors import (
     UnknownRecipient,
     UnsupportedMessageType,
 )
-from mediatord.failure_logging import redact_failure, release_traceback
+from mediatord.log_redaction_and_throttle import redact_failure, release_traceback
 from mediatord.observability.event_recorder import RequestRecord
 from mediatord.protocol.canonical_did import canonicalize_did, is_did_peer_3, make_did_comparison_key
 from mediatord.protocol.didcomm import jwe
@@ -57,7 +57,7 @@ from mediatord.protocol.didcomm.forward import (
     read_next,
     read_payloads,
 )
-from mediatord.protocol.probe_requests import PROBE_CLIENT
+from mediatord.protocol.probe_markers import PROBE_CLIENT
 from mediatord.ratelimit.admission import RequestGate
 from mediatord.ratelimit.rate_limiter import SMALL_REQUEST_BYTES, compute_request_cost
 from mediatord.store.interfaces.messages import EnqueueRequest, EnqueueResult, Payload, StoredMessage

@@ -26,7 +26,7 @@ from mediatord.delivery.connections import (
 from mediatord.didcomm.context import DIDCommContext, MessageRequest
 from mediatord.didcomm.messages import AuthcryptSender, RecipientKeys
 from mediatord.errors import LiveModeUnsupported, MediationNotGranted, StoreUnavailable
-from mediatord.failure_logging import redact_failure
+from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm.message import OutgoingMessage
 from mediatord.protocol.didcomm.message_pickup import (
@@ -40,7 +40,7 @@ from mediatord.protocol.didcomm.message_pickup import (
     parse_message_ids,
     parse_recipient,
 )
-from mediatord.protocol.probe_requests import PROBE_DID_INFIX
+from mediatord.protocol.probe_markers import PROBE_DID_INFIX
 from mediatord.store.interfaces.messages import QueueStatus, RemovedMessage, StoredMessage
 from mediatord.store.interfaces.store import Account
 

@@ -29,7 +29,6 @@ from twisted.logger import Logger
 
 from mediatord.delivery.connections import ConnectionManager, SendQueue, WebSocketSession
 from mediatord.errors import ShutdownInProgress
-from mediatord.failure_logging import redact_failure
 from mediatord.http.client_address import ClientAddressResolver
 from mediatord.http.flow_control import LARGE_BUFFER_BYTES, MemoryReclaimer, RoundRobinScheduler, write_immediately
 from mediatord.http.protocol_switch import (
@@ -39,8 +38,9 @@ from mediatord.http.protocol_switch import (
     ReceiveMessage,
     SocketHandler,
 )
+from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.observability.event_recorder import EventRecorder
-from mediatord.protocol.probe_requests import PROBE_HEADER
+from mediatord.protocol.probe_markers import PROBE_HEADER
 
 TEXT_FRAME, BINARY_FRAME, PONG_FRAME = 0x81, 0x82, 0x8A
 PING_FRAME = b"\x89\x04ping"

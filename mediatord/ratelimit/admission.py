@@ -16,9 +16,9 @@ from twisted.logger import Logger
 
 from mediatord.clock import request_scope
 from mediatord.errors import InternalFault, MediatorError, RateLimitExceeded, ShutdownInProgress
-from mediatord.failure_logging import redact_failure, release_traceback
+from mediatord.log_redaction_and_throttle import redact_failure, release_traceback
 from mediatord.observability.event_recorder import EventRecorder, ProtocolName, RequestRecord
-from mediatord.protocol.probe_requests import PROBE_CLIENT
+from mediatord.protocol.probe_markers import PROBE_CLIENT
 
 _log = Logger()
 

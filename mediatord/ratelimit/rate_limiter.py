@@ -16,7 +16,7 @@ from twisted.internet.interfaces import IReactorTime
 
 from mediatord.errors import RateLimitExceeded
 from mediatord.protocol.canonical_did import canonicalize_did
-from mediatord.protocol.probe_requests import PROBE_CLIENT
+from mediatord.protocol.probe_markers import PROBE_CLIENT
 from mediatord.ratelimit.distributed_limiter import DistributedLimiter, QuotaStore
 
 # Number of groups in which keys beyond `max_keys` share their allowance.

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mediatord.errors import InternalFault, MediatorError, StoreUnavailable
-from mediatord.failure_logging import redact_failure
+from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.store.interfaces.messages import (
     AcknowledgementResult,
     AgeBucket,
@@ -23,7 +23,6 @@ from mediatord.store.interfaces.messages import (
     Payload,
     QueueBacklog,
     QueueTotals,
-    RemovalReason,
     new_stored_message_id,
 )
 from mediatord.store.interfaces.store import IStore
@@ -31,35 +30,8 @@ from mediatord.store.interfaces.store import IStore
 LedgerEntry = Literal["accepted", "acknowledged", "expired", "evicted", "removed", "withdrawn"]
 LEDGER_ENTRIES: tuple[LedgerEntry, ...] = ("accepted", "acknowledged", "expired", "evicted", "removed", "withdrawn")
 
-# Removals for other reasons name their entry.
-LEDGER_ENTRY_BY_REASON: Mapping[RemovalReason | None, LedgerEntry] = {
-    None: "acknowledged",
-    "ttl": "expired",
-    "fifo_count": "evicted",
-    "fifo_bytes": "evicted",
-}
-
 # Hexadecimal digits of an id that are its time.
 _TIME_DIGITS = 12
-
-
-def group_by_age(found: Iterable[tuple[float, int]], bounds: Sequence[float], limit: int) -> list[AgeBucket]:
-    """
-    Count messages by age.
-
-    :param found: time and bytes of each, latest first; at most `limit` are counted.
-    :param bounds: of the buckets, latest first.
-    """
-    messages, sizes = [0] * (len(bounds) + 1), [0] * (len(bounds) + 1)
-    last, complete = 0, True
-    for number, (at, size) in enumerate(found):
-        if number == limit:
-            complete = False
-            break
-        last = next((place for place, bound in enumerate(bounds) if at >= bound), len(bounds))
-        messages[last] += 1
-        sizes[last] += size
-    return [AgeBucket(messages[place], sizes[place], complete or place < last) for place in range(len(bounds) + 1)]
 
 
 def complete_buckets(cohorts: Sequence[AgeBucket], messages: int, size: int | None) -> list[AgeBucket]:
@@ -161,65 +133,44 @@ class IndependentEnqueues:
     def enqueue_each(
         self, deposits: Sequence[EnqueueRequest], early: EarlyResultCallback | None = None
     ) -> Deferred[list[EnqueueResult | MediatorError]]:
-        outcomes = _EnqueueOutcomes(self._clock, len(deposits), early)
-        for place, one in enumerate(deposits):
-            begun = self.enqueue(
+        unreported: list[tuple[int, _EnqueueOutcome]] = []
+        reports: list[IDelayedCall] = []
+
+        def take(result: Any, place: int) -> _EnqueueOutcome:
+            outcome = _to_outcome(result)
+            if early is not None and len(deposits) > 1:
+                unreported.append((place, outcome))
+                if len(unreported) == 1:
+                    # Results of one transaction arrive together, and are reported together.
+                    reports.append(self._clock.callLater(0, report, early))
+            return outcome
+
+        def report(early: EarlyResultCallback) -> None:
+            some, unreported[:] = unreported[:], []
+            early(some)
+
+        def end(outcomes: list[_EnqueueOutcome]) -> list[_EnqueueOutcome]:
+            if reports and reports[-1].active():
+                reports[-1].cancel()
+            return outcomes
+
+        begun: list[Deferred[_EnqueueOutcome]] = [
+            self.enqueue(
                 one.recipient_did, one.payloads, expires_at=one.expires_at, due_at=one.due_at, origin=one.origin
-            )
-            begun.addBoth(outcomes.take, place)
-        return outcomes.done
+            ).addBoth(take, place)
+            for place, one in enumerate(deposits)
+        ]
+        return gatherResults(begun).addCallback(end)
 
 
-class _EnqueueOutcomes:
-    """
-    Collects the results of several enqueues.
-
-    :param early: called with the results of one reactor iteration, while others are missing.
-    :ivar done: fires with all results.
-    """
-
-    def __init__(self, clock: IReactorTime, number: int, early: EarlyResultCallback | None) -> None:
-        self.done: Deferred[list[_EnqueueOutcome]] = Deferred()
-        self._clock = clock
-        self._early = early
-        self._left = number
-        self._outcomes: list[_EnqueueOutcome] = [InternalFault()] * number
-        self._unreported: list[int] = []
-        self._report_call: IDelayedCall
-        self._is_report_scheduled = False
-        if not number:
-            self.done.callback([])
-
-    def take(self, result: Any, place: int) -> None:
-        """Record the result or failure of one enqueue."""
-        self._outcomes[place] = _to_outcome(result)
-        self._left -= 1
-        if not self._left:
-            if self._is_report_scheduled:
-                self._report_call.cancel()
-            self.done.callback(self._outcomes)
-        elif self._early is not None:
-            self._unreported.append(place)
-            if not self._is_report_scheduled:
-                # Results of one transaction arrive together, and are reported together.
-                self._is_report_scheduled = True
-                self._report_call = self._clock.callLater(0, self._report, self._early)
-
-    def _report(self, early: EarlyResultCallback) -> None:
-        self._is_report_scheduled = False
-        unreported, self._unreported = self._unreported, []
-        early([(place, self._outcomes[place]) for place in unreported])
-
-
-def _to_outcome(result: Any) -> _EnqueueOutcome:
-    if isinstance(result, Failure):
-        if isinstance(result.value, MediatorError):
-            return result.value.with_traceback(None)
-        # The others may have been stored, and their senders have to get that result.
-        _log.failure("storing a message failed", redact_failure(result))
-        return InternalFault()
-    enqueued: EnqueueResult = result
-    return enqueued
+def _to_outcome(result: EnqueueResult | Failure) -> _EnqueueOutcome:
+    if not isinstance(result, Failure):
+        return result
+    if isinstance(result.value, MediatorError):
+        return result.value.with_traceback(None)
+    # The others may have been stored, and their senders have to get that result.
+    _log.failure("storing a message failed", redact_failure(result))
+    return InternalFault()
 
 
 async def acknowledge_in_steps(

@@ -18,11 +18,11 @@ from mediatord.app.protocol_services import build_decentrl, build_didcomm
 from mediatord.cluster.peer_connection import PeerCallFailed, PeerServer, PeerUnreachable
 from mediatord.config.settings import Config
 from mediatord.identity.key_file import create_keys
-from mediatord.private_file import create_private_file
 from mediatord.protocol.didcomm.did_methods import resolve_local
+from mediatord.secret_files import create_secret_file
 from mediatord.store.interfaces.cluster import ClusterNode
 from mediatord.store.interfaces.messages import QueueLimits
-from mediatord.store.memory.memory_store import MemoryStore
+from mediatord.store.sqlite.memory_store import MemoryStore
 from tests.in_memory_identities import InMemoryIdentity
 from tests.in_memory_mediator import NOW, FakeSocket, InMemoryMediator, InMemoryReactor, InMemoryWallet
 from tests.integration.daemon import PLENTY, merge_settings
@@ -200,7 +200,7 @@ class InMemoryClusterTestCase(SynchronousTestCase):
         self.directory = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, self.directory)
         create_keys(self.directory / "keys.jwks")
-        create_private_file(self.directory / "secret", SECRET)
+        create_secret_file(self.directory / "secret", SECRET)
         self.clock = InMemoryReactor()
         self.clock.advance(NOW)
         self.store: Any = MemoryStore(self.clock, QueueLimits())

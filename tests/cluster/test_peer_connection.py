@@ -49,7 +49,7 @@ from mediatord.cluster.peer_connection import (
     read_cluster_keys,
 )
 from mediatord.errors import StoreUnavailable
-from mediatord.private_file import PrivateFileError, create_private_file
+from mediatord.secret_files import SecretFileError, create_secret_file
 from mediatord.store.interfaces.cluster import ClusterNode
 
 reactor: Any = _reactor
@@ -73,12 +73,12 @@ class SecretTests(SynchronousTestCase):
     def written(self, content: bytes) -> Path:
         """A private file of its own with this content."""
         path = self.directory / os.urandom(4).hex()
-        create_private_file(path, content)
+        create_secret_file(path, content)
         return path
 
     def refusal(self, path: Path) -> str:
         """Why a file cannot be used."""
-        with self.assertRaises(PrivateFileError) as caught:
+        with self.assertRaises(SecretFileError) as caught:
             read_cluster_keys(path)
         self.assertNotIn("\n", str(caught.exception))
         return str(caught.exception)

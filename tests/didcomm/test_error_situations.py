@@ -13,8 +13,8 @@ from mediatord.errors import StoreUnavailable
 from mediatord.protocol import encoding
 from mediatord.protocol.didcomm import json_web_signature, jwe
 from mediatord.protocol.didcomm.forward import FORWARD
+from mediatord.wallet.didcomm_client import read_delivery
 from mediatord.wallet.didcomm_identity import WalletIdentity
-from mediatord.wallet.didcomm_mediation import read_delivery
 from mediatord.wallet.didcomm_messages import anoncrypt, authcrypt, build_forward, compose_message
 from tests.in_memory_mediator import (
     CM2,
@@ -234,7 +234,7 @@ class SituationTests(SynchronousTestCase):
     def test_row_17_store_unavailable(self) -> None:
         """503 with Retry-After, and never a 202; the same bytes work once the store is back."""
         raw = pack_forward(self.in_memory, self.bob.did, self.bob.letter())
-        with self.in_memory.failing("enqueue", StoreUnavailable()):
+        with self.in_memory.failing("enqueue_each", StoreUnavailable()):
             reply = self.in_memory.receive(raw)
         self.assertEqual((reply.status, code_of(reply), reply.retry_after), (503, "e.p.me.res.storage", 5))
         self.assertEqual(self.in_memory.receive(raw).status, 202)
