@@ -21,7 +21,7 @@ from mediatord.didcomm.context import DIDCommContext
 from mediatord.didcomm.dispatcher import DIDCommDispatcher
 from mediatord.didcomm.endpoint_delivery import EndpointDelivery, EndpointResolver
 from mediatord.didcomm.forward_router import ForwardFastPath, ForwardRouter
-from mediatord.didcomm.housekeeping import AccountExpiry, DelayedMessageScheduler, Housekeeping
+from mediatord.didcomm.housekeeping import DelayedMessageScheduler, Housekeeping
 from mediatord.didcomm.messages import ForwardWrapper, MessagePacker, MessageUnpacker
 from mediatord.didcomm.pickup import LiveDelivery, Pickup
 from mediatord.didcomm.utility_protocols import UtilityProtocols
@@ -143,17 +143,16 @@ def build_didcomm(core: CoreServices, config: Config) -> DIDCommServices:
     identity.on_change(parser.forget)
     fast_path = ForwardFastPath(context, core.gate, parser, forward_router, core.sender_fingerprints)
     lag = ReactorLagMonitor(reactor, core.monotonic, recorder.metrics.observe_reactor_lag)
-    expiry = AccountExpiry(
+    housekeeping = Housekeeping(
         reactor,
         store,
-        lambda: core.connections.live(lambda reader: reader is not None),
+        live,
         recorder,
+        lambda: record_gauges(core, lag),
+        build_leader_lease(core, config),
+        list_live_accounts=lambda: core.connections.live(lambda reader: reader is not None),
         unused=settings.unused_account_ttl,
         idle=settings.idle_account_ttl,
-    )
-    leader_lease = build_leader_lease(core, config)
-    housekeeping = Housekeeping(
-        reactor, store, live, recorder, lambda: record_gauges(core, lag), leader_lease, expiry
     )
     metrics = recorder.metrics
     metrics.register_buffer("live_pushes", lambda: (live.unacknowledged_pushes, None))
