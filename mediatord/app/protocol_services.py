@@ -142,7 +142,7 @@ def build_didcomm(core: CoreServices, config: Config) -> DIDCommServices:
     parser = FastForwardParser(identity.find_agreement_keys)
     identity.on_change(parser.forget)
     fast_path = ForwardFastPath(context, core.gate, parser, forward_router, core.sender_fingerprints)
-    lag = ReactorLagMonitor(reactor, core.monotonic, recorder.metrics.observe_reactor_lag)
+    lag = ReactorLagMonitor(reactor, core.monotonic, recorder.metrics.reactor_lag.observe)
     housekeeping = Housekeeping(
         reactor,
         store,
