@@ -57,9 +57,7 @@ from mediatord.wallet.didcomm_messages import UnreadableMessage
 from mediatord.wallet.didcomm_socket import (
     SOCKET_TIMEOUT_SECONDS,
     SocketClosedError,
-    StartClosing,
     WalletWebSocket,
-    WriteMessage,
     open_wallet_socket,
 )
 
@@ -623,8 +621,8 @@ class DecentrlSocket(WalletWebSocket):
     :ivar pings: number of answered pings.
     """
 
-    def __init__(self, write: WriteMessage, end: StartClosing) -> None:
-        super().__init__(write, end)
+    def __init__(self) -> None:
+        super().__init__()
         self.pushed: DeferredQueue[dict[str, Any]] = DeferredQueue()
         self.authenticated: Deferred[None] = Deferred()
         self.pings = 0
@@ -658,25 +656,11 @@ class DecentrlSocket(WalletWebSocket):
         else:
             self.unexpected.append(payload)
 
-    def connection_lost(self, code: int) -> None:
+    def fail_pending(self, code: int) -> None:
         """Fail authentication if it is pending."""
-        self.close_code = code  # callbacks may look at it
         if not self.authenticated.called:
             refused = None if self._error_code is None else CommandRefused(code, self._error_code)
             self.authenticated.errback(refused or SocketClosedError(code))
-        super().connection_lost(code)
-
-
-async def open_decentrl_socket(
-    reactor: Any, url: str, *, endpoint: IStreamClientEndpoint | None = None
-) -> DecentrlSocket:
-    """
-    Open a socket without authentication.
-
-    :param endpoint: where to connect to, if not as `url` says.
-    :raise SocketClosedError: the mediator refused.
-    """
-    return await open_wallet_socket(reactor, url, DecentrlSocket, endpoint)
 
 
 async def connect_decentrl_socket(
@@ -688,7 +672,7 @@ async def connect_decentrl_socket(
     :raise CommandRefused: authentication failed.
     :raise SocketClosedError: the mediator refused the socket.
     """
-    socket = await open_decentrl_socket(reactor, wallet.mediator.ws_url, endpoint=endpoint)
+    socket = await open_wallet_socket(reactor, wallet.mediator.ws_url, DecentrlSocket(), endpoint)
     socket.send(compose_authentication(wallet.identity, int(wallet.clock.seconds() * 1000)))
     try:
         await socket.authenticated.addTimeout(SOCKET_TIMEOUT_SECONDS, reactor)

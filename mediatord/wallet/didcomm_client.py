@@ -134,7 +134,7 @@ class MediationRequests:
     def __init__(self, ask: SendRequest, did: str, version: CoordinationVersion = "3.0") -> None:
         self._ask = ask
         self._did = did
-        self.version: CoordinationVersion = version
+        self.coordination_version: CoordinationVersion = version
 
     async def grant(self) -> tuple[str, ...]:
         """Request mediation; the routing DIDs that are granted."""
@@ -142,7 +142,7 @@ class MediationRequests:
         _require_type(reply, self._coordination("mediate-grant"))
         routing_did = (reply.body or {}).get("routing_did")
         # 2.0 has a string, 3.0 a list (reference D13).
-        dids = [routing_did] if self.version == "2.0" else routing_did
+        dids = [routing_did] if self.coordination_version == "2.0" else routing_did
         if not (isinstance(dids, list) and dids and all(isinstance(did, str) for did in dids)):
             raise UnreadableMessage("a grant without a routing_did of this version")
         return tuple(dids)
@@ -163,7 +163,7 @@ class MediationRequests:
     async def _update(
         self, action: str, dids: Iterable[str], attachments: Sequence[Mapping[str, Any]] = ()
     ) -> list[str]:
-        update, answer, *_ = _MESSAGE_NAMES[self.version]
+        update, answer, *_ = _MESSAGE_NAMES[self.coordination_version]
         entries = [{"recipient_did": did, "action": action} for did in dids]
         more = {"attachments": list(attachments)} if attachments else {}
         reply = await self._ask(self._coordination(update), {"updates": entries}, **more)
@@ -179,7 +179,7 @@ class MediationRequests:
 
     async def registered(self, *, limit: int | None = None, offset: int = 0) -> list[str]:
         """The registered DIDs, or a slice of them."""
-        _, _, query, answer, member = _MESSAGE_NAMES[self.version]
+        _, _, query, answer, member = _MESSAGE_NAMES[self.coordination_version]
         body = {} if limit is None else {"paginate": {"limit": limit, "offset": offset}}
         reply = await self._ask(self._coordination(query), body)
         _require_type(reply, self._coordination(answer))
@@ -209,7 +209,7 @@ class MediationRequests:
         _require_type(await self._ask(f"{PING}/ping", {"response_requested": True}), f"{PING}/ping-response")
 
     def _coordination(self, name: str) -> str:
-        return f"{_COORDINATION}/{self.version}/{name}"
+        return f"{_COORDINATION}/{self.coordination_version}/{name}"
 
 
 def read_status(message: Message) -> QueueStatus:
@@ -454,7 +454,7 @@ class DIDCommWallet(MediationRequests):
         if mediator is not None:
             self._mediator = mediator
             self.documents.add(mediator.document)
-        self.version = version or self.version
+        self.coordination_version = version or self.coordination_version
         granted = await self.grant()
         if canonicalize_did(self.mediator.did) not in map(canonicalize_did, granted):
             raise UnreadableMessage("a grant of another mediator")

@@ -330,7 +330,7 @@ class WalletTests(SynchronousTestCase):
         entries = [{"recipient_did": "did:example:1"}]
         self.resource.will_say(f"{COORDINATION}/3.0/recipient", {"dids": entries})
         self.assertEqual(self.ask(self.wallet.registered(limit=1)), ["did:example:1"])
-        self.wallet.version = "2.0"
+        self.wallet.coordination_version = "2.0"
         self.resource.will_say(f"{COORDINATION}/2.0/keylist", {"keys": entries})
         self.assertEqual(self.ask(self.wallet.registered()), ["did:example:1"])
 
