@@ -58,7 +58,7 @@ from mediatord.store.sqlite.executor import SQLiteExecutor, SQLiteRunners, SQLit
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 
 if TYPE_CHECKING:
-    from mediatord.probe.cycle import ProbeIdentities
+    from mediatord.probe.identities import ProbeIdentities
 
 T = TypeVar("T")
 
@@ -193,7 +193,7 @@ class StoreAccess:
         from mediatord.identity.encrypted_file import make_passphrase_source
         from mediatord.identity.key_file import load_keys
         from mediatord.identity.mediator_identity import MediatorIdentity
-        from mediatord.probe.cycle import ProbeIdentities
+        from mediatord.probe.identities import ProbeIdentities
 
         given = self._config.identity
         keys = load_keys(given.keys, make_passphrase_source(given.passphrase_file))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 from urllib.parse import urlencode
 
+from treq.client import HTTPClient
 from twisted.internet.defer import Deferred, DeferredQueue, TimeoutError
 from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 from twisted.web.client import ResponseFailed, ResponseNeverReceived
@@ -52,7 +53,7 @@ from mediatord.wallet.decentrl_messages import (
     read_page,
     seal_event,
 )
-from mediatord.wallet.didcomm_client import HTTPResponse, TreqClient, fetch_json, read_response
+from mediatord.wallet.didcomm_client import HTTPResponse, fetch_json, read_response
 from mediatord.wallet.didcomm_messages import UnreadableMessage
 from mediatord.wallet.didcomm_socket import (
     SOCKET_TIMEOUT_SECONDS,
@@ -124,7 +125,7 @@ def _find_key(methods: list[Any], id_: str, kind: KeyType) -> bytes:
     return decode_multibase_key(str(_find_entry(methods, id_)["publicKeyMultibase"]), kind)
 
 
-async def discover_decentrl_mediator(http: TreqClient, url: str) -> DecentrlMediator:
+async def discover_decentrl_mediator(http: HTTPClient, url: str) -> DecentrlMediator:
     """
     Find the mediator at a URL.
 
@@ -133,7 +134,7 @@ async def discover_decentrl_mediator(http: TreqClient, url: str) -> DecentrlMedi
     return read_mediator_document(await fetch_json(http, f"{url.rstrip('/')}/.well-known/did.json"))
 
 
-async def resolve_decentrl_mediator(http: TreqClient, did: str) -> DecentrlMediator:
+async def resolve_decentrl_mediator(http: HTTPClient, did: str) -> DecentrlMediator:
     """
     Resolve the did:web of a mediator; on the loopback interface without TLS, unless the server requires it.
 
@@ -164,7 +165,7 @@ class MediatorDirectory:
     A did:decentrl contains both its key and its mediator's DID; a mediator's document is fetched once.
     """
 
-    def __init__(self, http: TreqClient) -> None:
+    def __init__(self, http: HTTPClient) -> None:
         self._http = http
         self._known: dict[str, DecentrlMediator] = {}
 
@@ -246,7 +247,7 @@ class DecentrlWallet:
         self,
         identity: DecentrlIdentity,
         mediator: DecentrlMediator,
-        http: TreqClient,
+        http: HTTPClient,
         clock: IReactorTime,
         directory: MediatorDirectory | None = None,
     ) -> None:
@@ -264,7 +265,7 @@ class DecentrlWallet:
         cls,
         alias: str,
         mediator: DecentrlMediator,
-        http: TreqClient,
+        http: HTTPClient,
         clock: IReactorTime,
         directory: MediatorDirectory | None = None,
     ) -> Self:

@@ -278,19 +278,7 @@ def _add_recipient(body: dict[str, Any], recipient_did: str | None) -> dict[str,
 INVITATION = "https://didcomm.org/out-of-band/2.0/invitation"
 
 
-class TreqPoster(Protocol):
-    """The part of treq that a wallet with a known mediator needs."""
-
-    def post(self, url: str, /, *, data: bytes, headers: Headers, allow_redirects: bool) -> Awaitable[Any]: ...
-
-
-class TreqClient(TreqPoster, Protocol):
-    """The part of treq that wallets need."""
-
-    def get(self, url: str, /, *, headers: Headers, allow_redirects: bool) -> Awaitable[Any]: ...
-
-
-def open_http(reactor: IReactorCore) -> TreqClient:
+def open_http(reactor: IReactorCore) -> HTTPClient:
     """An HTTP client without persistent connections."""
     return HTTPClient(Agent(reactor, pool=HTTPConnectionPool(reactor, persistent=False)))
 
@@ -334,7 +322,7 @@ class DIDCommMediator:
         return cls.from_document(resolve_local(did))
 
 
-async def fetch_invitation(http: TreqClient, url: str) -> dict[str, Any]:
+async def fetch_invitation(http: HTTPClient, url: str) -> dict[str, Any]:
     """
     Fetch the out-of-band invitation of a mediator.
 
@@ -347,7 +335,7 @@ async def fetch_invitation(http: TreqClient, url: str) -> dict[str, Any]:
     return value
 
 
-async def discover_mediator(http: TreqClient, url: str) -> DIDCommMediator:
+async def discover_mediator(http: HTTPClient, url: str) -> DIDCommMediator:
     """
     Find the mediator at a public URL by its invitation; a did:web is resolved at the same URL.
 
@@ -361,7 +349,7 @@ async def discover_mediator(http: TreqClient, url: str) -> DIDCommMediator:
         return DIDCommMediator.from_document(parse_did_document(did, document))
 
 
-async def fetch_json(http: TreqClient, url: str) -> dict[str, Any]:
+async def fetch_json(http: HTTPClient, url: str) -> dict[str, Any]:
     """
     Fetch a JSON object.
 
@@ -403,7 +391,7 @@ class DIDCommWallet(MediationRequests):
     def __init__(
         self,
         identity: WalletIdentity,
-        http: TreqPoster,
+        http: HTTPClient,
         clock: IReactorTime,
         mediator: DIDCommMediator | None = None,
         documents: DIDDocumentCache | None = None,
@@ -419,7 +407,7 @@ class DIDCommWallet(MediationRequests):
 
     @classmethod
     def generate(
-        cls, mediator: DIDCommMediator, http: TreqPoster, clock: IReactorTime, *, method: DIDMethod = "did:peer:2"
+        cls, mediator: DIDCommMediator, http: HTTPClient, clock: IReactorTime, *, method: DIDMethod = "did:peer:2"
     ) -> DIDCommWallet:
         """A wallet with a new identity of this mediator, which is not enrolled yet."""
         endpoint = None if method == "did:key" else mediator.did

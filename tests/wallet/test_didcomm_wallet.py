@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 from autobahn.twisted.websocket import WebSocketServerFactory, WebSocketServerProtocol
+from treq.client import HTTPClient
 from treq.testing import StubTreq
 from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred, succeed
@@ -30,7 +31,6 @@ from mediatord.wallet.didcomm_client import (
     DIDCommWallet,
     MediatorProblem,
     QueueStatus,
-    TreqClient,
     discover_mediator,
 )
 from mediatord.wallet.didcomm_identity import DIDMethod, WalletIdentity
@@ -247,7 +247,7 @@ class WalletTests(SynchronousTestCase):
         self.resource = ScriptedMediator()
         self.stub = StubTreq(self.resource)
         # Its methods are made at run time.
-        self.http = cast(TreqClient, self.stub)
+        self.http = cast(HTTPClient, self.stub)
         self.wallet = DIDCommWallet.generate(self.resource.mediator, self.http, self.clock)
 
     def ask(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -496,7 +496,7 @@ class SocketTests(SynchronousTestCase):
         self.clock = Clock()
         self.clock.advance(NOW)
         self.resource = ScriptedMediator()
-        http = cast(TreqClient, StubTreq(self.resource))
+        http = cast(HTTPClient, StubTreq(self.resource))
         self.wallet = DIDCommWallet.generate(self.resource.mediator, http, self.clock)
         self.pipe = Pipe()
         opening = Deferred.fromCoroutine(connect_didcomm_socket(self.clock, self.wallet, endpoint=self.pipe))
