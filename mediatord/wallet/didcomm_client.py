@@ -22,7 +22,7 @@ from mediatord.protocol.didcomm.did_document import DIDDocument, DIDWebLookupReq
 from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
 from mediatord.protocol.didcomm.message import Message, extract_attachment_json
-from mediatord.wallet.didcomm_identity import DIDMethod, WalletIdentity
+from mediatord.wallet.didcomm_identity import WalletIdentity
 from mediatord.wallet.didcomm_messages import (
     BASIC_MESSAGE,
     AttachmentForm,
@@ -151,7 +151,7 @@ class MediationRequests:
         """
         Register recipient DIDs, by default the wallet's own; a result for each, such as `success`.
 
-        :param proofs: of :func:`~mediatord.wallet.didcomm_messages.prove_ownership`, if the mediator requires them or
+        :param proofs: of ownership, if the mediator requires them or
             another account has registered the DIDs.
         """
         return await self._update("add", dids or (self._did,), [build_attachment(proof) for proof in proofs])
@@ -406,12 +406,9 @@ class DIDCommWallet(MediationRequests):
             self.documents.add(mediator.document)
 
     @classmethod
-    def generate(
-        cls, mediator: DIDCommMediator, http: HTTPClient, clock: IReactorTime, *, method: DIDMethod = "did:peer:2"
-    ) -> DIDCommWallet:
+    def generate(cls, mediator: DIDCommMediator, http: HTTPClient, clock: IReactorTime) -> DIDCommWallet:
         """A wallet with a new identity of this mediator, which is not enrolled yet."""
-        endpoint = None if method == "did:key" else mediator.did
-        return cls(WalletIdentity.generate(method, endpoint=endpoint), http, clock, mediator)
+        return cls(WalletIdentity.generate(endpoint=mediator.did), http, clock, mediator)
 
     @property
     def did(self) -> str:
