@@ -214,7 +214,7 @@ async def didcomm_walks(reactor: Any, url: str, tracers: Tracers) -> dict[str, W
         "forward, fast path": await one(tracers, reactor, post(asleep)),
         "forward, general path": await one(tracers, reactor, post(asleep, chunked=True)),
     }
-    # The connection of a request that only the general HTTP path reads stays there.
+    # A connection of its own, as for the rows before.
     sender = Sender(url)
     wallet_socket = await live_socket(reactor, awake)
     last: list[str] = []

@@ -45,7 +45,7 @@ from mediatord.store.interfaces.decentrl import DecentrlQuotas
 from mediatord.store.interfaces.messages import QueueLimits, RemovedMessage
 from mediatord.store.interfaces.store import IStore
 from mediatord.store.quotas import SpaceLimits
-from mediatord.workers.worker_process import WorkerResources
+from mediatord.workers.worker_process import WorkerSpec
 
 # Hexadecimal digits that identify a store in the ledger.
 _STORE_NAME_LENGTH = 12
@@ -133,7 +133,7 @@ def build_core_services(
     reactor: Any,
     config: Config,
     *,
-    worker: WorkerResources | None = None,
+    worker: WorkerSpec | None = None,
     store: IStore | None = None,
     create: bool = True,
     monotonic: Callable[[], float] = _monotonic,
@@ -164,7 +164,7 @@ def build_core_services(
         seal=sealer,
     )
     metrics = Metrics(CollectorRegistry(), version=__version__, label=lambda did: pseudonymizer.did(did))
-    events.observer = metrics
+    events.metrics = metrics
     recorder = EventRecorder(
         reactor, events, metrics, pseudonymizer, monotonic, probe_credentials.identities.is_probe_did
     )

@@ -67,9 +67,7 @@ def build_daemon(
         return build_supervisor(reactor, config, give_up, ready, locks)
 
     # A new database file is created when the store is opened, not before the daemon starts.
-    core = build_core_services(
-        reactor, config, worker=worker.resources if worker else None, store=store, create=False
-    )
+    core = build_core_services(reactor, config, worker=worker.spec if worker else None, store=store, create=False)
     didcomm, decentrl = build_didcomm(core, config), build_decentrl(core, config)
     status = StatusNotifier(core, worker.notify if worker else notify_systemd, ready)
     root = OrderedService(reactor, config.drain_timeout, core.events.rotate, status.reload)
@@ -94,7 +92,7 @@ def build_daemon(
     membership: Membership | None = None
     cluster_services: list[Service] = []
     if core.cluster is not None:
-        membership = build_membership(core, core.cluster, give_up)
+        membership = build_membership(core, core.cluster, give_up, serve)
         cluster_services = build_cluster_services(core, core.cluster, didcomm, decentrl, membership)
 
     children: list[Service] = [
@@ -148,8 +146,7 @@ def _build_store_services(
     # disappeared, as the other workers may still have it open.
     backend = "" if is_worker else config.storage.backend
     check = partial(check_store, backend, config.storage.sqlite.path, config.log.directory)
-    if core.cluster is not None and membership is not None:
-        core.cluster.on_first_join = serve
+    if membership is not None:
         open_shared = partial(open_shared_store, core.reactor, core.store, core.gate)
         return [StoreOpener(core, open_shared, check, membership.store_opened, give_up), membership]
     if config.storage.backend == "mongodb":

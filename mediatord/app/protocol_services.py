@@ -156,7 +156,7 @@ def build_didcomm(core: CoreServices, config: Config) -> DIDCommServices:
         owns=identity.owns,
         access=access,
     )
-    lag = ReactorLagMonitor(reactor, core.monotonic, recorder.metrics.observe_reactor_lag)
+    lag = ReactorLagMonitor(reactor, core.monotonic, recorder.metrics.reactor_lag.observe)
     expiry = AccountExpiry(
         reactor,
         store,

@@ -20,10 +20,10 @@ from mediatord.identity.encrypted_file import make_passphrase_source
 from mediatord.identity.key_file import KeySet, NamedKey, load_keys, parse_keys
 from mediatord.identity.mediator_identity import IdentityError, MediatorIdentity, abbreviate_did
 from mediatord.net.listeners import Listener
-from mediatord.observability.event_log import EventLogWriter, SegmentLimits, SegmentSealer
+from mediatord.observability.event_log import EventLogWriter, SegmentSealer
 from mediatord.observability.event_recorder import EventRecorder
 from mediatord.observability.pseudonyms import Pseudonymizer, renew_pseudonym_key
-from mediatord.observability.segments import RetentionLimits
+from mediatord.observability.segments import SegmentLimits
 from mediatord.protocol.didcomm import jwe
 from mediatord.protocol.didcomm.keys import PrivateKey
 from mediatord.secret_files import SecretFileError
@@ -290,9 +290,8 @@ class ConfigReloader:
 
         def record_expiry() -> None:
             if listener.certificate is not None:
-                self._recorder.metrics.set_certificate_expiry(
-                    listener.certificate.name, listener.certificate.expiry.timestamp()
-                )
+                expiry = self._recorder.metrics.certificate_expiry.labels(listener.certificate.name)
+                expiry.set(listener.certificate.expiry.timestamp())
 
         def renew() -> bool:
             is_renewed = listener.renew()
@@ -339,8 +338,7 @@ class ConfigReloader:
 def build_segment_limits(config: Config) -> SegmentLimits:
     """The limits at which segments of the event log are closed and deleted."""
     rotate, retention = config.log.rotate, config.log.retention
-    kept = RetentionLimits(rotate.keep, retention.age, retention.bytes, retention.unread_bytes)
-    return SegmentLimits(rotate.bytes, kept)
+    return SegmentLimits(rotate.bytes, rotate.keep, retention.age, retention.bytes, retention.unread_bytes)
 
 
 _DAY_SECONDS = 86_400.0

@@ -30,7 +30,7 @@ from mediatord.control.client import ControlClient, NoDaemon
 from mediatord.control.operations import ControlError, ControlOperations
 from mediatord.errors import MediatorError, StartupError, StoreUnavailable
 from mediatord.observability.event_log import EventLogWriter, LogOrigin
-from mediatord.observability.event_recorder import MessageEventRecorder
+from mediatord.observability.event_recorder import EventRecorder
 from mediatord.observability.metrics import Metrics
 from mediatord.observability.pseudonyms import Pseudonymizer, read_pseudonym_keys
 from mediatord.protocol.canonical_did import canonicalize_did
@@ -407,9 +407,9 @@ class PurgeEventLog:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._log: tuple[EventLogWriter, MessageEventRecorder] | None = None
+        self._log: tuple[EventLogWriter, EventRecorder] | None = None
 
-    def open_recorder(self) -> MessageEventRecorder | None:
+    def open_recorder(self) -> EventRecorder | None:
         """
         The recorder of removals; None while the log takes no lines.
 
@@ -432,7 +432,7 @@ class PurgeEventLog:
         if self._log is not None and (dropped := self._log[0].dropped):
             raise StartupError(f"the event log lacks {dropped} lines: it cannot be written")
 
-    def _open(self) -> tuple[EventLogWriter, MessageEventRecorder]:
+    def _open(self) -> tuple[EventLogWriter, EventRecorder]:
         config, directory = self._config, self._config.log.directory
         pseudonymizer = Pseudonymizer(config.log.dids, read_pseudonym_keys(config.log_key_path)[-1])
         if not directory.is_dir():
@@ -441,12 +441,12 @@ class PurgeEventLog:
         origin, clock = LogOrigin(node, __version__, pseudonymizer.epoch), _HostClock()
         metrics = Metrics(CollectorRegistry(), version=__version__)
         events = EventLogWriter(directory, clock, origin, limits=build_segment_limits(config), level=config.log.level)
-        events.observer = metrics
+        events.metrics = metrics
         with suppress(OSError):
             events.startService()
             events.emit("proc.start", version=__version__, reason="purge")
             self._give_to_owner()
-        return events, MessageEventRecorder(clock, events, metrics, pseudonymizer)
+        return events, EventRecorder(clock, events, metrics, pseudonymizer)
 
     def _give_to_owner(self) -> None:
         """Give files that root has made to the owner of the directory."""

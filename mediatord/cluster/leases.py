@@ -175,20 +175,18 @@ class ExclusiveStoreLease(Service):
             await self._sleep(EXCLUSIVE_POLL_INTERVAL)
 
     async def _keep_renewing(self) -> None:
-        while True:
+        refusal = ""
+        while not refusal:
             await self._sleep(EXCLUSIVE_RENEWAL_INTERVAL)
             try:
                 refusal = await self._renew()
-            except StoreUnavailable:
-                continue
             except CancelledError:
                 raise
+            except StoreUnavailable:
+                pass
             except Exception:
                 _log.failure("renewing the lease failed", redact_failure())
-                continue
-            if refusal:
-                self._give_up(refusal)
-                return
+        self._give_up(refusal)
 
     async def _renew(self) -> str:
         """Why another process holds the store; empty if this one does."""

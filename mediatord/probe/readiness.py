@@ -158,7 +158,7 @@ class ReadinessMonitor(Service):
         now = self._steady()
         self._last = now, now - began
         self._failure = ""
-        self._metrics.observe_probe_cycle(now - began)
+        self._metrics.probe_cycle_duration.observe(now - began)
         if self._last_logged:
             self._last_logged = ""
             _log.info("ready again")
@@ -168,7 +168,7 @@ class ReadinessMonitor(Service):
             return
         error = getattr(failure, "value", None)
         self._failure = self._cycle.stage or "cycle"
-        self._metrics.count_probe_failure(self._failure)
+        self._metrics.probe_failures.inc(self._failure)
         if self._last_logged != self._failure:
             self._last_logged = self._failure
             cause = error.cause if isinstance(error, ProbeError) else type(error).__name__

@@ -15,7 +15,7 @@ from tests.http.in_memory_site import ENCRYPTED, HTTPResponse, InMemorySite, enc
 from tests.http.test_websocket import PLENTY
 from tests.in_memory_mediator import PEER
 
-# A header that no library sends takes a request past the short way, to twisted.web.
+# A header that no library sends takes a request past the fast path, to twisted.web.
 DETOUR = {"X-Odd": "1"}
 BOTH_WAYS: tuple[dict[str, str], ...] = ({}, DETOUR)
 DID = "did:decentrl:YQ:z6Mk:z6LS:ZGlk"

@@ -692,7 +692,7 @@ class HeldStoreOperation:
         self.waiting: list[Deferred[None]] = []
         self._store: Any = site_fixture.store
         self._operation = operation
-        self._premises = site_fixture
+        self._site_fixture = site_fixture
 
     def __enter__(self) -> HeldStoreOperation:
         real = getattr(self._store, self._operation)
@@ -709,7 +709,7 @@ class HeldStoreOperation:
         """Let through what waits and what comes because of that."""
         while self.waiting:
             self.waiting.pop(0).callback(None)
-            self._premises.settle()
+            self._site_fixture.settle()
 
     def __exit__(self, *exception: object) -> None:
         delattr(self._store, self._operation)
