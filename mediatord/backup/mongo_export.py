@@ -39,7 +39,8 @@ from mediatord.backup.records import (
     batch_by_size,
 )
 from mediatord.store.mongo import schema as decentrl
-from mediatord.store.mongo.decentrl_parties import EventLabelKind, make_event_label
+from mediatord.store.mongo.decentrl_events import EventLabelKind, make_event_label
+from mediatord.store.mongo.driver.collection import Collection
 from mediatord.store.mongo.driver.uri import parse_mongo_uri
 from mediatord.store.mongo.schema import (
     ACCOUNTS,
@@ -99,10 +100,10 @@ def require_unused_database(database: MongoDatabase, known: frozenset[str] = fro
     :param known: session owners that are known to be dead.
     :raise BackupError: a daemon uses it, or left its entry when it was killed.
     """
-    names = [one["name"] for one in database[NODES].find(_LIVE_NODE_FILTER, {"name": 1}).sort("name", 1)]
+    names = [one["name"] for one in database[NODES.name].find(_LIVE_NODE_FILTER, {"name": 1}).sort("name", 1)]
     if names:
         raise BackupError(f"nodes use the MongoDB database ({', '.join(names)}): stop them first")
-    entries = [one for one in database[SESSION_OWNERS].find({}, {"since": 1}) if one["_id"] not in known]
+    entries = [one for one in database[SESSION_OWNERS.name].find({}, {"since": 1}) if one["_id"] not in known]
     if entries:
         since = entries[0].get("since")
         when = f" since {since:%Y-%m-%d %H:%M} UTC" if since else ""
@@ -114,7 +115,7 @@ def require_unused_database(database: MongoDatabase, known: frozenset[str] = fro
 
 def find_stale_owners(database: MongoDatabase) -> frozenset[str]:
     """Ids of all session owners, dead or alive."""
-    return frozenset(one["_id"] for one in database[SESSION_OWNERS].find({}, {"_id": 1}))
+    return frozenset(one["_id"] for one in database[SESSION_OWNERS.name].find({}, {"_id": 1}))
 
 
 def _describe_failure(error: Exception) -> str:
@@ -142,7 +143,7 @@ def _has_duplicate_key(error: Exception) -> bool:
     return any(one.get("code") == _DUPLICATE_KEY_ERROR for one in error.details.get("writeErrors", ()))
 
 
-RECORD_COLLECTIONS = {
+RECORD_COLLECTIONS: dict[str, Collection] = {
     "account": ACCOUNTS,
     "retired": RETIRED_DIDS,
     "recipient": RECIPIENTS,
@@ -150,11 +151,11 @@ RECORD_COLLECTIONS = {
     "long_form": LONG_FORM_DIDS,
     "nonce": NONCES,
     "registration": decentrl.REGISTRATIONS,
-    "contract": decentrl.CONTRACTS.name,
-    "contract_request": decentrl.CONTRACT_REQUESTS.name,
-    "pending_event": decentrl.PENDING_EVENTS.name,
-    "stored_event": decentrl.STORED_EVENTS.name,
-    "public_event": decentrl.PUBLIC_EVENTS.name,
+    "contract": decentrl.CONTRACTS,
+    "contract_request": decentrl.CONTRACT_REQUESTS,
+    "pending_event": decentrl.PENDING_EVENTS,
+    "stored_event": decentrl.STORED_EVENTS,
+    "public_event": decentrl.PUBLIC_EVENTS,
 }
 assert list(RECORD_COLLECTIONS) == list(RECORD_KINDS)
 _SCHEMA = MongoSchema((), MIGRATIONS)
@@ -180,7 +181,7 @@ class MongoRecordSource:
         self._look = look
 
     def counts(self) -> RecordCounts:
-        return {kind: self._count(collection) for kind, collection in RECORD_COLLECTIONS.items()}
+        return {kind: self._count(collection.name) for kind, collection in RECORD_COLLECTIONS.items()}
 
     def records(self) -> Iterator[StoreRecord]:
         yield from self._didcomm()
@@ -192,7 +193,7 @@ class MongoRecordSource:
 
     def _didcomm(self) -> Iterator[StoreRecord]:
         with closing(RecordNumbers()) as accounts, closing(RecordNumbers()) as recipients:
-            for one in self._sorted(ACCOUNTS, "_id"):
+            for one in self._sorted(ACCOUNTS.name, "_id"):
                 number = accounts.allocate(one["_id"].binary)
                 yield AccountRecord(
                     number=number,
@@ -200,25 +201,25 @@ class MongoRecordSource:
                     seen_at=one.get("seen_at"),
                     fresh="fresh" in one,
                 )
-            for one in self._sorted(RETIRED_DIDS, "_id"):
+            for one in self._sorted(RETIRED_DIDS.name, "_id"):
                 yield RetiredDIDRecord(did=one["_id"])
-            for one in self._sorted(RECIPIENTS, "_id"):
+            for one in self._sorted(RECIPIENTS.name, "_id"):
                 number, account = recipients.allocate(one["_id"].binary), accounts.lookup(one["account"].binary)
                 place = one.get("registered")
                 names = export_names(one["did"], place, one.get("names"))
                 yield RecipientRecord(number=number, account=account, did=one["did"], place=place, names=names)
-            for one in self._in_order(MESSAGES):
+            for one in self._in_order(MESSAGES.name):
                 yield _read_message(
                     one, accounts.lookup(one["account"].binary), recipients.lookup(one["recipient"].binary)
                 )
-        for one in self._sorted(LONG_FORM_DIDS, "_id"):
+        for one in self._sorted(LONG_FORM_DIDS.name, "_id"):
             yield LongFormRecord(short=one["_id"], long=one["long"])
-        for one in self._sorted(NONCES, "seq"):
+        for one in self._sorted(NONCES.name, "seq"):
             yield NonceRecord(key=one["_id"], until=one["until"])
 
     def _decentrl(self) -> Iterator[StoreRecord]:
         with closing(_PartyDIDs(self._database, self._session)) as dids:
-            for one in self._sorted(decentrl.REGISTRATIONS, "_id"):
+            for one in self._sorted(decentrl.REGISTRATIONS.name, "_id"):
                 did = dids.of(one["party"])
                 yield RegistrationRecord(
                     id=one["_id"], did=did, expires_at=one["until"], **_pick_fields(one, "digest text")
@@ -232,9 +233,9 @@ class MongoRecordSource:
             for one in self._in_order(decentrl.PENDING_EVENTS.name):
                 named = {"recipient": one["recipient_did"], "sender": one["sender_did"]}
                 yield PendingEventRecord(id=one["_id"], **named, **_pick_fields(one, "received_at payload"))
-            for one in self._in_order(decentrl.STORED_EVENTS.name, decentrl.STORED_EVENTS.payloads):
+            for one in self._in_order(decentrl.STORED_EVENTS.name, decentrl.STORED_PAYLOADS.name):
                 yield _read_stored_event(one, dids.of(one["party"]))
-            for one in self._in_order(decentrl.PUBLIC_EVENTS.name, decentrl.PUBLIC_EVENTS.payloads):
+            for one in self._in_order(decentrl.PUBLIC_EVENTS.name, decentrl.PUBLIC_PAYLOADS.name):
                 yield _read_public_event(one, dids.of(one["party"]))
 
     def _sorted(self, collection: str, key: str) -> Iterator[MongoDocument]:
@@ -268,7 +269,7 @@ class _PartyDIDs:
     """DIDs by party keys; caches the latest, as consecutive documents mostly have the same party."""
 
     def __init__(self, database: MongoDatabase, session: ClientSession | None) -> None:
-        self._parties = database[decentrl.PARTIES]
+        self._parties = database[decentrl.PARTIES.name]
         self._session = session
         self._known: dict[bytes, str] = {}
 

@@ -58,7 +58,7 @@ from mediatord.store.mongo.decentrl_events import build_public_payload as public
 from mediatord.store.mongo.decentrl_events import build_stored_event as stored_document
 from mediatord.store.mongo.decentrl_events import build_stored_payload as stored_payload
 from mediatord.store.mongo.decentrl_parties import make_party_key, sum_utf8_sizes
-from mediatord.store.mongo.driver.commands import MAX_DOCUMENT_BYTES
+from mediatord.store.mongo.driver.collection import MAX_DOCUMENT_BYTES, Collection
 from mediatord.store.mongo.schema import (
     ACCOUNTS,
     ALL_COLLECTIONS,
@@ -95,8 +95,8 @@ class ImportBatch:
     recipients: dict[int, list[int]] = field(default_factory=dict)
     parties: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def insert(self, collection: str, document: MongoDocument) -> None:
-        self.documents.setdefault(collection, []).append(document)
+    def insert(self, collection: Collection, document: MongoDocument) -> None:
+        self.documents.setdefault(collection.name, []).append(document)
 
     def count(self, did: str, **more: int) -> None:
         """Increment counters of a party."""
@@ -222,7 +222,7 @@ def _add_contract(batch: ImportBatch, one: ContractRecord, place: Timestamp) -> 
         "text": one.text,
         "seq": place,
     }
-    batch.insert(schema.CONTRACTS.name, document)
+    batch.insert(schema.CONTRACTS, document)
     batch.count(one.owner, contracts=1)
 
 
@@ -236,7 +236,7 @@ def _add_contract_request(batch: ImportBatch, one: ContractRequestRecord, place:
         "public_key": one.public_key,
         "seq": place,
     }
-    batch.insert(schema.CONTRACT_REQUESTS.name, document)
+    batch.insert(schema.CONTRACT_REQUESTS, document)
     batch.count(one.recipient, requests=1)
 
 
@@ -253,7 +253,7 @@ def _add_pending_event(batch: ImportBatch, one: PendingEventRecord, place: Times
         "payload": one.payload,
         "seq": place,
     }
-    batch.insert(schema.PENDING_EVENTS.name, document)
+    batch.insert(schema.PENDING_EVENTS, document)
     batch.count(one.recipient, pending=1, pending_bytes=size)
 
 
@@ -261,17 +261,17 @@ def _add_stored_event(batch: ImportBatch, one: StoredEventRecord, place: Timesta
     event = decentrl.StoredEvent(
         one.id, one.sender, one.recipient, one.payload, one.tags, one.timestamp, one.contract_id
     )
-    document = stored_document(event, make_party_key(one.owner), processed=one.processed) | {"seq": place}
-    batch.insert(schema.STORED_EVENTS.name, document)
-    batch.insert(schema.STORED_EVENTS.payloads, stored_payload(event))
+    document = stored_document(event, make_party_key(one.owner), one.processed) | {"seq": place}
+    batch.insert(schema.STORED_EVENTS, document)
+    batch.insert(schema.STORED_PAYLOADS, stored_payload(event))
     batch.count(one.owner, stored=1, archive_bytes=document["size"] + document["tags_size"])
 
 
 def _add_public_event(batch: ImportBatch, one: PublicEventRecord, place: Timestamp) -> None:
     event = decentrl.PublicEvent(one.id, one.event, one.tags, one.timestamp, one.signature, one.channel_id)
     document = public_document(event, make_party_key(one.publisher)) | {"seq": place}
-    batch.insert(schema.PUBLIC_EVENTS.name, document)
-    batch.insert(schema.PUBLIC_EVENTS.payloads, public_payload(event))
+    batch.insert(schema.PUBLIC_EVENTS, document)
+    batch.insert(schema.PUBLIC_PAYLOADS, public_payload(event))
     batch.count(one.publisher, published=1, archive_bytes=document["size"] + document["tags_size"])
 
 
@@ -357,17 +357,17 @@ class MongoRecordTarget:
             require_unused_database(self._database, self._known)
             for collection, documents in batch.documents.items():
                 self._insert(session, collection, documents)
-            self._database[LEDGER].update_one(
+            self._database[LEDGER.name].update_one(
                 {"_id": CARRIED_FORWARD_ID}, _make_ledger_update(batch.documents), session=session, upsert=True
             )
-            self._update(session, ACCOUNTS, batch.accounts, _make_account_update)
-            self._update(session, RECIPIENTS, batch.recipients, _make_recipient_update)
+            self._update(session, ACCOUNTS.name, batch.accounts, _make_account_update)
+            self._update(session, RECIPIENTS.name, batch.recipients, _make_recipient_update)
             parties = [
                 UpdateOne({"_id": make_party_key(did)}, make_party_update(did, more), upsert=True)
                 for did, more in batch.parties.items()
             ]
             if parties:
-                self._database[schema.PARTIES].bulk_write(parties, session=session)
+                self._database[schema.PARTIES.name].bulk_write(parties, session=session)
 
         self._session.with_transaction(write)
 
@@ -424,9 +424,9 @@ class MongoRecordTarget:
             self._database[collection].insert_many(documents, session=session)
         except BulkWriteError as error:
             codes = {one["code"] for one in (error.details or {}).get("writeErrors", ())}
-            if collection == RECIPIENTS and codes == {_DUPLICATE_KEY_CODE}:
+            if collection == RECIPIENTS.name and codes == {_DUPLICATE_KEY_CODE}:
                 raise InvalidArchiveError("a recipient is another name of a DID that is registered") from None
-            if collection in (ACCOUNTS, RETIRED_DIDS) and codes == {_DUPLICATE_KEY_CODE}:
+            if collection in (ACCOUNTS.name, RETIRED_DIDS.name) and codes == {_DUPLICATE_KEY_CODE}:
                 raise InvalidArchiveError(f"one of {collection} has another form of a DID that is there") from None
             raise
 
@@ -436,7 +436,7 @@ class MongoRecordTarget:
             if collection.name not in there:
                 self._database.create_collection(collection.name)
             if collection.indexes:
-                indexes = [{**index.definition(), "name": index.name} for index in collection.indexes]
+                indexes = [{**index, "name": name} for name, index in collection.indexes.items()]
                 self._database.command("createIndexes", collection.name, indexes=indexes)
 
 
@@ -459,7 +459,7 @@ def _make_account_update(more: list[int]) -> MongoDocument:
 def _make_ledger_update(documents: dict[str, list[MongoDocument]]) -> MongoDocument:
     """Enter imported messages into the ledger as accepted."""
     more = {
-        "didcomm.accepted": len(documents.get(MESSAGES, ())),
+        "didcomm.accepted": len(documents.get(MESSAGES.name, ())),
         "decentrl.accepted": len(documents.get(schema.PENDING_EVENTS.name, ())),
     }
     return {"$inc": more, "$set": {"settled": True}}

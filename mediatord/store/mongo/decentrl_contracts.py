@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from bson import Timestamp
 
 from mediatord.errors import QuotaExceeded
 from mediatord.store.interfaces.decentrl import (
+    CommandGuard,
     Contract,
     ContractFilter,
     ContractRequest,
@@ -16,224 +16,200 @@ from mediatord.store.interfaces.decentrl import (
     PageRequest,
     ResultPage,
 )
-from mediatord.store.mongo.decentrl_commands import CommandContext, CommandOutcome, MongoStoreCommand
+from mediatord.store.mongo.decentrl_commands import CommandContext, DecentrlCommandRunner, Decision
 from mediatord.store.mongo.decentrl_parties import (
     EMPTY_PAGE,
     DocumentListing,
-    PartyReader,
+    build_pair_filter,
     build_party_changes,
     build_party_documents_query,
     build_party_update,
     make_party_key,
+    read_party,
     sum_utf8_sizes,
 )
-from mediatord.store.mongo.driver.client import ReplicaSetClient
-from mediatord.store.mongo.driver.commands import Document, MongoCommand, build_deletes, build_find, build_inserts
-from mediatord.store.mongo.schema import CONTRACT_REQUESTS, CONTRACTS, PARTIES, REGISTRATIONS, PartyCollection
+from mediatord.store.mongo.driver.collection import Document
+from mediatord.store.mongo.driver.operation import Operation, operation
+from mediatord.store.mongo.schema import CONTRACT_REQUESTS, CONTRACTS, PARTIES, REGISTRATIONS
 
 _DELETE_BATCH = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class MongoRegisterCommand(MongoStoreCommand[None]):
-    """
-    Stores a registration: a contract with the mediator.
+class MongoContractStore(DecentrlCommandRunner):
+    """Contracts in MongoDB; see `IDecentrlStore`."""
 
-    :param did: its peer.
-    """
+    _caps: DecentrlQuotas
 
-    did: str
-    contract: Contract
-    caps: DecentrlQuotas
-    now: float
+    @operation
+    async def registered_until(self, did: str) -> float | None:
+        self._clocks.check()
+        now = self._clock.seconds()
 
-    @property
-    def size(self) -> int:
-        return len(self.contract.text)
+        async def read(run: Operation) -> float | None:
+            until = (await read_party(run, did)).registered_until
+            return until if until > now else None
 
-    def build_queries(self) -> list[MongoCommand]:
-        mine = {"party": make_party_key(self.did)}
-        return [build_find(REGISTRATIONS, mine, projection={"digest": 1, "until": 1}, hint="registration_of_party")]
+        return await self._client.operate("registered_until", read)
 
-    async def decide(self, context: CommandContext) -> CommandOutcome[None]:
-        """Delete expired registrations, and of too many the one that expires first, which may be the new one."""
-        (found,) = context.found
-        until = float(self.contract.expires_at)
-        gone = [one for one in found if one["until"] <= self.now]
-        live = [one for one in found if one["until"] > self.now]
-        if any(one["digest"] == self.contract.digest for one in live):
-            return CommandOutcome((), None)
-        if len(live) >= self.caps.contracts_with_one:
-            earliest = min(live, key=lambda one: float(one["until"]))
-            if earliest["until"] > until:
-                return CommandOutcome((), None)
-            gone.append(earliest)
-        document = {
-            "_id": self.contract.id,
-            "party": context.party.key,
-            "until": until,
-            "digest": self.contract.digest,
-            "text": self.contract.text,
-        }
-        requests = build_party_update(context.party, context.party.registered(until))
-        if gone:
-            requests += build_deletes(REGISTRATIONS, {"_id": {"$in": [one["_id"] for one in gone]}})
-        return CommandOutcome([*requests, *build_inserts(REGISTRATIONS, [document])], None)
+    @operation
+    async def save_contract(self, guard: CommandGuard, contract: Contract) -> None:
+        if contract.owner_did is None:
+            await self._register(guard, contract)
+            return
+        owner, caps, now = contract.owner_did, self._caps, self._clock.seconds()
+        of_party = {"party": make_party_key(owner)}
+        of_pair = build_pair_filter(owner, "peer", contract.peer_did)
+        same = {**of_party, "digest": contract.digest}
 
+        async def save(context: CommandContext) -> Decision[None]:
+            duplicates, found_of_pair = context.found
+            if duplicates:
+                return (), None
+            gone: list[Document] = []
+            if len(found_of_pair) >= caps.contracts_with_one:
+                gone = await _find_oldest_expired(context, of_pair, now, "contract_of_pair")
+            elif context.party.contracts >= caps.contracts:
+                gone = await _find_oldest_expired(context, of_party, now, "contract_of_party")
+            document = {
+                "_id": contract.id,
+                **of_pair,
+                "peer_did": contract.peer_did,
+                "until": float(contract.expires_at),
+                "digest": contract.digest,
+                "text": contract.text,
+                "seq": Timestamp(0, 0),
+            }
+            return build_party_changes(CONTRACTS, context.party, come=[document], gone=gone), None
 
-@dataclass(frozen=True, slots=True)
-class MongoSaveContractCommand(MongoStoreCommand[None]):
-    """Stores a contract for its owner."""
-
-    did: str
-    contract: Contract
-    caps: DecentrlQuotas
-    now: float
-
-    @property
-    def creates(self) -> tuple[PartyCollection, Sequence[str]]:
-        return CONTRACTS, [self.contract.id]
-
-    @property
-    def size(self) -> int:
-        return len(self.contract.text)
-
-    def build_queries(self) -> list[MongoCommand]:
-        same = {"party": make_party_key(self.did), "digest": self.contract.digest}
-        return [
-            build_find(CONTRACTS.name, same, limit=1, projection={"_id": 1}, hint="contract_digest"),
-            build_find(CONTRACTS.name, self._of_pair(), projection={"_id": 0, "seq": 1}, hint="contract_of_pair"),
-        ]
-
-    async def decide(self, context: CommandContext) -> CommandOutcome[None]:
-        """:raise QuotaExceeded: there are too many, none of them expired."""
-        same, of_pair = context.found
-        if same:
-            return CommandOutcome((), None)
-        gone: list[Document] = []
-        if len(of_pair) >= self.caps.contracts_with_one:
-            gone = await self._find_oldest_expired(context, self._of_pair(), "contract_of_pair")
-        elif context.party.contracts >= self.caps.contracts:
-            gone = await self._find_oldest_expired(context, {"party": context.party.key}, "contract_of_party")
-        document = {
-            "_id": self.contract.id,
-            **self._of_pair(),
-            "peer_did": self.contract.peer_did,
-            "until": float(self.contract.expires_at),
-            "digest": self.contract.digest,
-            "text": self.contract.text,
-            "seq": Timestamp(0, 0),
-        }
-        return CommandOutcome(build_party_changes(CONTRACTS, context.party, come=[document], gone=gone), None)
-
-    def _of_pair(self) -> Document:
-        return {"party": make_party_key(self.did), "peer": make_party_key(self.contract.peer_did)}
-
-    async def _find_oldest_expired(self, context: CommandContext, mine: Document, index: str) -> list[Document]:
-        """:raise QuotaExceeded: none has expired."""
-        expired = {**mine, "until": {"$lte": self.now}}
-        found = await context.transaction.find(
-            CONTRACTS.name, expired, sort={"seq": 1}, limit=1, projection={"_id": 1}, hint=index
+        await self._run(
+            "save_contract",
+            guard,
+            owner,
+            save,
+            CONTRACTS.find(same, limit=1, projection={"_id": 1}, hint="contract_digest"),
+            CONTRACTS.find(of_pair, projection={"_id": 0, "seq": 1}, hint="contract_of_pair"),
+            creates=(CONTRACTS, [contract.id]),
+            size=len(contract.text),
         )
-        if not found:
-            raise QuotaExceeded()
-        return found
+
+    async def _register(self, guard: CommandGuard, contract: Contract) -> None:
+        """Store a registration, which is a contract of the peer with the mediator."""
+        limit, now = self._caps.contracts_with_one, self._clock.seconds()
+
+        async def register(context: CommandContext) -> Decision[None]:
+            """Delete expired registrations, and of too many the one that expires first, which may be the new one."""
+            (found,) = context.found
+            until = float(contract.expires_at)
+            gone = [one for one in found if one["until"] <= now]
+            live = [one for one in found if one["until"] > now]
+            if any(one["digest"] == contract.digest for one in live):
+                return (), None
+            if len(live) >= limit:
+                earliest = min(live, key=lambda one: float(one["until"]))
+                if earliest["until"] > until:
+                    return (), None
+                gone.append(earliest)
+            document = {
+                "_id": contract.id,
+                "party": context.party.key,
+                "until": until,
+                "digest": contract.digest,
+                "text": contract.text,
+            }
+            requests = build_party_update(context.party, context.party.registered(until))
+            if gone:
+                requests += REGISTRATIONS.delete({"_id": {"$in": [one["_id"] for one in gone]}})
+            return [*requests, *REGISTRATIONS.insert([document])], None
+
+        mine = {"party": make_party_key(contract.peer_did)}
+        query = REGISTRATIONS.find(mine, projection={"digest": 1, "until": 1}, hint="registration_of_party")
+        await self._run("save_contract", guard, contract.peer_did, register, query, size=len(contract.text))
+
+    @operation
+    async def contracts(self, owner: str, wanted: ContractFilter, part: PageRequest) -> ResultPage[Contract]:
+        async def read(run: Operation) -> ResultPage[Contract]:
+            party = await read_party(run, owner)
+            if not party.contracts:
+                return EMPTY_PAGE
+            filter: Document = {"party": party.key}
+            index = "contract_of_party"
+            if wanted.did not in (None, owner):
+                filter["peer"], index = make_party_key(wanted.did or ""), "contract_of_pair"
+            bounds = {"$gte": wanted.expires_after, "$lte": wanted.expires_before}
+            given = {operator: float(bound) for operator, bound in bounds.items() if bound is not None}
+            if given:
+                filter["until"] = given
+            listing = DocumentListing(CONTRACTS, filter, {"seq": 1}, index)
+            found, total = await listing.read_page(run, part, party.contracts if len(filter) == 1 else None)
+            items = [
+                Contract(one["_id"], owner, one["peer_did"], one["until"], one["digest"], one["text"])
+                for one in found
+            ]
+            return ResultPage(tuple(items), total)
+
+        return await self._client.operate("contracts", read)
+
+    @operation
+    async def request_contract(self, guard: CommandGuard, request: ContractRequest) -> None:
+        caps, recipient = self._caps, request.recipient_did
+        of_pair = build_pair_filter(recipient, "sender", request.sender_did)
+
+        async def save(context: CommandContext) -> Decision[None]:
+            if context.party.requests >= caps.requests or len(context.found[0]) >= caps.requests_of_one:
+                raise QuotaExceeded()
+            document = {
+                "_id": request.id,
+                **of_pair,
+                "sender_did": request.sender_did,
+                "text": request.encrypted_contract_request,
+                "public_key": request.requestor_ephemeral_public_key,
+                "seq": Timestamp(0, 0),
+            }
+            return build_party_changes(CONTRACT_REQUESTS, context.party, come=[document]), None
+
+        query = CONTRACT_REQUESTS.find(of_pair, projection={"_id": 0, "sender": 1}, hint="request_of_pair")
+        made, size = (CONTRACT_REQUESTS, [request.id]), sum_utf8_sizes(request.encrypted_contract_request)
+        await self._run("request_contract", guard, recipient, save, query, creates=made, size=size)
+
+    @operation
+    async def contract_requests(self, recipient: str, part: PageRequest) -> ResultPage[ContractRequest]:
+        async def read(run: Operation) -> ResultPage[ContractRequest]:
+            party = await read_party(run, recipient)
+            if not party.requests:
+                return EMPTY_PAGE
+            listing = DocumentListing(CONTRACT_REQUESTS, {"party": party.key}, {"seq": 1}, "request_of_party")
+            found, total = await listing.read_page(run, part, party.requests)
+            items = [
+                ContractRequest(one["_id"], one["sender_did"], recipient, one["text"], one["public_key"])
+                for one in found
+            ]
+            return ResultPage(tuple(items), total)
+
+        return await self._client.operate("contract_requests", read)
+
+    @operation
+    async def acknowledge_requests(self, guard: CommandGuard, recipient: str, ids: Sequence[str]) -> None:
+        async def delete(context: CommandContext) -> Decision[None]:
+            return build_party_changes(CONTRACT_REQUESTS, context.party, gone=context.found[0]), None
+
+        query = build_party_documents_query(CONTRACT_REQUESTS, recipient, ids)
+        await self._run("acknowledge_requests", guard, recipient, delete, query)
+
+    @operation
+    async def drop_expired_registrations(self) -> int:
+        """Delete expired registrations, and then parties without any documents; return the number of the former."""
+        now, delete = self._clock.seconds(), self._client.delete_in_batches
+        expired, unused = {"until": {"$lte": now}}, {"unused": True, "registered_until": {"$lte": now}}
+        dropped = await delete("prune", REGISTRATIONS, expired, batch=_DELETE_BATCH, hint="registration_until")
+        await delete("prune", PARTIES, unused, batch=_DELETE_BATCH, hint="party_unused")
+        return dropped
 
 
-@dataclass(frozen=True, slots=True)
-class MongoRequestContractCommand(MongoStoreCommand[None]):
-    """Stores a contract request for its recipient."""
-
-    did: str
-    request: ContractRequest
-    caps: DecentrlQuotas
-
-    @property
-    def creates(self) -> tuple[PartyCollection, Sequence[str]]:
-        return CONTRACT_REQUESTS, [self.request.id]
-
-    @property
-    def size(self) -> int:
-        return sum_utf8_sizes(self.request.encrypted_contract_request)
-
-    def build_queries(self) -> list[MongoCommand]:
-        of_pair = {"party": make_party_key(self.did), "sender": make_party_key(self.request.sender_did)}
-        return [
-            build_find(CONTRACT_REQUESTS.name, of_pair, projection={"_id": 0, "sender": 1}, hint="request_of_pair")
-        ]
-
-    async def decide(self, context: CommandContext) -> CommandOutcome[None]:
-        """:raise QuotaExceeded: there are too many."""
-        (of_pair,) = context.found
-        if context.party.requests >= self.caps.requests or len(of_pair) >= self.caps.requests_of_one:
-            raise QuotaExceeded()
-        document = {
-            "_id": self.request.id,
-            "party": context.party.key,
-            "sender": make_party_key(self.request.sender_did),
-            "sender_did": self.request.sender_did,
-            "text": self.request.encrypted_contract_request,
-            "public_key": self.request.requestor_ephemeral_public_key,
-            "seq": Timestamp(0, 0),
-        }
-        return CommandOutcome(build_party_changes(CONTRACT_REQUESTS, context.party, come=[document]), None)
-
-
-@dataclass(frozen=True, slots=True)
-class MongoAcknowledgeRequestsCommand(MongoStoreCommand[None]):
-    """Deletes contract requests of a recipient."""
-
-    did: str
-    ids: tuple[str, ...]
-
-    def build_queries(self) -> list[MongoCommand]:
-        return [build_party_documents_query(CONTRACT_REQUESTS, self.did, self.ids)]
-
-    async def decide(self, context: CommandContext) -> CommandOutcome[None]:
-        (found,) = context.found
-        return CommandOutcome(build_party_changes(CONTRACT_REQUESTS, context.party, gone=found), None)
-
-
-async def find_contracts(
-    reader: PartyReader, owner: str, wanted: ContractFilter, page: PageRequest
-) -> ResultPage[Contract]:
-    party = await reader.read_party(owner)
-    if not party.contracts:
-        return EMPTY_PAGE
-    filter: Document = {"party": party.key}
-    index = "contract_of_party"
-    if wanted.did not in (None, owner):
-        filter["peer"], index = make_party_key(wanted.did or ""), "contract_of_pair"
-    bounds = {"$gte": wanted.expires_after, "$lte": wanted.expires_before}
-    given = {operator: float(bound) for operator, bound in bounds.items() if bound is not None}
-    if given:
-        filter["until"] = given
-    listing = DocumentListing(CONTRACTS.name, filter, {"seq": 1}, index)
-    found, total = await reader.read_page(listing, page, party.contracts if len(filter) == 1 else None)
-    items = [Contract(one["_id"], owner, one["peer_did"], one["until"], one["digest"], one["text"]) for one in found]
-    return ResultPage(tuple(items), total)
-
-
-async def find_contract_requests(
-    reader: PartyReader, recipient: str, page: PageRequest
-) -> ResultPage[ContractRequest]:
-    party = await reader.read_party(recipient)
-    if not party.requests:
-        return EMPTY_PAGE
-    listing = DocumentListing(CONTRACT_REQUESTS.name, {"party": party.key}, {"seq": 1}, "request_of_party")
-    found, total = await reader.read_page(listing, page, party.requests)
-    items = [
-        ContractRequest(one["_id"], one["sender_did"], recipient, one["text"], one["public_key"]) for one in found
-    ]
-    return ResultPage(tuple(items), total)
-
-
-async def drop_expired_registrations(client: ReplicaSetClient, now: float) -> int:
-    """Delete expired registrations, and then parties without any documents; return the number of registrations."""
-    expired = {"until": {"$lte": now}}
-    dropped = await client.delete_in_batches(
-        "prune", REGISTRATIONS, expired, batch=_DELETE_BATCH, hint="registration_until"
+async def _find_oldest_expired(context: CommandContext, mine: Document, now: float, index: str) -> list[Document]:
+    """:raise QuotaExceeded: none has expired."""
+    query = CONTRACTS.find(
+        {**mine, "until": {"$lte": now}}, sort={"seq": 1}, limit=1, projection={"_id": 1}, hint=index
     )
-    unused = {"unused": True, "registered_until": {"$lte": now}}
-    await client.delete_in_batches("prune", PARTIES, unused, batch=_DELETE_BATCH, hint="party_unused")
-    return dropped
+    if found := await context.transaction.query(query):
+        return found
+    raise QuotaExceeded()

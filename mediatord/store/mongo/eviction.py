@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from bson import ObjectId
 
 from mediatord.store.fair_share import (
+    ANONYMOUS,
+    AUTHENTICATED,
+    KNOWN,
+    SENDER_MASK,
     KnownSenders,
     MessageVolume,
     SenderGroup,
@@ -18,18 +23,17 @@ from mediatord.store.fair_share import (
     may_exceed_share,
     needs_sender_usage,
 )
-from mediatord.store.interfaces.messages import Payload, QueueLimits, RemovalReason, RemovedMessage
-from mediatord.store.mongo.driver.commands import Document, MongoCommand, build_aggregate, build_find
+from mediatord.store.interfaces.messages import EnqueueRequest, Payload, QueueLimits, RemovalReason, RemovedMessage
+from mediatord.store.mongo.driver.collection import Document, MongoCommand
 from mediatord.store.mongo.driver.transactions import Transaction
 from mediatord.store.mongo.message_queues import (
     EVICTION_PROJECTION,
+    NETWORK_BITS,
     MessageQueueState,
-    MongoEnqueueRequest,
-    build_group_filter,
     build_removed,
     join_origin,
 )
-from mediatord.store.mongo.schema import MESSAGES, RECIPIENTS
+from mediatord.store.mongo.schema import ABSENT, MESSAGES, RECIPIENTS
 
 # Origins in the cached usage of all queues.
 _USAGE_CACHE_SIZE = 100_000
@@ -38,8 +42,7 @@ _INITIAL_CANDIDATES = 16
 _CANDIDATE_GROWTH = 8
 
 
-@dataclass(frozen=True, slots=True)
-class QueueUsage:
+class QueueUsage(NamedTuple):
     """
     Shares of the senders in a queue.
 
@@ -50,39 +53,40 @@ class QueueUsage:
     amounts: dict[int, MessageVolume]
     known_parties: frozenset[int] = frozenset()
 
-    def build_sender_usage(self, limits: QueueLimits) -> SenderUsage:
-        amounts = [(origin, one.messages, one.size) for origin, one in self.amounts.items()]
-        return SenderUsage(limits, self.known_parties, amounts)
-
 
 class EvictionDataMissing(Exception):
-    """More messages of a queue have to be loaded."""
-
-    def __init__(self, did: str, group: SenderGroup) -> None:
-        super().__init__()
-        self.did = did
-        self.group = group
-
-
-# Outlines of the first messages of a group of senders, and whether there are no more.
-OldestMessages = tuple[Sequence[Document], bool]
+    """More messages of a group of senders have to be loaded from a queue."""
 
 
 @dataclass(eq=False, slots=True)
 class EnqueuedMessage:
-    """A message that is being queued."""
+    """
+    A message that is being queued.
 
-    request: MongoEnqueueRequest
+    :param now: time of the request.
+    """
+
+    request: EnqueueRequest
     payload: Payload
+    now: float
     queue: MessageQueueState
     kept: bool = True
+
+    def removed(self, reason: RemovalReason) -> RemovedMessage:
+        """Build the record of its eviction."""
+        did, account, size = self.request.recipient_did, self.queue.account, len(self.payload.data)
+        return RemovedMessage(self.payload.id, did, account, size, self.now, 0, reason)
+
+
+def sum_volume(messages: Sequence[EnqueuedMessage]) -> MessageVolume:
+    return MessageVolume(len(messages), sum([len(one.payload.data) for one in messages]))
 
 
 class EvictionPlan:
     """
     A queue after some messages were appended and others evicted.
 
-    :param oldest: what was loaded of its messages, by group of senders.
+    :param oldest: what was loaded of its messages, by group of senders: the first ones, and how many were wanted.
     :param usage: None if it does not matter.
     :ivar messages: their number by now; `bytes` is the sum of their payloads.
     :ivar new_messages: those of them that were appended.
@@ -95,7 +99,7 @@ class EvictionPlan:
         self,
         queue: MessageQueueState,
         limits: QueueLimits,
-        oldest: Mapping[SenderGroup, OldestMessages],
+        oldest: Mapping[SenderGroup, tuple[Sequence[Document], int]],
         usage: QueueUsage | None,
     ) -> None:
         self.queue = queue
@@ -103,31 +107,29 @@ class EvictionPlan:
         self.new_messages: deque[EnqueuedMessage] = deque()
         self.evicted_ids: dict[str, None] = {}
         self._limits = limits
-        self._oldest = {group: (deque(some), all_known) for group, (some, all_known) in oldest.items()}
+        self._oldest = {group: (deque(some), len(some) < wanted) for group, (some, wanted) in oldest.items()}
         self.usage_before = usage
-        self.usage = usage.build_sender_usage(limits) if usage is not None else None
+        self.usage = None if usage is None else build_sender_usage(limits, usage)
         self.usage_changes: dict[int, MessageVolume] = {}
 
-    def append(self, request: MongoEnqueueRequest, payloads: Sequence[Payload]) -> list[EnqueuedMessage]:
-        new_messages = [EnqueuedMessage(request, payload, self.queue) for payload in payloads]
-        self.new_messages += new_messages
-        self._count(len(payloads), sum_payload_sizes(payloads), request.origin)
-        return new_messages
-
-    def make_room(self, request: MongoEnqueueRequest, payloads: Sequence[Payload]) -> list[RemovedMessage]:
-        """Evict messages until these fit or none is left to evict."""
+    def append(self, messages: Sequence[EnqueuedMessage]) -> list[RemovedMessage]:
+        """Append messages of a request, and evict others until these fit or none is left to evict."""
+        if not messages:
+            return []
         evicted: list[RemovedMessage] = []
-        coming = MessageVolume(len(payloads), sum_payload_sizes(payloads))
+        coming, origin = sum_volume(messages), messages[0].request.origin
         while reason := find_exceeded_limit(self._limits, self.messages + coming.messages, self.bytes + coming.size):
             usage = (
                 self.usage
-                if self.usage and needs_sender_usage(self._limits, request.origin)
+                if self.usage and needs_sender_usage(self._limits, origin)
                 else SenderUsage(self._limits, frozenset())
             )
-            group = usage.victim(request.origin, coming, self._find_oldest_origin)
+            group = usage.victim(origin, coming, self._find_oldest_origin)
             if group is None:
                 break
             evicted.append(self._evict_oldest(group, reason))
+        self.new_messages += messages
+        self._count(coming.messages, coming.size, origin)
         return evicted
 
     def _find_oldest_origin(self, group: SenderGroup) -> int | None:
@@ -150,7 +152,7 @@ class EvictionPlan:
         new_message.kept = False
         self.new_messages.remove(new_message)
         self._count(-1, -len(new_message.payload.data), new_message.request.origin)
-        return new_message.request.removed(new_message.payload, self.queue.account, reason)
+        return new_message.removed(reason)
 
     def _find_oldest(self, group: SenderGroup) -> Document | None:
         """
@@ -179,13 +181,14 @@ class EvictionPlan:
             self.usage_changes.setdefault(origin, MessageVolume()).add(messages, size)
 
 
-def filter_fitting(payloads: Sequence[Payload], limits: QueueLimits) -> Sequence[Payload]:
+def build_sender_usage(limits: QueueLimits, usage: QueueUsage) -> SenderUsage:
+    amounts = [(origin, one.messages, one.size) for origin, one in usage.amounts.items()]
+    return SenderUsage(limits, usage.known_parties, amounts)
+
+
+def filter_fitting(payloads: Sequence[Payload], limits: QueueLimits) -> list[Payload]:
     """Return the payloads that are not larger than a whole queue may be."""
     return [payload for payload in payloads if len(payload.data) <= limits.max_bytes]
-
-
-def sum_payload_sizes(payloads: Iterable[Payload]) -> int:
-    return sum([len(payload.data) for payload in payloads])
 
 
 # Number of the last change, messages and bytes.
@@ -231,46 +234,55 @@ class QueueUsageCache:
 
 class _QueueDemand:
     """
-    Demand of some requests for a queue.
+    Demand of some requests for a queue, and what was loaded of it.
 
     :ivar whole: with all messages that are queued.
+    :ivar oldest: its oldest messages by group of senders, and how many were wanted.
     """
 
-    def __init__(
-        self, queue: MessageQueueState, requests: Sequence[MongoEnqueueRequest], limits: QueueLimits
-    ) -> None:
+    def __init__(self, queue: MessageQueueState, limits: QueueLimits, usage: QueueUsage | None) -> None:
         self.queue = queue
+        self.usage = usage
+        self.oldest: dict[SenderGroup, tuple[Sequence[Document], int]] = {}
         self._limits = limits
-        self._incoming = [(request.origin, filter_fitting(request.payloads, limits)) for request in requests]
-        self.whole = MessageVolume(queue.messages, queue.bytes)
-        for _, payloads in self._incoming:
-            self.whole.add(len(payloads), sum_payload_sizes(payloads))
+        self._coming: dict[int, MessageVolume] = {}
+        self._whole = MessageVolume(queue.messages, queue.bytes)
+
+    def add(self, request: EnqueueRequest) -> None:
+        payloads = filter_fitting(request.payloads, self._limits)
+        size = sum([len(payload.data) for payload in payloads])
+        self._coming.setdefault(request.origin, MessageVolume()).add(len(payloads), size)
+        self._whole.add(len(payloads), size)
 
     @property
     def is_nearly_full(self) -> bool:
         """Whether a limit of the queue or of a sender may be exceeded."""
         if self._limits.when_full == "refuse":
-            return any(may_exceed_share(self._limits, origin, self.whole) for origin, _ in self._incoming)
+            return any(may_exceed_share(self._limits, origin, self._whole) for origin in self._coming)
         return self.eviction_count > 0
 
     @property
     def eviction_count(self) -> int:
         """How many of the oldest messages to load first."""
-        number = max(self.whole.messages - self._limits.max_messages, 0)
-        return number + _INITIAL_CANDIDATES if self.whole.size > self._limits.max_bytes else number
+        number = max(self._whole.messages - self._limits.max_messages, 0)
+        return number + _INITIAL_CANDIDATES if self._whole.size > self._limits.max_bytes else number
 
     @property
-    def needs_usage(self) -> bool:
-        return any(needs_sender_usage(self._limits, origin) for origin, _ in self._incoming)
+    def lacks_usage(self) -> bool:
+        return self.usage is None and any(needs_sender_usage(self._limits, origin) for origin in self._coming)
 
-    def list_likely_groups(self, usage: QueueUsage) -> Iterable[SenderGroup]:
+    def list_likely_groups(self) -> Iterable[SenderGroup]:
         """List the groups whose messages may be evicted."""
-        senders = usage.build_sender_usage(self._limits)
-        for origin in {origin for origin, _ in self._incoming if needs_sender_usage(self._limits, origin)}:
-            coming = MessageVolume()
-            for payloads in [some for of, some in self._incoming if of == origin]:
-                coming.add(len(payloads), sum_payload_sizes(payloads))
-            yield from senders.likely(origin, coming)
+        if self.usage is not None:
+            senders = build_sender_usage(self._limits, self.usage)
+            for origin, coming in self._coming.items():
+                if needs_sender_usage(self._limits, origin):
+                    yield from senders.likely(origin, coming)
+
+    def build_oldest_query(self, group: SenderGroup, number: int) -> MongoCommand:
+        known = self.usage.known_parties if self.usage is not None else frozenset[int]()
+        filter = {"recipient": self.queue.recipient_id, **_build_group_filter(group, known)}
+        return MESSAGES.find(filter, sort={"seq": 1}, limit=number, projection=EVICTION_PROJECTION)
 
 
 class EvictionLoader:
@@ -289,98 +301,92 @@ class EvictionLoader:
     ) -> None:
         self._limits = limits
         self._transaction = transaction
-        self._queues = queues
-        # Of queues that are full, or nearly.
-        self._queue_demands: dict[str, _QueueDemand] = {}
-        # How many of the oldest messages were loaded, by DID and group.
-        self._loaded_counts: dict[tuple[str, SenderGroup], int] = {}
-        self._oldest: dict[str, dict[SenderGroup, OldestMessages]] = {}
-        cached = {did: usage_cache.get(queue) for did, queue in queues.items()}
-        self._usage = {did: usage for did, usage in cached.items() if usage is not None}
+        self._demands = {did: _QueueDemand(queue, limits, usage_cache.get(queue)) for did, queue in queues.items()}
 
-    async def load_initial(self, requests: Iterable[MongoEnqueueRequest]) -> None:
+    async def load_initial(self, requests: Iterable[EnqueueRequest]) -> None:
         """Load what the requests very likely need."""
-        coming: dict[str, list[MongoEnqueueRequest]] = {}
         for request in requests:
-            coming.setdefault(request.recipient_did, []).append(request)
-        demands = {did: _QueueDemand(queue, coming[did], self._limits) for did, queue in self._queues.items()}
-        self._queue_demands = full = {did: one for did, one in demands.items() if one.is_nearly_full}
-        if self._limits.when_full == "refuse":
-            await self._load({}, full)
-            return
+            if request.recipient_did in self._demands:
+                self._demands[request.recipient_did].add(request)
+        full = {did: one for did, one in self._demands.items() if one.is_nearly_full}
+        evicts = self._limits.when_full != "refuse"
         # Without reserved shares the oldest messages of all are evicted in any case.
-        certain = (
-            {} if self._limits.reserved else {(did, SenderGroup()): one.eviction_count for did, one in full.items()}
-        )
-        await self._load(certain, full)
+        is_certain = evicts and not self._limits.reserved
+        certain = {(did, SenderGroup()): one.eviction_count for did, one in full.items() if is_certain}
+        await self._load(certain, [one for one in full.values() if one.lacks_usage])
         likely = {
-            (did, group): demand.eviction_count
-            for did, demand in full.items()
-            if did in self._usage
-            for group in demand.list_likely_groups(self._usage[did])
+            (did, group): one.eviction_count
+            for did, one in full.items()
+            if evicts
+            for group in one.list_likely_groups()
+            if group not in one.oldest
         }
-        await self._load({key: number for key, number in likely.items() if key not in self._loaded_counts})
+        await self._load(likely)
 
-    async def load_more(self, missing: EvictionDataMissing) -> None:
-        key = (missing.did, missing.group)
-        if key in self._loaded_counts:
-            await self._load({key: number * _CANDIDATE_GROWTH for key, number in self._loaded_counts.items()})
-        else:
-            await self._load({key: self._queue_demands[missing.did].eviction_count})
+    async def load_more(self, did: str, group: SenderGroup) -> None:
+        if group not in self._demands[did].oldest:
+            await self._load({(did, group): self._demands[did].eviction_count})
+            return
+        loaded = [(did, *one) for did, demand in self._demands.items() for one in demand.oldest.items()]
+        await self._load({(did, group): number * _CANDIDATE_GROWTH for did, group, (_, number) in loaded})
 
     def build_plans(self) -> dict[str, EvictionPlan]:
         """Build a plan for each queue, by DID, with what was loaded so far."""
         return {
-            did: EvictionPlan(queue, self._limits, self._oldest.get(did, {}), self._usage.get(did))
-            for did, queue in self._queues.items()
+            did: EvictionPlan(one.queue, self._limits, one.oldest, one.usage) for did, one in self._demands.items()
         }
 
-    async def _load(self, wanted: Mapping[tuple[str, SenderGroup], int], full: Iterable[str] = ()) -> None:
+    async def _load(
+        self, wanted: Mapping[tuple[str, SenderGroup], int], counted: Sequence[_QueueDemand] = ()
+    ) -> None:
         """
         Load outlines of messages, and usage.
 
         :param wanted: how many of the oldest messages, by DID and group.
-        :param full: DIDs of queues whose usage may matter.
+        :param counted: queues whose usage is loaded.
         """
-        counted = [did for did in full if did not in self._usage and self._queue_demands[did].needs_usage]
-        recipients = [self._get_recipient(did) for did in counted]
-        queries = [
-            *[self._build_oldest_query(did, group, number) for (did, group), number in wanted.items()],
+        recipients = [one.queue.recipient_id for one in counted]
+        found = await self._transaction.query_many(
+            *[self._demands[did].build_oldest_query(group, number) for (did, group), number in wanted.items()],
             *[_build_usage_query(recipient) for recipient in recipients],
-            *[
-                build_find(RECIPIENTS, {"_id": recipient}, limit=1, projection={"senders": 1})
-                for recipient in recipients
-            ],
-        ]
-        if not queries:
-            return
-        found = await self._transaction.query_many(*queries)
+            *[RECIPIENTS.find({"_id": one}, limit=1, projection={"senders": 1}) for one in recipients],
+        )
         for ((did, group), number), some in zip(wanted.items(), found, strict=False):
-            self._oldest.setdefault(did, {})[group] = (some, len(some) < number)
-            self._loaded_counts[did, group] = number
+            self._demands[did].oldest[group] = some, number
         usage = found[len(wanted) :]
-        for did, sums, senders in zip(counted, usage[: len(counted)], usage[len(counted) :], strict=True):
+        for demand, sums, senders in zip(counted, usage[: len(counted)], usage[len(counted) :], strict=True):
+            amounts: dict[int, MessageVolume] = {}
+            for one in sums:
+                amounts.setdefault(join_origin(one["_id"]), MessageVolume()).add(one["messages"], one["bytes"])
             known = [party for one in senders for party in KnownSenders(one.get("senders")).known]
-            self._usage[did] = QueueUsage(_sum_amounts(sums), frozenset(known))
-
-    def _build_oldest_query(self, did: str, group: SenderGroup, number: int) -> MongoCommand:
-        usage = self._usage.get(did)
-        known = usage.known_parties if usage is not None else frozenset[int]()
-        filter = {"recipient": self._get_recipient(did), **build_group_filter(group, known)}
-        return build_find(MESSAGES, filter, sort={"seq": 1}, limit=number, projection=EVICTION_PROJECTION)
-
-    def _get_recipient(self, did: str) -> ObjectId:
-        return self._queue_demands[did].queue.recipient_id
+            demand.usage = QueueUsage(amounts, frozenset(known))
 
 
 def _build_usage_query(recipient: ObjectId) -> MongoCommand:
     origin = {"network": "$network", "sender": "$sender"}
     sums = {"_id": origin, "messages": {"$sum": 1}, "bytes": {"$sum": "$size"}}
-    return build_aggregate(MESSAGES, [{"$match": {"recipient": recipient}}, {"$group": sums}])
+    return MESSAGES.aggregate([{"$match": {"recipient": recipient}}, {"$group": sums}])
 
 
-def _sum_amounts(sums: Iterable[Document]) -> dict[int, MessageVolume]:
-    amounts: dict[int, MessageVolume] = {}
-    for one in sums:
-        amounts.setdefault(join_origin(one["_id"]), MessageVolume()).add(one["messages"], one["bytes"])
-    return amounts
+def _build_group_filter(group: SenderGroup, known: frozenset[int]) -> Document:
+    """
+    Build a filter for a group of senders; see :mod:`mediatord.store.fair_share`.
+
+    :param known: parties whose messages the recipient has acknowledged before.
+    """
+    rank, network, sender = group
+    conditions: list[Document] = []
+    if sender is not None:
+        conditions.append({"sender": sender})
+    if network is not None:
+        conditions.append({"network": network >> NETWORK_BITS or ABSENT})
+    senders = sorted(party for party in known if party & SENDER_MASK)
+    networks = sorted(party >> NETWORK_BITS for party in known if not party & SENDER_MASK)
+    if rank == ANONYMOUS:
+        conditions.append({"sender": ABSENT, "network": {"$nin": networks}})
+    elif rank == AUTHENTICATED:
+        conditions.append({"sender": {"$exists": True, "$nin": senders}})
+    elif rank == KNOWN:
+        anonymous = {"sender": ABSENT, "network": {"$in": networks}}
+        conditions.append({"$or": [{"sender": {"$in": senders}}, anonymous]})
+    return {"$and": conditions} if conditions else {}

@@ -214,7 +214,7 @@ class CarriedTests(LedgerCase):
         """A process that was taken for dead goes on."""
         store = await self.a_store()
         await self.put(store, "a")
-        self.documents["owners"].delete_many({})
+        self.documents["session_owners"].delete_many({})
         await (await self.a_store()).close()
         self.assertEqual(self.pages(), [""])
         await self.put(store, "b")

@@ -7,9 +7,8 @@ from typing import Any
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.store.mongo.driver.commands import build_inserts
 from mediatord.store.mongo.driver.transactions import ServerSessionPool, Transaction, list_session_ids
-from tests.store.mongo.mongo_test_case import MongoTestCase
+from tests.store.mongo.mongo_test_case import THINGS, MongoTestCase
 
 HOUR = 3600.0
 
@@ -81,7 +80,7 @@ class OwnerTests(MongoTestCase):
         server = await self.an_open_server()
 
         async def insert(transaction: Transaction) -> None:
-            await transaction.write(build_inserts("things", [{}]))
+            await transaction.write(THINGS.insert([{}]))
 
         for owner in ("a", "a", "b", "a"):
             server.set_session_owner(f"{self.database} {owner}")
