@@ -359,9 +359,9 @@ def _read_public_event(one: MongoDocument, publisher: str) -> PublicEventRecord:
         id=one["_id"],
         publisher=publisher,
         timestamp=one["at"],
-        channel_id=one["channel"],
+        signature=one["event_signature"],
         tags=tuple(one["tags"]),
-        **_pick_fields(one, "signature event"),
+        **_pick_fields(one, "channel_id event"),
     )
 
 

@@ -53,10 +53,7 @@ from mediatord.backup.records import (
 from mediatord.protocol.canonical_did import canonicalize_did, compute_did_digest
 from mediatord.store.interfaces import decentrl
 from mediatord.store.mongo import schema
-from mediatord.store.mongo.decentrl_events import build_public_event as public_document
-from mediatord.store.mongo.decentrl_events import build_public_payload as public_payload
-from mediatord.store.mongo.decentrl_events import build_stored_event as stored_document
-from mediatord.store.mongo.decentrl_events import build_stored_payload as stored_payload
+from mediatord.store.mongo.decentrl_events import build_event_payload, build_public_event, build_stored_event
 from mediatord.store.mongo.decentrl_parties import make_party_key, sum_utf8_sizes
 from mediatord.store.mongo.driver.collection import MAX_DOCUMENT_BYTES, Collection
 from mediatord.store.mongo.schema import (
@@ -261,17 +258,17 @@ def _add_stored_event(batch: ImportBatch, one: StoredEventRecord, place: Timesta
     event = decentrl.StoredEvent(
         one.id, one.sender, one.recipient, one.payload, one.tags, one.timestamp, one.contract_id
     )
-    document = stored_document(event, make_party_key(one.owner), one.processed) | {"seq": place}
+    document = build_stored_event(event, make_party_key(one.owner), one.processed) | {"seq": place}
     batch.insert(schema.STORED_EVENTS, document)
-    batch.insert(schema.STORED_PAYLOADS, stored_payload(event))
+    batch.insert(schema.STORED_PAYLOADS, build_event_payload(event))
     batch.count(one.owner, stored=1, archive_bytes=document["size"] + document["tags_size"])
 
 
 def _add_public_event(batch: ImportBatch, one: PublicEventRecord, place: Timestamp) -> None:
     event = decentrl.PublicEvent(one.id, one.event, one.tags, one.timestamp, one.signature, one.channel_id)
-    document = public_document(event, make_party_key(one.publisher)) | {"seq": place}
+    document = build_public_event(event, make_party_key(one.publisher)) | {"seq": place}
     batch.insert(schema.PUBLIC_EVENTS, document)
-    batch.insert(schema.PUBLIC_PAYLOADS, public_payload(event))
+    batch.insert(schema.PUBLIC_PAYLOADS, build_event_payload(event))
     batch.count(one.publisher, published=1, archive_bytes=document["size"] + document["tags_size"])
 
 

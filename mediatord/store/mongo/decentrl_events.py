@@ -12,7 +12,7 @@ positions of its steps are cached until the list changes; every page is then at 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from hashlib import blake2b
@@ -57,6 +57,7 @@ from mediatord.store.mongo.schema import (
 )
 
 T = TypeVar("T")
+E = TypeVar("E", bound=StoredEvent | PublicEvent)
 LabelGroup = tuple[bytes, ...]
 
 # Events that are skipped or counted at a time.
@@ -69,6 +70,11 @@ _MAX_POSITION = 1 << 62
 _POSITION_PROJECTION = {"_id": 0, "at": 1, "seq": 1}
 # The first labels of a stored event, those of all, of its sender and of its recipient, do not depend on its tags.
 _PERMANENT_LABELS = 3
+# Fields of the documents of payloads.
+_PAYLOAD_FIELDS: Mapping[type, tuple[str, ...]] = {
+    StoredEvent: ("sender_did", "recipient_did", "contract_id", "payload"),
+    PublicEvent: ("event", "event_signature", "channel_id"),
+}
 
 
 class EventLabelKind(Enum):
@@ -297,15 +303,10 @@ class MongoEventArchive(DecentrlCommandRunner):
 
     @operation
     async def save_events(self, guard: CommandGuard, owner: str, events: Sequence[StoredEvent]) -> None:
-        wanted = tuple(events)
+        def build(event: StoredEvent, key: bytes) -> Document:
+            return build_stored_event(event, key, event.sender_did == owner)
 
-        def build(key: bytes) -> list[tuple[Document, Document]]:
-            return [
-                (build_stored_event(one, key, one.sender_did == owner), build_stored_payload(one)) for one in wanted
-            ]
-
-        size = sum([sum_utf8_sizes(event.payload, *event.tags) for event in wanted])
-        await self._insert("save_events", guard, owner, STORED_EVENTS, [one.id for one in wanted], build, size)
+        await self._insert("save_events", guard, owner, STORED_EVENTS, tuple(events), build)
 
     @operation
     async def events(self, owner: str, wanted: EventFilter, part: PageRequest) -> ResultPage[StoredEvent]:
@@ -322,7 +323,7 @@ class MongoEventArchive(DecentrlCommandRunner):
             everything = make_event_label(key, EventLabelKind.ALL)
             return EventLabelSearch(everything, tuple(groups), wanted.after, wanted.before)
 
-        return await self._find("events", owner, STORED_EVENTS, build_search, part, _parse_stored_event)
+        return await self._find("events", owner, STORED_EVENTS, build_search, part, StoredEvent)
 
     @operation
     async def update_tags(self, guard: CommandGuard, owner: str, tags: Sequence[tuple[str, tuple[str, ...]]]) -> None:
@@ -351,11 +352,7 @@ class MongoEventArchive(DecentrlCommandRunner):
 
     @operation
     async def publish(self, guard: CommandGuard, publisher: str, event: PublicEvent) -> None:
-        def build(key: bytes) -> list[tuple[Document, Document]]:
-            return [(build_public_event(event, key), build_public_payload(event))]
-
-        size = sum_utf8_sizes(event.event, *event.tags)
-        await self._insert("publish", guard, publisher, PUBLIC_EVENTS, [event.id], build, size)
+        await self._insert("publish", guard, publisher, PUBLIC_EVENTS, (event,), build_public_event)
 
     @operation
     async def unpublish(self, guard: CommandGuard, publisher: str, event_id: str) -> None:
@@ -381,7 +378,7 @@ class MongoEventArchive(DecentrlCommandRunner):
             everything = make_event_label(key, EventLabelKind.ALL)
             return EventLabelSearch(everything, tuple(groups), wanted.after, wanted.before, newest_first=True)
 
-        return await self._find("public_events", publisher, PUBLIC_EVENTS, build_search, part, _parse_public_event)
+        return await self._find("public_events", publisher, PUBLIC_EVENTS, build_search, part, PublicEvent)
 
     async def _insert(
         self,
@@ -389,26 +386,25 @@ class MongoEventArchive(DecentrlCommandRunner):
         guard: CommandGuard,
         owner: str,
         table: PartyCollection,
-        ids: Sequence[str],
-        build: Callable[[bytes], Sequence[tuple[Document, Document]]],
-        size: int,
+        events: Sequence[E],
+        build: Callable[[E, bytes], Document],
     ) -> None:
         """
         Store events.
 
-        :param build: builds their documents and those of their payloads for the key of the owner.
+        :param build: builds the document of an event for the key of the owner.
         """
 
         async def insert(context: CommandContext) -> Decision[None]:
-            built = build(context.party.key)
-            documents = [document for document, _ in built]
-            volume = sum([document["size"] + document["tags_size"] for document in documents])
-            if not context.party.has_room(self._caps, len(documents), volume):
+            documents = [build(event, context.party.key) for event in events]
+            size = sum([document["size"] + document["tags_size"] for document in documents])
+            if not context.party.has_room(self._caps, len(documents), size):
                 raise QuotaExceeded()
-            payloads = _get_payloads(table).insert([payload for _, payload in built])
+            payloads = _get_payloads(table).insert(map(build_event_payload, events))
             return [*build_party_changes(table, context.party, come=documents), *payloads], None
 
-        await self._run(name, guard, owner, insert, creates=(table, ids), size=size)
+        made, size = (table, [event.id for event in events]), sum([_get_size(one) for one in events])
+        await self._run(name, guard, owner, insert, creates=made, size=size)
 
     async def _find(
         self,
@@ -417,20 +413,20 @@ class MongoEventArchive(DecentrlCommandRunner):
         table: PartyCollection,
         build_search: Callable[[bytes], EventLabelSearch],
         page: PageRequest,
-        parse: Callable[[Document], T],
-    ) -> ResultPage[T]:
+        kind: type[E],
+    ) -> ResultPage[E]:
         """
         Find events.
 
         :param build_search: for the key of the owner.
         """
 
-        async def read(run: Operation) -> ResultPage[T]:
+        async def read(run: Operation) -> ResultPage[E]:
             party = await read_party(run, owner)
             if not getattr(party, table.counter):
                 return EMPTY_PAGE
             found, total = await self._read_page(run, table, party, build_search(party.key), page)
-            return ResultPage(tuple([parse(one) for one in found]), total)
+            return ResultPage(tuple([_parse_event(kind, one) for one in found]), total)
 
         return await self._client.operate(name, read)
 
@@ -471,48 +467,7 @@ def build_stored_event(event: StoredEvent, key: bytes, processed: bool) -> Docum
     :param key: of its owner.
     """
     unprocessed = [] if processed else _build_labels(event, key, unprocessed=True)
-    return {
-        "_id": event.id,
-        "party": key,
-        "labels": [*_build_labels(event, key), *unprocessed],
-        "at": float(event.timestamp),
-        "tags": list(event.tags),
-        "tags_size": sum_utf8_sizes(*event.tags),
-        "size": sum_utf8_sizes(event.payload),
-        "seq": Timestamp(0, 0),
-    }
-
-
-def build_stored_payload(event: StoredEvent) -> Document:
-    """Build the document of the fields that are long or never searched."""
-    return {
-        "_id": event.id,
-        "sender_did": event.sender_did,
-        "recipient_did": event.recipient_did,
-        "contract_id": event.contract_id,
-        "payload": event.payload,
-    }
-
-
-def _parse_stored_event(document: Document) -> StoredEvent:
-    return StoredEvent(
-        id=document["_id"],
-        sender_did=document["sender_did"],
-        recipient_did=document["recipient_did"],
-        payload=document["payload"],
-        tags=tuple(document["tags"]),
-        timestamp=document["at"],
-        contract_id=document["contract_id"],
-    )
-
-
-def _build_labels(event: StoredEvent, key: bytes, *, unprocessed: bool = False) -> list[bytes]:
-    people = [event.sender_did, event.recipient_did]
-    return [
-        make_event_label(key, EventLabelKind.ALL, unprocessed=unprocessed),
-        *[make_event_label(key, EventLabelKind.PARTICIPANT, did, unprocessed=unprocessed) for did in people],
-        *make_label_group(key, EventLabelKind.TAG, *event.tags, unprocessed=unprocessed),
-    ]
+    return _build_event(event, key, [*_build_labels(event, key), *unprocessed])
 
 
 def build_public_event(event: PublicEvent, key: bytes) -> Document:
@@ -523,34 +478,43 @@ def build_public_event(event: PublicEvent, key: bytes) -> Document:
     """
     channel = [] if event.channel_id is None else [make_event_label(key, EventLabelKind.CHANNEL, event.channel_id)]
     tags = make_label_group(key, EventLabelKind.TAG, *event.tags)
+    return _build_event(event, key, [make_event_label(key, EventLabelKind.ALL), *channel, *tags])
+
+
+def _build_event(event: StoredEvent | PublicEvent, key: bytes, labels: list[bytes]) -> Document:
+    tags_size = sum_utf8_sizes(*event.tags)
     return {
         "_id": event.id,
         "party": key,
-        "labels": [make_event_label(key, EventLabelKind.ALL), *channel, *tags],
+        "labels": labels,
         "at": float(event.timestamp),
         "tags": list(event.tags),
-        "tags_size": sum_utf8_sizes(*event.tags),
-        "size": sum_utf8_sizes(event.event),
+        "tags_size": tags_size,
+        "size": _get_size(event) - tags_size,
         "seq": Timestamp(0, 0),
     }
 
 
-def build_public_payload(event: PublicEvent) -> Document:
+def build_event_payload(event: StoredEvent | PublicEvent) -> Document:
     """Build the document of the fields that are long or never searched."""
-    return {
-        "_id": event.id,
-        "event": event.event,
-        "signature": event.event_signature,
-        "channel": event.channel_id,
-    }
+    return {"_id": event.id, **{name: getattr(event, name) for name in _PAYLOAD_FIELDS[type(event)]}}
 
 
-def _parse_public_event(document: Document) -> PublicEvent:
-    return PublicEvent(
-        id=document["_id"],
-        event=document["event"],
-        tags=tuple(document["tags"]),
-        timestamp=document["at"],
-        event_signature=document["signature"],
-        channel_id=document["channel"],
-    )
+def _parse_event(kind: type[E], document: Document) -> E:
+    """:param document: that of an event, with its payload."""
+    payload = {name: document[name] for name in _PAYLOAD_FIELDS[kind]}
+    return kind(id=document["_id"], tags=tuple(document["tags"]), timestamp=document["at"], **payload)
+
+
+def _get_size(event: StoredEvent | PublicEvent) -> int:
+    text = event.payload if isinstance(event, StoredEvent) else event.event
+    return sum_utf8_sizes(text, *event.tags)
+
+
+def _build_labels(event: StoredEvent, key: bytes, *, unprocessed: bool = False) -> list[bytes]:
+    people = [event.sender_did, event.recipient_did]
+    return [
+        make_event_label(key, EventLabelKind.ALL, unprocessed=unprocessed),
+        *[make_event_label(key, EventLabelKind.PARTICIPANT, did, unprocessed=unprocessed) for did in people],
+        *make_label_group(key, EventLabelKind.TAG, *event.tags, unprocessed=unprocessed),
+    ]

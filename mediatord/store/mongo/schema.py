@@ -177,7 +177,7 @@ PENDING_EVENTS = PartyCollection(
     "pending_bytes",
 )
 # `party`, `labels`, `at`, `tags`, `tags_size`, `size` of the payload, `seq`. In the collections of payloads
-# `sender_did`, `recipient_did`, `contract_id`, `payload`; `event`, `signature`, `channel`.
+# `sender_did`, `recipient_did`, `contract_id`, `payload`; `event`, `event_signature`, `channel_id`.
 _LABELLED = {"labelled": _index("labels at seq")}
 STORED_PAYLOADS, PUBLIC_PAYLOADS = Collection("stored_payloads"), Collection("public_payloads")
 STORED_EVENTS = PartyCollection("stored_events", _LABELLED, "stored", "archive_bytes", STORED_PAYLOADS)
