@@ -459,7 +459,7 @@ def _make_ledger_update(documents: dict[str, list[MongoDocument]]) -> MongoDocum
         "didcomm.accepted": len(documents.get(MESSAGES.name, ())),
         "decentrl.accepted": len(documents.get(schema.PENDING_EVENTS.name, ())),
     }
-    return {"$inc": more, "$set": {"settled": True}}
+    return {"$inc": more}
 
 
 def _make_recipient_update(more: list[int]) -> MongoDocument:

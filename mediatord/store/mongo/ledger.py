@@ -8,18 +8,16 @@ documents. Those of dead processes are added to one document, so their number st
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.administration import QUEUE_PROTOCOLS, QueueProtocol
 from mediatord.store.interfaces.messages import MessageLedger, StoreLedger
 from mediatord.store.message_operations import LEDGER_ENTRIES
 from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.collection import Document, MongoCommand
-from mediatord.store.mongo.driver.errors import DuplicateKeyError, MongoCommandError, ServerUnreachable
-from mediatord.store.mongo.driver.operation import Operation, retry_on_duplicate_key
+from mediatord.store.mongo.driver.errors import MongoCommandError, ServerUnreachable
+from mediatord.store.mongo.driver.operation import Operation
 from mediatord.store.mongo.driver.transactions import SessionSlot, Transaction, TransactionWork
 from mediatord.store.mongo.schema import CARRIED_FORWARD_ID, LEDGER, NODES, PRESENT, QUEUES, SESSION_OWNERS
 
@@ -50,28 +48,19 @@ async def read_nothing(_: Transaction) -> None:
 
 async def read_ledger_with(run: Operation, work: TransactionWork[T]) -> tuple[StoreLedger, T]:
     """
-    Read the ledger, and what `work` finds in the same snapshot.
+    Read the ledger, and what `work` finds in the same snapshot; count queued messages if possible.
 
     :param run: an operation of :data:`LEDGER_TIMEOUT`.
-    :param work: called again if the ledger has to be initialized first.
     """
-    ledger, is_initialized, found = await _read_snapshot(run, work)
-    if not is_initialized:
-        await retry_on_duplicate_key(lambda: run.transact(_initialize))
-        ledger, _, found = await _read_snapshot(run, work)
-    return ledger, found
-
-
-async def open_ledger(client: ReplicaSetClient) -> None:
-    """Carry forward, and initialize the ledger; on failure this is done later."""
-
-    async def initialize(transaction: Transaction) -> None:
-        if not _is_initialized(await transaction.query(LEDGER.find({}))):
-            await _initialize(transaction)
-
-    with suppress(StoreUnavailable, DuplicateKeyError):
-        await carry_forward(client)
-        await client.transact("ledger", initialize)
+    # From metadata, which may be wrong after a crash of the server, but costs nothing.
+    replies = [await run.command(one.messages.count(), low_latency=True) for one in QUEUES.values()]
+    if max([reply["n"] for reply in replies]) <= _COUNT_LIMIT:
+        briefly = run.until(run.deadline - LEDGER_TIMEOUT + _COUNT_TIMEOUT)
+        try:
+            return await briefly.transact(partial(_read, work, QUEUE_PROTOCOLS), reading=True)
+        except (ServerUnreachable, MongoCommandError):
+            pass
+    return await run.transact(partial(_read, work, ()), reading=True)
 
 
 async def carry_forward(client: ReplicaSetClient) -> None:
@@ -95,62 +84,24 @@ async def carry_forward(client: ReplicaSetClient) -> None:
     await client.transact("ledger", carry)
 
 
-async def _read_snapshot(run: Operation, work: TransactionWork[T]) -> tuple[StoreLedger, bool, T]:
-    """Read the ledger, whether it is initialized, and what `work` finds; count queued messages if possible."""
-    # From metadata, which may be wrong after a crash of the server, but costs nothing.
-    replies = [await run.command(one.messages.count(), low_latency=True) for one in QUEUES.values()]
-    if max([reply["n"] for reply in replies]) <= _COUNT_LIMIT:
-        briefly = run.until(run.deadline - LEDGER_TIMEOUT + _COUNT_TIMEOUT)
-        try:
-            return await briefly.transact(partial(_read, work, QUEUE_PROTOCOLS), reading=True)
-        except (ServerUnreachable, MongoCommandError):
-            pass
-    return await run.transact(partial(_read, work, ()), reading=True)
-
-
 async def _read(
     work: TransactionWork[T], counted: Sequence[QueueProtocol], transaction: Transaction
-) -> tuple[StoreLedger, bool, T]:
+) -> tuple[StoreLedger, T]:
     """:param counted: the halves of which queued messages are counted, all or none."""
     found = await work(transaction)
+    # By keys alone.
+    counting: list[Document] = [{"$limit": _COUNT_LIMIT + 1}, {"$count": "n"}]
     documents, *counts = await transaction.query_many(
-        LEDGER.find({}), *[_build_count_query(half, _COUNT_LIMIT + 1) for half in counted]
+        LEDGER.find({}), *[QUEUES[half].messages.aggregate(counting, hint="_id_") for half in counted]
     )
-    waiting: list[int | None] = [_parse_count(count) for count in counts]
+    waiting: list[int | None] = [sum([one["n"] for one in count]) for count in counts]
     if not waiting or any(number is None or number > _COUNT_LIMIT for number in waiting):
         waiting = [None for _ in QUEUE_PROTOCOLS]
     sums = _sum_entries(documents)
     didcomm, decentrl = [
         MessageLedger(**sums[half], waiting=number) for half, number in zip(QUEUE_PROTOCOLS, waiting, strict=True)
     ]
-    return StoreLedger(didcomm, decentrl), _is_initialized(documents), found
-
-
-async def _initialize(transaction: Transaction) -> None:
-    """Record everything that is queued or recorded as removed as accepted."""
-    documents, *counts = await transaction.query_many(LEDGER.find({}), *map(_build_count_query, QUEUE_PROTOCOLS))
-    sums = _sum_entries(documents)
-    change: Document = {}
-    for half, found in zip(QUEUE_PROTOCOLS, counts, strict=True):
-        removed = sum(sums[half].values()) - sums[half]["accepted"]
-        change[f"{half}.accepted"] = _parse_count(found) + removed - sums[half]["accepted"]
-    update = {"$inc": change, "$set": {"settled": True}}
-    transaction.write_at_end(LEDGER.update({"_id": CARRIED_FORWARD_ID}, update, upsert=True))
-
-
-def _is_initialized(documents: Sequence[Document]) -> bool:
-    return any("settled" in document for document in documents)
-
-
-def _build_count_query(half: QueueProtocol, limit: int = 0) -> MongoCommand:
-    """Build a query that counts the queued messages of a half, by keys alone."""
-    stages: list[Document] = [{"$limit": limit}] if limit else []
-    return QUEUES[half].messages.aggregate([*stages, {"$count": "n"}], hint="_id_")
-
-
-def _parse_count(found: Sequence[Document]) -> int:
-    number: int = found[0]["n"] if found else 0
-    return number
+    return StoreLedger(didcomm, decentrl), found
 
 
 def _sum_entries(documents: Sequence[Document]) -> dict[QueueProtocol, dict[str, int]]:

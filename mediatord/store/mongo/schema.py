@@ -98,7 +98,7 @@ LONG_FORM_DIDS = Collection("long_form_dids")
 NONCES = Collection("nonces", {"nonce_order": _index("seq"), "nonce_until": _index("until")})
 SESSION_OWNERS = Collection("session_owners")
 # `_id` is that of a SessionSlot. `owner`; `didcomm` and `decentrl`, each with the sums of the entries. The document
-# with the sums of dead processes has no owner, but `settled` once the ledger is initialized.
+# with the sums of dead processes has no owner.
 LEDGER = Collection("ledger")
 CARRIED_FORWARD_ID = "carried"
 

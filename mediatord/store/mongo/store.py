@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from twisted.internet.defer import Deferred, fail, gatherResults
 from twisted.internet.interfaces import IReactorTime
@@ -122,7 +123,8 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics, Inde
         self._claim_batcher.start()
         live = {node.boot for node in await self.cluster.list_nodes()}
         await self._session_owner.enter(live)
-        await ledger.open_ledger(self._client)
+        with suppress(StoreUnavailable):
+            await ledger.carry_forward(self._client)
         for boot in await list_delivering_boots(self._client):
             if boot not in live:
                 await release_delivered(self._client, boot)
