@@ -37,7 +37,7 @@ from analytics.errors import AnalyticsError
 from analytics.settings import Settings
 from analytics.tables import Table
 from mediatord.observability.pseudonyms import Pseudonymizer, PseudonymKey
-from mediatord.private_file import PrivateFileError, create_private_file, read_private_file
+from mediatord.secret_files import SecretFileError, create_secret_file, read_secret_file
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -107,8 +107,8 @@ class Pseudonyms:
         if not self._path.exists():
             return []
         try:
-            return _parsed(read_private_file(self._path))
-        except PrivateFileError as error:
+            return _parsed(read_secret_file(self._path))
+        except SecretFileError as error:
             raise AnalyticsError(str(error)) from None
         except (ValueError, TypeError, KeyError):
             raise AnalyticsError(f"{self._path} is not a file of pseudonym keys: expected JSON with epochs") from None
@@ -151,7 +151,7 @@ class Pseudonyms:
 
     def _write(self, epochs: Iterable[Epoch]) -> None:
         draft = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}.new")
-        create_private_file(draft, _rendered(epochs))
+        create_secret_file(draft, _rendered(epochs))
         os.replace(draft, self._path)
         with _opened(self._path.parent, os.O_RDONLY) as folder:
             os.fsync(folder)
@@ -164,7 +164,7 @@ class Pseudonyms:
             with _opened(self._path.with_name(f".{self._path.name}.lock"), os.O_RDWR | os.O_CREAT) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 yield
-        except PrivateFileError as error:
+        except SecretFileError as error:
             raise AnalyticsError(str(error)) from None
         except OSError as error:
             raise AnalyticsError(f"{self._path} cannot be written: {error.strerror}") from None

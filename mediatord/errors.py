@@ -1,7 +1,8 @@
 """
-Exceptions for refused requests.
+Exceptions for operators and for refused requests.
 
-Use cases raise them without knowing status codes; :mod:`mediatord.protocol.error_codes` maps them to each protocol.
+Use cases raise the latter without knowing status codes; :mod:`mediatord.protocol.error_codes` maps them to each
+protocol.
 """
 
 from __future__ import annotations
@@ -9,8 +10,23 @@ from __future__ import annotations
 from typing import ClassVar
 
 
-class StartupError(Exception):
-    """The daemon cannot start; the message is one line for the operator."""
+class OperatorError(Exception):
+    """
+    The text is one line for the operator.
+
+    :cvar exit_status: of a command that fails with it.
+    """
+
+    exit_status: ClassVar[int] = 1
+
+    @property
+    def problems(self) -> list[str]:
+        """One line each."""
+        return [str(self)]
+
+
+class StartupError(OperatorError):
+    """The daemon cannot start, or a command cannot be carried out."""
 
 
 class MediatorError(Exception):

@@ -25,7 +25,7 @@ from mediatord.identity.key_file import create_keys
 from mediatord.protocol.didcomm import json_web_signature
 from mediatord.protocol.didcomm.did_document import DIDDocument
 from mediatord.protocol.didcomm.did_methods import resolve_local
-from mediatord.store.interfaces.messages import StoreLedger
+from mediatord.store.interfaces.messages import QueueLimits, StoreLedger
 from mediatord.wallet.didcomm_identity import WalletIdentity
 from mediatord.wallet.didcomm_mediation import DeliveredMessage, read_delivery
 from mediatord.wallet.didcomm_messages import (
@@ -39,6 +39,7 @@ from mediatord.wallet.didcomm_messages import (
     unpack_message,
 )
 from tests.ledger_checks import assert_ledger_balanced
+from tests.store.builders import SteppingStore
 
 NOW = 1_800_000_000.0
 PEER = "192.0.2.1"
@@ -89,10 +90,11 @@ class InMemoryMediator:
     """
     The objects of a mediator, wired as in the daemon, on the memory store.
 
+    :param in_steps: whether the store does in steps what it can do at once.
     :param settings: sections of the configuration as plain values, laid over the defaults.
     """
 
-    def __init__(self, test: SynchronousTestCase, **settings: Any) -> None:
+    def __init__(self, test: SynchronousTestCase, *, in_steps: bool = False, **settings: Any) -> None:
         directory = Path(tempfile.mkdtemp())
         test.addCleanup(shutil.rmtree, directory)
         create_keys(directory / "keys.jwks")
@@ -100,7 +102,8 @@ class InMemoryMediator:
         self.clock = InMemoryReactor()
         self.clock.advance(NOW)
         self.config = Config.model_validate({"storage": {"backend": "memory"}, **settings}).resolved(directory)
-        self.base = build_core_services(self.clock, self.config, monotonic=self.clock.seconds)
+        store = SteppingStore(self.clock, QueueLimits()) if in_steps else None
+        self.base = build_core_services(self.clock, self.config, store=store, monotonic=self.clock.seconds)
         os.utime(directory / "log.key", (NOW, NOW))  # which is how old its key is
         self.half = build_didcomm(self.base, self.config)
         self.decentrl = build_decentrl(self.base, self.config)

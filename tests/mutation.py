@@ -76,19 +76,17 @@ GROUPS = {
         (
             "store/caches.py",
             "store/fair_share.py",
-            "store/memory/messages.py",
             "store/sqlite/message_queries.py",
             "store/sqlite/message_writes.py",
             "store/sqlite/queue_accounting.py",
         ),
         (
-            "store/memory/test_contract.py",
             "store/sqlite/test_contract.py",
             "store/sqlite/test_costs.py",
             "store/sqlite/test_ledger.py",
             "store/test_queue_capacity.py",
         ),
-        "calls or MemoryDecentrl or SQLiteDecentrl or ClusterTests or NonceTests or QuotaTests or KillTests",
+        "calls or SQLiteDecentrl or ClusterTests or NonceTests or QuotaTests or KillTests",
     ),
 }
 

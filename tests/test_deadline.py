@@ -21,8 +21,7 @@ from mediatord.clock import (
     pause_deadline,
     request_scope,
 )
-from mediatord.cluster.peer_protocol import MessageAuthenticator, derive_cluster_keys
-from mediatord.cluster.peer_server import PeerServer
+from mediatord.cluster.peer_connection import PeerServer, derive_cluster_keys
 from mediatord.didcomm.live_delivery import MARK_DELAY
 from mediatord.didcomm.messages import MessageOrigin
 from tests.in_memory_identities import InMemoryIdentity
@@ -178,20 +177,14 @@ class PeerServerDeadlineTests(SynchronousTestCase):
 
     def test_is_one(self) -> None:
         """Whatever is asked of the store for it shares its time."""
-        clock, authenticator = (
-            Clock(),
-            MessageAuthenticator(Clock(), derive_cluster_keys(b"what only nodes know, and nobody else does")),
-        )
+        clock, keys = Clock(), derive_cluster_keys(b"what only nodes know, and nobody else does")
         seen: list[float] = []
 
         async def use(body: bytes) -> bytes:
             seen.append(get_request_start(NONE))
             return body
 
-        serving = PeerServer(clock, "bbbb", authenticator, {"/path": use}, self.fail)
-        headers = authenticator.authenticate_request(
-            authenticator.new_request_id("aaaa", "bbbb"), "POST", "/path", b"{}"
-        )
         clock.advance(7.0)
-        answer = self.successResultOf(Deferred.fromCoroutine(serving.serve("POST", "/path", headers, b"{}")))
-        self.assertEqual((answer.status, seen), (200, [7.0]))
+        server = PeerServer(clock, keys, "bbbb", use, self.fail)
+        answer = self.successResultOf(Deferred.fromCoroutine(server.serve(b"{}")))
+        self.assertEqual((answer, seen), (b"{}", [7.0]))

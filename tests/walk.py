@@ -41,8 +41,8 @@ WARM_UP_ROUNDS = 5
 SETTLED_SECONDS = 0.05
 # Tries until the kernel has given two connections to two workers.
 MAX_CONNECTIONS = 64
-# The file that is entered where a notification from another worker arrives.
-NOTIFIED = "cluster/peer_server.py"
+# The function that is entered where a notification from another worker arrives.
+NOTIFIED = "PeerServerConnection.dataReceived"
 
 SETTINGS = {
     "MEDIATORD_LIMITS__DID_PER_MINUTE": "1000000",
@@ -68,6 +68,10 @@ class Walk:
     def files(self) -> set[str]:
         """The files that were entered."""
         return {file for _, file, _ in self.calls}
+
+    def enters(self, function: str) -> bool:
+        """Whether a function was called."""
+        return any(called == function for _, _, called in self.calls)
 
     @property
     def frames(self) -> int:
@@ -269,9 +273,9 @@ async def worker_walks(reactor: Any, url: str, tracers: Tracers) -> dict[str, Wa
 
         await pushed()
         # Timers run in both processes: only the worker with the socket serves a notification.
-        if any(NOTIFIED in walk.files for walk in (await tracers.record(reactor, only_pushed)).values()):
+        if any(walk.enters(NOTIFIED) for walk in (await tracers.record(reactor, only_pushed)).values()):
             walks = (await tracers.fewest(reactor, only_pushed)).values()
-            (socket_side,) = [walk for walk in walks if NOTIFIED in walk.files]
+            (socket_side,) = [walk for walk in walks if walk.enters(NOTIFIED)]
             sender_side = max((walk for walk in walks if walk is not socket_side), key=lambda walk: walk.frames)
             return {
                 "push across workers, sender's side": sender_side,

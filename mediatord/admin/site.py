@@ -23,13 +23,13 @@ from zope.interface import implementer
 from mediatord.admin.page import build_security_policy, render_status_page
 from mediatord.admin.status import DaemonStatus, StatusCollector, render_status_json
 from mediatord.admin.status_sources import REPORT_INDEX, AnalysisReportFile, ReportDirectory
-from mediatord.failure_logging import redact_failure
 from mediatord.http.client_address import ClientAddressResolver
 from mediatord.http.flow_control import MemoryReclaimer, ResponseBudget, RoundRobinScheduler
 from mediatord.http.resources import get_addresses
 from mediatord.http.site import BackpressureHTTPChannel
-from mediatord.private_file import PrivateFileError, read_private_file
+from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.ratelimit.sliding_window import SlidingWindowLimiter
+from mediatord.secret_files import SecretFileError, read_secret_file
 
 MIN_TOKEN_LENGTH = 32
 # Failed attempts of one address per minute, and number of addresses that are tracked.
@@ -57,15 +57,15 @@ def read_admin_token(path: Path) -> AdminToken:
     """
     Read a token from a file, without surrounding white space.
 
-    :raise PrivateFileError: it cannot be read, is accessible to others, too short, or not a line of ASCII.
+    :raise SecretFileError: it cannot be read, is accessible to others, too short, or not a line of ASCII.
     """
-    secret = read_private_file(path).strip()
+    secret = read_secret_file(path).strip()
     if len(secret) < MIN_TOKEN_LENGTH:
-        raise PrivateFileError(
+        raise SecretFileError(
             f"{path} holds less than {MIN_TOKEN_LENGTH} characters; type: openssl rand -hex 32 > {path}"
         )
     if not (secret.isascii() and secret.decode("ascii").isprintable()) or b" " in secret:
-        raise PrivateFileError(
+        raise SecretFileError(
             f"{path} has to hold one line of ASCII without spaces; type: openssl rand -hex 32 > {path}"
         )
     return AdminToken.from_secret(secret)

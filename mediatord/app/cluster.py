@@ -19,25 +19,22 @@ from mediatord.cluster.anti_entropy import (
 )
 from mediatord.cluster.leases import LeaderLease
 from mediatord.cluster.membership import NODE_LEASE, Membership, NodeHealth
-from mediatord.cluster.peer_client import PeerClient
-from mediatord.cluster.peer_protocol import (
-    NOTIFICATIONS_PATH,
-    PROBE_PATH,
+from mediatord.cluster.peer_connection import (
     ClusterKeys,
-    MessageAuthenticator,
+    PeerClient,
+    PeerServer,
     derive_cluster_keys,
     read_cluster_keys,
 )
-from mediatord.cluster.peer_queues import PeerQueues
-from mediatord.cluster.peer_server import PeerServer, PeerSite
+from mediatord.cluster.peer_notifications import NotificationReceiver, PeerNotificationDelivery, PeerQueues
 from mediatord.cluster.presence import PresenceLookup, PresencePublisher, SharedPresenceCounters
-from mediatord.cluster.remote_delivery import LocalDelivery, NotificationReceiver, RemoteDelivery, answer_probe
+from mediatord.cluster.remote_delivery import RemoteDelivery
 from mediatord.config.settings import Config
 from mediatord.errors import StartupError
 from mediatord.net.listeners import Listener
 from mediatord.observability.metrics import Metrics
-from mediatord.private_file import PrivateFileError
 from mediatord.ratelimit.distributed_limiter import QuotaStore
+from mediatord.secret_files import SecretFileError
 from mediatord.store.interfaces.cluster import ClockSkewError, ClusterNode
 from mediatord.store.interfaces.store import IStore
 from mediatord.workers.worker_process import WorkerResources
@@ -83,7 +80,7 @@ def resolve_node_settings(config: Config, worker: WorkerResources | None = None)
         return None
     try:
         return NodeSettings(listen, address, read_cluster_keys(secret))
-    except PrivateFileError as error:
+    except SecretFileError as error:
         raise StartupError(str(error)) from None
 
 
@@ -104,8 +101,7 @@ class ClusterSubsystem:
         self.node = node
         self.settings = settings
         self.on_first_join: Callable[[], None] = lambda: None
-        self.authenticator = MessageAuthenticator(reactor, settings.keys)
-        self.peer_client = PeerClient(reactor, node.boot, self.authenticator)
+        self.peer_client = PeerClient(reactor, settings.keys)
         self.node_health = NodeHealth(reactor, NODE_LEASE)
         self.presence_publisher = PresencePublisher(reactor, store.cluster, node.boot, settings.counters)
         self._peer_queues = PeerQueues(reactor, self.peer_client.call, metrics)
@@ -164,7 +160,7 @@ class ClusterSubsystem:
         """Send no more notifications; what was not acknowledged stays in the store."""
         self.remote_delivery.end()
         self._peer_queues.end()
-        await self.peer_client.close()
+        self.peer_client.close()
 
 
 def build_membership(core: CoreServices, cluster: ClusterSubsystem, give_up: Callable[[str], None]) -> Membership:
@@ -195,7 +191,7 @@ def build_cluster_services(
         """Those whose registration has not expired since their event was accepted."""
         return {did for did in dids if await store.decentrl.registered_until(did) is not None}
 
-    messages = LocalDelivery(
+    messages = PeerNotificationDelivery(
         core.connections,
         didcomm.live,
         store.find_messages,
@@ -203,7 +199,7 @@ def build_cluster_services(
         store.cluster,
         is_wanted=lambda recipient: recipient is not None,
     )
-    events = LocalDelivery(
+    events = PeerNotificationDelivery(
         core.connections,
         decentrl.event_pusher,
         store.decentrl.find_pending,
@@ -215,9 +211,9 @@ def build_cluster_services(
     receiver = NotificationReceiver(messages, events, decentrl.event_pusher.push_contracts_updated)
     server = PeerServer(
         clock,
+        cluster.settings.keys,
         boot,
-        cluster.authenticator,
-        {NOTIFICATIONS_PATH: receiver.receive, PROBE_PATH: answer_probe},
+        receiver.receive,
         core.recorder.metrics.count_refused_peer_request,
     )
     anti_entropy = AntiEntropy(clock, (messages, events), core.connections.backlogs.forget)
@@ -236,5 +232,5 @@ def build_cluster_services(
             ((anti_entropy.scan, ANTI_ENTROPY_INTERVAL), (sweeper.sweep, SWEEP_INTERVAL)),
         ),
         ShutdownStep("notifications", cluster.stop),
-        Listener(cluster.settings.listen, PeerSite(clock, server.serve), clock),
+        Listener(cluster.settings.listen, server, clock),
     ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
 from time import monotonic as _monotonic
 from typing import Any
 
@@ -35,11 +34,11 @@ from mediatord.observability.event_log import EventLogWriter, LogOrigin, Segment
 from mediatord.observability.event_recorder import EventRecorder
 from mediatord.observability.metrics import Metrics
 from mediatord.observability.pseudonyms import Pseudonymizer, renew_pseudonym_key
-from mediatord.private_file import PrivateFileError
 from mediatord.probe.cycle import ProbeCredentials, derive_probe_credentials
 from mediatord.ratelimit.access_control import RegistrationLimits, RegistrationQuota
 from mediatord.ratelimit.rate_limiter import RateLimiter, TrustedAddresses
 from mediatord.ratelimit.request_gate import RequestGate
+from mediatord.secret_files import SecretFileError
 from mediatord.store.factory import build_store
 from mediatord.store.interfaces.cluster import ClusterNode
 from mediatord.store.interfaces.decentrl import DecentrlQuotas
@@ -115,11 +114,6 @@ class CoreServices:
     store_name: str
 
 
-def get_log_key_path(config: Config) -> Path:
-    """Path of the file with the pseudonym keys of the event log."""
-    return config.log.key_file or config.identity.keys.with_name("log.key")
-
-
 def load_pseudonymizer(config: Config, now: float) -> Pseudonymizer:
     """
     The pseudonymizer of the event log; a new key is created if there is none for the current epoch.
@@ -128,10 +122,10 @@ def load_pseudonymizer(config: Config, now: float) -> Pseudonymizer:
     """
     try:
         key = renew_pseudonym_key(
-            get_log_key_path(config), to_utc_day(now), config.log.key_days, log_failed_renewal, make=True
+            config.log_key_path, to_utc_day(now), config.log.key_days, log_failed_renewal, make=True
         )
         return Pseudonymizer(config.log.dids, key)
-    except PrivateFileError as error:
+    except SecretFileError as error:
         raise StartupError(str(error)) from None
 
 
@@ -175,7 +169,7 @@ def build_core_services(
         reactor, events, metrics, pseudonymizer, monotonic, probe_credentials.identities.is_probe_did
     )
     key_rotation = PseudonymKeyRotation(
-        reactor, get_log_key_path(config), pseudonymizer, events, lambda: reloader.config.log.key_days
+        reactor, config.log_key_path, pseudonymizer, events, lambda: reloader.config.log.key_days
     )
     reloader = ConfigReloader(config, identity, events, sealer, recorder, monotonic, key_rotation.rotate_if_due)
 

@@ -32,10 +32,10 @@ from mediatord.http.resources import HTTPContext, StaticDocuments, report_no_pro
 from mediatord.http.site import MediatorSite
 from mediatord.http.websocket import MediatorSocketFactory, SocketContext
 from mediatord.net.listeners import Listener
-from mediatord.observability.event_recorder import ProtocolName
+from mediatord.observability.event_recorder import MessageEventRecorder, ProtocolName
 from mediatord.observability.systemd import STATUS_SERVING, STATUS_WAITING_FOR_STORE
-from mediatord.private_file import PrivateFileError
 from mediatord.probe.readiness import ReadinessMonitor
+from mediatord.secret_files import SecretFileError
 from mediatord.store.interfaces.messages import QueueBacklog
 from mediatord.workers.shared_listeners import InheritedSocketReactor
 from mediatord.workers.supervisor_connection import SupervisorConnection
@@ -285,7 +285,7 @@ def load_admin_token(config: Config) -> AdminToken | None:
         return None
     try:
         return read_admin_token(config.admin.token_file)
-    except PrivateFileError as error:
+    except SecretFileError as error:
         raise StartupError(f"admin.token_file: {error}") from None
 
 
@@ -321,11 +321,11 @@ def build_control_socket(
     if config.control_socket is None:
         return []
 
-    def is_log_writable() -> bool:
+    def open_recorder() -> MessageEventRecorder | None:
         core.events.flush()
-        return core.events.pending == 0
+        return None if core.events.pending else core.recorder
 
-    operations = ControlOperations(core.store, core.recorder, is_log_writable)
+    operations = ControlOperations(core.store, open_recorder)
 
     async def run(operation: str, arguments: Mapping[str, Any]) -> Any:
         return await core.gate.run_request(lambda: operations.run(operation, arguments))

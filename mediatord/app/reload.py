@@ -24,9 +24,9 @@ from mediatord.observability.event_log import EventLogWriter, SegmentLimits, Seg
 from mediatord.observability.event_recorder import EventRecorder
 from mediatord.observability.pseudonyms import Pseudonymizer, renew_pseudonym_key
 from mediatord.observability.segments import RetentionLimits
-from mediatord.private_file import PrivateFileError
 from mediatord.protocol.didcomm import jwe
 from mediatord.protocol.didcomm.keys import PrivateKey
+from mediatord.secret_files import SecretFileError
 
 _log = Logger()
 
@@ -131,7 +131,7 @@ def _build_identity(config: Config, keys: Callable[[], KeySet]) -> MediatorIdent
         return MediatorIdentity(
             keys(), config.public_url, config.identity.former_dids, raw_keys=config.decentrl.raw_keys
         )
-    except (PrivateFileError, IdentityError) as error:
+    except (SecretFileError, IdentityError) as error:
         raise StartupError(str(error)) from None
 
 
@@ -407,7 +407,7 @@ class PseudonymKeyRotation(Service):
             key = renew_pseudonym_key(
                 self._path, to_utc_day(self._clock.seconds()), self._epoch_days(), log_failed_renewal
             )
-        except PrivateFileError as error:
+        except SecretFileError as error:
             log_failed_renewal(str(error))
             return
         if key.epoch != self._pseudonymizer.epoch:

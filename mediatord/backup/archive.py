@@ -8,22 +8,18 @@ kind, and the SHA-256 of the header. An archive without a trailer, or that diffe
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import gzip
 import json
-import os
-import stat
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 from mediatord import __version__
+from mediatord.backup.durable_files import create_file_atomically
 from mediatord.backup.records import (
     RECORD_KINDS,
     BackupError,
@@ -39,86 +35,13 @@ from mediatord.backup.records import (
     shorten_value,
 )
 
-_DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-@contextmanager
-def create_file_atomically(path: Path) -> Iterator[BinaryIO]:
-    """
-    A new file, of mode 0600, which gets its name when it is complete and on disk. The draft of an earlier run that
-    was killed is overwritten.
-
-    :raise BackupError: the file exists, or another process is writing it.
-    """
-    _require_absent(path)
-    draft = path.with_name(f".{path.name}.draft")
-    descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with report_full_disk(path), os.fdopen(descriptor, "r+b") as file:  # closing it writes once more
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BackupError(f"{path} is being written by another process") from None
-        _require_absent(path)  # another process may have finished it just before the lock
-        _require_own_file(draft, os.fstat(descriptor))
-        try:
-            os.fchmod(descriptor, 0o600)
-            file.truncate()
-            yield file
-            file.flush()
-            os.fsync(descriptor)
-            _require_absent(path)
-            draft.rename(path)
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
-    sync_directory(path.parent)
-
-
-@contextmanager
-def report_full_disk(path: Path) -> Iterator[None]:
-    """:raise BackupError: the disk is full; the system's error does not name the file."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _DISK_FULL_ERRORS or error.filename is not None:
-            raise
-        raise BackupError(f"{path} cannot be written: {error.strerror}") from None
-
-
-def sync_directory(path: Path) -> None:
-    """Flush renames in a directory to disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def chown_to_directory_owner(directory: Path, *paths: Path) -> None:
-    """Give files that root has made to the owner of their directory, as the daemon may run as that user."""
-    if os.geteuid() == 0:
-        folder = directory.stat()
-        for path in paths:
-            os.chown(path, folder.st_uid, folder.st_gid, follow_symlinks=False)
-
-
-def _require_own_file(draft: Path, found: os.stat_result) -> None:
-    """Refuse a draft that another user has created or linked."""
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink != 1:
-        raise BackupError(f"{draft} was created by another user: remove it first")
-
-
-def _require_absent(path: Path) -> None:
-    if path.exists() or path.is_symlink():
-        raise BackupError(f"{path} exists and is not overwritten")
-
-
 ARCHIVE_FORMAT, ARCHIVE_VERSION = "mediatord-store", 1
 # Envelopes are encrypted: higher levels gain little.
 _COMPRESSION_LEVEL = 3
 # Longer than the longest record of any store.
 _MAX_LINE_BYTES = 1 << 28
-_HEADER_DIGEST_KEY = "header_sha256"
+# Of one transaction of an import.
+_BATCH_RECORDS, _BATCH_BYTES = 500, 4_194_304
 
 ProgressCallback = Callable[[int], None]
 
@@ -127,22 +50,23 @@ def ignore_progress(_: int) -> None:
     """A progress callback that does nothing."""
 
 
-@dataclass(eq=False, slots=True)
 class _RecordDigests:
-    """Count and digest of the lines of each kind."""
+    """Count and digest of the lines of each kind. :param header: the first line."""
 
-    counts: RecordCounts = field(default_factory=lambda: dict.fromkeys(RECORD_KINDS, 0))
-    digests: dict[str, Any] = field(default_factory=lambda: {kind: sha256() for kind in RECORD_KINDS})
+    def __init__(self, header: bytes) -> None:
+        self.counts: RecordCounts = dict.fromkeys(RECORD_KINDS, 0)
+        self._digests = {kind: sha256() for kind in RECORD_KINDS}
+        self._header = header
 
     def add(self, kind: str, line: bytes) -> None:
         self.counts[kind] += 1
-        self.digests[kind].update(line)
+        self._digests[kind].update(line)
 
-    def trailer(self, header: bytes) -> dict[str, Any]:
+    def trailer(self) -> dict[str, Any]:
         records = {
-            kind: {"count": self.counts[kind], "sha256": self.digests[kind].hexdigest()} for kind in RECORD_KINDS
+            kind: {"count": self.counts[kind], "sha256": digest.hexdigest()} for kind, digest in self._digests.items()
         }
-        return {"kind": "trailer", "records": records, _HEADER_DIGEST_KEY: sha256(header).hexdigest()}
+        return {"kind": "trailer", "records": records, "header_sha256": sha256(self._header).hexdigest()}
 
 
 def write_archive(
@@ -155,53 +79,55 @@ def write_archive(
     :param progress: called after each record with the number written.
     :raise BackupError: the file exists.
     """
-    with create_file_atomically(path) as file:
-        return write_records(file, backend, records, progress)
-
-
-def write_records(
-    file: BinaryIO, backend: str, records: Iterable[StoreRecord], progress: ProgressCallback = ignore_progress
-) -> RecordCounts:
-    """As :func:`write_archive`, to an open file."""
-    digests = _RecordDigests()
-    # Without file name and time.
-    with gzip.GzipFile("", "wb", compresslevel=_COMPRESSION_LEVEL, fileobj=file, mtime=0) as packed:
-        header = _encode_line(
-            {
-                "kind": "header",
-                "format": ARCHIVE_FORMAT,
-                "version": ARCHIVE_VERSION,
-                "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
-                "made_by": f"mediatord {__version__}",
-                "backend": backend,
-            }
-        )
+    header = _encode_line(
+        {
+            "kind": "header",
+            "format": ARCHIVE_FORMAT,
+            "version": ARCHIVE_VERSION,
+            "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "made_by": f"mediatord {__version__}",
+            "backend": backend,
+        }
+    )
+    digests = _RecordDigests(header)
+    with (
+        create_file_atomically(path) as file,
+        # Without file name and time.
+        gzip.GzipFile("", "wb", compresslevel=_COMPRESSION_LEVEL, fileobj=file, mtime=0) as packed,
+    ):
         packed.write(header)
         for number, record in enumerate(records, 1):
             line = encode_record(record)
             packed.write(line)
             digests.add(record.kind, line)
             progress(number)
-        packed.write(_encode_line(digests.trailer(header)))
+        packed.write(_encode_line(digests.trailer()))
     return digests.counts
 
 
-@dataclass(frozen=True, slots=True)
 class RecordArchive:
     """
     A verified archive.
 
-    :param id: digest of its content.
-    :param counts: number of records by kind.
+    :ivar id: digest of its content.
+    :ivar counts: number of records by kind.
     """
 
-    path: Path
-    id: str
-    counts: Mapping[str, int]
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.id = ""
+        self.counts: RecordCounts = {}
 
     @property
     def total(self) -> int:
+        """Number of records."""
         return sum(self.counts.values())
+
+    def verify(self, progress: ProgressCallback, accept: Callable[[StoreRecord], None]) -> None:
+        """Read it from end to end. :raise InvalidArchiveError: as :func:`verify_archive`."""
+        for number, (record, _) in enumerate(self._read(), 1):
+            accept(record)
+            progress(number)
 
     def records(self, after: int = 0) -> Iterator[tuple[StoreRecord, int]]:
         """
@@ -209,18 +135,42 @@ class RecordArchive:
 
         :raise InvalidArchiveError: it has changed since; raised at the end at the latest.
         """
-        with _open_lines(self.path) as lines:
-            digests, header = _RecordDigests(), next(lines, b"")
-            for place, line in enumerate(lines, 1):
-                if place > self.total:
-                    if sha256(line).hexdigest() != self.id or _parse_line(line) != digests.trailer(header):
-                        break
-                    return
-                record = decode_record(line)
-                digests.add(record.kind, line)
-                if place > after:
-                    yield record, len(line)
-        raise InvalidArchiveError(f"{self.path} has changed while it was read")
+        again = RecordArchive(self.path)
+        with suppress(InvalidArchiveError):
+            for number, found in enumerate(again._read(), 1):
+                if number > after:
+                    yield found
+        if again.id != self.id:
+            raise InvalidArchiveError(f"{self.path} has changed while it was read")
+
+    def _read(self) -> Iterator[tuple[StoreRecord, int]]:
+        """All records, each with the size of its line; :attr:`id` and :attr:`counts` are set at the end."""
+        with self.path.open("rb") as file, gzip.GzipFile(fileobj=file, mode="rb") as packed:
+            try:
+                yield from self._parse(iter(lambda: packed.readline(_MAX_LINE_BYTES), b""))
+            except (EOFError, gzip.BadGzipFile, zlib.error):
+                raise InvalidArchiveError("it is truncated or altered, or not an archive of mediatord") from None
+
+    def _parse(self, lines: Iterator[bytes]) -> Iterator[tuple[StoreRecord, int]]:
+        header = next(lines, b"")
+        _check_header(header)
+        digests, order = _RecordDigests(header), list(RECORD_KINDS)
+        for line in lines:
+            if not line.endswith(b"\n"):
+                raise InvalidArchiveError("a line is truncated")
+            if line.startswith(b'{"kind":"trailer"'):
+                if _parse_line(line) != digests.trailer() or next(lines, None) is not None:
+                    raise InvalidArchiveError("its content differs from its last line")
+                self.id, self.counts = sha256(line).hexdigest(), digests.counts
+                return
+            record = decode_record(line)
+            if record.kind not in order:
+                raise InvalidArchiveError("its records are not in order")
+            del order[: order.index(record.kind)]
+            digests.add(record.kind, line)
+            _check_numbers(record, digests.counts)
+            yield record, len(line)
+        raise InvalidArchiveError("its end is missing")
 
 
 def verify_archive(
@@ -235,47 +185,27 @@ def verify_archive(
     :param accept: raises an error for records that the target cannot hold.
     :raise InvalidArchiveError: it is truncated, altered, of another version or no archive.
     """
+    archive = RecordArchive(path)
     try:
-        with _open_lines(path) as lines:
-            return _verify_lines(path, lines, progress, accept)
+        archive.verify(progress, accept)
     except InvalidArchiveError as error:
-        reason = str(error)
-        raise InvalidArchiveError(reason if str(path) in reason else f"{path} cannot be used: {reason}") from None
+        raise InvalidArchiveError(f"{path} cannot be used: {error}") from None
+    return archive
 
 
-def _verify_lines(
-    path: Path, lines: Iterator[bytes], progress: ProgressCallback, accept: Callable[[StoreRecord], None]
-) -> RecordArchive:
-    header = next(lines, b"")
-    _verify_header(_parse_line(header))
-    digests, order, number = _RecordDigests(), list(RECORD_KINDS), 0
-    for line in lines:
-        if line.startswith(b'{"kind":"trailer"'):
-            if _parse_line(line) != digests.trailer(header) or next(lines, None) is not None:
-                raise InvalidArchiveError("its content differs from its last line")
-            return RecordArchive(path, sha256(line).hexdigest(), dict(digests.counts))
-        record = decode_record(line)
-        if record.kind not in order:
-            raise InvalidArchiveError("its records are not in order")
-        del order[: order.index(record.kind)]
-        digests.add(record.kind, line)
-        _verify_numbers(record, digests.counts)
-        accept(record)
-        number += 1
-        progress(number)
-    raise InvalidArchiveError("its end is missing")
-
-
-def _verify_header(header: Any) -> None:
+def _check_header(line: bytes) -> None:
+    header = _parse_line(line)
     if not isinstance(header, dict) or header.get("format") != ARCHIVE_FORMAT:
         raise InvalidArchiveError("it is not an archive of mediatord")
     if header.get("version") != ARCHIVE_VERSION:
         raise InvalidArchiveError(
             f"it is of version {shorten_value(header.get('version'))}, this mediatord knows {ARCHIVE_VERSION}"
         )
+    if not line.endswith(b"\n"):
+        raise InvalidArchiveError("a line is truncated")
 
 
-def _verify_numbers(record: StoreRecord, counts: Mapping[str, int]) -> None:
+def _check_numbers(record: StoreRecord, counts: RecordCounts) -> None:
     """Check that a record refers to records before it."""
     right = True
     if record.kind in ("account", "recipient"):
@@ -286,29 +216,6 @@ def _verify_numbers(record: StoreRecord, counts: Mapping[str, int]) -> None:
         right = right and record.recipient <= counts["recipient"]
     if not right:
         raise InvalidArchiveError(f"record {counts[record.kind]} of kind {record.kind} has a wrong number")
-
-
-@contextmanager
-def _open_lines(path: Path) -> Iterator[Iterator[bytes]]:
-    """
-    The lines of an archive.
-
-    :raise InvalidArchiveError: while they are read: it is truncated.
-    """
-    with path.open("rb") as file, gzip.GzipFile(fileobj=file, mode="rb") as packed:
-        try:
-            yield _read_lines(cast(BinaryIO, packed))
-        except (EOFError, gzip.BadGzipFile, zlib.error):
-            raise InvalidArchiveError(
-                f"{path} cannot be used: it is truncated or altered, or not an archive of mediatord"
-            ) from None
-
-
-def _read_lines(packed: BinaryIO) -> Iterator[bytes]:
-    while line := packed.readline(_MAX_LINE_BYTES):
-        if not line.endswith(b"\n"):
-            raise InvalidArchiveError("a line is truncated")
-        yield line
 
 
 def _encode_line(value: Any) -> bytes:
@@ -322,36 +229,22 @@ def _parse_line(line: bytes) -> Any:
         return None
 
 
-# Of one transaction of an import.
-_BATCH_RECORDS, _BATCH_BYTES = 500, 4_194_304
-
-
-@dataclass(frozen=True, slots=True)
-class ImportComparison:
-    """
-    :param archive: number of records by kind in the archive.
-    :param store: the same in the store.
-    """
-
-    archive: RecordCounts
-    store: RecordCounts
-
-    @property
-    def is_equal(self) -> bool:
-        return self.archive == self.store
-
-
 class CountMismatchError(BackupError):
-    """The counts of the store differ from those of the archive."""
+    """
+    The counts of the store differ from those of the archive.
 
-    def __init__(self, comparison: ImportComparison) -> None:
+    :ivar store: number of records by kind in the store, and :ivar archive: in the archive.
+    """
+
+    def __init__(self, archive: RecordCounts, store: RecordCounts) -> None:
         wrong = [
-            f"{number} {RECORD_KINDS[kind]} instead of {comparison.archive[kind]}"
-            for kind, number in comparison.store.items()
-            if number != comparison.archive[kind]
+            f"{number} {RECORD_KINDS[kind]} instead of {archive[kind]}"
+            for kind, number in store.items()
+            if number != archive[kind]
         ]
         super().__init__(f"the store has {', '.join(wrong)}; the import is not finished, and no daemon will use it")
-        self.comparison = comparison
+        self.archive = archive
+        self.store = store
 
 
 def import_archive(
@@ -359,9 +252,9 @@ def import_archive(
     target: RecordTarget,
     progress: ProgressCallback = ignore_progress,
     prepared: Callable[[], None] = lambda: None,
-) -> ImportComparison:
+) -> RecordCounts:
     """
-    Import an archive, or the rest of it after an interrupted import, and compare the counts.
+    Import an archive, or the rest of it after an interrupted import, and compare the counts, which it returns.
 
     :param progress: called with the number of its records in the store.
     :param prepared: called when all are, before daemons may use the store.
@@ -377,9 +270,9 @@ def import_archive(
         target.write(done + 1, batch)
         done += len(batch)
         progress(done)
-    comparison = ImportComparison(dict(archive.counts), target.counts())
-    if not comparison.is_equal:
-        raise CountMismatchError(comparison)
+    counts = target.counts()
+    if counts != archive.counts:
+        raise CountMismatchError(archive.counts, counts)
     prepared()
     target.finish()
-    return comparison
+    return counts

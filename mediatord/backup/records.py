@@ -1,5 +1,6 @@
 """
-Store records: the content of a store independent of its backend, one line of JSON each in an archive.
+Store records: the content of a store independent of its backend, one line of JSON each in an archive; and the stores
+that they are exported from and imported into.
 
 Records are ordered by kind (:data:`RECORD_KINDS`), and within a kind by arrival. Accounts and recipients are numbered
 from 1 in that order; messages refer to the numbers. Times are seconds since 1970, bytes are base64url. Counters and
@@ -9,20 +10,29 @@ indexes are not exported: each store derives its own.
 from __future__ import annotations
 
 import sqlite3
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing
 from datetime import UTC, datetime
-from typing import Annotated, Literal, Protocol, TypeAlias, TypeVar
+from importlib.util import find_spec
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import to_json
+
+from mediatord.config.settings import StorageSettings
+from mediatord.errors import OperatorError
+from mediatord.protocol.canonical_did import canonicalize_did
+from mediatord.store.recipient_names import export_names
 
 ItemT = TypeVar("ItemT")
 
 _MAX_SHOWN_LENGTH = 40
 
 
-class BackupError(Exception):
-    """The text is one line for the operator."""
+class BackupError(OperatorError):
+    """A store or a backup cannot be read or written."""
 
 
 class InvalidArchiveError(BackupError):
@@ -35,6 +45,8 @@ def shorten_value(value: object) -> str:
     return text if len(text) <= _MAX_SHOWN_LENGTH else f"{text[:_MAX_SHOWN_LENGTH]}..."
 
 
+# In any form in an archive, as former versions have stored it.
+_CanonicalDID = Annotated[str, AfterValidator(canonicalize_did)]
 _Number = Annotated[int, Field(ge=1, lt=1 << 32)]
 _Natural = Annotated[int, Field(ge=0, lt=1 << 31)]
 
@@ -61,7 +73,7 @@ class AccountRecord(_BaseRecord):
 
     kind: Literal["account"] = "account"
     number: _Number
-    did: str
+    did: _CanonicalDID
     created_at: float
     draft03: bool
     seen_at: float | None = None
@@ -72,7 +84,7 @@ class RetiredDIDRecord(_BaseRecord):
     """A DID that an account was rotated away from, which is refused permanently."""
 
     kind: Literal["retired"] = "retired"
-    did: str
+    did: _CanonicalDID
 
 
 class RecipientRecord(_BaseRecord):
@@ -118,7 +130,7 @@ class LongFormRecord(_BaseRecord):
     """The long form of a did:peer:4."""
 
     kind: Literal["long_form"] = "long_form"
-    short: str
+    short: _CanonicalDID
     long: str
 
 
@@ -261,27 +273,53 @@ def decode_record(line: bytes) -> StoreRecord:
         raise InvalidArchiveError(f"{shorten_value(where)}: {first['msg']}") from None
 
 
-class RecordSource(Protocol):
+class RecordSource(ABC):
     """A store that is exported, as of one moment."""
 
-    backend: str
+    backend: ClassVar[str]
+
+    @abstractmethod
+    def count(self, kind: str) -> int:
+        """Number of records of a kind."""
+
+    @abstractmethod
+    def read(self, kind: str) -> Iterator[dict[str, Any]]:
+        """
+        The fields of all records of a kind, in the order of an archive. In place of numbers they have the keys of
+        accounts and recipients, and as `names` the stored ones.
+        """
 
     def counts(self) -> RecordCounts:
         """Number of records of each kind."""
+        return {kind: self.count(kind) for kind in RECORD_KINDS}
 
     def records(self) -> Iterator[StoreRecord]:
         """All records, in the order of an archive."""
+        with closing(_RecordNumbers()) as numbers:
+            for kind in RECORD_KINDS:
+                for fields in self.read(kind):
+                    if kind in ("account", "recipient"):
+                        fields["number"] = numbers.allocate(kind, fields["number"])
+                    if kind in ("recipient", "message"):
+                        fields["account"] = numbers.lookup("account", fields["account"])
+                    if kind == "message":
+                        fields["recipient"] = numbers.lookup("recipient", fields["recipient"])
+                    elif kind == "recipient":
+                        fields["names"] = export_names(fields["did"], fields["place"], fields["names"])
+                    yield _RECORD_ADAPTER.validate_python({"kind": kind, **fields}, strict=False)
 
 
-class RecordTarget(Protocol):
+class RecordTarget(ABC):
     """
     A store that is imported into. Written records stay if the import is interrupted; no daemon uses the store before
     the import is finished.
     """
 
+    @abstractmethod
     def accept(self, record: StoreRecord) -> None:
         """Check a record without writing it. :raise InvalidArchiveError: the store cannot hold it."""
 
+    @abstractmethod
     def begin(self, archive: str) -> int:
         """
         Begin or continue the import of an archive; returns the number of its records that were written already.
@@ -289,6 +327,7 @@ class RecordTarget(Protocol):
         :raise BackupError: the store is not empty, or an import of another archive was not finished.
         """
 
+    @abstractmethod
     def write(self, first: int, records: Sequence[StoreRecord]) -> None:
         """
         Write records, all of them or none.
@@ -296,38 +335,84 @@ class RecordTarget(Protocol):
         :param first: position of the first one in the archive, from 1.
         """
 
+    @abstractmethod
     def counts(self) -> RecordCounts:
         """Number of records of each kind."""
 
+    @abstractmethod
     def finish(self) -> None:
         """Finish the import: daemons may use the store from now on."""
 
 
-class RecordNumbers:
+def open_record_source(
+    storage: StorageSettings, *, offline: bool = False, stopped: bool = False
+) -> AbstractContextManager[RecordSource]:
     """
-    Consecutive numbers from 1 for keys of a store. There may be millions: they are in a temporary SQLite database.
+    Open a store for reading.
+
+    :raise BackupError: it cannot be opened.
+    """
+    _require_backend(storage)
+    if storage.backend == "sqlite":
+        from mediatord.backup.sqlite_records import open_sqlite_source
+
+        return open_sqlite_source(storage.sqlite.path)
+    from mediatord.backup.mongo_records import open_mongodb_source
+
+    return open_mongodb_source(storage.mongodb.uri, offline=offline or stopped, stopped=stopped)
+
+
+def open_record_target(storage: StorageSettings, *, stopped: bool = False) -> AbstractContextManager[RecordTarget]:
+    """
+    Open a store for an import.
+
+    :raise BackupError: it cannot be opened.
+    """
+    _require_backend(storage)
+    if storage.backend == "sqlite":
+        from mediatord.backup.sqlite_records import open_sqlite_target
+
+        return open_sqlite_target(storage.sqlite.path)
+    from mediatord.backup.mongo_records import open_mongodb_target
+
+    return open_mongodb_target(storage.mongodb.uri, stopped=stopped)
+
+
+def _require_backend(storage: StorageSettings) -> None:
+    if storage.backend == "memory":
+        raise BackupError("storage.backend memory: the store of a daemon's memory cannot be exported or imported")
+    if storage.backend == "mongodb" and find_spec("pymongo") is None:
+        raise BackupError('storage.backend mongodb needs pip install "mediatord[mongodb]"')
+
+
+class _RecordNumbers:
+    """
+    Consecutive numbers from 1 for keys of accounts and recipients. There may be millions: they are in a temporary
+    SQLite database.
     """
 
     def __init__(self) -> None:
         self._connection = sqlite3.connect("", isolation_level=None)
         self._connection.execute("PRAGMA journal_mode = OFF")
-        self._connection.execute("CREATE TABLE number (key PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID")
-        self._last = 0
+        self._connection.execute(
+            "CREATE TABLE number (kind, key, number INTEGER NOT NULL, PRIMARY KEY (kind, key)) WITHOUT ROWID"
+        )
+        self._last: Counter[str] = Counter()
 
-    def allocate(self, key: int | bytes) -> int:
-        """Assign the next number. :raise BackupError: the disk is full."""
-        self._last += 1
-        self._ask("INSERT INTO number VALUES (?, ?)", key, self._last)
-        return self._last
+    def allocate(self, kind: str, key: int | bytes) -> int:
+        """Assign the next number of a kind. :raise BackupError: the disk is full."""
+        self._last[kind] += 1
+        self._execute("INSERT INTO number VALUES (?, ?, ?)", kind, key, self._last[kind])
+        return self._last[kind]
 
-    def lookup(self, key: int | bytes) -> int:
+    def lookup(self, kind: str, key: int | bytes) -> int:
         """The number of a key. :raise BackupError: it has none, or the disk is full."""
-        found = self._ask("SELECT number FROM number WHERE key = ?", key)
+        found = self._execute("SELECT number FROM number WHERE kind = ? AND key = ?", kind, key)
         if not found:
             raise BackupError("the store is damaged: a record refers to an account or recipient that does not exist")
         return int(found[0][0])
 
-    def _ask(self, statement: str, *values: int | bytes) -> list[tuple[int]]:
+    def _execute(self, statement: str, *values: int | str | bytes) -> list[tuple[int]]:
         try:
             return self._connection.execute(statement, values).fetchall()
         except sqlite3.Error as error:

@@ -89,7 +89,7 @@ _POSITIVE = click.IntRange(1)
 _NEW_FILE = click.Path(dir_okay=False, path_type=Path)
 
 
-@click.command(context_settings={"show_default": True})
+@click.command(context_settings={"show_default": True}, short_help="Run the benchmark.")
 @_option("seconds", click.FloatRange(0.1), "Measuring time of a contender in a round.")
 @_option("rounds", _POSITIVE, "Interleaved rounds; medians are reported.")
 @_option("clients", click.IntRange(1, 1000), "Concurrent connections.")

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from importlib.util import find_spec
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
-from mediatord.app.core_services import get_log_key_path
-from mediatord.backup import backup_file
-from mediatord.backup.archive import (
-    CountMismatchError,
-    ImportComparison,
-    import_archive,
-    verify_archive,
-    write_archive,
-)
-from mediatord.backup.backup_file import RestoreTargets, copy_sqlite_store, create_backup, restore_backup
-from mediatord.backup.records import RECORD_KINDS, BackupError, RecordCounts, RecordSource, RecordTarget
+from mediatord.backup.archive import CountMismatchError, import_archive, verify_archive, write_archive
+from mediatord.backup.backup_file import CONFIG, create_backup, restore_backup
+from mediatord.backup.records import RECORD_KINDS, RecordCounts, open_record_source, open_record_target
+from mediatord.backup.sqlite_records import copy_sqlite_store
 from mediatord.cli.console import (
     align_columns,
     config_option,
@@ -30,7 +22,6 @@ from mediatord.cli.console import (
 )
 from mediatord.cli.keys import read_identity
 from mediatord.config.file import load_config
-from mediatord.config.settings import Config
 
 # Calls between two updates of the bar: it is called for each of a million records.
 _UPDATE_INTERVAL = 256
@@ -57,8 +48,6 @@ def progress_bar(what: str, total: int | None = None) -> Iterator[Callable[[int]
 
         yield update
 
-
-_MEMORY_REFUSAL = "storage.backend memory: the store of a daemon's memory cannot be exported or imported"
 
 to_option = click.option(
     "--to", "target", required=True, metavar="FILE", type=click.Path(path_type=Path), help="The file to write."
@@ -94,7 +83,7 @@ def export_command(path: Path, target: Path, offline: bool, stopped: bool, as_js
     MongoDB keeps the snapshot that is read for five minutes (minSnapshotHistoryWindowInSeconds); if the export takes
     longer, stop all nodes and use --offline.
     """
-    with open_record_source(load_config(path), offline=offline, stopped=stopped) as store:
+    with open_record_source(load_config(path).storage, offline=offline, stopped=stopped) as store:
         counts = store.counts()
         with progress_bar("exporting", sum(counts.values())) as progress:
             counts = write_archive(target, store.backend, store.records(), progress)
@@ -106,101 +95,42 @@ def export_command(path: Path, target: Path, offline: bool, stopped: bool, as_js
 @from_option
 @stopped_option
 @json_option
-def import_command(path: Path, source: Path, stopped: bool, as_json: bool) -> int:
+def import_command(path: Path, source: Path, stopped: bool, as_json: bool) -> None:
     """
     Import an archive into an empty store and compare the counts. No daemon may run.
 
     After an interruption the same command continues. Exits with 1 if the counts differ.
     """
-    with open_record_target(load_config(path), stopped=stopped) as store:
+    with open_record_target(load_config(path).storage, stopped=stopped) as store:
         with progress_bar("reading") as progress:
             archive = verify_archive(source, progress, store.accept)
         try:
             with progress_bar("importing", archive.total) as progress:
-                comparison = import_archive(archive, store, progress)
+                counts = import_archive(archive, store, progress)
         except CountMismatchError as error:
-            print_result(
-                as_json, _make_comparison_document(source, error.comparison), format_comparison(error.comparison)
-            )
+            _print_comparison(source, error.archive, error.store, as_json)
             raise
-    print_result(
-        as_json,
-        _make_comparison_document(source, comparison),
-        f"{format_comparison(comparison)}\n\nimported {source}",
-    )
-    return 0
+    _print_comparison(source, counts, counts, as_json)
 
 
-def open_record_source(
-    config: Config, *, offline: bool = False, stopped: bool = False
-) -> AbstractContextManager[RecordSource]:
-    """
-    Open the store of a configuration for reading.
-
-    :raise BackupError: it cannot be opened.
-    """
-    storage = config.storage
-    if storage.backend == "sqlite":
-        from mediatord.backup.sqlite_export import open_sqlite_source
-
-        return open_sqlite_source(storage.sqlite.path)
-    if storage.backend == "mongodb":
-        _require_pymongo()
-        from mediatord.backup.mongo_export import open_mongodb_source
-
-        return open_mongodb_source(storage.mongodb.uri, offline=offline or stopped, stopped=stopped)
-    raise BackupError(_MEMORY_REFUSAL)
+def _print_comparison(source: Path, archive: RecordCounts, store: RecordCounts, as_json: bool) -> None:
+    value = {"archive": str(source), "records": archive, "store": store, "equal": archive == store}
+    after = f"\n\nimported {source}" if archive == store else ""
+    print_result(as_json, value, f"{format_comparison(archive, store)}{after}")
 
 
-def open_record_target(config: Config, *, stopped: bool = False) -> AbstractContextManager[RecordTarget]:
-    """
-    Open the store of a configuration for an import.
-
-    :raise BackupError: it cannot be opened.
-    """
-    storage = config.storage
-    if storage.backend == "sqlite":
-        from mediatord.backup.sqlite_import import open_sqlite_target
-
-        return open_sqlite_target(storage.sqlite.path)
-    if storage.backend == "mongodb":
-        _require_pymongo()
-        from mediatord.backup.mongo_import import open_mongodb_target
-
-        return open_mongodb_target(storage.mongodb.uri, stopped=stopped)
-    raise BackupError(_MEMORY_REFUSAL)
-
-
-def format_comparison(comparison: ImportComparison) -> str:
+def format_comparison(archive: RecordCounts, store: RecordCounts) -> str:
     """A table of the counts in the archive and in the store, by kind."""
     rows = [
-        (name, str(comparison.archive[kind]), str(comparison.store[kind]), _compare_counts(comparison, kind))
+        (name, f"{archive[kind]}", f"{store[kind]}", "" if archive[kind] == store[kind] else "differs")
         for kind, name in RECORD_KINDS.items()
     ]
     return align_columns([("", "archive", "store", ""), *rows], (False, True, True, True))
 
 
-def _require_pymongo() -> None:
-    if find_spec("pymongo") is None:
-        raise BackupError('storage.backend mongodb needs pip install "mediatord[mongodb]"')
-
-
-def _compare_counts(comparison: ImportComparison, kind: str) -> str:
-    return "" if comparison.archive[kind] == comparison.store[kind] else "differs"
-
-
-def format_counts(counts: Mapping[str, int]) -> str:
+def format_counts(counts: RecordCounts) -> str:
     """A table of the number of records of each kind."""
     return align_columns([(name, str(counts[kind])) for kind, name in RECORD_KINDS.items()], (False, True))
-
-
-def _make_comparison_document(source: Path, comparison: ImportComparison) -> dict[str, object]:
-    return {
-        "archive": str(source),
-        "records": comparison.archive,
-        "store": comparison.store,
-        "equal": comparison.is_equal,
-    }
 
 
 @click.command("backup")
@@ -221,14 +151,11 @@ def backup_command(path: Path, target: Path, offline: bool, stopped: bool, as_js
     def copy(to: Path) -> RecordCounts:
         if config.storage.backend == "sqlite":
             return copy_sqlite_store(config.storage.sqlite.path, to)
-        with open_record_source(config, offline=offline, stopped=stopped) as store:
+        with open_record_source(config.storage, offline=offline, stopped=stopped) as store:
             with progress_bar("reading", sum(store.counts().values())) as progress:
                 return write_archive(to, store.backend, store.records(), progress)
 
-    files = {backup_file.CONFIG: path, **_list_member_paths(config)}
-    if not files[backup_file.LOG_KEY].exists():  # created when it is first needed
-        del files[backup_file.LOG_KEY]
-    manifest = create_backup(target, files, config.storage.backend, copy)
+    manifest = create_backup(target, path, config, copy)
     members = [member.name for member in manifest.members]
     text = f"{format_counts(manifest.records)}\n\nwrote {target}: {', '.join(members)}"
     print_result(as_json, {"backup": str(target), "members": members, "records": manifest.records}, text)
@@ -258,33 +185,10 @@ def restore_command(source: Path, path: Path | None, directory: Path | None, sto
     chosen = path if directory is None else find_given_config(click.get_current_context())
     if (chosen is None) == (directory is None):
         raise click.UsageError("expected either --config PATH or --dir DIR")
-    config = (chosen or Path(directory or ".") / backup_file.CONFIG).absolute()
-
-    def read(file: Path) -> RestoreTargets:
-        return _make_restore_targets(load_config(file), stopped=stopped)
+    config = (chosen or Path(directory or ".") / CONFIG).absolute()
 
     with progress_bar("restoring") as progress:
-        comparison = restore_backup(source, config, read, progress)
+        counts = restore_backup(source, config, progress, stopped=stopped)
     read_identity(load_config(config))
-    text = f"{format_comparison(comparison)}\n\nrestored {source}; next: mediatord run --config {config}"
-    print_result(as_json, {"config": str(config), "records": comparison.archive, "store": comparison.store}, text)
-
-
-def _list_member_paths(config: Config) -> dict[str, Path]:
-    """Files of a backup beside configuration and store, by their names in it."""
-    paths = {
-        backup_file.KEYS: config.identity.keys,
-        backup_file.LOG_KEY: get_log_key_path(config),
-        backup_file.CLUSTER_SECRET: config.cluster.secret_file,
-        backup_file.ADMIN_TOKEN: config.admin.token_file,
-    }
-    return {name: path for name, path in paths.items() if path is not None}
-
-
-def _make_restore_targets(config: Config, *, stopped: bool) -> RestoreTargets:
-    backend = config.storage.backend
-    return RestoreTargets(
-        files=_list_member_paths(config),
-        database=config.storage.sqlite.path if backend == "sqlite" else None,
-        target=(lambda: open_record_target(config, stopped=stopped)) if backend == "mongodb" else None,
-    )
+    text = f"{format_comparison(counts, counts)}\n\nrestored {source}; next: mediatord run --config {config}"
+    print_result(as_json, {"config": str(config), "records": counts, "store": counts}, text)

@@ -20,19 +20,18 @@ import click
 from pydantic import ValidationError
 
 from mediatord.admin.site import read_admin_token
-from mediatord.app.core_services import get_log_key_path
 from mediatord.app.lifecycle import check_setting_combinations
 from mediatord.app.reload import load_identity
-from mediatord.cli.console import LOCAL_URL, config_option, json_option, print_result
-from mediatord.cluster.peer_protocol import read_cluster_keys
+from mediatord.cli.console import LOCAL_URL, config_option, find_program_name, json_option, print_result
+from mediatord.cluster.peer_connection import read_cluster_keys
 from mediatord.config.file import KeyPart, render_config
 from mediatord.config.settings import Config
-from mediatord.errors import StartupError
+from mediatord.errors import OperatorError, StartupError
 from mediatord.identity.encrypted_file import make_passphrase_source
 from mediatord.identity.key_file import create_keys, load_keys
 from mediatord.net.listeners import ListenerCertificate, find_certificate_files
 from mediatord.observability.pseudonyms import create_pseudonym_key, read_pseudonym_keys
-from mediatord.private_file import PrivateFileError
+from mediatord.secret_files import SecretFileError
 from mediatord.store.sqlite.database_file import APPLICATION_ID, describe_database_loss, read_schema_steps
 
 # Directories and user of the system's daemon.
@@ -45,8 +44,8 @@ _LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
 _LOCAL_PROXY = ("127.0.0.0/8", "::1/128")
 
 
-class SetupError(Exception):
-    """Files cannot be written; the text is one line for the operator."""
+class SetupError(OperatorError):
+    """Files cannot be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ def write_initial_files(directory: Path, public_url: str) -> tuple[Config, Path]
 
     :raise ValueError: `public_url` cannot be used; nothing was written.
     :raise SetupError: one of the files exists; nothing was written.
-    :raise PrivateFileError: a file with keys could not be written.
+    :raise SecretFileError: a file with keys could not be written.
     :raise OSError: the configuration could not be written.
     """
     config = _make_default_config(public_url)
@@ -178,7 +177,7 @@ def init(directory: Path, public_url: str, as_json: bool) -> None:
         raise click.BadParameter(str(error), param_hint="--public-url") from None
     identity = read_identity(config)
     steps = list(list_next_steps(config, path))
-    written = {"config": str(path), "keys": str(config.identity.keys), "log_key": str(get_log_key_path(config))}
+    written = {"config": str(path), "keys": str(config.identity.keys), "log_key": str(config.log_key_path)}
     value = {
         **written,
         "did": identity.did,
@@ -193,8 +192,6 @@ def init(directory: Path, public_url: str, as_json: bool) -> None:
 
 def list_next_steps(config: Config, path: Path) -> Iterator[SetupStep]:
     """Steps from a fresh configuration to a running daemon. :param path: of the configuration."""
-    from mediatord.cli.run import find_program_name
-
     system = is_system_directory(path.parent)
     if system:
         yield from _list_user_steps()
@@ -337,14 +334,14 @@ def check_environment(config: Config, path: Path) -> Iterator[Finding]:
 def _check_secret_file(key: KeyPath, path: Path, read: Callable[[Path], object]) -> Iterator[Finding]:
     try:
         read(path)
-    except PrivateFileError as error:
+    except SecretFileError as error:
         yield key, str(error)
 
 
 def _check_keys(config: Config) -> Iterator[Finding]:
     try:
         load_keys(config.identity.keys, make_passphrase_source(config.identity.passphrase_file))
-    except PrivateFileError as error:
+    except SecretFileError as error:
         yield ("identity", "keys"), str(error)
         return
     try:
@@ -354,7 +351,7 @@ def _check_keys(config: Config) -> Iterator[Finding]:
 
 
 def _check_log(config: Config) -> Iterator[Finding]:
-    path = get_log_key_path(config)
+    path = config.log_key_path
     named = ("identity", "keys") if config.log.key_file is None else ("log", "key_file")
     if path.exists():
         yield from _check_secret_file(named, path, read_pseudonym_keys)

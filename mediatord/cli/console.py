@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from mediatord.config.values import CONFIG_PATH_VARIABLE, DEFAULT_CONFIG_PATH
+
+if TYPE_CHECKING:
+    from mediatord.cli.store_access import StoreAccess
 
 # Marks queues and accounts of the daemon's own probes.
 PROBE_MARKER = "(self-test)"
@@ -109,6 +114,33 @@ ca_option = click.option(
 )
 
 
+def top_option(most: int, default: int) -> Callable[[_CommandT], _CommandT]:
+    """`--top`, of a listing."""
+    return click.option(
+        "--top", type=click.IntRange(1, most), default=default, show_default=True, help="Maximum number of rows."
+    )
+
+
+@contextmanager
+def open_store(path: Path) -> Iterator[StoreAccess]:
+    """
+    Queues and accounts of a running daemon, or of the store that no daemon uses.
+
+    :param path: of the configuration.
+    """
+    # Takes a second.
+    from mediatord.cli.store_access import open_store_access
+    from mediatord.config.file import load_config
+
+    with open_store_access(load_config(path)) as store:
+        yield store
+
+
+def print_json(value: Any) -> None:
+    """Print one line of JSON on standard output."""
+    click.echo(json.dumps(value, ensure_ascii=False))
+
+
 def print_result(as_json: bool, value: Any, text: str) -> None:
     """
     Print the result of a subcommand on standard output.
@@ -116,7 +148,18 @@ def print_result(as_json: bool, value: Any, text: str) -> None:
     :param value: printed as one line of JSON with --json.
     :param text: printed otherwise.
     """
-    click.echo(json.dumps(value, ensure_ascii=False) if as_json else text)
+    if as_json:
+        print_json(value)
+    else:
+        click.echo(text)
+
+
+def find_program_name() -> str:
+    """How to call this program from a shell: by name, or by path if it is not on the search path."""
+    called = Path(sys.argv[0])
+    if called.name != "mediatord" or shutil.which("mediatord") == str(called.absolute()):
+        return "mediatord"
+    return os.path.relpath(called)
 
 
 _SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -125,11 +168,13 @@ _TIME_UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """
-    Print a table; plain columns unless standard output is a terminal.
+    Print a table, if it has rows; plain columns unless standard output is a terminal.
 
     :param columns: titles; columns whose title ends in `#` are right-aligned.
     """
     rows = [[escape_control_characters(cell) for cell in row] for row in rows]
+    if not rows:
+        return
     if not sys.stdout.isatty():
         print(format_plain_table(columns, rows))  # noqa: T201  this is a program's output
         return

@@ -11,8 +11,7 @@ from typing import Any, Literal
 
 import click
 
-from mediatord.app.core_services import get_log_key_path
-from mediatord.cli.console import config_option, group_config_option, json_option, print_result
+from mediatord.cli.console import config_option, group_config_option, json_option, open_store, print_result
 from mediatord.config.file import load_config
 from mediatord.config.settings import Config
 from mediatord.identity.encrypted_file import PassphraseSource, check_passphrase, make_passphrase_source
@@ -28,7 +27,7 @@ from mediatord.identity.key_file import (
 )
 from mediatord.identity.mediator_identity import IdentityError, MediatorIdentity, make_mediator_peer_did
 from mediatord.observability.pseudonyms import delete_epoch_key, read_pseudonym_keys, start_key_epoch
-from mediatord.private_file import PrivateFileError, read_private_file
+from mediatord.secret_files import SecretFileError, read_secret_file
 
 
 def make_passphrase_reader(config: Config) -> PassphraseSource:
@@ -40,10 +39,10 @@ def ask_new_passphrase(file: Path | None) -> bytes:
     """
     Read a new passphrase from a file, or prompt for it twice.
 
-    :raise PrivateFileError: it is too short, or standard input is no terminal.
+    :raise SecretFileError: it is too short, or standard input is no terminal.
     """
     if file is not None:
-        return check_passphrase(read_private_file(file).rstrip(b"\r\n"), file)
+        return check_passphrase(read_secret_file(file).rstrip(b"\r\n"), file)
     _require_terminal("say where the passphrase is by identity.passphrase_file")
     typed: str = click.prompt("new passphrase", hide_input=True, confirmation_prompt=True, err=True)
     return check_passphrase(typed.encode(), "what was typed")
@@ -57,7 +56,7 @@ def _ask_passphrase(path: Path) -> bytes:
 
 def _require_terminal(otherwise: str) -> None:
     if not sys.stdin.isatty():
-        raise PrivateFileError(f"{otherwise}, or type it at a terminal")
+        raise SecretFileError(f"{otherwise}, or type it at a terminal")
 
 
 @click.command()
@@ -84,7 +83,7 @@ def read_identity(config: Config) -> MediatorIdentity:
     """
     Load the identity of the mediator of a configuration.
 
-    :raise PrivateFileError: its key file cannot be used.
+    :raise SecretFileError: its key file cannot be used.
     :raise IdentityError: keys and DIDs do not match.
     """
     return MediatorIdentity(
@@ -266,7 +265,7 @@ def log_keys() -> None:
 @config_option
 def list_pseudonym_keys(path: Path) -> None:
     """List the key epochs with the day (UTC) that each began."""
-    for key in read_pseudonym_keys(get_log_key_path(load_config(path))):
+    for key in read_pseudonym_keys(load_config(path).log_key_path):
         click.echo(f"{key.epoch}  since {key.since}")
 
 
@@ -274,7 +273,7 @@ def list_pseudonym_keys(path: Path) -> None:
 @config_option
 def rotate_pseudonym_key(path: Path) -> None:
     """Start a new key epoch. A running daemon uses it after a SIGHUP, or from the next midnight UTC on."""
-    key = start_key_epoch(get_log_key_path(load_config(path)), datetime.now(UTC).date())
+    key = start_key_epoch(load_config(path).log_key_path, datetime.now(UTC).date())
     click.echo(f"epoch {key.epoch} begins")
 
 
@@ -287,7 +286,7 @@ def forget_pseudonym_key(epoch: int, path: Path) -> None:
 
     A running daemon that still uses the key keeps it until it rereads the file (SIGHUP).
     """
-    delete_epoch_key(get_log_key_path(load_config(path)), epoch)
+    delete_epoch_key(load_config(path).log_key_path, epoch)
     click.echo(f"key of epoch {epoch} deleted; a daemon that still uses it keeps it until a SIGHUP")
 
 
@@ -296,12 +295,9 @@ def forget_pseudonym_key(epoch: int, path: Path) -> None:
 @config_option
 def whois(pseudonym: str, path: Path) -> None:
     """Print the registered DIDs behind a pseudonym, with its key epoch. Exits with 1 if there is none."""
-    from mediatord.cli.store_access import list_pseudonymizers, open_store_access
-
-    config = load_config(path)
-    pseudonymizers = list_pseudonymizers(config)
-    with open_store_access(config) as store:
-        found = {(one.epoch, did) for did in store.list_dids() for one in pseudonymizers if one.did(did) == pseudonym}
+    read_pseudonym_keys(load_config(path).log_key_path)  # a file that cannot be used is reported first
+    with open_store(path) as store:
+        found = set(store.find_pseudonyms(pseudonym))
     for epoch, did in sorted(found):
         click.echo(f"{epoch}  {did}")
     if not found:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -20,6 +19,7 @@ from textwrap import wrap
 import click
 
 from mediatord import __version__
+from mediatord.cli.commands import cli
 
 _TableRows = Sequence[tuple[str, str]]
 
@@ -58,86 +58,69 @@ _ANALYTICS_EXIT_STATUS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ManualPage:
-    """
-    What a manual page has beside the help.
-
-    :param tables: sections of terms and what they mean.
-    :param replaced: subcommands, by name, that only hand their arguments on, and what to.
-    """
-
-    name: str
-    tables: Sequence[tuple[str, _TableRows]]
-    see_also: str
-    replaced: dict[str, click.Command]
-
-
-def render_manual(command: click.Group, page: ManualPage, day: datetime) -> str:
-    """The page as roff. :param day: that it is of."""
-    return "\n".join(_render_manual_lines(command, page, day)) + "\n"
-
-
-def _render_manual_lines(command: click.Group, page: ManualPage, day: datetime) -> Iterator[str]:
-    context = click.Context(command, info_name=page.name, **command.context_settings)
-    about = " ".join((command.help or "").split())
-    yield f'.TH {page.name.upper()} 1 "{day:%Y-%m-%d}" "mediatord {__version__}" "User Commands"'
-    yield from (".SH NAME", f"{_escape_roff(page.name)} \\- {_escape_roff(about.rstrip('.'))}")
-    yield from (
-        ".SH SYNOPSIS",
-        f".B {_escape_roff(page.name)}",
-        "[\\fIOPTIONS\\fR] \\fICOMMAND\\fR [\\fIARGS\\fR]...",
-    )
-    yield from (
-        ".SH DESCRIPTION",
-        *_render_paragraphs(about),
-        ".SH OPTIONS",
-        *_render_options(command, context),
-        ".SH COMMANDS",
-    )
-    for name in command.list_commands(context):
-        found = page.replaced.get(name) or command.get_command(context, name)
-        if found is not None and not found.hidden:
-            yield from _render_command(found, click.Context(found, info_name=name, parent=context))
-    for title, rows in page.tables:
-        yield from (f".SH {title}", *_render_table(rows))
-    yield from (".SH SEE ALSO", page.see_also)
-
-
-def _render_command(command: click.Command, context: click.Context) -> Iterator[str]:
-    if isinstance(command, click.Group):
-        for name in command.list_commands(context):
-            found = command.get_command(context, name)
+def walk_commands(context: click.Context) -> Iterator[click.Context]:
+    """The context of a command, and of all below it that are shown."""
+    yield context
+    if isinstance(context.command, click.Group):
+        for name in context.command.list_commands(context):
+            found = context.command.get_command(context, name)
             if found is not None and not found.hidden:
-                yield from _render_command(found, click.Context(found, info_name=name, parent=context))
-        return
-    path = context.command_path.split(" ", 1)[1]
-    yield f'.SS "{_escape_roff(" ".join([path, *_render_arguments(command, context)]))}"'
-    yield from _render_paragraphs(command.help or command.short_help or "")
-    yield from _render_options(command, context)
+                yield from walk_commands(
+                    click.Context(found, info_name=name, parent=context, **found.context_settings)
+                )
 
 
-def _render_arguments(command: click.Command, context: click.Context) -> Iterator[str]:
-    for parameter in command.get_params(context):
+def render_manual(
+    command: click.Group, name: str, tables: Mapping[str, _TableRows], see_also: str, day: datetime
+) -> str:
+    """
+    The page as roff.
+
+    :param tables: terms and what they mean, by the title of the section.
+    :param day: that it is of.
+    """
+    context = click.Context(command, info_name=name, **command.context_settings)
+    about = " ".join((command.help or "").split())
+    lines = [
+        f'.TH {name.upper()} 1 "{day:%Y-%m-%d}" "mediatord {__version__}" "User Commands"',
+        *(".SH NAME", f"{_escape_roff(name)} \\- {_escape_roff(about.rstrip('.'))}"),
+        *(".SH SYNOPSIS", f".B {_escape_roff(name)}", "[\\fIOPTIONS\\fR] \\fICOMMAND\\fR [\\fIARGS\\fR]..."),
+        *(".SH DESCRIPTION", *_render_paragraphs(about)),
+        *(".SH OPTIONS", *_render_options(context)),
+        ".SH COMMANDS",
+    ]
+    for one in walk_commands(context):
+        if not isinstance(one.command, click.Group):
+            typed = " ".join([one.command_path.split(" ", 1)[1], *_render_arguments(one)])
+            lines += [
+                f'.SS "{_escape_roff(typed)}"',
+                *_render_paragraphs(one.command.help or one.command.short_help or ""),
+                *_render_options(one),
+            ]
+    for title, rows in tables.items():
+        lines += [f".SH {title}", *(line for term, meaning in rows for line in _render_term(term, meaning))]
+    return "\n".join([*lines, ".SH SEE ALSO", see_also]) + "\n"
+
+
+def _render_arguments(context: click.Context) -> Iterator[str]:
+    for parameter in context.command.get_params(context):
         if isinstance(parameter, click.Argument):
             yield parameter.make_metavar(context)
         elif parameter.required:
             yield f"{parameter.opts[0]} {parameter.make_metavar(context)}"
 
 
-def _render_options(command: click.Command, context: click.Context) -> Iterator[str]:
+def _render_options(context: click.Context) -> Iterator[str]:
     # Said once for all: and by what name a subcommand has it depends on who asked click for it first.
-    left_out = None if context.parent is None else command.get_help_option(context)
-    for parameter in command.get_params(context):
+    left_out = None if context.parent is None else context.command.get_help_option(context)
+    for parameter in context.command.get_params(context):
         record = parameter.get_help_record(context) if isinstance(parameter, click.Option) else None
         if record is not None and parameter is not left_out:
-            term, meaning = record
-            yield from (".TP", f"\\fB{_escape_roff(term)}\\fR", *_wrap_sentences(meaning or "\\&"))
+            yield from _render_term(record[0], record[1] or "\\&")
 
 
-def _render_table(rows: _TableRows) -> Iterator[str]:
-    for term, meaning in rows:
-        yield from (".TP", f"\\fB{_escape_roff(term)}\\fR", *_wrap_sentences(meaning))
+def _render_term(term: str, meaning: str) -> Iterator[str]:
+    yield from (".TP", f"\\fB{_escape_roff(term)}\\fR", *_wrap_sentences(meaning))
 
 
 def _render_paragraphs(help_: str) -> Iterator[str]:
@@ -171,29 +154,15 @@ def _escape_roff(text: str) -> str:
 
 def render_man_pages(day: datetime) -> dict[str, str]:
     """Texts by file name."""
-    from mediatord.bench.cli import bench
-    from mediatord.cli.commands import cli
-
-    tables = (
-        ("EXIT STATUS", _EXIT_STATUS),
-        ("SIGNALS", _SIGNALS),
-        ("ENVIRONMENT", _ENVIRONMENT),
-        ("FILES", _FILES),
-    )
     see_also = ".BR mediatord\\-analytics (1),\n.BR twistd (1),\n.BR systemd (1)"
-    found = {"mediatord.1": render_manual(cli, ManualPage("mediatord", tables, see_also, {"bench": bench}), day)}
+    tables = {"EXIT STATUS": _EXIT_STATUS, "SIGNALS": _SIGNALS, "ENVIRONMENT": _ENVIRONMENT, "FILES": _FILES}
+    pages = {"mediatord.1": render_manual(cli, "mediatord", tables, see_also, day)}
     # Not imported by name: the two programs know nothing of each other.
-    analysis = [one.module for one in entry_points(group="console_scripts", name=_ANALYTICS)]
-    if not analysis:
-        return found
-    page = ManualPage(_ANALYTICS, (("EXIT STATUS", _ANALYTICS_EXIT_STATUS),), ".BR mediatord (1)", {})
-    return {**found, f"{_ANALYTICS}.1": render_manual(import_module(analysis[0]).cli, page, day)}
-
-
-def _find_page_date() -> datetime:
-    """Of the source where a build says so, since the same source is to give the same page."""
-    given = os.environ.get("SOURCE_DATE_EPOCH")
-    return datetime.fromtimestamp(int(given), UTC) if given else datetime.now(UTC)
+    for one in entry_points(group="console_scripts", name=_ANALYTICS):
+        command = import_module(one.module).cli
+        tables = {"EXIT STATUS": _ANALYTICS_EXIT_STATUS}
+        pages[f"{_ANALYTICS}.1"] = render_manual(command, _ANALYTICS, tables, ".BR mediatord (1)", day)
+    return pages
 
 
 def write_man_pages(arguments: Sequence[str]) -> int:
@@ -203,7 +172,10 @@ def write_man_pages(arguments: Sequence[str]) -> int:
         return 2
     directory = Path(arguments[0])
     directory.mkdir(parents=True, exist_ok=True)
-    for name, text in render_man_pages(_find_page_date()).items():
+    # Of the source where a build says so, since the same source is to give the same page.
+    given = os.environ.get("SOURCE_DATE_EPOCH")
+    day = datetime.fromtimestamp(int(given), UTC) if given else datetime.now(UTC)
+    for name, text in render_man_pages(day).items():
         (directory / name).write_text(text, "utf-8")
     return 0
 

@@ -19,18 +19,17 @@ from mediatord.cli.console import (
     format_time_span,
     group_config_option,
     json_option,
-    print_result,
+    open_store,
+    print_json,
     print_table,
     shorten_did,
+    top_option,
 )
 
 if TYPE_CHECKING:
-    from mediatord.cli.store_access import StoreAccess
-    from mediatord.config.settings import Config
     from mediatord.store.interfaces.administration import QueuedMessage
 
 half_option = click.option("--half", type=click.Choice(["didcomm", "decentrl"]), help="Only this protocol.")
-_DEFAULT_TOP = 20
 _SAMPLE_SIZE = 10
 
 
@@ -48,42 +47,31 @@ def queue() -> None:
 
 @queue.command("list")
 @config_option
-@click.option(
-    "--top", type=click.IntRange(1, 10_000), default=_DEFAULT_TOP, show_default=True, help="Maximum number of rows."
-)
+@top_option(10_000, 20)
 @half_option
 @json_option
 def list_queues(path: Path, top: int, half: Any, as_json: bool) -> None:
     """List the longest queues: recipient, account, messages, bytes, age of the oldest message."""
-    from mediatord.cli.store_access import ProbeAccounts, open_store_access
-    from mediatord.config.file import load_config
-
-    config = load_config(path)
-    with open_store_access(config) as store:
+    with open_store(path) as store:
         queues, totals = store.list_queues(half, top)
-    self_test = ProbeAccounts(config)
+    own = [store.may_be_probe(one.account) for one in queues]
     if as_json:
-        shown = [{**asdict(one), "self_test": self_test.may_include(one.account)} for one in queues]
-        print_result(True, {"queues": shown, "totals": asdict(totals)}, "")
+        shown = [{**asdict(one), "self_test": is_own} for one, is_own in zip(queues, own, strict=True)]
+        print_json({"queues": shown, "totals": asdict(totals)})
         return
     now = _read_time()
     rows = [
         (
             one.half,
             shorten_did(one.did),
-            PROBE_MARKER
-            if self_test.may_include(one.account)
-            else ""
-            if one.account == one.did
-            else shorten_did(one.account),
+            PROBE_MARKER if is_own else "" if one.account == one.did else shorten_did(one.account),
             f"{one.messages}",
             format_bytes(one.bytes),
             "" if one.oldest_at is None else format_time_span(now - one.oldest_at),
         )
-        for one in queues
+        for one, is_own in zip(queues, own, strict=True)
     ]
-    if rows:
-        print_table(("half", "recipient", "account", "messages #", "size #", "oldest #"), rows)
+    print_table(("half", "recipient", "account", "messages #", "size #", "oldest #"), rows)
     more = f", of which the {len(queues)} longest are shown" if len(queues) < totals.queues else ""
     counted = f"{_format_plural(totals.queues, 'queue')} with {_format_plural(totals.messages, 'message')}"
     click.echo(f"{counted}, {format_bytes(totals.bytes)}{more}")
@@ -92,9 +80,7 @@ def list_queues(path: Path, top: int, half: Any, as_json: bool) -> None:
 @queue.command()
 @click.argument("did")
 @config_option
-@click.option(
-    "--top", type=click.IntRange(1, 1_000_000), default=100, show_default=True, help="Maximum number of rows."
-)
+@top_option(1_000_000, 100)
 @half_option
 @json_option
 def show(did: str, path: Path, top: int, half: Any, as_json: bool) -> None:
@@ -103,20 +89,15 @@ def show(did: str, path: Path, top: int, half: Any, as_json: bool) -> None:
 
     Pushes are counted for DIDComm messages only. Exits with 1 if the DID is not registered.
     """
-    from mediatord.cli.store_access import MessageFilter, ProbeAccounts, open_store_access
-    from mediatord.config.file import load_config
-
-    config = load_config(path)
-    with open_store_access(config) as store:
-        did = _find_registered_did(did, store, config)
-        entries = store.list_entries(MessageFilter(did, half))
-    own = ProbeAccounts(config).may_include(did)
+    with open_store(path) as store:
+        did = store.find_did(did)
+        entries = store.list_entries(did, half)
+    own = store.may_be_probe(did)
     if as_json:
         shown = [asdict(one) for one in entries[:top]]
-        print_result(True, {"did": did, "self_test": own, "messages": len(entries), "shown": shown}, "")
+        print_json({"did": did, "self_test": own, "messages": len(entries), "shown": shown})
         return
-    if entries:
-        _print_entries(entries[:top])
+    _print_entries(entries[:top])
     more = f", of which the first {top} are shown" if len(entries) > top else ""
     click.echo(f"{_summarize_text(entries)} for {shorten_did(did)}{f' {PROBE_MARKER}' if own else ''}{more}")
 
@@ -139,73 +120,32 @@ def purge(
     written. Messages that were pushed and not yet acknowledged are removed too. Messages of the daemon's self-test
     (GET /ready) are not removed: the next test does that. Exits with 1 if the DID is not registered.
     """
-    from mediatord.cli.store_access import MessageFilter, ProbeAccounts, open_store_access
-    from mediatord.config.file import load_config
-
     before = None if older_than is None else _read_time() - _parse_duration(older_than)
-    config = load_config(path)
-    with open_store_access(config) as store:
-        did = _find_registered_did(did, store, config)
-        if ProbeAccounts(config).has(did):
+    with open_store(path) as store:
+        did = store.find_did(did)
+        if store.is_probe(did):
             raise click.ClickException(
                 f"{shorten_did(did)} belongs to the daemon's own self-test (GET /ready), which clears it: not removed"
             )
-        entries = store.list_entries(MessageFilter(did, half, before, ids))
+        entries = [
+            one
+            for one in store.list_entries(did, half)
+            if (before is None or one.received_at < before) and (not ids or one.id in ids)
+        ]
         removed = store.purge(entries) if yes else []
-    if yes:
-        _print_purge_result(removed, len(entries), as_json)
+    gone = len(entries) - len(removed)
+    if yes and as_json:
+        print_json({"dry_run": False, **_summarize_json(removed), "gone_before": gone})
+    elif yes:
+        click.echo(f"{_summarize_text(removed)} removed{f'; {gone} had gone meanwhile' if gone else ''}")
+    elif as_json:
+        print_json({"dry_run": True, **_summarize_json(entries), "ids": [one.id for one in entries]})
     else:
-        _print_purge_plan(entries, did, as_json)
-
-
-def _print_purge_plan(entries: Sequence[QueuedMessage], did: str, as_json: bool) -> None:
-    """Print what would be removed."""
-    if as_json:
-        print_result(True, {"dry_run": True, **_summarize_json(entries), "ids": [one.id for one in entries]}, "")
-        return
-    if entries:
         _print_entries(entries[:_SAMPLE_SIZE])
-    more = f", of which the first {_SAMPLE_SIZE} are shown" if len(entries) > _SAMPLE_SIZE else ""
-    click.echo(f"{_summarize_text(entries)} for {shorten_did(did)} would be removed{more}")
-    if entries:
-        click.echo("nothing was removed; the same with --yes removes them")
-
-
-def _print_purge_result(removed: Sequence[QueuedMessage], planned: int, as_json: bool) -> None:
-    """Print what was removed."""
-    gone = planned - len(removed)
-    if as_json:
-        print_result(True, {"dry_run": False, **_summarize_json(removed), "gone_before": gone}, "")
-        return
-    before = f"; {gone} had gone meanwhile" if gone else ""
-    click.echo(f"{_summarize_text(removed)} removed{before}")
-
-
-def _find_registered_did(given: str, store: StoreAccess, config: Config) -> str:
-    """
-    The stored DID that this is a form, the short form or a pseudonym of.
-
-    :raise ClickException: there is none.
-    """
-    from mediatord.cli.store_access import find_by_pseudonym
-
-    found: str | None = None
-    if _is_valid_utf8(given):
-        found = store.find_did(given)
-        if found is None and (not given.startswith("did:") or "~" in given):
-            found = find_by_pseudonym(given, store.list_dids(), config)
-    if found is None:
-        raise click.ClickException(f"{given}: nobody has registered this DID")
-    return found
-
-
-def _is_valid_utf8(given: str) -> bool:
-    """Whether an argument is valid UTF-8."""
-    try:
-        given.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        more = f", of which the first {_SAMPLE_SIZE} are shown" if len(entries) > _SAMPLE_SIZE else ""
+        click.echo(f"{_summarize_text(entries)} for {shorten_did(did)} would be removed{more}")
+        if entries:
+            click.echo("nothing was removed; the same with --yes removes them")
 
 
 def _summarize_json(entries: Sequence[QueuedMessage]) -> dict[str, Any]:

@@ -1,9 +1,5 @@
 """
-docs/configuration.md: every key of the configuration, from its declaration.
-
-docs/cli.md: every command with its help, as click has it.
-
-The pages of the documentation that say what the code says: every setting, every command.
+The reference pages of the documentation: docs/configuration.md with every setting, docs/cli.md with every command.
 
 `python -m mediatord.cli.reference docs` writes them anew.
 """
@@ -22,8 +18,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from mediatord.app.reload import is_reloadable
-from mediatord.bench.cli import bench
 from mediatord.cli.commands import cli
+from mediatord.cli.man import walk_commands
 from mediatord.config.file import format_yaml_value
 from mediatord.config.settings import Config, DurationMarker, SizeMarker, ValueKind
 from mediatord.config.values import format_duration, format_size
@@ -174,31 +170,18 @@ _HELP_WIDTH = 100
 
 def render_commands_page() -> str:
     """The page, as Markdown."""
-    return _COMMANDS_HEAD + "".join(_render_command(cli, "mediatord", None, 2)).rstrip("\n") + "\n"
-
-
-def _render_command(command: click.Command, name: str, above: click.Context | None, level: int) -> Iterator[str]:
     context = click.Context(
-        command,
-        info_name=name,
-        parent=above,
+        cli,
+        info_name="mediatord",
         terminal_width=_HELP_WIDTH,
         max_content_width=_HELP_WIDTH,
-        **command.context_settings,
+        **cli.context_settings,
     )
-    text = command.get_help(context)
-    # What it says of defaults must not depend on where this is written.
-    yield f"{'#' * min(level, 3)} {context.command_path}\n\n```text\n{text.rstrip()}\n```\n\n"
-    if isinstance(command, click.Group):
-        for child in command.list_commands(context):
-            found = _find_command(command, child)
-            if not found.hidden:
-                yield from _render_command(found, child, context, level + 1)
-
-
-def _find_command(group: click.Group, name: str) -> click.Command:
-    """A subcommand; the benchmark is behind one that only hands its arguments on."""
-    return bench if group is cli and name == "bench" else group.commands[name]
+    sections = []
+    for one in walk_commands(context):
+        level = min(len(one.command_path.split()) + 1, 3)
+        sections.append(f"{'#' * level} {one.command_path}\n\n```text\n{one.get_help().rstrip()}\n```\n")
+    return _COMMANDS_HEAD + "\n".join(sections)
 
 
 def render_reference_pages() -> dict[str, str]:

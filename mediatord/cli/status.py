@@ -28,6 +28,7 @@ from mediatord.cli.console import (
     print_result,
     url_option,
 )
+from mediatord.errors import OperatorError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
 _TIMEOUT_SECONDS = 10.0
 
 
-class MediatorUnreachable(Exception):
-    """No mediator answers at the URL; the text is one line for the operator."""
+class MediatorUnreachable(OperatorError):
+    """No mediator answers at the URL."""
 
 
 @dataclass(frozen=True, slots=True)

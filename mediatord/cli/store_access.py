@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import cached_property
 from math import inf
@@ -23,7 +23,6 @@ from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.task import Clock
 
 from mediatord import __version__
-from mediatord.app.core_services import get_log_key_path
 from mediatord.app.reload import build_segment_limits
 from mediatord.cluster.membership import STANDALONE_NODE_NAME
 from mediatord.config.settings import Config
@@ -34,8 +33,9 @@ from mediatord.observability.event_log import EventLogWriter, LogOrigin
 from mediatord.observability.event_recorder import MessageEventRecorder
 from mediatord.observability.metrics import Metrics
 from mediatord.observability.pseudonyms import Pseudonymizer, read_pseudonym_keys
-from mediatord.private_file import PrivateFileError
+from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.probe_requests import resembles_probe_did
+from mediatord.secret_files import SecretFileError
 from mediatord.store.factory import build_store
 from mediatord.store.interfaces.administration import (
     MAX_PURGE_BATCH,
@@ -48,11 +48,13 @@ from mediatord.store.interfaces.administration import (
     QueueProtocol,
 )
 from mediatord.store.interfaces.cluster import ClusterJoinError, ClusterNode
-from mediatord.store.interfaces.messages import QueueLimits, RemovedMessage
+from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import IStore, StoreUnusable
+from mediatord.store.message_operations import ignore_observation
+from mediatord.store.recipient_names import is_valid_unicode
 from mediatord.store.sqlite.bulk_sql import split_chunks
 from mediatord.store.sqlite.database_file import ExclusiveStoreLock, StoreInUse
-from mediatord.store.sqlite.executor import SQLiteRunners
+from mediatord.store.sqlite.executor import SQLiteExecutor, SQLiteRunners, SQLiteTuning
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 
 if TYPE_CHECKING:
@@ -66,35 +68,16 @@ _MAX_NODE_NAME = 63
 _LEASE_SECONDS = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class MessageFilter:
-    """
-    Entries of the queue of one DID.
-
-    :param half: only of this protocol.
-    :param before: only those that arrived before this time, seconds.
-    :param ids: only these; empty for any.
-    """
-
-    did: str
-    half: QueueProtocol | None = None
-    before: float | None = None
-    ids: tuple[str, ...] = ()
-
-    def matches(self, entry: QueuedMessage) -> bool:
-        """Whether an entry of the queue is selected."""
-        return (self.before is None or entry.received_at < self.before) and (not self.ids or entry.id in self.ids)
-
-
 class StoreAccess:
     """
-    The operations of the control socket with their pages put together.
+    The operations of the control socket with their pages put together, and DIDs by all that operators call them.
 
     :param call: runs an operation with arguments; raises StartupError with a line for the operator.
     """
 
-    def __init__(self, call: Callable[..., Any]) -> None:
+    def __init__(self, call: Callable[..., Any], config: Config) -> None:
         self._call = call
+        self._config = config
 
     def list_queues(self, half: QueueProtocol | None, top: int) -> tuple[list[QueueInfo], QueueListTotals]:
         """The longest queues, longest first, and the sums of all."""
@@ -103,27 +86,15 @@ class StoreAccess:
 
     def list_dids(self) -> Iterator[str]:
         """DIDs of all accounts, recipients and Decentrl identities; some occur several times."""
-        after: str | None = ""
-        while after is not None:
-            page = self._call("list_dids", after=after, limit=MAX_ROWS)
-            yield from page["dids"]
-            after = page["after"]
+        return self._follow_cursor("list_dids", "dids")
 
-    def find_did(self, did: str) -> str | None:
-        """The stored DID that this is a form or a DID URL of."""
-        found: str | None = self._call("find_did", did=did)
-        return found
-
-    def list_entries(self, selection: MessageFilter) -> list[QueuedMessage]:
-        """Selected entries, those of each protocol in order of arrival."""
-        found = []
-        for half in QUEUE_PROTOCOLS if selection.half is None else (selection.half,):
-            after: str | None = ""
-            while after is not None:
-                page = self._call("list_entries", did=selection.did, half=half, after=after, limit=MAX_ROWS)
-                found += [QueuedMessage(**one) for one in page["entries"]]
-                after = page["after"]
-        return [one for one in found if selection.matches(one)]
+    def list_entries(self, did: str, half: QueueProtocol | None = None) -> list[QueuedMessage]:
+        """The queue of a DID, entries of each protocol in order of arrival. :param half: only of this protocol."""
+        return [
+            QueuedMessage(**one)
+            for half in (QUEUE_PROTOCOLS if half is None else (half,))
+            for one in self._follow_cursor("list_entries", "entries", did=did, half=half)
+        ]
 
     def purge(self, entries: Sequence[QueuedMessage]) -> list[QueuedMessage]:
         """
@@ -132,9 +103,9 @@ class StoreAccess:
         :raise StartupError: not all were removed; the text says how many were.
         """
         removed: list[QueuedMessage] = []
-        queues: dict[tuple[QueueProtocol, str], list[QueuedMessage]] = {}
+        queues: defaultdict[tuple[QueueProtocol, str], list[QueuedMessage]] = defaultdict(list)
         for entry in entries:
-            queues.setdefault((entry.half, entry.did), []).append(entry)
+            queues[entry.half, entry.did].append(entry)
         for (half, did), queued in queues.items():
             for batch in split_chunks(queued, MAX_PURGE_BATCH):
                 try:
@@ -151,30 +122,82 @@ class StoreAccess:
         found = [AccountSummary(**one) for one in self._list_pages("list_accounts", top)]
         return found, self._call("count_accounts")
 
-    def find_account(self, did: str) -> AccountSummary | None:
-        """The account with this DID, which is in its canonical form."""
-        found = self._call("find_account", did=did)
-        return None if found is None else AccountSummary(**found)
-
     def list_recipients(self, account: str) -> list[str]:
         """Names that an account has registered, in order of registration."""
         return list(self._list_pages("list_recipients", inf, account=account))
 
-    def list_queued_dids(self, account: str) -> list[str]:
-        """Recipient DIDs of an account with entries, whether they are still registered or not."""
-        return list(self._call("list_queued_dids", account=account))
+    def remove_account(self, account: str) -> list[QueuedMessage]:
+        """
+        Remove first what is registered, so that nothing more comes; then what is queued, which it returns; then the
+        account.
 
-    def unregister_recipients(self, account: str) -> None:
-        """Remove all registrations of an account."""
+        :raise StartupError: something is queued all the same, or removals cannot be logged.
+        """
+        if self._call("list_queued_dids", account=account):
+            self._call("purge", did="", half="didcomm", ids=[])  # fails if they cannot
         self._call("unregister_recipients", account=account)
+        dids = self._call("list_queued_dids", account=account)
+        entries = [one for did in dids for one in self.list_entries(did, "didcomm") if one.account == account]
+        removed = self.purge(entries)
+        if not self._call("remove_account", account=account):
+            raise StartupError("the account has changed meanwhile: run it again")
+        return removed
 
-    def check_log(self) -> None:
-        """:raise StartupError: removals cannot be logged."""
-        self._call("purge", did="", half="didcomm", ids=[])
+    def find_did(self, given: str) -> str:
+        """The stored DID that this is a form, short form or pseudonym of. :raise StartupError: there is none."""
+        found: str | None = None
+        if is_valid_unicode(given):
+            found = self._call("find_did", did=given) or self._find_by_pseudonym(given)
+        if found is None:
+            raise StartupError(f"{given}: nobody has registered this DID")
+        return found
 
-    def remove_account(self, account: str) -> bool:
-        """Remove an account without entries; whether it was removed."""
-        return bool(self._call("remove_account", account=account))
+    def find_account(self, given: str) -> AccountSummary:
+        """The account with a DID, given likewise. :raise StartupError: there is none."""
+        found = self._call("find_account", did=canonicalize_did(given))
+        if found is None and (did := self._find_by_pseudonym(given)) is not None:
+            found = self._call("find_account", did=did)
+        if found is None:
+            raise StartupError(f"no account has the DID {given}")
+        return AccountSummary(**found)
+
+    def find_pseudonyms(self, pseudonym: str) -> Iterator[tuple[int, str]]:
+        """DIDs that the event log has in this short form or under this pseudonym, after the epochs of the keys."""
+        keys = read_pseudonym_keys(self._config.log_key_path)
+        pseudonymizers = [Pseudonymizer(mode, key) for key in keys for mode in ("plain", "keyed")]
+        return ((one.epoch, did) for did in self.list_dids() for one in pseudonymizers if one.did(did) == pseudonym)
+
+    def _find_by_pseudonym(self, given: str) -> str | None:
+        if given.startswith("did:") and "~" not in given:
+            return None
+        return next((did for _, did in self.find_pseudonyms(given)), None)
+
+    def is_probe(self, did: str) -> bool:
+        """
+        Whether a DID is one of the daemon's probes, not one made to look like them. Reads the keys if needed.
+
+        :raise SecretFileError: it may be, but the keys cannot be read without a passphrase.
+        """
+        return resembles_probe_did(did) and self._probe_identities.is_probe_did(did)
+
+    def may_be_probe(self, did: str) -> bool:
+        """The same, and by its form alone where the keys cannot be read."""
+        try:
+            return self.is_probe(did)
+        except SecretFileError:
+            return True
+
+    @cached_property
+    def _probe_identities(self) -> ProbeIdentities:
+        # Imports what the daemon's probe needs.
+        from mediatord.identity.encrypted_file import make_passphrase_source
+        from mediatord.identity.key_file import load_keys
+        from mediatord.identity.mediator_identity import MediatorIdentity
+        from mediatord.probe.cycle import ProbeIdentities
+
+        given = self._config.identity
+        keys = load_keys(given.keys, make_passphrase_source(given.passphrase_file))
+        return ProbeIdentities(MediatorIdentity(keys, self._config.public_url, given.former_dids).root_secret)
 
     def _list_pages(self, operation: str, most: float, **arguments: Any) -> Iterator[Any]:
         offset = 0
@@ -186,6 +209,13 @@ class StoreAccess:
                 return
             offset += limit
 
+    def _follow_cursor(self, operation: str, rows: str, **arguments: Any) -> Iterator[Any]:
+        after: str | None = ""
+        while after is not None:
+            page = self._call(operation, after=after, limit=MAX_ROWS, **arguments)
+            yield from page[rows]
+            after = page["after"]
+
 
 @contextmanager
 def open_store_access(config: Config) -> Iterator[StoreAccess]:
@@ -196,20 +226,17 @@ def open_store_access(config: Config) -> Iterator[StoreAccess]:
     """
     client = connect_daemon(config)
     if client is not None:
-        try:
-            yield StoreAccess(client.call)
-        finally:
-            client.close()
+        with closing(client):
+            yield StoreAccess(client.call, config)
         return
     if config.storage.backend == "memory":
         raise StartupError(
             "storage.backend: nobody but the daemon itself knows what is in its memory, and "
             f"{_explain_no_socket(config)}"
         )
-    log = PurgeEventLog(config)
-    try:
+    with closing(PurgeEventLog(config)) as log:
         with _open_sqlite(config) if config.storage.backend == "sqlite" else _open_mongodb(config) as (store, wait):
-            operations = ControlOperations(store, log, log.is_writable)
+            operations = ControlOperations(store, log.open_recorder)
 
             def call(operation: str, **arguments: Any) -> Any:
                 try:
@@ -219,9 +246,7 @@ def open_store_access(config: Config) -> Iterator[StoreAccess]:
                 except StoreUnavailable:
                     raise StartupError("the store does not answer") from None
 
-            yield StoreAccess(call)
-    finally:
-        log.close()
+            yield StoreAccess(call, config)
     log.check_complete()
 
 
@@ -257,10 +282,10 @@ def _open_sqlite(config: Config) -> Iterator[tuple[IStore, _Wait]]:
     except ValueError as error:
         raise StartupError(str(error)) from None
     try:
-        runner = _InlineRunner()
-        store = SQLiteStore(
-            path, _InlineClock(), QueueLimits(), SQLiteRunners(runner, runner, runner, runner), create=False
-        )
+        runner, clock = _InlineRunner(), _InlineClock()
+        runners = SQLiteRunners(runner, runner, runner, runner)
+        executor = SQLiteExecutor(path, clock, runners, ignore_observation, SQLiteTuning(), create=False)
+        store = SQLiteStore(executor, clock, QueueLimits())
         try:
             _get_result(store.open)
         except StoreUnavailable as error:
@@ -382,66 +407,46 @@ class PurgeEventLog:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._events: EventLogWriter | None = None
-        self._recorder: MessageEventRecorder | None = None
+        self._log: tuple[EventLogWriter, MessageEventRecorder] | None = None
 
-    def is_writable(self) -> bool:
+    def open_recorder(self) -> MessageEventRecorder | None:
         """
-        Whether the log takes lines.
+        The recorder of removals; None while the log takes no lines.
 
         :raise StartupError: no daemon has written there.
-        :raise PrivateFileError: the keys of its pseudonyms cannot be read.
+        :raise SecretFileError: the keys of its pseudonyms cannot be read.
         """
-        if self._events is None:
-            self._open()
-        assert self._events is not None
-        self._events.flush()
-        return self._events.running == 1 and self._events.pending == 0
-
-    def record_purge(self, removed: RemovedMessage, protocol: QueueProtocol) -> None:
-        """Log a removal."""
-        assert self._recorder is not None
-        self._recorder.record_purge(removed, protocol)
-
-    def flush_events(self) -> None:
-        """Write what was logged."""
-        assert self._recorder is not None
-        self._recorder.flush_events()
+        events, recorder = self._log = self._log or self._open()
+        events.flush()
+        return recorder if events.running and not events.pending else None
 
     def close(self) -> None:
         """Close the segment."""
-        events = self._events
-        if events is None or not events.running:
-            return
-        events.emit("proc.stop", version=__version__, reason="purge")
-        events.stopService()
-        self._give_to_owner()
+        if self._log is not None and self._log[0].running:
+            self._log[0].emit("proc.stop", version=__version__, reason="purge")
+            self._log[0].stopService()
+            self._give_to_owner()
 
     def check_complete(self) -> None:
         """:raise StartupError: lines were lost."""
-        if self._events is not None and self._events.dropped:
-            raise StartupError(f"the event log lacks {self._events.dropped} lines: it cannot be written")
+        if self._log is not None and (dropped := self._log[0].dropped):
+            raise StartupError(f"the event log lacks {dropped} lines: it cannot be written")
 
-    def _open(self) -> None:
+    def _open(self) -> tuple[EventLogWriter, MessageEventRecorder]:
         config, directory = self._config, self._config.log.directory
-        pseudonymizer = Pseudonymizer(config.log.dids, read_pseudonym_keys(get_log_key_path(config))[-1])
+        pseudonymizer = Pseudonymizer(config.log.dids, read_pseudonym_keys(config.log_key_path)[-1])
         if not directory.is_dir():
             raise StartupError(f"{directory} is not there: what is removed could not be logged")
         node = config.node_name[: _MAX_NODE_NAME - len(_NODE_SUFFIX)].rstrip("-._") + _NODE_SUFFIX
-        origin = LogOrigin(node, __version__, pseudonymizer.epoch)
-        clock = _HostClock()
+        origin, clock = LogOrigin(node, __version__, pseudonymizer.epoch), _HostClock()
         metrics = Metrics(CollectorRegistry(), version=__version__)
-        events = self._events = EventLogWriter(
-            directory, clock, origin, limits=build_segment_limits(config), level=config.log.level
-        )
+        events = EventLogWriter(directory, clock, origin, limits=build_segment_limits(config), level=config.log.level)
         events.observer = metrics
-        self._recorder = MessageEventRecorder(clock, events, metrics, pseudonymizer)
-        try:
+        with suppress(OSError):
             events.startService()
-        except OSError:
-            return
-        events.emit("proc.start", version=__version__, reason="purge")
-        self._give_to_owner()
+            events.emit("proc.start", version=__version__, reason="purge")
+            self._give_to_owner()
+        return events, MessageEventRecorder(clock, events, metrics, pseudonymizer)
 
     def _give_to_owner(self) -> None:
         """Give files that root has made to the owner of the directory."""
@@ -451,49 +456,3 @@ class PurgeEventLog:
             for path in directory.iterdir():
                 if path.stat().st_uid == 0 != owner.st_uid:
                     os.chown(path, owner.st_uid, owner.st_gid)
-
-
-class ProbeAccounts:
-    """Distinguishes the DIDs of the daemon's probes from DIDs made to look like them. Reads the keys if needed."""
-
-    def __init__(self, config: Config) -> None:
-        self._config = config
-
-    def has(self, did: str) -> bool:
-        """
-        Whether it is one of them.
-
-        :raise PrivateFileError: it may be, but the keys cannot be read without a passphrase.
-        """
-        return resembles_probe_did(did) and self._identities.is_probe_did(did)
-
-    def may_include(self, did: str) -> bool:
-        """The same, and by its form alone where the keys cannot be read."""
-        try:
-            return self.has(did)
-        except PrivateFileError:
-            return True
-
-    @cached_property
-    def _identities(self) -> ProbeIdentities:
-        # Imports what the daemon's probe needs.
-        from mediatord.identity.encrypted_file import make_passphrase_source
-        from mediatord.identity.key_file import load_keys
-        from mediatord.identity.mediator_identity import MediatorIdentity
-        from mediatord.probe.cycle import ProbeIdentities
-
-        given = self._config.identity
-        keys = load_keys(given.keys, make_passphrase_source(given.passphrase_file))
-        return ProbeIdentities(MediatorIdentity(keys, self._config.public_url, given.former_dids).root_secret)
-
-
-def list_pseudonymizers(config: Config) -> list[Pseudonymizer]:
-    """For short forms and for pseudonyms, of each key."""
-    keys = read_pseudonym_keys(get_log_key_path(config))
-    return [Pseudonymizer(mode, key) for key in keys for mode in ("plain", "keyed")]
-
-
-def find_by_pseudonym(given: str, dids: Iterator[str], config: Config) -> str | None:
-    """The DID that the event log has in this short form or under this pseudonym."""
-    pseudonymizers = list_pseudonymizers(config)
-    return next((did for did in dids if any(one.did(did) == given for one in pseudonymizers)), None)

@@ -20,10 +20,10 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mediatord.clock import outside_request
-from mediatord.cluster.remote_delivery import MAX_VISIBILITY_DELAY, LocalDelivery
+from mediatord.cluster.peer_notifications import MAX_VISIBILITY_DELAY, PeerNotificationDelivery
 from mediatord.delivery.connections import MAX_BACKLOG_IDS_PER_SUBSCRIPTION, ConnectionManager, WebSocketSession
 from mediatord.errors import StoreUnavailable
-from mediatord.failure_logging import LogThrottle, redact_failure
+from mediatord.log_redaction_and_throttle import LogThrottle, redact_failure
 from mediatord.store.interfaces.cluster import IClusterStore
 from mediatord.store.interfaces.messages import ArrivalWindow, MessageArrival
 
@@ -53,7 +53,7 @@ class AntiEntropy:
     def __init__(
         self,
         clock: IReactorTime,
-        deliveries: Iterable[LocalDelivery[Any]],
+        deliveries: Iterable[PeerNotificationDelivery[Any]],
         forget_backlogs: Callable[[float], None] = lambda before: None,
     ) -> None:
         self._clock = clock

@@ -22,7 +22,7 @@ from twisted.python.failure import Failure
 
 from mediatord.clock import get_time_left
 from mediatord.errors import StoreUnavailable
-from mediatord.failure_logging import redact_failure
+from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.store.interfaces.cluster import ClusterNode, IClusterStore, PresenceRecord
 
 _log = Logger()

@@ -25,6 +25,7 @@ from pydantic_core import ErrorDetails
 
 from mediatord.config.settings import Config, DurationMarker, SizeMarker, ValueKind
 from mediatord.config.values import CONFIG_PATH_VARIABLE, DEFAULT_CONFIG_PATH, format_duration, format_size
+from mediatord.errors import OperatorError
 
 KeyPart = str | int
 SourceLocation = tuple[int, str]
@@ -316,16 +317,18 @@ _ERROR_TEXTS = {
 _STRUCTURED_ERRORS = ("tuple_type", "mapping_type", "dict_type", "model_type", "model_attributes_type")
 
 
-class ConfigError(Exception):
-    """
-    The configuration is invalid.
+class ConfigError(OperatorError):
+    """The configuration is invalid; the lines are `file:line: key: what was expected`."""
 
-    :ivar problems: one line each: `file:line: key: what was expected`.
-    """
+    exit_status = 2
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
-        self.problems = problems
+
+    @property
+    def problems(self) -> list[str]:
+        """One line each."""
+        return str(self).splitlines()
 
 
 def load_config(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:

@@ -31,8 +31,8 @@ from pydantic import (
 from twisted.internet.endpoints import quoteStringArgument, serverFromString
 
 from mediatord.config.values import parse_duration, parse_endpoint_string, parse_size, resolve_endpoint_paths
-from mediatord.private_file import resolve_secret_path
 from mediatord.protocol.didcomm.did_document import is_did, strip_did_url
+from mediatord.secret_files import resolve_secret_path
 
 _NODE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _MAX_PORT = 65535
@@ -630,6 +630,11 @@ class Config(SettingsSection):
     def node_name(self) -> str:
         """`node`, or the host name with characters replaced that file names must not contain."""
         return self.node or re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:63].strip("-._") or "node"
+
+    @property
+    def log_key_path(self) -> Path:
+        """Path of the file with the pseudonym keys of the event log."""
+        return self.log.key_file or self.identity.keys.with_name("log.key")
 
     def resolved(self, base: Path) -> Config:
         """A copy with all relative paths, also in endpoints, resolved against `base`."""

@@ -6,65 +6,52 @@ The command line calls the same operations directly on a store that no daemon us
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, Protocol, cast, get_args
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from typing import Any
 
-from mediatord.store.interfaces.administration import (
-    MAX_PURGE_BATCH,
-    MAX_ROWS,
-    QUEUE_PROTOCOLS,
-    IStoreAdministration,
-    QueueProtocol,
-)
+from mediatord.observability.event_recorder import MessageEventRecorder
+from mediatord.store.interfaces.administration import MAX_PURGE_BATCH, MAX_ROWS, QUEUE_PROTOCOLS, QueueProtocol
 from mediatord.store.interfaces.messages import RemovedMessage
 from mediatord.store.interfaces.store import IStore
+from mediatord.store.recipient_names import is_valid_unicode
 
 # Largest page number that is accepted, in rows.
 _MAX_OFFSET = 100_000_000
+# Arguments of each operation. Most are those of the method of IStoreAdministration that has the same name.
+_OPERATIONS: dict[str, tuple[str, ...]] = {
+    "list_queues": ("halves", "offset", "limit"),
+    "sum_queues": ("halves",),
+    "list_dids": ("after", "limit"),
+    "find_did": ("did",),
+    "list_entries": ("did", "half", "after", "limit"),
+    "purge": ("did", "half", "ids"),
+    "list_accounts": ("offset", "limit"),
+    "count_accounts": (),
+    "find_account": ("did",),
+    "list_recipients": ("account", "offset", "limit"),
+    "list_queued_dids": ("account",),
+    "unregister_recipients": ("account",),
+    "remove_account": ("account",),
+}
 
 
 class ControlError(Exception):
     """An operation is not carried out; the text is one line for the operator."""
 
 
-class PurgeRecorder(Protocol):
-    """Logs removals."""
-
-    def record_purge(self, removed: RemovedMessage, half: QueueProtocol, /) -> None:
-        """Log one."""
-
-    def flush_events(self) -> None:
-        """Write what was logged."""
-
-
 class ControlOperations:
-    """
-    :param recorder: logs removals.
-    :param is_log_writable: whether the event log takes lines; nothing is removed while it does not.
-    """
+    """:param open_recorder: logs removals; None while the event log takes no lines, when nothing is removed."""
 
-    def __init__(self, store: IStore, recorder: PurgeRecorder, is_log_writable: Callable[[], bool]) -> None:
+    def __init__(self, store: IStore, open_recorder: Callable[[], MessageEventRecorder | None]) -> None:
         self._store = store
-        self._administration: IStoreAdministration = store.administration
-        self._recorder = recorder
-        self._is_log_writable = is_log_writable
-        self._administration.on_late_purge = self._record_purge
-        self._operations: dict[str, Callable[[Mapping[str, Any]], Awaitable[Any]]] = {
-            "list_queues": self._list_queues,
-            "sum_queues": self._sum_queues,
-            "list_dids": self._list_dids,
-            "find_did": self._find_did,
-            "list_entries": self._list_entries,
+        self._open_recorder = open_recorder
+        self._recorder: MessageEventRecorder | None = None
+        self._own_methods: dict[str, Callable[..., Any]] = {
             "purge": self._purge,
-            "list_accounts": self._list_accounts,
-            "count_accounts": self._count_accounts,
-            "find_account": self._find_account,
             "list_recipients": self._list_recipients,
-            "list_queued_dids": self._list_queued_dids,
-            "unregister_recipients": self._unregister_recipients,
-            "remove_account": self._remove_account,
         }
+        store.administration.on_late_purge = self._record_purge
 
     async def run(self, name: str, arguments: Mapping[str, Any]) -> Any:
         """
@@ -73,98 +60,67 @@ class ControlOperations:
         :raise ControlError: it does not exist, its arguments are not valid, or removals cannot be logged.
         :raise StoreUnavailable: the store does not answer.
         """
-        operation = self._operations.get(name)
-        if operation is None:
+        if name not in _OPERATIONS:
             raise ControlError(f"unknown operation {name!r}")
-        return await operation(arguments)
+        values = [_read_argument(arguments, one) for one in _OPERATIONS[name]]
+        method = self._own_methods.get(name) or getattr(self._store.administration, name)
+        return _to_json_value(await method(*values))
 
-    async def _list_queues(self, arguments: Mapping[str, Any]) -> Any:
-        offset, limit = _get_number(arguments, "offset", _MAX_OFFSET), _get_number(arguments, "limit", MAX_ROWS)
-        found = await self._administration.list_queues(_get_protocols(arguments), offset, limit)
-        return [asdict(one) for one in found]
-
-    async def _sum_queues(self, arguments: Mapping[str, Any]) -> Any:
-        return asdict(await self._administration.sum_queues(_get_protocols(arguments)))
-
-    async def _list_dids(self, arguments: Mapping[str, Any]) -> Any:
-        limit = _get_number(arguments, "limit", MAX_ROWS)
-        return asdict(await self._administration.list_dids(_get_text(arguments, "after"), limit))
-
-    async def _find_did(self, arguments: Mapping[str, Any]) -> Any:
-        return await self._administration.find_did(_get_text(arguments, "did"))
-
-    async def _list_entries(self, arguments: Mapping[str, Any]) -> Any:
-        did, after = _get_text(arguments, "did"), _get_text(arguments, "after")
-        limit = _get_number(arguments, "limit", MAX_ROWS)
-        return asdict(await self._administration.list_entries(did, _get_protocol(arguments), after, limit))
-
-    async def _purge(self, arguments: Mapping[str, Any]) -> Any:
-        did, protocol, ids = _get_text(arguments, "did"), _get_protocol(arguments), arguments.get("ids")
-        if not isinstance(ids, list) or len(ids) > MAX_PURGE_BATCH or not all(isinstance(one, str) for one in ids):
-            raise ControlError(f"ids: expected a list of at most {MAX_PURGE_BATCH} strings")
-        if not self._is_log_writable():
+    async def _purge(self, did: str, protocol: QueueProtocol, ids: Sequence[str]) -> list[str]:
+        recorder = self._open_recorder()
+        if recorder is None:
             raise ControlError("the event log cannot be written, so nothing is removed")
+        self._recorder = recorder
         if not ids:
             return []
-        removed = await self._administration.purge(did, protocol, ids)
+        removed = await self._store.administration.purge(did, protocol, ids)
         self._record_purge(protocol, removed)
         return [one.id for one in removed]
 
     def _record_purge(self, protocol: QueueProtocol, removed: Sequence[RemovedMessage]) -> None:
+        assert self._recorder is not None
         for one in removed:
             self._recorder.record_purge(one, protocol)
         self._recorder.flush_events()
 
-    async def _list_accounts(self, arguments: Mapping[str, Any]) -> Any:
-        offset, limit = _get_number(arguments, "offset", _MAX_OFFSET), _get_number(arguments, "limit", MAX_ROWS)
-        return [asdict(one) for one in await self._administration.list_accounts(offset, limit)]
-
-    async def _count_accounts(self, arguments: Mapping[str, Any]) -> Any:
-        return await self._administration.count_accounts()
-
-    async def _find_account(self, arguments: Mapping[str, Any]) -> Any:
-        found = await self._administration.find_account(_get_text(arguments, "did"))
-        return None if found is None else asdict(found)
-
-    async def _list_recipients(self, arguments: Mapping[str, Any]) -> Any:
-        offset, limit = _get_number(arguments, "offset", _MAX_OFFSET), _get_number(arguments, "limit", MAX_ROWS)
-        names, _ = await self._store.list_recipients(_get_text(arguments, "account"), offset=offset, limit=limit)
+    async def _list_recipients(self, account: str, offset: int, limit: int) -> list[str]:
+        names, _ = await self._store.list_recipients(account, offset=offset, limit=limit)
         return names
 
-    async def _list_queued_dids(self, arguments: Mapping[str, Any]) -> Any:
-        return await self._administration.list_queued_dids(_get_text(arguments, "account"))
 
-    async def _unregister_recipients(self, arguments: Mapping[str, Any]) -> Any:
-        await self._administration.unregister_recipients(_get_text(arguments, "account"))
-
-    async def _remove_account(self, arguments: Mapping[str, Any]) -> Any:
-        return await self._administration.remove_account(_get_text(arguments, "account"))
+def _to_json_value(result: Any) -> Any:
+    if isinstance(result, list):
+        return [_to_json_value(one) for one in result]
+    return asdict(result) if is_dataclass(result) and not isinstance(result, type) else result
 
 
-def _get_text(arguments: Mapping[str, Any], name: str) -> str:
-    value = arguments.get(name)
-    try:
-        if isinstance(value, str):
-            value.encode()
-            return value
-    except UnicodeEncodeError:
-        pass
-    raise ControlError(f"{name}: expected a string")
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and is_valid_unicode(value)
 
 
-def _get_number(arguments: Mapping[str, Any], name: str, largest: int) -> int:
-    value = arguments.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= largest:
-        raise ControlError(f"{name}: expected a number up to {largest}")
-    return value
+def _is_batch(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= MAX_PURGE_BATCH and all(isinstance(one, str) for one in value)
 
 
-def _get_protocol(arguments: Mapping[str, Any]) -> QueueProtocol:
-    value = _get_text(arguments, "half")
-    if value not in get_args(QueueProtocol):
-        raise ControlError(f"half: expected one of {', '.join(QUEUE_PROTOCOLS)}")
-    return cast(QueueProtocol, value)
+def _is_number_up_to(largest: int) -> Callable[[Any], bool]:
+    return lambda value: type(value) is int and 0 <= value <= largest
 
 
-def _get_protocols(arguments: Mapping[str, Any]) -> tuple[QueueProtocol, ...]:
-    return QUEUE_PROTOCOLS if arguments.get("half") is None else (_get_protocol(arguments),)
+# Of each argument: whether a value is valid, and what is expected.
+_ARGUMENTS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("did", "account", "after"), (_is_text, "a string")),
+    "offset": (_is_number_up_to(_MAX_OFFSET), f"a number up to {_MAX_OFFSET}"),
+    "limit": (_is_number_up_to(MAX_ROWS), f"a number up to {MAX_ROWS}"),
+    "half": (QUEUE_PROTOCOLS.__contains__, f"one of {', '.join(QUEUE_PROTOCOLS)}"),
+    "ids": (_is_batch, f"a list of at most {MAX_PURGE_BATCH} strings"),
+}
+
+
+def _read_argument(arguments: Mapping[str, Any], name: str) -> Any:
+    """:param name: `halves` for the one that is given as `half`, or all."""
+    if name == "halves":
+        return QUEUE_PROTOCOLS if arguments.get("half") is None else (_read_argument(arguments, "half"),)
+    is_valid, expected = _ARGUMENTS[name]
+    if not is_valid(arguments.get(name)):
+        raise ControlError(f"{name}: expected {expected}")
+    return arguments[name]

@@ -32,7 +32,7 @@ from mediatord.errors import (
     TimestampOutOfRange,
     UnauthorizedCommand,
 )
-from mediatord.failure_logging import redact_failure, release_traceback
+from mediatord.log_redaction_and_throttle import redact_failure, release_traceback
 from mediatord.observability.event_recorder import EventRecorder, RequestRecord
 from mediatord.protocol import encoding
 from mediatord.protocol.decentrl.commands import DecentrlCommand, parse_command

@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from mediatord.delivery.connections import ConnectionManager, WebSocketSession, send_to_subscribers
-from mediatord.failure_logging import redact_failure
+from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.observability.event_recorder import EventRecorder
 from mediatord.protocol import encoding
 from mediatord.store.interfaces.decentrl import PendingEvent

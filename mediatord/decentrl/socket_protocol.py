@@ -20,7 +20,7 @@ from mediatord.errors import (
     StoreUnavailable,
     UnauthorizedCommand,
 )
-from mediatord.failure_logging import redact_failure, release_traceback
+from mediatord.log_redaction_and_throttle import redact_failure, release_traceback
 from mediatord.observability.event_recorder import EventRecorder, RequestRecord
 from mediatord.protocol import encoding
 from mediatord.protocol.decentrl.commands import AuthenticationRequest, parse_authentication_request

@@ -13,7 +13,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from mediatord.failure_logging import redact_failure
+from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.protocol.probe_requests import PROBE_CLIENT
 
 K = TypeVar("K", bound=Hashable)

@@ -59,7 +59,7 @@ from mediatord.errors import (
     UnsupportedMediaType,
     UnsupportedMessageType,
 )
-from mediatord.failure_logging import redact_failure, release_traceback
+from mediatord.log_redaction_and_throttle import redact_failure, release_traceback
 from mediatord.observability.event_recorder import EventRecorder, RequestRecord
 from mediatord.protocol.didcomm import jwe
 from mediatord.protocol.didcomm.did_document import strip_did_url

@@ -25,7 +25,7 @@ from mediatord.didcomm.messages import (
     WrapError,
 )
 from mediatord.errors import MediatorError
-from mediatord.failure_logging import redact_failure
+from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.net.did_resolver import IDIDResolver
 from mediatord.net.outbound_http import OutboundAddressError, OutboundRequestError, OutboundResponse
 from mediatord.observability.event_recorder import EventRecorder

@@ -22,7 +22,7 @@ from mediatord.clock import Stopwatch, request_scope
 from mediatord.didcomm.forward_router import FORWARD_NAME, ForwardContext, ForwardRouter, ForwardSettings
 from mediatord.didcomm.messages import ACCEPTED, DIDCommReply, MessagePacker
 from mediatord.errors import InternalFault, MediatorError
-from mediatord.failure_logging import redact_failure, release_traceback
+from mediatord.log_redaction_and_throttle import redact_failure, release_traceback
 from mediatord.observability.event_recorder import RequestRecord
 from mediatord.protocol.canonical_did import canonicalize_did, is_did_peer_3
 from mediatord.protocol.didcomm.forward import FastForward, FastForwardParser, compute_expiry

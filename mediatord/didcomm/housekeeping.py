@@ -14,7 +14,7 @@ from twisted.logger import Logger
 from mediatord.cluster.leases import LeaderLease
 from mediatord.didcomm.live_delivery import LiveDelivery
 from mediatord.errors import StoreUnavailable
-from mediatord.failure_logging import LogThrottle, redact_failure
+from mediatord.log_redaction_and_throttle import LogThrottle, redact_failure
 from mediatord.observability.event_recorder import EventRecorder
 from mediatord.store.interfaces.messages import StoredMessage
 from mediatord.store.interfaces.store import FIRST_DAY_SECONDS, IStore

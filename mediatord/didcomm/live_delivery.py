@@ -28,7 +28,7 @@ from mediatord.delivery.connections import (
 )
 from mediatord.didcomm.messages import AuthcryptSender, MessagePacker, RecipientKeys
 from mediatord.errors import StoreUnavailable
-from mediatord.failure_logging import redact_failure
+from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.observability.event_recorder import EventRecorder
 from mediatord.protocol.didcomm.message import OutgoingMessage
 from mediatord.protocol.didcomm.message_pickup import DELIVERY, AttachmentFormat, make_delivery_attachment

@@ -23,7 +23,6 @@ from zope.interface import implementer
 
 from mediatord.didcomm.messages import ACCEPTED, DIDCommReply
 from mediatord.errors import RateLimitExceeded
-from mediatord.failure_logging import redact_failure
 from mediatord.http.flow_control import LARGE_BUFFER_BYTES, ConnectionResponseBudget, write_immediately
 from mediatord.http.responses import (
     ACCEPTED_RESPONSE,
@@ -41,6 +40,7 @@ from mediatord.http.responses import (
     respond_to_message,
     select_protocol,
 )
+from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.observability.event_recorder import ProtocolName
 from mediatord.protocol.probe_requests import PROBE_HEADER
 

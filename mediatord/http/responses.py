@@ -16,8 +16,8 @@ from mediatord.decentrl.context import DecentrlReply as CommandReply
 from mediatord.decentrl.context import build_error_reply as command_refusal
 from mediatord.didcomm.messages import ACCEPTED, DIDCommReply, MessageOrigin
 from mediatord.errors import DeadlineExceeded, InternalFault, MediatorError, RateLimitExceeded, ShutdownInProgress
-from mediatord.failure_logging import redact_failure
 from mediatord.http.protocol_switch import ReceiveMessage
+from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.observability.event_recorder import ProtocolName
 from mediatord.protocol import encoding
 from mediatord.protocol.error_codes import get_didcomm_error_code

@@ -30,7 +30,6 @@ from twisted.logger import Logger
 from mediatord.delivery.connections import ConnectionManager, WebSocketSession
 from mediatord.delivery.send_queue import SendQueue
 from mediatord.errors import ShutdownInProgress
-from mediatord.failure_logging import redact_failure
 from mediatord.http.client_address import ClientAddressResolver
 from mediatord.http.flow_control import LARGE_BUFFER_BYTES, MemoryReclaimer, RoundRobinScheduler, write_immediately
 from mediatord.http.protocol_switch import (
@@ -40,6 +39,7 @@ from mediatord.http.protocol_switch import (
     ReceiveMessage,
     SocketHandler,
 )
+from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.observability.event_recorder import EventRecorder
 from mediatord.protocol.probe_requests import PROBE_HEADER
 

@@ -20,8 +20,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
-from mediatord import private_file
-from mediatord.private_file import PrivateFileError, read_private_file
+from mediatord import secret_files
+from mediatord.secret_files import SecretFileError, read_secret_file
 
 MIN_PASSPHRASE_BYTES = 12
 _TYPE = "mediatord encrypted file"
@@ -64,7 +64,7 @@ def decrypt_content(content: bytes, passphrase: bytes, name: object) -> bytes:
     Decrypt the content of a file.
 
     :param name: of the file, for error messages.
-    :raise PrivateFileError: another format, a wrong passphrase, or not enough memory.
+    :raise SecretFileError: another format, a wrong passphrase, or not enough memory.
     """
     document = _parse_document(content)
     try:
@@ -74,13 +74,13 @@ def decrypt_content(content: bytes, passphrase: bytes, name: object) -> bytes:
             raise ValueError("not of this kind")
         key, nonce = _derive_key(header, passphrase), _decode_base64(header["cipher"], "nonce", _NONCE_BYTES)
     except (KeyError, TypeError, ValueError):
-        raise PrivateFileError(
+        raise SecretFileError(
             f"{name} is encrypted in a way that is not known here, or with a cost outside 2^15 to 2^18"
         ) from None
     try:
         return AESGCM(key).decrypt(nonce, sealed, _encode_header(header))
     except InvalidTag:
-        raise PrivateFileError(f"{name} does not open: the passphrase is wrong, or the file was changed") from None
+        raise SecretFileError(f"{name} does not open: the passphrase is wrong, or the file was changed") from None
 
 
 def make_passphrase_source(file: Path | None, ask: PassphraseSource | None = None) -> PassphraseSource:
@@ -88,23 +88,23 @@ def make_passphrase_source(file: Path | None, ask: PassphraseSource | None = Non
     A source of passphrases: a file, or `ask` if there is none.
 
     :param file: mode 0600, or a credential; a trailing line break is ignored.
-    :param ask: asks for the passphrase of a file; raises PrivateFileError if that is impossible.
+    :param ask: asks for the passphrase of a file; raises SecretFileError if that is impossible.
     """
 
     def read(of: Path) -> bytes:
-        if file is None or (ask is not None and private_file.is_missing_credential(file)):
+        if file is None or (ask is not None and secret_files.is_missing_credential(file)):
             if ask is None:
-                raise PrivateFileError(f"{of} is encrypted; say where its passphrase is by identity.passphrase_file")
+                raise SecretFileError(f"{of} is encrypted; say where its passphrase is by identity.passphrase_file")
             return ask(of)
-        return check_passphrase(read_private_file(file).rstrip(b"\r\n"), file)
+        return check_passphrase(read_secret_file(file).rstrip(b"\r\n"), file)
 
     return read
 
 
 def check_passphrase(passphrase: bytes, name: object) -> bytes:
-    """:raise PrivateFileError: too short."""
+    """:raise SecretFileError: too short."""
     if len(passphrase) < MIN_PASSPHRASE_BYTES:
-        raise PrivateFileError(
+        raise SecretFileError(
             f"{name} holds less than {MIN_PASSPHRASE_BYTES} bytes; type: openssl rand -base64 24 > FILE"
         )
     return passphrase
@@ -121,7 +121,7 @@ def _derive_key(header: dict[str, Any], passphrase: bytes) -> bytes:
             passphrase
         )
     except MemoryError:
-        raise PrivateFileError(f"scrypt needs {128 * n * r >> 20} MiB of memory, which are not there") from None
+        raise SecretFileError(f"scrypt needs {128 * n * r >> 20} MiB of memory, which are not there") from None
 
 
 def _encode_header(header: dict[str, Any]) -> bytes:

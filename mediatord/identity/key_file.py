@@ -20,15 +20,15 @@ from mediatord.identity.encrypted_file import (
     is_encrypted,
     make_passphrase_source,
 )
-from mediatord.private_file import (
-    PrivateFileError,
-    create_private_file,
-    lock_private_file,
-    read_private_file,
-    replace_private_file,
-)
 from mediatord.protocol import encoding
 from mediatord.protocol.didcomm.keys import Curve, PrivateKey, PublicKey
+from mediatord.secret_files import (
+    SecretFileError,
+    create_secret_file,
+    lock_secret_file,
+    read_secret_file,
+    replace_secret_file,
+)
 
 NamedKey = tuple[str, PrivateKey]
 
@@ -149,10 +149,10 @@ def create_keys(path: Path) -> KeySet:
     """
     Create the file with new keys.
 
-    :raise PrivateFileError: it exists or cannot be written.
+    :raise SecretFileError: it exists or cannot be written.
     """
     keys = generate_keys()
-    create_private_file(path, serialize_keys(keys))
+    create_secret_file(path, serialize_keys(keys))
     return keys
 
 
@@ -161,7 +161,7 @@ def load_keys(path: Path, passphrase: PassphraseSource = _NO_PASSPHRASE) -> KeyS
     Read the file.
 
     :param passphrase: source of the passphrase of an encrypted file.
-    :raise PrivateFileError: missing, accessible to others, not decryptable, or not a private JWK set with an X25519
+    :raise SecretFileError: missing, accessible to others, not decryptable, or not a private JWK set with an X25519
         and an Ed25519 key.
     """
     return _load_for_update(path, passphrase)[1]
@@ -171,31 +171,31 @@ def encrypt_keys(path: Path, passphrase: bytes) -> None:
     """
     Encrypt the file, after verifying its content.
 
-    :raise PrivateFileError: it cannot be used or written, or is encrypted already.
+    :raise SecretFileError: it cannot be used or written, or is encrypted already.
     """
     path = path.resolve()
-    with lock_private_file(path):
-        content = read_private_file(path)
+    with lock_secret_file(path):
+        content = read_secret_file(path)
         if is_encrypted(content):
-            raise PrivateFileError(f"{path} is encrypted already; decrypt it first")
+            raise SecretFileError(f"{path} is encrypted already; decrypt it first")
         parse_keys(content, path)
-        replace_private_file(path, encrypt_content(content, passphrase))
+        replace_secret_file(path, encrypt_content(content, passphrase))
 
 
 def decrypt_keys(path: Path, passphrase: PassphraseSource) -> None:
     """
     Decrypt the file in place.
 
-    :raise PrivateFileError: it cannot be used, written or decrypted, or is not encrypted.
+    :raise SecretFileError: it cannot be used, written or decrypted, or is not encrypted.
     """
     path = path.resolve()
-    with lock_private_file(path):
-        content = read_private_file(path)
+    with lock_secret_file(path):
+        content = read_secret_file(path)
         if not is_encrypted(content):
-            raise PrivateFileError(f"{path} is not encrypted")
+            raise SecretFileError(f"{path} is not encrypted")
         content = decrypt_content(content, passphrase(path), path)
         parse_keys(content, path)
-        replace_private_file(path, content)
+        replace_secret_file(path, content)
 
 
 def serialize_keys(keys: KeySet) -> bytes:
@@ -210,7 +210,7 @@ def parse_keys(content: bytes, name: object) -> KeySet:
     Parse file content.
 
     :param name: of the file, for error messages.
-    :raise PrivateFileError: as :func:`load_keys`.
+    :raise SecretFileError: as :func:`load_keys`.
     """
     return _parse_key_set(_parse_object(content, name), name)
 
@@ -228,13 +228,13 @@ def rotate_keys(
     :param check: raises to leave the file unchanged.
     :param prepare: only prepare new keys.
     :param passphrase: as for :func:`load_keys`.
-    :raise PrivateFileError: the file cannot be used or written, or keys are prepared already.
+    :raise SecretFileError: the file cannot be used or written, or keys are prepared already.
     """
     path = path.resolve()
-    with lock_private_file(path):
+    with lock_secret_file(path):
         document, keys, replace = _load_for_update(path, passphrase)
         if prepare and keys.prepared:
-            raise PrivateFileError(f"{path} has prepared keys already; rotate makes them the current ones")
+            raise SecretFileError(f"{path} has prepared keys already; rotate makes them the current ones")
         jwks: list[JWK] = document["keys"]
         coming = [one for one in jwks if _is_prepared(one)]
         others = [one for one in jwks if not _is_prepared(one)]
@@ -263,17 +263,17 @@ def retire_keys(
     :param dry_run: only compute the result.
     :param passphrase: as for :func:`load_keys`.
     :return: the deleted generation, and the remaining keys.
-    :raise PrivateFileError: no such key, a current key, or the file cannot be used or written.
+    :raise SecretFileError: no such key, a current key, or the file cannot be used or written.
     """
     path = path.resolve()
-    with lock_private_file(path):
+    with lock_secret_file(path):
         document, keys, replace = _load_for_update(path, passphrase)
         current, *former = keys.generations
         gone = next((one for one in (*former, *keys.prepared_generations) if kid in one.kids), None)
         if gone is None:
             if kid in current.kids:
-                raise PrivateFileError(f"{kid} is a current key, which cannot be retired; rotate first")
-            raise PrivateFileError(f"{path} has no key {kid}; mediatord keys list shows those that it has")
+                raise SecretFileError(f"{kid} is a current key, which cannot be retired; rotate first")
+            raise SecretFileError(f"{path} has no key {kid}; mediatord keys list shows those that it has")
         left = {
             "root": _serialize_root(keys.root),
             **document,
@@ -291,7 +291,7 @@ _ReplaceFunction = Callable[[dict[str, Any], Callable[[KeySet], object]], KeySet
 
 def _load_for_update(path: Path, passphrase: PassphraseSource) -> tuple[dict[str, Any], KeySet, _ReplaceFunction]:
     """Content of the file, and a function that replaces it, encrypted if it was."""
-    content, known = read_private_file(path), None
+    content, known = read_secret_file(path), None
     if is_encrypted(content):
         known = passphrase(path)
         content = decrypt_content(content, known, path)
@@ -301,7 +301,7 @@ def _load_for_update(path: Path, passphrase: PassphraseSource) -> tuple[dict[str
         keys = _parse_key_set(changed, path)
         check(keys)
         rendered = _render_document(changed)
-        replace_private_file(path, rendered if known is None else encrypt_content(rendered, known))
+        replace_secret_file(path, rendered if known is None else encrypt_content(rendered, known))
         return keys
 
     return document, _parse_key_set(document, path), replace
@@ -331,14 +331,14 @@ def _parse_key_set(document: dict[str, Any], name: object) -> KeySet:
     except (ValueError, TypeError, KeyError, AttributeError):
         raise _make_key_set_error(name) from None
     if keys.current_key("X25519") is None or keys.current_key("Ed25519") is None:
-        raise PrivateFileError(f"{name} lacks a key: expected an X25519 and an Ed25519 key at least")
+        raise SecretFileError(f"{name} lacks a key: expected an X25519 and an Ed25519 key at least")
     if len({kid for kid, _ in keys}) != len(present) + len(prepared):
-        raise PrivateFileError(f"{name} has two keys of one kid: expected each kid once")
+        raise SecretFileError(f"{name} has two keys of one kid: expected each kid once")
     return keys
 
 
-def _make_key_set_error(name: object) -> PrivateFileError:
-    return PrivateFileError(f"{name} is not a set of private keys: expected a JWK set with kid and d")
+def _make_key_set_error(name: object) -> SecretFileError:
+    return SecretFileError(f"{name} is not a set of private keys: expected a JWK set with kid and d")
 
 
 def _parse_key(jwk: JWK) -> NamedKey:

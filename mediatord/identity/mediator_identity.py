@@ -14,7 +14,7 @@ from hashlib import sha256
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-from mediatord.errors import MediatorError
+from mediatord.errors import MediatorError, OperatorError
 from mediatord.identity.key_file import KeyGeneration, KeySet, NamedKey
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.decentrl.did_decentrl import encode_multibase_key, make_mediator_document
@@ -35,7 +35,7 @@ _PREKEY_NAME, _SIGNING_NAME = "prekey", "signing"
 _SHORT_KID_LENGTH = 8
 
 
-class IdentityError(Exception):
+class IdentityError(OperatorError):
     """DIDs and keys do not match; the message is one line for the operator."""
 
 

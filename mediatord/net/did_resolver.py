@@ -18,7 +18,7 @@ from zope.interface import Interface, implementer
 
 from mediatord.clock import pause_deadline
 from mediatord.errors import RateLimitExceeded, UnresolvableDID
-from mediatord.failure_logging import redact_failure
+from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.net.outbound_http import IPNetwork, OutboundError, OutboundResponse
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm.did_document import DIDDocument, DIDPeer4LongFormRequired, DIDWebLookupRequired

@@ -372,7 +372,7 @@ class Metrics:
         self._stale_presence.inc()
 
     def count_refused_peer_request(self, reason: str) -> None:
-        """Count a refused node-to-node request: `malformed`, or rejected for its `seal`, `time` or `replay`."""
+        """Count a refused node-to-node request: `malformed`, or rejected for its `seal`."""
         self._refused(reason).inc()
 
     def set_reload_result(self, now: float, success: bool) -> None:

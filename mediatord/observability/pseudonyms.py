@@ -21,12 +21,12 @@ from ipaddress import IPv4Address, ip_address, ip_network
 from pathlib import Path
 from typing import Any, Literal
 
-from mediatord.private_file import (
-    PrivateFileError,
-    create_private_file,
-    lock_private_file,
-    read_private_file,
-    replace_private_file,
+from mediatord.secret_files import (
+    SecretFileError,
+    create_secret_file,
+    lock_secret_file,
+    read_secret_file,
+    replace_secret_file,
 )
 
 _MAX_PLAIN_LENGTH = 80
@@ -106,10 +106,10 @@ def create_pseudonym_key(path: Path) -> PseudonymKey:
     """
     Create `log.key`.
 
-    :raise PrivateFileError: it exists or cannot be written.
+    :raise SecretFileError: it exists or cannot be written.
     """
     key = PseudonymKey(1, secrets.token_bytes(_KEY_BYTES))
-    create_private_file(path, json.dumps({"epoch": key.epoch, "key": key.secret.hex()}).encode() + b"\n")
+    create_secret_file(path, json.dumps({"epoch": key.epoch, "key": key.secret.hex()}).encode() + b"\n")
     return key
 
 
@@ -117,12 +117,12 @@ def load_pseudonym_key(path: Path) -> PseudonymKey:
     """
     The key of the current epoch; creates a missing `log.key`.
 
-    :raise PrivateFileError: it cannot be used or created.
+    :raise SecretFileError: it cannot be used or created.
     """
     try:
         there = path.exists()
     except OSError as error:
-        raise PrivateFileError(f"{path} cannot be read: {error.strerror}") from None
+        raise SecretFileError(f"{path} cannot be read: {error.strerror}") from None
     return read_pseudonym_keys(path)[-1] if there else create_pseudonym_key(path)
 
 
@@ -135,18 +135,18 @@ def renew_pseudonym_key(
     :param days: 0 for an epoch without an end.
     :param on_failure: receives the reason why no key could be added; the current key then stays in use.
     :param make: create a missing `log.key`, as :func:`load_pseudonym_key` does.
-    :raise PrivateFileError: there is no usable key, or none could be made.
+    :raise SecretFileError: there is no usable key, or none could be made.
     """
     key = load_pseudonym_key(path) if make else read_pseudonym_keys(path)[-1]
     if not _is_epoch_over(key, today, days):
         return key
     try:
-        with lock_private_file(path):
+        with lock_secret_file(path):
             keys = read_pseudonym_keys(path)
             if _is_epoch_over(keys[-1], today, days):
                 keys = _append_key(path, keys, today)
             return keys[-1]
-    except PrivateFileError as error:
+    except SecretFileError as error:
         on_failure(str(error))
         return key
 
@@ -155,9 +155,9 @@ def start_key_epoch(path: Path, today: date) -> PseudonymKey:
     """
     Add a key and thereby start a new epoch.
 
-    :raise PrivateFileError: the file cannot be used or written.
+    :raise SecretFileError: the file cannot be used or written.
     """
-    with lock_private_file(path):
+    with lock_secret_file(path):
         return _append_key(path, read_pseudonym_keys(path), today)[-1]
 
 
@@ -165,15 +165,15 @@ def delete_epoch_key(path: Path, epoch: int) -> None:
     """
     Delete the key of a past epoch.
 
-    :raise PrivateFileError: there is none, it is the current one, or the file cannot be used or written.
+    :raise SecretFileError: there is none, it is the current one, or the file cannot be used or written.
     """
-    with lock_private_file(path):
+    with lock_secret_file(path):
         keys = read_pseudonym_keys(path)
         if epoch == keys[-1].epoch:
-            raise PrivateFileError(f"the key of epoch {epoch} is in use; begin another one first")
+            raise SecretFileError(f"the key of epoch {epoch} is in use; begin another one first")
         left = [key for key in keys if key.epoch != epoch]
         if len(left) == len(keys):
-            raise PrivateFileError(f"{path} has no key of epoch {epoch}")
+            raise SecretFileError(f"{path} has no key of epoch {epoch}")
         _write_keys(path, left)
 
 
@@ -181,18 +181,18 @@ def read_pseudonym_keys(path: Path) -> list[PseudonymKey]:
     """
     All keys by epoch. A key without `since` is as old as the file.
 
-    :raise PrivateFileError: the file cannot be used.
+    :raise SecretFileError: the file cannot be used.
     """
     try:
-        value = json.loads(read_private_file(path))
+        value = json.loads(read_secret_file(path))
         keys = [_parse_key(one) for one in (value["keys"] if "keys" in value else [value])]
         written = datetime.fromtimestamp(os.stat(path).st_mtime, UTC).date()
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        raise PrivateFileError(f"{path} is not a key file: expected JSON with epoch and key") from None
+        raise SecretFileError(f"{path} is not a key file: expected JSON with epoch and key") from None
     if not keys or len({key.epoch for key in keys}) < len(keys):
-        raise PrivateFileError(f"{path} is not a key file: expected one key for each epoch")
+        raise SecretFileError(f"{path} is not a key file: expected one key for each epoch")
     if not all(16 <= len(key.secret) <= 64 for key in keys):
-        raise PrivateFileError(f"{path} holds a key of the wrong size: expected 16 to 64 bytes in hexadecimal")
+        raise SecretFileError(f"{path} holds a key of the wrong size: expected 16 to 64 bytes in hexadecimal")
     return sorted((replace(key, since=key.since or written) for key in keys), key=lambda key: key.epoch)
 
 
@@ -214,4 +214,4 @@ def _append_key(path: Path, keys: list[PseudonymKey], today: date) -> list[Pseud
 
 def _write_keys(path: Path, keys: list[PseudonymKey]) -> None:
     listed = [{"epoch": key.epoch, "key": key.secret.hex(), "since": str(key.since)} for key in keys]
-    replace_private_file(path, json.dumps({"keys": listed}, indent=1).encode() + b"\n")
+    replace_secret_file(path, json.dumps({"keys": listed}, indent=1).encode() + b"\n")

@@ -21,7 +21,7 @@ from twisted.python.failure import Failure
 
 from mediatord.clock import get_time_left, outside_request
 from mediatord.errors import StoreUnavailable
-from mediatord.failure_logging import redact_failure
+from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.ratelimit.sliding_window import QuotaLease, SlidingWindowLimiter, shorten_key
 from mediatord.store.interfaces.cluster import IClusterStore
 

@@ -10,11 +10,11 @@ from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
 from mediatord.store.interfaces.decentrl import DecentrlQuotas
 from mediatord.store.interfaces.messages import QueueLimits, RemovedMessage
 from mediatord.store.interfaces.store import IStore, StoreFault
-from mediatord.store.memory.memory_store import MemoryStore
 from mediatord.store.message_operations import OperationObserver, ignore_observation
 from mediatord.store.quotas import SpaceLimits
-from mediatord.store.sqlite.executor import SQLiteRunners
+from mediatord.store.sqlite.executor import SQLiteExecutor, SQLiteRunners, SQLiteTuning
 from mediatord.store.sqlite.group_commit import ThreadRunner
+from mediatord.store.sqlite.memory_store import MemoryStore
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 
 
@@ -61,18 +61,18 @@ def build_store(
         threads = IReactorFromThreads(reactor)
         names = ("write", "read", "background", "search")
         runners = SQLiteRunners(*(ThreadRunner(threads, f"mediatord-store-{name}") for name in names))
-        return SQLiteStore(
+        executor = SQLiteExecutor(
             path,
             reactor,
-            limits,
             runners,
-            caps=caps,
+            observe,
+            SQLiteTuning(),
             shared=shared,
             create=create,
             space_limits=space_limits,
-            observe=observe,
             on_fault=on_fault,
         )
+        return SQLiteStore(executor, reactor, limits, caps=caps, shared=shared)
     if backend == "mongodb":
         return _build_mongodb_store(
             uri, reactor, limits, caps, space_limits, observe, on_up, on_fault, tell, tell_events

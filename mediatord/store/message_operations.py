@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -12,7 +12,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mediatord.errors import InternalFault, MediatorError, StoreUnavailable
-from mediatord.failure_logging import redact_failure
+from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.store.interfaces.messages import (
     AcknowledgementResult,
     AgeBucket,
@@ -23,7 +23,6 @@ from mediatord.store.interfaces.messages import (
     Payload,
     QueueBacklog,
     QueueTotals,
-    RemovalReason,
     new_stored_message_id,
 )
 from mediatord.store.interfaces.store import IStore
@@ -31,35 +30,8 @@ from mediatord.store.interfaces.store import IStore
 LedgerEntry = Literal["accepted", "acknowledged", "expired", "evicted", "removed", "withdrawn"]
 LEDGER_ENTRIES: tuple[LedgerEntry, ...] = ("accepted", "acknowledged", "expired", "evicted", "removed", "withdrawn")
 
-# Removals for other reasons name their entry.
-LEDGER_ENTRY_BY_REASON: Mapping[RemovalReason | None, LedgerEntry] = {
-    None: "acknowledged",
-    "ttl": "expired",
-    "fifo_count": "evicted",
-    "fifo_bytes": "evicted",
-}
-
 # Hexadecimal digits of an id that are its time.
 _TIME_DIGITS = 12
-
-
-def group_by_age(found: Iterable[tuple[float, int]], bounds: Sequence[float], limit: int) -> list[AgeBucket]:
-    """
-    Count messages by age.
-
-    :param found: time and bytes of each, latest first; at most `limit` are counted.
-    :param bounds: of the buckets, latest first.
-    """
-    messages, sizes = [0] * (len(bounds) + 1), [0] * (len(bounds) + 1)
-    last, complete = 0, True
-    for number, (at, size) in enumerate(found):
-        if number == limit:
-            complete = False
-            break
-        last = next((place for place, bound in enumerate(bounds) if at >= bound), len(bounds))
-        messages[last] += 1
-        sizes[last] += size
-    return [AgeBucket(messages[place], sizes[place], complete or place < last) for place in range(len(bounds) + 1)]
 
 
 def complete_buckets(cohorts: Sequence[AgeBucket], messages: int, size: int | None) -> list[AgeBucket]:

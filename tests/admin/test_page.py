@@ -36,7 +36,7 @@ from mediatord.config.file import ConfigError, load_config
 from mediatord.config.settings import Config
 from mediatord.errors import StartupError, StoreUnavailable
 from mediatord.identity.key_file import create_keys
-from mediatord.private_file import PrivateFileError
+from mediatord.secret_files import SecretFileError
 from mediatord.service import makeService
 from mediatord.store.interfaces.messages import AgeBucket, LargeQueue, MessageLedger, QueueBacklog, StoreLedger
 from tests.admin.in_memory_admin_site import BEARER, TOKEN
@@ -71,13 +71,13 @@ class TokenTests(SynchronousTestCase):
             ("ü".encode() * 32, 0o600, "has to hold one line of ASCII without spaces"),
             (b"\0" * 32, 0o600, "has to hold one line of ASCII without spaces"),
         ):
-            with self.assertRaises(PrivateFileError) as caught:
+            with self.assertRaises(SecretFileError) as caught:
                 read_admin_token(self.write(content, mode))
             self.assertIn(why, str(caught.exception))
             self.assertNotIn(TOKEN[:8], str(caught.exception))
             self.assertNotIn("\n", str(caught.exception))
         self.path.unlink()
-        with self.assertRaises(PrivateFileError):
+        with self.assertRaises(SecretFileError):
             read_admin_token(self.path)
 
     def test_not_shown(self) -> None:

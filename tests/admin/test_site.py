@@ -18,7 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from mediatord import __version__
 from mediatord.errors import RateLimitExceeded, StoreUnavailable
 from mediatord.store.interfaces.cluster import ClockSkewError
-from mediatord.store.interfaces.messages import Payload, QueueBacklog
+from mediatord.store.interfaces.messages import Payload, QueueBacklog, new_stored_message_id
 from tests.admin.in_memory_admin_site import BEARER, TOKEN, InMemoryAdminSite
 from tests.http.in_memory_site import encode_request, parse_responses
 from tests.in_memory_mediator import NOW
@@ -59,7 +59,7 @@ class AdminCase(SynchronousTestCase):
         self.successResultOf(store.grant(account))
         self.successResultOf(store.update_recipients(account, [(did, "add")], max_recipients=99))
         for number, size in enumerate(sizes):
-            payload = Payload(f"{now} {did} {number}", b"x" * size, "json")
+            payload = Payload(f"{new_stored_message_id(now)} {number}", b"x" * size, "json")
             self.successResultOf(store.enqueue(did, [payload], expires_at=now + 1e6))
 
 

@@ -15,8 +15,8 @@ from typing import Any
 from pymongo import monitoring
 
 from mediatord.backup.archive import import_archive, verify_archive
-from mediatord.backup.sqlite_import import SQLiteRecordTarget
-from mediatord.cli.backup import open_record_target
+from mediatord.backup.records import open_record_target
+from mediatord.backup.sqlite_records import SQLiteRecordTarget
 from mediatord.config.file import load_config
 
 
@@ -65,7 +65,7 @@ class ImportKiller(monitoring.CommandListener):
 def main(archive: Path, config: Path, killer: ImportKiller) -> None:
     """Import until it is killed."""
     monitoring.register(killer)
-    with open_record_target(load_config(config)) as target:
+    with open_record_target(load_config(config).storage) as target:
         read = verify_archive(archive)
 
         def told(done: int) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from mediatord.backup.archive import create_file_atomically
-from mediatord.backup.backup_file import open_backup_file, verify_backup_file, write_backup_file
+from mediatord.backup.backup_file import open_backup_file, read_backup_file, write_backup_file
+from mediatord.backup.durable_files import create_file_atomically
 from mediatord.backup.records import RECORD_KINDS, InvalidArchiveError
 from tests.backup.store_contents import read_tree
 from tests.cli.test_commands import Capture, call, one_line
@@ -41,7 +41,7 @@ def counts() -> dict[str, int]:
 def contents(path: Path) -> list[tuple[Any, bytes]]:
     """All that a backup says."""
     with open_backup_file(path) as (manifest, members):
-        return [(member, content.read(1 << 20)) for member, content in members]
+        return [(member, b"".join(chunks)) for member, chunks in members]
 
 
 def test_every_torn_one_is_refused(small: Path) -> None:
@@ -50,7 +50,7 @@ def test_every_torn_one_is_refused(small: Path) -> None:
     for length in [*range(0, len(whole.rstrip(b"\0")), 7), len(whole.rstrip(b"\0")) - 1]:
         small.write_bytes(whole[:length])
         with pytest.raises(InvalidArchiveError, match="cannot be used") as caught:
-            verify_backup_file(small)
+            read_backup_file(small)
         assert "\n" not in str(caught.value)
 
 
@@ -65,7 +65,7 @@ def test_every_altered_one_is_refused(small: Path) -> None:
         altered[place] ^= 1 << random.randrange(8)
         small.write_bytes(altered)
         try:
-            verify_backup_file(small)
+            read_backup_file(small)
         except InvalidArchiveError as error:
             assert "\n" not in str(error)
             refused += 1
@@ -186,7 +186,7 @@ def test_headers_of_headers_are_not_read(kind: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x.tar"
     path.write_bytes(header.tobuf(tarfile.GNU_FORMAT) + bytes(10_240))
     with pytest.raises(InvalidArchiveError, match="something else than plain files"):
-        verify_backup_file(path)
+        read_backup_file(path)
 
 
 def test_a_store_that_is_not_what_the_manifest_counts(saved: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -14,8 +14,14 @@ from pathlib import Path
 import pytest
 
 from mediatord.backup.archive import verify_archive, write_archive
-from mediatord.backup.records import AccountRecord, MessageRecord, NonceRecord, RecipientRecord, StoreRecord
-from mediatord.cli.backup import open_record_source
+from mediatord.backup.records import (
+    AccountRecord,
+    MessageRecord,
+    NonceRecord,
+    RecipientRecord,
+    StoreRecord,
+    open_record_source,
+)
 from mediatord.config.file import load_config
 from tests.cli.test_commands import Capture, call, one_line
 from tests.mongod import fresh_database, shared_replica_set
@@ -78,7 +84,7 @@ def test_killed_and_continued(config: Path, tmp_path: Path, capsys: Capture) -> 
     told = json.loads(capsys.readouterr().out)
     assert told["equal"] and told["store"]["message"] == MESSAGES
     again = tmp_path / "b.gz"
-    with open_record_source(load_config(config)) as store:
+    with open_record_source(load_config(config).storage) as store:
         write_archive(again, store.backend, store.records())
     assert [one for one, _ in verify_archive(again).records()] == list(some_records())
     counted(config)

@@ -10,18 +10,23 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 
-from mediatord.backup import mongo_export
+from mediatord.backup import mongo_records
 from mediatord.backup.archive import (
-    ImportComparison,
     ProgressCallback,
     ignore_progress,
     import_archive,
     verify_archive,
     write_archive,
 )
-from mediatord.backup.mongo_export import open_mongodb_source
-from mediatord.backup.mongo_import import open_mongodb_target
-from mediatord.backup.records import AccountRecord, BackupError, InvalidArchiveError, MessageRecord, StoredEventRecord
+from mediatord.backup.mongo_records import open_mongodb_source, open_mongodb_target
+from mediatord.backup.records import (
+    AccountRecord,
+    BackupError,
+    InvalidArchiveError,
+    MessageRecord,
+    RecordCounts,
+    StoredEventRecord,
+)
 from mediatord.store.interfaces.cluster import ClusterNode
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import Account as InterfaceAccount
@@ -50,7 +55,7 @@ class RefusalTests(MongoTestCase):
 
     def imported(
         self, archive: Path, *, stopped: bool = False, tell: ProgressCallback = ignore_progress
-    ) -> ImportComparison:
+    ) -> RecordCounts:
         with open_mongodb_target(self.uri, stopped=stopped) as target:
             return import_archive(verify_archive(archive), target, tell)
 
@@ -153,7 +158,7 @@ class RefusalTests(MongoTestCase):
         with open_mongodb_target(uri, stopped=False) as target:
             target.begin(verify_archive(self.archive).id)
         servers.kill(0)
-        self.patch(mongo_export, "_SERVER_SELECTION_TIMEOUT_MS", 200)
+        self.patch(mongo_records, "_SERVER_SELECTION_TIMEOUT_MS", 200)
 
         def imported() -> None:
             with open_mongodb_target(uri, stopped=False) as target:
@@ -161,7 +166,7 @@ class RefusalTests(MongoTestCase):
 
         self.assertIn("does not answer", await self.refused(imported))
         servers.start(0)
-        self.patch(mongo_export, "_SERVER_SELECTION_TIMEOUT_MS", 60_000)
+        self.patch(mongo_records, "_SERVER_SELECTION_TIMEOUT_MS", 60_000)
         await self.elsewhere(imported)
         self.assertEqual(servers.client["away"]["accounts"].count_documents({}), 1)
 

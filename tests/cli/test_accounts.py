@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from mediatord.app.core_services import get_log_key_path
 from mediatord.observability.pseudonyms import Pseudonymizer, read_pseudonym_keys
 from tests.cli.test_commands import Capture, call, one_line
 from tests.cli.test_queue import ALICE, BOB, HOUR, INBOX, ConfiguredStore, office, printed
@@ -48,7 +47,7 @@ def test_show(office: ConfiguredStore, capsys: Capture) -> None:
     """One by any form of its DID, or by its pseudonym, with all names that it has registered."""
     key = f"{INBOX}#key-1"
     result_of(office.store.update_recipients(ALICE, [(key, "add")], max_recipients=9))
-    pseudonym = Pseudonymizer("keyed", read_pseudonym_keys(get_log_key_path(office.config))[-1]).did(ALICE)
+    pseudonym = Pseudonymizer("keyed", read_pseudonym_keys(office.config.log_key_path)[-1]).did(ALICE)
     for given in (ALICE, f"{ALICE}#key-1", pseudonym):
         record = shown(office, capsys, "show", given)
         assert (record["did"], record["registered"], record["recipients"]) == (ALICE, [INBOX, ALICE, key], 3)

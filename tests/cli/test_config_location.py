@@ -13,7 +13,7 @@ from mediatord.cli.commands import cli
 from mediatord.config.values import DEFAULT_CONFIG_PATH
 from mediatord.tap import Options
 from tests.backup.store_contents import add_account
-from tests.cli.test_commands import Capture, call, one_line
+from tests.cli.test_commands import Capture, call, one_line, subcommands
 
 # What each command that reads a configuration needs besides.
 COMMANDS = {
@@ -47,7 +47,7 @@ COMMANDS = {
 
 def leaves(group: click.Group, name: str = "") -> Iterator[tuple[str, list[click.Command]]]:
     """Every command, by what is typed, with the groups above it."""
-    for child, command in group.commands.items():
+    for child, command in subcommands(group):
         typed = f"{name} {child}".strip()
         if isinstance(command, click.Group):
             yield from ((below, [command, *path]) for below, path in leaves(command, typed))

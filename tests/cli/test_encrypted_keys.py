@@ -13,7 +13,7 @@ from mediatord.config.file import load_config
 from mediatord.errors import StartupError
 from mediatord.identity import encrypted_file
 from mediatord.identity.encrypted_file import is_encrypted
-from mediatord.private_file import create_private_file
+from mediatord.secret_files import create_secret_file
 from tests.cli.test_commands import Capture, call, one_line
 
 PASSPHRASE = "correct horse battery"
@@ -32,7 +32,7 @@ def made(tmp_path: Path, capsys: Capture) -> Path:
     """A configuration that names a file with a passphrase, and keys that are in the clear as yet."""
     path = tmp_path / "m" / "mediator.yaml"
     assert call("init", "--dir", str(path.parent), "--public-url", "https://m.example") == 0
-    create_private_file(path.with_name("passphrase"), PASSPHRASE.encode() + b"\n")
+    create_secret_file(path.with_name("passphrase"), PASSPHRASE.encode() + b"\n")
     name(path, "passphrase")
     capsys.readouterr()
     return path

@@ -13,7 +13,8 @@ import click
 import pytest
 
 from mediatord.cli.commands import cli
-from mediatord.cli.man import ManualPage, render_man_pages, render_manual
+from mediatord.cli.man import render_man_pages, render_manual
+from tests.cli.test_commands import subcommands
 
 DAY = datetime(2026, 11, 22, tzinfo=UTC)
 NAMES = ("mediatord.1", "mediatord-analytics.1")
@@ -29,7 +30,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def leaves(group: click.Group, words: str = "") -> Iterator[tuple[str, click.Command]]:
     """Every command that is shown, with what is typed for it."""
-    for name, command in group.commands.items():
+    for name, command in subcommands(group):
         if isinstance(command, click.Group):
             yield from leaves(command, f"{words}{name} ")
         elif not command.hidden:
@@ -57,12 +58,11 @@ def test_help_is_said_once() -> None:
     """Although click remembers of a command by what name the first who asked had its help."""
     group = click.Group("one", [click.Command("two", help="Do.")], help="A program.")
     group.context_settings["help_option_names"] = ["-h", "--help"]
-    page = ManualPage("one", (), "", {})
-    text = render_manual(group, page, DAY)
+    text = render_manual(group, "one", {}, "", DAY)
     assert [line for line in text.splitlines() if "help" in line] == [r"\fB\-h, \-\-help\fR"]
     group.commands["two"] = click.Command("two", help="Do.")
     group.commands["two"].get_help_option(click.Context(group.commands["two"]))
-    assert render_manual(group, page, DAY) == text
+    assert render_manual(group, "one", {}, "", DAY) == text
 
 
 def test_the_same_source_gives_the_same_page(tmp_path: Path) -> None:

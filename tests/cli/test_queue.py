@@ -20,10 +20,9 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
-from mediatord.app.core_services import get_log_key_path
 from mediatord.cli import store_access
 from mediatord.cli.keys import read_identity
-from mediatord.cli.store_access import MessageFilter, StoreAccess
+from mediatord.cli.store_access import StoreAccess
 from mediatord.config.file import load_config
 from mediatord.config.settings import Config
 from mediatord.control.operations import ControlError, ControlOperations
@@ -53,14 +52,14 @@ class InProcessDaemon:
     """Runs the operations of the control socket on an open store, as a daemon would, and logs removals."""
 
     def __init__(self, config: Config, clock: Clock, store: SQLiteStore) -> None:
-        self.pseudonymizer = Pseudonymizer(config.log.dids, read_pseudonym_keys(get_log_key_path(config))[-1])
+        self.pseudonymizer = Pseudonymizer(config.log.dids, read_pseudonym_keys(config.log_key_path)[-1])
         origin = LogOrigin(NODE, "1", self.pseudonymizer.epoch)
         log_clock = Clock()
         log_clock.advance(clock.seconds())
         self.events = EventLogWriter(config.log.directory, log_clock, origin)
         metrics = self.events.observer = Metrics(CollectorRegistry(), version="1")
         recorder = MessageEventRecorder(clock, self.events, metrics, self.pseudonymizer)
-        self.operations = ControlOperations(store, recorder, lambda: self.events.pending == 0)
+        self.operations = ControlOperations(store, lambda: None if self.events.pending else recorder)
 
     def call(self, operation: str, **arguments: Any) -> Any:
         """As :meth:`ControlClient.call`, and what is sent is JSON both ways."""
@@ -112,7 +111,7 @@ class ConfiguredStore:
 
     def ids(self, did: str = INBOX) -> list[str]:
         """What waits, as found by the command."""
-        return [one.id for one in StoreAccess(self.daemon.call).list_entries(MessageFilter(did))]
+        return [one.id for one in StoreAccess(self.daemon.call, self.config).list_entries(did)]
 
     @property
     def pseudonymizer(self) -> Pseudonymizer:
@@ -495,8 +494,8 @@ def test_many_entries(office: ConfiguredStore, capsys: Capture, monkeypatch: pyt
     monkeypatch.setattr(store_access, "MAX_ROWS", 100)
     assert call(*asked(office, "show", INBOX, "--top", "1000", "--json")) == 0
     assert [one["id"] for one in printed(capsys)["shown"]] == ids
-    access = StoreAccess(office.daemon.call)
-    entries = access.list_entries(MessageFilter(INBOX))
+    access = StoreAccess(office.daemon.call, office.config)
+    entries = access.list_entries(INBOX)
     result_of(office.store.acknowledge(ALICE, ids[:1]))
     assert access.purge(entries) == entries[1:]
     assert office.ids() == []

@@ -8,23 +8,21 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.app import cluster as wiring
 from mediatord.app.cluster import build_cluster_services, build_membership
 from mediatord.app.core_services import build_core_services
 from mediatord.app.protocol_services import build_decentrl, build_didcomm
-from mediatord.cluster.peer_client import PeerCallFailed, PeerUnreachable
-from mediatord.cluster.peer_protocol import PROBE_PATH
-from mediatord.cluster.peer_server import PeerSite
+from mediatord.cluster.peer_connection import PeerCallFailed, PeerServer, PeerUnreachable
 from mediatord.config.settings import Config
 from mediatord.identity.key_file import create_keys
-from mediatord.private_file import create_private_file
 from mediatord.protocol.didcomm.did_methods import resolve_local
+from mediatord.secret_files import create_secret_file
 from mediatord.store.interfaces.cluster import ClusterNode
 from mediatord.store.interfaces.messages import QueueLimits
-from mediatord.store.memory.memory_store import MemoryStore
+from mediatord.store.sqlite.memory_store import MemoryStore
 from tests.in_memory_identities import InMemoryIdentity
 from tests.in_memory_mediator import NOW, FakeSocket, InMemoryMediator, InMemoryReactor, InMemoryWallet
 from tests.integration.daemon import PLENTY, merge_settings
@@ -45,46 +43,47 @@ class InMemoryPeerNetwork:
 
     def __init__(self) -> None:
         self.in_memory_nodes: dict[str, InMemoryNode] = {}
-        self.cut: Callable[[ClusterNode, str], bool] = lambda node, path: False
-        self.lost: Callable[[ClusterNode, str], bool] = lambda node, path: False
+        self.cut: Callable[[ClusterNode], bool] = lambda node: False
+        self.lost: Callable[[ClusterNode], bool] = lambda node: False
         self.requests = 0
 
-    def caller(self, reactor: Any, boot: str, authenticator: Any) -> _InMemoryPeerClient:
-        """Takes the place of :class:`~mediatord.cluster.peer_client.PeerClient`."""
-        return _InMemoryPeerClient(self, boot, authenticator)
+    def caller(self, reactor: Any, keys: Any) -> _InMemoryPeerClient:
+        """Takes the place of :class:`~mediatord.cluster.peer_connection.PeerClient`."""
+        return _InMemoryPeerClient(self)
 
 
 class _InMemoryPeerClient:
-    def __init__(self, network: InMemoryPeerNetwork, boot: str, authenticator: Any) -> None:
+    def __init__(self, network: InMemoryPeerNetwork) -> None:
         self._network = network
-        self._boot = boot
-        self._authenticator = authenticator
 
-    async def call(self, node: ClusterNode, path: str, body: bytes) -> bytes:
-        self._network.requests += 1
-        if self._network.cut(node, path):
+    def call(self, node: ClusterNode, body: bytes) -> Deferred[bytes]:
+        return Deferred.fromCoroutine(self._call(node, body))
+
+    async def _call(self, node: ClusterNode, body: bytes) -> bytes:
+        server = self._find(node)
+        answer = await server.serve(body)
+        if self._network.lost(node) or not answer:
             raise PeerCallFailed
-        in_memory = self._network.in_memory_nodes.get(node.boot)
-        if in_memory is None:
-            raise PeerUnreachable
-        request_id = self._authenticator.new_request_id(self._boot, node.boot)
-        answer = await in_memory.serve(
-            "POST", path, self._authenticator.authenticate_request(request_id, "POST", path, body), body
-        )
-        if self._network.lost(node, path) or answer.status != 200:
-            raise PeerCallFailed
-        body_: bytes = answer.body
-        return body_
+        return answer
 
     async def probe(self, node: ClusterNode) -> str | None:
         try:
-            await self.call(node, PROBE_PATH, b"{}")
+            self._find(node)
         except PeerCallFailed:
             return None
         return node.boot
 
-    def close(self) -> Deferred[None]:
-        return succeed(None)
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _find(self, node: ClusterNode) -> PeerServer:
+        self._network.requests += 1
+        if self._network.cut(node):
+            raise PeerCallFailed
+        in_memory = self._network.in_memory_nodes.get(node.boot)
+        if in_memory is None:
+            raise PeerUnreachable
+        return in_memory.server
 
 
 class InMemoryNode(InMemoryMediator):
@@ -128,7 +127,7 @@ class InMemoryNode(InMemoryMediator):
             self.base.connections,
             self.base.gate,
         ]
-        self.serve: Any = None
+        self.server: PeerServer
         self.sockets: list[FakeSocket] = []
         self._running = False
 
@@ -145,8 +144,7 @@ class InMemoryNode(InMemoryMediator):
         for service in self.services:
             service.privilegedStartService()
             service.startService()
-        (site,) = [server[1] for server in self.clock.tcpServers if isinstance(server[1], PeerSite)][-1:]
-        self.serve = site.serve
+        (self.server,) = [server[1] for server in self.clock.tcpServers if isinstance(server[1], PeerServer)][-1:]
         self.membership.store_opened()
         self.test_case.settle()
         return self
@@ -202,7 +200,7 @@ class InMemoryClusterTestCase(SynchronousTestCase):
         self.directory = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, self.directory)
         create_keys(self.directory / "keys.jwks")
-        create_private_file(self.directory / "secret", SECRET)
+        create_secret_file(self.directory / "secret", SECRET)
         self.clock = InMemoryReactor()
         self.clock.advance(NOW)
         self.store: Any = MemoryStore(self.clock, QueueLimits())

@@ -19,13 +19,14 @@ from mediatord.app.daemon import build_daemon
 from mediatord.cluster import anti_entropy
 from mediatord.config.settings import Config
 from mediatord.identity.key_file import create_keys
-from mediatord.private_file import create_private_file
+from mediatord.secret_files import create_secret_file
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import IStore
-from mediatord.store.memory.memory_store import MemoryStore
+from mediatord.store.sqlite.memory_store import MemoryStore
 from mediatord.wallet.didcomm_socket import make_client_endpoint
 from mediatord.wallet.temporary_daemon import find_free_port
 from tests.integration.daemon import PLENTY, merge_settings
+from tests.store.builders import compare_identities
 
 reactor: Any = _reactor
 SECRET = b"what the nodes of this cluster know and nobody else"
@@ -119,9 +120,10 @@ class InProcessClusterTestCase(TestCase):
         self.directory = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, self.directory)
         create_keys(self.directory / "keys.jwks")
-        create_private_file(self.directory / "cluster.secret", SECRET)
+        create_secret_file(self.directory / "cluster.secret", SECRET)
         self.watch = AdjustableClock()
         self.store: IStore = MemoryStore(cast(Any, self.watch), QueueLimits())
+        compare_identities(self.store.cluster)
         self.url = ""
         self.nodes: list[InProcessNode] = []
         for name in self.names:

@@ -21,7 +21,7 @@ from mediatord.cluster.anti_entropy import (
     LapsedNodeSweeper,
     PeriodicClusterTasks,
 )
-from mediatord.cluster.remote_delivery import MAX_VISIBILITY_DELAY, LocalDelivery
+from mediatord.cluster.peer_notifications import MAX_VISIBILITY_DELAY, PeerNotificationDelivery
 from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.messages import ArrivalWindow, MessageArrival, StoredMessage
 from tests.in_memory_mediator import NOW
@@ -50,7 +50,7 @@ class FakeMessageSource:
         self.questions: list[tuple[list[str], ArrivalWindow]] = []
         self.is_away = False
         store: Any = self
-        self.half: LocalDelivery[StoredMessage] = LocalDelivery(
+        self.half: PeerNotificationDelivery[StoredMessage] = PeerNotificationDelivery(
             store, store, lambda ids: self.find(ids), self.arrived, store, is_wanted=lambda _: True
         )
 

@@ -8,9 +8,9 @@ from twisted.internet.defer import fail
 
 from mediatord.cluster import anti_entropy
 from mediatord.cluster.anti_entropy import ANTI_ENTROPY_INTERVAL, MIN_MESSAGE_AGE, SCAN_WINDOW
-from mediatord.cluster.peer_protocol import MAX_TIMESTAMP_SKEW as CLOCKS_DIFFER
-from mediatord.cluster.remote_delivery import MAX_COMMIT_DELAY, MAX_VISIBILITY_DELAY
+from mediatord.cluster.peer_notifications import MAX_COMMIT_DELAY, MAX_VISIBILITY_DELAY
 from mediatord.errors import StoreUnavailable
+from mediatord.store.interfaces.cluster import MAX_CLOCK_SKEW as CLOCKS_DIFFER
 from mediatord.store.interfaces.messages import StoredMessage
 from tests.cluster.test_didcomm_cluster import DIDCommClusterTestCase
 from tests.in_memory_mediator import MP, FakeSocket, InMemoryWallet
@@ -34,7 +34,7 @@ class CatchUpTestCase(DIDCommClusterTestCase):
 
     def deaf(self, is_deaf: bool = True) -> None:
         """Whether no node hears of another."""
-        self.network.cut = lambda node, path: is_deaf
+        self.network.cut = lambda node: is_deaf
 
     def forward_by(self, error: float, text: str) -> None:
         """Leave something at a node whose clock is wrong by so much."""

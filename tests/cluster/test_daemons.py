@@ -13,7 +13,7 @@ from twisted.web.client import Agent
 from mediatord.cluster.membership import IDENTITY_DIFFERS, NODE_LEASE, SECRET_DIFFERS
 from mediatord.errors import StoreUnavailable
 from mediatord.identity.key_file import create_keys
-from mediatord.private_file import create_private_file
+from mediatord.secret_files import create_secret_file
 from mediatord.store.interfaces.cluster import ClockSkewError
 from mediatord.store.interfaces.store import StoreUnusable
 from mediatord.wallet.decentrl_client import DecentrlWallet, make_contract
@@ -123,7 +123,7 @@ class PushTests(TwoNodes):
 class RefusalTests(TwoNodes):
     async def test_another_secret(self) -> None:
         """One line; the others do not notice."""
-        create_private_file(self.directory / "other.secret", b"something else of at least 32 bytes")
+        create_secret_file(self.directory / "other.secret", b"something else of at least 32 bytes")
         stranger = self.start("c", cluster={"secret_file": str(self.directory / "other.secret")})
         await self.until(lambda: stranger.said)
         self.assertEqual((stranger.said, self.live()), ([SECRET_DIFFERS], ["a", "b"]))

@@ -8,7 +8,7 @@ from typing import Any
 from twisted.internet.defer import Deferred, fail
 
 from mediatord.cluster.anti_entropy import ANTI_ENTROPY_INTERVAL, MIN_MESSAGE_AGE, SCAN_WINDOW
-from mediatord.cluster.remote_delivery import MAX_VISIBILITY_DELAY
+from mediatord.cluster.peer_notifications import MAX_VISIBILITY_DELAY
 from mediatord.errors import StoreUnavailable
 from tests.cluster.in_memory_cluster import InMemoryClusterTestCase
 from tests.in_memory_identities import InMemoryDecentrlSocket
@@ -79,7 +79,7 @@ class DecentrlTests(InMemoryClusterTestCase):
     def test_lost_hint(self) -> None:
         """The event is found by the next round, once."""
         dialogue = self.bob.connect()
-        self.network.cut = lambda node, path: True
+        self.network.cut = lambda node: True
         self.tell()
         self.later(SOON)
         self.assertEqual(self.payloads(dialogue), ["sealed"])
@@ -90,13 +90,13 @@ class DecentrlTests(InMemoryClusterTestCase):
     def test_lost_contract_hint(self) -> None:
         """A change is told when the nodes reach each other again, however often something has changed: once."""
         dialogue = self.bob.connect()
-        self.network.cut = lambda node, path: True
+        self.network.cut = lambda node: True
         self.bob.in_memory = self.a
         self.bob.befriend(self.alice)
         self.bob.befriend(self.alice)
         self.later(60)
         self.assertEqual(self.heard(dialogue), [])
-        self.network.cut = lambda node, path: False
+        self.network.cut = lambda node: False
         self.later(SOON)
         self.assertEqual(self.heard(dialogue), [{"type": "CONTRACTS_UPDATED"}])
         self.later(60)
@@ -121,12 +121,12 @@ class DecentrlTests(InMemoryClusterTestCase):
         there = self.bob.connect()
         self.bob.in_memory = third
         here = self.bob.connect()
-        self.network.cut = lambda node, path: node.boot == self.b.boot
+        self.network.cut = lambda node: node.boot == self.b.boot
         self.bob.in_memory = self.a
         self.bob.befriend(self.alice)
         self.later(5)
         self.assertEqual((len(self.heard(there)), len(self.heard(here))), (0, 1))
-        self.network.cut = lambda node, path: False
+        self.network.cut = lambda node: False
         self.later(SOON)
         self.assertEqual((len(self.heard(there)), len(self.heard(here))), (1, 0))
 
@@ -135,7 +135,7 @@ class DecentrlTests(InMemoryClusterTestCase):
         there = self.bob.connect()
         self.bob.in_memory = self.a
         self.bob.connect()
-        self.network.cut = lambda node, path: True
+        self.network.cut = lambda node: True
         self.tell()
         self.assertEqual(self.payloads(there), [])
         self.later(2 * SOON)
@@ -165,7 +165,7 @@ class DecentrlTests(InMemoryClusterTestCase):
     def test_picked_up(self) -> None:
         """What was asked for is not pushed as well, wherever it was asked for."""
         dialogue = self.bob.connect()
-        self.network.cut = lambda node, path: True
+        self.network.cut = lambda node: True
         self.tell()
         self.bob.in_memory = self.a
         (event,) = self.bob.pending()
@@ -181,22 +181,22 @@ class DecentrlTests(InMemoryClusterTestCase):
         brief.register(expires_at=int(self.clock.seconds()) + 5)
         brief.befriend(self.alice)
         dialogue = brief.connect()
-        self.network.cut = lambda node, path: True
+        self.network.cut = lambda node: True
         self.assertEqual(self.alice.tell(brief).status, 200)
         self.alice.answer("REQUEST_COMMUNICATION_CONTRACT", to=brief.did, **self.alice.sealed_registration({}))
         self.later(5)
-        self.network.cut = lambda node, path: False
+        self.network.cut = lambda node: False
         self.later(SCAN_WINDOW)
         self.assertEqual(self.heard(dialogue), [])
 
     def test_registration_that_lasts(self) -> None:
         """One that has not expired gets both."""
         dialogue = self.bob.connect()
-        self.network.cut = lambda node, path: True
+        self.network.cut = lambda node: True
         self.tell()
         self.alice.answer("REQUEST_COMMUNICATION_CONTRACT", to=self.bob.did, **self.alice.sealed_registration({}))
         self.later(5)
-        self.network.cut = lambda node, path: False
+        self.network.cut = lambda node: False
         self.later(SCAN_WINDOW)
         self.assertEqual({frame["type"] for frame in self.heard(dialogue)}, {"PENDING_EVENTS", "CONTRACTS_UPDATED"})
 

@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 
 from mediatord.cluster.anti_entropy import ANTI_ENTROPY_INTERVAL, MIN_MESSAGE_AGE, SCAN_WINDOW, SWEEP_INTERVAL
 from mediatord.cluster.membership import NODE_LEASE, NOT_JOINED, RENEWAL_INTERVAL, UNRENEWED_LEASE_AGE
-from mediatord.cluster.remote_delivery import MAX_VISIBILITY_DELAY
+from mediatord.cluster.peer_notifications import MAX_VISIBILITY_DELAY
 from mediatord.delivery import connections
 from mediatord.didcomm.messages import MessageOrigin
 from mediatord.errors import StoreUnavailable
@@ -132,7 +132,7 @@ class PushTests(DIDCommClusterTestCase):
     def test_nobody_waits(self) -> None:
         """The sender has its 202 before anybody knows what became of the hint; the log waits for that."""
         self.live_at(self.b)
-        self.network.cut = lambda node, path: True
+        self.network.cut = lambda node: True
         self.forward(self.a)
         self.assertEqual(self.methods(self.a), [])
         self.later(2)
@@ -183,7 +183,7 @@ class LostHintTests(DIDCommClusterTestCase):
     def test_caught_up(self) -> None:
         """A hint that never arrives delays and does not lose; and nothing comes twice."""
         socket = self.live_at(self.b)
-        self.network.cut = lambda node, path: True
+        self.network.cut = lambda node: True
         self.forward(self.a)
         self.later(SOON)
         self.assertEqual(self.texts(socket), ["hello"])
@@ -195,7 +195,7 @@ class LostHintTests(DIDCommClusterTestCase):
         """The hint is sent again, and the message is not pushed again."""
         socket = self.live_at(self.b)
         answers = iter([True, True, False])
-        self.network.lost = lambda node, path: next(answers)
+        self.network.lost = lambda node: next(answers)
         self.forward(self.a)
         self.later(1)
         self.assertEqual(self.network.requests, 3)
@@ -213,7 +213,7 @@ class LostHintTests(DIDCommClusterTestCase):
         """A round pushes to the sockets that were there when the message came, as far as clocks can tell."""
         first = self.live_at(self.b)
         first.takes = False
-        self.network.cut = lambda node, path: True
+        self.network.cut = lambda node: True
         self.forward(self.a)
         self.later(MAX_VISIBILITY_DELAY + 1)
         second = self.live_at(self.b)
@@ -234,7 +234,7 @@ class LostHintTests(DIDCommClusterTestCase):
     def test_pushed_elsewhere_meanwhile(self) -> None:
         """What a socket of another node has got is no less missing here: both get it, each once."""
         here, there = self.live_at(self.a), self.live_at(self.b)
-        self.network.cut = lambda node, path: True
+        self.network.cut = lambda node: True
         self.forward(self.a)
         self.later(2 * SOON)
         self.assertEqual((self.texts(here), self.texts(there)), (["hello"], ["hello"]))
@@ -344,7 +344,7 @@ class GoingLiveTests(DIDCommClusterTestCase):
         """What came for the old one while the socket was live is not taken for what waited before."""
         self.forward(self.a, "backlog")
         socket = self.live_at(self.b)
-        self.network.cut = lambda node, path: True
+        self.network.cut = lambda node: True
         self.forward(self.a)
         new = InMemoryWallet(self.b)
         signing = self.bob.identity.signing

@@ -164,7 +164,7 @@ class EquivalenceTests(InMemoryClusterTestCase):
 
                 def cut(losing: Random = losing) -> None:
                     lost = losing.random() < 0.5
-                    self.network.cut = lambda node, path: lost
+                    self.network.cut = lambda node: lost
 
                 self.scenario(random, one, two, cut)
                 for world in (one, two):
@@ -174,4 +174,4 @@ class EquivalenceTests(InMemoryClusterTestCase):
                 for there, here, ended in zip(two.pushes, one.pushes, one.ended, strict=True):
                     self.assertEqual(Counter(there) - Counter(here), Counter())
                     self.assertLessEqual(set(here) - set(there), ended | one.picked_up)
-                self.network.cut = lambda node, path: False
+                self.network.cut = lambda node: False

@@ -26,7 +26,7 @@ from mediatord.ratelimit.request_gate import RequestGate
 from mediatord.store.interfaces.cluster import ClockSkewError, ClusterNode, ClusterSecretMismatch
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import StoreUnusable
-from mediatord.store.memory.memory_store import MemoryStore
+from mediatord.store.sqlite.memory_store import MemoryStore
 from tests.in_memory_mediator import NOW
 
 BEA = ClusterNode("bea", "bbbb", "tcp:host=10.0.0.2:port=7070", b"seal")

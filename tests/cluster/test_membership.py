@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
 from typing import Any
+from unittest import mock
 
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock, deferLater
@@ -26,8 +27,9 @@ from mediatord.cluster.membership import (
 from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.cluster import ClockSkewError, ClusterNode
 from mediatord.store.interfaces.messages import QueueLimits
-from mediatord.store.memory.memory_store import MemoryStore
+from mediatord.store.sqlite.memory_store import MemoryStore
 from tests.in_memory_mediator import NOW
+from tests.store.builders import compare_identities
 
 
 def node(name: str = "ann", boot: str = "aaaa", seal: bytes = b"seal", identity: bytes = b"we") -> ClusterNode:
@@ -121,11 +123,11 @@ class MembershipTestCase(SynchronousTestCase):
     @contextmanager
     def away(self, *operations: str) -> Iterator[None]:
         """The store does not answer these."""
-        for operation in operations:
-            setattr(self.store, operation, lambda *args, **more: fail(StoreUnavailable()))
-        yield
-        for operation in operations:
-            delattr(self.store, operation)
+        refusals: dict[str, Any] = {
+            operation: lambda *args, **more: fail(StoreUnavailable()) for operation in operations
+        }
+        with mock.patch.multiple(self.store, **refusals):
+            yield
 
 
 class MembershipTests(MembershipTestCase):
@@ -326,6 +328,7 @@ class MembershipTests(MembershipTestCase):
 
     def test_another_identity(self) -> None:
         """One line that says what to do, and that was it; later it waits until it may join again."""
+        compare_identities(self.store)
         other = node("bea", "bbbb", identity=b"they")
         self.successResultOf(self.store.join(other, 100))
         self.begin()

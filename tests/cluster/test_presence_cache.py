@@ -11,7 +11,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.cluster import presence
-from mediatord.cluster.peer_protocol import PeerNotification
+from mediatord.cluster.peer_notifications import PeerNotification
 from mediatord.cluster.presence import RECENT_NODE_TTL, PresenceCache, PresencePublisher
 from mediatord.cluster.remote_delivery import LOOKUP_DELAY, RemoteDelivery
 from mediatord.errors import StoreUnavailable

@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.cluster.peer_protocol import PeerNotification
+from mediatord.cluster.peer_notifications import PeerNotification
 from mediatord.cluster.presence import LOOKUP_BATCH, MAX_CONCURRENT_LOOKUPS, RECENT_NODE_TTL, PresenceLookup
 from mediatord.cluster.remote_delivery import (
     LOOKUP_DELAY,

@@ -24,7 +24,8 @@ from twisted.internet.threads import deferToThread
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import TestCase
 
-from mediatord.cli.store_access import MessageFilter, StoreAccess
+from mediatord.cli.store_access import StoreAccess
+from mediatord.config.settings import Config
 from mediatord.control import server as server_module
 from mediatord.control.client import ControlClient, NoDaemon
 from mediatord.control.operations import ControlOperations
@@ -35,7 +36,7 @@ from mediatord.observability.event_schema import MemoryEventLog
 from mediatord.observability.metrics import Metrics
 from mediatord.observability.pseudonyms import Pseudonymizer, PseudonymKey
 from mediatord.store.interfaces.messages import QueueLimits
-from mediatord.store.memory.memory_store import MemoryStore
+from mediatord.store.sqlite.memory_store import MemoryStore
 from tests.store.builders import ALICE, HOUR, NOON, ImmediateClock, make_payload
 
 T = TypeVar("T")
@@ -112,7 +113,7 @@ class ControlSocketTestCase(TestCase):
         pseudonymizer = Pseudonymizer(mode, PseudonymKey(0, b"k" * 32))
         metrics = Metrics(CollectorRegistry(), version="1")
         recorder = MessageEventRecorder(self.clock, self.events, metrics, pseudonymizer)
-        self.operations = ControlOperations(self.store, recorder, lambda: self.writable)
+        self.operations = ControlOperations(self.store, lambda: recorder if self.writable else None)
         self.run_operation: Any = self.operations.run
         return pseudonymizer
 
@@ -155,15 +156,15 @@ class OperationTests(ControlSocketTestCase):
         await self.put("a", "b", "c")
 
         def work(client: ControlClient) -> list[str]:
-            access = StoreAccess(client.call)
+            access = StoreAccess(client.call, Config())
             queues, totals = access.list_queues(None, 10)
             self.assertEqual([(one.did, one.messages) for one in queues], [(INBOX, 3)])
             self.assertEqual((totals.queues, totals.messages), (1, 3))
             self.assertEqual(access.find_did(f"{INBOX}#key"), INBOX)
             self.assertIn(ALICE, list(access.list_dids()))
-            entries = access.list_entries(MessageFilter(INBOX, ids=("a", "c")))
+            entries = [one for one in access.list_entries(INBOX) if one.id != "b"]
             self.assertEqual(access.purge(entries), entries)
-            return [one.id for one in access.list_entries(MessageFilter(INBOX))]
+            return [one.id for one in access.list_entries(INBOX)]
 
         self.assertEqual(await self.ask(work), ["b"])
         self.assertEqual([event for event, _ in self.events.events], ["msg.remove", "msg.remove"])
@@ -196,13 +197,13 @@ class OperationTests(ControlSocketTestCase):
         self.serve()
 
         def work(client: ControlClient) -> list[bool]:
-            access = StoreAccess(client.call)
+            access = StoreAccess(client.call, Config())
             accounts, total = access.list_accounts(10)
             self.assertEqual(([one.did for one in accounts], total), ([ALICE], 1))
             self.assertEqual(access.list_recipients(ALICE), [INBOX])
-            access.unregister_recipients(ALICE)
-            self.assertEqual(access.list_queued_dids(ALICE), [])
-            return [access.remove_account(ALICE), access.remove_account(ALICE)]
+            client.call("unregister_recipients", account=ALICE)
+            self.assertEqual(client.call("list_queued_dids", account=ALICE), [])
+            return [client.call("remove_account", account=ALICE) for _ in range(2)]
 
         self.assertEqual(await self.ask(work), [True, False])
         self.assertIsNone(await self.store.get_account(ALICE))

@@ -234,7 +234,7 @@ class SituationTests(SynchronousTestCase):
     def test_row_17_store_unavailable(self) -> None:
         """503 with Retry-After, and never a 202; the same bytes work once the store is back."""
         raw = pack_forward(self.in_memory, self.bob.did, self.bob.letter())
-        with self.in_memory.failing("enqueue", StoreUnavailable()):
+        with self.in_memory.failing("enqueue_each", StoreUnavailable()):
             reply = self.in_memory.receive(raw)
         self.assertEqual((reply.status, code_of(reply), reply.retry_after), (503, "e.p.me.res.storage", 5))
         self.assertEqual(self.in_memory.receive(raw).status, 202)

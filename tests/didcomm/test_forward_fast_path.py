@@ -31,10 +31,10 @@ _OWN = ("ts", "seq", "req", "msg", "dur_ms", "crypto_ms", "latency_ms", "rcpt", 
 class ForwardPath:
     """A house with one guest, whose messages all go one way."""
 
-    def __init__(self, test: SynchronousTestCase, *, short: bool, **settings: Any) -> None:
+    def __init__(self, test: SynchronousTestCase, *, short: bool, in_steps: bool = False, **settings: Any) -> None:
         self.test = test
         self.short = short
-        self.in_memory = InMemoryMediator(test, **settings)
+        self.in_memory = InMemoryMediator(test, in_steps=in_steps, **settings)
         self.bob = InMemoryWallet(self.in_memory).enrol()
         self.taken = 0
 
@@ -165,7 +165,7 @@ class EquivalenceTests(SynchronousTestCase):
 
 class FaultTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.way = ForwardPath(self, short=True)
+        self.way = ForwardPath(self, short=True, in_steps=True)
         self.in_memory = self.way.in_memory
 
     def test_the_store_fails(self) -> None:
@@ -355,7 +355,7 @@ class HeldEnqueueTests(SynchronousTestCase):
     """Forwards of strangers in one reactor iteration, of which the store is slow with some."""
 
     def setUp(self) -> None:
-        self.in_memory = InMemoryMediator(self)
+        self.in_memory = InMemoryMediator(self, in_steps=True)
         self.bob, self.eve = InMemoryWallet(self.in_memory).enrol(), InMemoryWallet(self.in_memory).enrol()
         self.replies: dict[str, DIDCommReply] = {}
         enqueue = self.in_memory.store.enqueue

@@ -27,7 +27,7 @@ from mediatord.errors import (
 )
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import NONCE_GRACE_SECONDS
-from mediatord.store.memory.memory_store import MemoryStore
+from mediatord.store.sqlite.memory_store import MemoryStore
 from mediatord.wallet.didcomm_messages import anoncrypt, compose_message
 from tests.in_memory_identities import PRIVATE, InMemoryIdentity
 from tests.in_memory_mediator import CM2, CM3, MP, PING, InMemoryMediator, InMemoryWallet, code_of, pack_forward
@@ -43,9 +43,12 @@ def change(action: str = "add", did: str = ANOTHER) -> dict[str, Any]:
 
 
 class ReplayCase(SynchronousTestCase):
+    in_steps = False
+
     def setUp(self) -> None:
         self.in_memory = InMemoryMediator(
             self,
+            in_steps=self.in_steps,
             limits={"ip_per_minute": 10_000, "account_per_minute": 10_000},
             didcomm={"unused_account_ttl": 0},
         )
@@ -196,22 +199,18 @@ class AcknowledgementTests(ReplayCase):
         self.assertEqual(self.in_memory.receive(self.acknowledgement(), socket).status, 200)
         self.assertEqual(len(self.in_memory.events("conn.auth")), 1)
 
-    def test_removal_fails(self) -> None:
-        """The same bytes may come again, and remove the message."""
-        for operation in ("acknowledge", "claim_nonce", "acknowledge_once"):
+    def check_failing(self, *operations: str) -> None:
+        """While one of these fails the same bytes may come again; then they remove the message."""
+        for operation in operations:
             with self.in_memory.failing(operation, StoreUnavailable()):
                 self.assertEqual(self.in_memory.receive(self.raw).status, 503)
             self.assertEqual(self.bob.waiting(), 1)
         self.assertEqual(self.in_memory.receive(self.raw).status, 200)
         self.assertEqual(self.bob.waiting(), 0)
 
-    def test_status_fails(self) -> None:
-        """What was removed is recorded, and the same bytes may come again."""
-        with self.in_memory.failing("get_queue_status", StoreUnavailable()):
-            self.assertEqual(self.in_memory.receive(self.raw).status, 503)
-        self.assertEqual(len(self.in_memory.events("msg.ack")), 1)
-        self.assertEqual([self.fault_of(self.raw) for _ in range(2)], [None, ReplayedMessage])
-        self.assertEqual(len(self.in_memory.events("msg.ack")), 1)
+    def test_removal_fails(self) -> None:
+        """The same bytes may come again, and remove the message."""
+        self.check_failing("acknowledge_once")
 
     def test_refused(self) -> None:
         """One that is refused removes nothing, and is known afterwards."""
@@ -229,6 +228,24 @@ class AcknowledgementTests(ReplayCase):
         with self.in_memory.failing("get_queue_status", StoreUnavailable()):
             self.assertEqual(self.in_memory.receive(raw).status, 202)
         self.assertEqual(self.bob.waiting(), 0)
+
+
+class AcknowledgementStepTests(AcknowledgementTests):
+    """An acknowledgement, whose digest is claimed before the messages are removed, and their status read after it."""
+
+    in_steps = True
+
+    def test_step_fails(self) -> None:
+        """The same bytes may come again, and remove the message."""
+        self.check_failing("acknowledge", "claim_nonce")
+
+    def test_status_fails(self) -> None:
+        """What was removed is recorded, and the same bytes may come again."""
+        with self.in_memory.failing("get_queue_status", StoreUnavailable()):
+            self.assertEqual(self.in_memory.receive(self.raw).status, 503)
+        self.assertEqual(len(self.in_memory.events("msg.ack")), 1)
+        self.assertEqual([self.fault_of(self.raw) for _ in range(2)], [None, ReplayedMessage])
+        self.assertEqual(len(self.in_memory.events("msg.ack")), 1)
 
 
 ROOM = 20

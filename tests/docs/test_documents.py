@@ -16,7 +16,6 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 
-from mediatord.bench.cli import bench
 from mediatord.cli.commands import cli
 from mediatord.config.settings import Config
 from mediatord.observability.event_schema import EVENTS
@@ -25,6 +24,7 @@ from mediatord.protocol.decentrl.commands import DirectPayload, PublicPayload
 from mediatord.protocol.didcomm.discover_features import select_features
 from mediatord.protocol.error_codes import DECENTRL_CLOSE_CODES, DECENTRL_ERROR_CODES, DIDCOMM_ERROR_CODES
 from mediatord.workers.metrics_aggregator import MetricsAggregator
+from tests.cli.test_commands import subcommands
 
 PROJECT = Path(__file__).parents[2]
 DOCUMENTS = [
@@ -82,11 +82,11 @@ def shell_lines(document: str) -> list[str]:
 
 def check_mediatord(words: list[str]) -> None:
     """The subcommand is there and has these options."""
-    command = cli.commands[words[0]] if words and not words[0].startswith("-") else cli
-    if words[:1] == ["bench"]:
-        command = bench
-    elif words and isinstance(command, click.Group) and words[0] in cli.commands:
-        command = command.commands[words[1]]
+    command: click.Command = cli
+    if words and not words[0].startswith("-"):
+        command = dict(subcommands(cli))[words[0]]
+        if isinstance(command, click.Group):
+            command = command.commands[words[1]]
     known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
     assert {word for word in words if word.startswith("--")} <= known, words
 
@@ -122,7 +122,7 @@ def test_readme_leads_with_the_two_commands() -> None:
 def test_every_subcommand_is_mentioned() -> None:
     """In the README or on a page that was written by hand."""
     said = "".join(path.read_text("utf-8") for path in DOCUMENTS if path.name not in GENERATED)
-    shown = [name for name, command in cli.commands.items() if not command.hidden]
+    shown = [name for name, command in subcommands(cli) if not command.hidden]
     assert [name for name in shown if not re.search(rf"(?:mediatord|make) {name}\b", said)] == []
 
 

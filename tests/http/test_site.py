@@ -174,14 +174,14 @@ class MessageTests(HTTPTestCase):
 
     def test_a_store_that_is_away(self) -> None:
         """503 with Retry-After, and no 202 (reference section 11, row 17)."""
-        with self.site_fixture.failing("enqueue", StoreUnavailable()):
+        with self.site_fixture.failing("enqueue_each", StoreUnavailable()):
             response = self.site_fixture.post(self.forwarded())
         self.assertEqual((response.status, response.headers["retry-after"]), (503, "5"))
         self.assertEqual(self.bob.waiting(), 0)
 
     def test_a_fault_of_ours(self) -> None:
         """500 with a fixed text; the next request is served."""
-        with self.site_fixture.failing("enqueue", RuntimeError("boom")):
+        with self.site_fixture.failing("enqueue_each", RuntimeError("boom")):
             response = self.site_fixture.post(self.forwarded())
         self.assertEqual(response.status, 500)
         self.assertNotIn(b"boom", response.body)
@@ -200,7 +200,7 @@ class TimeoutTests(HTTPTestCase):
     def test_the_deadline(self) -> None:
         """After ten seconds the answer is 503; the work goes on to its end (reference 3.1)."""
         line = self.site_fixture.line()
-        with HeldStoreOperation(self.site_fixture, "enqueue") as held:
+        with HeldStoreOperation(self.site_fixture, "enqueue_each") as held:
             line.feed(encode_request("POST", "/didcomm", self.forwarded()))
             self.site_fixture.clock.advance(9.9)
             self.assertEqual(line.taken(), b"")
@@ -217,7 +217,7 @@ class TimeoutTests(HTTPTestCase):
         """What it asked for is done all the same, and nobody is surprised; no timer stays behind."""
         timers = len(self.site_fixture.clock.getDelayedCalls())
         line = self.site_fixture.line()
-        with HeldStoreOperation(self.site_fixture, "enqueue") as held:
+        with HeldStoreOperation(self.site_fixture, "enqueue_each") as held:
             line.feed(encode_request("POST", "/didcomm", self.forwarded()))
             line.hang_up(cleanly=False)
             held.release_all()
@@ -228,7 +228,7 @@ class TimeoutTests(HTTPTestCase):
     def test_a_client_that_hangs_up_and_a_store_that_never_answers(self) -> None:
         """The deadline passes without anybody to tell it to."""
         line = self.site_fixture.line()
-        with HeldStoreOperation(self.site_fixture, "enqueue"):
+        with HeldStoreOperation(self.site_fixture, "enqueue_each"):
             line.feed(encode_request("POST", "/didcomm", self.forwarded()))
             line.hang_up()
             self.site_fixture.clock.advance(11)

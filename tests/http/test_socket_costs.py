@@ -237,13 +237,13 @@ class PushTests(CostsTestCase):
         websocket_client = self.live(guest)
         asked: list[str] = []
         store: Any = self.site_fixture.store
-        real = store.get_queue_status
+        real = store.acknowledge_once
 
-        def status(*args: Any) -> Any:
-            asked.append("status")
-            return real(*args)
+        def acknowledge(*args: Any, with_status: bool) -> Any:
+            asked.extend(["status"] * with_status)
+            return real(*args, with_status=with_status)
 
-        self.patch(store, "get_queue_status", status)
+        self.patch(store, "acknowledge_once", acknowledge)
         for route in ("none", "all"):
             ids = {"message_id_list": [self.pushed(websocket_client, guest)]}
             websocket_client.send(guest.pack(f"{MP}/messages-received", ids, return_route=route))

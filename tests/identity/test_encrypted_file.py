@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from mediatord.identity import encrypted_file
 from mediatord.identity.encrypted_file import decrypt_content, encrypt_content, is_encrypted, make_passphrase_source
 from mediatord.identity.key_file import create_keys, decrypt_keys, encrypt_keys, load_keys, retire_keys, rotate_keys
-from mediatord.private_file import PrivateFileError, create_private_file, read_private_file
+from mediatord.secret_files import SecretFileError, create_secret_file, read_secret_file
 
 RIGHT, WRONG = b"correct horse battery", b"correct horse batterz"
 # Before it is lowered for these tests.
@@ -71,7 +71,7 @@ def test_cost(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_wrong_passphrase(locked: bytes) -> None:
     """It is one line, which says so and repeats nothing."""
     for passphrase in (WRONG, RIGHT + b"\n", RIGHT[:-1], b""):
-        with pytest.raises(PrivateFileError) as caught:
+        with pytest.raises(SecretFileError) as caught:
             decrypt_content(locked, passphrase, "keys.jwks")
         assert str(caught.value) == "keys.jwks does not open: the passphrase is wrong, or the file was changed"
 
@@ -100,14 +100,14 @@ def test_wrong_passphrase(locked: bytes) -> None:
 )
 def test_foreign(locked: bytes, path: tuple[str, ...], to: Any) -> None:
     """What would be weak, or take more memory than a daemon has, is refused before anything is computed."""
-    with pytest.raises(PrivateFileError, match="encrypted in a way that is not known here"):
+    with pytest.raises(SecretFileError, match="encrypted in a way that is not known here"):
         decrypt_content(changed(locked, *path, to=to), RIGHT, "it")
 
 
 def test_no_memory(locked: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small host, or one that is busy, is told what is missing."""
     monkeypatch.setattr(Scrypt, "derive", mock.Mock(side_effect=MemoryError))
-    with pytest.raises(PrivateFileError, match="^scrypt needs 32 MiB of memory, which are not there$"):
+    with pytest.raises(SecretFileError, match="^scrypt needs 32 MiB of memory, which are not there$"):
         decrypt_content(locked, RIGHT, "keys.jwks")
 
 
@@ -121,14 +121,14 @@ def test_tampered(locked: bytes) -> None:
         changed(locked, "ciphertext", to="A" * 24 + document["ciphertext"][24:]),
         changed(locked, "comment", to="mine"),
     ):
-        with pytest.raises(PrivateFileError, match="does not open"):
+        with pytest.raises(SecretFileError, match="does not open"):
             decrypt_content(content, RIGHT, "it")
 
 
 def test_changes_leave_it_encrypted(tmp_path: Path) -> None:
     """Rotating, preparing and retiring write the file encrypted by the passphrase that it was, mode 0600."""
     path, right = tmp_path / "keys.jwks", tmp_path / "passphrase"
-    create_private_file(right, RIGHT + b"\n")
+    create_secret_file(right, RIGHT + b"\n")
     first, passphrase = create_keys(path), make_passphrase_source(right)
     encrypt_keys(path, RIGHT)
     assert load_keys(path, passphrase) == first
@@ -151,13 +151,13 @@ def test_refusals(tmp_path: Path) -> None:
     """An encrypted file without a passphrase, with another one, and what is there already: nothing changes."""
     path, wrong, short = tmp_path / "keys.jwks", tmp_path / "wrong", tmp_path / "short"
     create_keys(path)
-    with pytest.raises(PrivateFileError, match="is not encrypted"):
+    with pytest.raises(SecretFileError, match="is not encrypted"):
         decrypt_keys(path, make_passphrase_source(None))
     encrypt_keys(path, RIGHT)
     before = path.read_bytes()
-    create_private_file(wrong, WRONG)
-    create_private_file(short, b"eleven byte\n")
-    with pytest.raises(PrivateFileError, match="is encrypted already"):
+    create_secret_file(wrong, WRONG)
+    create_secret_file(short, b"eleven byte\n")
+    with pytest.raises(SecretFileError, match="is encrypted already"):
         encrypt_keys(path, WRONG)
     for source, said in (
         (None, "say where its passphrase is by identity.passphrase_file"),
@@ -166,9 +166,9 @@ def test_refusals(tmp_path: Path) -> None:
         (tmp_path / "none", "cannot be read"),
         (Path("credential:passphrase"), "no such credential"),
     ):
-        with pytest.raises(PrivateFileError, match=said):
+        with pytest.raises(SecretFileError, match=said):
             load_keys(path, make_passphrase_source(source))
-        with pytest.raises(PrivateFileError, match=said):
+        with pytest.raises(SecretFileError, match=said):
             rotate_keys(path, str, passphrase=make_passphrase_source(source))
     assert path.read_bytes() == before
 
@@ -177,15 +177,15 @@ def test_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A credential of systemd may show the group's bit, as a list of access does; no other bit, and no other file."""
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
     path = tmp_path / "passphrase"
-    create_private_file(path, RIGHT)
+    create_secret_file(path, RIGHT)
     for mode, fits in ((0o400, True), (0o440, True), (0o600, True), (0o460, False), (0o444, False)):
         path.chmod(mode)
         if fits:
-            assert read_private_file(path) == RIGHT
+            assert read_secret_file(path) == RIGHT
         else:
-            with pytest.raises(PrivateFileError, match="open to others"):
-                read_private_file(path)
+            with pytest.raises(SecretFileError, match="open to others"):
+                read_secret_file(path)
     path.chmod(0o440)
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path / "another"))
-    with pytest.raises(PrivateFileError, match="open to others"):
-        read_private_file(path)
+    with pytest.raises(SecretFileError, match="open to others"):
+        read_secret_file(path)

@@ -21,12 +21,12 @@ from mediatord.identity.key_file import (
     serialize_keys,
 )
 from mediatord.identity.mediator_identity import IdentityError, MediatorIdentity
-from mediatord.private_file import PrivateFileError
 from mediatord.protocol import encoding
 from mediatord.protocol.decentrl.did_decentrl import decode_multibase_key
 from mediatord.protocol.didcomm.did_document import parse_did_document
 from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.protocol.didcomm.keys import PrivateKey
+from mediatord.secret_files import SecretFileError
 
 URL = "https://m.example"
 WEB = "did:web:m.example"
@@ -109,7 +109,7 @@ def test_open_to_others(path: Path, prepare: bool) -> None:
     path.chmod(0o640)
     content = path.read_bytes()
     for change in (lambda: rotate_keys(path, fits, prepare=prepare), lambda: retire_keys(path, "prekey", fits)):
-        with pytest.raises(PrivateFileError, match=f"type: chmod 600 {path}$"):
+        with pytest.raises(SecretFileError, match=f"type: chmod 600 {path}$"):
             change()
     assert path.read_bytes() == content
 
@@ -125,7 +125,7 @@ def test_prepare(path: Path) -> None:
     assert identity.owns(coming)
     (method,) = resolve_local(coming).key_agreement
     assert identity.find_agreement_keys(method.id) == (dict(prepared.prepared)["prekey-2"],)
-    with pytest.raises(PrivateFileError, match="has prepared keys already"):
+    with pytest.raises(SecretFileError, match="has prepared keys already"):
         rotate_keys(path, fits, prepare=True)
     after = fits(rotate_keys(path, fits))
     assert (after.did, after.former_peer_dids, after.prepared_dids) == (coming, (before.did,), ())
@@ -166,7 +166,7 @@ def test_not_retired(path: Path, kid: str, why: str) -> None:
     """Neither what is in use nor what is not there."""
     rotate_keys(path, fits)
     content = path.read_bytes()
-    with pytest.raises(PrivateFileError, match=why):
+    with pytest.raises(SecretFileError, match=why):
         retire_keys(path, kid, fits)
     assert path.read_bytes() == content
 
@@ -219,7 +219,7 @@ def test_bad_root(path: Path, root: object) -> None:
     """A root that is none is a mistake like any other."""
     document = encoding.loads_object(path.read_bytes())
     path.write_bytes(encoding.dumps({**document, "root": root}))
-    with pytest.raises(PrivateFileError, match="expected a JWK set"):
+    with pytest.raises(SecretFileError, match="expected a JWK set"):
         load_keys(path)
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from mediatord.identity.key_file import KeySet, create_keys, generate_keys, load_keys
 from mediatord.identity.mediator_identity import IdentityError, MediatorIdentity
-from mediatord.private_file import PrivateFileError
 from mediatord.protocol import encoding
 from mediatord.protocol.didcomm.did_document import parse_did_document
 from mediatord.protocol.didcomm.did_methods import (
@@ -19,6 +18,7 @@ from mediatord.protocol.didcomm.did_methods import (
     resolve_local,
 )
 from mediatord.protocol.didcomm.keys import PrivateKey, convert_ed25519_to_x25519_private
+from mediatord.secret_files import SecretFileError
 
 AGREEMENT = PrivateKey.from_secret("X25519", b"1" * 32)
 SIGNING = PrivateKey.from_secret("Ed25519", b"2" * 32)
@@ -336,7 +336,7 @@ def test_key_file(tmp_path: Path) -> None:
     assert load_keys(path) == keys
     assert [key.curve for _, key in keys] == ["X25519", "Ed25519", "P-256", "P-384", "P-521"]
     content = path.read_bytes()
-    with pytest.raises(PrivateFileError, match="is there already"):
+    with pytest.raises(SecretFileError, match="is there already"):
         create_keys(path)
     assert path.read_bytes() == content
     assert [file.name for file in tmp_path.iterdir()] == ["keys.jwks"]
@@ -348,7 +348,7 @@ def test_key_file_open_to_others(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "keys.jwks"
     create_keys(path)
     path.chmod(mode)
-    with pytest.raises(PrivateFileError, match=f"^{path} is open to others.*type: chmod 600 {path}$"):
+    with pytest.raises(SecretFileError, match=f"^{path} is open to others.*type: chmod 600 {path}$"):
         load_keys(path)
 
 
@@ -371,14 +371,14 @@ def test_bad_key_file(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "keys.jwks"
     path.touch(0o600)
     path.write_bytes(content)
-    with pytest.raises(PrivateFileError, match=r"^[^\n]+: expected [^\n]+$") as caught:
+    with pytest.raises(SecretFileError, match=r"^[^\n]+: expected [^\n]+$") as caught:
         load_keys(path)
     assert AGREEMENT.jwk()["d"] not in str(caught.value)
 
 
 def test_missing_key_file(tmp_path: Path) -> None:
     """A missing key file is one line."""
-    with pytest.raises(PrivateFileError, match=r"keys.jwks cannot be read: No such file or directory$"):
+    with pytest.raises(SecretFileError, match=r"keys.jwks cannot be read: No such file or directory$"):
         load_keys(tmp_path / "keys.jwks")
 
 

@@ -18,8 +18,8 @@ from pymongo import MongoClient
 from pymongo.collection import Collection
 from twisted.internet.threads import blockingCallFromThread, deferToThread
 
-from mediatord.cluster.peer_client import CALL_TIMEOUT
-from mediatord.cluster.peer_queues import RETRY_DELAYS
+from mediatord.cluster.peer_connection import CALL_TIMEOUT
+from mediatord.cluster.peer_notifications import RETRY_DELAYS
 from tests.integration.cluster import DaemonCluster
 from tests.integration.daemon import Daemon
 from tests.integration.database_counters import find_miscounts

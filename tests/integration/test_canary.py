@@ -409,12 +409,14 @@ OPERATIONS = (
     "get_account",
     "find_owner",
     "enqueue",
+    "enqueue_each",
     "grant",
     "update_recipients",
     "list_recipients",
     "fetch_messages",
     "get_queue_status",
     "acknowledge",
+    "acknowledge_once",
 )
 
 

@@ -16,7 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from mediatord.cli.commands import _run_command
 from mediatord.identity.encrypted_file import is_encrypted, make_passphrase_source
 from mediatord.identity.key_file import load_keys
-from mediatord.private_file import create_private_file
+from mediatord.secret_files import create_secret_file
 from tests.integration.daemon import Daemon
 from tests.integration.test_rotation import await_true, did_of, rotated
 from tests.integration.test_workers import await_workers
@@ -93,7 +93,7 @@ class EncryptedTests(Case):
         """Started, rotated by SIGHUP, backed up and restored; no process shows the passphrase to others."""
         daemon = self.a_daemon({"workers": 2, "identity": {"passphrase_file": "passphrase"}})
         daemon.initialise()
-        create_private_file(daemon.directory / "passphrase", PASSPHRASE.encode() + b"\n")
+        create_secret_file(daemon.directory / "passphrase", PASSPHRASE.encode() + b"\n")
         config, keys = ("--config", str(daemon.config)), daemon.directory / "keys.jwks"
         self.assertEqual(_run_command(["keys", "encrypt", *config]), 0)
         before = keys.read_bytes()
@@ -111,7 +111,7 @@ class EncryptedTests(Case):
         self.assertNotIn(PASSPHRASE.encode(), backup.read_bytes())
         there = daemon.directory.parent / "there"
         there.mkdir()
-        create_private_file(there / "passphrase", PASSPHRASE.encode())
+        create_secret_file(there / "passphrase", PASSPHRASE.encode())
         self.assertEqual(_run_command(["restore", "--from", str(backup), "--dir", str(there)]), 0)
         again = load_keys(there / "keys.jwks", make_passphrase_source(there / "passphrase"))
         self.assertEqual(again, load_keys(keys, make_passphrase_source(there / "passphrase")))
@@ -130,7 +130,7 @@ class EncryptedTests(Case):
         daemon = self.a_daemon({"identity": {"passphrase_file": "passphrase"}})
         daemon.initialise()
         passphrase = daemon.directory / "passphrase"
-        create_private_file(passphrase, PASSPHRASE.encode())
+        create_secret_file(passphrase, PASSPHRASE.encode())
         self.assertEqual(_run_command(["keys", "encrypt", "--config", str(daemon.config)]), 0)
         daemon.start()
         first = did_of(daemon)

@@ -21,11 +21,11 @@ from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.store.interfaces.decentrl import DecentrlQuotas
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import IStore
-from mediatord.store.memory.memory_store import MemoryStore
 from mediatord.store.message_operations import ignore_observation
 from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.uri import parse_mongo_uri
 from mediatord.store.mongo.store import MongoStore
+from mediatord.store.sqlite.memory_store import MemoryStore
 from tests.in_memory_mediator import PEER, FakeSocket, InMemoryMediator, InMemoryReactor
 from tests.integration.daemon import PLENTY
 from tests.mongod import shared_replica_set

@@ -10,11 +10,12 @@ from typing import Any
 
 from OpenSSL import SSL
 from twisted.internet.address import IPv4Address
+from twisted.internet.defer import Deferred
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.cluster.peer_server import MAX_UNAUTHENTICATED_PER_ADDRESS, PeerSite
+from mediatord.cluster.peer_connection import MAX_UNAUTHENTICATED_PER_ADDRESS, PeerServer, derive_cluster_keys
 from mediatord.net.listeners import TLS_HANDSHAKE_TIMEOUT, Listener
 from tests.admin.in_memory_admin_site import InMemoryAdminSite
 from tests.certificate_authority import CertificateAuthority
@@ -132,9 +133,14 @@ class ListenerLayerTests(SynchronousTestCase):
                 self.assertIsNotNone(outer.buildProtocol(self.address))
                 self.assertIsNone(outer.buildProtocol(self.address))
 
+    def peer_server(self) -> PeerServer:
+        """The listener of nodes."""
+        keys = derive_cluster_keys(b"s" * 32)
+        return PeerServer(self.reactor, keys, "bbbb", lambda body: self.fail("nobody asks"), lambda reason: None)
+
     def test_limits_of_the_sites(self) -> None:
         """Those of clients, of the page of operators and of nodes hold behind TLS; handshakes that wait count."""
-        nodes = PeerSite(self.reactor, lambda *request: self.fail("nobody asks"))
+        nodes = self.peer_server()
         site_fixture = InMemorySite(self, limits={"max_connections_per_ip": 1})
         for site, limit in (
             (site_fixture.site, 4),
@@ -151,11 +157,11 @@ class ListenerLayerTests(SynchronousTestCase):
 
     def test_nodes_without_room(self) -> None:
         """The listener of nodes refuses behind TLS as well, where nobody can give way."""
-        site = PeerSite(self.reactor, lambda *request: self.fail("nobody asks"))
+        site = self.peer_server()
         outer = self.listen(self.tls, site)
         for _ in range(MAX_UNAUTHENTICATED_PER_ADDRESS):
             protocol, _ = self.connect(outer)
-            protocol.wrappedProtocol._handlingRequest = True
+            protocol.wrappedProtocol._serving = Deferred()
         self.assertIsNone(outer.buildProtocol(self.address))
 
     def test_proxy_header(self) -> None:

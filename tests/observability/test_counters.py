@@ -69,9 +69,9 @@ class CountersTests(SynchronousTestCase):
             self.in_memory.post(raw, Expect="nothing")  # which twisted.web answers
             self.in_memory.request("POST", "/didcomm", raw, {"Content-Type": "text/plain"})
         self.in_memory.request("POST", "/didcomm", b"x" * 2_000_000)
-        with self.in_memory.failing("enqueue", StoreUnavailable()):
+        with self.in_memory.failing("enqueue_each", StoreUnavailable()):
             self.assertEqual(self.forward(self.bob.letter()), 503)
-        with self.in_memory.failing("enqueue", RuntimeError("of ours")):
+        with self.in_memory.failing("enqueue_each", RuntimeError("of ours")):
             self.assertEqual(self.forward(self.bob.letter()), 500)
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
         after = self.grown(now)

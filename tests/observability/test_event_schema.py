@@ -22,7 +22,7 @@ from mediatord.observability.event_schema import (
     validate_fields,
 )
 from mediatord.observability.pseudonyms import Pseudonymizer, PseudonymKey, create_pseudonym_key, load_pseudonym_key
-from mediatord.private_file import PrivateFileError
+from mediatord.secret_files import SecretFileError
 
 KEY = PseudonymKey(3, b"k" * 32)
 DID = "did:peer:2.Ez6LSc1YK7J47otkPx5smthWsH492pKyRthNs7XYiXo1GCnpR.Vz6MkknhhwAGsRrcTTthPSsBbQtrNX6CMqt4poro5jdP6uCue"
@@ -191,7 +191,7 @@ def test_key_file(tmp_path: Path) -> None:
     made = load_pseudonym_key(path)
     assert path.stat().st_mode & 0o777 == 0o600
     assert load_pseudonym_key(path) == made
-    with pytest.raises(PrivateFileError, match="is there already"):
+    with pytest.raises(SecretFileError, match="is there already"):
         create_pseudonym_key(path)
     assert [file.name for file in tmp_path.iterdir()] == ["log.key"]
 
@@ -202,7 +202,7 @@ def test_bad_key_file(text: str, tmp_path: Path) -> None:
     path = tmp_path / "log.key"
     path.touch(0o600)
     path.write_text(text)
-    with pytest.raises(PrivateFileError, match="^[^\n]*: expected [^\n]*$"):
+    with pytest.raises(SecretFileError, match="^[^\n]*: expected [^\n]*$"):
         load_pseudonym_key(path)
 
 
@@ -211,7 +211,7 @@ def test_key_file_open_to_others(tmp_path: Path) -> None:
     path = tmp_path / "log.key"
     create_pseudonym_key(path)
     path.chmod(0o640)
-    with pytest.raises(PrivateFileError, match=f"chmod 600 {path}"):
+    with pytest.raises(SecretFileError, match=f"chmod 600 {path}"):
         load_pseudonym_key(path)
 
 

@@ -26,7 +26,7 @@ from mediatord.observability.pseudonyms import (
     renew_pseudonym_key,
     start_key_epoch,
 )
-from mediatord.private_file import PrivateFileError
+from mediatord.secret_files import SecretFileError
 from tests.cli.test_commands import call, one_line
 from tests.in_memory_mediator import NOW, InMemoryMediator, InMemoryWallet, pack_forward
 from tests.observability.counter_oracle import read_lines
@@ -89,12 +89,12 @@ def test_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing can be written, as systemd may have it, the daemon goes on with the key that there is."""
 
     def read_only(path: Path, content: bytes) -> None:
-        raise PrivateFileError(f"{path} cannot be written: Read-only file system")
+        raise SecretFileError(f"{path} cannot be written: Read-only file system")
 
     path = tmp_path / "log.key"
     create_pseudonym_key(path)
     aged(path, 500)
-    monkeypatch.setattr("mediatord.observability.pseudonyms.replace_private_file", read_only)
+    monkeypatch.setattr("mediatord.observability.pseudonyms.replace_secret_file", read_only)
     failures: list[str] = []
     assert renew_pseudonym_key(path, TODAY, 90, failures.append).epoch == 1
     (failure,) = failures
@@ -118,8 +118,8 @@ def test_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     path = tmp_path / "log.key"
     create_pseudonym_key(path)
-    monkeypatch.setattr("mediatord.private_file.fcntl.flock", refuse)
-    with pytest.raises(PrivateFileError, match="cannot be locked: No locks available"):
+    monkeypatch.setattr("mediatord.secret_files.fcntl.flock", refuse)
+    with pytest.raises(SecretFileError, match="cannot be locked: No locks available"):
         start_key_epoch(path, TODAY)
     failures: list[str] = []
     assert renew_pseudonym_key(path, TODAY + timedelta(days=500), 90, failures.append).epoch == 1
@@ -130,7 +130,7 @@ def test_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_such_path(tmp_path: Path) -> None:
     """A path that cannot even be looked at is a line for the operator."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(PrivateFileError, match="File name too long"):
+    with pytest.raises(SecretFileError, match="File name too long"):
         load_pseudonym_key(tmp_path / ("x" * 300) / "log.key")
 
 
@@ -138,12 +138,12 @@ def test_forget(tmp_path: Path) -> None:
     """A key that is over can be deleted, the present one cannot; the next epoch never has a number again."""
     path = tmp_path / "log.key"
     create_pseudonym_key(path)
-    with pytest.raises(PrivateFileError, match="in use"):
+    with pytest.raises(SecretFileError, match="in use"):
         delete_epoch_key(path, 1)
     start_key_epoch(path, TODAY)
     delete_epoch_key(path, 1)
     assert [key.epoch for key in read_pseudonym_keys(path)] == [2]
-    with pytest.raises(PrivateFileError, match="no key of epoch 1"):
+    with pytest.raises(SecretFileError, match="no key of epoch 1"):
         delete_epoch_key(path, 1)
     assert start_key_epoch(path, TODAY).epoch == 3
 
@@ -157,7 +157,7 @@ def test_bad_file(value: Any, tmp_path: Path) -> None:
     path = tmp_path / "log.key"
     path.write_text(json.dumps(value))
     path.chmod(0o600)
-    with pytest.raises(PrivateFileError, match="is not a key file"):
+    with pytest.raises(SecretFileError, match="is not a key file"):
         read_pseudonym_keys(path)
 
 

@@ -15,7 +15,7 @@ from mediatord.ratelimit.distributed_limiter import QuotaStore
 from mediatord.ratelimit.rate_limiter import RateLimiter
 from mediatord.store.interfaces.cluster import IClusterStore
 from mediatord.store.interfaces.messages import QueueLimits
-from mediatord.store.memory.memory_store import MemoryStore
+from mediatord.store.sqlite.memory_store import MemoryStore
 
 NOW = 1_800_000_000.0
 DID = "did:example:alice"

@@ -18,8 +18,8 @@ from mediatord.ratelimit.access_control import USAGE_CACHE_SECONDS, Registration
 from mediatord.ratelimit.distributed_limiter import QuotaStore
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import AccountUsage
-from mediatord.store.memory.memory_store import MemoryStore
 from mediatord.store.quotas import QUOTA_WINDOW_SLOTS
+from mediatord.store.sqlite.memory_store import MemoryStore
 from tests.in_memory_identities import InMemoryIdentity
 from tests.in_memory_mediator import (
     CM3,

@@ -2,31 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
 from typing import Any, TypeVar
 
-from twisted.internet.defer import Deferred, execute
+from twisted.internet.defer import Deferred, execute, fail
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import MediatorError
+from mediatord.store.interfaces.cluster import ClusterIdentityMismatch, ClusterNode
 from mediatord.store.interfaces.decentrl import DecentrlQuotas
-from mediatord.store.interfaces.messages import Payload, PayloadForm, QueueLimits
+from mediatord.store.interfaces.messages import (
+    AcknowledgementResult,
+    EnqueueRequest,
+    EnqueueResult,
+    Payload,
+    PayloadForm,
+    QueueLimits,
+    RemovalReason,
+)
 from mediatord.store.interfaces.store import StoreFault
-from mediatord.store.message_operations import OperationObserver, ignore_observation
+from mediatord.store.message_operations import (
+    IndependentEnqueues,
+    LedgerEntry,
+    OperationObserver,
+    acknowledge_in_steps,
+    ignore_observation,
+)
 from mediatord.store.quotas import SpaceLimits
-from mediatord.store.sqlite.executor import SQLiteRunners, SQLiteTuning
+from mediatord.store.sqlite.executor import SQLiteExecutor, SQLiteRunners, SQLiteTuning
 from mediatord.store.sqlite.group_commit import JobRunner
+from mediatord.store.sqlite.memory_store import MemoryStore
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 
 T = TypeVar("T")
 
 NOON = 1_800_000_000.0
 HOUR = 3600.0
+# Removals for other reasons name their entry.
+LEDGER_ENTRY_BY_REASON: dict[RemovalReason | None, LedgerEntry] = {
+    None: "acknowledged",
+    "ttl": "expired",
+    "fifo_count": "evicted",
+    "fifo_bytes": "evicted",
+}
 ALICE = "did:example:alice"
 BOB = "did:example:bob"
 
@@ -116,27 +139,71 @@ def make_sqlite_store(
     caps: DecentrlQuotas | None = None,
     write: JobRunner | None = None,
     read: JobRunner | None = None,
+    background: JobRunner | None = None,
     shared: bool = False,
     observe: OperationObserver = ignore_observation,
     tuning: SQLiteTuning | None = None,
+    max_nonces: int = 1_000_000,
     create: bool = True,
     space_limits: SpaceLimits | None = None,
     on_fault: Callable[[StoreFault, bool], None] = lambda fault, present: None,
 ) -> SQLiteStore:
     """A store without threads."""
-    return SQLiteStore(
+    executor = SQLiteExecutor(
         path,
         clock,
-        limits or QueueLimits(),
-        SQLiteRunners(write or InlineRunner(), read or InlineRunner(), InlineRunner(), InlineRunner()),
-        caps=caps or DecentrlQuotas(),
+        SQLiteRunners(write or InlineRunner(), read or InlineRunner(), background or InlineRunner(), InlineRunner()),
+        observe,
+        tuning or SQLiteTuning(),
         shared=shared,
-        observe=observe,
-        tuning=tuning or SQLiteTuning(),
         create=create,
         space_limits=space_limits or SpaceLimits(),
         on_fault=on_fault,
     )
+    return SQLiteStore(
+        executor,
+        clock,
+        limits or QueueLimits(),
+        caps=caps or DecentrlQuotas(),
+        shared=shared,
+        max_nonces=max_nonces,
+    )
+
+
+class SteppingStore(IndependentEnqueues, MemoryStore):
+    """The memory store; what takes the MongoDB store several transactions is done in steps, as there."""
+
+    def enqueue_all(self, deposits: Sequence[EnqueueRequest]) -> Deferred[list[EnqueueResult]]:
+        return MemoryStore.enqueue_all(self, deposits)
+
+    def acknowledge_once(
+        self,
+        account: str,
+        ids: Sequence[str],
+        key: bytes,
+        until: float,
+        share: float = 1.0,
+        *,
+        with_status: bool = False,
+    ) -> Deferred[AcknowledgementResult | None]:
+        return Deferred.fromCoroutine(
+            acknowledge_in_steps(self, account, ids, key, until, share, with_status=with_status)
+        )
+
+
+def compare_identities(cluster: Any) -> None:
+    """Have a memory store refuse other mediators as the MongoDB store does: they are in one process in tests only."""
+    join, identities = cluster.join, dict[str, bytes]()
+
+    def join_same(node: ClusterNode, lease: float) -> Deferred[Any]:
+        live = [other.boot for other in result_of(cluster.list_nodes()) if other.boot != node.boot]
+        if node.identity and any(identities[boot] not in (node.identity, b"") for boot in live):
+            return fail(ClusterIdentityMismatch())
+        identities[node.boot] = node.identity
+        joined: Deferred[Any] = join(node, lease)
+        return joined
+
+    cluster.join = join_same
 
 
 def result_of(asked: Deferred[Any]) -> Any:

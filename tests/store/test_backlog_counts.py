@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.store.interfaces.messages import AgeBucket, QueueLimits, new_stored_message_id
+from mediatord.store.interfaces.messages import AgeBucket, new_stored_message_id
 from mediatord.store.interfaces.store import IStore
-from mediatord.store.memory import decentrl, messages
-from mediatord.store.memory.memory_store import MemoryStore
-from mediatord.store.message_operations import complete_buckets, get_id_ranges, group_by_age, sum_buckets
+from mediatord.store.message_operations import complete_buckets, get_id_ranges, sum_buckets
 from mediatord.store.sqlite import message_queries
 from tests.store.builders import (
     ALICE,
@@ -42,16 +40,6 @@ class CountingTests(SynchronousTestCase):
     def cohorts(self, store: IStore, *bounds: float) -> tuple[AgeBucket, ...]:
         return self.successResultOf(store.read_backlog(bounds, 0)).cohorts
 
-    def test_memory(self) -> None:
-        """The latest are counted; of what is older it is known that it is not younger, and the last is the rest."""
-        for module in (messages, decentrl):
-            self.patch(module, "LOOKED_AT", 7)
-        clock = ImmediateClock()
-        store = self.aged(MemoryStore(clock, QueueLimits()), clock)
-        self.assertEqual(self.cohorts(store, NOON + 10), (AgeBucket(5, 5), AgeBucket(10, 10)))
-        expected = AgeBucket(5, 5), AgeBucket(2, 2, exact=False), AgeBucket(0, 0, exact=False)
-        self.assertEqual(self.cohorts(store, NOON + 10, NOON + 5), expected)
-
     def test_sqlite(self) -> None:
         """So many of each age are counted, and of fewer the bytes added up; what all amount to is known."""
         self.patch(message_queries, "_COHORT_SIZE_LIMIT", 5)
@@ -73,16 +61,6 @@ class CountingTests(SynchronousTestCase):
 
 class ArithmeticTests(SynchronousTestCase):
     """What the backends have in common."""
-
-    def test_grouped(self) -> None:
-        """By bounds, each the first moment of its cohort."""
-        found = [(9.0, 1), (5.0, 2), (4.9, 4), (0.0, 8)]
-        self.assertEqual(group_by_age(found, [5.0, 1.0], 4), [AgeBucket(2, 3), AgeBucket(1, 4), AgeBucket(1, 8)])
-        self.assertEqual(
-            group_by_age(found, [5.0, 1.0], 3),
-            [AgeBucket(2, 3), AgeBucket(1, 4, exact=False), AgeBucket(0, 0, exact=False)],
-        )
-        self.assertEqual(group_by_age([], [5.0], 0), [AgeBucket(0, 0)] * 2)
 
     def test_completed(self) -> None:
         """One that was not counted to its end is the rest, and never less than was counted."""

@@ -26,17 +26,16 @@ from mediatord.errors import MediatorError
 from mediatord.store.fair_share import PROBATION_SECONDS
 from mediatord.store.interfaces.messages import ArrivalWindow, EnqueueRequest, MessageLedger, Payload, QueueLimits
 from mediatord.store.interfaces.store import IStore, RecipientUpdateAction
-from mediatord.store.memory.memory_store import MemoryStore
 from mediatord.store.message_operations import ignore_observation
 from mediatord.store.mongo.driver import client as server_module
 from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.uri import parse_mongo_uri
 from mediatord.store.mongo.store import MongoStore
 from mediatord.store.sqlite.database_file import connect
-from mediatord.store.sqlite.executor import SQLiteTuning
 from tests.mongod import fresh_database, shared_replica_set
 from tests.store.builders import HoldableRunner, ImmediateClock, make_sqlite_store, result_of
 from tests.store.mongo.mongo_test_case import PATIENT
+from tests.store.reference_store import ReferenceStore
 
 POLICIES = (
     QueueLimits(4, 40),
@@ -61,18 +60,18 @@ origins = st.sampled_from([1 << 32 | 1, 1 << 32 | 2, 2 << 32 | 1, 2 << 32 | 2, 1
 
 
 class Stores(RuleBasedStateMachine):
-    """The memory store and another one, asked the same."""
+    """The reference store and another one, asked the same."""
 
     def __init__(self) -> None:
         super().__init__()
         self.clock = ImmediateClock()
-        self.stores: list[IStore] = []
+        self.stores: list[Any] = []
         self.ids = count()
         self.known: list[str] = []
 
     @initialize(limits=st.sampled_from(POLICIES))
     def begin(self, limits: QueueLimits) -> None:
-        self.stores = [MemoryStore(self.clock, limits, max_nonces=NONCES), self.make_store(limits)]
+        self.stores = [ReferenceStore(self.clock, limits, max_nonces=NONCES), self.make_store(limits)]
         self.same(lambda store: store.open())
         self.same(lambda store: store.grant("did:a"))
         self.same(lambda store: store.grant("did:ab"))
@@ -89,17 +88,17 @@ class Stores(RuleBasedStateMachine):
 
     def answers(self, ask: Callable[[IStore], Deferred[Any]]) -> tuple[Any, Any]:
         """What both answer; for a refusal, its class."""
-        memory, other = self.stores
-        return result_of(ask(memory)), self.answer(lambda: ask(other))
+        reference, other = self.stores
+        return result_of(ask(reference)), self.answer(lambda: ask(other))
 
     def answer(self, ask: Callable[[], Deferred[Any]]) -> Any:
         return result_of(ask())
 
     def same(self, ask: Callable[[IStore], Deferred[Any]]) -> Any:
         """Ask both and compare."""
-        memory, other = self.answers(ask)
-        assert memory == other, f"memory: {memory!r}\nother: {other!r}"
-        return memory
+        reference, other = self.answers(ask)
+        assert reference == other, f"reference: {reference!r}\nother: {other!r}"
+        return reference
 
     def some_ids(self, data: st.DataObject) -> list[str]:
         digests = [sha256(body).hexdigest() for body in (b"x", b"same", b"")]
@@ -239,8 +238,8 @@ class Stores(RuleBasedStateMachine):
         answers = self.answers(lambda store: store.queue_sizes(top))
         lengths, rest = zip(*[([number for _, number in largest], rest) for largest, rest in answers], strict=True)
         assert lengths[0] == lengths[1] and rest[0] == rest[1], answers
-        (memory, none), (other, nothing) = self.answers(lambda store: store.queue_sizes(99))
-        assert (dict(memory), none) == (dict(other), nothing) and none == 0
+        (reference, none), (other, nothing) = self.answers(lambda store: store.queue_sizes(99))
+        assert (dict(reference), none) == (dict(other), nothing) and none == 0
         here, there = self.answers(lambda store: store.get_queue_totals())
         assert (here.messages, here.bytes, here.recipients) == (there.messages, there.bytes, there.recipients)
 
@@ -257,13 +256,13 @@ class Stores(RuleBasedStateMachine):
 
 
 class SQLiteStores(Stores):
-    """The memory store and the SQLite store."""
+    """The reference store and the SQLite store."""
 
     def make_store(self, limits: QueueLimits) -> IStore:
         self.folder = mkdtemp(prefix="mediatord-store-")
         self.writer = HoldableRunner()
         path = Path(self.folder) / "db"
-        return make_sqlite_store(self.clock, path, limits, write=self.writer, tuning=SQLiteTuning(max_nonces=NONCES))
+        return make_sqlite_store(self.clock, path, limits, write=self.writer, max_nonces=NONCES)
 
     def teardown(self) -> None:
         super().teardown()
@@ -292,13 +291,13 @@ class SQLiteStores(Stores):
         for did, contents, spoiled, origin in orders:
             payloads = self.payloads(contents)
             whole.append((did, payloads + payloads[:1] if spoiled else payloads, origin))
-        memory, sqlite = self.stores
+        reference, sqlite = self.stores
         self.writer.hold()
         blocking = sqlite.ping()
         asked = [self.put(did, payloads, until, origin, sqlite) for did, payloads, origin in whole]
         self.writer.let_go()
         result_of(blocking)
-        expected = [result_of(self.put(did, payloads, until, origin, memory)) for did, payloads, origin in whole]
+        expected = [result_of(self.put(did, payloads, until, origin, reference)) for did, payloads, origin in whole]
         assert [result_of(enqueued) for enqueued in asked] == expected
 
     @rule(
@@ -317,13 +316,13 @@ class SQLiteStores(Stores):
         """Deposits, removals and marks, some of what the same batch brings, come to the same as one after another."""
         until = self.clock.seconds() + ttl
         asks = [self.traffic(what, did, items, until) for what, did, items in orders]
-        memory, sqlite = self.stores
+        reference, sqlite = self.stores
         self.writer.hold()
         blocking = sqlite.ping()
         asked = [ask(sqlite) for ask in asks]
         self.writer.let_go()
         result_of(blocking)
-        expected = [result_of(ask(memory)) for ask in asks]
+        expected = [result_of(ask(reference)) for ask in asks]
         assert [result_of(one) for one in asked] == expected
 
     def traffic(self, what: str, did: str, items: list[Any], until: float) -> Callable[[IStore], Deferred[Any]]:
@@ -337,7 +336,7 @@ class SQLiteStores(Stores):
 
 
 class MongoStores(Stores):
-    """The memory store and the MongoDB store, which the reactor's thread is asked for."""
+    """The reference store and the MongoDB store, which the reactor's thread is asked for."""
 
     def make_store(self, limits: QueueLimits) -> IStore:
         self.fresh = fresh_database()

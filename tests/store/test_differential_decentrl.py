@@ -27,7 +27,6 @@ from mediatord.store.interfaces.decentrl import (
 )
 from mediatord.store.interfaces.messages import MessageLedger, QueueLimits
 from mediatord.store.interfaces.store import IStore
-from mediatord.store.memory.memory_store import MemoryStore
 from mediatord.store.message_operations import ignore_observation
 from mediatord.store.mongo.decentrl_store import MongoDecentrlStore
 from mediatord.store.mongo.driver import client as server_module
@@ -35,7 +34,6 @@ from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.uri import parse_mongo_uri
 from mediatord.store.mongo.nonces import NonceCapacity
 from mediatord.store.mongo.store import MongoStore
-from mediatord.store.sqlite.executor import SQLiteTuning
 from tests.mongod import fresh_database, shared_replica_set
 from tests.store.builders import HoldableRunner, ImmediateClock, make_sqlite_store, result_of
 from tests.store.mongo.mongo_test_case import PATIENT
@@ -51,6 +49,7 @@ from tests.store.random_decentrl_commands import (
     tags,
     times,
 )
+from tests.store.reference_store import ReferenceStore
 
 CAPS = DecentrlQuotas(
     requests=4,
@@ -81,13 +80,13 @@ LOOKS = (
 
 
 class DecentrlStores(RuleBasedStateMachine):
-    """The memory store and another one, asked the same. Two of three people are registered, for a while."""
+    """The reference store and another one, asked the same. Two of three people are registered, for a while."""
 
     def __init__(self) -> None:
         super().__init__()
         self.clock = ImmediateClock()
-        self.stores: list[IStore] = [
-            MemoryStore(self.clock, QueueLimits(), caps=CAPS, max_nonces=MOST_NONCES),
+        self.stores: list[Any] = [
+            ReferenceStore(self.clock, QueueLimits(), caps=CAPS, max_nonces=MOST_NONCES),
             self.make_other(),
         ]
         self.commands = RandomDecentrlCommands(self.clock)
@@ -113,9 +112,9 @@ class DecentrlStores(RuleBasedStateMachine):
 
     def same(self, ask: Callable[[IStore], Deferred[Any]]) -> Any:
         """Ask both and compare."""
-        memory, other = (self.answer(ask(store)) for store in self.stores)
-        assert memory == other, f"memory: {memory!r}\nother: {other!r}"
-        return memory
+        reference, other = (self.answer(ask(store)) for store in self.stores)
+        assert reference == other, f"reference: {reference!r}\nother: {other!r}"
+        return reference
 
     def read(self, ask: Callable[[IDecentrlStore], Deferred[Any]]) -> None:
         self.same(lambda store: ask(store.decentrl))
@@ -207,8 +206,9 @@ class SQLiteDecentrlStores(DecentrlStores):
     def make_other(self) -> IStore:
         self.folder = mkdtemp(prefix="mediatord-store-")
         self.writer = HoldableRunner()
-        tuning = SQLiteTuning(max_nonces=MOST_NONCES)
-        return make_sqlite_store(self.clock, Path(self.folder) / "db", caps=CAPS, write=self.writer, tuning=tuning)
+        return make_sqlite_store(
+            self.clock, Path(self.folder) / "db", caps=CAPS, write=self.writer, max_nonces=MOST_NONCES
+        )
 
     def teardown(self) -> None:
         super().teardown()
@@ -218,13 +218,13 @@ class SQLiteDecentrlStores(DecentrlStores):
     def write_together(self, data: st.DataObject, number: int) -> None:
         """Many commands, some of which are refused or fail, reach SQLite in one batch."""
         asked = [(self.commands.draw(data), self.commands.guard(data)) for _ in range(number)]
-        memory, sqlite = self.stores
+        reference, sqlite = self.stores
         self.writer.hold()
         blocking = sqlite.ping()
         begun = [write(sqlite.decentrl, guard) for write, guard in asked]
         self.writer.let_go()
         result_of(blocking)
-        expected = [result_of(write(memory.decentrl, guard)) for write, guard in asked]
+        expected = [result_of(write(reference.decentrl, guard)) for write, guard in asked]
         assert [result_of(one) for one in begun] == expected
 
 

@@ -27,7 +27,7 @@ from mediatord.observability.systemd import STATUS_SERVING, STATUS_WAITING_FOR_S
 from mediatord.probe.cycle import ProbeCredentials
 from mediatord.service import makeService
 from mediatord.store.interfaces.messages import QueueLimits
-from mediatord.store.memory.memory_store import MemoryStore
+from mediatord.store.sqlite.memory_store import MemoryStore
 from mediatord.wallet.temporary_daemon import find_free_port
 from mediatord.workers.worker_process import (
     COMMAND_FD,

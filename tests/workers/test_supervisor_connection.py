@@ -244,7 +244,7 @@ class StartTests(SynchronousTestCase):
         program = (
             f"import os; os.dup2(0, {SPEC_FD})\n"
             "from mediatord.workers import supervisor_connection as module; module._ALARM_SECONDS = 0.5\n"
-            "from mediatord.cli.run import run_worker; run_worker()"
+            "from mediatord.cli.daemon import worker; worker.callback('x')"
         )
         with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as process:
             try:

@@ -11,7 +11,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mediatord.errors import StoreUnavailable
-from mediatord.failure_logging import LogThrottle, redact_failure
+from mediatord.log_redaction_and_throttle import LogThrottle, redact_failure
 from mediatord.store.interfaces.store import STORE_FAULT_MESSAGES, StoreFault
 from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.collection import Document, MongoCommand

@@ -14,7 +14,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
 from mediatord.errors import MediatorError, StoreUnavailable
-from mediatord.failure_logging import LogThrottle
+from mediatord.log_redaction_and_throttle import LogThrottle
 from mediatord.store.message_operations import BatchLimits, log_store_fault
 from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.errors import (

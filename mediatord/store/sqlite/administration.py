@@ -23,7 +23,7 @@ from mediatord.store.interfaces.administration import (
 from mediatord.store.interfaces.messages import RemovedMessage
 from mediatord.store.sqlite import account_queries, decentrl_queries, message_writes
 from mediatord.store.sqlite.bulk_sql import hash_did
-from mediatord.store.sqlite.executor import SQLiteExecutor
+from mediatord.store.sqlite.executor import SQLExecutor
 from mediatord.store.sqlite.queue_accounting import StoreConnection
 
 _SELECT_QUEUES = {
@@ -90,7 +90,7 @@ class SQLiteStoreAdministration:
     :param forget_accounts: called after a change of accounts, which may be cached.
     """
 
-    def __init__(self, file: SQLiteExecutor, forget_accounts: Callable[[], None]) -> None:
+    def __init__(self, file: SQLExecutor, forget_accounts: Callable[[], None]) -> None:
         self._file = file
         self._forget_accounts = forget_accounts
         self.on_late_purge: LatePurgeListener = lambda protocol, removed: None

@@ -133,7 +133,7 @@ def open_database(path: Path, now: float = inf, *, create: bool = True) -> Store
         begin_immediate(connection, LOCK_TIMEOUT_SECONDS)
         release_lost_deliveries(connection, now)
         connection.execute("COMMIT")
-        _disable_foreign_keys(connection)
+        disable_foreign_keys(connection)
     except BaseException:
         connection.close()
         raise
@@ -147,14 +147,14 @@ def reopen_database(path: Path) -> StoreConnection:
     connection = connect(path)
     try:
         connection.execute("PRAGMA busy_timeout = 0")
-        _disable_foreign_keys(connection)
+        disable_foreign_keys(connection)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def _disable_foreign_keys(connection: sqlite3.Connection) -> None:
+def disable_foreign_keys(connection: sqlite3.Connection) -> None:
     # Rows refer to numbers that were read in the same transaction, so the check is redundant.
     connection.execute("PRAGMA foreign_keys = OFF")
 
@@ -186,10 +186,14 @@ def prepare_database(path: Path, *, create: bool = True) -> StoreConnection:
     return connection
 
 
-def connect(path: Path) -> StoreConnection:
-    """A connection whose commits are on disk when they return, with explicit transactions."""
+def connect(path: Path | None) -> StoreConnection:
+    """
+    A connection whose commits are on disk when they return, with explicit transactions.
+
+    :param path: of the database; None for an empty one in memory.
+    """
     connection: StoreConnection = sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode=rw",
+        "file::memory:" if path is None else f"{path.absolute().as_uri()}?mode=rw",
         uri=True,
         isolation_level=None,
         timeout=LOCK_TIMEOUT_SECONDS,

@@ -42,7 +42,7 @@ from mediatord.store.sqlite import decentrl_queries, event_queries, message_quer
 from mediatord.store.sqlite.coordination_queries import ClaimOutcome, NonceClaim, claim_nonces
 from mediatord.store.sqlite.decentrl_queries import find_registered
 from mediatord.store.sqlite.event_search import PageReadOptions
-from mediatord.store.sqlite.executor import SQLiteExecutor
+from mediatord.store.sqlite.executor import SQLExecutor
 from mediatord.store.sqlite.group_commit import OperationOutcome, SQLOperation, run_operations
 from mediatord.store.sqlite.queue_accounting import StoreConnection
 
@@ -144,7 +144,7 @@ class SQLiteDecentrlStore:
     :param max_nonces: number of nonces that the store keeps, which both halves share.
     """
 
-    def __init__(self, executor: SQLiteExecutor, clock: IReactorTime, caps: DecentrlQuotas, max_nonces: int) -> None:
+    def __init__(self, executor: SQLExecutor, clock: IReactorTime, caps: DecentrlQuotas, max_nonces: int) -> None:
         self._executor = executor
         self._read = executor.read
         self._clock = clock

@@ -11,7 +11,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, Protocol
 
 from twisted.internet.defer import Deferred, DeferredLock, fail, gatherResults, succeed
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -41,6 +41,7 @@ from mediatord.store.sqlite.group_commit import (
     OperationBatcher,
     OperationOutcome,
     SQLOperation,
+    bind_arguments,
     commit_batch,
     read_batch,
 )
@@ -314,12 +315,47 @@ class SQLiteTuning:
     :param patience: seconds for which a write waits for another process before it fails.
     """
 
-    max_nonces: int = 1_000_000
     bounds: BatchLimits = BatchLimits()
     read_bounds: BatchLimits = BatchLimits(waiting_bytes=1 << 62)  # what is yet to be read takes no memory
     search_bounds: BatchLimits = BatchLimits(batch=1, waiting=64, waiting_bytes=1 << 62)
     wal_cap_bytes: int = MAX_WAL_BYTES
     patience: float = LOCK_TIMEOUT_SECONDS
+
+
+class SQLExecutor(Protocol):
+    """
+    Runs operations on a database between open and close: by threads on a file
+    (:class:`SQLiteExecutor`), or at once in memory.
+    """
+
+    @property
+    def is_readable(self) -> bool: ...
+
+    @property
+    def buffered(self) -> tuple[int, int]: ...
+
+    @property
+    def trouble(self) -> str: ...
+
+    def open(self) -> Deferred[None]: ...
+
+    def close(self) -> Deferred[None]: ...
+
+    def write(
+        self, name: str, work: SQLOperation | Callable[..., Any], *args: Any, size: int = 0, shrinking: bool = False
+    ) -> Deferred[Any]: ...
+
+    def write_each(
+        self, name: str, works: Sequence[tuple[SQLOperation, int]], early: EarlyOutcomesCallback | None = None
+    ) -> Deferred[list[OperationOutcome]]: ...
+
+    def read(self, name: str, work: Callable[..., Any], *args: Any, size: int = 0) -> Deferred[Any]: ...
+
+    def read_in_background(self, name: str, work: Callable[..., Any], *args: Any) -> Deferred[Any]: ...
+
+    def search(self, name: str, work: Callable[[StoreConnection], Any]) -> Deferred[Any]: ...
+
+    def ping(self) -> Deferred[None]: ...
 
 
 class SQLiteExecutor:
@@ -398,6 +434,11 @@ class SQLiteExecutor:
         queued = [each.buffered[0] for each in (self._writes, self._reads, self._background_reads, self._searches)]
         return sum(queued), self._writes.buffered[1]
 
+    @property
+    def trouble(self) -> str:
+        """The fault of the file, for the operator; empty when there is none."""
+        return self.health.fault_description
+
     def open(self) -> Deferred[None]:
         """:raise StoreUnavailable: it could not be opened; the reason is logged, and another try may help."""
         return self._changing.run(self._open)
@@ -423,7 +464,7 @@ class SQLiteExecutor:
         """
         if self.health.faults and self.health.refuses_writing(name, shrinking):
             return fail(StoreUnavailable())
-        return self._writes.submit(name, _bind(work, args) if args and callable(work) else work, size)
+        return self._writes.submit(name, bind_arguments(work, args) if args and callable(work) else work, size)
 
     def write_each(
         self, name: str, works: Sequence[tuple[SQLOperation, int]], early: EarlyOutcomesCallback | None = None
@@ -444,11 +485,11 @@ class SQLiteExecutor:
         :param args: passed to it after the connection.
         :param size: bytes that it may read, so that not too many are in memory at the same time.
         """
-        return self._read_in(self._reads, name, _bind(work, args), size)
+        return self._read_in(self._reads, name, bind_arguments(work, args), size)
 
     def read_in_background(self, name: str, work: Callable[..., Any], *args: Any) -> Deferred[Any]:
         """A read that takes so long that others should not wait for it."""
-        return self._read_in(self._background_reads, name, _bind(work, args))
+        return self._read_in(self._background_reads, name, bind_arguments(work, args))
 
     def search(self, name: str, work: Callable[[StoreConnection], Any]) -> Deferred[Any]:
         """A long read that a client waits for; few are queued, and close interrupts them."""
@@ -605,10 +646,6 @@ class SQLiteExecutor:
         self._space.closed()
         if self._ticket_lock is not None:
             self._ticket_lock.close()
-
-
-def _bind(work: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[StoreConnection], Any]:
-    return lambda connection: work(connection, *args)
 
 
 def write_ping(connection: StoreConnection) -> None:

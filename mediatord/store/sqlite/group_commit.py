@@ -185,6 +185,11 @@ class SQLBatchOperation(Protocol):
 SQLOperation = Callable[[StoreConnection], Any] | SQLBatchOperation
 
 
+def bind_arguments(work: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[StoreConnection], Any]:
+    """An operation that passes these after the connection."""
+    return lambda connection: work(connection, *args)
+
+
 def commit_batch(
     connection: StoreConnection, operations: Sequence[SQLOperation], patience: float = 0.0
 ) -> list[OperationOutcome]:
@@ -396,7 +401,7 @@ class OperationBatcher:
         :param size: bytes it holds until then.
         :raise StoreUnavailable: not started, stopped, or too much is queued.
         """
-        return self.submit_each(name, [(work, size)]).addCallback(_get_single_value)
+        return self.submit_each(name, [(work, size)]).addCallback(get_single_value)
 
     def submit_each(
         self, name: str, works: Sequence[tuple[SQLOperation, int]], early: EarlyOutcomesCallback | None = None
@@ -504,7 +509,8 @@ def _make_failures(failure: Failure, number: int) -> list[OperationOutcome]:
     return [OperationOutcome(error=StoreUnavailable(), cause=failure.value) for _ in range(number)]
 
 
-def _get_single_value(outcomes: list[OperationOutcome]) -> Any:
+def get_single_value(outcomes: list[OperationOutcome]) -> Any:
+    """Result of a single operation, or its failure."""
     (outcome,) = outcomes
     # Not raised: the traceback would refer to this frame, and to the outcome itself.
     return outcome.value if outcome.error is None else Failure(outcome.error)

@@ -5,7 +5,6 @@ The store in an SQLite database.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from sqlite3 import Connection
 from typing import Any, TypeVar
 
@@ -44,16 +43,13 @@ from mediatord.store.interfaces.store import (
     IStore,
     RecipientUpdateAction,
     RecipientUpdateResult,
-    StoreFault,
 )
-from mediatord.store.message_operations import OperationObserver, ignore_observation
-from mediatord.store.quotas import SpaceLimits
 from mediatord.store.recipient_names import filter_valid_ids
 from mediatord.store.sqlite import account_queries, coordination_queries, decentrl_queries, message_queries
 from mediatord.store.sqlite.administration import SQLiteStoreAdministration
 from mediatord.store.sqlite.database_file import TableSizeEstimator
 from mediatord.store.sqlite.decentrl_store import SQLiteDecentrlStore, estimate_items_bytes
-from mediatord.store.sqlite.executor import SQLiteExecutor, SQLiteRunners, SQLiteTuning
+from mediatord.store.sqlite.executor import SQLExecutor
 from mediatord.store.sqlite.group_commit import OperationOutcome
 from mediatord.store.sqlite.message_writes import (
     EnqueueOperation,
@@ -79,7 +75,7 @@ ACCOUNT_CACHE_SECONDS = 60.0
 class SQLiteClusterStore:
     """Cluster state for several processes on one host; leases are compared by its clock."""
 
-    def __init__(self, executor: SQLiteExecutor, clock: IReactorTime) -> None:
+    def __init__(self, executor: SQLExecutor, clock: IReactorTime) -> None:
         self._clock = clock
         self._read = executor.read
         self._write = executor.write
@@ -141,59 +137,42 @@ def _raise_join_error(refusal: ClusterJoinError | None) -> None:
 @implementer(IStore)
 class SQLiteStore:
     """
-    Writes that are submitted at the same time are committed together, durably, before their Deferreds fire. SQL never
-    runs in the reactor's thread.
+    Operations as SQL. With a :class:`~mediatord.store.sqlite.executor.SQLiteExecutor`, writes that are submitted at
+    the same time are committed together, durably, before their Deferreds fire, and SQL never runs in the reactor's
+    thread.
 
-    :param shared: whether other processes work on the file, so that nothing of it is cached.
-    :param observe: called with the seconds of each operation from its submission to its end, and of each commit and
-        checkpoint.
-    :param create: whether to create the file if it does not exist.
-    :param on_fault: called with each fault of the file when it begins and ends.
+    :param shared: whether other processes work on the database, so that nothing of it is cached.
+    :param max_nonces: number of nonces that are kept.
     """
 
     def __init__(
         self,
-        path: Path,
+        executor: SQLExecutor,
         clock: IReactorTime,
         limits: QueueLimits,
-        runners: SQLiteRunners,
         *,
         caps: DecentrlQuotas = DecentrlQuotas(),  # noqa: B008  it is frozen
         shared: bool = False,
-        create: bool = True,
-        space_limits: SpaceLimits = SpaceLimits(),  # noqa: B008  it is frozen
-        observe: OperationObserver = ignore_observation,
-        on_fault: Callable[[StoreFault, bool], None] = lambda fault, present: None,
-        tuning: SQLiteTuning = SQLiteTuning(),  # noqa: B008  it is frozen
+        max_nonces: int = 1_000_000,
     ) -> None:
         self._clock = clock
         self._limits = limits
-        self._max_nonces = tuning.max_nonces
-        self._executor = SQLiteExecutor(
-            path,
-            clock,
-            runners,
-            observe,
-            tuning,
-            shared=shared,
-            create=create,
-            space_limits=space_limits,
-            on_fault=on_fault,
-        )
+        self._max_nonces = max_nonces
+        self._executor = executor
         capacity = 0 if shared else OWNER_CACHE_CAPACITY
         self._owners: OwnerCache[str] = OwnerCache(capacity)
         self._accounts: OwnerCache[Account] = OwnerCache(
             capacity, now=clock.seconds, lifetime=ACCOUNT_CACHE_SECONDS, length=lambda account: len(account.did)
         )
-        self._read = self._executor.read
-        self._read_in_background = self._executor.read_in_background
-        self._write = self._executor.write
+        self._read = executor.read
+        self._read_in_background = executor.read_in_background
+        self._write = executor.write
         self._table_sizes = TableSizeEstimator()
-        self._decentrl = SQLiteDecentrlStore(self._executor, clock, caps, tuning.max_nonces)
+        self._decentrl = SQLiteDecentrlStore(executor, clock, caps, max_nonces)
         self.decentrl: IDecentrlStore = self._decentrl
-        self.cluster: IClusterStore = SQLiteClusterStore(self._executor, clock)
+        self.cluster: IClusterStore = SQLiteClusterStore(executor, clock)
         self.administration: IStoreAdministration = SQLiteStoreAdministration(
-            self._executor, lambda: self._forget_all(None)
+            executor, lambda: self._forget_all(None)
         )
 
     def open(self) -> Deferred[None]:
@@ -205,7 +184,7 @@ class SQLiteStore:
 
     @property
     def trouble(self) -> str:
-        return self._executor.health.fault_description
+        return self._executor.trouble
 
     def table_sizes(self) -> Deferred[dict[str, int]]:
         return self._read_in_background("table_sizes", self._table_sizes.measure)

@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
+from typing import Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
 
-from mediatord.cluster.peer_protocol import (
-    AUTHENTICATION_HEADERS,
-    MAX_NOTIFICATIONS,
-    NOTIFICATIONS_PATH,
-    PROBE_PATH,
-    MessageAuthenticator,
-    decode_notifications,
-    decode_push_result,
+from mediatord.cluster.peer_connection import (
+    PROTOCOL_HELLO,
+    PeerClientConnection,
+    PeerServer,
+    PeerServerConnection,
     derive_cluster_keys,
 )
-from mediatord.cluster.peer_server import PeerResponse, PeerServer
-from mediatord.cluster.remote_delivery import answer_probe
+from mediatord.cluster.peer_notifications import MAX_NOTIFICATIONS, decode_names, encode_names
+from mediatord.protocol import encoding
 from tests.fuzz.fuzz_mediator import FuzzMediator
 from tests.in_memory_mediator import NOW
 
-_OURS, _OTHER = "boot-of-ours", "boot-of-another"
+_OURS = "boot-of-ours"
 _KEYS = derive_cluster_keys(b"s" * 32)
 
 
 class HintTarget:
-    """Ways: `h` hints, `p` what was pushed, `n` a body that a node has sealed, `x` headers and body of a stranger."""
+    """Ways: `h` hints, `p` what was pushed, `n` a request of a node, `x` what a stranger sends."""
 
-    words = (b'"hints"', b'"pushed"', b'"messages"', b'"events"', b'"contracts"', b'"protocol":2', b"Mediatord-Seal")
+    words = (b'"hints"', b'"pushed"', b'"messages"', b'"events"', b'"contracts"', b'"protocol":2', PROTOCOL_HELLO)
     longest = 8_192
     most_calls = (1_500, 30)
     most_memory = (500_000, 200)
@@ -39,14 +37,11 @@ class HintTarget:
         self._grounds = FuzzMediator(lambda site_fixture: None)  # of which only the log is listened to
         self._clock = Clock()
         self._clock.advance(NOW)
-        self._authenticator = MessageAuthenticator(self._clock, _KEYS)
-        operations = {NOTIFICATIONS_PATH: self._hints, PROBE_PATH: answer_probe}
-        self._serving = PeerServer(
-            self._clock, _OURS, MessageAuthenticator(self._clock, _KEYS), operations, lambda reason: None
-        )
+        self._refusals: list[str] = []
+        self._server = PeerServer(self._clock, _KEYS, _OURS, self._hints, self._refusals.append)
 
     async def _hints(self, body: bytes) -> bytes:
-        return json.dumps(decode_notifications(body)).encode("utf-8", "surrogatepass")
+        return encode_names("pushed", decode_names("hints", body))
 
     def close(self) -> None:
         """Listen no more."""
@@ -54,50 +49,63 @@ class HintTarget:
 
     def run(self, data: bytes) -> None:
         """It is read, or refused as it is said."""
-        self._clock.advance(1)  # so that old nonces are forgotten
         way, rest = data[:1], data[1:]
         if way == b"n":
-            headers = self._authenticator.authenticate_request(
-                self._authenticator.new_request_id(_OTHER, _OURS), "POST", NOTIFICATIONS_PATH, rest
-            )
-            answer = self._serve(headers, rest)
-            assert answer.status in (200, 400) and answer.authenticated and answer.headers
+            self._request(rest)
         elif way == b"x":
-            lines, _, body = rest.partition(b"\n\n")
-            texts = [line.decode("latin-1") for line in lines.split(b"\n")]
-            answer = self._serve(dict(zip(AUTHENTICATION_HEADERS, texts, strict=False)), body)
-            assert (answer.status, answer.authenticated, answer.body, dict(answer.headers)) == (401, False, b"{}", {})
+            server, written = self._connect()
+            server.dataReceived(rest)
+            said = written.value()
+            refused = said[-4:] == bytes(4) and written.disconnecting
+            assert refused == bool(self._refusals) and len(said) <= 4 + len(PROTOCOL_HELLO) + 32 + 4
+            server.connectionLost()
         else:
             self._read(way, rest)
+        self._refusals.clear()
         self._grounds.calm()
+
+    def _connect(self) -> tuple[PeerServerConnection, Any]:
+        server: PeerServerConnection = self._server.buildProtocol(IPv4Address("TCP", "10.0.0.1", 1))
+        transport: Any = StringTransport()
+        server.makeConnection(transport)
+        return server, transport
+
+    def _request(self, body: bytes) -> None:
+        server, written = self._connect()
+        client = PeerClientConnection(self._clock, _KEYS.connections, _OURS, lambda connection: None)
+        transport: Any = StringTransport()
+        client.makeConnection(transport)
+        self._carry(client, server)
+        answers: list[bytes] = []
+        client.request(body).addCallback(answers.append)
+        self._carry(client, server)
+        (answer,) = answers
+        assert not self._refusals and (answer == b"" or decode_names("pushed", answer) is not None)
+        for side in (client, server):
+            side.connectionLost()
+
+    def _carry(self, client: Any, server: Any) -> None:
+        for _ in range(2):
+            for one, other in ((client, server), (server, client)):
+                data = one.transport.value()
+                one.transport.clear()
+                other.dataReceived(data)
 
     def _read(self, way: bytes, rest: bytes) -> None:
         try:
-            found = (
-                decode_push_result(rest)
-                if way == b"p"
-                else [name for kind in decode_notifications(rest).values() for name in kind]
-            )
+            found = decode_names("pushed" if way == b"p" else "hints", rest)
         except ValueError:
             return
-        assert len(found) <= MAX_NOTIFICATIONS
-
-    def _serve(self, headers: dict[str, str], body: bytes) -> PeerResponse:
-        found: list[PeerResponse] = []
-        Deferred.fromCoroutine(self._serving.serve("POST", NOTIFICATIONS_PATH, headers, body)).addCallback(
-            found.append
-        )
-        (answer,) = found
-        return answer
+        assert sum(map(len, found.values())) <= MAX_NOTIFICATIONS
 
     def seeds(self) -> Iterable[bytes]:
         """Hints of every kind, and what a stranger could make up."""
         groups = {"messages": ["a", "b"], "events": ["e"], "contracts": ["did:a:b"], "later": [1]}
         for way, member in ((b"h", "hints"), (b"n", "hints"), (b"p", "pushed")):
-            yield way + json.dumps({"protocol": 1, member: groups}).encode()
-        yield b"n" + json.dumps({"protocol": 1, "hints": {"messages": ["x"] * 1001}}).encode()
-        stranger = "\n".join((_OTHER, _OURS, str(int(NOW * 1000)), "0" * 32, "0" * 64))
-        yield b"x" + stranger.encode() + b"\n\n{}"
+            yield way + encoding.dumps({"protocol": 1, member: groups})
+        yield b"n" + encoding.dumps({"protocol": 1, "hints": {"messages": ["x"] * 1001}})
+        hello = PROTOCOL_HELLO + bytes(32)
+        yield b"x" + len(hello).to_bytes(4, "big") + hello + (44).to_bytes(4, "big") + bytes(44)
 
 
 def make() -> HintTarget:

@@ -9,7 +9,7 @@ from twisted.internet.defer import gatherResults
 from mediatord.errors import QueueFull, StoreUnavailable
 from mediatord.store.interfaces.messages import EnqueueRequest, EnqueueResult, FullQueuePolicy, Payload, QueueLimits
 from mediatord.store.interfaces.store import IStore
-from mediatord.store.memory.memory_store import MemoryStore
+from mediatord.store.sqlite.memory_store import MemoryStore
 from tests.store.mongo.mongo_test_case import ALICE, CLOCK, INBOX, MongoTestCase, wait_until
 
 NO_MAJORITY = {"code": 64, "errmsg": "no"}

@@ -6,7 +6,7 @@ from typing import Any
 
 from twisted.internet.defer import gatherResults
 
-from mediatord.backup.mongo_import import open_mongodb_target
+from mediatord.backup.mongo_records import open_mongodb_target
 from mediatord.backup.records import AccountRecord, MessageRecord, RecipientRecord, StoreRecord
 from mediatord.backup.records import PendingEventRecord as PendingRecord
 from mediatord.errors import StoreUnavailable

@@ -20,8 +20,7 @@ from mediatord.store.factory import build_store
 from mediatord.store.interfaces.decentrl import CommandGuard, Contract, DecentrlQuotas, PageRequest, PendingEvent
 from mediatord.store.interfaces.messages import QueueLimits, RemovedMessage
 from mediatord.store.interfaces.store import IStore
-from mediatord.store.message_operations import LEDGER_ENTRY_BY_REASON
-from tests.store.builders import ALICE, BOB, HOUR, make_payload
+from tests.store.builders import ALICE, BOB, HOUR, LEDGER_ENTRY_BY_REASON, make_payload
 
 INBOX = "did:key:z6MkInbox"
 LIMITS = QueueLimits(max_messages=40, max_bytes=100_000, share=0.5)

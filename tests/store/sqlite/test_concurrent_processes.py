@@ -106,8 +106,7 @@ class SharedTests(TestCase):
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
         self.clock, self.path = ImmediateClock(), make_database_path(self)
-        tuning = SQLiteTuning(max_nonces=5)
-        self.stores = [make_sqlite_store(self.clock, self.path, shared=True, tuning=tuning) for _ in range(2)]
+        self.stores = [make_sqlite_store(self.clock, self.path, shared=True, max_nonces=5) for _ in range(2)]
         for store in self.stores:
             await store.open()
         await self.stores[0].grant(ALICE)

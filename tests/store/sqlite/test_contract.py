@@ -10,7 +10,6 @@ from twisted.trial.unittest import TestCase
 from mediatord.store.interfaces.decentrl import DecentrlQuotas
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import IStore
-from mediatord.store.sqlite.executor import SQLiteTuning
 from tests.store import contract
 from tests.store.builders import make_database_path, make_sqlite_store
 from tests.store.contract.base import Base
@@ -24,7 +23,7 @@ class MakesSQLite(Base):
     def make_store(self, clock: IReactorTime, limits: QueueLimits, caps: DecentrlQuotas, max_nonces: int) -> IStore:
         if self.path is None:
             self.path = make_database_path(self)
-        return make_sqlite_store(clock, self.path, limits, caps=caps, tuning=SQLiteTuning(max_nonces=max_nonces))
+        return make_sqlite_store(clock, self.path, limits, caps=caps, max_nonces=max_nonces)
 
 
 class SQLiteEnqueueTests(MakesSQLite, contract.EnqueueContract, TestCase): ...

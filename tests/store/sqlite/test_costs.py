@@ -25,7 +25,6 @@ from mediatord.store.sqlite import (
     sqlite_store,
 )
 from mediatord.store.sqlite.database_file import connect, open_database
-from mediatord.store.sqlite.executor import SQLiteRunners
 from mediatord.store.sqlite.group_commit import (
     ConnectionThread,
     OperationBatcher,
@@ -42,9 +41,9 @@ from tests.store.builders import (
     HOUR,
     NOON,
     ImmediateClock,
-    InlineRunner,
     make_database_path,
     make_payload,
+    make_sqlite_store,
 )
 from tests.store.sqlite.commit_test_case import CommitTestCase
 from tests.store.sqlite.operations import SQLiteOperations
@@ -485,8 +484,7 @@ class ReuseTests(SynchronousTestCase):
         """Something is committed behind every checkpoint, and the log does not grow all the same."""
         self.patch(executor, "WAL_REUSE_BYTES", 100_000)
         clock, path, survey = ImmediateClock(), make_database_path(self), Afterwards()
-        runners = SQLiteRunners(InlineRunner(), InlineRunner(), survey, InlineRunner())
-        store = SQLiteStore(path, clock, QueueLimits(), runners)
+        store = make_sqlite_store(clock, path, background=survey)
         self.successResultOf(store.open())
         survey.then = lambda: store.remember_did("b", "y" * 10_000)
         log = path.with_name(path.name + "-wal")
@@ -508,9 +506,8 @@ class KnownAccountTests(SynchronousTestCase):
 
     def store(self, *, shared: bool = False) -> SQLiteStore:
         """With Alice and Bob; what it looks up is noted."""
-        runners = SQLiteRunners(InlineRunner(), InlineRunner(), InlineRunner(), InlineRunner())
-        store = SQLiteStore(
-            make_database_path(self), ImmediateClock(), LIMITS, runners, shared=shared, observe=self.note
+        store = make_sqlite_store(
+            ImmediateClock(), make_database_path(self), LIMITS, shared=shared, observe=self.note
         )
         self.successResultOf(store.open())
         self.addCleanup(store.close)

@@ -26,7 +26,6 @@ from mediatord.store.interfaces.decentrl import (
 from mediatord.store.interfaces.store import NONCE_GRACE_SECONDS
 from mediatord.store.sqlite import coordination_queries
 from mediatord.store.sqlite.database_file import connect
-from mediatord.store.sqlite.executor import SQLiteTuning
 from mediatord.store.sqlite.group_commit import commit_batch
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 from tests.store.builders import (
@@ -214,9 +213,8 @@ class NonceTests(TestCase):
     async def test_prune_in_slices(self) -> None:
         """Pruning takes many small transactions, so that others write in between, and counts what all of them did."""
         clock, path, observed = ImmediateClock(), make_database_path(self), list[str]()
-        tuning = SQLiteTuning(max_nonces=11_000)
         store = make_sqlite_store(
-            clock, path, tuning=tuning, observe=lambda operation, seconds: observed.append(operation)
+            clock, path, max_nonces=11_000, observe=lambda operation, seconds: observed.append(operation)
         )
         await store.open()
         self.addCleanup(store.close)

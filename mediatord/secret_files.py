@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from mediatord.errors import OperatorError
+
 CREDENTIAL_PREFIX = "credential:"
 _CREDENTIALS_VARIABLE = "CREDENTIALS_DIRECTORY"
 
@@ -48,16 +50,16 @@ def is_credential(path: Path) -> bool:
     return given is not None and path.parent == given
 
 
-class PrivateFileError(Exception):
-    """A secret file cannot be created or used; the message is one line for the operator."""
+class SecretFileError(OperatorError):
+    """A secret file cannot be created or used."""
 
 
-def create_private_file(path: Path, content: bytes, owner: tuple[int, int] | None = None) -> None:
+def create_secret_file(path: Path, content: bytes, owner: tuple[int, int] | None = None) -> None:
     """
     Create a file of mode 0600 atomically; after a crash it is complete or absent.
 
     :param owner: user and group id of the file; None for those of the process.
-    :raise PrivateFileError: the path exists, or the directory is not writable.
+    :raise SecretFileError: the path exists, or the directory is not writable.
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -75,63 +77,63 @@ def create_private_file(path: Path, content: bytes, owner: tuple[int, int] | Non
         finally:
             os.unlink(draft)
     except FileExistsError:
-        raise PrivateFileError(f"{path} is there already and is not overwritten") from None
+        raise SecretFileError(f"{path} is there already and is not overwritten") from None
     except OSError as error:
-        raise PrivateFileError(f"{path} cannot be written: {error.strerror}") from None
+        raise SecretFileError(f"{path} cannot be written: {error.strerror}") from None
 
 
-def replace_private_file(path: Path, content: bytes) -> None:
+def replace_secret_file(path: Path, content: bytes) -> None:
     """
     Replace a file atomically by one of mode 0600 and the same owner.
 
-    :raise PrivateFileError: it cannot be written.
+    :raise SecretFileError: it cannot be written.
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         before = path.stat()
-        create_private_file(draft, content, (before.st_uid, before.st_gid))
+        create_secret_file(draft, content, (before.st_uid, before.st_gid))
         draft.replace(path)
     except OSError as error:
         draft.unlink(missing_ok=True)
-        raise PrivateFileError(f"{path} cannot be written: {error.strerror}") from None
+        raise SecretFileError(f"{path} cannot be written: {error.strerror}") from None
 
 
 @contextmanager
-def lock_private_file(path: Path) -> Iterator[None]:
+def lock_secret_file(path: Path) -> Iterator[None]:
     """
     Hold an exclusive lock against other processes that modify the file.
 
-    :raise PrivateFileError: its directory cannot be opened or locked.
+    :raise SecretFileError: its directory cannot be opened or locked.
     """
     try:
         descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise PrivateFileError(f"{path.parent} cannot be opened: {error.strerror}") from None
+        raise SecretFileError(f"{path.parent} cannot be opened: {error.strerror}") from None
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         except OSError as error:
-            raise PrivateFileError(f"{path.parent} cannot be locked: {error.strerror}") from None
+            raise SecretFileError(f"{path.parent} cannot be locked: {error.strerror}") from None
         yield
     finally:
         os.close(descriptor)
 
 
-def read_private_file(path: Path) -> bytes:
+def read_secret_file(path: Path) -> bytes:
     """
     Read a file that only its owner can access, or a systemd credential.
 
-    :raise PrivateFileError: it is missing, unreadable, or accessible to others.
+    :raise SecretFileError: it is missing, unreadable, or accessible to others.
     """
     if is_missing_credential(path):
-        raise PrivateFileError(f"{path} is not there: this process was given no such credential by systemd")
+        raise SecretFileError(f"{path} is not there: this process was given no such credential by systemd")
     # The ACL of a credential appears in the mode as group permissions.
     others = 0o037 if is_credential(path) else 0o077
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             if mode & others:
-                raise PrivateFileError(f"{path} is open to others (mode {mode:04o}); type: chmod 600 {path}")
+                raise SecretFileError(f"{path} is open to others (mode {mode:04o}); type: chmod 600 {path}")
             return file.read()
     except OSError as error:
-        raise PrivateFileError(f"{path} cannot be read: {error.strerror}") from None
+        raise SecretFileError(f"{path} cannot be read: {error.strerror}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, cast
@@ -10,29 +11,30 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.cluster import peer_queues
-from mediatord.cluster.peer_client import (
-    MAX_CALLS_PER_PEER,
+from mediatord.cluster import peer_notifications
+from mediatord.cluster.peer_connection import (
+    MAX_BODY_BYTES,
     PeerCallFailed,
     PeerCallRejected,
     PeerReplaced,
     PeerUnreachable,
 )
-from mediatord.cluster.peer_protocol import (
-    MAX_BODY_BYTES,
-    NotificationNames,
-    PeerNotification,
-    decode_notifications,
-    encode_push_result,
-)
-from mediatord.cluster.peer_queues import (
+from mediatord.cluster.peer_notifications import (
     DEAD_PEER_TTL,
+    ENVELOPE_BYTES,
     MAX_BATCH,
     MAX_BATCH_BYTES,
+    MAX_NOTIFICATIONS,
     MAX_QUEUED,
     MAX_QUEUED_BYTES,
+    NOTIFICATION_KINDS,
+    PROTOCOL_VERSION,
     RETRY_DELAYS,
+    NotificationNames,
+    PeerNotification,
     PeerQueues,
+    decode_names,
+    encode_names,
 )
 from mediatord.store.interfaces.cluster import ClusterNode
 
@@ -68,11 +70,10 @@ class PeersTestCase(SynchronousTestCase):
         self.asked: list[tuple[ClusterNode, bytes, Deferred[bytes]]] = []
         self.peers = PeerQueues(self.clock, self.call, cast(Any, self.counts))
 
-    async def call(self, node: ClusterNode, path: str, body: bytes) -> bytes:
+    def call(self, node: ClusterNode, body: bytes) -> Deferred[bytes]:
         """Note a request and wait for the test to answer it."""
-        answer: Deferred[bytes] = Deferred()
-        self.asked.append((node, body, answer))
-        return await answer
+        self.asked.append((node, body, Deferred()))
+        return self.asked[-1][2]
 
     def enqueue(
         self, name: str = "m", *, node: ClusterNode = BEA, did: str = "", payload_bytes: int = 0
@@ -87,13 +88,13 @@ class PeersTestCase(SynchronousTestCase):
     def requests(self) -> list[list[str]]:
         """What is asked for now, request by request."""
         self.clock.advance(0)
-        return [decode_notifications(body)["messages"] for _, body, _ in self.asked]
+        return [decode_names("hints", body)["messages"] for _, body, _ in self.asked]
 
     def answer(self, push: Callable[[NotificationNames], NotificationNames] = all_of) -> None:
         """Answer the oldest request."""
         self.clock.advance(0)
         _, body, answer = self.asked.pop(0)
-        answer.callback(encode_push_result(push(decode_notifications(body))))
+        answer.callback(encode_names("pushed", push(decode_names("hints", body))))
 
     def fail_with(self, error: type[Exception]) -> None:
         """Let the oldest request come to nothing."""
@@ -112,16 +113,13 @@ class SendingTests(PeersTestCase):
         self.assertEqual(self.counts.outcomes, {"pushed": 1, "no_session": 1})
         self.assertEqual(self.counts.took, [0.5, 0.5])
 
-    def test_two_at_a_time(self) -> None:
-        """Two requests are under way at most, each of a hundred hints; the rest waits for its turn."""
-        notifications = self.many(3 * MAX_BATCH + 1)
-        self.assertEqual([len(names) for names in self.requests()], [MAX_BATCH] * MAX_CALLS_PER_PEER)
-        self.answer()
-        self.assertEqual([len(names) for names in self.requests()], [MAX_BATCH] * MAX_CALLS_PER_PEER)
-        self.answer()
-        self.answer()
-        self.assertEqual(self.requests(), [[f"m{3 * MAX_BATCH}"]])
-        self.answer()
+    def test_one_at_a_time(self) -> None:
+        """One request is under way, of a hundred hints at most; the rest waits for its turn."""
+        notifications = self.many(2 * MAX_BATCH + 1)
+        for count in (MAX_BATCH, MAX_BATCH, 1):
+            self.assertEqual([len(names) for names in self.requests()], [count])
+            self.answer()
+        self.assertEqual(self.requests(), [])
         self.assertTrue(all(self.successResultOf(notification) for notification in notifications))
 
     def test_long_names(self) -> None:
@@ -132,7 +130,7 @@ class SendingTests(PeersTestCase):
         sent: list[str] = []
         while self.requests():
             self.assertLessEqual(len(self.asked[0][1]), MAX_BODY_BYTES)
-            sent += decode_notifications(self.asked[0][1])["messages"]
+            sent += decode_names("hints", self.asked[0][1])["messages"]
             self.answer()
         self.assertEqual(sent, names)
 
@@ -140,21 +138,22 @@ class SendingTests(PeersTestCase):
         """The other node is not made to read more than a few megabytes at once."""
         for number in range(4):
             self.enqueue(f"m{number}", payload_bytes=MAX_BATCH_BYTES // 2)
-        self.assertEqual(self.requests(), [["m0", "m1"], ["m2", "m3"]])
+        self.assertEqual(self.requests(), [["m0", "m1"]])
+        self.answer()
+        self.assertEqual(self.requests(), [["m2", "m3"]])
 
     def test_in_order(self) -> None:
-        """While a hint of a DID is under way its next one waits; those of others pass it."""
-        self.enqueue("m0", did="bob")
+        """What comes while a request is under way waits, also for its next attempt, and goes together."""
+        self.enqueue("m0")
         self.requests()
-        for name, did in (("m1", "bob"), ("m2", "eve"), ("m3", "bob")):
-            self.enqueue(name, did=did)
-        self.assertEqual(self.requests(), [["m0"], ["m2"]])
+        for name in ("m1", "m2", "m3"):
+            self.enqueue(name)
+        self.assertEqual(self.requests(), [["m0"]])
         self.fail_with(PeerCallFailed)
-        self.answer()
         self.assertEqual(self.requests(), [])
         self.clock.advance(RETRY_DELAYS[0])
         self.answer()
-        self.assertEqual(self.requests(), [["m1", "m3"]])
+        self.assertEqual(self.requests(), [["m1", "m2", "m3"]])
 
     def test_other_nodes_do_not_wait(self) -> None:
         """A node that is slow is in the way of its own hints only."""
@@ -320,7 +319,7 @@ class FailureTests(PeersTestCase):
     def test_fault(self) -> None:
         """A mistake of ours costs the batch and is logged."""
 
-        async def broken(node: ClusterNode, path: str, body: bytes) -> bytes:
+        async def broken(node: ClusterNode, body: bytes) -> bytes:
             raise RuntimeError("boom")
 
         self.peers = PeerQueues(self.clock, broken, cast(Any, self.counts))
@@ -328,5 +327,68 @@ class FailureTests(PeersTestCase):
         self.clock.advance(0)
         self.assertIsNone(self.successResultOf(notification))
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
-        self.patch(peer_queues, "encode_notifications", lambda notifications: b"")
+        self.patch(peer_notifications, "encode_names", lambda member, names: 1 // 0)
+        notification = self.enqueue()
+        self.clock.advance(0)
+        self.assertIsNone(self.successResultOf(notification))
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
         self.assertEqual(self.clock.getDelayedCalls(), [])
+
+
+HINTS: NotificationNames = {"messages": ["0190aa", "0190cc"], "events": ["0190bb"], "contracts": ["did:x:bob"]}
+
+
+class BodyTests(SynchronousTestCase):
+    """The bodies of requests and answers."""
+
+    def test_recorded(self) -> None:
+        """They are as the first version that had nodes wrote them, and not to be changed without a need."""
+        hints = (
+            b'{"protocol":1,"hints":{"messages":["0190aa","0190cc"],"events":["0190bb"],"contracts":["did:x:bob"]}}'
+        )
+        pushed = b'{"protocol":1,"pushed":{"messages":["0190aa"],"contracts":["did:x:bob"]}}'
+        self.assertEqual((encode_names("hints", HINTS), decode_names("hints", hints)), (hints, HINTS))
+        names: NotificationNames = {"messages": ["0190aa"], "contracts": ["did:x:bob"]}
+        self.assertEqual((encode_names("pushed", names), decode_names("pushed", pushed)), (pushed, names))
+
+    def test_request_of_a_newer_node(self) -> None:
+        """Its number, members, kinds and forms of names that we do not know are passed over."""
+        body = {
+            "protocol": PROTOCOL_VERSION + 1,
+            "priority": {"high": True},
+            "hints": {"messages": ["0190aa", {"id": "0190dd", "urgent": True}], "drafts": ["0190ee"], "events": {}},
+        }
+        self.assertEqual(decode_names("hints", json.dumps(body).encode()), {"messages": ["0190aa"]})
+
+    def test_answer_of_a_newer_node(self) -> None:
+        """Likewise."""
+        body = {
+            "protocol": PROTOCOL_VERSION + 1,
+            "pushed": {"messages": ["0190aa"], "drafts": ["0190ee"]},
+            "load": 0.5,
+        }
+        self.assertEqual(decode_names("pushed", json.dumps(body).encode()), {"messages": ["0190aa"]})
+
+    def test_answer_of_an_older_node(self) -> None:
+        """A kind that it does not know is one of which it has pushed nothing."""
+        self.assertEqual(decode_names("pushed", b'{"protocol":0,"pushed":{}}'), {})
+
+    def test_no_request(self) -> None:
+        """Whatever does not say what it hints at."""
+        for body in (b"", b"x", b"[]", b"{}", b'{"hints":[]}', b'{"hints":null}', b'{"pushed":{}}', b"\xff"):
+            self.assertRaises(ValueError, decode_names, "hints", body)
+        self.assertRaises(ValueError, decode_names, "pushed", b'{"hints":{}}')
+
+    def test_too_many(self) -> None:
+        """More than anybody sends."""
+        names = [str(number) for number in range(MAX_NOTIFICATIONS + 1)]
+        self.assertRaises(ValueError, decode_names, "hints", json.dumps({"hints": {"messages": names}}).encode())
+        decode_names("hints", json.dumps({"hints": {"messages": names[1:]}}).encode())
+
+    def test_once(self) -> None:
+        """A name that is there twice counts once."""
+        self.assertEqual(decode_names("hints", b'{"hints":{"messages":["a","b","a"]}}'), {"messages": ["a", "b"]})
+
+    def test_envelope(self) -> None:
+        """A body with all kinds and no names."""
+        self.assertLess(len(encode_names("hints", {kind: [] for kind in NOTIFICATION_KINDS})), ENVELOPE_BYTES)

@@ -9,7 +9,7 @@ from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.decentrl import DecentrlQuotas
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import IStore
-from mediatord.store.memory.memory_store import MemoryStore
+from mediatord.store.sqlite.memory_store import MemoryStore
 from tests.store import contract
 from tests.store.builders import ALICE, ImmediateClock
 
@@ -120,9 +120,6 @@ class MemoryDecentrlEventLookupTests(MakesMemory, contract.DecentrlEventLookupCo
 
 
 class MemoryClusterTests(MakesMemory, contract.ClusterContract, TestCase): ...
-
-
-class MemoryClusterIdentityTests(MakesMemory, contract.ClusterIdentityContract, TestCase): ...
 
 
 class MemoryLeaderLeaseTests(MakesMemory, contract.LeaderLeaseContract, TestCase): ...

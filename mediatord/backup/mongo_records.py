@@ -1,0 +1,594 @@
+"""
+Records of a MongoDB store, through pymongo: export from a snapshot while nodes write, or offline; and import in
+transactions that also record the progress.
+
+Ids of accounts and recipients are made from their numbers; drivers make no such ids, as theirs begin with the time.
+Likewise the order of arrival is made from the position in the archive, and precedes those that servers assign.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from hashlib import sha256
+from typing import Any, NamedTuple, TypeAlias
+
+from bson import ObjectId, Timestamp, encode
+from bson.errors import BSONError
+from pymongo import MongoClient, UpdateOne
+from pymongo.client_session import ClientSession
+from pymongo.database import Database
+from pymongo.errors import BulkWriteError, ConnectionFailure, OperationFailure, PyMongoError
+
+from mediatord.backup.records import (
+    AccountRecord,
+    BackupError,
+    InvalidArchiveError,
+    MessageRecord,
+    PendingEventRecord,
+    PublicEventRecord,
+    RecipientRecord,
+    RecordCounts,
+    RecordSource,
+    RecordTarget,
+    RegistrationRecord,
+    StoredEventRecord,
+    StoreRecord,
+    batch_by_size,
+    require_empty_counts,
+    resolve_seen_at,
+)
+from mediatord.protocol.canonical_did import compute_did_digest
+from mediatord.store.interfaces import decentrl
+from mediatord.store.mongo import schema
+from mediatord.store.mongo.decentrl_events import (
+    EventLabelKind,
+    build_event_payload,
+    build_public_event,
+    build_stored_event,
+    make_event_label,
+)
+from mediatord.store.mongo.decentrl_parties import make_party_key, sum_utf8_sizes
+from mediatord.store.mongo.driver.collection import MAX_DOCUMENT_BYTES, Collection
+from mediatord.store.mongo.driver.uri import parse_mongo_uri
+from mediatord.store.mongo.schema import ACCOUNTS, IMPORT_MARKER, MESSAGES, PARTIES, RECIPIENTS, RETIRED_DIDS
+from mediatord.store.recipient_names import import_names
+
+MongoDocument: TypeAlias = dict[str, Any]
+MongoDatabase: TypeAlias = Database[MongoDocument]
+
+_SERVER_SELECTION_TIMEOUT_MS, _SOCKET_TIMEOUT_MS = 10_000, 900_000
+_SNAPSHOT_ERRORS = {239, 246}
+_DUPLICATE_KEY_ERROR = 11_000
+_LIVE_NODE_FILTER: MongoDocument = {"$expr": {"$gt": ["$until", "$$NOW"]}}
+_SCHEMA_COLLECTION = "schema"
+_SCHEMA = schema.MongoSchema((), schema.MIGRATIONS)
+
+
+@contextmanager
+def connect_to_mongodb(uri: str) -> Iterator[MongoDatabase]:
+    """
+    The database of a URI.
+
+    :raise BackupError: the URI is not valid, or, at any time, the server fails or refuses a command.
+    """
+    try:
+        address = parse_mongo_uri(uri)
+    except ValueError as error:
+        raise BackupError(f"storage.mongodb.uri: {error}") from None
+    try:
+        client: MongoClient[MongoDocument] = MongoClient(
+            uri,
+            w="majority",
+            journal=True,
+            serverSelectionTimeoutMS=_SERVER_SELECTION_TIMEOUT_MS,
+            socketTimeoutMS=_SOCKET_TIMEOUT_MS,
+        )
+        with client:
+            if "setName" not in client.admin.command("hello"):
+                raise BackupError(f"the MongoDB server at {address.hosts} is not a member of a replica set")
+            yield client[address.database]
+    except (PyMongoError, BSONError) as error:
+        raise BackupError(f"MongoDB at {address.hosts} {_describe_failure(error)}") from None
+
+
+def _describe_failure(error: Exception) -> str:
+    """Text for an error, without content of documents."""
+    match error:
+        case BulkWriteError() if _DUPLICATE_KEY_ERROR in _get_write_errors(error):
+            return "already has one of the records"
+        case OperationFailure(code=code) if code == _DUPLICATE_KEY_ERROR:
+            return "already has one of the records"
+        case OperationFailure(code=code) if code in _SNAPSHOT_ERRORS:
+            return (
+                "has forgotten the time that was exported: raise minSnapshotHistoryWindowInSeconds there, "
+                "or stop all nodes and use --offline"
+            )
+        case OperationFailure(code=code, details=details):
+            return f"refused: {(details or {}).get('codeName') or f'error {code}'}"
+        case ConnectionFailure():
+            return "does not answer: run the same command again when it does"
+        case BSONError():
+            return "cannot hold one of the records"
+    return f"cannot be used: {type(error).__name__}"
+
+
+def _get_write_errors(error: BulkWriteError) -> set[int]:
+    return {one["code"] for one in (error.details or {}).get("writeErrors", ())}
+
+
+def _require_unused(database: MongoDatabase, dead: frozenset[str] = frozenset()) -> None:
+    """
+    Check that no daemon uses a database.
+
+    :param dead: session owners that are known to be dead.
+    :raise BackupError: a daemon uses it, or left its entry when it was killed.
+    """
+    names = [one["name"] for one in database[schema.NODES.name].find(_LIVE_NODE_FILTER, {"name": 1}).sort("name", 1)]
+    if names:
+        raise BackupError(f"nodes use the MongoDB database ({', '.join(names)}): stop them first")
+    entries = [one for one in database[schema.SESSION_OWNERS.name].find({}, {"since": 1}) if one["_id"] not in dead]
+    if entries:
+        since = entries[0].get("since")
+        when = f" since {since:%Y-%m-%d %H:%M} UTC" if since else ""
+        raise BackupError(
+            f"a daemon uses the MongoDB database{when}, or was killed while it did: stop it, or if none runs "
+            "use --stopped"
+        )
+
+
+def _find_session_owners(database: MongoDatabase) -> frozenset[str]:
+    """Ids of all session owners, dead or alive."""
+    return frozenset(one["_id"] for one in database[schema.SESSION_OWNERS.name].find({}, {"_id": 1}))
+
+
+def _read_schema_document(database: MongoDatabase) -> MongoDocument:
+    """:raise BackupError: the schema is of another version."""
+    found = database[_SCHEMA_COLLECTION].find_one({"_id": _SCHEMA_COLLECTION}) or {}
+    ours = _SCHEMA.version
+    if found.get("readable_from", 1) > ours or found.get("version", ours) != ours:
+        raise BackupError(
+            f"the MongoDB database has schema version {found.get('version')}, this mediatord wants {ours}"
+        )
+    return found
+
+
+class _Mapping(NamedTuple):
+    """
+    How a kind of records is stored.
+
+    :param fields: of documents, by those of records.
+    :param keys: fields with the key of a party, and the fields of records with its DID.
+    :param party_collection: the collection, where its documents are counted for `party`.
+    :param is_ordered: whether documents have `seq`; the others are ordered by `_id`.
+    :param constants: further fields.
+    """
+
+    collection: Collection
+    fields: dict[str, str]
+    keys: dict[str, str] = {}
+    party_collection: schema.PartyCollection | None = None
+    is_ordered: bool = False
+    constants: MongoDocument = {}
+
+
+def _map(names: str, **fields: str) -> dict[str, str]:
+    """Fields that have the same names in records and documents, and others."""
+    return {**{name: name for name in names.split()}, **fields}
+
+
+def _map_party(collection: schema.PartyCollection, keys: dict[str, str], names: str = "", **fields: str) -> _Mapping:
+    return _Mapping(collection, _map(names, id="_id", **fields), keys, collection, is_ordered=True)
+
+
+_MAPPINGS = {
+    "account": _Mapping(
+        ACCOUNTS,
+        _map("did created_at draft03 seen_at fresh", number="_id"),
+        constants={"recipients": 0, "places": 0},
+    ),
+    "retired": _Mapping(RETIRED_DIDS, {"did": "_id"}),
+    "recipient": _Mapping(
+        RECIPIENTS,
+        _map("account did names", number="_id", place="registered"),
+        constants={"messages": 0, "bytes": 0},
+    ),
+    "message": _Mapping(
+        MESSAGES,
+        _map("account recipient form received_at expires_at due_at arrived_at pushes payload", id="_id"),
+        is_ordered=True,
+    ),
+    "long_form": _Mapping(schema.LONG_FORM_DIDS, _map("long", short="_id")),
+    # The token of the claim, which says who made it, is not exported.
+    "nonce": _Mapping(schema.NONCES, _map("until", key="_id"), is_ordered=True, constants={"token": bytes(12)}),
+    "registration": _Mapping(
+        schema.REGISTRATIONS, _map("digest text", id="_id", expires_at="until"), {"party": "did"}
+    ),
+    "contract": _map_party(
+        schema.CONTRACTS, {"party": "owner", "peer": "peer"}, "digest text", peer="peer_did", expires_at="until"
+    ),
+    "contract_request": _map_party(
+        schema.CONTRACT_REQUESTS,
+        {"party": "recipient", "sender": "sender"},
+        "public_key",
+        sender="sender_did",
+        request="text",
+    ),
+    "pending_event": _map_party(
+        schema.PENDING_EVENTS,
+        {"party": "recipient", "sender": "sender"},
+        "received_at payload",
+        recipient="recipient_did",
+        sender="sender_did",
+    ),
+    "stored_event": _map_party(
+        schema.STORED_EVENTS,
+        {"party": "owner"},
+        "contract_id tags payload",
+        sender="sender_did",
+        recipient="recipient_did",
+        timestamp="at",
+    ),
+    "public_event": _map_party(
+        schema.PUBLIC_EVENTS,
+        {"party": "publisher"},
+        "tags event channel_id",
+        timestamp="at",
+        signature="event_signature",
+    ),
+}
+
+# Documents in memory at a time.
+_BATCH_DOCUMENTS, _BATCH_BYTES = 500, 8_388_608
+
+
+class MongoRecordSource(RecordSource):
+    """
+    :param session: of a snapshot; None when nobody writes.
+    :param check: called now and then, to find out whether that is so.
+    """
+
+    backend = "mongodb"
+
+    def __init__(
+        self, database: MongoDatabase, session: ClientSession | None = None, check: Callable[[], None] = lambda: None
+    ) -> None:
+        self._database = database
+        self._session = session
+        self._check = check
+        # Consecutive documents mostly have the same party.
+        self._find_did = lru_cache(_BATCH_DOCUMENTS)(self._find_party_did)
+
+    def count(self, kind: str) -> int:
+        return self._database[_MAPPINGS[kind].collection.name].count_documents({}, session=self._session, hint="_id_")
+
+    def read(self, kind: str) -> Iterator[dict[str, Any]]:
+        collection, names, keys, party_collection, is_ordered, _ = _MAPPINGS[kind]
+        self._check()
+        if is_ordered:
+            payloads = party_collection.payloads if party_collection else None
+            documents = self._read_in_order(collection.name, payloads.name if payloads else "")
+        else:
+            documents = self._database[collection.name].find({}, session=self._session).sort("_id", 1)
+        for one in documents:
+            values = {field: one.get(name) for field, name in names.items()}
+            fields = {
+                field: value.binary if isinstance(value, ObjectId) else value for field, value in values.items()
+            }
+            if "party" in keys and keys["party"] not in fields:
+                fields[keys["party"]] = self._find_did(one["party"])
+            match kind:
+                case "account":
+                    fields["fresh"] = "fresh" in one
+                case "message" if "due_at" not in one:
+                    fields["arrived_at"] = one.get("arrived_at", one["received_at"])
+                case "stored_event":
+                    unprocessed = make_event_label(one["party"], EventLabelKind.ALL, unprocessed=True)
+                    fields["processed"] = unprocessed not in one["labels"]
+            yield fields
+        self._check()
+
+    def _read_in_order(self, collection: str, payloads: str) -> Iterator[MongoDocument]:
+        """
+        All documents in order of arrival, for which there is no index: the server sorts their ids, and so many as fit
+        in memory are read by them.
+        """
+        size: MongoDocument = {"$bsonSize": "$$ROOT"}
+        bytes = {"$add": [size, "$size"]} if payloads else size
+        steps: list[MongoDocument] = [{"$project": {"seq": 1, "bytes": bytes}}, {"$sort": {"seq": 1}}]
+        outlines = self._database[collection].aggregate(steps, session=self._session, allowDiskUse=True)
+        for ids in batch_by_size(((one["_id"], one["bytes"]) for one in outlines), _BATCH_DOCUMENTS, _BATCH_BYTES):
+            self._check()
+            found = self._read_by_id(collection, ids)
+            more = self._read_by_id(payloads, ids) if payloads else {}
+            for id in ids:
+                yield {**found[id], **more.get(id, {})}
+
+    def _read_by_id(self, collection: str, ids: list[str]) -> dict[str, MongoDocument]:
+        found = self._database[collection].find({"_id": {"$in": ids}}, session=self._session)
+        return {one["_id"]: one for one in found}
+
+    def _find_party_did(self, key: bytes) -> str:
+        """The DID of a key. :raise BackupError: there is no such party."""
+        found = self._database[PARTIES.name].find_one({"_id": key}, {"did": 1}, session=self._session)
+        if found is None:
+            raise BackupError("the MongoDB database is damaged: a document refers to a party that does not exist")
+        return str(found["did"])
+
+
+@contextmanager
+def open_mongodb_source(uri: str, *, offline: bool, stopped: bool) -> Iterator[MongoRecordSource]:
+    """
+    The records of a database.
+
+    :param offline: read without a snapshot, while no daemon runs; the server keeps a snapshot for some minutes.
+    :param stopped: ignore entries of daemons that were killed.
+    :raise BackupError: it cannot be read, a daemon runs, or the snapshot expired.
+    """
+    with connect_to_mongodb(uri) as database:
+        if IMPORT_MARKER in _read_schema_document(database):
+            raise BackupError("an import into the MongoDB database is not finished: run it again first")
+        if offline:
+            dead = _find_session_owners(database) if stopped else frozenset()
+            _require_unused(database, dead)
+            yield MongoRecordSource(database, None, lambda: _require_unused(database, dead))
+        else:
+            with database.client.start_session(snapshot=True) as session:
+                yield MongoRecordSource(database, session)
+
+
+_PARTY_COUNTERS = ("contracts", "requests", "pending", "pending_bytes", "stored", "published", "archive_bytes")
+# Of these the largest value counts instead of the sum.
+_MAXIMA = ("places", "registered_until")
+
+
+class ImportBatch:
+    """
+    Documents and counters of a batch of records.
+
+    :param first: position of the first record in the archive, from 1.
+    :ivar documents: to be inserted, by collection.
+    :ivar counters: of accounts and recipients by their ids, and of parties by their DIDs, by collection.
+    """
+
+    def __init__(self, first: int, records: Sequence[StoreRecord]) -> None:
+        self.documents: defaultdict[str, list[MongoDocument]] = defaultdict(list)
+        self.counters: defaultdict[str, dict[Any, dict[str, Any]]] = defaultdict(dict)
+        for place, record in enumerate(records, first):
+            self._add(record, Timestamp(1, place))
+
+    def _add(self, record: StoreRecord, place: Timestamp) -> None:
+        mapping = _MAPPINGS[record.kind]
+        document = {mapping.fields[field]: value for field, value in record if field in mapping.fields}
+        document |= mapping.constants
+        document |= {name: make_party_key(getattr(record, field)) for name, field in mapping.keys.items()}
+        document = self._complete(record, document)
+        if mapping.is_ordered:
+            document["seq"] = place
+        if counted := mapping.party_collection:
+            sizes = {counted.bytes: document["size"] + document.get("tags_size", 0)} if counted.bytes else {}
+            self._count(PARTIES, getattr(record, mapping.keys["party"]), **{counted.counter: 1}, **sizes)
+        self.documents[mapping.collection.name].append(
+            {name: value for name, value in document.items() if value is not None}
+        )
+
+    def _complete(self, one: StoreRecord, document: MongoDocument) -> MongoDocument:
+        """Add what is derived from several fields, and count; None for fields that are left out."""
+        match one:
+            case AccountRecord():
+                fresh = one.fresh or None
+                document |= {"_id": _make_object_id(one.number), "seen_at": resolve_seen_at(one), "fresh": fresh}
+            case RecipientRecord():
+                names, account = import_names(one.did, one.place, one.names), _make_object_id(one.account)
+                document |= {"_id": _make_object_id(one.number), "account": account, "did": names.did}
+                document |= {"did_digest": compute_did_digest(names.did), "registered": names.place}
+                document["names"] = names.stored
+                self._count(ACCOUNTS, account, recipients=len(names), places=names.last)
+            case MessageRecord():
+                recipient, size = _make_object_id(one.recipient), len(one.payload)
+                due_at = one.due_at if one.arrived_at is None else None
+                wakes_at = due_at if due_at is not None and due_at < one.expires_at else None
+                document |= {"recipient": recipient, "account": _make_object_id(one.account), "size": size}
+                document |= {"digest": sha256(one.payload).digest(), "due_at": due_at, "wakes_at": wakes_at}
+                self._count(RECIPIENTS, recipient, messages=1, bytes=size)
+            case RegistrationRecord():
+                self._count(PARTIES, one.did, registered_until=one.expires_at)
+            case PendingEventRecord():
+                document["size"] = sum_utf8_sizes(one.payload)
+            case StoredEventRecord():
+                event = decentrl.StoredEvent(
+                    one.id, one.sender, one.recipient, one.payload, one.tags, one.timestamp, one.contract_id
+                )
+                self.documents[schema.STORED_PAYLOADS.name].append(build_event_payload(event))
+                return build_stored_event(event, document["party"], one.processed)
+            case PublicEventRecord():
+                shown = decentrl.PublicEvent(
+                    one.id, one.event, one.tags, one.timestamp, one.signature, one.channel_id
+                )
+                self.documents[schema.PUBLIC_PAYLOADS.name].append(build_event_payload(shown))
+                return build_public_event(shown, document["party"])
+        return document
+
+    def _count(self, collection: Collection, key: Any, **more: Any) -> None:
+        counters = self.counters[collection.name].setdefault(key, {})
+        for name, value in more.items():
+            before = counters.get(name, 0)
+            counters[name] = max(before, value) if name in _MAXIMA else before + value
+
+
+def _make_object_id(number: int) -> ObjectId:
+    """Id of an account or recipient."""
+    return ObjectId(number.to_bytes(12, "big"))
+
+
+def _make_counter_update(collection: str, key: Any, counters: Mapping[str, Any]) -> UpdateOne:
+    """:param key: as in :attr:`ImportBatch.counters`; a party may not exist yet."""
+    sums = {name: value for name, value in counters.items() if name not in _MAXIMA}
+    if collection == ACCOUNTS.name:
+        return UpdateOne({"_id": key}, {"$inc": sums, "$max": {"places": counters["places"]}})
+    if collection == RECIPIENTS.name:
+        return UpdateOne({"_id": key}, {"$inc": sums, "$set": {"waited_for": True}})
+    update: dict[str, MongoDocument] = {
+        "$set": {"did": key, **({"waited_for": True} if "pending" in sums else {})},
+        "$inc": dict.fromkeys(_PARTY_COUNTERS, 0) | sums,
+        "$max": {"registered_until": counters.get("registered_until", 0.0)},
+        "$setOnInsert": {},
+        "$unset": {},
+    }
+    changes_edition = "archive_bytes" in sums or "registered_until" in counters
+    update["$set" if changes_edition else "$setOnInsert"]["edition"] = ObjectId() if changes_edition else None
+    update["$unset" if sums else "$setOnInsert"]["unused"] = True
+    return UpdateOne(
+        {"_id": make_party_key(key)}, {name: values for name, values in update.items() if values}, upsert=True
+    )
+
+
+# Larger records are converted to documents to measure those.
+_SIZE_CHECK_BYTES = 8_000_000
+# Overhead of each text, and of its index entries.
+_TEXT_OVERHEAD_BYTES = 64
+_CONTRADICTION = "the archive contradicts itself: something belongs to one of {} that is not there"
+_REFUSALS = {
+    RECIPIENTS.name: "a recipient is another name of a DID that is registered",
+    ACCOUNTS.name: f"one of {ACCOUNTS.name} has another form of a DID that is there",
+    RETIRED_DIDS.name: f"one of {RETIRED_DIDS.name} has another form of a DID that is there",
+}
+
+
+class MongoRecordTarget(RecordTarget):
+    """
+    :param session: in which all is written, so that whoever goes on can end what is left open in it.
+    :param dead: of the daemons that have left an entry, those who are dead.
+    :ivar _owner: this process among those that import the same: the last one to begin.
+    """
+
+    def __init__(self, database: MongoDatabase, session: ClientSession, dead: frozenset[str]) -> None:
+        self._database = database
+        self._session = session
+        self._dead = dead
+        self._owner = secrets.token_hex(12)
+
+    def accept(self, record: StoreRecord) -> None:
+        values = [value if isinstance(value, tuple) else (value,) for _, value in record]
+        texts = [one for some in values for one in some if isinstance(one, str | bytes)]
+        # No character has more bytes.
+        if sum([len(one) * 4 + _TEXT_OVERHEAD_BYTES for one in texts]) <= _SIZE_CHECK_BYTES:
+            return
+        documents = [one for some in ImportBatch(1, [record]).documents.values() for one in some]
+        if any(len(encode(one)) > MAX_DOCUMENT_BYTES for one in documents):
+            raise InvalidArchiveError(f"a record of kind {record.kind} is larger than MongoDB takes (16 MiB)")
+
+    def begin(self, archive: str) -> int:
+        marker = _read_schema_document(self._database).get(IMPORT_MARKER)
+        if marker is not None:
+            return self._continue(marker, archive)
+        _require_unused(self._database, self._dead)
+        self._create_indexes()
+        self._require_empty()
+        importing = {"archive": archive, "owner": self._owner, "session": self._session_id, "done": 0}
+        change = {IMPORT_MARKER: importing, "version": _SCHEMA.version, "readable_from": _SCHEMA.readable_from}
+        unmarked = {"_id": _SCHEMA_COLLECTION, IMPORT_MARKER: {"$exists": False}}
+        # Of two imports that begin at the same time, one fails on the document of the other.
+        self._database[_SCHEMA_COLLECTION].update_one(unmarked, {"$set": change}, upsert=True)
+        try:
+            # A daemon that checked before may have begun to write.
+            _require_unused(self._database, self._dead)
+            self._require_empty()
+        except BackupError:
+            self._change_marker({"$unset": {IMPORT_MARKER: 1}})
+            raise
+        return 0
+
+    def write(self, first: int, records: Sequence[StoreRecord]) -> None:
+        batch = ImportBatch(first, records)
+
+        def write(session: ClientSession) -> None:
+            done = {f"{IMPORT_MARKER}.done": first - 1}
+            self._change_marker({"$inc": {f"{IMPORT_MARKER}.done": len(records)}}, session, **done)
+            _require_unused(self._database, self._dead)
+            for collection, documents in batch.documents.items():
+                self._insert(session, collection, documents)
+            accepted = {
+                "didcomm.accepted": len(batch.documents.get(MESSAGES.name, ())),
+                "decentrl.accepted": len(batch.documents.get(schema.PENDING_EVENTS.name, ())),
+            }
+            self._database[schema.LEDGER.name].update_one(
+                {"_id": schema.CARRIED_FORWARD_ID}, {"$inc": accepted}, session=session, upsert=True
+            )
+            for collection, counters in batch.counters.items():
+                updates = [_make_counter_update(collection, key, more) for key, more in counters.items()]
+                matched = self._database[collection].bulk_write(updates, session=session).matched_count
+                if collection != PARTIES.name and matched < len(updates):
+                    raise BackupError(_CONTRADICTION.format(collection))
+
+        self._session.with_transaction(write)
+
+    def counts(self) -> RecordCounts:
+        return MongoRecordSource(self._database).counts()
+
+    def finish(self) -> None:
+        _require_unused(self._database, self._dead)
+        self._change_marker({"$unset": {IMPORT_MARKER: 1}})
+
+    @property
+    def _session_id(self) -> Any:
+        return self._session.session_id["id"]
+
+    def _continue(self, marker: MongoDocument, archive: str) -> int:
+        if marker["archive"] != archive:
+            raise BackupError(
+                f"an import of another archive into the MongoDB database {self._database.name} was not finished: "
+                "run that again, or drop the database to give it up"
+            )
+        _require_unused(self._database, self._dead)
+        # A killed import may have left an open transaction, which would block for a minute.
+        self._database.command("killSessions", [{"id": marker["session"]}])
+        ours = {"$set": {f"{IMPORT_MARKER}.owner": self._owner, f"{IMPORT_MARKER}.session": self._session_id}}
+        found = self._database[_SCHEMA_COLLECTION].find_one_and_update(
+            {"_id": _SCHEMA_COLLECTION, f"{IMPORT_MARKER}.archive": archive}, ours, return_document=True
+        )
+        if found is None:
+            raise BackupError("another import of this archive has just finished")
+        return int(found[IMPORT_MARKER]["done"])
+
+    def _change_marker(self, change: MongoDocument, session: ClientSession | None = None, **expected: Any) -> None:
+        """:raise BackupError: another import writes to the database."""
+        ours = {"_id": _SCHEMA_COLLECTION, f"{IMPORT_MARKER}.owner": self._owner, **expected}
+        if not self._database[_SCHEMA_COLLECTION].update_one(ours, change, session=session).matched_count:
+            raise BackupError("another process has taken over this import")
+
+    def _require_empty(self) -> None:
+        require_empty_counts(f"the MongoDB database {self._database.name}", self.counts())
+
+    def _insert(self, session: ClientSession, collection: str, documents: list[MongoDocument]) -> None:
+        """:raise InvalidArchiveError: a DID would have two owners."""
+        try:
+            self._database[collection].insert_many(documents, session=session)
+        except BulkWriteError as error:
+            if collection in _REFUSALS and _get_write_errors(error) == {_DUPLICATE_KEY_ERROR}:
+                raise InvalidArchiveError(_REFUSALS[collection]) from None
+            raise
+
+    def _create_indexes(self) -> None:
+        there = set(self._database.list_collection_names())
+        for collection in schema.ALL_COLLECTIONS:
+            if collection.name not in there:
+                self._database.create_collection(collection.name)
+            if collection.indexes:
+                indexes = [{**index, "name": name} for name, index in collection.indexes.items()]
+                self._database.command("createIndexes", collection.name, indexes=indexes)
+
+
+@contextmanager
+def open_mongodb_target(uri: str, *, stopped: bool) -> Iterator[MongoRecordTarget]:
+    """
+    An import into a database, which daemons refuse meanwhile.
+
+    :param stopped: no daemon runs, although one seems to have been killed.
+    :raise BackupError: it cannot be reached, or does not do what it is asked for.
+    """
+    with connect_to_mongodb(uri) as database, database.client.start_session() as session:
+        yield MongoRecordTarget(database, session, _find_session_owners(database) if stopped else frozenset())

@@ -1,0 +1,106 @@
+"""`mediatord run`, and the hidden subcommand that runs one of its worker processes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.logger import globalLogBeginner
+
+from mediatord import __version__
+from mediatord.app.daemon import build_daemon
+from mediatord.cli.console import config_option, find_program_name
+from mediatord.cli.keys import read_identity
+from mediatord.clock import install_monotonic_clock
+from mediatord.config.file import load_config
+from mediatord.config.settings import Config
+from mediatord.errors import StartupError
+from mediatord.identity.invitation import build_invitation_url
+from mediatord.identity.mediator_identity import MediatorIdentity
+from mediatord.tap import DaemonService
+from mediatord.workers.supervisor_connection import SupervisorConnection, reset_hang_alarm
+from mediatord.workers.worker_process import SPEC_FD, WorkerSpec
+
+
+@click.command()
+@config_option
+def run(path: Path) -> None:
+    """Run the daemon in the foreground until it is interrupted."""
+    config = load_config(path)
+    banner = _make_banner(config, read_identity(config))
+    # Not at the top: importing twistd installs a reactor.
+    from twisted.scripts import twistd
+
+    sys.argv = ["mediatord", "--nodaemon", "--pidfile=", "mediatord", "--config", str(path), "--banner", banner]
+    twistd.run()
+
+
+def _make_banner(config: Config, identity: MediatorIdentity) -> str:
+    return "\n".join(
+        (
+            f"mediatord {__version__} for {config.public_url}, on {', '.join(config.listen)}",
+            "",
+            f"DID         {identity.did}",
+            f"            {identity.web_did}",
+            f"invitation  {build_invitation_url(config.public_url, identity.did)}",
+            "",
+            f"try         open {config.public_url}/invitation in a browser, or in another terminal:",
+            f"            {find_program_name()} demo --url {config.public_url}",
+            f"            {find_program_name()} status --url {config.public_url}",
+            "",
+        )
+    )
+
+
+@click.command(hidden=True)
+@click.argument("name")
+def worker(name: str) -> int:
+    """
+    Run one worker process until its supervisor, which has started it, stops it or is gone.
+
+    :raise StartupError: it was not started by a supervisor.
+    """
+    # Before the reactor runs: a process that hangs earlier must end even if its supervisor is gone.
+    reset_hang_alarm()
+    try:
+        with os.fdopen(SPEC_FD, "rb") as file:
+            spec = WorkerSpec.from_bytes(file.read())
+    except (OSError, ValueError):
+        raise StartupError("workers are started by mediatord run") from None
+    from twisted.internet import reactor as global_reactor  # noqa: TID251  this is the program
+
+    reactor: Any = global_reactor
+    install_monotonic_clock(reactor)
+    connection = SupervisorConnection(
+        reactor, spec.resources, partial(_exit_without_supervisor, Path(spec.resources.node_socket).parent)
+    )
+    root = DaemonService(reactor, connection.report_failure)
+    reactor.callWhenRunning(connection.connect)
+    reactor.callWhenRunning(globalLogBeginner.beginLoggingTo, [connection.observe])
+    root.run(Config.model_validate_json(spec.settings), partial(build_daemon, worker=connection))
+    root.privilegedStartService()
+    root.startService()
+
+    async def stop() -> None:
+        await maybeDeferred(root.stopService)
+        connection.leave()
+
+    reactor.addSystemEventTrigger("before", "shutdown", lambda: Deferred.fromCoroutine(stop()))
+    reactor.run()
+    return 1 if root.failed else 0
+
+
+def _exit_without_supervisor(directory: Path) -> NoReturn:
+    """
+    End at once, as the supervisor did; accepted messages are on disk.
+
+    A worker that went on would conflict with the worker of the same name of the next daemon.
+    """
+    shutil.rmtree(directory, ignore_errors=True)
+    os._exit(1)
