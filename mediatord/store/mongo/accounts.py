@@ -28,7 +28,7 @@ from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.collection import Document, MongoCommand
 from mediatord.store.mongo.driver.operation import Operation, operation
 from mediatord.store.mongo.driver.transactions import Transaction, await_until
-from mediatord.store.mongo.schema import ACCOUNTS, LONG_FORM_DIDS, PRESENT, RECIPIENTS, RETIRED_DIDS
+from mediatord.store.mongo.schema import ABSENT, ACCOUNTS, LONG_FORM_DIDS, PRESENT, RECIPIENTS, RETIRED_DIDS
 from mediatord.store.mongo.space_quota import SpaceQuota
 from mediatord.store.recipient_names import MAX_RECIPIENT_NAMES, RecipientNames, is_valid_unicode, slice_names
 
@@ -309,30 +309,23 @@ class _RecipientUpdate:
         if not self._changed:
             return []
         change: Document = {"$set": {"recipients": self._number, "places": self._places}}
-        removed: list[ObjectId] = []
-        updates: list[Document] = []
-        inserts: list[Document] = []
+        if any(self._existing.get(digest, {}).get("changes") for digest in self._changed):
+            change["$unset"] = {"fresh": 1}  # the document that shows this may be deleted
+        account, updates = self._account["_id"], []
         for digest, names in self._changed.items():
-            before, stored = self._existing.get(digest), {"registered": names.place, "names": names.stored}
-            fields = {name: value for name, value in stored.items() if value is not None}
-            if before is None:
-                if names:
-                    identity = {"account": self._account["_id"], "did": names.did, "did_digest": digest}
-                    inserts.append({**identity, **fields, "messages": 0, "bytes": 0})
-                continue
-            if before.get("changes"):
-                change["$unset"] = {"fresh": 1}  # the document that shows this may be deleted
-            if not names and not before["messages"]:
-                removed.append(before["_id"])
-                continue
-            parts = {"$unset": {name: 1 for name in stored if name not in fields}, "$set": fields}
-            update = {name: value for name, value in parts.items() if value}
-            updates.append({"q": {"_id": before["_id"]}, "u": update})
+            fields = {"registered": names.place, "names": names.stored}
+            update = {
+                "$set": {name: value for name, value in fields.items() if value is not None},
+                "$unset": {name: 1 for name, value in fields.items() if value is None},
+                "$setOnInsert": {"did": names.did, "messages": 0, "bytes": 0},
+            }
+            wanted = {"account": account, "did_digest": digest}
+            updates.append({"q": wanted, "u": update, "upsert": bool(names)})
+        unused = {"account": account, "did_digest": {"$in": list(self._changed)}, "registered": ABSENT, "messages": 0}
         return [
-            *ACCOUNTS.update({"_id": self._account["_id"]}, change),
-            *(RECIPIENTS.delete({"_id": {"$in": removed}}) if removed else ()),
+            *ACCOUNTS.update({"_id": account}, change),
             *RECIPIENTS.update_each(updates),
-            *RECIPIENTS.insert(inserts),
+            *RECIPIENTS.delete(unused),
         ]
 
     def _find_names(self, digest: bytes, name: str) -> RecipientNames | None:

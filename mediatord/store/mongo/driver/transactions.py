@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from itertools import chain, count
 from random import uniform
 from typing import NamedTuple, TypeVar
@@ -33,8 +34,8 @@ from mediatord.store.mongo.driver.errors import (
 _QUARANTINE_SECONDS = 5.0
 # Transaction numbers start at the time in these fractions of a second, so they exceed all former ones of a session.
 _NUMBERS_PER_SECOND = 1_000_000
-_MAX_NAMED_SESSIONS = 256
-_MAX_SINGLE_USE_SESSIONS = 1_000
+# Sessions of a process that others can end, and slots.
+_MAX_LISTED_SESSIONS = 256
 _SESSION_NAMESPACE = uuid.UUID("6f4ad6f2-02f5-4f2e-9d7e-3a6d1c3f6b0a")
 # Seconds before a retry, for the first attempt.
 MIN_RETRY_DELAY, MAX_RETRY_DELAY = 0.005, 0.03
@@ -58,7 +59,8 @@ class SessionSlot(NamedTuple):
 
     @property
     def id(self) -> str:
-        return f"{self.owner}:{self.number}"
+        # The others share slots: rare conflicts are better than ever more documents.
+        return f"{self.owner}:{self.number % _MAX_LISTED_SESSIONS}"
 
 
 @dataclass(eq=False, slots=True)
@@ -67,13 +69,11 @@ class ServerSession:
     Logical session, used for one transaction after another; a higher number aborts the transaction before.
 
     :param id: the `lsid`.
-    :param is_named: whether the id is derived from the owner.
     :param number: of the latest transaction.
     :param last: the latest transaction.
     """
 
     id: Document
-    is_named: bool
     slot: SessionSlot
     number: int
     usable_at: float = 0.0
@@ -87,27 +87,23 @@ class ServerSession:
 
 class ServerSessionPool:
     """
-    Pool of sessions, the last used first. Sessions do not expire: the server creates an unknown one anew.
+    Pool of sessions; those with the lowest numbers are used first. Sessions do not expire: the server creates an
+    unknown one anew.
 
-    Session ids derive from the id of the process, so another process can abort what a dead one left open. Beyond
-    :data:`_MAX_NAMED_SESSIONS` in use, sessions have random ids and are used once.
+    Session ids derive from the id of the process, so another process can abort what a dead one left open in the first
+    :data:`_MAX_LISTED_SESSIONS` sessions.
 
     :ivar owner: what session ids are derived from.
+    :ivar session_ids: of all sessions.
     """
 
     def __init__(self, clock: IReactorTime) -> None:
         self._clock = clock
         self.owner = uuid.uuid4().hex
+        self.session_ids: list[Document] = []
         self._numbers = count()
-        self._free: list[ServerSession] = []
+        self._free: list[tuple[int, ServerSession]] = []
         self._quarantined: deque[ServerSession] = deque()
-        self._named_ids: list[Document] = []
-        self._single_use_ids: deque[Document] = deque(maxlen=_MAX_SINGLE_USE_SESSIONS)
-
-    @property
-    def session_ids(self) -> list[Document]:
-        """Ids of all sessions, but of the single-use ones only the latest that may still be active."""
-        return [*self._named_ids, *self._single_use_ids]
 
     def set_session_owner(self, owner: str) -> None:
         """Derive the ids of further sessions from another process id."""
@@ -118,46 +114,36 @@ class ServerSessionPool:
 
     def check_out(self) -> ServerSession:
         now = self._clock.seconds()
+        while self._quarantined and self._quarantined[0].usable_at <= now:
+            self.return_session(self._quarantined.popleft())
         if self._free:
-            return self._free.pop()
-        if self._quarantined and self._quarantined[0].usable_at <= now:
-            return self._quarantined.popleft()
+            return heappop(self._free)[1]
         number = next(self._numbers)
-        is_named = number < _MAX_NAMED_SESSIONS
-        id = _make_session_id(self.owner, number) if is_named else _wrap_uuid(uuid.uuid4())
-        if is_named:
-            self._named_ids.append(id)
-        # Single-use sessions share slots: rare conflicts are better than ever more documents.
-        slot = SessionSlot(self.owner, number % _MAX_NAMED_SESSIONS)
-        return ServerSession(id, is_named, slot, int(now * _NUMBERS_PER_SECOND))
+        id = _make_session_id(self.owner, number)
+        self.session_ids.append(id)
+        return ServerSession(id, SessionSlot(self.owner, number), int(now * _NUMBERS_PER_SECOND))
 
     def return_session(self, session: ServerSession) -> None:
         """Make a session available whose transaction has ended, or may be aborted by the next one."""
         session.last = None
-        if session.is_named and session.slot.owner == self.owner:
-            self._free.append(session)
+        if session.slot.owner == self.owner:
+            heappush(self._free, (session.slot.number, session))
 
     def quarantine_session(self, session: ServerSession) -> None:
         """Keep a session in use until no command of it can be running, which would block the next transaction."""
         session.last = None
-        if not session.is_named:
-            self._single_use_ids.append(session.id)
-        elif session.slot.owner == self.owner:
+        if session.slot.owner == self.owner:
             session.usable_at = self._clock.seconds() + _QUARANTINE_SECONDS
             self._quarantined.append(session)
 
 
 def list_session_ids(owner: str) -> list[Document]:
-    """List the ids of all sessions that a process may have had, except single-use ones."""
-    return [_make_session_id(owner, number) for number in range(_MAX_NAMED_SESSIONS)]
+    """List the ids of the first sessions that a process may have had."""
+    return [_make_session_id(owner, number) for number in range(_MAX_LISTED_SESSIONS)]
 
 
 def _make_session_id(owner: str, number: int) -> Document:
-    return _wrap_uuid(uuid.uuid5(_SESSION_NAMESPACE, f"{owner}:{number}"))
-
-
-def _wrap_uuid(made: uuid.UUID) -> Document:
-    return {"id": Binary(made.bytes, UUID_SUBTYPE)}
+    return {"id": Binary(uuid.uuid5(_SESSION_NAMESPACE, f"{owner}:{number}").bytes, UUID_SUBTYPE)}
 
 
 class UncertainCommit(Exception):
