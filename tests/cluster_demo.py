@@ -20,8 +20,7 @@ from twisted.internet.defer import TimeoutError as DeferredTimeout
 from twisted.internet.threads import deferToThread
 
 from mediatord.wallet.demo import DemoPrinter, DemoStepFailed, truncate_text
-from mediatord.wallet.didcomm_client import DIDCommWallet, discover_mediator, open_http
-from mediatord.wallet.didcomm_mediation import MediatorProblem
+from mediatord.wallet.didcomm_client import DIDCommWallet, MediatorProblem, discover_mediator, open_http
 from mediatord.wallet.didcomm_messages import DIDDocumentCache
 from mediatord.wallet.temporary_daemon import find_free_port
 from tests.integration.cluster import DaemonCluster

@@ -26,8 +26,8 @@ from mediatord.protocol.didcomm import json_web_signature
 from mediatord.protocol.didcomm.did_document import DIDDocument
 from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.store.interfaces.messages import QueueLimits, StoreLedger
+from mediatord.wallet.didcomm_client import DeliveredMessage, read_delivery
 from mediatord.wallet.didcomm_identity import WalletIdentity
-from mediatord.wallet.didcomm_mediation import DeliveredMessage, read_delivery
 from mediatord.wallet.didcomm_messages import (
     DIDDocumentCache,
     OpenedMessage,

@@ -14,8 +14,7 @@ from twisted.internet.task import deferLater
 from zope.interface import implementer
 
 from mediatord.wallet.demo import DemoStepFailed
-from mediatord.wallet.didcomm_client import DIDCommWallet
-from mediatord.wallet.didcomm_mediation import DeliveredMessage, MediatorProblem
+from mediatord.wallet.didcomm_client import DeliveredMessage, DIDCommWallet, MediatorProblem
 from mediatord.wallet.didcomm_socket import DIDCommSocket, connect_didcomm_socket
 from tests.integration.delivery_ledger import DeliveryLedger, message_of_attempt
 from tests.integration.message_load import SendAttempt, read_marker

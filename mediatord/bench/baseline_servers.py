@@ -20,6 +20,7 @@ from threading import Thread
 from time import sleep
 from typing import Any
 
+import click
 import nacl.encoding
 from nacl.signing import VerifyKey
 from twisted.internet import task
@@ -29,7 +30,6 @@ from twisted.internet.interfaces import IReactorFromThreads
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Request, Site
 
-from mediatord.bench.processes import print_line
 from mediatord.protocol.decentrl.did_decentrl import parse_did
 
 _SCHEMA = """
@@ -131,7 +131,7 @@ async def serve(reactor: Any, path: str | None = None) -> None:
     """
     resource = _EmptyResource() if path is None else _CommandResource(_GroupCommitWriter(reactor, Path(path)))
     port = await serverFromString(reactor, "tcp:0:interface=127.0.0.1").listen(Site(resource))
-    print_line(str(port.getHost().port))
+    click.echo(port.getHost().port)
     await Deferred()
 
 

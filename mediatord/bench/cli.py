@@ -9,75 +9,33 @@ from typing import Any
 
 import click
 
-from mediatord.bench.report import (
-    build_json_report,
-    describe_environment,
-    format_heading,
-    format_table,
-    render_svg,
-    select_charts,
-)
-from mediatord.bench.scenario import (
-    DEFAULT_SCENARIOS,
-    MONGODB_SCENARIOS,
-    SCENARIOS,
-    TARGET_SCENARIOS,
-    BenchmarkPlan,
-    ResultTable,
-)
+from mediatord.bench.plan import DEFAULT_SCENARIOS, MONGODB_SCENARIOS, SCENARIOS, TARGET_SCENARIOS, BenchmarkPlan
+from mediatord.bench.results import build_json_report, describe_environment, format_heading, render_svg, select_charts
 from mediatord.config.values import parse_size
 from mediatord.protocol import encoding
 from mediatord.wallet.temporary_daemon import DaemonStartError
 
-# Modules are imported when a scenario runs: most of them need packages that the others do not.
-SCENARIO_FUNCTIONS = {
-    "opening": "forward_scenarios:measure_envelopes",
-    "forward": "forward_scenarios:measure_forwards",
-    "latency": "forward_scenarios:measure_latency",
-    "cycle": "delivery_scenarios:measure_cycle",
-    "drain": "delivery_scenarios:measure_drain",
-    "storm": "delivery_scenarios:measure_connection_storm",
-    "mixed": "delivery_scenarios:measure_mixed",
-    "command": "decentrl_scenarios:measure_commands",
-    "log": "capacity_scenarios:measure_event_log",
-    "push": "delivery_scenarios:measure_push",
-    "sockets": "delivery_scenarios:measure_sockets",
-    "memory": "capacity_scenarios:measure_memory",
-    "workers": "scaling_scenarios:measure_workers",
-    "accounts": "capacity_scenarios:measure_accounts",
-    "disk": "capacity_scenarios:measure_disk",
-    "soak": "resilience_scenarios:measure_soak",
-    "cost": "capacity_scenarios:measure_cost",
-    "pages": "decentrl_scenarios:measure_pages",
-    "abuse": "resilience_scenarios:measure_abuse",
-    "mongodb": "scaling_scenarios:measure_mongodb",
-    "nodes": "scaling_scenarios:measure_nodes",
-    "elsewhere": "scaling_scenarios:measure_remote_push",
-    "presence": "scaling_scenarios:measure_presence",
-}
-_TARGET_SCENARIO_FUNCTIONS = SCENARIO_FUNCTIONS | {"forward": "forward_scenarios:measure_target_forwards"}
 _DEFAULTS = BenchmarkPlan()
 _MIN_SIZE, _MAX_SIZE = 256, 512 * 1024  # base64 twice makes 1 MiB of 512 KiB, the daemon's limit
 
 
-def _parse_sizes(context: click.Context, parameter: click.Parameter, text: str) -> tuple[int, ...]:
-    try:
-        sizes = tuple(parse_size(size) for size in text.split(","))
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is not a list of sizes like 1k,16k") from None
-    if not all(_MIN_SIZE <= size <= _MAX_SIZE for size in sizes):
-        raise click.BadParameter("sizes are between 256 bytes and 512k")
-    return sizes
+def _make_list_parser(parse: Callable[[str], int], least: int, most: float, expected: str, bounds: str) -> Any:
+    def parse_list(context: click.Context, parameter: click.Parameter, text: str) -> tuple[int, ...]:
+        try:
+            numbers = tuple(map(parse, text.split(",")))
+        except ValueError:
+            raise click.BadParameter(f"{text!r} is not a list of {expected}") from None
+        if not all(least <= number <= most for number in numbers):
+            raise click.BadParameter(bounds)
+        return numbers
+
+    return parse_list
 
 
-def _parse_numbers(context: click.Context, parameter: click.Parameter, text: str) -> tuple[int, ...]:
-    try:
-        numbers = tuple(int(number) for number in text.split(","))
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is not a list of numbers like 1000,100000") from None
-    if min(numbers) < 1:
-        raise click.BadParameter("numbers are positive")
-    return numbers
+_parse_sizes = _make_list_parser(
+    parse_size, _MIN_SIZE, _MAX_SIZE, "sizes like 1k,16k", "sizes are between 256 bytes and 512k"
+)
+_parse_numbers = _make_list_parser(int, 1, float("inf"), "numbers like 1000,100000", "numbers are positive")
 
 
 def _option(name: str, kind: Any, text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -114,7 +72,7 @@ _NEW_FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option(
     "--scenario",
     "scenarios",
-    type=click.Choice(SCENARIOS),
+    type=click.Choice(list(SCENARIOS)),
     metavar="NAME",
     multiple=True,
     help=f"Scenario to run; repeatable: {', '.join(SCENARIOS)}. Default: {', '.join(DEFAULT_SCENARIOS)}.",
@@ -154,7 +112,7 @@ def bench(
     Exit status 1 means that messages were lost or rejected, or that memory grew; a missed target is only reported.
     """
     plan = BenchmarkPlan(sizes=sizes, target_pid=target_pid or 0, **numbers)
-    wanted = scenarios or (TARGET_SCENARIOS if plan.target else DEFAULT_SCENARIOS)
+    wanted: Sequence[str] = scenarios or (TARGET_SCENARIOS if plan.target else tuple(DEFAULT_SCENARIOS))
     _validate_plan(plan, wanted)
     around = describe_environment()
     click.echo(format_heading(plan, around))
@@ -162,14 +120,15 @@ def bench(
     try:
         for name in wanted:
             click.echo(f"measuring: {name}", err=True)
-            tables.append(_load_scenario(name, plan)(plan))
-            click.echo(f"\n{format_table(tables[-1])}")
+            module, _, function = SCENARIOS[name].partition(":")
+            tables.append(getattr(import_module(f"mediatord.bench.{module}"), function)(plan))
+            click.echo(f"\n{tables[-1]}")
     except (DaemonStartError, OSError, RuntimeError) as error:
         raise click.ClickException(str(error)) from error
     if json_file is not None:
         json_file.write_bytes(encoding.dumps(build_json_report(plan, tables, around)) + b"\n")
     if svg_file is not None:
-        svg_file.write_text(render_svg(list(select_charts(tables))), "utf-8")
+        svg_file.write_text(render_svg(select_charts(tables)), "utf-8")
     return 1 if any(table.failures for table in tables) else 0
 
 
@@ -180,10 +139,3 @@ def _validate_plan(plan: BenchmarkPlan, wanted: Sequence[str]) -> None:
         raise click.UsageError(f"{', '.join(local)}: not available with --target")
     if not plan.target and (plan.target_did or plan.target_pid):
         raise click.UsageError("--target-did and --target-pid require --target")
-
-
-def _load_scenario(name: str, plan: BenchmarkPlan) -> Callable[[BenchmarkPlan], ResultTable]:
-    functions = _TARGET_SCENARIO_FUNCTIONS if plan.target else SCENARIO_FUNCTIONS
-    module, _, function = functions[name].partition(":")
-    found: Callable[[BenchmarkPlan], ResultTable] = getattr(import_module(f"mediatord.bench.{module}"), function)
-    return found

@@ -2,161 +2,105 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import sys
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import lru_cache, partial
 from itertools import cycle, islice, product
 from math import ceil
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
 import click
 
-from mediatord.bench.load_generator import HTTPResult, KeepAliveClient, TargetServer, post_each_once, write_bodies
-from mediatord.bench.mediator_under_test import (
-    DATABASE_FILE,
-    StoredMessageCheck,
-    count_stored_rows,
-    open_temporary_directory,
-)
+from mediatord.bench.load_generator import TargetServer, post
+from mediatord.bench.measured_mediator import DATABASE_FILE, StoredMessageCheck, count_stored_rows
+from mediatord.bench.plan import DAEMON_SETTINGS, BenchmarkPlan
 from mediatord.bench.processes import read_line, spawn_module
-from mediatord.bench.scenario import (
-    DAEMON_SETTINGS,
+from mediatord.bench.raw_clients import HTTPResult, KeepAliveClient
+from mediatord.bench.results import (
     PER_CPU_SECOND,
     PER_SECOND,
-    WARM_UP_SHARE,
-    BenchmarkPlan,
     Figures,
-    InterleavedResults,
-    PerformanceTarget,
     ResultTable,
     compute_percentile,
     format_size,
     run_interleaved,
 )
+from mediatord.bench.wallet_group import SystemClock, fetch, run_blocking
 from mediatord.protocol import encoding
-from mediatord.protocol.decentrl.commands import ChannelType
 from mediatord.protocol.decentrl.crypto import sign_event
 from mediatord.protocol.encoding import encode_base64
-from mediatord.wallet.decentrl_client import DecentrlMediator, read_mediator_document
+from mediatord.wallet.decentrl_client import DecentrlMediator, DecentrlWallet, read_mediator_document
 from mediatord.wallet.decentrl_messages import (
-    DIRECT_CHANNEL,
     PRIVATE_CHANNEL,
     PUBLIC_CHANNEL,
     ContractRequest,
     DecentrlIdentity,
-    accept_contract,
-    compose_command,
     derive_public_key,
     encode_command,
     propose_contract,
 )
+from mediatord.wallet.didcomm_client import HTTPResponse
 from mediatord.wallet.temporary_daemon import run_temporary_daemon
 
 _JSON = "application/json"
 _SENDERS, _RECIPIENTS = 8, 20
-_DISCOVERY_TIMEOUT_SECONDS = 30
 
 
-@dataclass(frozen=True, slots=True)
-class CommandSigner:
-    """An identity that signs commands for its mediator."""
+class BlockingDecentrlWallet(DecentrlWallet):
+    """A wallet whose requests block, for :func:`~mediatord.bench.wallet_group.run_blocking`."""
 
-    identity: DecentrlIdentity
-    mediator: DecentrlMediator
+    def __init__(self, alias: str, mediator: DecentrlMediator, connection: KeepAliveClient) -> None:
+        identity = DecentrlIdentity.generate(alias, mediator.did)
+        super().__init__(identity, mediator, None, SystemClock())  # type: ignore[arg-type]
+        self.connection = connection
 
-    @property
-    def did(self) -> str:
-        """The identity's DID."""
-        return self.identity.did
+    async def post(self, body: bytes, *, at: DecentrlMediator | None = None) -> HTTPResponse:
+        """POST a command to the mediator."""
+        result = self.connection.post(body, _JSON)
+        return HTTPResponse(result.status, result.headers, result.body)
 
-    def command(
-        self,
-        payload: dict[str, Any] | str,
-        recipient_did: str | None = None,
-        channel: ChannelType = DIRECT_CHANNEL,
-    ) -> bytes:
-        """A command signed now; to the mediator if no recipient is given."""
-        to, now_ms = recipient_did or self.mediator.did, int(_unix_time() * 1000)
-        return encode_command(compose_command(self.identity, channel, to, payload, timestamp_ms=now_ms))
+    def encode(self, payload: dict[str, Any] | str, *where: Any) -> bytes:
+        """A command signed now, as of :meth:`command`."""
+        return encode_command(self.command(payload, *where))
 
-    def accept_contract_of(self, sender: DecentrlIdentity) -> bytes:
-        """A command that saves a contract which `sender` proposed."""
-        proposed = propose_contract(sender, self.did, _unix_time()).payload(derive_public_key(self.identity.prekey))
+    def accept_contract_of(self, sender: DecentrlWallet) -> None:
+        """Save a contract, which `sender` proposes."""
+        proposed = propose_contract(sender.identity, self.did, sender.now()).payload(
+            derive_public_key(self.identity.prekey)
+        )
         request = ContractRequest.model_validate({**proposed, "id": "", "sender_did": sender.did})
-        signed = accept_contract(request, self.identity, _unix_time()).signed
-        return self.command({"type": "SAVE_COMMUNICATION_CONTRACT", "signed_communication_contract": signed})
+        run_blocking(self.save_contract(self.accept(request)))
 
 
-@dataclass(frozen=True, slots=True)
-class CommandSigners:
-    """Registered identities; each sender may write to each recipient."""
+def _register_wallets(url: str, *aliases: str) -> list[BlockingDecentrlWallet]:
+    mediator = read_mediator_document(encoding.loads_object(fetch(f"{url}/.well-known/did.json")))
+    connection = KeepAliveClient(mediator.url)
+    wallets = [BlockingDecentrlWallet(alias, mediator, connection) for alias in aliases]
+    for wallet in wallets:
+        run_blocking(wallet.register())
+    return wallets
 
-    mediator: DecentrlMediator
-    senders: tuple[CommandSigner, ...]
-    recipients: tuple[CommandSigner, ...]
 
-
-def post_json(http: KeepAliveClient, command: bytes) -> dict[str, Any]:
+def sign_private_commands(
+    pairs: Sequence[tuple[BlockingDecentrlWallet, BlockingDecentrlWallet]], size: int, count: int
+) -> Iterator[bytes]:
     """
-    POST a command; the JSON object of the response.
+    TWO_WAY_PRIVATE commands signed now.
 
-    :raise RuntimeError: the daemon rejected it.
-    """
-    return _read_json(http.post(command, _JSON))
-
-
-def _read_json(response: HTTPResult) -> dict[str, Any]:
-    value: dict[str, Any] = encoding.loads_object(response.body)
-    if response.status != 200:
-        raise RuntimeError(f"the daemon answered {response.status} {value.get('code', '')}")
-    return value
-
-
-def _fetch_mediator(url: str) -> DecentrlMediator:
-    with urllib.request.urlopen(f"{url}/.well-known/did.json", timeout=_DISCOVERY_TIMEOUT_SECONDS) as response:
-        return read_mediator_document(json.load(response))
-
-
-def _register_signer(mediator: DecentrlMediator, http: KeepAliveClient, alias: str) -> CommandSigner:
-    signer = CommandSigner(DecentrlIdentity.generate(alias, mediator.did), mediator)
-    proposal = propose_contract(signer.identity, mediator.did, _unix_time())
-    post_json(http, signer.command(proposal.payload(mediator.prekey)))
-    return signer
-
-
-def _register_signers(url: str) -> CommandSigners:
-    mediator = _fetch_mediator(url)
-    with KeepAliveClient(mediator.url) as http:
-        senders = tuple(_register_signer(mediator, http, f"sender {number}") for number in range(_SENDERS))
-        recipients = tuple(_register_signer(mediator, http, f"recipient {number}") for number in range(_RECIPIENTS))
-        for recipient, sender in product(recipients, senders):
-            post_json(http, recipient.accept_contract_of(sender.identity))
-    return CommandSigners(mediator, senders, recipients)
-
-
-def sign_private_commands(signers: CommandSigners, size: int, count: int) -> Iterator[bytes]:
-    """
-    TWO_WAY_PRIVATE commands signed now, from every sender to every recipient in turn.
-
+    :param pairs: senders and recipients, in turn.
     :param size: characters of the payload, random base64.
     """
-    for sender, recipient in islice(cycle(product(signers.senders, signers.recipients)), count):
+    for sender, recipient in islice(cycle(pairs), count):
         payload = encode_base64(secrets.token_bytes(size))[:size]
-        yield sender.command(payload, recipient.did, PRIVATE_CHANNEL)
-
-
-def _unix_time() -> float:
-    return datetime.now(UTC).timestamp()
+        yield sender.encode(payload, recipient.did, PRIVATE_CHANNEL)
 
 
 _COMMAND_GOAL = 0.45
@@ -173,51 +117,49 @@ _RESERVE = 1.5
 
 def measure_commands(plan: BenchmarkPlan) -> ResultTable:
     """Commands that are verified and stored before the response, beside a Twisted site that does only that."""
-    rows: dict[str, Figures] = {}
-    targets: list[PerformanceTarget] = []
+    table = ResultTable("Commands, durable before the answer", _COMMAND_COLUMNS)
     with ExitStack() as stack:
         daemon = stack.enter_context(run_temporary_daemon(DAEMON_SETTINGS))
-        place = open_temporary_directory(stack)
-        database, site_database = daemon.directory / DATABASE_FILE, place / DATABASE_FILE
-        site = stack.enter_context(spawn_module("mediatord.bench.baseline_servers", "commands", str(site_database)))
-        signers = _register_signers(daemon.url)
-        server = TargetServer.from_url(signers.mediator.url, daemon.pid, _JSON, "200")
-        stock = TargetServer(site.pid, int(read_line(site)), server.path, _JSON, "200")
-        checks = {
-            _MEDIATORD: StoredMessageCheck(server, lambda: count_stored_rows(database, "pending_event")),
-            _SITE: StoredMessageCheck(stock, lambda: count_stored_rows(site_database, "event")),
+        place = Path(stack.enter_context(TemporaryDirectory(prefix="mediatord-bench-")))
+        site = stack.enter_context(
+            spawn_module("mediatord.bench.baseline_servers", "commands", f"{place}/{DATABASE_FILE}")
+        )
+        wallets = _register_wallets(daemon.url, *(f"wallet {number}" for number in range(_SENDERS + _RECIPIENTS)))
+        pairs = list(product(wallets[:_SENDERS], wallets[_SENDERS:]))
+        for sender, recipient in pairs:
+            recipient.accept_contract_of(sender)
+        servers = {
+            _MEDIATORD: TargetServer(wallets[0].mediator.url, daemon.pid, _JSON, ("200",)),
+            _SITE: TargetServer(f"http://127.0.0.1:{read_line(site)}/", site.pid, _JSON, ("200",)),
         }
-        rates = dict.fromkeys(checks, _INITIAL_RATE)
+        checks = {
+            name: StoredMessageCheck(partial(count_stored_rows, path / DATABASE_FILE, rows), table.failures, ("200",))
+            for name, path, rows in ((_MEDIATORD, daemon.directory, "pending_event"), (_SITE, place, "event"))
+        }
+        rates = dict[str, float]()
 
         def run(name: str, size: int, seconds: float) -> Figures:
-            count = plan.clients + ceil(rates[name] * seconds * _RESERVE)
-            write_bodies(place / "bodies", list(sign_private_commands(signers, size, count)))
-            check = checks[name]
-            figures = check.check(post_each_once(check.server, place / "bodies", plan.clients, seconds))
+            count = plan.clients + ceil(rates.get(name, _INITIAL_RATE) * seconds * _RESERVE)
+            bodies = list(sign_private_commands(pairs, size, count))
+            figures = checks[name].check(post(servers[name], bodies, plan.clients, seconds, once=True))
             rates[name] = figures[PER_SECOND]
             return figures
 
         for size in (_SMALLEST_PAYLOAD, *plan.sizes):
-            rates |= dict.fromkeys(checks, _INITIAL_RATE)
+            rates.clear()
             for name in checks:
-                run(name, size, plan.seconds * WARM_UP_SHARE)
-            rounds = run_interleaved({name: partial(run, name, size, plan.seconds) for name in checks}, plan.rounds)
-            for name in checks:
-                rows[f"{format_size(size)}  {name}"] = rounds.medians(name) | {
-                    _OF_SITE: rounds.ratio(name, _SITE, PER_SECOND),
-                    _OF_SITE_PER_CPU: rounds.ratio(name, _SITE, PER_CPU_SECOND),
-                }
-            measured = rows[f"{format_size(size)}  {_MEDIATORD}"][_OF_SITE]
-            targets.append(
-                PerformanceTarget(f"durable commands {format_size(size)}, x stock Site", _COMMAND_GOAL, measured)
-            )
+                run(name, size, plan.warm_up_seconds)
+            contenders = {name: partial(run, name, size, plan.seconds) for name in checks}
+            ratios = {_OF_SITE: (_SITE, PER_SECOND), _OF_SITE_PER_CPU: (_SITE, PER_CPU_SECOND)}
+            table.compare(contenders, plan.rounds, f"{format_size(size)}  ", ratios)
+            measured = table.rows[f"{format_size(size)}  {_MEDIATORD}"][_OF_SITE]
+            table.add_target(f"durable commands {format_size(size)}, x stock Site", _COMMAND_GOAL, measured)
     check = checks[_MEDIATORD]
-    notes = (
+    table.notes = [
         f"{plan.clients} connections, one daemon process. The stock Site verifies, and stores with group commit.",
         f"{check.accepted} commands were answered 200 and {check.stored} rows were stored.",
-    )
-    failures = tuple(f"{name}: {failure}" for name, one in checks.items() for failure in one.failures)
-    return ResultTable("Commands, durable before the answer", _COMMAND_COLUMNS, rows, tuple(targets), notes, failures)
+    ]
+    return table
 
 
 _BATCH = 1000
@@ -252,7 +194,9 @@ class _PageRequest:
         :raise RuntimeError: its length is wrong.
         """
         response = self.ask()
-        value = _read_json(response)
+        if response.status != 200:
+            raise RuntimeError(f"the daemon answered {response.status} to a query")
+        value = encoding.loads_object(response.body)
         page = value.get("payload", value)
         if (page["pagination"]["total"], len(page["events"])) != (self.total, min(_PAGE_SIZE, self.total)):
             raise RuntimeError(f"a page of {len(page['events'])} out of {page['pagination']['total']} events")
@@ -282,14 +226,13 @@ class _StoredHistory:
     later. Everything follows from the number of an event and repeats after a batch, so the totals are known.
     """
 
-    def __init__(self, signer: CommandSigner, http: KeepAliveClient) -> None:
-        self._signer = signer
-        self._http = http
+    def __init__(self, wallet: BlockingDecentrlWallet) -> None:
+        self._wallet = wallet
         self._random = Random(1)
         self._changed: tuple[str, list[str]] = "", []
-        mediator_did = signer.mediator.did
+        mediator_did = wallet.mediator.did
         self._peers = [DecentrlIdentity.generate(f"peer {number}", mediator_did).did for number in range(_PEERS)]
-        self._tag = lru_cache(1000)(signer.identity.tag)  # a signature, most of the time of an event
+        self._tag = lru_cache(1000)(wallet.identity.tag)  # a signature, most of the time of an event
 
     def fill(self, count: int) -> Iterator[int]:
         """Store events batch by batch; the number of each batch."""
@@ -318,7 +261,7 @@ class _StoredHistory:
     def _page(self, total: int, wanted: Mapping[str, Any], pages: range = range(1)) -> _PageRequest:
         def ask() -> HTTPResult:
             query = self._query(self._random.choice(pages), _PAGE_SIZE, wanted)
-            return self._http.post(self._signer.command(query), _JSON)
+            return self._wallet.connection.post(self._wallet.encode(query), _JSON)
 
         return _PageRequest(ask, self._change, total)
 
@@ -329,13 +272,13 @@ class _StoredHistory:
         self._post({"type": "UPDATE_EVENT_TAGS", "events": [{"event_id": event_id, "encrypted_tags": tags[::-1]}]})
 
     def _post(self, payload: dict[str, Any]) -> dict[str, Any]:
-        return post_json(self._http, self._signer.command(payload))
+        return run_blocking(self._wallet.ask(payload))
 
     def _query(self, page: int, size: int, wanted: Mapping[str, Any]) -> dict[str, Any]:
         return {"type": "QUERY_EVENTS", "filter": {**wanted}, "pagination": {"page": page, "page_size": size}}
 
     def _event(self, number: int) -> dict[str, Any]:
-        peer, own = self._peers[number % _PEERS], self._signer.did
+        peer, own = self._peers[number % _PEERS], self._wallet.did
         received = number // _PEERS % 2 == 1
         return {
             "sender_did": peer if received else own,
@@ -366,14 +309,13 @@ def _time_filter(first: int, count: int) -> dict[str, int]:
 
 
 class _PublicChannel:
-    """The public events of one identity. :param reader: connection for reading, `http` for commands."""
+    """The public events of one identity."""
 
-    def __init__(self, signer: CommandSigner, http: KeepAliveClient, reader: KeepAliveClient) -> None:
-        self._signer = signer
-        self._http = http
-        self._reader = reader
+    def __init__(self, wallet: BlockingDecentrlWallet) -> None:
+        self._wallet = wallet
+        self._reader = KeepAliveClient(wallet.mediator.url)
         self._random = Random(1)
-        self._path = urlsplit(signer.mediator.public_url(signer.did)).path
+        self._url = wallet.mediator.public_url(wallet.did)
 
     def publication(self, number: int) -> bytes:
         """The command that publishes an event."""
@@ -384,9 +326,9 @@ class _PublicChannel:
             "event": _PUBLIC_TEXT,
             "tags": tags,
             "timestamp": timestamp,
-            "event_signature": sign_event(_PUBLIC_TEXT, tags, timestamp, self._signer.identity.seed),
+            "event_signature": sign_event(_PUBLIC_TEXT, tags, timestamp, self._wallet.identity.seed),
         }
-        return self._signer.command(publication, channel=PUBLIC_CHANNEL)
+        return self._wallet.encode(publication, None, PUBLIC_CHANNEL)
 
     def pages(self, count: int) -> dict[str, _PageRequest]:
         """The pages to read, by name, if there are `count` events."""
@@ -401,15 +343,13 @@ class _PublicChannel:
     def _page(self, total: int, wanted: Mapping[str, Any], pages: range = range(1)) -> _PageRequest:
         def ask() -> HTTPResult:
             page = {"page": self._random.choice(pages), "page_size": _PAGE_SIZE}
-            return self._reader.get(f"{self._path}?{urlencode({**wanted, **page})}")
+            return self._reader.get(f"{self._url}?{urlencode({**wanted, **page})}")
 
         return _PageRequest(ask, self._change, total)
 
     def _change(self) -> None:
         """Publish an event and delete it."""
-        event_id = post_json(self._http, self.publication(0))["public_event_id"]
-        deletion = {"type": "DELETE_PUBLIC_EVENT", "public_event_id": event_id}
-        post_json(self._http, self._signer.command(deletion, channel=PUBLIC_CHANNEL))
+        run_blocking(self._wallet.unpublish(run_blocking(self._wallet.publish(_PUBLIC_TEXT))))
 
 
 _PAGE_GOAL = 0.5
@@ -427,40 +367,33 @@ _PAGE_COLUMNS = (*(f"{name} {figure}" for figure in (_MILLISECONDS, _RATE) for n
 
 def measure_pages(plan: BenchmarkPlan) -> ResultTable:
     """Reading pages of a long history beside those of a short one, unchanged and after a change."""
-    large = max(plan.events // _BATCH * _BATCH, _BATCH)
-    notes: list[str] = []
-    rows: dict[str, Figures] = {}
+    table = ResultTable("Pages of a long history and of a short one", _PAGE_COLUMNS)
+    counts = {_SMALL: _BATCH, _LARGE: max(plan.events // _BATCH * _BATCH, _BATCH)}
     with ExitStack() as stack:
-        place = open_temporary_directory(stack)
-        small_pages, large_pages = (
-            stack.enter_context(_fill_daemon(name, count, plan, place / "bodies", notes))
-            for name, count in ((_SMALL, _BATCH), (_LARGE, large))
-        )
-        for name in small_pages:
+        pages = {
+            name: stack.enter_context(_fill_daemon(name, count, plan, table.notes)) for name, count in counts.items()
+        }
+        for page in pages[_SMALL]:
             for suffix, changing in (("", False), (", after a change", True)):
-                rounds = _compare_pages(plan, small_pages[name], large_pages[name], changing=changing)
-                figures = {
-                    f"{one} {key}": figure for one in rounds.found for key, figure in rounds.medians(one).items()
-                }
-                rows[f"{name}{suffix}"] = figures | {_OF_SMALL: rounds.ratio(_LARGE, _SMALL, _RATE)}
-    targets = tuple(
-        PerformanceTarget(f"rate of {name}, x small", _PAGE_GOAL, row[_OF_SMALL]) for name, row in rows.items()
-    )
-    return ResultTable("Pages of a long history and of a short one", _PAGE_COLUMNS, rows, targets, tuple(notes))
+                compared = {name: found[page] for name, found in pages.items()}
+                for one in compared.values():
+                    one.read()
+                contenders = {name: partial(_read_pages, plan, one, changing) for name, one in compared.items()}
+                rounds = run_interleaved(contenders, plan.rounds)
+                figures = {f"{name} {key}": one for name in counts for key, one in rounds.medians(name).items()}
+                ratio = rounds.ratio(_LARGE, _SMALL, _RATE)
+                table.rows[f"{page}{suffix}"] = figures | {_OF_SMALL: ratio}
+                table.add_target(f"rate of {page}{suffix}, x small", _PAGE_GOAL, ratio)
+    return table
 
 
 @contextmanager
-def _fill_daemon(
-    name: str, stored: int, plan: BenchmarkPlan, bodies: Path, notes: list[str]
-) -> Iterator[dict[str, _PageRequest]]:
+def _fill_daemon(name: str, stored: int, plan: BenchmarkPlan, notes: list[str]) -> Iterator[dict[str, _PageRequest]]:
     """Start a daemon, store and publish events of one identity; the pages to read."""
-    with ExitStack() as stack:
-        daemon = stack.enter_context(run_temporary_daemon(_PAGE_SETTINGS))
-        mediator = _fetch_mediator(daemon.url)
-        http, reader = (stack.enter_context(KeepAliveClient(mediator.url)) for _ in range(2))
-        signer = _register_signer(mediator, http, "owner")
-        history, channel = _StoredHistory(signer, http), _PublicChannel(signer, http, reader)
-        server = TargetServer.from_url(mediator.url, daemon.pid, _JSON, "200")
+    with run_temporary_daemon(_PAGE_SETTINGS) as daemon:
+        (wallet,) = _register_wallets(daemon.url, "owner")
+        history, channel = _StoredHistory(wallet), _PublicChannel(wallet)
+        server = TargetServer(wallet.mediator.url, daemon.pid, _JSON, ("200",))
         published = max(_BATCH, stored // _PUBLIC_SHARE // _BATCH * _BATCH)
         start, label = perf_counter(), f"{stored:,} stored and {published:,} public events"
         with click.progressbar(length=stored + published, label=label, file=sys.stderr) as bar:
@@ -468,32 +401,18 @@ def _fill_daemon(
                 bar.update(done)
             for first in range(0, published, _PUBLICATIONS_AT_ONCE):
                 numbers = range(first, min(first + _PUBLICATIONS_AT_ONCE, published))
-                _publish(server, channel, numbers, bodies, plan.clients)
+                load = post(server, [channel.publication(number) for number in numbers], plan.clients, once=True)
+                if load.accepted != len(numbers):
+                    raise RuntimeError(f"not all public events were accepted: {dict(load.statuses)}")
                 bar.update(len(numbers))
         notes.append(f"{name}: {label}, stored in {perf_counter() - start:,.0f} s")
         yield history.pages(stored) | channel.pages(published)
 
 
-def _publish(
-    server: TargetServer, channel: _PublicChannel, numbers: Sequence[int], bodies: Path, connections: int
-) -> None:
-    write_bodies(bodies, [channel.publication(number) for number in numbers])
-    load = post_each_once(server, bodies, connections)
-    if load.accepted != len(numbers):
-        raise RuntimeError(f"not all public events were accepted: {load.statuses}")
-
-
-def _compare_pages(
-    plan: BenchmarkPlan, small: _PageRequest, large: _PageRequest, *, changing: bool
-) -> InterleavedResults:
-    def run(page: _PageRequest) -> Figures:
-        spent: list[float] = []
-        while len(spent) < _MIN_READS or sum(spent) < plan.seconds * _ROUND_SHARE:
-            if changing:
-                page.change()
-            spent.append(page.read())
-        return {_RATE: len(spent) / sum(spent), _MILLISECONDS: compute_percentile(spent, 0.5) * 1000}
-
-    for page in (small, large):
-        page.read()
-    return run_interleaved({_SMALL: partial(run, small), _LARGE: partial(run, large)}, plan.rounds)
+def _read_pages(plan: BenchmarkPlan, page: _PageRequest, changing: bool) -> Figures:
+    spent: list[float] = []
+    while len(spent) < _MIN_READS or sum(spent) < plan.seconds * _ROUND_SHARE:
+        if changing:
+            page.change()
+        spent.append(page.read())
+    return {_RATE: len(spent) / sum(spent), _MILLISECONDS: compute_percentile(spent, 0.5) * 1000}

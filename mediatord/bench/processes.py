@@ -1,32 +1,69 @@
-"""Child processes: their CPU time and memory in /proc, pinning to cores, and restarting a temporary daemon."""
+"""Child processes of the benchmark, their CPU time and memory in /proc, and pinning to cores."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import resource
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
-from time import perf_counter
-
-from mediatord.wallet.temporary_daemon import DaemonStartError, TemporaryDaemon, is_healthy
+from typing import Generic, TypeVar
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _CHILD_STOP_SECONDS = 15.0
-_DAEMON_STOP_SECONDS = 60.0
-_START_SECONDS = 60.0
-_POLL_SECONDS = 0.01
+
+_fork = multiprocessing.get_context("fork")
+Result = TypeVar("Result")
+
+
+class ForkedCall(Generic[Result]):
+    """A call in a forked process, which has sockets, keys and messages of this one. No thread may run here."""
+
+    def __init__(self, function: Callable[[], Result]) -> None:
+        self._outcome, theirs = _fork.Pipe(duplex=False)
+        self._process = _fork.Process(target=_send_outcome, args=[function, theirs], daemon=True)
+        self._process.start()
+        theirs.close()
+
+    @property
+    def done(self) -> bool:
+        """Whether the result is there, or the process ended without one."""
+        return self._outcome.poll()
+
+    def result(self) -> Result:
+        """
+        Wait for the result; what the function raises is raised here.
+
+        :raise RuntimeError: the process ended early.
+        """
+        try:
+            result, error = self._outcome.recv()
+        except EOFError:
+            raise RuntimeError("a child process of the benchmark ended early") from None
+        self._process.join()
+        if error is not None:
+            raise error
+        found: Result = result
+        return found
+
+
+def _send_outcome(function: Callable[[], object], outcome: Connection) -> None:
+    try:
+        outcome.send((function(), None))
+    except Exception as error:
+        outcome.send((None, error))
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process and its children so far, in steps of 10 ms."""
+    """User and system time of a process and its children so far, in steps of 10 ms; 0 for process 0."""
     total = 0.0
-    for member in _process_tree(pid):
+    for member in _process_tree(pid) if pid else ():
         # The program's name is in parentheses and may contain blanks; the fields after it are plain.
         fields = Path(f"/proc/{member}/stat").read_text().rpartition(")")[2].split()
         total += (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
@@ -67,8 +104,7 @@ def spawn_module(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]
 
 def stop_process(process: subprocess.Popen[str]) -> None:
     """Terminate a child process if it still runs; kill it after 15 s."""
-    if process.poll() is None:
-        process.terminate()
+    process.terminate()
     try:
         process.communicate(timeout=_CHILD_STOP_SECONDS)
     except subprocess.TimeoutExpired:
@@ -87,19 +123,6 @@ def read_line(process: subprocess.Popen[str]) -> str:
     if not line:
         raise RuntimeError("a child process of the benchmark ended early")
     return line.strip()
-
-
-def write_line(process: subprocess.Popen[str], line: str) -> None:
-    """Write a line to a child process."""
-    assert process.stdin is not None
-    process.stdin.write(line + "\n")
-    process.stdin.flush()
-
-
-def print_line(line: str) -> None:
-    """Write a line to the parent process."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,50 +167,3 @@ def pin_to_cores(cores: frozenset[int]) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
-
-
-@dataclass(frozen=True, slots=True)
-class DaemonCommand:
-    """How a daemon was started: command line, environment and cores."""
-
-    words: tuple[str, ...]
-    environment: dict[str, str] = field(repr=False)
-    cores: frozenset[int]
-
-
-def stop_daemon(pid: int) -> DaemonCommand:
-    """Terminate a daemon, wait for its end, and return how to start it again."""
-    process = Path(f"/proc/{pid}")
-    words = process.joinpath("cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-    pairs = (pair.partition(b"=") for pair in process.joinpath("environ").read_bytes().split(b"\0") if pair)
-    environment = {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
-    threads = process.joinpath("task").iterdir()
-    cores = frozenset(core for thread in threads for core in os.sched_getaffinity(int(thread.name)))
-    os.kill(pid, signal.SIGTERM)
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    return DaemonCommand(tuple(map(os.fsdecode, words)), environment, cores)
-
-
-@contextmanager
-def restart_daemon(command: DaemonCommand, daemon: TemporaryDaemon) -> Iterator[tuple[TemporaryDaemon, float]]:
-    """
-    Start a stopped daemon again: the running daemon and the seconds until it was healthy; stopped on exit.
-
-    :raise DaemonStartError: it did not start.
-    """
-    start = perf_counter()
-    with pin_to_cores(command.cores), open(daemon.directory / "output.txt", "ab") as output:
-        process = subprocess.Popen(
-            command.words, env=command.environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
-        )
-    try:
-        while not is_healthy(daemon.url):
-            if perf_counter() - start > _START_SECONDS or process.poll() is not None:
-                raise DaemonStartError("the daemon did not start again")
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_POLL_SECONDS)
-        yield TemporaryDaemon(daemon.url, daemon.directory, process.pid), perf_counter() - start
-    finally:
-        if process.poll() is None:
-            process.terminate()
-        process.wait(_DAEMON_STOP_SECONDS)

@@ -14,7 +14,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from mediatord.log_redaction_and_throttle import redact_failure
-from mediatord.protocol.probe_requests import PROBE_CLIENT
+from mediatord.protocol.probe_markers import PROBE_CLIENT
 
 K = TypeVar("K", bound=Hashable)
 M = TypeVar("M", bound=Hashable)

@@ -40,7 +40,7 @@ from mediatord.protocol.didcomm.forward import (
     read_next,
     read_payloads,
 )
-from mediatord.protocol.probe_requests import PROBE_CLIENT
+from mediatord.protocol.probe_markers import PROBE_CLIENT
 from mediatord.ratelimit.access_control import AccessList
 from mediatord.ratelimit.rate_limiter import RateLimiter, compute_request_cost
 from mediatord.store.interfaces.messages import EnqueueRequest, EnqueueResult, Payload

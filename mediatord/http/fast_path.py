@@ -42,7 +42,7 @@ from mediatord.http.responses import (
 )
 from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.observability.event_recorder import ProtocolName
-from mediatord.protocol.probe_requests import PROBE_HEADER
+from mediatord.protocol.probe_markers import PROBE_HEADER
 
 MAX_HEAD_BYTES = 8192
 

@@ -47,7 +47,7 @@ from mediatord.observability.event_recorder import ProtocolName
 from mediatord.observability.metrics import CONTENT_TYPE, Metrics
 from mediatord.probe.readiness import ReadinessCheck, ReadinessVerdict
 from mediatord.protocol import encoding
-from mediatord.protocol.probe_requests import PROBE_HEADER
+from mediatord.protocol.probe_markers import PROBE_HEADER
 
 _DOCUMENT_TEXT = b"text/plain; charset=utf-8"
 _DOCUMENT_HTML = b"text/html; charset=utf-8"

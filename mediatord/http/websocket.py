@@ -41,7 +41,7 @@ from mediatord.http.protocol_switch import (
 )
 from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.observability.event_recorder import EventRecorder
-from mediatord.protocol.probe_requests import PROBE_HEADER
+from mediatord.protocol.probe_markers import PROBE_HEADER
 
 TEXT_FRAME, BINARY_FRAME, PONG_FRAME = 0x81, 0x82, 0x8A
 PING_FRAME = b"\x89\x04ping"

@@ -21,7 +21,7 @@ from mediatord.protocol.error_codes import (
     get_decentrl_error_code,
     get_didcomm_error_code,
 )
-from mediatord.protocol.probe_requests import PROBE_CLIENT
+from mediatord.protocol.probe_markers import PROBE_CLIENT
 from mediatord.store.interfaces.messages import MessageLedger, RemovedMessage, StoreLedger
 from mediatord.store.interfaces.store import ExpiredAccount
 

@@ -43,10 +43,16 @@ from mediatord.protocol.didcomm.did_methods import make_did_peer_2
 from mediatord.protocol.didcomm.forward import FORWARD
 from mediatord.protocol.didcomm.keys import PrivateKey
 from mediatord.protocol.error_codes import DIDCOMM_ERROR_CODES
-from mediatord.protocol.probe_requests import PROBE_DID_INFIX, PROBE_HEADER, PROBE_SERVICE_TYPE
-from mediatord.wallet.didcomm_client import DIDCommMediator, DIDCommWallet
+from mediatord.protocol.probe_markers import PROBE_DID_INFIX, PROBE_HEADER, PROBE_SERVICE_TYPE
+from mediatord.wallet.didcomm_client import (
+    DeliveredMessage,
+    DIDCommMediator,
+    DIDCommWallet,
+    MediatorProblem,
+    QueueStatus,
+    read_attachment,
+)
 from mediatord.wallet.didcomm_identity import WalletIdentity, WalletKey
-from mediatord.wallet.didcomm_mediation import DeliveredMessage, MediatorProblem, QueueStatus, read_attachment
 from mediatord.wallet.didcomm_messages import anoncrypt, build_attachment, compose_message
 from mediatord.wallet.didcomm_socket import DIDCommSocket, connect_didcomm_socket
 
@@ -204,7 +210,7 @@ class _ProxyHeaderEndpoint:
 
 
 @implementer(IStreamClientEndpoint)
-class ListenerConnector:
+class AbortableConnector:
     """
     A way that is gone for one connection, which can be cut.
 
@@ -320,9 +326,9 @@ class ProbeCycle:
     async def _over(self, endpoint: IStreamClientEndpoint) -> None:
         """Probe one listener: WebSocket for the receiving side, POST for the forward, on separate connections."""
         post = _ProbeHTTPClient(
-            self._context.reactor, ListenerConnector(endpoint, lambda: self._at("forward")), self._headers
+            self._context.reactor, AbortableConnector(endpoint, lambda: self._at("forward")), self._headers
         )
-        line = ListenerConnector(endpoint, lambda: self._at("socket"))
+        line = AbortableConnector(endpoint, lambda: self._at("socket"))
         mediator = DIDCommMediator.from_did(self._context.mediator())
         wallet = DIDCommWallet(self._context.identity, post, self._context.reactor, mediator)
         try:

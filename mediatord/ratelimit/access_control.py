@@ -10,7 +10,7 @@ from twisted.internet.interfaces import IReactorTime
 
 from mediatord.errors import RegistrationCapacityExceeded, RegistrationLimitExceeded
 from mediatord.protocol.canonical_did import canonicalize_did, compute_did_digest
-from mediatord.protocol.probe_requests import PROBE_CLIENT
+from mediatord.protocol.probe_markers import PROBE_CLIENT
 from mediatord.ratelimit.distributed_limiter import KeyedLimiter, QuotaStore
 from mediatord.ratelimit.rate_limiter import RateLimitCallback
 from mediatord.store.interfaces.store import AccountUsage, IAccountStore

@@ -14,7 +14,7 @@ from twisted.internet.interfaces import IReactorTime
 
 from mediatord.errors import RateLimitExceeded
 from mediatord.protocol.canonical_did import canonicalize_did
-from mediatord.protocol.probe_requests import PROBE_CLIENT
+from mediatord.protocol.probe_markers import PROBE_CLIENT
 from mediatord.ratelimit.distributed_limiter import KeyedLimiter, QuotaStore
 
 MAX_MEMORY_PER_ADDRESS = 67_108_864

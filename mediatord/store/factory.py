@@ -73,34 +73,16 @@ def build_store(
             on_fault=on_fault,
         )
         return SQLiteStore(executor, reactor, limits, caps=caps, shared=shared)
-    if backend == "mongodb":
-        return _build_mongodb_store(
-            uri, reactor, limits, caps, space_limits, observe, on_up, on_fault, tell, tell_events
-        )
-    raise ValueError(f"there is no backend {backend!r}; choose memory, sqlite or mongodb")
-
-
-def _build_mongodb_store(
-    uri: str,
-    reactor: IReactorTime,
-    limits: QueueLimits,
-    caps: DecentrlQuotas,
-    space_limits: SpaceLimits,
-    observe: OperationObserver,
-    on_up: Callable[[bool], None],
-    on_fault: Callable[[StoreFault, bool], None],
-    tell: Callable[[Sequence[RemovedMessage]], None],
-    tell_events: Callable[[Sequence[RemovedMessage]], None],
-) -> IStore:
+    if backend != "mongodb":
+        raise ValueError(f"there is no backend {backend!r}; choose memory, sqlite or mongodb")
     try:
         from mediatord.store.mongo.driver.client import ReplicaSetClient
+        from mediatord.store.mongo.driver.uri import parse_mongo_uri
         from mediatord.store.mongo.store import MongoStore
     except ImportError as error:
         if error.name is None or error.name.startswith("mediatord"):
             raise
         raise ValueError('storage.backend mongodb needs pip install "mediatord[mongodb]"') from None
-    from mediatord.store.mongo.driver.uri import parse_mongo_uri
-
     try:
         address = parse_mongo_uri(uri)
     except ValueError as error:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -133,65 +133,44 @@ class IndependentEnqueues:
     def enqueue_each(
         self, deposits: Sequence[EnqueueRequest], early: EarlyResultCallback | None = None
     ) -> Deferred[list[EnqueueResult | MediatorError]]:
-        outcomes = _EnqueueOutcomes(self._clock, len(deposits), early)
-        for place, one in enumerate(deposits):
-            begun = self.enqueue(
+        unreported: list[tuple[int, _EnqueueOutcome]] = []
+        reports: list[IDelayedCall] = []
+
+        def take(result: Any, place: int) -> _EnqueueOutcome:
+            outcome = _to_outcome(result)
+            if early is not None and len(deposits) > 1:
+                unreported.append((place, outcome))
+                if len(unreported) == 1:
+                    # Results of one transaction arrive together, and are reported together.
+                    reports.append(self._clock.callLater(0, report, early))
+            return outcome
+
+        def report(early: EarlyResultCallback) -> None:
+            some, unreported[:] = unreported[:], []
+            early(some)
+
+        def end(outcomes: list[_EnqueueOutcome]) -> list[_EnqueueOutcome]:
+            if reports and reports[-1].active():
+                reports[-1].cancel()
+            return outcomes
+
+        begun: list[Deferred[_EnqueueOutcome]] = [
+            self.enqueue(
                 one.recipient_did, one.payloads, expires_at=one.expires_at, due_at=one.due_at, origin=one.origin
-            )
-            begun.addBoth(outcomes.take, place)
-        return outcomes.done
+            ).addBoth(take, place)
+            for place, one in enumerate(deposits)
+        ]
+        return gatherResults(begun).addCallback(end)
 
 
-class _EnqueueOutcomes:
-    """
-    Collects the results of several enqueues.
-
-    :param early: called with the results of one reactor iteration, while others are missing.
-    :ivar done: fires with all results.
-    """
-
-    def __init__(self, clock: IReactorTime, number: int, early: EarlyResultCallback | None) -> None:
-        self.done: Deferred[list[_EnqueueOutcome]] = Deferred()
-        self._clock = clock
-        self._early = early
-        self._left = number
-        self._outcomes: list[_EnqueueOutcome] = [InternalFault()] * number
-        self._unreported: list[int] = []
-        self._report_call: IDelayedCall
-        self._is_report_scheduled = False
-        if not number:
-            self.done.callback([])
-
-    def take(self, result: Any, place: int) -> None:
-        """Record the result or failure of one enqueue."""
-        self._outcomes[place] = _to_outcome(result)
-        self._left -= 1
-        if not self._left:
-            if self._is_report_scheduled:
-                self._report_call.cancel()
-            self.done.callback(self._outcomes)
-        elif self._early is not None:
-            self._unreported.append(place)
-            if not self._is_report_scheduled:
-                # Results of one transaction arrive together, and are reported together.
-                self._is_report_scheduled = True
-                self._report_call = self._clock.callLater(0, self._report, self._early)
-
-    def _report(self, early: EarlyResultCallback) -> None:
-        self._is_report_scheduled = False
-        unreported, self._unreported = self._unreported, []
-        early([(place, self._outcomes[place]) for place in unreported])
-
-
-def _to_outcome(result: Any) -> _EnqueueOutcome:
-    if isinstance(result, Failure):
-        if isinstance(result.value, MediatorError):
-            return result.value.with_traceback(None)
-        # The others may have been stored, and their senders have to get that result.
-        _log.failure("storing a message failed", redact_failure(result))
-        return InternalFault()
-    enqueued: EnqueueResult = result
-    return enqueued
+def _to_outcome(result: EnqueueResult | Failure) -> _EnqueueOutcome:
+    if not isinstance(result, Failure):
+        return result
+    if isinstance(result.value, MediatorError):
+        return result.value.with_traceback(None)
+    # The others may have been stored, and their senders have to get that result.
+    _log.failure("storing a message failed", redact_failure(result))
+    return InternalFault()
 
 
 async def acknowledge_in_steps(

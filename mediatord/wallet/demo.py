@@ -21,8 +21,15 @@ from mediatord.wallet.decentrl_client import (
     discover_decentrl_mediator,
 )
 from mediatord.wallet.decentrl_messages import PRIVATE_CHANNEL, PendingEvent, read_pushed_events
-from mediatord.wallet.didcomm_client import DIDCommWallet, TreqClient, discover_mediator, fetch_invitation, open_http
-from mediatord.wallet.didcomm_mediation import DeliveredMessage, MediatorProblem
+from mediatord.wallet.didcomm_client import (
+    DeliveredMessage,
+    DIDCommWallet,
+    MediatorProblem,
+    TreqClient,
+    discover_mediator,
+    fetch_invitation,
+    open_http,
+)
 from mediatord.wallet.didcomm_messages import BASIC_MESSAGE, UnreadableMessage, authcrypt, compose_message
 from mediatord.wallet.didcomm_socket import SocketClosedError, connect_didcomm_socket
 from mediatord.wallet.temporary_daemon import DaemonStartError, is_healthy, run_temporary_daemon

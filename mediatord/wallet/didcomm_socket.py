@@ -18,11 +18,11 @@ from twisted.internet.ssl import optionsForClientTLS
 from mediatord.protocol import encoding
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm.message import Message
-from mediatord.wallet.didcomm_client import DIDCommWallet
-from mediatord.wallet.didcomm_mediation import (
+from mediatord.wallet.didcomm_client import (
     PICKUP,
     PROBLEM_REPORT,
     DeliveredMessage,
+    DIDCommWallet,
     MediationRequests,
     MediatorProblem,
     QueueStatus,

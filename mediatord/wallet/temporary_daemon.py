@@ -12,14 +12,14 @@ import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
+from time import perf_counter
 
 _START_SECONDS = 30.0
 _STOP_SECONDS = 15.0
-_POLL_SECONDS = 0.05
+_POLL_SECONDS = 0.01
 
 # Below the ephemeral ports of Linux.
 _FIRST_PORT, _PORTS_END = 10_000, 32_768
@@ -30,18 +30,74 @@ class DaemonStartError(Exception):
     """The daemon did not start; the text is the last line of its output."""
 
 
-@dataclass(frozen=True, slots=True)
 class TemporaryDaemon:
     """
-    A running daemon.
+    A daemon in a temporary directory; see :func:`run_temporary_daemon`.
 
     :param directory: of its configuration, keys, database and logs.
-    :param pid: of its first process, the parent of its workers.
+    :ivar pid: of its first process, the parent of its workers.
     """
 
-    url: str
-    directory: Path
     pid: int
+
+    def __init__(self, url: str, directory: Path, environment: Mapping[str, str]) -> None:
+        self.url = url
+        self.directory = directory
+        self._environment = environment
+        self._output = directory / "output.txt"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def initialize(self) -> None:
+        """
+        Create configuration and keys.
+
+        :raise DaemonStartError: it failed.
+        """
+        process = self._spawn("mediatord", "init", "--dir", str(self.directory), "--public-url", self.url)
+        try:
+            status = process.wait(_START_SECONDS)
+        except subprocess.TimeoutExpired:
+            _stop(process)
+            status = -1
+        if status != 0:
+            raise self._start_error()
+
+    def start(self, *program: str) -> float:
+        """
+        Start, and wait until it is healthy; returns the seconds that it took.
+
+        :param program: module and arguments that replace `mediatord`.
+        :raise DaemonStartError: it did not start.
+        """
+        start = perf_counter()
+        arguments = *(program or ("mediatord",)), "run", "--config", str(self.directory / "mediator.yaml")
+        process = self._process = self._spawn(*arguments)
+        self.pid = process.pid
+        while not is_healthy(self.url):
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_POLL_SECONDS)
+            if process.poll() is not None or perf_counter() - start > _START_SECONDS:
+                raise self._start_error()
+        return perf_counter() - start
+
+    def stop(self) -> None:
+        """Terminate it and wait for its end."""
+        if self._process is not None:
+            _stop(self._process)
+
+    def _spawn(self, *arguments: str) -> subprocess.Popen[bytes]:
+        with open(self._output, "ab") as file:
+            return subprocess.Popen(
+                [sys.executable, "-m", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env=self._environment,
+            )
+
+    def _start_error(self) -> DaemonStartError:
+        lines = self._output.read_text(encoding="utf-8", errors="replace").split("\n")
+        return DaemonStartError(next((line.strip() for line in reversed(lines) if line.strip()), "no output"))
 
 
 @contextmanager
@@ -66,16 +122,14 @@ def run_temporary_daemon(
         "MEDIATORD_PUBLIC_URL": url if beside is None else beside.url,
         "MEDIATORD_LISTEN": json.dumps([f"tcp:{port}:interface=127.0.0.1"]),
     }
-    with tempfile.TemporaryDirectory(prefix="mediatord-", ignore_cleanup_errors=True) as temporary:
-        directory = Path(temporary)
-        output = directory / "output.txt"
-        _run_to_end(output, environment, "init", "--dir", str(directory), "--public-url", url)
-        process = _spawn(output, environment, "run", "--config", str(directory / "mediator.yaml"))
+    with tempfile.TemporaryDirectory(prefix="mediatord-", ignore_cleanup_errors=True) as directory:
+        daemon = TemporaryDaemon(url, Path(directory), environment)
+        daemon.initialize()
         try:
-            _wait_until_healthy(process, url, output)
-            yield TemporaryDaemon(url, directory, process.pid)
+            daemon.start()
+            yield daemon
         finally:
-            _stop(process)
+            daemon.stop()
 
 
 def is_healthy(url: str) -> bool:
@@ -87,54 +141,13 @@ def is_healthy(url: str) -> bool:
         return False
 
 
-def _spawn(output: Path, environment: Mapping[str, str], *arguments: str) -> subprocess.Popen[bytes]:
-    with open(output, "ab") as file:
-        return subprocess.Popen(
-            [sys.executable, "-m", "mediatord", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            env=environment,
-        )
-
-
-def _run_to_end(output: Path, environment: Mapping[str, str], *arguments: str) -> None:
-    process = _spawn(output, environment, *arguments)
-    try:
-        status = process.wait(_START_SECONDS)
-    except subprocess.TimeoutExpired:
-        _stop(process)
-        status = -1
-    if status != 0:
-        raise DaemonStartError(_last_output_line(output))
-
-
-def _wait_until_healthy(process: subprocess.Popen[bytes], url: str, output: Path) -> None:
-    for _ in range(int(_START_SECONDS / _POLL_SECONDS)):
-        if is_healthy(url):
-            return
-        try:
-            process.wait(_POLL_SECONDS)
-        except subprocess.TimeoutExpired:
-            continue
-        break
-    raise DaemonStartError(_last_output_line(output))
-
-
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is not None:
-        return
     process.terminate()
     try:
         process.wait(_STOP_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def _last_output_line(output: Path) -> str:
-    lines = output.read_text(encoding="utf-8", errors="replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
 
 
 def find_free_port() -> int:

@@ -29,8 +29,7 @@ from analytics.jobs.stores import LINES
 from analytics.settings import Settings
 from analytics.warehouse import Warehouse
 from mediatord.protocol.didcomm.did_methods import resolve_local
-from mediatord.wallet.didcomm_client import DIDCommWallet, open_http
-from mediatord.wallet.didcomm_mediation import MediatorProblem
+from mediatord.wallet.didcomm_client import DIDCommWallet, MediatorProblem, open_http
 from mediatord.wallet.didcomm_messages import (
     BASIC_MESSAGE,
     anoncrypt,

@@ -5,43 +5,28 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from threading import Thread
 from time import perf_counter
 from types import FrameType
 
 import pytest
 
-from mediatord.bench.load_generator import (
-    ClientConnection,
-    ClosedLoopSender,
-    LoadJob,
-    OpenLoopSender,
-    ResponseCounter,
-    encode_request,
-    intended_times,
-)
+from mediatord.bench.load_generator import LoadRunner, intended_times
+from mediatord.bench.raw_clients import ClientConnection, ResponseCounter, encode_request
 
 ANSWER = b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n"
 HELD_SECONDS = 0.05
 
 
-def job(**details: float) -> LoadJob:
-    """One that nothing is read from a file for."""
-    return LoadJob(80, "/", "text/plain", "", 1, **details)  # type: ignore[arg-type]
-
-
 @contextmanager
-def line_to(serve: Thread, connection: socket.socket, client: socket.socket) -> Iterator[dict[int, ClientConnection]]:
-    """A connection whose other end is served by a thread."""
-    serve.start()
-    try:
-        line = ClientConnection(client)
-        yield {line.fileno(): line}
-    finally:
-        client.close()
-        serve.join()
-        connection.close()
+def server(held_seconds: float = 0.0) -> Iterator[str]:
+    """URL of a server that accepts one connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = Thread(target=lambda: answering(listener.accept()[0], held_seconds))
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        thread.join()
 
 
 def answering(connection: socket.socket, held_seconds: float = 0.0) -> None:
@@ -51,6 +36,7 @@ def answering(connection: socket.socket, held_seconds: float = 0.0) -> None:
         while perf_counter() < until:
             pass
         connection.sendall(ANSWER)
+    connection.close()
 
 
 def test_answers_seen_before_are_not_taken_apart() -> None:
@@ -91,9 +77,8 @@ def test_answers_in_pieces_are_put_together() -> None:
 
 def test_closed_loop_counts_every_request() -> None:
     """As many answers and latencies as requests, and no request is sent before the answer to the one before."""
-    client, connection = socket.socketpair()
-    with line_to(Thread(target=answering, args=[connection]), connection, client) as lines:
-        outcome = ClosedLoopSender(job(requests=50), lines, iter([b"x"] * 50)).run()
+    with server() as url, closing(LoadRunner(url, iter([b"x"] * 50), 1)) as runner:
+        outcome = runner.run()
     assert outcome.statuses == {"202": 50}
     assert len(outcome.latencies_us) == 50
 
@@ -103,9 +88,11 @@ def test_stall_is_in_the_latencies_of_all_that_it_holds_up() -> None:
     A server that does not answer for a while is sent every request that was due meanwhile, and each waited from its
     own time on: a generator that omits them would have one slow answer only.
     """
-    client, connection = socket.socketpair()
-    with line_to(Thread(target=answering, args=[connection, HELD_SECONDS]), connection, client) as lines:
-        outcome = OpenLoopSender(job(rate=1000.0, seconds=0.02, even=True), lines, iter([b"x"] * 20)).run()
+    with (
+        server(HELD_SECONDS) as url,
+        closing(LoadRunner(url, iter([b"x"] * 20), 1, 0.02, rate=1000.0, even=True)) as runner,
+    ):
+        outcome = runner.run()
     assert outcome.statuses == {"202": 20}
     # All were due within 20 ms, and nothing was answered before 50 ms.
     assert min(outcome.latencies_us) >= 1e6 * (HELD_SECONDS - 0.02) - 5000
@@ -114,13 +101,13 @@ def test_stall_is_in_the_latencies_of_all_that_it_holds_up() -> None:
 
 def test_times_are_those_of_independent_senders() -> None:
     """As many as the rate says, in order, within the time, and others for another process."""
-    times = intended_times(1000.0, 2.0, seed=1)
-    assert list(times) == sorted(times)
+    times = list(intended_times(1000.0, 2.0, seed=1))
+    assert times == sorted(times)
     assert 0 < times[0]
     assert times[-1] < 2.0
     assert 1700 < len(times) < 2300
-    assert times == intended_times(1000.0, 2.0, seed=1)
-    assert times != intended_times(1000.0, 2.0, seed=2)
+    assert times == list(intended_times(1000.0, 2.0, seed=1))
+    assert times != list(intended_times(1000.0, 2.0, seed=2))
     gaps = [after - before for before, after in zip(times, times[1:], strict=False)]
     # Of an exponential distribution e^-1 is longer than the mean.
     assert 0.3 < sum(gap > 0.001 for gap in gaps) / len(gaps) < 0.44
@@ -133,10 +120,10 @@ def test_beat_is_even() -> None:
 
 def test_requests_have_a_length_unless_they_ask() -> None:
     """A POST says how long its body is, a GET has none."""
-    posted = encode_request(80, "/didcomm", b"body", host="example.org")
+    posted = encode_request("http://example.org/didcomm", b"body")
     assert posted.startswith(b"POST /didcomm HTTP/1.1\r\nHost: example.org:80\r\n")
     assert posted.endswith(b"Content-Length: 4\r\n\r\nbody")
-    asked = encode_request(80, "/health", b"", method="GET")
-    assert asked.startswith(b"GET /health ")
+    asked = encode_request("http://example.org/health?a=b", method="GET")
+    assert asked.startswith(b"GET /health?a=b HTTP/1.1\r\n")
     assert b"Content" not in asked
     assert asked.endswith(b"\r\n\r\n")

@@ -12,29 +12,28 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mediatord.bench.capacity_scenarios import add_accounts, add_messages, expire_messages
-from mediatord.bench.didcomm_wallets import find_mediator
-from mediatord.bench.forward_scenarios import parse_openssl_rate
+from mediatord.bench.envelope_scenario import parse_openssl_rate
 from mediatord.bench.processes import assign_cores, pin_to_cores
-from mediatord.bench.report import BarChart, LineChart, format_table, render_svg, select_charts
-from mediatord.bench.scenario import PerformanceTarget, ResultTable
+from mediatord.bench.results import BarChart, LineChart, PerformanceTarget, ResultTable, render_svg, select_charts
+from mediatord.bench.storage_scenarios import add_accounts, add_messages, expire_messages
+from mediatord.bench.wallet_group import find_mediator
 from mediatord.wallet.didcomm_identity import WalletIdentity
 
 SVG = "{http://www.w3.org/2000/svg}"
-TARGETS = (PerformanceTarget("rate", 2.0, 3.0), PerformanceTarget("p99, ms", 25.0, 30.0, most=True))
+TARGETS = [PerformanceTarget("rate", 2.0, 3.0), PerformanceTarget("p99, ms", 25.0, 30.0, most=True)]
 ROWS = {
     "1k  at 10%": {"offered/s": 100.0, "p50 ms": 1.0, "p99 ms": 3.0, "of g": 0.1},
     "1k  at 90%": {"offered/s": 900.0, "p50 ms": 2.0, "p99 ms": 90.0, "of g": 0.3},
     "1k  openssl": {"of g": 1.0},
 }
 TABLE = ResultTable(
-    "Latency <by> load", ("offered/s", "p50 ms", "p99 ms", "of g"), ROWS, (PerformanceTarget("x, of g", 0.22, 0.1),)
+    "Latency <by> load", ("offered/s", "p50 ms", "p99 ms", "of g"), ROWS, [PerformanceTarget("x, of g", 0.22, 0.1)]
 )
 
 
 def test_targets_are_bounds_from_below_or_above() -> None:
     """A rate is to be reached, a latency not to be exceeded, and the table says which."""
-    text = format_table(ResultTable("T", (), {}, TARGETS))
+    text = str(ResultTable("T", (), {}, TARGETS))
     assert "rate at least 2: 3.00, met" in text
     assert "p99, ms at most 25: 30.00, missed" in text
 

@@ -7,7 +7,7 @@ from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
-from mediatord.bench.resilience_scenarios import (
+from mediatord.bench.memory_scenarios import (
     SOAK_WALLETS,
     choose_reader_kind,
     compute_memory_growth,

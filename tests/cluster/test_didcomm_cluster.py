@@ -14,7 +14,7 @@ from mediatord.delivery import connections
 from mediatord.didcomm.messages import MessageOrigin
 from mediatord.errors import StoreUnavailable
 from mediatord.protocol.didcomm import json_web_signature
-from mediatord.wallet.didcomm_mediation import read_delivery
+from mediatord.wallet.didcomm_client import read_delivery
 from tests.cluster.in_memory_cluster import InMemoryClusterTestCase, InMemoryNode
 from tests.in_memory_mediator import MP, FakeSocket, InMemoryWallet, pack_forward
 

@@ -8,7 +8,7 @@ from random import Random
 
 from mediatord.cluster.anti_entropy import ANTI_ENTROPY_INTERVAL, MIN_MESSAGE_AGE, SCAN_WINDOW
 from mediatord.protocol.didcomm.message_pickup import DELIVERY
-from mediatord.wallet.didcomm_mediation import DeliveredMessage, read_delivery
+from mediatord.wallet.didcomm_client import DeliveredMessage, read_delivery
 from tests.cluster.in_memory_cluster import InMemoryClusterTestCase
 from tests.in_memory_mediator import MP, FakeSocket, InMemoryMediator, InMemoryWallet, pack_forward
 from tests.integration.daemon import PLENTY

@@ -9,7 +9,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.delivery.connections import ConnectionManager
-from mediatord.wallet.didcomm_mediation import read_delivery
+from mediatord.wallet.didcomm_client import read_delivery
 from tests.in_memory_identities import register_two_identities
 from tests.in_memory_mediator import PEER, FakeSocket, InMemoryMediator, InMemoryWallet, pack_forward
 

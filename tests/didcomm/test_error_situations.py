@@ -13,8 +13,8 @@ from mediatord.errors import StoreUnavailable
 from mediatord.protocol import encoding
 from mediatord.protocol.didcomm import json_web_signature, jwe
 from mediatord.protocol.didcomm.forward import FORWARD
+from mediatord.wallet.didcomm_client import read_delivery
 from mediatord.wallet.didcomm_identity import WalletIdentity
-from mediatord.wallet.didcomm_mediation import read_delivery
 from mediatord.wallet.didcomm_messages import anoncrypt, authcrypt, build_forward, compose_message
 from tests.in_memory_mediator import (
     CM2,

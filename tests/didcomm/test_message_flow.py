@@ -7,8 +7,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.protocol.didcomm.did_document import parse_did_document
 from mediatord.protocol.didcomm.forward import FORWARD
+from mediatord.wallet.didcomm_client import read_delivery
 from mediatord.wallet.didcomm_identity import WalletIdentity
-from mediatord.wallet.didcomm_mediation import read_delivery
 from mediatord.wallet.didcomm_messages import anoncrypt, compose_message
 from tests.in_memory_mediator import CM2, CM3, MP, NOW, InMemoryMediator, InMemoryWallet, code_of, pack_forward
 

@@ -11,7 +11,7 @@ from mediatord.didcomm.messages import DIDCommReply, MessageOrigin
 from mediatord.protocol import encoding
 from mediatord.protocol.didcomm.forward import FORWARD, MAX_PAYLOAD_DEPTH
 from mediatord.protocol.didcomm.jwe import encrypt_anoncrypt, encrypt_authcrypt
-from mediatord.wallet.didcomm_mediation import read_delivery
+from mediatord.wallet.didcomm_client import read_delivery
 from tests.in_memory_mediator import MP, PEER, FakeSocket, InMemoryMediator, InMemoryWallet, code_of
 from tests.protocol.json_texts import NO_JSON, NUMBERS, UNREADABLE, payloads
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mediatord.wallet.didcomm_mediation import read_delivery
+from mediatord.wallet.didcomm_client import read_delivery
 from mediatord.wallet.didcomm_messages import OpenedMessage
 from tests.http.in_memory_site import PING, PONG, InMemoryWebSocketClient
 from tests.http.test_websocket import SocketTestCase

@@ -12,9 +12,9 @@ from mediatord.observability.metrics import Metrics
 from mediatord.probe.cycle import ProbeError
 from mediatord.probe.readiness import ReadinessContext, ReadinessMonitor
 from mediatord.protocol import encoding
-from mediatord.protocol.probe_requests import PROBE_HEADER
+from mediatord.protocol.probe_markers import PROBE_HEADER
+from mediatord.wallet.didcomm_client import PICKUP
 from mediatord.wallet.didcomm_identity import WalletIdentity
-from mediatord.wallet.didcomm_mediation import PICKUP
 from mediatord.wallet.didcomm_messages import anoncrypt, compose_message, unpack_message
 from mediatord.wallet.didcomm_messages import build_forward as a_forward
 from tests.http.in_memory_site import HTTPResponse, InMemorySite

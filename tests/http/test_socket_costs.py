@@ -18,7 +18,7 @@ from mediatord.delivery.send_queue import SendQueue
 from mediatord.didcomm.live_delivery import MARK_DELAY
 from mediatord.http.flow_control import write_immediately
 from mediatord.http.websocket import KEEPALIVE_SLOTS, KeepaliveScheduler, build_text_header
-from mediatord.wallet.didcomm_mediation import read_delivery
+from mediatord.wallet.didcomm_client import read_delivery
 from tests.http.in_memory_site import PING, PONG, InMemorySite, InMemoryWebSocketClient, encode_masked_frame
 from tests.in_memory_mediator import MP, InMemoryReactor, InMemoryWallet, pack_forward
 

@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.http.websocket import MAX_FRAGMENTS, MAX_QUEUED_MESSAGES
 from mediatord.protocol.didcomm.did_methods import resolve_local
-from mediatord.wallet.didcomm_mediation import DeliveredMessage, read_delivery, read_status
+from mediatord.wallet.didcomm_client import DeliveredMessage, read_delivery, read_status
 from mediatord.wallet.didcomm_messages import open_problem_report
 from tests.http.fake_protocols import FakeDecentrl
 from tests.http.in_memory_site import (

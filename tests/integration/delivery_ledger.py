@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Protocol
 
-from mediatord.wallet.didcomm_client import DIDCommWallet
-from mediatord.wallet.didcomm_mediation import DeliveredMessage
+from mediatord.wallet.didcomm_client import DeliveredMessage, DIDCommWallet
 from tests.integration.message_load import SendAttempt, read_marker
 
 

@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from mediatord.bench.load_generator import WebSocketClient
+from mediatord.bench.raw_clients import WebSocketClient
 from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
 from mediatord.protocol.didcomm.message import Message
+from mediatord.wallet.didcomm_client import PICKUP, DeliveredMessage, read_delivery
 from mediatord.wallet.didcomm_identity import WalletIdentity
-from mediatord.wallet.didcomm_mediation import PICKUP, DeliveredMessage, read_delivery
 from mediatord.wallet.didcomm_messages import (
     BASIC_MESSAGE,
     OpenedMessage,

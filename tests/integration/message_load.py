@@ -11,8 +11,13 @@ from threading import Condition, Event, Thread
 from typing import Any
 
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
-from mediatord.wallet.didcomm_client import DIDCommMediator, DIDCommWallet, discover_mediator, open_http
-from mediatord.wallet.didcomm_mediation import DeliveredMessage
+from mediatord.wallet.didcomm_client import (
+    DeliveredMessage,
+    DIDCommMediator,
+    DIDCommWallet,
+    discover_mediator,
+    open_http,
+)
 from mediatord.wallet.didcomm_messages import (
     BASIC_MESSAGE,
     anoncrypt,

@@ -17,14 +17,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-from mediatord.bench.load_generator import (
-    CLOSE_OPCODE,
-    PING_OPCODE,
-    PONG_OPCODE,
-    TEXT_OPCODE,
-    encode_frame,
-    parse_frame,
-)
+from mediatord.bench.raw_clients import CLOSE_OPCODE, PING_OPCODE, PONG_OPCODE, TEXT_OPCODE, encode_frame, parse_frame
 from mediatord.protocol import encoding
 from mediatord.protocol.decentrl.commands import ChannelType
 from mediatord.protocol.decentrl.contracts import sign_contract, sign_contract_request

@@ -18,8 +18,7 @@ from twisted.internet.task import deferLater
 from twisted.web.client import ResponseNeverReceived
 
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
-from mediatord.wallet.didcomm_client import DIDCommWallet
-from mediatord.wallet.didcomm_mediation import DeliveredMessage, MediatorProblem
+from mediatord.wallet.didcomm_client import DeliveredMessage, DIDCommWallet, MediatorProblem
 from mediatord.wallet.didcomm_socket import DIDCommSocket, connect_didcomm_socket
 from tests.integration.cluster import wallet_at_node
 from tests.integration.delivery_ledger import DeliveryLedger

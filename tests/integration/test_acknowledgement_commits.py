@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from mediatord.wallet.didcomm_mediation import PICKUP
+from mediatord.wallet.didcomm_client import PICKUP
 from tests.integration.devices import DeviceWallet, LiveDevice
 from tests.integration.message_load import ROOMY
 from tests.integration.shared_daemon import SharedDaemonTestCase

@@ -14,8 +14,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 
-from mediatord.wallet.didcomm_client import DIDCommWallet, discover_mediator, open_http
-from mediatord.wallet.didcomm_mediation import DeliveredMessage
+from mediatord.wallet.didcomm_client import DeliveredMessage, DIDCommWallet, discover_mediator, open_http
 from mediatord.wallet.didcomm_socket import DIDCommSocket, connect_didcomm_socket
 from tests.integration.cluster import say_to_listener, wallet_at_node
 from tests.integration.cluster_test_case import ClusterTestCase

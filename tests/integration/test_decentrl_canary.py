@@ -23,7 +23,7 @@ from twisted.logger import ILogObserver, LogEvent, eventAsText, globalLogPublish
 from twisted.trial.unittest import SynchronousTestCase
 
 import mediatord
-from mediatord.bench.load_generator import CLOSE_OPCODE, TEXT_OPCODE
+from mediatord.bench.raw_clients import CLOSE_OPCODE, TEXT_OPCODE
 from mediatord.errors import StoreUnavailable
 from mediatord.protocol import encoding
 from mediatord.protocol.decentrl.commands import ChannelType

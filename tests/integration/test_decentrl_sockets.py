@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
-from mediatord.bench.load_generator import CLOSE_OPCODE, TEXT_OPCODE
+from mediatord.bench.raw_clients import CLOSE_OPCODE, TEXT_OPCODE
 from mediatord.protocol import encoding
 from mediatord.protocol.decentrl.commands import is_didcomm_envelope
 from mediatord.protocol.didcomm.did_methods import resolve_local

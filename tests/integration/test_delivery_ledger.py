@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from twisted.trial.unittest import TestCase
 
-from mediatord.wallet.didcomm_mediation import DeliveredMessage
+from mediatord.wallet.didcomm_client import DeliveredMessage
 from tests.integration.database_counters import describe_ledger_gaps, describe_miscounts
 from tests.integration.delivery_ledger import DeliveryLedger, LedgerBalance
 from tests.integration.message_load import SendAttempt

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mediatord.protocol import encoding
-from mediatord.wallet.didcomm_mediation import PICKUP, read_delivery
+from mediatord.wallet.didcomm_client import PICKUP, read_delivery
 from tests.integration.devices import DeviceWallet, LiveDevice, UnreadDevice, read_metric, read_next_pushes
 from tests.integration.message_load import ROOMY
 from tests.integration.raw_decentrl_client import RawDecentrlClient, RawWebSocket

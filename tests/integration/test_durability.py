@@ -14,8 +14,7 @@ from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
 from mediatord.store.interfaces.messages import StoreLedger
-from mediatord.wallet.didcomm_client import DIDCommWallet
-from mediatord.wallet.didcomm_mediation import DeliveredMessage
+from mediatord.wallet.didcomm_client import DeliveredMessage, DIDCommWallet
 from mediatord.wallet.didcomm_socket import DIDCommSocket, SocketClosedError, connect_didcomm_socket
 from tests.integration.cluster import fresh_storage
 from tests.integration.message_load import (

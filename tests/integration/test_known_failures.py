@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from mediatord.protocol import encoding
+from mediatord.wallet.didcomm_client import PICKUP
 from mediatord.wallet.didcomm_identity import WalletIdentity
-from mediatord.wallet.didcomm_mediation import PICKUP
 from mediatord.wallet.didcomm_messages import anoncrypt, build_forward
 from tests.integration.devices import CM3, DeviceWallet, LiveDevice, UnreadDevice, read_metric, read_next_pushes
 from tests.integration.message_load import PATIENCE_SECONDS, ROOMY

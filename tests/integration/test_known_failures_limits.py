@@ -7,7 +7,7 @@ from itertools import count, cycle
 from typing import Any
 
 from mediatord.protocol import encoding
-from mediatord.wallet.didcomm_mediation import PICKUP
+from mediatord.wallet.didcomm_client import PICKUP
 from mediatord.wallet.didcomm_messages import authcrypt, build_forward
 from tests.in_memory_mediator import from_header
 from tests.integration.devices import DeviceWallet

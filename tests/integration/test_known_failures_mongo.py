@@ -6,7 +6,7 @@ from typing import Any
 
 from twisted.internet.threads import deferToThread
 
-from mediatord.wallet.didcomm_mediation import PICKUP
+from mediatord.wallet.didcomm_client import PICKUP
 from tests.integration.devices import DeviceWallet
 from tests.integration.raw_decentrl_client import DaemonClient
 from tests.integration.single_mongod import SingleMongodTestCase, send_request

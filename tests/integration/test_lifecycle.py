@@ -24,12 +24,11 @@ from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
 from mediatord import __version__
-from mediatord.bench.load_generator import WebSocketClient
+from mediatord.bench.raw_clients import WebSocketClient
 from mediatord.cli.configuration import write_initial_files
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
-from mediatord.wallet.didcomm_client import DIDCommWallet
+from mediatord.wallet.didcomm_client import PICKUP, PROBLEM_REPORT, DIDCommWallet, MediatorProblem
 from mediatord.wallet.didcomm_identity import WalletIdentity
-from mediatord.wallet.didcomm_mediation import PICKUP, PROBLEM_REPORT, MediatorProblem
 from mediatord.wallet.didcomm_socket import DIDCommSocket, connect_didcomm_socket
 from mediatord.wallet.temporary_daemon import find_free_port
 from tests.integration.daemon import STOP_SECONDS, Daemon, merge_settings

@@ -10,11 +10,11 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.bench.didcomm_wallets import FastMessageCodec, build_forwards, build_inner_envelope, enrol_group
-from mediatord.bench.load_generator import WebSocketClient
+from mediatord.bench.raw_clients import WebSocketClient
+from mediatord.bench.wallet_group import build_inner_envelope, enrol_group
 from mediatord.protocol import encoding
+from mediatord.wallet.didcomm_client import PICKUP
 from mediatord.wallet.didcomm_identity import WalletIdentity
-from mediatord.wallet.didcomm_mediation import PICKUP
 from mediatord.wallet.didcomm_messages import authcrypt, build_forward
 from tests.integration.daemon import Daemon
 from tests.integration.message_load import PATIENCE_SECONDS, prepare_daemon
@@ -50,7 +50,6 @@ class LimitsTestCase(SynchronousTestCase):
         self.daemon.start()
         self.group = enrol_group(self.daemon.url, 1, short=True)
         (self.bob,) = self.group.wallets
-        self.codec = FastMessageCodec(self.bob, self.group.mediator)
         self.daemon_client = DaemonClient(self.daemon)
         self.ahead = 0.0
 
@@ -66,11 +65,11 @@ class LimitsTestCase(SynchronousTestCase):
 
     def anonymous(self, count: int) -> list[bytes]:
         """Forwards to Bob, of nobody."""
-        return build_forwards(self.group, 300, count)
+        return [body for body, _ in self.group.forwards(300, count)]
 
     def signed(self, sender: WalletIdentity, count: int) -> list[bytes]:
         """Forwards to Bob, of one sender."""
-        mediator, letter = self.group.mediator, build_inner_envelope(self.bob, 300)
+        mediator, letter = self.group.mediator, build_inner_envelope(self.bob.identity, 300)
         messages = [
             build_forward(self.bob.did, [letter], to=[mediator.did]) | {"from": sender.did} for _ in range(count)
         ]
@@ -78,7 +77,7 @@ class LimitsTestCase(SynchronousTestCase):
 
     def asking(self, count: int) -> list[bytes]:
         """Requests of Bob about his own mail."""
-        return [self.codec.request(f"{PICKUP}/status-request", {}) for _ in range(count)]
+        return [self.bob.pack(f"{PICKUP}/status-request")[1] for _ in range(count)]
 
     def posted(self, messages: Sequence[bytes], source: str) -> list[int]:
         """The statuses of what is posted from an address."""

@@ -13,7 +13,7 @@ from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
-from mediatord.wallet.didcomm_mediation import PICKUP
+from mediatord.wallet.didcomm_client import PICKUP
 from tests.http.in_memory_site import HTTPResponse
 from tests.integration.cluster import DaemonCluster
 from tests.integration.message_load import PATIENCE_SECONDS, prepare_forwards

@@ -10,9 +10,14 @@ from twisted.trial.unittest import TestCase
 
 from mediatord.protocol.didcomm.did_methods import make_did_peer_2
 from mediatord.protocol.didcomm.keys import PrivateKey
-from mediatord.wallet.didcomm_client import DIDCommMediator, DIDCommWallet, discover_mediator, open_http
+from mediatord.wallet.didcomm_client import (
+    DeliveredMessage,
+    DIDCommMediator,
+    DIDCommWallet,
+    discover_mediator,
+    open_http,
+)
 from mediatord.wallet.didcomm_identity import WalletIdentity, WalletKey
-from mediatord.wallet.didcomm_mediation import DeliveredMessage
 from mediatord.wallet.didcomm_messages import BASIC_MESSAGE, authcrypt, compose_message, find_route, wrap_in_forwards
 from mediatord.wallet.didcomm_socket import DIDCommSocket, connect_didcomm_socket
 from tests.in_memory_mediator import from_header

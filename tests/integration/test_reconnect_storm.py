@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from unittest import TestCase
 
-from mediatord.bench.didcomm_wallets import FastMessageCodec, build_tagged_forwards, enrol_group
+from mediatord.bench.wallet_group import enrol_group
 from tests.integration.message_load import LoadSenders, PreparedForward, prepare_daemon
 from tests.ledger_checks import read_sqlite_ledger
 from tests.torture.connection_storm import run_storm, wait_for
@@ -24,10 +24,8 @@ class StormTests(TestCase):
         self.daemon.__enter__()
         self.addCleanup(self.daemon.__exit__, None, None, None)
         group = enrol_group(self.daemon.url, SOCKETS, short=True)
-        self.stock = [PreparedForward(tag, body) for body, tag in build_tagged_forwards(group, 500, LETTERS)]
-        self.in_memory = LiveWalletPool(
-            [FastMessageCodec(wallet, group.mediator) for wallet in group.wallets], self.daemon.port
-        )
+        self.stock = [PreparedForward(tag, body) for body, tag in group.forwards(500, LETTERS)]
+        self.in_memory = LiveWalletPool(group.wallets, self.daemon.port)
         self.addCleanup(self.in_memory.close)
         self.until(lambda: self.in_memory.live == SOCKETS)
 

@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThread
 
 from mediatord.protocol import encoding
-from mediatord.wallet.didcomm_mediation import PICKUP, MediatorProblem
+from mediatord.wallet.didcomm_client import PICKUP, MediatorProblem
 from mediatord.wallet.didcomm_socket import connect_didcomm_socket
 from tests.http.in_memory_site import HTTPResponse
 from tests.integration.message_load import prepare_forwards

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from mediatord.bench.report import build_json_report, describe_environment, format_heading, format_table
-from mediatord.bench.scenario import BenchmarkPlan, ResultTable
+from mediatord.bench.plan import BenchmarkPlan
+from mediatord.bench.results import ResultTable, build_json_report, describe_environment, format_heading
 from mediatord.protocol import encoding
 from mediatord.wallet.temporary_daemon import DaemonStartError
 from tests.peers import envelope_benchmark, forward_benchmark, http_benchmark, websocket_benchmark
@@ -80,7 +80,7 @@ def main(
         for name in scenarios_with(terms.peers, wanted):
             click.echo(f"measuring: {name}", err=True)
             tables.append(SCENARIOS[name](terms))
-            click.echo(f"\n{format_table(tables[-1])}")
+            click.echo(f"\n{tables[-1]}")
     except (DaemonStartError, OSError, RuntimeError) as error:
         raise click.ClickException(str(error)) from error
     if json_file is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mediatord.bench.scenario import Figures, InterleavedResults, PerformanceTarget
+from mediatord.bench.results import Figures, InterleavedResults, PerformanceTarget
 
 OURS = "mediatord"
 # How many times as much as the peer: the figure that matters.

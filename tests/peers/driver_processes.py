@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from mediatord.bench.processes import read_line, stop_process, write_line
+from mediatord.bench.processes import read_line, stop_process
 
 PROJECT = Path(__file__).parents[2]
 DRIVERS = Path(__file__).parent / "drivers"
@@ -90,7 +90,8 @@ class RunningDriver:
 
         :raise RuntimeError: it ended instead.
         """
-        write_line(self.process, line)
+        assert self.process.stdin is not None
+        print(line, file=self.process.stdin, flush=True)
         return self.hear()
 
     def hear(self) -> Any:

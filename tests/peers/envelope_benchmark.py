@@ -9,10 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from mediatord.bench.didcomm_wallets import WalletGroup, build_forwards
-from mediatord.bench.scenario import (
-    DISTINCT_MESSAGES,
-    RECIPIENTS,
+from mediatord.bench.plan import DISTINCT_MESSAGES, RECIPIENTS
+from mediatord.bench.results import (
     Figures,
     InterleavedResults,
     PerformanceTarget,
@@ -20,6 +18,7 @@ from mediatord.bench.scenario import (
     format_size,
     run_interleaved,
 )
+from mediatord.bench.wallet_group import WalletGroup
 from mediatord.wallet.didcomm_client import DIDCommMediator
 from mediatord.wallet.didcomm_identity import WalletIdentity
 from tests.peers.comparison import OURS, TIMES, ComparisonOptions, Participants, compare_rows, select_targets
@@ -64,20 +63,18 @@ def measure_envelopes(terms: ComparisonOptions) -> ResultTable:
         f"{DISTINCT_MESSAGES} envelopes of {_lengths(job)} bytes.",
         *company.notes(),
     )
-    return ResultTable("Opening an envelope", (RATE, _US, TIMES), rows, tuple(found), notes, tuple(failures))
+    return ResultTable("Opening an envelope", (RATE, _US, TIMES), rows, found, list(notes), failures)
 
 
 def make_job(sizes: tuple[int, ...], count: int = DISTINCT_MESSAGES) -> dict[str, Any]:
     """A mediator's key, and forwards to it from wallets whose DIDs are short."""
     identity = WalletIdentity.generate(endpoint="http://127.0.0.1/didcomm")
-    group = WalletGroup(
-        DIDCommMediator.from_document(identity.document), tuple(WalletIdentity.generate() for _ in range(RECIPIENTS))
-    )
+    group = WalletGroup.generate(DIDCommMediator.from_document(identity.document), RECIPIENTS)
     key, public = identity.agreement, identity.agreement.private.public
     return {
         "key": {"did": identity.did, "kid": key.kid, "jwk": key.private.jwk(), "multikey": public.multibase()},
         "envelopes": {
-            format_size(size): [one.decode() for one in build_forwards(group, size, count)] for size in sizes
+            format_size(size): [body.decode() for body, _ in group.forwards(size, count)] for size in sizes
         },
     }
 

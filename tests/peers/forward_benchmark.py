@@ -10,16 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mediatord.bench.didcomm_wallets import WalletGroup, build_forwards, enrol_group
-from mediatord.bench.load_generator import TargetServer, post_for_seconds, write_bodies
-from mediatord.bench.mediator_under_test import DATABASE_FILE, StoredMessageCheck, count_stored_rows
+from mediatord.bench.load_generator import TargetServer, post
+from mediatord.bench.measured_mediator import DATABASE_FILE, StoredMessageCheck, count_stored_rows
+from mediatord.bench.plan import DAEMON_SETTINGS, DISTINCT_MESSAGES, RECIPIENTS
 from mediatord.bench.processes import CoreAssignment, assign_cores, pin_to_cores
-from mediatord.bench.scenario import (
-    DAEMON_SETTINGS,
-    DISTINCT_MESSAGES,
+from mediatord.bench.results import (
     PER_CPU_SECOND,
     PER_SECOND,
-    RECIPIENTS,
     Figures,
     InterleavedResults,
     PerformanceTarget,
@@ -27,9 +24,9 @@ from mediatord.bench.scenario import (
     format_size,
     run_interleaved,
 )
+from mediatord.bench.wallet_group import WalletGroup, enrol_group
 from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.wallet.didcomm_client import DIDCommMediator
-from mediatord.wallet.didcomm_identity import WalletIdentity
 from mediatord.wallet.temporary_daemon import run_temporary_daemon
 from tests.peers.comparison import OURS, TIMES, ComparisonOptions, Participants, compare_rows, select_targets
 from tests.peers.driver_processes import NODE, DriverProgram, DriverUnavailable, run_driver
@@ -44,8 +41,9 @@ _WARM_UP_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class _RunningMediator:
-    """One that runs: whom to write to, and the books that are kept of it."""
+    """One that runs: where to write to, for whom, and the books that are kept of it."""
 
+    server: TargetServer
     group: WalletGroup
     stored_check: StoredMessageCheck
 
@@ -53,17 +51,17 @@ class _RunningMediator:
 def measure_forwards(terms: ComparisonOptions) -> ResultTable:
     """One table for all sizes; messages per second by the clock are compared."""
     company, cores = Participants(), assign_cores()
-    rows, found = dict[str, Figures](), list[PerformanceTarget]()
+    rows, found, failures = dict[str, Figures](), list[PerformanceTarget](), list[str]()
     with ExitStack() as stack:
         place = Path(stack.enter_context(TemporaryDirectory(prefix="mediatord-peers-")))
-        mediators = {OURS: _mediatord(stack, cores)}
+        mediators = {OURS: _mediatord(stack, cores, failures)}
         try:
-            mediators[VERAMO] = _veramo(stack, cores, place, company)
+            mediators[VERAMO] = _veramo(stack, cores, place, company, failures)
         except (DriverUnavailable, RuntimeError) as error:
             company.skipped[VERAMO] = str(error)
         for size in terms.sizes:
             prefix = f"{format_size(size)}  "
-            rows |= compare_rows(_one_size(mediators, size, terms, place), prefix, PER_SECOND)
+            rows |= compare_rows(_one_size(mediators, size, terms), prefix, PER_SECOND)
             if size == min(terms.sizes):
                 found += select_targets(rows, prefix, GOALS, "forwards by the clock")
     books = {name: mediator.stored_check for name, mediator in mediators.items()}
@@ -72,51 +70,43 @@ def measure_forwards(terms: ComparisonOptions) -> ResultTable:
         *(f"{name}: {book.accepted} answers 202, {book.stored} rows." for name, book in books.items()),
         *company.notes(),
     )
-    failures = tuple(f"{name}: {failure}" for name, book in books.items() for failure in book.failures)
-    return ResultTable("Forwards, stored and then answered", _COLUMNS, rows, tuple(found), notes, failures)
+    return ResultTable("Forwards, stored and then answered", _COLUMNS, rows, found, list(notes), failures)
 
 
-def _one_size(
-    mediators: dict[str, _RunningMediator], size: int, terms: ComparisonOptions, place: Path
-) -> InterleavedResults:
-    def contender(name: str, mediator: _RunningMediator) -> Callable[[], Figures]:
-        bodies = place / f"{name}-{size}.bodies"
-        write_bodies(bodies, build_forwards(mediator.group, size, DISTINCT_MESSAGES))
+def _one_size(mediators: dict[str, _RunningMediator], size: int, terms: ComparisonOptions) -> InterleavedResults:
+    def contender(mediator: _RunningMediator) -> Callable[[], Figures]:
+        bodies = [body for body, _ in mediator.group.forwards(size, DISTINCT_MESSAGES)]
 
-        def post(seconds: float) -> Figures:
-            books = mediator.stored_check
-            return books.check(post_for_seconds(books.server, bodies, terms.clients, seconds))
+        def run(seconds: float) -> Figures:
+            return mediator.stored_check.check(post(mediator.server, bodies, terms.clients, seconds))
 
-        post(_WARM_UP_SECONDS)
-        return lambda: post(terms.seconds)
+        run(_WARM_UP_SECONDS)
+        return lambda: run(terms.seconds)
 
-    contenders = {name: contender(name, mediator) for name, mediator in mediators.items()}
+    contenders = {name: contender(mediator) for name, mediator in mediators.items()}
     return run_interleaved(contenders, terms.rounds)
 
 
-def _mediatord(stack: ExitStack, cores: CoreAssignment) -> _RunningMediator:
+def _mediatord(stack: ExitStack, cores: CoreAssignment, failures: list[str]) -> _RunningMediator:
     with pin_to_cores(cores.server):
         daemon = stack.enter_context(run_temporary_daemon(DAEMON_SETTINGS))
     group = enrol_group(daemon.url, RECIPIENTS, short=True)
-    server = TargetServer.from_url(group.mediator.http_uri, daemon.pid)
-    return _RunningMediator(
-        group, StoredMessageCheck(server, lambda: count_stored_rows(daemon.directory / DATABASE_FILE))
-    )
+    check = StoredMessageCheck(lambda: count_stored_rows(daemon.directory / DATABASE_FILE), failures)
+    return _RunningMediator(TargetServer(group.mediator.http_uri, daemon.pid), group, check)
 
 
-def _veramo(stack: ExitStack, cores: CoreAssignment, place: Path, company: Participants) -> _RunningMediator:
+def _veramo(
+    stack: ExitStack, cores: CoreAssignment, place: Path, company: Participants, failures: list[str]
+) -> _RunningMediator:
     database = place / "veramo.sqlite3"
     with pin_to_cores(cores.server):
         program = stack.enter_context(run_driver(DriverProgram("veramo.mjs", NODE, (str(database),))))
     did = program.hear()["did"]
     company.versions[VERAMO] = program.versions
-    group = WalletGroup(
-        DIDCommMediator.from_document(resolve_local(did)), tuple(WalletIdentity.generate() for _ in range(RECIPIENTS))
-    )
+    group = WalletGroup.generate(DIDCommMediator.from_document(resolve_local(did)), RECIPIENTS)
     port = program.ask(json.dumps([wallet.did for wallet in group.wallets]))
-    return _RunningMediator(
-        group, StoredMessageCheck(TargetServer(program.pid, port, "/"), lambda: queued_rows(database))
-    )
+    check = StoredMessageCheck(lambda: queued_rows(database), failures)
+    return _RunningMediator(TargetServer(f"http://127.0.0.1:{port}/", program.pid), group, check)
 
 
 def queued_rows(database: Path) -> int:

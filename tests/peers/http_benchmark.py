@@ -7,9 +7,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mediatord.bench.load_generator import TargetServer, post_for_seconds, write_bodies
+from mediatord.bench.load_generator import TargetServer, post
 from mediatord.bench.processes import CoreAssignment, assign_cores, pin_to_cores, read_line, spawn_module
-from mediatord.bench.scenario import PER_CPU_SECOND, PER_SECOND, Figures, ResultTable, run_interleaved
+from mediatord.bench.results import PER_CPU_SECOND, PER_SECOND, Figures, ResultTable, run_interleaved
 from tests.peers.comparison import OURS, TIMES, ComparisonOptions, Participants, compare_rows, select_targets
 from tests.peers.driver_processes import DriverProgram, DriverUnavailable, run_driver
 
@@ -27,8 +27,6 @@ def measure_http(terms: ComparisonOptions) -> ResultTable:
     company, cores = Participants(), assign_cores()
     with ExitStack() as stack:
         place = Path(stack.enter_context(TemporaryDirectory(prefix="mediatord-peers-")))
-        bodies = place / "bodies"
-        write_bodies(bodies, [b""])
         servers = {
             OURS: _program(stack, cores, DriverProgram("serve_mediatord.py", arguments=(str(place),)), OURS, company)
         }
@@ -41,7 +39,7 @@ def measure_http(terms: ComparisonOptions) -> ResultTable:
             except (DriverUnavailable, RuntimeError) as error:
                 company.skipped[AIOHTTP] = str(error)
         failures: list[str] = []
-        contenders = {name: _contender(name, server, bodies, terms, failures) for name, server in servers.items()}
+        contenders = {name: _contender(name, server, terms, failures) for name, server in servers.items()}
         rows = compare_rows(run_interleaved(contenders, terms.rounds), "", PER_CPU_SECOND)
     notes = (
         f"{terms.clients} connections, keep-alive, five headers. {cores.note} Ours is the daemon's site with nothing "
@@ -49,20 +47,20 @@ def measure_http(terms: ComparisonOptions) -> ResultTable:
         *company.notes(),
     )
     found = select_targets(rows, "", GOALS, "empty POSTs per CPU-second")
-    return ResultTable("An empty POST, answered 202", _COLUMNS, rows, tuple(found), notes, tuple(failures))
+    return ResultTable("An empty POST, answered 202", _COLUMNS, rows, list(found), list(notes), failures)
 
 
 def _contender(
-    name: str, server: TargetServer, bodies: Path, terms: ComparisonOptions, failures: list[str]
+    name: str, server: TargetServer, terms: ComparisonOptions, failures: list[str]
 ) -> Callable[[], Figures]:
-    def post(seconds: float) -> Figures:
-        load = post_for_seconds(server, bodies, terms.clients, seconds)
-        if set(load.statuses) != {server.success}:
-            failures.append(f"{name} gave other answers than {server.success}: {load.statuses}")
+    def run(seconds: float) -> Figures:
+        load = post(server, [b""], terms.clients, seconds)
+        if set(load.statuses) != set(server.success):
+            failures.append(f"{name} gave other answers than {server.success}: {dict(load.statuses)}")
         return load.figures()
 
-    post(_WARM_UP_SECONDS)
-    return lambda: post(terms.seconds)
+    run(_WARM_UP_SECONDS)
+    return lambda: run(terms.seconds)
 
 
 def _program(
@@ -72,10 +70,10 @@ def _program(
         server = stack.enter_context(run_driver(program))
     port = server.hear()["port"]
     company.versions[name] = server.versions
-    return TargetServer(server.pid, port, _PATH)
+    return TargetServer(f"http://127.0.0.1:{port}{_PATH}", server.pid)
 
 
 def _site(stack: ExitStack, cores: CoreAssignment) -> TargetServer:
     with pin_to_cores(cores.server):
         process = stack.enter_context(spawn_module("mediatord.bench.baseline_servers", "empty"))
-    return TargetServer(process.pid, int(read_line(process)), _PATH)
+    return TargetServer(f"http://127.0.0.1:{read_line(process)}{_PATH}", process.pid)

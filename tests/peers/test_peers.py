@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mediatord.bench.scenario import InterleavedResults
+from mediatord.bench.results import InterleavedResults
 from tests.peers import envelope_benchmark, forward_benchmark, http_benchmark, websocket_benchmark
 from tests.peers.__main__ import PEERS, SCENARIOS, scenarios_with
 from tests.peers.comparison import OURS, TIMES, ComparisonOptions, Participants, compare_rows, select_targets

@@ -7,17 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from mediatord.bench.didcomm_wallets import LiveSocket, enrol_group, find_mediator
-from mediatord.bench.load_generator import WebSocketClient
+from mediatord.bench.plan import DAEMON_SETTINGS
 from mediatord.bench.processes import raise_file_limit, rss_bytes
-from mediatord.bench.scenario import (
-    DAEMON_SETTINGS,
-    Figures,
-    InterleavedResults,
-    PerformanceTarget,
-    ResultTable,
-    run_interleaved,
-)
+from mediatord.bench.raw_clients import WebSocketClient
+from mediatord.bench.results import Figures, InterleavedResults, PerformanceTarget, ResultTable, run_interleaved
+from mediatord.bench.wallet_group import LiveSocket, enrol_group, find_mediator
 from mediatord.wallet.temporary_daemon import TemporaryDaemon, run_temporary_daemon
 from tests.peers.comparison import OURS, ComparisonOptions, Participants
 from tests.peers.driver_processes import DriverProgram, DriverUnavailable, run_driver
@@ -64,7 +58,7 @@ def measure_websockets(terms: ComparisonOptions) -> ResultTable:
         *company.notes(),
     )
     columns = (*map(_column, counts), _BASE)
-    return ResultTable("An idle WebSocket", columns, rows, tuple(_targets(rounds, counts)), notes)
+    return ResultTable("An idle WebSocket", columns, rows, list(_targets(rounds, counts)), list(notes))
 
 
 def _targets(rounds: InterleavedResults, counts: list[int]) -> Iterator[PerformanceTarget]:
@@ -141,13 +135,12 @@ def _live(count: int) -> Figures:
         url = _socket_url(daemon)
         alone = _warmed_up(daemon.pid, url)
         group = enrol_group(daemon.url, count, short=True)
-        codecs = group.make_codecs()
         return measure_bytes_per_socket(
             daemon.pid,
             url,
             [count],
             alone,
-            lambda held, number: LiveSocket(codecs[number], held.open()).enable_live_delivery(),
+            lambda held, number: LiveSocket(group.wallets[number], held.open()).enable_live_delivery(),
         )
 
 

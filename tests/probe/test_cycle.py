@@ -203,7 +203,7 @@ class ProbeIdentityTests(SynchronousTestCase):
         )
 
 
-class ListenerConnectorTests(SynchronousTestCase):
+class AbortableConnectorTests(SynchronousTestCase):
     def goes_to(self, address: Any, **options: bool) -> tuple[Any, ...]:
         """Where somebody who goes it connects to."""
         reactor: Any = MemoryReactorClock()

@@ -10,7 +10,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import RateLimitExceeded
-from mediatord.protocol.probe_requests import PROBE_CLIENT
+from mediatord.protocol.probe_markers import PROBE_CLIENT
 from mediatord.ratelimit.distributed_limiter import DistributedLimiter
 from mediatord.ratelimit.rate_limiter import SMALL_REQUEST_BYTES, RateLimiter, TrustedAddresses
 from tests.ratelimit.rate_limiter_processes import DID, NOW, PEER, LimiterProcesses

@@ -13,7 +13,7 @@ from mediatord.didcomm.housekeeping import ACCOUNTS_PER_STEP
 from mediatord.didcomm.messages import DIDCommReply
 from mediatord.errors import RateLimitExceeded, StoreUnavailable
 from mediatord.protocol.didcomm import json_web_signature
-from mediatord.protocol.probe_requests import PROBE_CLIENT
+from mediatord.protocol.probe_markers import PROBE_CLIENT
 from mediatord.ratelimit.access_control import USAGE_CACHE_SECONDS, RegistrationLimits, RegistrationQuota
 from mediatord.ratelimit.distributed_limiter import QuotaStore
 from mediatord.store.interfaces.messages import QueueLimits

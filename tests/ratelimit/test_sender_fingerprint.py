@@ -12,7 +12,7 @@ from mediatord.didcomm.messages import MessageOrigin
 from mediatord.protocol import encoding
 from mediatord.protocol.didcomm.did_methods import derive_did_peer_3
 from mediatord.protocol.didcomm.forward import FORWARD
-from mediatord.protocol.probe_requests import PROBE_CLIENT
+from mediatord.protocol.probe_markers import PROBE_CLIENT
 from mediatord.store.interfaces.messages import EnqueueRequest, Payload
 from mediatord.wallet.didcomm_messages import authcrypt, build_forward, compose_message
 from tests.in_memory_mediator import PEER, InMemoryMediator, InMemoryWallet, pack_forward

@@ -7,7 +7,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import RateLimitExceeded
-from mediatord.protocol.probe_requests import PROBE_CLIENT
+from mediatord.protocol.probe_markers import PROBE_CLIENT
 from mediatord.ratelimit.rate_limiter import MEMORY_WAIT_SECONDS, RequestMemoryBudget, estimate_request_memory
 
 # As many bytes as one request of the tests.

@@ -6,9 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from mediatord.bench.load_generator import TEXT_OPCODE, parse_frame
-from mediatord.wallet.didcomm_client import DIDCommWallet
-from mediatord.wallet.didcomm_mediation import DeliveredMessage, read_delivery
+from mediatord.bench.raw_clients import TEXT_OPCODE, parse_frame
+from mediatord.wallet.didcomm_client import DeliveredMessage, DIDCommWallet, read_delivery
 from mediatord.wallet.didcomm_messages import UnreadableMessage
 from tests.partition_proxy import PartitionProxy
 

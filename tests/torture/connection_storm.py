@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from mediatord.bench.didcomm_wallets import FastMessageCodec, enrol_group
-from mediatord.bench.didcomm_wallets import build_tagged_forwards as packed
 from mediatord.bench.processes import raise_file_limit
+from mediatord.bench.wallet_group import enrol_group
 from mediatord.store.interfaces.messages import MessageLedger
 from tests.integration.daemon import Daemon
 from tests.integration.message_load import PATIENCE_SECONDS, LoadSenders, PreparedForward, prepare_daemon
@@ -105,12 +104,10 @@ class ConnectionStorm:
         self._daemon = daemon
         self._sockets = sockets
         group = enrol_group(daemon.url, sockets, short=True)
-        self._stock = [PreparedForward(tag, body) for body, tag in packed(group, _LETTER_BYTES, message_count)]
+        self._stock = [PreparedForward(tag, body) for body, tag in group.forwards(_LETTER_BYTES, message_count)]
         chance.shuffle(self._stock)
         self._moments = (chance.uniform(0.1, 0.3), chance.uniform(0.5, 0.7))
-        self._in_memory = LiveWalletPool(
-            [FastMessageCodec(wallet, group.mediator) for wallet in group.wallets], daemon.port
-        )
+        self._in_memory = LiveWalletPool(group.wallets, daemon.port)
         self._post: _ForwardSender | None = None
         self._back: list[float] = []
 

@@ -12,9 +12,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from mediatord.bench.didcomm_wallets import FastMessageCodec, read_delivery_ids
-from mediatord.bench.load_generator import PING_OPCODE, PONG_OPCODE, TEXT_OPCODE, encode_frame, parse_frame
-from mediatord.wallet.didcomm_mediation import PICKUP
+from mediatord.bench.raw_clients import PING_OPCODE, PONG_OPCODE, TEXT_OPCODE, encode_frame, parse_frame
+from mediatord.protocol import encoding
+from mediatord.protocol.didcomm.message import Message
+from mediatord.wallet.didcomm_client import PICKUP, DIDCommWallet, read_delivery
 from mediatord.wallet.didcomm_messages import UnreadableMessage
 
 _HELLO = (
@@ -54,8 +55,8 @@ class ReceivedMessages:
 class LiveWallet:
     """One wallet. :ivar live: whether it is where it wants to be."""
 
-    def __init__(self, codec: FastMessageCodec, port: int, arrivals: ReceivedMessages) -> None:
-        self._codec = codec
+    def __init__(self, wallet: DIDCommWallet, port: int, arrivals: ReceivedMessages) -> None:
+        self._wallet = wallet
         self._port = port
         self._arrivals = arrivals
         self.live = False
@@ -105,35 +106,33 @@ class LiveWallet:
             if not head.startswith(b"HTTP/1.1 101"):
                 raise ConnectionError("no WebSocket")
             self._open, self._received = True, rest
-            self._ask("live-delivery-change", live_delivery=True)
+            self._ask("live-delivery-change", {"live_delivery": True})
         while (parsed := parse_frame(self._received)) is not None:
             opcode, payload, size = parsed
             self._received = self._received[size:]
             if opcode == TEXT_OPCODE:
-                self._take(self._codec.open(payload))
+                self._take(self._wallet.from_mediator(payload).message)
             elif opcode == PING_OPCODE:
                 self._send(encode_frame(payload, PONG_OPCODE))
 
-    def _take(self, message: dict[str, object]) -> None:
-        kind = str(message["type"]).rpartition("/")[2]
+    def _take(self, message: Message) -> None:
+        kind = message.type.uri.rpartition("/")[2]
         if kind == "status":
             self.live = True
-            body = message["body"]
-            assert isinstance(body, dict)
-            if body["message_count"]:
-                self._ask("delivery-request", limit=_MANY)
+            if (message.body or {})["message_count"]:
+                self._ask("delivery-request", {"limit": _MANY})
         elif kind == "delivery":
-            found = read_delivery_ids(message)
-            for id_, tag in found:
-                self._arrivals.enter(id_, tag)
-            self._send(encode_frame(self._codec.acknowledgement([id_ for id_, _ in found]), TEXT_OPCODE))
+            found = read_delivery(message)
+            for one in found:
+                self._arrivals.enter(one.id, encoding.loads_object(one.payload)["tag"])
+            self._ask("messages-received", {"message_id_list": [one.id for one in found]}, route="none")
             if len(found) == _MANY:
-                self._ask("delivery-request", limit=_MANY)
+                self._ask("delivery-request", {"limit": _MANY})
         else:
             raise UnreadableMessage(f"a {kind}")
 
-    def _ask(self, name: str, **body: object) -> None:
-        self._send(encode_frame(self._codec.request(f"{PICKUP}/{name}", body), TEXT_OPCODE))
+    def _ask(self, name: str, body: dict[str, object], route: str = "all") -> None:
+        self._send(encode_frame(self._wallet.pack(f"{PICKUP}/{name}", body, return_route=route)[1], TEXT_OPCODE))
 
     def _send(self, data: bytes) -> None:
         if self.socket.send(data) != len(data):
@@ -143,9 +142,9 @@ class LiveWallet:
 class LiveWalletPool:
     """All of them."""
 
-    def __init__(self, codecs: Sequence[FastMessageCodec], port: int) -> None:
+    def __init__(self, wallets: Sequence[DIDCommWallet], port: int) -> None:
         self.arrivals = ReceivedMessages()
-        self._guests = [LiveWallet(codec, port, self.arrivals) for codec in codecs]
+        self._guests = [LiveWallet(wallet, port, self.arrivals) for wallet in wallets]
         self._by_number: dict[int, LiveWallet] = {}
         self._later: list[tuple[float, int]] = [(0.0, number) for number in range(len(self._guests))]
         self._epoll = select.epoll()

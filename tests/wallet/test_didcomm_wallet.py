@@ -22,9 +22,18 @@ from zope.interface import implementer
 from mediatord.protocol import encoding
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm.keys import Curve
-from mediatord.wallet.didcomm_client import DIDCommMediator, DIDCommWallet, TreqClient, discover_mediator
+from mediatord.wallet.didcomm_client import (
+    PICKUP,
+    PROBLEM_REPORT,
+    DeliveredMessage,
+    DIDCommMediator,
+    DIDCommWallet,
+    MediatorProblem,
+    QueueStatus,
+    TreqClient,
+    discover_mediator,
+)
 from mediatord.wallet.didcomm_identity import DIDMethod, WalletIdentity
-from mediatord.wallet.didcomm_mediation import PICKUP, PROBLEM_REPORT, DeliveredMessage, MediatorProblem, QueueStatus
 from mediatord.wallet.didcomm_messages import (
     DIDDocumentCache,
     OpenedMessage,

@@ -1,0 +1,346 @@
+"""
+Wallets at the measured mediator: its discovery, their enrolment, forwards to them, their sockets and their queues.
+
+Wallets block until the mediator has responded. Their messages are packed by :mod:`mediatord.wallet`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import urllib.request
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import cycle, islice
+from secrets import token_hex
+from time import perf_counter, process_time
+from typing import Any, TypeVar
+from urllib.parse import parse_qs, urlsplit
+
+from twisted.internet.task import Clock
+
+from mediatord.bench.raw_clients import KeepAliveClient, WebSocketClient
+from mediatord.errors import MediatorError
+from mediatord.protocol.didcomm.did_document import parse_did_document
+from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
+from mediatord.protocol.encoding import dumps, loads_object
+from mediatord.wallet.decentrl_client import CommandRefused
+from mediatord.wallet.didcomm_client import (
+    PICKUP,
+    DIDCommMediator,
+    DIDCommWallet,
+    HTTPResponse,
+    MediatorProblem,
+    read_delivery,
+)
+from mediatord.wallet.didcomm_identity import WalletIdentity
+from mediatord.wallet.didcomm_messages import (
+    BASIC_MESSAGE,
+    DIDDocumentCache,
+    UnreadableMessage,
+    anoncrypt,
+    build_forward,
+    compose_message,
+)
+
+_DISCOVERY_TIMEOUT_SECONDS = 30
+_MAX_RESPONSE_BYTES = 1 << 20
+_DISCOVERY_PATHS = ("/did", "/invitation", "", "/.well-known/did.json")
+
+Result = TypeVar("Result")
+
+
+def find_mediator(url: str, did: str | None = None) -> DIDCommMediator:
+    """
+    Find the mediator at a URL by its DID, its invitation or its did:web document (reference 7.4, 8.4).
+
+    :param url: of the mediator, or of its out-of-band invitation.
+    :param did: its DID, if known.
+    :raise RuntimeError: no DID is published there, or it does not resolve.
+    """
+    for candidate in [did] if did else _advertised_dids(url):
+        with suppress(LookupError, MediatorError, UnreadableMessage, ValueError, OSError):
+            if not candidate.startswith("did:web:"):
+                return DIDCommMediator.from_did(candidate)
+            document = json.loads(fetch(f"{urlsplit(url)._replace(path='', query='').geturl()}/.well-known/did.json"))
+            return DIDCommMediator.from_document(parse_did_document(candidate, document))
+    raise RuntimeError(f"no DIDComm mediator found at {url}; use --target-did to give its DID")
+
+
+def _advertised_dids(url: str) -> Iterator[str]:
+    """A plain DID, `from` of an invitation or `id` of a DID document."""
+    if invitation := parse_qs(urlsplit(url).query).get("_oob"):
+        yield json.loads(base64.urlsafe_b64decode(invitation[0] + "=="))["from"]
+        return
+    for path in _DISCOVERY_PATHS:
+        with suppress(OSError, ValueError):
+            text = fetch(url.rstrip("/") + path)
+            if text.startswith(b"did:"):
+                yield text.decode("ascii").strip()
+            elif isinstance(did := (value := loads_object(text)).get("from", value.get("id")), str):
+                yield did
+
+
+def fetch(url: str) -> bytes:
+    """
+    GET a document.
+
+    :raise OSError: there is none.
+    """
+    request = urllib.request.Request(url, headers={"Accept": "application/json, text/plain"})
+    with urllib.request.urlopen(request, timeout=_DISCOVERY_TIMEOUT_SECONDS) as response:
+        content: bytes = response.read(_MAX_RESPONSE_BYTES)
+        return content
+
+
+def run_blocking(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """
+    The result of a wallet's request that blocks.
+
+    :raise RuntimeError: the mediator refused it.
+    """
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        result: Result = end.value
+        return result
+    except (CommandRefused, MediatorProblem, UnreadableMessage) as error:
+        raise RuntimeError(f"the mediator refused a request: {error}") from error
+    raise AssertionError("a request that does not block")
+
+
+class SystemClock(Clock):
+    """The clock of wallets outside of a reactor."""
+
+    def seconds(self) -> float:
+        """Unix seconds."""
+        return datetime.now(UTC).timestamp()
+
+
+class ThreadConnection(threading.local):
+    """An HTTP connection for each thread. :ivar latencies_us: of its requests."""
+
+    def __init__(self, url: str) -> None:
+        self.client = KeepAliveClient(url)
+        self.latencies_us: list[int] = []
+
+    def post(self, body: bytes, content_type: str) -> HTTPResponse:
+        """POST and wait for the response."""
+        result = self.client.post(body, content_type)
+        self.latencies_us.append(int(result.seconds * 1e6))
+        return HTTPResponse(result.status, result.headers, result.body)
+
+
+class BlockingWallet(DIDCommWallet):
+    """A wallet whose requests block, for :func:`run_blocking`."""
+
+    def __init__(
+        self,
+        identity: WalletIdentity,
+        mediator: DIDCommMediator,
+        documents: DIDDocumentCache,
+        http: ThreadConnection | None,
+    ) -> None:
+        super().__init__(identity, http, SystemClock(), mediator, documents)  # type: ignore[arg-type]
+
+    async def post(
+        self, body: bytes, *, url: str | None = None, content_type: str | None = ENCRYPTED_MEDIA_TYPE
+    ) -> HTTPResponse:
+        """POST to the mediator."""
+        connection: Any = self._http
+        response: HTTPResponse = connection.post(body, content_type)
+        return response
+
+
+@dataclass(frozen=True, slots=True)
+class WalletGroup:
+    """
+    Wallets of one mediator.
+
+    :param hop: whom forwards are encrypted for: the mediator, unless it grants the DID of another.
+    """
+
+    mediator: DIDCommMediator
+    wallets: tuple[BlockingWallet, ...]
+    hop: DIDCommMediator
+    http: ThreadConnection | None = None
+
+    @classmethod
+    def generate(
+        cls, mediator: DIDCommMediator, count: int, http: ThreadConnection | None = None, *, short: bool = True
+    ) -> WalletGroup:
+        """
+        New wallets, which are not enrolled.
+
+        :param short: DIDs without a service, a quarter of the length of those that name the mediator.
+        """
+        documents, endpoint = DIDDocumentCache(), None if short else mediator.did
+        identities = (WalletIdentity.generate(endpoint=endpoint) for _ in range(count))
+        wallets = tuple(BlockingWallet(identity, mediator, documents, http) for identity in identities)
+        return cls(mediator, wallets, mediator, http)
+
+    def unregister(self) -> None:
+        """
+        Unregister the wallets' DIDs.
+
+        :raise RuntimeError: the mediator refused.
+        """
+        for wallet in self.wallets:
+            run_blocking(wallet.unregister())
+
+    def forwards(self, size: int, count: int, *, payloads: int = 1) -> Iterator[tuple[bytes, str]]:
+        """
+        Forwards to the wallets in turn, each with its own keys, and the `tag` of its last inner envelope.
+
+        :param size: of the innermost plaintext, in bytes.
+        :param payloads: inner envelopes in each forward.
+        """
+        for wallet in islice(cycle(self.wallets), count):
+            inner = [build_inner_envelope(wallet.identity, size) for _ in range(payloads)]
+            packed = anoncrypt(build_forward(wallet.did, inner, to=[self.hop.did]), self.hop.document)
+            yield packed, loads_object(inner[-1])["tag"]
+
+    def drain(self, connections: int, limit: int) -> DrainResult:
+        """
+        Fetch and acknowledge everything queued for the wallets (Pickup 3.0).
+
+        :param limit: messages in one delivery at most.
+        """
+        start, start_cpu, waiting = perf_counter(), process_time(), iter(self.wallets)
+        http = self.http
+        assert http is not None
+
+        def work() -> tuple[int, list[int]]:
+            http.latencies_us = []
+            messages = 0
+            for wallet in waiting:
+                while delivered := run_blocking(wallet.fetch(limit)):
+                    messages += len(delivered)
+                    if not run_blocking(wallet.acknowledge(delivered)).message_count:
+                        break
+            return messages, http.latencies_us
+
+        result = DrainResult()
+        with ThreadPoolExecutor(connections) as pool:
+            for work_done in [pool.submit(work) for _ in range(connections)]:
+                messages, latencies_us = work_done.result()
+                result.messages += messages
+                result.latencies_us += latencies_us
+        result.seconds, result.client_seconds = perf_counter() - start, process_time() - start_cpu
+        return result
+
+
+@dataclass(slots=True)
+class DrainResult:
+    """
+    What was fetched and acknowledged.
+
+    :param latencies_us: of each request.
+    """
+
+    messages: int = 0
+    seconds: float = 0.0
+    client_seconds: float = 0.0
+    latencies_us: list[int] = field(default_factory=list)
+
+
+def enrol_group(mediator: DIDCommMediator | str, count: int, *, short: bool = False) -> WalletGroup:
+    """
+    Create wallets and enrol them by Coordinate Mediation 3.0, or 2.0 if the mediator does not know 3.0.
+
+    :param mediator: or its URL.
+    :param short: as of :meth:`WalletGroup.generate`.
+    :raise RuntimeError: the mediator refused.
+    """
+    if isinstance(mediator, str):
+        mediator = find_mediator(mediator)
+    group = WalletGroup.generate(mediator, count, ThreadConnection(mediator.http_uri), short=short)
+    hop = mediator
+    for wallet in group.wallets:
+        wallet.version = group.wallets[0].version
+        try:
+            (granted, *_) = run_blocking(wallet.grant())
+        except RuntimeError:
+            if wallet is not group.wallets[0]:
+                raise
+            wallet.version = "2.0"
+            (granted, *_) = run_blocking(wallet.grant())
+        if granted != hop.did:
+            # It may be an alias of the mediator that does not resolve locally.
+            with suppress(LookupError, MediatorError, UnreadableMessage):
+                hop = DIDCommMediator.from_did(granted)
+        run_blocking(wallet.register())
+    return WalletGroup(mediator, group.wallets, hop, group.http)
+
+
+def build_inner_envelope(wallet: WalletIdentity, size: int) -> bytes:
+    """An anoncrypt for a wallet whose plaintext has `size` bytes, or the least possible number."""
+    message = compose_message(BASIC_MESSAGE, {"content": ""}, to=[wallet.did])
+    rest = max(0, size - len(dumps(message)))
+    message["body"]["content"] = token_hex(rest)[:rest]
+    return anoncrypt(message, wallet.document)
+
+
+class LiveSocket:
+    """
+    A wallet's WebSocket to its mediator, for live delivery.
+
+    :param socket: by default a new one.
+    """
+
+    def __init__(self, wallet: DIDCommWallet, socket: WebSocketClient | None = None) -> None:
+        self.wallet = wallet
+        self.socket = socket or WebSocketClient(require_socket_url(wallet.mediator))
+        self.fileno, self.close = self.socket.fileno, self.socket.close
+
+    def enable_live_delivery(self) -> None:
+        """
+        Turn live delivery on.
+
+        :raise UnreadableMessage: it was not confirmed.
+        """
+        if self._ask("live-delivery-change", live_delivery=True).get("live_delivery") is False:
+            raise UnreadableMessage("live delivery was not turned on")
+
+    def count_queued(self) -> int:
+        """Number of messages queued for the wallet."""
+        return int(self._ask("status-request")["message_count"])
+
+    def acknowledge(self, ids: list[str]) -> None:
+        """Acknowledge messages without waiting for a response."""
+        self.send("messages-received", return_route="none", message_id_list=ids)
+
+    def send(self, name: str, return_route: str = "all", **body: Any) -> None:
+        """Send a Pickup request."""
+        self.socket.send(self.wallet.pack(f"{PICKUP}/{name}", body, return_route=return_route)[1])
+
+    def take_deliveries(self, *most: int) -> Iterator[list[tuple[str, str]]]:
+        """Read what has arrived: id and envelope's `tag` of each message of each delivery; a status has none."""
+        for raw in self.socket.take(*most):
+            message = self.wallet.from_mediator(raw).message
+            is_status = message.type.uri == f"{PICKUP}/status"
+            yield [] if is_status else [(one.id, loads_object(one.payload)["tag"]) for one in read_delivery(message)]
+
+    def _ask(self, name: str, **body: Any) -> dict[str, Any]:
+        """Body of the `status` that responds to a request. Pushes that arrive before are ignored."""
+        self.send(name, **body)
+        while True:
+            for raw in self.socket.take():
+                message = self.wallet.from_mediator(raw).message
+                if message.type.uri == f"{PICKUP}/status":
+                    return message.body or {}
+
+
+def require_socket_url(mediator: DIDCommMediator) -> str:
+    """
+    URL of the mediator's WebSocket.
+
+    :raise RuntimeError: it has none.
+    """
+    if mediator.ws_uri is None:
+        raise RuntimeError("the mediator's DID document names no WebSocket")
+    return mediator.ws_uri
