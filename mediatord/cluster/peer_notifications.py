@@ -145,7 +145,7 @@ class PeerQueue:
         if len(self._queue) >= MAX_QUEUED or (
             self._queue and self._bytes + notification.payload_bytes > MAX_QUEUED_BYTES
         ):
-            self._metrics.count_cluster_push("dropped")
+            self._metrics.cluster_pushes.inc("dropped")
             return succeed(None)
         queued = _QueuedNotification(notification, self._clock.seconds())
         self._queue.append(queued)
@@ -243,12 +243,12 @@ class PeerQueue:
         now = self._clock.seconds()
         for one in batch:
             if pushed is None:
-                self._metrics.count_cluster_push("failed")
+                self._metrics.cluster_pushes.inc("failed")
                 one.answered.callback(None)
                 continue
             delivered = one.notification.name in pushed.get(one.notification.kind, ())
-            self._metrics.count_cluster_push("pushed" if delivered else "no_session")
-            self._metrics.observe_peer_notification(now - one.since)
+            self._metrics.cluster_pushes.inc("pushed" if delivered else "no_session")
+            self._metrics.peer_notification_duration.observe(now - one.since)
             one.answered.callback(delivered)
 
 
@@ -280,7 +280,7 @@ class PeerQueues:
     def enqueue(self, node: ClusterNode, notification: PeerNotification) -> Deferred[bool | None]:
         """As :meth:`PeerQueue.enqueue`; fails at once for a dead node, or after the end."""
         if self._is_closed or self._is_dead(node.boot):
-            self._metrics.count_cluster_push("failed")
+            self._metrics.cluster_pushes.inc("failed")
             return succeed(None)
         queue = self._queues.get(node.boot)
         if queue is None:

@@ -279,7 +279,7 @@ class RemoteDelivery:
         self._metrics = metrics
         self._cache = PresenceCache(clock, counters)
         self._retry_queue = ContractChangeRetryQueue(
-            clock, self._retry_contracts, lambda: metrics.count_cluster_push("dropped")
+            clock, self._retry_contracts, lambda: metrics.cluster_pushes.inc("dropped")
         )
         self._pending_by_did: dict[str, _PendingFanouts] = {}
         self._awaiting_lookup: list[NotificationFanout] = []
@@ -343,7 +343,7 @@ class RemoteDelivery:
             return succeed(False)
         if not self._has_capacity(payload_bytes):
             # Anti-entropy finds it in the store.
-            self._metrics.count_cluster_push("dropped")
+            self._metrics.cluster_pushes.inc("dropped")
             return succeed(False)
         notification = PeerNotification(kind, name, did, payload_bytes)
         return self._start(NotificationFanout(notification, self._peers, self._remove_pending), nodes, is_complete)
@@ -413,7 +413,7 @@ class RemoteDelivery:
         nodes = [record.node for record in others if record.node is not None]
         stale = len(others) - len(nodes) + len(fanout.sent - {record.boot for record in others})
         for _ in range(stale):
-            self._metrics.count_stale_presence()
+            self._metrics.stale_presence.inc()
         # A node whose lease has expired may return.
         self._cache.record(did, nodes, epoch if len(nodes) == len(others) else None)
         self._pending_by_did[did].send_to(nodes)

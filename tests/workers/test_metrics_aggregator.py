@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
-from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.observability.metrics import Metrics
-from mediatord.workers.metrics_aggregator import MetricsAggregator, WorkerMetricsCollector
-from mediatord.workers.worker_pool import QUERY_TIMEOUT
+from mediatord.workers.metrics_aggregator import MetricsAggregator
 
 
 def metrics_of(*steps: Callable[[Metrics], object]) -> Metrics:
@@ -44,7 +41,7 @@ def _is(metrics: Metrics, ready: bool) -> None:
 
 def forwards(count: int) -> Callable[[Metrics], object]:
     """So many forwards were accepted."""
-    return lambda metrics: metrics.forwarded.inc(count)
+    return lambda metrics: metrics.forwarded.inc(by=count)
 
 
 class MetricsAggregatorTests(SynchronousTestCase):
@@ -56,8 +53,8 @@ class MetricsAggregatorTests(SynchronousTestCase):
 
     def test_counters_and_connections_are_sums(self) -> None:
         """Whatever grows, and what is open, in all processes together."""
-        one = report(forwards(3), lambda m: m.active_connections.set(5), lambda m: m.count_rejection("too_large"))
-        two = report(forwards(4), lambda m: m.active_connections.set(6), lambda m: m.count_rejection("rate_limited"))
+        one = report(forwards(3), lambda m: m.active_connections.set(5), lambda m: m.rejected.inc("too_large"))
+        two = report(forwards(4), lambda m: m.active_connections.set(6), lambda m: m.rejected.inc("rate_limited"))
         page = self.page({1: one, 2: two})
         self.assertEqual(values(page, "mediator_messages_forwarded_total"), {(): 7})
         self.assertEqual(values(page, "mediator_active_connections"), {(): 11})
@@ -101,8 +98,8 @@ class MetricsAggregatorTests(SynchronousTestCase):
     @pytest.mark.system
     def test_what_waits(self) -> None:
         """It waits for all of them, and is no more where more processes know of it; memory is that of each."""
-        one = report(lambda m: m.set_queued_messages(5, 1000.0), lambda m: m.observe_reactor_lag(0.2))
-        two = report(lambda m: m.set_queued_messages(4, 1060.0), lambda m: m.observe_reactor_lag(0.3))
+        one = report(lambda m: m.set_queued_messages(5, 1000.0), lambda m: m.reactor_lag.observe(0.2))
+        two = report(lambda m: m.set_queued_messages(4, 1060.0), lambda m: m.reactor_lag.observe(0.3))
         page = self.page({1: one, 2: two})
         self.assertEqual(values(page, "mediator_messages_waiting"), {(): 5})
         self.assertEqual(values(page, "mediator_oldest_message_timestamp_seconds"), {(): 1000.0})
@@ -114,8 +111,8 @@ class MetricsAggregatorTests(SynchronousTestCase):
 
     def test_ledger(self) -> None:
         """The store's books are the same for all, and no sum; who has not read them yet takes nothing away."""
-        one = report(lambda m: m.ledger.update("didcomm", {"accepted": 5, "waiting": 5}, 3))
-        two = report(lambda m: m.ledger.update("didcomm", {"accepted": 7, "waiting": 6}, 1))
+        one = report(lambda m: m.ledgers.update(didcomm=({"accepted": 5, "waiting": 5}, 3)))
+        two = report(lambda m: m.ledgers.update(didcomm=({"accepted": 7, "waiting": 6}, 1)))
         page = self.page({1: one, 2: two}, 2)
         entries = {("accepted", "didcomm"): 7, ("waiting", "didcomm"): 6}
         self.assertEqual(values(page, "mediator_ledger_messages"), entries)
@@ -128,11 +125,13 @@ class MetricsAggregatorTests(SynchronousTestCase):
 
     def test_what_is_as_good_as_the_worst(self) -> None:
         """A reload that one has not taken was not taken, and the certificate that ends first is what counts."""
-        one = report(lambda m: m.set_reload_result(5.0, True), lambda m: m.set_certificate_expiry("*:443", 9.0))
+        one = report(
+            lambda m: m.set_reload_result(5.0, True), lambda m: m.certificate_expiry.labels("*:443").set(9.0)
+        )
         two = report(
             lambda m: m.set_reload_result(4.0, True),
             lambda m: m.set_reload_result(6.0, False),
-            lambda m: m.set_certificate_expiry("*:443", 8.0),
+            lambda m: m.certificate_expiry.labels("*:443").set(8.0),
         )
         for reports in ({1: one, 2: two}, {1: two, 2: one}):
             page = self.page(reports)
@@ -153,7 +152,7 @@ class MetricsAggregatorTests(SynchronousTestCase):
 
     def test_one_that_was_replaced(self) -> None:
         """What it had counted stays in the sum, also of series that its replacement does not have yet."""
-        self.page({1: report(forwards(3)), 2: report(forwards(4), lambda m: m.count_rejection("too_large"))})
+        self.page({1: report(forwards(3)), 2: report(forwards(4), lambda m: m.rejected.inc("too_large"))})
         self.figures.retire(2)
         page = self.page({1: report(forwards(3)), 3: report(forwards(1))})
         self.assertEqual(values(page, "mediator_messages_forwarded_total"), {(): 8})
@@ -169,108 +168,3 @@ class MetricsAggregatorTests(SynchronousTestCase):
         heads = [line for line in page.splitlines() if line.startswith("#")]
         alone = [line for line in report().splitlines() if line.startswith("#")]
         self.assertEqual([line for line in heads if "mediator_workers" not in line], alone)
-
-
-class Worker:
-    """One that is asked, as the supervisor sees it."""
-
-    def __init__(self, pid: int, ready: bool = True) -> None:
-        self.pid = pid
-        self.ready = ready
-        self.asked: list[int] = []
-
-    def send(self, word: str, content: Any = None) -> None:
-        assert word == "metrics"
-        self.asked.append(content)
-
-
-class ScrapesTests(SynchronousTestCase):
-    def setUp(self) -> None:
-        self.clock = Clock()
-        self.workers = [Worker(1), Worker(2), Worker(3)]
-        self.scrapes: Any = WorkerMetricsCollector(self.clock, lambda: self.workers)  # type: ignore[arg-type, return-value]
-        self.pages: list[str] = []
-
-    def begin(self) -> None:
-        self.scrapes.collect(self.workers[0], self.pages.append)
-
-    def answer(self, worker: Worker, count: int = 1) -> None:
-        self.scrapes.take(worker, worker.asked[-1], report(forwards(count)))
-
-    def outcome(self) -> tuple[float, float, float]:
-        """Forwards, asked and answered of the only page."""
-        (page,) = self.pages
-        names = ("mediator_messages_forwarded_total", "mediator_workers", "mediator_workers_answered")
-        forwarded, asked, answered = (values(page, name)[()] for name in names)
-        return forwarded, asked, answered
-
-    def test_all_answer(self) -> None:
-        """The page is there with the last of them."""
-        self.begin()
-        for worker in self.workers:
-            self.assertEqual(self.pages, [])
-            self.answer(worker)
-        self.assertEqual(self.outcome(), (3, 3, 3))
-        self.assertEqual(self.clock.getDelayedCalls(), [])
-
-    def test_one_is_silent(self) -> None:
-        """It is left out after a second, and what it says later changes nothing."""
-        self.begin()
-        self.answer(self.workers[0])
-        self.answer(self.workers[1])
-        self.clock.advance(QUERY_TIMEOUT - 0.01)
-        self.assertEqual(self.pages, [])
-        self.clock.advance(0.01)
-        self.assertEqual(self.outcome(), (2, 3, 2))
-        self.answer(self.workers[2])
-        self.assertEqual(len(self.pages), 1)
-
-    def test_one_ends_meanwhile(self) -> None:
-        """Nobody waits for it."""
-        self.begin()
-        self.answer(self.workers[0])
-        self.answer(self.workers[1])
-        self.scrapes.gone(self.workers[2])
-        self.assertEqual(self.outcome(), (2, 3, 2))
-
-    def test_the_one_that_asks_ends(self) -> None:
-        """Then nobody is there to be told."""
-        self.begin()
-        self.scrapes.gone(self.workers[0])
-        for worker in self.workers[1:]:
-            self.answer(worker)
-        self.assertEqual(self.pages, [])
-        self.assertEqual(self.clock.getDelayedCalls(), [])
-
-    def test_one_that_has_not_begun(self) -> None:
-        """It is not asked."""
-        self.workers[2].ready = False
-        self.begin()
-        self.assertEqual(self.workers[2].asked, [])
-        for worker in self.workers[:2]:
-            self.answer(worker)
-        self.assertEqual(self.outcome(), (2, 2, 2))
-
-    def test_two_scrapes_at_once(self) -> None:
-        """Each gets its own answers."""
-        self.begin()
-        self.scrapes.collect(self.workers[1], self.pages.append)
-        for worker in self.workers:
-            first, second = worker.asked
-            self.scrapes.take(worker, second, report(forwards(2)))
-            self.scrapes.take(worker, first, report(forwards(1)))
-        self.assertEqual([values(page, "mediator_messages_forwarded_total")[()] for page in self.pages], [6, 3])
-
-    def test_a_report_that_is_none(self) -> None:
-        """It is a fault of ours, which is logged; the client is told by the worker that gets no answer."""
-        self.workers[1:] = []
-        self.begin()
-        self.scrapes.take(self.workers[0], self.workers[0].asked[0], "mediator_workers{ 1\n")
-        self.assertEqual(self.pages, [])
-        self.assertEqual(len(self.flushLoggedErrors(ValueError)), 1)
-
-    def test_stop(self) -> None:
-        """No timer is left."""
-        self.begin()
-        self.scrapes.stop()
-        self.assertEqual(self.clock.getDelayedCalls(), [])
