@@ -997,25 +997,6 @@ def _is_signed_by_publisher(event: PublicEvent, publisher_did: str) -> bool:
     return verify_event_signature(event.event, event.tags, timestamp, event.event_signature, key, event.channel_id)
 
 
-async def make_contract(
-    requestor: DecentrlWallet, recipient: DecentrlWallet, lifetime: float = YEAR_SECONDS
-) -> tuple[ConcludedContract, ConcludedContract]:
-    """
-    Conclude a contract between two wallets (reference 7.5), as the requestor and as the recipient have it.
-
-    :param lifetime: seconds.
-    """
-    proposal = await requestor.request_contract(recipient.did, lifetime)
-    waiting = (await recipient.pending_requests()).items
-    request = next(one for one in waiting if one.requestor_ephemeral_public_key == proposal.public)
-    accepted = recipient.accept(request)
-    await recipient.save_contract(accepted)
-    await recipient.respond(accepted)
-    await recipient.acknowledge_requests([request])
-    concluded = await requestor.conclude()
-    return next(one for one in concluded if one.id == accepted.id), accepted
-
-
 def read_reply(response: HTTPResponse) -> dict[str, Any]:
     """
     Read the reply of a successful command.

@@ -22,11 +22,11 @@ from mediatord.wallet.decentrl_client import (
     PendingEvent,
     connect_decentrl_socket,
     discover_decentrl_mediator,
-    make_contract,
     read_pushed_events,
     read_reply,
 )
 from mediatord.wallet.didcomm_client import open_http
+from tests.decentrl_contracts import make_contract
 from tests.integration.daemon import Daemon
 from tests.integration.message_load import PATIENCE_SECONDS, prepare_daemon
 

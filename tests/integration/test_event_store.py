@@ -18,9 +18,9 @@ from mediatord.wallet.decentrl_client import (
     DecentrlWallet,
     connect_decentrl_socket,
     discover_decentrl_mediator,
-    make_contract,
 )
 from mediatord.wallet.didcomm_client import open_http
+from tests.decentrl_contracts import make_contract
 from tests.foreign.decentrl.stores import ClientFailed, EventStores
 from tests.integration.daemon import Daemon
 from tests.integration.message_load import PATIENCE_SECONDS, prepare_daemon
