@@ -462,9 +462,12 @@ class FastPathTests(SynchronousTestCase):
 
     def test_while_stopping(self) -> None:
         """503 with Retry-After."""
-        self.rig.in_memory.base.gate.stopService()
-        self.channel.dataReceived(post() + command())
-        first, second = parse_responses(self.line.value())
+        in_memory = self.rig.in_memory
+        self.rig.site = site_of(in_memory, in_memory.half, in_memory.decentrl)
+        channel, line = self.rig.connect()
+        in_memory.base.gate.stopService()
+        channel.dataReceived(post() + command())
+        first, second = parse_responses(line.value())
         self.assertEqual((first.status, first.headers["retry-after"]), (503, "5"))
         self.assertEqual((second.status, second.headers["retry-after"]), (503, "5"))
         self.assertEqual(second.json, {"type": "ERROR", "code": "UNAVAILABLE"})
