@@ -28,7 +28,7 @@ from mediatord.http.channel import BackpressureHTTPChannel
 from mediatord.http.client_address import ClientAddressResolver, get_addresses
 from mediatord.http.flow_control import MemoryReclaimer, ResponseBudget, RoundRobinScheduler
 from mediatord.log_redaction_and_throttle import redact_failure
-from mediatord.ratelimit.sliding_window import SlidingWindowLimiter
+from mediatord.ratelimit.rate_limiter import SlidingWindowLimiter
 from mediatord.secret_files import SecretFileError, read_secret_file
 
 MIN_TOKEN_LENGTH = 32

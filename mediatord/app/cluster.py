@@ -35,9 +35,9 @@ from mediatord.net.listeners import Listener
 from mediatord.observability.metrics import Metrics
 from mediatord.ratelimit.distributed_limiter import QuotaStore
 from mediatord.secret_files import SecretFileError
-from mediatord.store.interfaces.cluster import ClockSkewError, ClusterNode
+from mediatord.store.interfaces.cluster import ClusterNode
 from mediatord.store.interfaces.store import IStore
-from mediatord.workers.worker_process import WorkerResources
+from mediatord.workers.worker_process import WorkerSpec
 
 if TYPE_CHECKING:
     from mediatord.app.core_services import CoreServices
@@ -65,7 +65,7 @@ class NodeSettings:
     counters: SharedPresenceCounters | None = None
 
 
-def resolve_node_settings(config: Config, worker: WorkerResources | None = None) -> NodeSettings | None:
+def resolve_node_settings(config: Config, worker: WorkerSpec | None = None) -> NodeSettings | None:
     """
     The node settings from the supervisor or the configuration; None for a single process.
 
@@ -89,7 +89,6 @@ class ClusterSubsystem:
     The cluster side of one process.
 
     :ivar node: this process.
-    :ivar on_first_join: called when this node has joined for the first time.
     :ivar remote_delivery: notifies other nodes of what is accepted here.
     :ivar leader_lease: elects the node that does the housekeeping.
     :ivar quotas: rate limits shared by all nodes.
@@ -100,7 +99,6 @@ class ClusterSubsystem:
     ) -> None:
         self.node = node
         self.settings = settings
-        self.on_first_join: Callable[[], None] = lambda: None
         self.peer_client = PeerClient(reactor, settings.keys)
         self.node_health = NodeHealth(reactor, NODE_LEASE)
         self.presence_publisher = PresencePublisher(reactor, store.cluster, node.boot, settings.counters)
@@ -122,23 +120,6 @@ class ClusterSubsystem:
         self._node_names: dict[str, str] = {}
         metrics.register_buffer("cluster_hints", lambda: self._peer_queues.pending)
         metrics.register_buffer("presence_lookups", lambda: self.remote_delivery.pending)
-
-    def joined(self) -> None:
-        """As :class:`~mediatord.cluster.membership.MembershipListener`, like the other callbacks."""
-        self.node_health.joined()
-        self.presence_publisher.joined()
-        on_first_join, self.on_first_join = self.on_first_join, lambda: None
-        on_first_join()
-
-    def parted(self) -> None:
-        self.node_health.parted()
-        self.presence_publisher.parted()
-
-    def clock_differs(self, refused: ClockSkewError) -> None:
-        self.node_health.clock_differs(refused)
-
-    def clock_agrees(self) -> None:
-        self.node_health.clock_agrees()
 
     def set_live_nodes(self, live: Collection[ClusterNode]) -> None:
         self._live_count = len(live)
@@ -163,16 +144,23 @@ class ClusterSubsystem:
         self.peer_client.close()
 
 
-def build_membership(core: CoreServices, cluster: ClusterSubsystem, give_up: Callable[[str], None]) -> Membership:
+def build_membership(
+    core: CoreServices,
+    cluster: ClusterSubsystem,
+    give_up: Callable[[str], None],
+    on_first_join: Callable[[], None] = lambda: None,
+) -> Membership:
     """Build the service that joins the cluster and leaves it."""
     return Membership(
         core.reactor,
         core.store.cluster,
         cluster.node,
-        cluster,
+        cluster.node_health,
+        cluster.presence_publisher,
         probe=cluster.peer_client.probe,
         give_up=give_up,
-        stop_publishing=cluster.presence_publisher.stop,
+        on_first_join=on_first_join,
+        set_live_nodes=cluster.set_live_nodes,
         is_worker=cluster.settings.is_worker,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 from twisted.application.service import Service
@@ -25,7 +25,6 @@ from mediatord.store.sqlite.database_file import check_store
 from mediatord.workers.shared_listeners import InheritedSocketReactor, SharedListeners
 from mediatord.workers.supervisor import Supervisor
 from mediatord.workers.supervisor_connection import SupervisorConnection
-from mediatord.workers.worker_pool import WorkerTimeouts
 
 _log = Logger()
 
@@ -69,7 +68,7 @@ def build_supervisor(
         give_up=give_up,
         ready=ready,
         report_state=monitors[0].report if monitors else None,
-        timeouts=WorkerTimeouts(stop=config.drain_timeout),
+        stop_timeout=config.drain_timeout,
     )
 
     def reload(read: Callable[[], Config]) -> None:
@@ -106,21 +105,24 @@ def build_listeners(reactor: Any, config: Config, site: Any, worker: SupervisorC
     if worker is None:
         return [Listener(endpoint, site, reactor) for endpoint in config.listen]
     # A further socket is for the status page.
-    inherited = zip(config.listen, worker.resources.sockets, strict=False)
+    inherited = zip(config.listen, worker.spec.sockets, strict=False)
     return [Listener(endpoint, site, InheritedSocketReactor(reactor, one)) for endpoint, one in inherited]
 
 
 def bind_supervisor_callbacks(worker: SupervisorConnection, core: CoreServices) -> None:
     """Let the supervisor rotate logs, reload settings, change keys and collect metrics of this process."""
-    worker.rotate = core.events.rotate
 
-    def reload(settings: str, outcome: str, keys: str) -> None:
+    def reload(content: Sequence[str]) -> None:
+        settings, outcome, keys = content
         config = Config.model_validate_json(settings)
         core.reloader.apply(config, cast(ReloadOutcome, outcome), parse_identity(config, keys))
 
-    worker.reload = reload
-    worker.use_keys = lambda keys: core.reloader.use_identity(parse_identity(core.reloader.config, keys))
-    worker.render_metrics = _WorkerMetricsReport(core)
+    worker.handlers |= {
+        "rotate": lambda _: core.events.rotate(),
+        "reload": reload,
+        "keys": lambda keys: core.reloader.use_identity(parse_identity(core.reloader.config, keys)),
+        "metrics": _WorkerMetricsReport(core),
+    }
 
 
 class _WorkerMetricsReport:
@@ -131,7 +133,7 @@ class _WorkerMetricsReport:
         self._metrics = core.recorder.metrics
         self._store_check: Deferred[None] | None = None
 
-    async def __call__(self) -> bytes:
+    async def __call__(self, _: object = None) -> str:
         """The metrics in text format; does not wait long for a slow store."""
         if self._store_check is None or self._store_check.called:
             self._store_check = Deferred.fromCoroutine(self._check_store())
@@ -141,7 +143,7 @@ class _WorkerMetricsReport:
         await DeferredList([self._store_check, timeout], fireOnOneCallback=True)
         if timer.active():
             timer.cancel()
-        return self._metrics.render()
+        return self._metrics.render().decode("utf-8")
 
     async def _check_store(self) -> None:
         try:

@@ -77,9 +77,7 @@ def worker(name: str) -> int:
 
     reactor: Any = global_reactor
     install_monotonic_clock(reactor)
-    connection = SupervisorConnection(
-        reactor, spec.resources, partial(_exit_without_supervisor, Path(spec.resources.node_socket).parent)
-    )
+    connection = SupervisorConnection(reactor, spec, partial(_exit_without_supervisor, Path(spec.node_socket).parent))
     root = DaemonService(reactor, connection.report_failure)
     reactor.callWhenRunning(connection.connect)
     reactor.callWhenRunning(globalLogBeginner.beginLoggingTo, [connection.observe])

@@ -18,7 +18,7 @@ from twisted.logger import Logger
 from mediatord.cluster.membership import STANDALONE_NODE_NAME, NodeHealth, describe_clock_difference, list_node_names
 from mediatord.errors import StoreUnavailable
 from mediatord.log_redaction_and_throttle import redact_failure
-from mediatord.ratelimit.request_gate import RequestGate
+from mediatord.ratelimit.admission import RequestGate
 from mediatord.store.interfaces.cluster import (
     ClockSkewError,
     ClusterJoinError,
@@ -175,20 +175,18 @@ class ExclusiveStoreLease(Service):
             await self._sleep(EXCLUSIVE_POLL_INTERVAL)
 
     async def _keep_renewing(self) -> None:
-        while True:
+        refusal = ""
+        while not refusal:
             await self._sleep(EXCLUSIVE_RENEWAL_INTERVAL)
             try:
                 refusal = await self._renew()
-            except StoreUnavailable:
-                continue
             except CancelledError:
                 raise
+            except StoreUnavailable:
+                pass
             except Exception:
                 _log.failure("renewing the lease failed", redact_failure())
-                continue
-            if refusal:
-                self._give_up(refusal)
-                return
+        self._give_up(refusal)
 
     async def _renew(self) -> str:
         """Why another process holds the store; empty if this one does."""

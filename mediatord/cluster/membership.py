@@ -8,9 +8,8 @@ A name whose lease another boot holds may belong to a killed predecessor of this
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
 from math import inf
-from typing import Any, Protocol
+from typing import Any
 
 from twisted.application.service import Service
 from twisted.internet.defer import CancelledError, Deferred
@@ -19,6 +18,7 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from mediatord.cluster.presence import PresencePublisher
 from mediatord.errors import StoreUnavailable
 from mediatord.log_redaction_and_throttle import LogThrottle, redact_failure
 from mediatord.store.interfaces.cluster import (
@@ -40,80 +40,6 @@ UNRENEWED_LEASE_AGE = 4.0
 # Name in the store of a process that uses it exclusively, which no node of a cluster can have. Its own name is stored
 # as its address.
 STANDALONE_NODE_NAME = "(alone)"
-
-
-@dataclass(frozen=True, slots=True)
-class _LeaseObservation:
-    boot: str
-    until: float
-    at: float
-
-
-class NodeNameClaim:
-    """
-    Resolves conflicts about the name of this node.
-
-    Only a renewed lease proves that the other node is running. That nothing answers at its address may be due to a
-    packet filter, or to an address that means something else on this host.
-
-    :param probe: the boot that answers at the address of a node, if any does.
-    :param is_worker: whether only a predecessor of this process, which has ended, can have the same address.
-    """
-
-    def __init__(
-        self,
-        clock: IReactorTime,
-        store: IClusterStore,
-        node: ClusterNode,
-        probe: Callable[[ClusterNode], Awaitable[str | None]],
-        *,
-        is_worker: bool,
-    ) -> None:
-        self._clock = clock
-        self._store = store
-        self._node = node
-        self._probe = probe
-        self._is_worker = is_worker
-        self._first_observation: _LeaseObservation | None = None
-
-    def forget(self) -> None:
-        """Observe the lease anew: while the store is unavailable, running nodes renew no leases either."""
-        self._first_observation = None
-
-    async def resolve_conflict(self, taken: NodeNameTaken, asked: float) -> str:
-        """
-        Wait until the name may be requested again; returns why it cannot be had, or an empty string.
-
-        :param asked: when the name was requested from the store.
-        """
-        holder, first = taken.holder, self._first_observation
-        if self._is_worker and holder.address == self._node.address:
-            await self._take_over(taken)
-            return ""
-        if first is None or first.boot != holder.boot:
-            self._first_observation = first = _LeaseObservation(holder.boot, taken.until, self._clock.seconds())
-        elif asked - first.at >= UNRENEWED_LEASE_AGE and taken.until == first.until:
-            await self._take_over(taken)
-            return ""
-        responder = await self._probe(holder)
-        if responder == self._node.boot and taken.until != first.until:
-            return (
-                f"node: {holder.name} is running already, said to be at {holder.address}, where this node itself "
-                "answers; every node needs a name and an address of its own"
-            )
-        if responder == holder.boot or taken.until != first.until:
-            return describe_running_node(holder)
-        await deferLater(self._clock, LEASE_POLL_INTERVAL)
-        return ""
-
-    async def _take_over(self, taken: NodeNameTaken) -> None:
-        """Drop the holder, unless it has renewed its lease."""
-        self.forget()
-        _log.info("an earlier node {name} is gone; this one replaces it", name=taken.holder.name)
-        try:
-            await self._store.drop(taken.holder.boot, until=taken.until)
-        except StoreUnavailable:
-            await deferLater(self._clock, LEASE_POLL_INTERVAL)
 
 
 def describe_running_node(holder: ClusterNode) -> str:
@@ -144,32 +70,16 @@ IDENTITY_DIFFERS = (
 FOREIGN_NODES = "workers: others than the workers of this daemon work on this database"
 
 
-class MembershipListener(Protocol):
-    """Is called on changes of membership."""
-
-    def joined(self) -> None:
-        """This node has joined; the store knows none of its sockets."""
-
-    def parted(self) -> None:
-        """The lease of this node has expired, or may have; it tries to join again."""
-
-    def clock_differs(self, refused: ClockSkewError) -> None:
-        """This node cannot join or stay because of its clock."""
-
-    def clock_agrees(self) -> None:
-        """This node cannot join, but not because of its clock."""
-
-    def set_live_nodes(self, live: Collection[ClusterNode]) -> None:
-        """The live nodes are these, including this one."""
-
-
 class Membership(Service):
     """
     Keeps this node a live member, from when the store is open until the service stops.
 
+    :param health: is informed about membership and clock.
+    :param presence: publishes while this node is a member.
     :param probe: the boot that answers at the address of a node, if any does.
     :param give_up: ends the daemon with a line for the operator.
-    :param stop_publishing: stops publishing presence; fires when no more of it can reach the store.
+    :param on_first_join: called when this node has joined for the first time.
+    :param set_live_nodes: called with the live nodes, including this one, whenever they were queried.
     :param is_worker: whether this is a worker: only its predecessors, which have ended, can have had its address, and
         only workers of the same daemon have its secret.
     """
@@ -181,26 +91,32 @@ class Membership(Service):
         clock: IReactorTime,
         store: IClusterStore,
         node: ClusterNode,
-        listener: MembershipListener,
+        health: NodeHealth,
+        presence: PresencePublisher,
         *,
         probe: Callable[[ClusterNode], Awaitable[str | None]],
         give_up: Callable[[str], None],
-        stop_publishing: Callable[[], Awaitable[None]],
+        on_first_join: Callable[[], None],
+        set_live_nodes: Callable[[Collection[ClusterNode]], None],
         is_worker: bool = False,
     ) -> None:
         self._clock = clock
         self._store = store
         self._node = node
-        self._listener = listener
+        self._health = health
+        self._presence = presence
+        self._probe = probe
         self._give_up = give_up
-        self._stop_publishing = stop_publishing
+        self._on_first_join = on_first_join
+        self._set_live_nodes = set_live_nodes
         self._is_worker = is_worker
-        self._name_claim = NodeNameClaim(clock, store, node, probe, is_worker=is_worker)
         self._warning = LogThrottle(clock)
         self._has_joined = False
         self._is_store_open = False
         self._task: Deferred[Any] | None = None
         self._joined_at: float | None = None
+        # The node that had the name when it was first refused: its boot, the end of its lease, and when that was.
+        self._first_holder: tuple[str, float, float] | None = None
 
     def startService(self) -> None:
         """Join if the store is open already."""
@@ -245,14 +161,17 @@ class Membership(Service):
     async def _run_as_member(self) -> None:
         _log.info("node {name} has joined the cluster", name=self._node.name)
         self._joined_at = self._clock.seconds()
-        self._listener.joined()
+        self._health.joined()
+        self._presence.joined()
+        on_first_join, self._on_first_join = self._on_first_join, lambda: None
+        on_first_join()
         # A timer is not affected when the clock is set.
         expiry_timer = self._clock.callLater(NODE_LEASE, self._expire)
         try:
             await self._renew_until_lost(expiry_timer)
             self._expire()
         except ClockSkewError as refused:
-            self._listener.clock_differs(refused)
+            self._health.clock_differs(refused)
             self._leave_cluster()
             await self._drop_lease()
         finally:
@@ -267,7 +186,8 @@ class Membership(Service):
     def _leave_cluster(self) -> None:
         if self._joined_at is not None:
             self._joined_at = None
-            self._listener.parted()
+            self._health.parted()
+            self._presence.parted()
 
     async def _join(self) -> bool:
         """Join, however long it takes; False if the daemon had to give up."""
@@ -275,11 +195,11 @@ class Membership(Service):
             asked = self._clock.seconds()
             try:
                 await self._store.join(self._node, NODE_LEASE)
-                self._name_claim.forget()
+                self._first_holder = None
                 self._has_joined = True
                 return True
             except StoreUnavailable:
-                self._name_claim.forget()
+                self._first_holder = None
                 await self._sleep(JOIN_RETRY_DELAY)
             except ClusterJoinError as refused:
                 refusal = await self._handle_refusal(refused, asked)
@@ -297,18 +217,57 @@ class Membership(Service):
             return (
                 describe_running_node(refused.holder)
                 if self._has_joined
-                else await self._name_claim.resolve_conflict(refused, asked)
+                else await self._resolve_name_conflict(refused, asked)
             )
         why = await self._explain_refusal(refused)
         if not self._has_joined:
             return why
         if isinstance(refused, ClockSkewError):
-            self._listener.clock_differs(refused)
+            self._health.clock_differs(refused)
         else:
-            self._listener.clock_agrees()
+            self._health.clock_agrees()
             if self._warning.count_occurrence():
                 _log.warn(f"{why}; this one tries to join them again, until it has")
         await self._sleep(JOIN_RETRY_DELAY)
+        return ""
+
+    async def _resolve_name_conflict(self, taken: NodeNameTaken, asked: float) -> str:
+        """
+        Wait until the name may be requested again; returns why it cannot be had, or an empty string.
+
+        Only a renewed lease proves that the other node is running. That nothing answers at its address may be due to
+        a packet filter, or to an address that means something else on this host. While the store is unavailable,
+        running nodes renew no leases either.
+
+        :param asked: when the name was requested from the store.
+        """
+        holder = taken.holder
+        if self._is_worker and holder.address == self._node.address:
+            return await self._take_over(taken)
+        if self._first_holder is None or self._first_holder[0] != holder.boot:
+            self._first_holder = holder.boot, taken.until, self._clock.seconds()
+        _, until, observed = self._first_holder
+        if asked - observed >= UNRENEWED_LEASE_AGE and taken.until == until:
+            return await self._take_over(taken)
+        responder = await self._probe(holder)
+        if responder == self._node.boot and taken.until != until:
+            return (
+                f"node: {holder.name} is running already, said to be at {holder.address}, where this node itself "
+                "answers; every node needs a name and an address of its own"
+            )
+        if responder == holder.boot or taken.until != until:
+            return describe_running_node(holder)
+        await self._sleep(LEASE_POLL_INTERVAL)
+        return ""
+
+    async def _take_over(self, taken: NodeNameTaken) -> str:
+        """Drop the holder of the name, unless it has renewed its lease."""
+        self._first_holder = None
+        _log.info("an earlier node {name} is gone; this one replaces it", name=taken.holder.name)
+        try:
+            await self._store.drop(taken.holder.boot, until=taken.until)
+        except StoreUnavailable:
+            await self._sleep(LEASE_POLL_INTERVAL)
         return ""
 
     async def _explain_refusal(self, refused: ClusterJoinError) -> str:
@@ -332,14 +291,14 @@ class Membership(Service):
                 if not await self._store.renew(self._node.boot, NODE_LEASE) or not expiry_timer.active():
                     return
                 expiry_timer.reset(NODE_LEASE)
-                self._listener.set_live_nodes(await self._store.list_nodes())
+                self._set_live_nodes(await self._store.list_nodes())
                 # The interval includes the duration of the renewal, and bounds the pause if the clock was set back.
                 pause = min(max(0.0, began + RENEWAL_INTERVAL - self._clock.seconds()), RENEWAL_INTERVAL)
             except StoreUnavailable:
                 pause = JOIN_RETRY_DELAY
 
     async def _stop(self) -> None:
-        await self._stop_publishing()
+        await self._presence.stop()
         if self._task is not None:
             await self._drop_lease()
 

@@ -53,8 +53,6 @@ class ControlListener:
     :param path: of the socket.
     """
 
-    family = socket.AF_UNIX
-
     def __init__(self, path: Path) -> None:
         self._path = path
         self._socket: socket.socket | None = None

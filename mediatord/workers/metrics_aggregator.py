@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
 
 from prometheus_client import generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
-from twisted.internet.interfaces import IReactorTime
-from twisted.logger import Logger
-
-from mediatord.workers.worker_pool import BroadcastQuery, QueriedWorker
-from mediatord.workers.worker_process import WorkerProcess
-
-_log = Logger()
-
 
 SeriesKey = tuple[str, tuple[tuple[str, str], ...]]
 SeriesValues = dict[SeriesKey, float]
@@ -63,7 +57,7 @@ class MetricsAggregator:
         for name, counts in self._last.pop(process, {}).items():
             _add_values(self._retired.setdefault(name, {}), counts)
 
-    def page(self, reports: dict[int, str], first: int, asked: int) -> str:
+    def page(self, reports: Mapping[int, str], first: int, asked: int) -> str:
         """
         Aggregate reports into one text.
 
@@ -92,7 +86,8 @@ class MetricsAggregator:
             GaugeMetricFamily("mediator_workers", "Worker processes queried for this scrape", asked),
             GaugeMetricFamily("mediator_workers_answered", "Worker processes that answered in time", len(reports)),
         ]
-        return generate_latest(_MetricRegistry([*merged.values(), *workers])).decode("utf-8")
+        registry: Any = SimpleNamespace(collect=lambda: [*merged.values(), *workers])
+        return generate_latest(registry).decode("utf-8")
 
     def _total(self, name: str) -> list[Sample]:
         """The samples of a family, summed over current and former processes."""
@@ -100,16 +95,6 @@ class MetricsAggregator:
         for families in (self._retired, *self._last.values()):
             _add_values(totals, families.get(name, {}))
         return [Sample(series, dict(labels), value) for (series, labels), value in _sort_series(totals)]
-
-
-class _MetricRegistry:
-    """The part of a registry that the text renderer needs."""
-
-    def __init__(self, families: list[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[Metric]:
-        return self._families
 
 
 def _series_key(sample: Sample) -> SeriesKey:
@@ -141,38 +126,3 @@ def _sort_series(totals: SeriesValues) -> Iterator[tuple[SeriesKey, float]]:
         return others, (0, float(bound)) if bound is not None else (1, name)
 
     yield from sorted(totals.items(), key=lambda item: place(item[0]))
-
-
-class WorkerMetricsCollector(BroadcastQuery):
-    """
-    Collects the metrics of all workers and aggregates them.
-
-    :param workers: gives the running workers.
-    """
-
-    def __init__(self, clock: IReactorTime, workers: Callable[[], Iterable[WorkerProcess]]) -> None:
-        super().__init__(clock, "metrics", workers)
-        self._aggregator = MetricsAggregator()
-
-    def collect(self, requester: WorkerProcess, answer: Callable[[str], None]) -> None:
-        """
-        Query every ready worker, and the requester.
-
-        :param answer: called with the text for a scrape, after
-            :data:`~mediatord.workers.worker_pool.QUERY_TIMEOUT` at the latest; not if the requester has not answered.
-        """
-
-        def aggregate(asked: int, reports: Mapping[int, str]) -> None:
-            if requester.pid not in reports:
-                return
-            try:
-                answer(self._aggregator.page(dict(reports), requester.pid, asked))
-            except ValueError:
-                _log.failure("cannot aggregate worker metrics")
-
-        self.begin(requester, aggregate)
-
-    def gone(self, worker: QueriedWorker) -> None:
-        """Keep the counters of a worker that has ended."""
-        super().gone(worker)
-        self._aggregator.retire(worker.pid)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from twisted.internet.abstract import isIPv6Address
 from twisted.internet.defer import Deferred, succeed
@@ -19,36 +18,6 @@ from zope.interface import implementer
 
 from mediatord.errors import StartupError
 from mediatord.net.listeners import add_backlog, translate_listen_errors
-from mediatord.workers.worker_process import InheritedSocket
-
-
-class _EndpointSockets(Protocol):
-    """The sockets of one endpoint."""
-
-    family: socket.AddressFamily
-
-    def descriptor(self, number: int) -> int:
-        """The socket of a worker, numbered from 0."""
-
-    def suspend(self, number: int) -> None:
-        """Stop accepting for a worker that is down for a while."""
-
-    def resume(self, number: int) -> None:
-        """Accept for it again."""
-
-    def close(self) -> None:
-        """Close them."""
-
-
-class UnboundSocket(_EndpointSockets, Protocol):
-    """A socket that is bound together with those of the endpoints."""
-
-    def bind(self) -> bool:
-        """
-        Bind it, and return whether that was possible.
-
-        :raise StartupError: the supervisor must not start without it.
-        """
 
 
 class SharedListeners:
@@ -59,13 +28,12 @@ class SharedListeners:
     supervisor too, so that the backlog of a crashed worker waits for its replacement. A UNIX socket is shared by all.
 
     :param endpoints: as in the configuration.
-    :param control: the control socket, which comes after those of the endpoints; left out if it cannot be bound.
+    :param control: the :class:`~mediatord.control.server.ControlListener`, whose socket comes after those of the
+        endpoints; left out if it cannot be bound.
     :raise StartupError: an endpoint cannot be shared, or its certificate not be read.
     """
 
-    def __init__(
-        self, reactor: Any, endpoints: Sequence[str], count: int, control: UnboundSocket | None = None
-    ) -> None:
+    def __init__(self, reactor: Any, endpoints: Sequence[str], count: int, control: Any = None) -> None:
         self._control = control
         self._binders = []
         for text in endpoints:
@@ -74,7 +42,7 @@ class SharedListeners:
             binder = _SocketBinder(reactor, count)
             with translate_listen_errors(text):
                 self._binders.append((text, binder, serverFromString(binder, add_backlog(text))))
-        self._shared: list[_EndpointSockets] = []
+        self._shared: list[Any] = []
 
     def bind(self) -> None:
         """
@@ -96,9 +64,9 @@ class SharedListeners:
             self.close()
             raise
 
-    def sockets(self, number: int) -> list[tuple[int, socket.AddressFamily]]:
-        """Descriptors for a worker, numbered from 0, in the order of the endpoints."""
-        return [(shared.descriptor(number), shared.family) for shared in self._shared]
+    def descriptors(self, number: int) -> list[int]:
+        """The sockets for a worker, numbered from 0, in the order of the endpoints."""
+        return [shared.descriptor(number) for shared in self._shared]
 
     def suspend(self, number: int) -> None:
         """
@@ -125,7 +93,7 @@ class _SocketBinder:
     def __init__(self, reactor: Any, count: int) -> None:
         self._reactor = reactor
         self._count = count
-        self.shared: _EndpointSockets
+        self.shared: _TCPSockets | _UNIXSocket
 
     def listenTCP(self, port: int, factory: Any, backlog: int = 50, interface: str = "") -> None:  # noqa: N802
         self.shared = _TCPSockets(port, backlog, interface, self._count)
@@ -198,8 +166,6 @@ class _TCPSockets:
 class _UNIXSocket:
     """One UNIX socket for all workers: a Twisted port that accepts no connections itself."""
 
-    family = socket.AF_UNIX
-
     def __init__(self, port: Any) -> None:
         self._port = port
         port.stopReading()
@@ -235,19 +201,17 @@ class InheritedSocketReactor:
     """
     Given to an endpoint in place of the reactor: it listens on an inherited socket, whatever the endpoint asks for.
 
-    :param inherited: its descriptor is closed; the adopted socket has a new one.
+    :param descriptor: of that socket; it is closed, and the adopted socket has a new one.
     """
 
-    def __init__(self, reactor: Any, inherited: InheritedSocket) -> None:
+    def __init__(self, reactor: Any, descriptor: int) -> None:
         self._reactor = reactor
-        self._inherited = inherited
+        self._descriptor = descriptor
 
     def listenTCP(self, port: int, factory: Any, backlog: int = 50, interface: str = "") -> Any:  # noqa: N802
         """For `tcp:` endpoints, and `ssl:` ones, whose TLS is in the factory."""
-        try:
-            return self._reactor.adoptStreamPort(self._inherited.descriptor, self._inherited.family, factory)
-        finally:
-            os.close(self._inherited.descriptor)
+        with socket.socket(fileno=self._descriptor) as inherited:
+            return self._reactor.adoptStreamPort(inherited.fileno(), inherited.family, factory)
 
     def callLater(self, delay: float, call: Callable[..., Any], *args: Any) -> IDelayedCall:  # noqa: N802
         """For the timers of connections."""
@@ -256,8 +220,7 @@ class InheritedSocketReactor:
 
     def listenUNIX(self, address: str, factory: Any, *arguments: Any, **more: Any) -> Any:  # noqa: N802
         """For `unix:` endpoints."""
-        inherited_socket = socket.socket(fileno=self._inherited.descriptor)
-        port = SharedUNIXPort(self._reactor, inherited_socket, factory)
+        port = SharedUNIXPort(self._reactor, socket.socket(fileno=self._descriptor), factory)
         port.startListening()
         return port
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 import signal
 from collections import deque
-from collections.abc import Awaitable, Callable
-from itertools import count
+from collections.abc import Callable
 from typing import Any
 
-from twisted.internet.defer import Deferred
-from twisted.internet.defer import TimeoutError as DeferredTimeout
 from twisted.internet.interfaces import IPushProducer
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.internet.stdio import StandardIO
@@ -19,13 +16,8 @@ from twisted.logger import Logger, LogLevel, eventAsText
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from mediatord.workers.worker_process import (
-    COMMAND_FD,
-    REPORT_FD,
-    ControlMessageDecoder,
-    WorkerResources,
-    encode_control_message,
-)
+from mediatord.workers.control_channel import ControlChannel, NoAnswer, encode_control_message
+from mediatord.workers.worker_process import COMMAND_FD, REPORT_FD, WorkerSpec
 
 _log = Logger()
 
@@ -90,31 +82,20 @@ class _LogForwarder:
         self._paused = True
 
 
-class SupervisorConnection(Protocol):
+class SupervisorConnection(Protocol, ControlChannel):
     """
     A worker's end of the control channel.
 
     :param on_supervisor_gone: called when the supervisor disappears before :meth:`leave`; does not return.
-    :ivar resources: what this worker has from its supervisor.
-    :ivar rotate: rotates the event log.
-    :ivar reload: applies a configuration (JSON), the outcome of reading it, and keys (content of a key file).
-    :ivar use_keys: switches to other keys.
-    :ivar render_metrics: renders up-to-date metrics of this process.
-    :ivar report_state: the state of this process as JSON values; None if there is no status page.
+    :ivar spec: what this worker has from its supervisor.
     """
 
-    def __init__(self, reactor: Any, resources: WorkerResources, on_supervisor_gone: Callable[[], None]) -> None:
-        self.resources = resources
-        self.rotate: Callable[[], object] = lambda: None
-        self.reload: Callable[[str, str, str], None] = lambda settings, outcome, keys: None
-        self.use_keys: Callable[[str], None] = lambda keys: None
-        self.render_metrics: Callable[[], Awaitable[bytes]] | None = None
-        self.report_state: Callable[[], Any] | None = None
+    def __init__(self, reactor: Any, spec: WorkerSpec, on_supervisor_gone: Callable[[], None]) -> None:
+        super().__init__(reactor)
+        self.spec = spec
+        self.handlers["ping"] = lambda _: self.send("pong")
         self._reactor = reactor
         self._on_supervisor_gone = on_supervisor_gone
-        self._decoder = ControlMessageDecoder(self._handle_message)
-        self._pending_requests: dict[int, Deferred[Any]] = {}
-        self._ids = count(1)
         self._log: _LogForwarder | None = None
         self._alarm_loop = LoopingCall(reset_hang_alarm)
         self._alarm_loop.clock = reactor
@@ -127,17 +108,15 @@ class SupervisorConnection(Protocol):
     def notify(self, state: str) -> None:
         """Pass a state for systemd to the supervisor."""
         name, _, value = state.partition("=")
-        if name == "READY":
-            self._send("ready")
-        elif name == "STATUS":
-            self._send("status", value)
+        if name in ("READY", "STATUS"):
+            self.send(name.lower(), value)
 
     def report_failure(self, line: str) -> None:
         """Report in one line why this process cannot start or go on."""
         if self.transport is None:
             os.write(REPORT_FD, encode_control_message("start error", line))
         else:
-            self._send("start error", line)
+            self.send("start error", line)
 
     def observe(self, event: Any) -> None:
         """A log observer: the supervisor writes the log of its workers."""
@@ -152,7 +131,7 @@ class SupervisorConnection(Protocol):
 
         :raise TimeoutError: the supervisor does not answer.
         """
-        text: str = await self._request("fetch metrics")
+        text: str = await self._fetch("all metrics")
         return text.encode("utf-8")
 
     async def fetch_states(self) -> tuple[int, list[Any]]:
@@ -161,26 +140,24 @@ class SupervisorConnection(Protocol):
 
         :raise TimeoutError: the supervisor does not answer.
         """
-        asked, states = await self._request("fetch states")
+        asked, states = await self._fetch("all states")
         return asked, states
 
-    async def _request(self, word: str) -> Any:
-        number = next(self._ids)
-        answer: Deferred[Any] = Deferred()
-        self._pending_requests[number] = answer
-        self._send(word, number)
+    async def _fetch(self, word: str) -> Any:
         try:
-            return await answer.addTimeout(REPLY_TIMEOUT, self._reactor)
-        except DeferredTimeout:
+            return await self.ask(word, timeout=REPLY_TIMEOUT)
+        except NoAnswer:
             raise TimeoutError from None
-        finally:
-            del self._pending_requests[number]
 
     def connectionMade(self) -> None:
         self._log = _LogForwarder(self.transport)
 
     def dataReceived(self, data: bytes) -> None:
-        self._decoder.feed(data)
+        self.receive(data)
+
+    def write_line(self, line: bytes) -> None:
+        if self.transport is not None:
+            self.transport.write(line)
 
     def leave(self) -> None:
         """Ignore the end of the supervisor from now on: this process has stopped."""
@@ -188,34 +165,3 @@ class SupervisorConnection(Protocol):
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self._on_supervisor_gone()
-
-    def _handle_message(self, word: str, content: Any) -> None:
-        if word == "ping":
-            self._send("pong")
-        elif word == "rotate":
-            self.rotate()
-        elif word == "reload":
-            self.reload(*content)
-            self._send("reloaded")
-        elif word == "keys":
-            self.use_keys(content)
-            self._send("reloaded")
-        elif word == "metrics":
-            reported = Deferred.fromCoroutine(self._report_metrics(content))
-            reported.addErrback(lambda failure: _log.failure("reporting metrics failed", failure))
-        elif word == "state" and self.report_state is not None:
-            self._send("state", [content, self.report_state()])
-        elif word in ("all metrics", "all states"):
-            self._resolve_request(*content)
-
-    def _resolve_request(self, number: int, answer: Any) -> None:
-        if number in self._pending_requests:
-            self._pending_requests[number].callback(answer)
-
-    async def _report_metrics(self, number: int) -> None:
-        if self.render_metrics is not None:
-            self._send("metrics", [number, (await self.render_metrics()).decode("utf-8")])
-
-    def _send(self, word: str, content: Any = None) -> None:
-        if self.transport is not None:
-            self.transport.write(encode_control_message(word, content))

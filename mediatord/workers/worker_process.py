@@ -1,8 +1,4 @@
-"""
-A worker process: what it gets at the start, the messages between it and the supervisor, and its life cycle.
-
-Messages are JSON arrays of a word and its content, one per line, in both directions.
-"""
+"""A worker process as its supervisor sees it, and what it gets at the start."""
 
 from __future__ import annotations
 
@@ -10,10 +6,9 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,67 +20,39 @@ from twisted.python.failure import Failure
 
 import mediatord
 from mediatord.observability.systemd import STATUS_WAITING_FOR_STORE
+from mediatord.workers.control_channel import ControlChannel
 
 
 @dataclass(frozen=True, slots=True)
-class InheritedSocket:
+class WorkerSpec:
     """
-    A listening socket that a process has inherited.
-
-    :param family: address family as in :mod:`socket`.
-    """
-
-    descriptor: int
-    family: socket.AddressFamily
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerResources:
-    """
-    What a worker has from its supervisor instead of `cluster` settings.
+    Start parameters of a worker, passed through a pipe: what it has from its supervisor.
 
     :param node_socket: path of its node-to-node socket.
     :param secret: the same for all workers of a daemon, and at every start.
     :param seed: the secret of the mediator's identity when the daemon was started; key rotations do not change it.
-    :param sockets: one for each endpoint of `listen`, in that order, and one for `admin.listen`.
+    :param sockets: descriptors of listening sockets, one for each endpoint of `listen`, in that order, one for
+        `admin.listen`, and that of the control socket.
     :param keys: content of a key file.
+    :param settings: its configuration as JSON.
     """
 
     node_socket: str
     secret: bytes = field(repr=False)
     seed: bytes = field(repr=False)
-    sockets: tuple[InheritedSocket, ...]
+    sockets: Sequence[int]
     keys: bytes = field(repr=False)
+    settings: str = field(repr=False)
 
     @property
     def address(self) -> str:
         """Endpoint string of its node-to-node listener, for servers and clients."""
         return f"unix:{quoteStringArgument(self.node_socket)}"
 
-
-@dataclass(frozen=True, slots=True)
-class WorkerSpec:
-    """
-    Start parameters of a worker, passed through a pipe.
-
-    :param settings: its configuration as JSON.
-    """
-
-    resources: WorkerResources
-    settings: str = field(repr=False)
-
     def to_bytes(self) -> bytes:
         """Serialize for :meth:`from_bytes`."""
-        resources = self.resources
-        fields = [
-            resources.node_socket,
-            resources.secret.hex(),
-            resources.seed.hex(),
-            [(one.descriptor, int(one.family)) for one in resources.sockets],
-            resources.keys.decode("utf-8"),
-            self.settings,
-        ]
-        return json.dumps(fields).encode("ascii")
+        values = [one.decode("latin-1") if isinstance(one, bytes) else one for one in astuple(self)]
+        return json.dumps(values).encode("ascii")
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> WorkerSpec:
@@ -95,41 +62,8 @@ class WorkerSpec:
         :raise ValueError: it is incomplete, as when the supervisor was killed meanwhile.
         """
         node_socket, secret, seed, sockets, keys, settings = json.loads(raw)
-        inherited = tuple(InheritedSocket(descriptor, socket.AddressFamily(family)) for descriptor, family in sockets)
-        resources = WorkerResources(
-            node_socket, bytes.fromhex(secret), bytes.fromhex(seed), inherited, keys.encode("utf-8")
-        )
-        return cls(resources, settings)
-
-
-ControlMessageCallback = Callable[[str, Any], None]
-
-
-def encode_control_message(word: str, content: Any = None) -> bytes:
-    """Encode a message as one line."""
-    return json.dumps([word, content], separators=(",", ":")).encode("ascii") + b"\n"
-
-
-class ControlMessageDecoder:
-    """
-    Splits the data of a pipe into messages.
-
-    :param on_message: called with word and content of each message.
-    """
-
-    def __init__(self, on_message: ControlMessageCallback) -> None:
-        self._on_message = on_message
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> None:
-        """Process received data."""
-        self._buffer += data
-        if b"\n" not in data:
-            return
-        *whole, remainder = bytes(self._buffer).split(b"\n")
-        self._buffer[:] = remainder
-        for line in whole:
-            self._on_message(*json.loads(line))
+        secret, seed, keys = [text.encode("latin-1") for text in (secret, seed, keys)]
+        return cls(node_socket, secret, seed, sockets, keys, settings)
 
 
 # Descriptors in the worker; standard output and error are inherited.
@@ -143,12 +77,11 @@ _PROGRAM = (
 _SUPERVISOR_VARIABLES = ("MEDIATORD_", "NOTIFY_", "WATCHDOG_", "LISTEN_")
 
 
-class WorkerProcess(ProcessProtocol):
+class WorkerProcess(ProcessProtocol, ControlChannel):
     """
     A worker process as the supervisor sees it.
 
     :param name: name of its node.
-    :param on_message: called with each message that this class does not handle.
     :param gone: called with a description of how it ended.
     :ivar ready: whether it has started.
     :ivar status: as for systemd.
@@ -158,35 +91,37 @@ class WorkerProcess(ProcessProtocol):
 
     def __init__(
         self,
+        reactor: Any,
         name: str,
-        on_message: Callable[[WorkerProcess, str, Any], None],
         gone: Callable[[WorkerProcess, str], None],
         *,
         missed_heartbeats: int = 0,
     ) -> None:
+        super().__init__(reactor)
         self.name = name
         self.ready = False
         self.status = STATUS_WAITING_FOR_STORE
         self.start_error = ""
         self.missed_heartbeats = missed_heartbeats
-        self._on_message = on_message
-        self._gone = gone
-        self._decoder = ControlMessageDecoder(self._dispatch)
-        self._has_ended = False
         self.pid = 0
+        self._reactor = reactor
+        self._gone = gone
+        self._has_ended = False
+        self.handlers |= {
+            "pong": lambda _: setattr(self, "missed_heartbeats", 0),
+            "start error": lambda line: setattr(self, "start_error", line),
+            "log": lambda entry: self._log(*entry),
+        }
 
-    def spawn(
-        self, reactor: Any, spec: bytes, sockets: Sequence[int], environ: Mapping[str, str] = os.environ
-    ) -> None:
+    def spawn(self, spec: WorkerSpec, sockets: Sequence[int], environ: Mapping[str, str] = os.environ) -> None:
         """
         Start the process.
 
-        :param spec: a serialized :class:`WorkerSpec`.
         :param sockets: descriptors that it inherits, from :data:`FIRST_SOCKET_FD` on.
         :raise OSError: it could not be started.
         """
         root = str(Path(mediatord.__file__).parent.parent)
-        reactor.spawnProcess(
+        self._reactor.spawnProcess(
             self,
             sys.executable,
             # -P: files in the current directory must not shadow modules.
@@ -202,17 +137,16 @@ class WorkerProcess(ProcessProtocol):
             },
         )
         self.pid = self._process.pid
-        self._process.writeToChild(SPEC_FD, spec)
+        self._process.writeToChild(SPEC_FD, spec.to_bytes())
         self._process.closeChildFD(SPEC_FD)
 
     @property
     def _process(self) -> Any:
         return self.transport
 
-    def send(self, word: str, content: Any = None) -> None:
-        """Send a message, if it is still running."""
+    def write_line(self, line: bytes) -> None:
         if not self._has_ended and COMMAND_FD in self._process.pipes:
-            self._process.writeToChild(COMMAND_FD, encode_control_message(word, content))
+            self._process.writeToChild(COMMAND_FD, line)
 
     def signal(self, name: str) -> None:
         """Send a signal, if it is still running. :param name: such as `TERM`."""
@@ -220,22 +154,13 @@ class WorkerProcess(ProcessProtocol):
             self._process.signalProcess(name)
 
     def childDataReceived(self, childFD: int, data: bytes) -> None:  # noqa: N802, N803  Twisted's names
-        self._decoder.feed(data)
+        self.receive(data)
 
     def processEnded(self, reason: Failure) -> None:  # noqa: N802  Twisted's name
         """Called when it has ended and all its messages were received."""
         self._has_ended = True
+        self.fail_asked()
         self._gone(self, _describe_exit(reason))
-
-    def _dispatch(self, word: str, content: Any) -> None:
-        if word == "pong":
-            self.missed_heartbeats = 0
-        elif word == "log":
-            self._log(*content)
-        elif word == "start error":
-            self.start_error = content
-        else:
-            self._on_message(self, word, content)
 
     def _log(self, level: str, namespace: str, text: str) -> None:
         Logger(namespace).emit(LogLevel.lookupByName(level), "{worker}: {text}", worker=self.name, text=text)

@@ -23,7 +23,6 @@ from mediatord.identity.mediator_identity import MediatorIdentity
 from mediatord.net.listeners import Listener, find_certificate_files
 from mediatord.protocol.didcomm.did_document import parse_did_document
 from mediatord.protocol.didcomm.did_methods import resolve_local
-from mediatord.workers.worker_pool import WorkerBarrier
 from tests.certificate_authority import CertificateAuthority
 from tests.http.in_memory_site import InMemorySite
 from tests.http.test_websocket import PLENTY, SocketTestCase
@@ -425,38 +424,3 @@ class CertificateTests(SynchronousTestCase):
     def expiry(self, in_memory: InMemorySite) -> float:
         """As the metrics say."""
         return in_memory.counter("mediator_certificate_expiry_timestamp_seconds", listener="*:8443")
-
-
-class BarrierTests(SynchronousTestCase):
-    """Steps that some workers are taken through."""
-
-    def setUp(self) -> None:
-        self.pool: list[Any] = ["a", "b"]
-        self.told: list[str] = []
-        self.changeover = WorkerBarrier(lambda: self.pool)
-
-    def step(self, name: str) -> Any:
-        """That everybody is told this."""
-        return lambda: lambda child: self.told.append(f"{name}{child}")
-
-    def test_one_after_the_other(self) -> None:
-        """The next begins when all have answered; what comes last is done then."""
-        self.changeover.add(self.step("1"), self.step("2"), lambda: self.told.append("done"))
-        self.assertEqual(sorted(self.told), ["1a", "1b"])
-        for child in ("a", "a", "somebody"):
-            self.changeover.answered(child)  # type: ignore[arg-type]  # any name will do
-        self.assertEqual(len(self.told), 2)
-        self.changeover.answered("b")  # type: ignore[arg-type]  # likewise
-        self.assertEqual(sorted(self.told[2:]), ["2a", "2b"])
-        self.pool.append("c")
-        self.changeover.add(self.step("3"))
-        for child in ("b", "a"):
-            self.changeover.answered(child)  # type: ignore[arg-type]  # likewise
-        self.assertEqual(self.told[4], "done")
-        self.assertEqual(sorted(self.told[5:]), ["3a", "3b", "3c"])
-
-    def test_nobody_is_there(self) -> None:
-        """All is done at once."""
-        self.pool.clear()
-        self.changeover.add(self.step("1"), lambda: self.told.append("done"))
-        self.assertEqual(self.told, ["done"])

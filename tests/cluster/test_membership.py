@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest import mock
 
 from twisted.internet.defer import Deferred, fail, succeed
@@ -73,10 +74,12 @@ class MembershipTestCase(SynchronousTestCase):
             self.clock,
             self.store,
             node,
-            self,
+            cast(Any, self),
+            cast(Any, SimpleNamespace(joined=lambda: None, parted=lambda: None, stop=lambda: self.silence)),
             probe=probe,
             give_up=self.said.append,
-            stop_publishing=lambda: self.silence,
+            on_first_join=lambda: None,
+            set_live_nodes=self.set_live_nodes,
             is_worker=is_worker,
         )
 

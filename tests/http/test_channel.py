@@ -464,9 +464,12 @@ class FastPathTests(SynchronousTestCase):
 
     def test_while_stopping(self) -> None:
         """503 with Retry-After."""
-        self.fixture.in_memory.base.gate.stopService()
-        self.channel.dataReceived(post() + command())
-        first, second = parse_responses(self.line.value())
+        in_memory = self.fixture.in_memory
+        self.fixture.site = site_of(in_memory, in_memory.half, in_memory.decentrl)
+        channel, line = self.fixture.connect()
+        in_memory.base.gate.stopService()
+        channel.dataReceived(post() + command())
+        first, second = parse_responses(line.value())
         self.assertEqual((first.status, first.headers["retry-after"]), (503, "5"))
         self.assertEqual((second.status, second.headers["retry-after"]), (503, "5"))
         self.assertEqual(second.json, {"type": "ERROR", "code": "UNAVAILABLE"})

@@ -559,6 +559,7 @@ class LifeTests(SocketTestCase):
         self.site_fixture.base.gate.stopService()
         websocket_client.send(pack_forward(self.site_fixture, self.bob.did, self.bob.letter()))
         self.assertEqual(websocket_client.close_code(), 1001)
+        self.site_fixture.base.gate.startService()
         self.assertEqual(self.bob.waiting(), 0)
 
     def test_nothing_follows_a_close_frame(self) -> None:

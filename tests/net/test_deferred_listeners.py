@@ -20,7 +20,6 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from mediatord.app.lifecycle import MAX_ACCEPT_DELAY, AcceptDelay
 from mediatord.net.listeners import Listener, add_backlog
 from mediatord.workers.shared_listeners import InheritedSocketReactor
-from mediatord.workers.worker_process import InheritedSocket
 
 # As mypy knows it.
 reactor: Any = _reactor
@@ -129,7 +128,7 @@ class BacklogTests(TestCase):
         adopted.bind(path)
         adopted.listen(2 * MANY)
         factory = Factory.forProtocol(GreetingServer)
-        adopting = InheritedSocketReactor(reactor, InheritedSocket(adopted.detach(), socket.AF_UNIX))
+        adopting = InheritedSocketReactor(reactor, adopted.detach())
         await self.wait(
             Listener(f"unix:{path}", factory, adopting), factory, lambda: UNIXClientEndpoint(reactor, path)
         )

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
-from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.observability.metrics import Metrics
-from mediatord.workers.metrics_aggregator import MetricsAggregator, WorkerMetricsCollector
-from mediatord.workers.worker_pool import QUERY_TIMEOUT
+from mediatord.workers.metrics_aggregator import MetricsAggregator
 
 
 def metrics_of(*steps: Callable[[Metrics], object]) -> Metrics:
@@ -171,108 +168,3 @@ class MetricsAggregatorTests(SynchronousTestCase):
         heads = [line for line in page.splitlines() if line.startswith("#")]
         alone = [line for line in report().splitlines() if line.startswith("#")]
         self.assertEqual([line for line in heads if "mediator_workers" not in line], alone)
-
-
-class Worker:
-    """One that is asked, as the supervisor sees it."""
-
-    def __init__(self, pid: int, ready: bool = True) -> None:
-        self.pid = pid
-        self.ready = ready
-        self.asked: list[int] = []
-
-    def send(self, word: str, content: Any = None) -> None:
-        assert word == "metrics"
-        self.asked.append(content)
-
-
-class ScrapesTests(SynchronousTestCase):
-    def setUp(self) -> None:
-        self.clock = Clock()
-        self.workers = [Worker(1), Worker(2), Worker(3)]
-        self.scrapes: Any = WorkerMetricsCollector(self.clock, lambda: self.workers)  # type: ignore[arg-type, return-value]
-        self.pages: list[str] = []
-
-    def begin(self) -> None:
-        self.scrapes.collect(self.workers[0], self.pages.append)
-
-    def answer(self, worker: Worker, count: int = 1) -> None:
-        self.scrapes.take(worker, worker.asked[-1], report(forwards(count)))
-
-    def outcome(self) -> tuple[float, float, float]:
-        """Forwards, asked and answered of the only page."""
-        (page,) = self.pages
-        names = ("mediator_messages_forwarded_total", "mediator_workers", "mediator_workers_answered")
-        forwarded, asked, answered = (values(page, name)[()] for name in names)
-        return forwarded, asked, answered
-
-    def test_all_answer(self) -> None:
-        """The page is there with the last of them."""
-        self.begin()
-        for worker in self.workers:
-            self.assertEqual(self.pages, [])
-            self.answer(worker)
-        self.assertEqual(self.outcome(), (3, 3, 3))
-        self.assertEqual(self.clock.getDelayedCalls(), [])
-
-    def test_one_is_silent(self) -> None:
-        """It is left out after a second, and what it says later changes nothing."""
-        self.begin()
-        self.answer(self.workers[0])
-        self.answer(self.workers[1])
-        self.clock.advance(QUERY_TIMEOUT - 0.01)
-        self.assertEqual(self.pages, [])
-        self.clock.advance(0.01)
-        self.assertEqual(self.outcome(), (2, 3, 2))
-        self.answer(self.workers[2])
-        self.assertEqual(len(self.pages), 1)
-
-    def test_one_ends_meanwhile(self) -> None:
-        """Nobody waits for it."""
-        self.begin()
-        self.answer(self.workers[0])
-        self.answer(self.workers[1])
-        self.scrapes.gone(self.workers[2])
-        self.assertEqual(self.outcome(), (2, 3, 2))
-
-    def test_the_one_that_asks_ends(self) -> None:
-        """Then nobody is there to be told."""
-        self.begin()
-        self.scrapes.gone(self.workers[0])
-        for worker in self.workers[1:]:
-            self.answer(worker)
-        self.assertEqual(self.pages, [])
-        self.assertEqual(self.clock.getDelayedCalls(), [])
-
-    def test_one_that_has_not_begun(self) -> None:
-        """It is not asked."""
-        self.workers[2].ready = False
-        self.begin()
-        self.assertEqual(self.workers[2].asked, [])
-        for worker in self.workers[:2]:
-            self.answer(worker)
-        self.assertEqual(self.outcome(), (2, 2, 2))
-
-    def test_two_scrapes_at_once(self) -> None:
-        """Each gets its own answers."""
-        self.begin()
-        self.scrapes.collect(self.workers[1], self.pages.append)
-        for worker in self.workers:
-            first, second = worker.asked
-            self.scrapes.take(worker, second, report(forwards(2)))
-            self.scrapes.take(worker, first, report(forwards(1)))
-        self.assertEqual([values(page, "mediator_messages_forwarded_total")[()] for page in self.pages], [6, 3])
-
-    def test_a_report_that_is_none(self) -> None:
-        """It is a fault of ours, which is logged; the client is told by the worker that gets no answer."""
-        self.workers[1:] = []
-        self.begin()
-        self.scrapes.take(self.workers[0], self.workers[0].asked[0], "mediator_workers{ 1\n")
-        self.assertEqual(self.pages, [])
-        self.assertEqual(len(self.flushLoggedErrors(ValueError)), 1)
-
-    def test_stop(self) -> None:
-        """No timer is left."""
-        self.begin()
-        self.scrapes.stop()
-        self.assertEqual(self.clock.getDelayedCalls(), [])

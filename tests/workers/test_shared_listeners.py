@@ -24,7 +24,6 @@ from mediatord.control.server import ControlListener
 from mediatord.errors import StartupError
 from mediatord.net.listeners import Listener
 from mediatord.workers.shared_listeners import InheritedSocketReactor, SharedListeners
-from mediatord.workers.worker_process import InheritedSocket
 from tests.certificate_authority import CertificateAuthority
 
 reactor: Any = _reactor
@@ -52,10 +51,13 @@ class SharingTests(SynchronousTestCase):
 
     def socket_of(self, sharing: SharedListeners, number: int, index: int = 0) -> socket.socket:
         """A worker's own copy of a socket."""
-        descriptor, family = sharing.sockets(number)[index]
-        copy = socket.socket(family, socket.SOCK_STREAM, fileno=os.dup(descriptor))
+        copy = socket.socket(fileno=os.dup(sharing.descriptors(number)[index]))
         self.addCleanup(copy.close)
         return copy
+
+    def families(self, sharing: SharedListeners) -> list[socket.AddressFamily]:
+        """Of the sockets of one worker."""
+        return [self.socket_of(sharing, 1, index).family for index in range(len(sharing.descriptors(1)))]
 
     def connected(self, address: Any) -> None:
         """Connect often enough that every worker has some."""
@@ -126,9 +128,9 @@ class SharingTests(SynchronousTestCase):
         """One for all, with the mode that was asked for, and gone at the end."""
         path = Path(self.directory()) / "s"
         sharing = self.sharing(f"unix:{path}:mode=660", LOOPBACK)
-        self.assertEqual(len({sharing.sockets(number)[0] for number in range(3)}), 1)
+        self.assertEqual(len({sharing.descriptors(number)[0] for number in range(3)}), 1)
         self.assertEqual(stat.S_IMODE(path.stat().st_mode), 0o660)
-        self.assertFalse(os.get_blocking(sharing.sockets(0)[0][0]))
+        self.assertFalse(os.get_blocking(sharing.descriptors(0)[0]))
         sharing.close()
         self.assertFalse(path.exists())
 
@@ -146,7 +148,7 @@ class SharingTests(SynchronousTestCase):
     def test_several_endpoints(self) -> None:
         """In the order in which they are written."""
         sharing = self.sharing(LOOPBACK, r"tcp6:0:interface=\:\:1", count=2)
-        self.assertEqual([family for _, family in sharing.sockets(1)], [socket.AF_INET, socket.AF_INET6])
+        self.assertEqual(self.families(sharing), [socket.AF_INET, socket.AF_INET6])
 
     def test_control_socket(self) -> None:
         """It comes last, where it can be bound; another daemon's is an error."""
@@ -158,7 +160,7 @@ class SharingTests(SynchronousTestCase):
             sharing = SharedListeners(reactor, [LOOPBACK], 2, ControlListener(place))
             self.addCleanup(sharing.close)
             sharing.bind()
-            self.assertEqual([family for _, family in sharing.sockets(1)], families)
+            self.assertEqual(self.families(sharing), families)
             for number in (0, 1):
                 sharing.suspend(number)
                 sharing.resume(number)
@@ -272,9 +274,9 @@ class InheritedListenersTests(TestCase):
         sharing = SharedListeners(reactor, [endpoint], 1)
         sharing.bind()
         self.addCleanup(sharing.close)
-        descriptor, family = sharing.sockets(0)[0]
+        descriptor = sharing.descriptors(0)[0]
         factory = LimitedFactory()
-        adopting = InheritedSocketReactor(reactor, InheritedSocket(os.dup(descriptor), family))
+        adopting = InheritedSocketReactor(reactor, os.dup(descriptor))
         listener = Listener(endpoint, factory, adopting)
         listener.privilegedStartService()
         plain = TCP4ClientEndpoint(reactor, "127.0.0.1", listener.address.port)
@@ -287,8 +289,8 @@ class InheritedListenersTests(TestCase):
 
     async def adopted(self, endpoint: str, sharing: SharedListeners, number: int) -> Any:
         """Listen with a copy of the worker's socket, as if it were inherited."""
-        descriptor, family = sharing.sockets(number)[0]
-        adopting: Any = InheritedSocketReactor(reactor, InheritedSocket(os.dup(descriptor), family))
+        descriptor = sharing.descriptors(number)[0]
+        adopting: Any = InheritedSocketReactor(reactor, os.dup(descriptor))
         return await serverFromString(adopting, endpoint).listen(Factory.forProtocol(Greeting))
 
     async def greeting(self, path: str) -> bytes:
@@ -305,7 +307,7 @@ class InheritedListenersTests(TestCase):
         listening.setblocking(False)
         listening.bind(f"{directory}/s")
         listening.listen()
-        adopting: Any = InheritedSocketReactor(reactor, InheritedSocket(listening.detach(), socket.AF_UNIX))
+        adopting: Any = InheritedSocketReactor(reactor, listening.detach())
         self.patch(socket, "socket", Refusing)
         port = await serverFromString(adopting, "unix:unused").listen(Factory.forProtocol(Greeting))
         self.addCleanup(port.stopListening)

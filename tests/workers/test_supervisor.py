@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import tempfile
@@ -24,22 +25,14 @@ from mediatord.errors import StartupError
 from mediatord.identity.key_file import create_keys, parse_keys, retire_keys, rotate_keys
 from mediatord.identity.mediator_identity import MediatorIdentity
 from mediatord.observability.systemd import STATUS_SERVING, STATUS_WAITING_FOR_STORE
-from mediatord.probe.cycle import ProbeCredentials
+from mediatord.probe.identities import ProbeCredentials
 from mediatord.service import makeService
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.sqlite.memory_store import MemoryStore
 from mediatord.wallet.temporary_daemon import find_free_port
-from mediatord.workers.worker_process import (
-    COMMAND_FD,
-    FIRST_SOCKET_FD,
-    REPORT_FD,
-    SPEC_FD,
-    ControlMessageDecoder,
-    InheritedSocket,
-    WorkerResources,
-    WorkerSpec,
-    encode_control_message,
-)
+from mediatord.workers.control_channel import encode_control_message
+from mediatord.workers.supervisor import QUERY_TIMEOUT
+from mediatord.workers.worker_process import COMMAND_FD, FIRST_SOCKET_FD, REPORT_FD, SPEC_FD, WorkerSpec
 
 BEAT, HUNG, STARTING = 5.0, 6, 6
 
@@ -58,6 +51,7 @@ class Process:
         self.pipes = {number for number, kind in fds.items() if kind in ("r", "w")}
         self.told: dict[int, bytes] = {COMMAND_FD: b"", SPEC_FD: b""}
         self.signals: list[str] = []
+        self.numbers: list[int] = []
         self.over = False
         protocol.makeConnection(self)
 
@@ -81,10 +75,24 @@ class Process:
 
     def orders(self) -> list[tuple[str, Any]]:
         """What it was told since the last call."""
-        found: list[tuple[str, Any]] = []
-        ControlMessageDecoder(lambda word, content: found.append((word, content))).feed(self.told[COMMAND_FD])
-        self.told[COMMAND_FD] = b""
+        lines, self.told[COMMAND_FD] = self.told[COMMAND_FD], b""
+        return [(word, content) for word, content in map(json.loads, lines.splitlines())]
+
+    def questions(self) -> list[tuple[str, Any]]:
+        """What it was asked since the last call, and nothing else."""
+        found = []
+        for word, content in self.orders():
+            assert word == "ask", word
+            number, question, about = content
+            self.numbers.append(number)
+            found.append((question, about))
         return found
+
+    def answer(self, value: Any = None) -> None:
+        """Answer the oldest question that is not answered, if there is one."""
+        self.questions()
+        if self.numbers:
+            self.say("answer", [self.numbers.pop(0), value])
 
     def say(self, word: str, content: Any = None) -> None:
         """Say something, in two pieces."""
@@ -235,13 +243,11 @@ class SupervisorTests(SynchronousTestCase):
             config = Config.model_validate_json(process.brief.settings)
             self.assertEqual((config.node, config.workers), (f"n-{number}", 1))
             self.assertEqual(config.log.directory, self.directory / "log" / f"n-{number}")
-            self.assertEqual(
-                [one.descriptor for one in process.brief.resources.sockets], [FIRST_SOCKET_FD, FIRST_SOCKET_FD + 1]
-            )
+            self.assertEqual(process.brief.sockets, [FIRST_SOCKET_FD, FIRST_SOCKET_FD + 1])
             self.assertEqual(set(process.fds), {0, 1, 2, REPORT_FD, SPEC_FD, FIRST_SOCKET_FD, FIRST_SOCKET_FD + 1})
         tcp, unix = zip(*((one.fds[FIRST_SOCKET_FD], one.fds[FIRST_SOCKET_FD + 1]) for one in processes), strict=True)
         self.assertEqual((len(set(tcp)), len(set(unix))), (3, 1))
-        places = [process.brief.resources for process in processes]
+        places = [process.brief for process in processes]
         self.assertEqual((len({one.node_socket for one in places}), len({one.secret for one in places})), (3, 1))
         self.assertEqual(Path(places[0].node_socket).parent.stat().st_mode & 0o777, 0o700)
         self.stop()
@@ -254,7 +260,7 @@ class SupervisorTests(SynchronousTestCase):
         process = processes[0]
         self.assertIn("hunter2", process.brief.settings)
         seen = json.dumps([process.arguments, process.env])
-        secrets = "hunter2", process.brief.resources.secret.hex(), process.brief.resources.seed.hex()
+        secrets = "hunter2", process.brief.secret.hex(), process.brief.seed.hex()
         for unseen in (*secrets, "NOTIFY_", "WATCHDOG_", "LISTEN_", "MEDIATORD_"):
             self.assertNotIn(unseen, seen)
         for secret in secrets:
@@ -266,7 +272,7 @@ class SupervisorTests(SynchronousTestCase):
 
         def secret() -> bytes:
             self.reactor = SpawningReactor()
-            found = self.start(2)[-1].brief.resources.secret
+            found = self.start(2)[-1].brief.secret
             self.stop()
             return found
 
@@ -534,9 +540,9 @@ class SupervisorTests(SynchronousTestCase):
         other = self.config(log={"level": "warn"}, queue={"ttl": 60.0})
         self.service.reload(lambda: other)
         for number, process in enumerate(processes, 1):
-            ((word, (settings, outcome, keys)),) = process.orders()
+            ((word, (settings, outcome, keys)),) = process.questions()
             self.assertEqual((word, outcome), ("reload", "restart_needed"))
-            self.assertEqual(keys.encode(), process.brief.resources.keys)
+            self.assertEqual(keys.encode(), process.brief.keys)
             read = Config.model_validate_json(settings)
             self.assertEqual((read.node, read.log.level, read.queue.ttl), (f"n-{number}", "warn", Config().queue.ttl))
             self.assertEqual(
@@ -561,33 +567,33 @@ class SupervisorTests(SynchronousTestCase):
         """All accept the new DID before any tells it; who replaces one of them is where the others are."""
         processes = self.all_ready()
         self.told_systemd()
-        old, _ = self.served(processes[0].brief.resources.keys.decode())
+        old, _ = self.served(processes[0].brief.keys.decode())
         rotated = rotate_keys(self.directory / "keys.jwks", lambda keys: None)
         new = MediatorIdentity(rotated, self.config().public_url).did
         self.service.reload(self.config)
         for process in processes:
-            ((word, (_, outcome, keys)),) = process.orders()
+            ((word, (_, outcome, keys)),) = process.questions()
             self.assertEqual((word, outcome, self.served(keys)), ("reload", "ok", (old, True)))
         begun, _ = self.told_systemd()[0].splitlines()
         self.assertEqual(begun, "RELOADING=1")
-        processes[0].say("reloaded")
+        processes[0].answer()
         processes[1].end(killed_by=9)
         self.reactor.advance(0)
         replacement = self.reactor.spawned[-1]
-        self.assertEqual(self.served(replacement.brief.resources.keys.decode()), (old, True))
+        self.assertEqual(self.served(replacement.brief.keys.decode()), (old, True))
         self.assertEqual(processes[0].orders(), [])
-        processes[2].say("reloaded")
+        processes[2].answer()
         now = [processes[0], processes[2], replacement]
         for process in now:
-            ((word, keys),) = process.orders()
+            ((word, keys),) = process.questions()
             self.assertEqual((word, self.served(keys)), ("keys", (new, False)))
         self.assertNotIn("READY=1", self.told_systemd())
         for process in now:
-            process.say("reloaded")
+            process.answer()
         self.assertEqual(self.told_systemd(), ["READY=1"])
         processes[0].end(killed_by=9)
         self.reactor.advance(0)
-        self.assertEqual(self.served(self.reactor.spawned[-1].brief.resources.keys.decode()), (new, False))
+        self.assertEqual(self.served(self.reactor.spawned[-1].brief.keys.decode()), (new, False))
         self.stop()
 
     def test_retired_keys(self) -> None:
@@ -598,11 +604,11 @@ class SupervisorTests(SynchronousTestCase):
             self.service.reload(self.config)
             for _ in range(2):
                 for process in processes:
-                    process.say("reloaded")
+                    process.answer()
         processes[0].end(killed_by=9)
         self.reactor.advance(0)
         replacement = self.reactor.spawned[-1]
-        self.assertNotIn(b'"prekey"', replacement.brief.resources.keys)
+        self.assertNotIn(b'"prekey"', replacement.brief.keys)
         one, other = (self.own_of(process) for process in (processes[1], replacement))
         self.assertEqual(one.token, other.token)
         self.assertTrue(one.identities.is_probe_did(other.identities.identity("m-1").did))
@@ -613,14 +619,14 @@ class SupervisorTests(SynchronousTestCase):
         config = Config.model_validate_json(process.brief.settings)
         clock = MemoryReactorClock()
         store = MemoryStore(clock, QueueLimits())
-        return build_core_services(clock, config, worker=process.brief.resources, store=store).probe_credentials
+        return build_core_services(clock, config, worker=process.brief, store=store).probe_credentials
 
     def test_reload_before_all_are_up(self) -> None:
         """Nobody is told that they are."""
         processes = self.start()
         self.service.reload(self.config)
         for process in processes:
-            process.say("reloaded")
+            process.answer()
         self.assertEqual([state for state in self.told_systemd() if not state.startswith("STATUS=")], [])
         self.stop()
 
@@ -633,24 +639,136 @@ class SupervisorTests(SynchronousTestCase):
 
         self.service.reload(wrong)
         for process in processes:
-            ((word, (settings, outcome, _)),) = process.orders()
+            ((word, (settings, outcome, _)),) = process.questions()
             self.assertEqual((word, settings, outcome), ("reload", process.brief.settings, "refused"))
         self.stop()
 
     def test_figures(self) -> None:
         """Who asks is given what all have reported, or those who answer in time."""
         processes = self.all_ready()
-        processes[1].say("fetch metrics", 7)
+        processes[1].say("ask", [7, "all metrics", None])
         for process in processes[:2]:
-            ((word, number),) = process.orders()
-            self.assertEqual(word, "metrics")
-            process.say("metrics", [number, "# TYPE a counter\na_total 2.0\n"])
+            self.assertEqual(process.questions(), [("metrics", None)])
+            process.answer("# TYPE a_total counter\na_total 2.0\n")
+        self.assertEqual(processes[1].orders(), [])
         self.reactor.advance(1)
         self.assertEqual(processes[0].orders(), [])
-        (_, (number, page)) = processes[1].orders()[0]
-        self.assertEqual(number, 7)
+        ((word, (number, page)),) = processes[1].orders()
+        self.assertEqual((word, number), ("answer", 7))
         self.assertIn("\na_total 4.0\n", page)
         self.assertIn("\nmediator_workers_answered 2.0\n", page)
+        self.stop()
+
+    def scrape(self, process: Process, number: int = 7) -> None:
+        """A worker asks for the metrics of all."""
+        process.say("ask", [number, "all metrics", None])
+
+    def outcome(self, process: Process) -> tuple[float, ...]:
+        """The counter, and how many were asked and have answered, as a worker was told."""
+        ((_, (_, page)),) = process.orders()
+        return tuple(
+            float(re.findall(rf"^{name} (.*)$", page, re.M)[0])
+            for name in ("a_total", "mediator_workers", "mediator_workers_answered")
+        )
+
+    def test_all_answer(self) -> None:
+        """The page is there with the last of them."""
+        processes = self.all_ready()
+        self.scrape(processes[0])
+        for process in processes:
+            process.answer("# TYPE a_total counter\na_total 1.0\n")
+        self.assertEqual(self.outcome(processes[0]), (3, 3, 3))
+        self.stop()
+
+    def test_one_is_silent(self) -> None:
+        """It is left out after a second, and what it says later changes nothing."""
+        processes = self.all_ready()
+        self.scrape(processes[0])
+        for process in processes[:2]:
+            process.answer("# TYPE a_total counter\na_total 1.0\n")
+        self.reactor.advance(QUERY_TIMEOUT - 0.01)
+        self.assertEqual(processes[0].orders(), [])
+        self.reactor.advance(0.01)
+        self.assertEqual(self.outcome(processes[0]), (2, 3, 2))
+        processes[2].answer("# TYPE a_total counter\na_total 1.0\n")
+        self.assertEqual(processes[0].orders(), [])
+        self.stop()
+
+    def test_one_ends_meanwhile(self) -> None:
+        """Nobody waits for it; what it has counted before goes on counting."""
+        processes = self.all_ready()
+        self.scrape(processes[0])
+        for process in processes:
+            process.answer("# TYPE a_total counter\na_total 1.0\n")
+        self.assertEqual(self.outcome(processes[0]), (3, 3, 3))
+        self.scrape(processes[0])
+        for process in processes[:2]:
+            process.answer("# TYPE a_total counter\na_total 2.0\n")
+        processes[2].end(1)
+        self.assertEqual(self.outcome(processes[0]), (5, 3, 2))
+        self.stop()
+
+    def test_the_one_that_asks_ends(self) -> None:
+        """Then nobody is there to be told."""
+        processes = self.all_ready()
+        self.scrape(processes[0])
+        processes[0].end(1)
+        for process in processes[1:]:
+            process.answer("# TYPE a_total counter\na_total 1.0\n")
+        self.assertEqual([process.told[COMMAND_FD] for process in processes[1:]], [b"", b""])
+        self.stop()
+
+    def test_one_that_has_not_begun(self) -> None:
+        """It is not asked."""
+        processes = self.start()
+        for process in processes[:2]:
+            process.say("ready")
+        self.scrape(processes[0])
+        self.assertEqual(processes[2].orders(), [])
+        for process in processes[:2]:
+            process.answer("# TYPE a_total counter\na_total 1.0\n")
+        self.assertEqual(self.outcome(processes[0]), (2, 2, 2))
+        self.stop()
+
+    def test_a_report_that_is_none(self) -> None:
+        """It is a fault of ours, which is logged; the one that asks is told that there is no page."""
+        processes = self.all_ready()
+        self.scrape(processes[0])
+        for process in processes:
+            process.answer("mediator_workers{ 1\n")
+        self.assertEqual(processes[0].orders(), [("answer", [7])])
+        self.assertEqual(len(self.flushLoggedErrors(ValueError)), 1)
+        self.stop()
+
+    def test_stop_while_asking(self) -> None:
+        """No timer is left."""
+        processes = self.all_ready()
+        self.scrape(processes[0])
+        self.stop()
+
+    def test_two_reloads(self) -> None:
+        """The second begins when all have answered the first, or have ended."""
+        processes = self.all_ready()
+        for level in ("warn", "error"):
+            other = self.config(log={"level": level})
+            self.service.reload(lambda other=other: other)
+        self.assertEqual([len(process.questions()) for process in processes], [1, 1, 1])
+        for process in processes[:2]:
+            process.answer()
+        self.assertEqual(processes[0].questions(), [])
+        processes[2].end(killed_by=9)
+        ((_, (settings, _, _)),) = processes[0].questions()
+        self.assertEqual(Config.model_validate_json(settings).log.level, "error")
+        self.stop()
+
+    def test_reload_while_nobody_runs(self) -> None:
+        """It is done at once."""
+        processes = self.all_ready()
+        self.told_systemd()
+        for process in processes:
+            process.end(killed_by=9)
+        self.service.reload(self.config)
+        self.assertEqual(self.told_systemd()[-1], "READY=1")
         self.stop()
 
     def test_states(self) -> None:
@@ -659,16 +777,15 @@ class SupervisorTests(SynchronousTestCase):
         token.touch(0o600)
         token.write_text("x" * 32)
         processes = self.all_ready(admin={"listen": "tcp:0:interface=127.0.0.1", "token_file": "token"})
-        self.assertEqual([len(process.brief.resources.sockets) for process in processes], [2, 2, 2])
+        self.assertEqual([len(process.brief.sockets) for process in processes], [2, 2, 2])
         processes[0].say("log", ["warn", "mediatord.x", "mine"])
         processes[0].end(1)
-        processes[1].say("fetch states", 7)
+        processes[1].say("ask", [7, "all states", None])
         for process in processes[1:]:
-            ((word, number),) = process.orders()
-            self.assertEqual(word, "state")
-            process.say("state", [number, {"pid": process.pid, "problems": []}])
+            self.assertEqual(process.questions(), [("state", None)])
+            process.answer({"pid": process.pid, "problems": []})
         ((word, (number, (asked, told))),) = processes[1].orders()
-        self.assertEqual((word, number, asked), ("all states", 7, 2))
+        self.assertEqual((word, number, asked), ("answer", 7, 2))
         *workers, supervisor = told
         self.assertEqual([one["pid"] for one in workers], [1001, 1002])
         self.assertEqual(supervisor["node"], "n")
@@ -686,12 +803,12 @@ class SupervisorTests(SynchronousTestCase):
     def test_sockets_left_behind(self) -> None:
         """By a worker that was killed are not in the way of its replacement."""
         processes = self.all_ready()
-        path = Path(processes[0].brief.resources.node_socket)
+        path = Path(processes[0].brief.node_socket)
         path.touch()
         path.with_name("1.sock.lock").symlink_to("1000")
         processes[0].end(killed_by=9)
         self.reactor.advance(0)
-        self.assertEqual(self.alive()[-1].brief.resources.node_socket, str(path))
+        self.assertEqual(self.alive()[-1].brief.node_socket, str(path))
         self.assertEqual(list(path.parent.glob("*.sock*")), [])
         self.stop()
 
@@ -756,24 +873,12 @@ class WorkerSettingsTests(SynchronousTestCase):
                 Config.model_validate({"workers": 2, **more})
 
 
-class ControlChannelTests(SynchronousTestCase):
-    def test_in_pieces(self) -> None:
-        """However they come."""
-        raw = encode_control_message("a", {"b": "ü\n"}) + encode_control_message("c")
-        for size in range(1, len(raw) + 1):
-            found: list[tuple[str, Any]] = []
-            lines = ControlMessageDecoder(lambda word, content: found.append((word, content)))  # noqa: B023  used at once
-            for start in range(0, len(raw), size):
-                lines.feed(raw[start : start + size])
-            self.assertEqual(found, [("a", {"b": "ü\n"}), ("c", None)])
-
+class BriefTests(SynchronousTestCase):
     def test_brief(self) -> None:
         """It is read as written, or not at all."""
-        sockets = (InheritedSocket(5, socket.AF_INET6),)
-        place = WorkerResources("/tmp/a:b/1.sock", b"\x00\xff", b"\xfe", sockets, b'{"keys": []}\n')
-        brief = WorkerSpec(place, '{"node":"n"}')
+        brief = WorkerSpec("/tmp/a:b/1.sock", b"\x00\xff", b"\xfe", [5], b'{"keys": []}\n', '{"node":"n"}')
         self.assertEqual(WorkerSpec.from_bytes(brief.to_bytes()), brief)
-        self.assertEqual(place.address, r"unix:/tmp/a\:b/1.sock")
+        self.assertEqual(brief.address, r"unix:/tmp/a\:b/1.sock")
         self.assertRaises(ValueError, WorkerSpec.from_bytes, brief.to_bytes()[:-1])
         self.assertRaises(ValueError, WorkerSpec.from_bytes, b"")
 

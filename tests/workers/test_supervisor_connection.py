@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Awaitable
+from functools import partial
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred, succeed
+from twisted.internet.error import ConnectionLost
 from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.logger import Logger, globalLogPublisher
@@ -22,22 +23,16 @@ from mediatord.app.http_sites import build_site
 from mediatord.app.workers import bind_supervisor_callbacks
 from mediatord.errors import StoreUnavailable
 from mediatord.observability.metrics import Metrics
-from mediatord.ratelimit.request_gate import RequestGate
+from mediatord.ratelimit.admission import RequestGate
 from mediatord.workers import supervisor_connection
+from mediatord.workers.control_channel import ControlChannel, NoAnswer, encode_control_message
 from mediatord.workers.supervisor_connection import MAX_BUFFERED_LOG_BYTES, REPLY_TIMEOUT, SupervisorConnection
-from mediatord.workers.worker_process import (
-    REPORT_FD,
-    SPEC_FD,
-    ControlMessageDecoder,
-    InheritedSocket,
-    WorkerResources,
-    encode_control_message,
-)
+from mediatord.workers.worker_process import REPORT_FD, SPEC_FD, WorkerSpec
 from tests.http.in_memory_site import InMemorySite, InMemoryTransport, parse_responses
 from tests.http.in_memory_site import encode_request as written_request
 
 PATIENCE_SECONDS = 60.0
-PLACE = WorkerResources("/tmp/1.sock", b"secret", b"seed", (InheritedSocket(5, socket.AF_INET),), b"keys")
+PLACE = WorkerSpec("/tmp/1.sock", b"secret", b"seed", [5], b"keys", "{}")
 
 
 class WorkerTests(SynchronousTestCase):
@@ -50,10 +45,9 @@ class WorkerTests(SynchronousTestCase):
 
     def said(self) -> list[tuple[str, Any]]:
         """What the supervisor has heard since the last call."""
-        found: list[tuple[str, Any]] = []
-        ControlMessageDecoder(lambda word, content: found.append((word, content))).feed(self.transport.value())
+        lines = self.transport.value().splitlines()
         self.transport.clear()
-        return found
+        return [(word, content) for word, content in map(json.loads, lines)]
 
     def hears(self, word: str, content: Any = None) -> None:
         """The supervisor says something."""
@@ -68,25 +62,24 @@ class WorkerTests(SynchronousTestCase):
         """Of what systemd would be told, the supervisor wants to know what it cannot know by itself."""
         for state in ("STATUS=a=b", "READY=1", "STOPPING=1", "WATCHDOG=1"):
             self.worker.notify(state)
-        self.assertEqual(self.said(), [("status", "a=b"), ("ready", None)])
+        self.assertEqual(self.said(), [("status", "a=b"), ("ready", "1")])
 
     def test_rotate(self) -> None:
         """It is passed on."""
         rotated: list[str] = []
-        self.worker.rotate = lambda: rotated.append("rotated")
+        self.worker.handlers["rotate"] = lambda _: rotated.append("rotated")
         self.hears("rotate")
         self.assertEqual(rotated, ["rotated"])
 
     def test_reload(self) -> None:
         """It is passed on, with what became of the configuration, and answered once that was done."""
-        reloaded: list[tuple[str, ...]] = []
-        self.worker.reload = lambda *told: reloaded.append(told)
-        self.worker.use_keys = lambda keys: reloaded.append((keys,))
-        self.hears("reload", ["{}", "ok", "keys"])
-        self.assertEqual(reloaded, [("{}", "ok", "keys")])
-        self.hears("keys", "others")
-        self.assertEqual(reloaded[1:], [("others",)])
-        self.assertEqual(self.said(), [("reloaded", None)] * 2)
+        reloaded: list[Any] = []
+        self.worker.handlers |= {"reload": reloaded.append, "keys": reloaded.append}
+        self.hears("ask", [1, "reload", ["{}", "ok", "keys"]])
+        self.assertEqual(reloaded, [["{}", "ok", "keys"]])
+        self.hears("ask", [2, "keys", "others"])
+        self.assertEqual(reloaded[1:], ["others"])
+        self.assertEqual(self.said(), [("answer", [1, None]), ("answer", [2, None])])
 
     def test_unable(self) -> None:
         """Why there is no point in going on; before there is a connection, it goes straight into the pipe."""
@@ -162,59 +155,65 @@ class WorkerTests(SynchronousTestCase):
     def test_page(self) -> None:
         """What the supervisor says, to the one who asked."""
         pages = [Deferred.fromCoroutine(self.worker.fetch_metrics()) for _ in range(2)]
-        (first, second) = [content for word, content in self.said() if word == "fetch metrics"]
-        self.hears("all metrics", [second, "two ü"])
+        (first, second) = [content[0] for _, content in self.said() if content[1] == "all metrics"]
+        self.hears("answer", [second, "two ü"])
         self.assertNoResult(pages[0])
         self.assertEqual(self.successResultOf(pages[1]), "two ü".encode())
-        self.hears("all metrics", [first, "one"])
+        self.hears("answer", [first, "one"])
         self.assertEqual(self.successResultOf(pages[0]), b"one")
         self.assertEqual(self.reactor.getDelayedCalls(), [])
 
     def test_no_page(self) -> None:
         """Nobody is kept waiting for a supervisor that is busy; what it says later is nobody's."""
         page = Deferred.fromCoroutine(self.worker.fetch_metrics())
-        ((_, number),) = self.said()
+        ((_, (number, _, _)),) = self.said()
         self.reactor.advance(REPLY_TIMEOUT)
         self.failureResultOf(page, TimeoutError)
         for _ in range(2):
-            self.hears("all metrics", [number, "late"])
+            self.hears("answer", [number, "late"])
 
     def test_all_states(self) -> None:
         """What all know of themselves, to the one who asked; or nobody answers in time."""
         states = [Deferred.fromCoroutine(self.worker.fetch_states()) for _ in range(2)]
-        (first, _) = [content for word, content in self.said() if word == "fetch states"]
-        self.hears("all states", [first, [3, [{"a": 1}, {"b": 2}]]])
+        (first, _) = [content[0] for _, content in self.said() if content[1] == "all states"]
+        self.hears("answer", [first, [3, [{"a": 1}, {"b": 2}]]])
         self.assertEqual(self.successResultOf(states[0]), (3, [{"a": 1}, {"b": 2}]))
         self.reactor.advance(REPLY_TIMEOUT)
         self.failureResultOf(states[1], TimeoutError)
 
     def test_state(self) -> None:
         """What this process knows of itself, when it is asked and has something to say."""
-        self.hears("state", 4)
-        self.worker.report_state = lambda: {"pid": 1}
-        self.hears("state", 5)
-        self.assertEqual(self.said(), [("state", [5, {"pid": 1}])])
+        self.hears("ask", [4, "state", None])
+        self.worker.handlers["state"] = lambda _: {"pid": 1}
+        self.hears("ask", [5, "state", None])
+        self.assertEqual(self.said(), [("answer", [4]), ("answer", [5, {"pid": 1}])])
 
     def test_report(self) -> None:
-        """What this process has measured, when it is asked."""
-        measured: Deferred[bytes] = Deferred()
-        self.hears("metrics", 6)  # it does not measure yet
-        self.worker.render_metrics = lambda: measured
-        self.hears("metrics", 7)
+        """What this process has measured, when it has."""
+        measured: Deferred[str] = Deferred()
+        self.worker.handlers["metrics"] = lambda _: measured
+        self.hears("ask", [7, "metrics", None])
         self.assertEqual(self.said(), [])
-        measured.callback(b"a 1.0\n")
-        self.assertEqual(self.said(), [("metrics", [7, "a 1.0\n"])])
+        measured.callback("a 1.0\n")
+        self.assertEqual(self.said(), [("answer", [7, "a 1.0\n"])])
 
     def test_report_fails(self) -> None:
-        """It is logged, and nothing is said."""
+        """It is logged, and the supervisor need not wait."""
 
-        async def measure() -> bytes:
+        async def measure(_: object) -> str:
             raise RuntimeError("boom")
 
-        self.worker.render_metrics = measure
-        self.hears("metrics", 7)
-        self.assertEqual(self.said(), [])
+        self.worker.handlers["metrics"] = measure
+        self.hears("ask", [7, "metrics", None])
+        self.assertEqual(self.said(), [("answer", [7])])
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
+
+    def test_no_answer(self) -> None:
+        """It is as if nobody answered."""
+        page = Deferred.fromCoroutine(self.worker.fetch_metrics())
+        self.hears("answer", [1])
+        self.failureResultOf(page, TimeoutError)
+        self.assertEqual(self.reactor.getDelayedCalls(), [])
 
     def test_orphaned(self) -> None:
         """When the supervisor is gone there is nothing left to do, unless all was done already."""
@@ -233,6 +232,53 @@ class WorkerTests(SynchronousTestCase):
         worker.connect()
         self.reactor.pump([10] * 5)
         self.assertEqual(wound, [(signal.ITIMER_REAL, 60)] * 6)
+
+
+class Channel(ControlChannel):
+    """One whose lines the test carries."""
+
+    def __init__(self) -> None:
+        super().__init__(Clock())
+        self.lines: list[bytes] = []
+
+    def write_line(self, line: bytes) -> None:
+        self.lines.append(line)
+
+
+class ControlChannelTests(SynchronousTestCase):
+    def test_in_pieces(self) -> None:
+        """However they come."""
+        raw = encode_control_message("a", {"b": "ü\n"}) + encode_control_message("c")
+        for size in range(1, len(raw) + 1):
+            found: list[tuple[str, Any]] = []
+            channel = Channel()
+            for word in "ac":
+                channel.handlers[word] = partial(self.note, found, word)
+            for start in range(0, len(raw), size):
+                channel.receive(raw[start : start + size])
+            self.assertEqual(found, [("a", {"b": "ü\n"}), ("c", None)])
+
+    def note(self, found: list[tuple[str, Any]], word: str, content: Any) -> None:
+        """A message."""
+        found.append((word, content))
+
+    def test_questions(self) -> None:
+        """Each gets its own answer, in whatever order they come; what was never asked is nothing."""
+        channel = Channel()
+        first, second = channel.ask("a", 1), channel.ask("a", 2)
+        self.assertEqual([json.loads(line) for line in channel.lines], [["ask", [n, "a", n]] for n in (1, 2)])
+        channel.receive(encode_control_message("answer", [2, "two"]) + encode_control_message("answer", [9, "nine"]))
+        channel.receive(encode_control_message("answer", [1]))
+        self.assertEqual(self.successResultOf(second), "two")
+        self.failureResultOf(first, NoAnswer)
+
+    def test_end(self) -> None:
+        """Whoever has asked is told that there is nobody any more."""
+        channel = Channel()
+        asked = channel.ask("a", timeout=1.0)
+        channel.fail_asked()
+        self.failureResultOf(asked, ConnectionLost)
+        self.assertEqual(channel._clock.getDelayedCalls(), [])
 
 
 class StartTests(SynchronousTestCase):
@@ -268,7 +314,7 @@ class ScrapeTests(SynchronousTestCase):
     def test_page_of_all(self) -> None:
         """The page is what the supervisor says."""
         line = self.ask()
-        self.worker.dataReceived(encode_control_message("all metrics", [1, "a_total 1.0\n"]))
+        self.worker.dataReceived(encode_control_message("answer", [1, "a_total 1.0\n"]))
         (response,) = parse_responses(line.taken())
         self.assertEqual((response.status, response.body), (200, b"a_total 1.0\n"))
 
@@ -284,7 +330,9 @@ class ScrapeTests(SynchronousTestCase):
         line = self.site_fixture.line("127.0.0.1")
         line.feed(written_request("GET", "/metrics"))
         self.site_fixture.settle()
-        self.assertEqual((line.taken(), self.transport.value()), (b"", encode_control_message("fetch metrics", 1)))
+        self.assertEqual(
+            (line.taken(), self.transport.value()), (b"", encode_control_message("ask", [1, "all metrics", None]))
+        )
         return line
 
 
@@ -323,14 +371,12 @@ class MeasuringTests(SynchronousTestCase):
         base: Any = self.base
         bind_supervisor_callbacks(self.worker, base)
 
-    def begin(self) -> Deferred[bytes]:
+    def begin(self) -> Deferred[str]:
         """Ask for a report."""
-        assert self.worker.render_metrics is not None
-        measuring: Awaitable[bytes] = self.worker.render_metrics()
-        return Deferred.fromCoroutine(measuring)  # type: ignore[arg-type]
+        return Deferred.fromCoroutine(self.worker.handlers["metrics"](None))
 
-    def assert_up(self, measured: Deferred[bytes], up: float) -> None:
-        self.assertIn(f"\nmediator_storage_up {up}\n".encode(), self.successResultOf(measured))
+    def assert_up(self, measured: Deferred[str], up: float) -> None:
+        self.assertIn(f"\nmediator_storage_up {up}\n", self.successResultOf(measured))
 
     def test_store_is_looked_at(self) -> None:
         """Each time: nobody else might have asked this process lately."""
