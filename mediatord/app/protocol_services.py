@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from mediatord.app.core_services import CoreServices
 from mediatord.app.metrics_collection import ReactorLagMonitor, record_gauges
-from mediatord.cluster.anti_entropy import BacklogReader, PickupRecorder
+from mediatord.cluster.anti_entropy import read_backlog, record_pickups
 from mediatord.cluster.leases import LeaderLease
 from mediatord.config.settings import Config
 from mediatord.decentrl.context import DecentrlContext, KeyDirectory
@@ -72,11 +73,9 @@ def build_didcomm(core: CoreServices, config: Config) -> DIDCommServices:
     leader_lease = build_leader_lease(core, config)
     if core.cluster:
         remote_delivery = core.cluster.remote_delivery.deliver_message
-        backlog_reader = BacklogReader(
-            reactor, core.connections, lambda dids, window, limit: store.find_arrivals(dids, window, limit=limit)
-        )
         cluster_hooks = ClusterDeliveryHooks(
-            backlog_reader, PickupRecorder(store.cluster, config.queue.delivered_timeout)
+            partial(read_backlog, reactor, core.connections, store.find_arrivals),
+            partial(record_pickups, store.cluster, config.queue.delivered_timeout),
         )
     live = LiveDelivery(
         reactor,
@@ -253,12 +252,8 @@ def build_decentrl(core: CoreServices, config: Config) -> DecentrlServices:
     remote_delivery, pickup_recorder, backlog_reader = None, None, None
     if core.cluster:
         remote_delivery = core.cluster.remote_delivery
-        pickup_recorder = PickupRecorder(store.cluster, config.queue.delivered_timeout)
-        backlog_reader = BacklogReader(
-            clock,
-            core.connections,
-            lambda dids, window, limit: store.decentrl.find_pending_arrivals(dids, window, limit=limit),
-        )
+        pickup_recorder = partial(record_pickups, store.cluster, config.queue.delivered_timeout)
+        backlog_reader = partial(read_backlog, clock, core.connections, store.decentrl.find_pending_arrivals)
     event_pusher = EventPusher(core.connections, recorder, remote_delivery, pickup_recorder)
     core.late_removals.resolve_events = event_pusher.resolve_pushes
     recorder.metrics.register_buffer("remembered_events", lambda: (event_pusher.remembered, None))
