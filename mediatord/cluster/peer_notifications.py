@@ -374,8 +374,9 @@ class PeerNotificationDelivery(Generic[Item]):
         :raise StoreUnavailable: the store did not answer.
         """
         was_pushed = self._pusher.was_pushed
-        pushed = [id_ for id_ in ids if was_pushed(id_)]
-        async for items in self._find_served([id_ for id_ in ids if id_ not in pushed]):
+        pushed = list(filter(was_pushed, ids))
+        wanted = [id_ for id_ in ids if id_ not in pushed] if pushed else ids
+        async for items in self._find_served(wanted):
             # A repeated notification may have been served meanwhile.
             pushed += [item.id for item in items if was_pushed(item.id) or self._pusher.push_remote(item)]
         return pushed
@@ -407,6 +408,8 @@ class PeerNotificationDelivery(Generic[Item]):
             else:
                 served = await self._filter_served({item.recipient_did for item in found})
                 yield [item for item in found if item.recipient_did in served]
+            if len(found) == len(ids):
+                return
             # The others do not exist any more, or exceed what is read at once.
             found_ids = {item.id for item in found}
             ids = [id_ for id_ in ids if id_ not in found_ids]

@@ -84,55 +84,47 @@ RETRY_BATCH = 100
 MIN_RETRY_DELAY, MAX_RETRY_DELAY = 1.0, 15.0
 
 
-class _BackoffQueue:
+class _BackoffQueue(OrderedDict[str, frozenset[str]]):
     """
-    DIDs retried at a common, growing interval, oldest first.
+    DIDs, and the boots that need no notification, retried at a common, growing interval, oldest first.
 
-    :param retry: called with each DID and the boots that need no notification.
+    :param retry: called with each DID and its boots.
     :param max_delay: seconds that the interval grows to.
     """
 
     def __init__(self, clock: IReactorTime, retry: Callable[[str, Collection[str]], None], max_delay: float) -> None:
-        self.entries: OrderedDict[str, frozenset[str]] = OrderedDict()
+        super().__init__()
         self._clock = clock
         self._retry = retry
         self._max_delay = max_delay
         self._delay = MIN_RETRY_DELAY
         self._timer: IDelayedCall | None = None
 
-    def put(self, did: str, acknowledged: frozenset[str]) -> None:
-        """Append a DID."""
-        self.entries[did] = acknowledged
-        self._schedule()
+    def schedule(self) -> None:
+        """Start the timer, if it does not run and there is something to retry."""
+        if self and self._timer is None:
+            self._timer = self._clock.callLater(self._delay, self._retry_batch)
+
+    def cancel(self) -> None:
+        """Stop the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def reset_backoff(self) -> None:
         """Return to the shortest interval; a timer that already has it keeps running."""
         if self._delay > MIN_RETRY_DELAY:
             self._delay = MIN_RETRY_DELAY
-            self._cancel()
-            self._schedule()
-
-    def end(self) -> None:
-        """Drop all entries."""
-        self.entries.clear()
-        self._cancel()
-
-    def _cancel(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _schedule(self) -> None:
-        if self.entries and self._timer is None:
-            self._timer = self._clock.callLater(self._delay, self._retry_batch)
+            self.cancel()
+            self.schedule()
 
     def _retry_batch(self) -> None:
         self._timer = None
         self._delay = min(2 * self._delay, self._max_delay)
-        batch = [self.entries.popitem(last=False) for _ in range(min(RETRY_BATCH, len(self.entries)))]
+        batch = [self.popitem(last=False) for _ in range(min(RETRY_BATCH, len(self)))]
         for did, acknowledged in batch:
             self._retry(did, acknowledged)
-        self._schedule()
+        self.schedule()
 
 
 class ContractChangeRetryQueue:
@@ -155,7 +147,7 @@ class ContractChangeRetryQueue:
         self._is_closed = False
 
     def __len__(self) -> int:
-        return len(self._new.entries) + len(self._failed.entries)
+        return len(self._new) + len(self._failed)
 
     def add(self, did: str, acknowledged: Collection[str]) -> None:
         """Add a change that only these boots have acknowledged."""
@@ -163,7 +155,7 @@ class ContractChangeRetryQueue:
 
     def add_failed(self, did: str, acknowledged: Collection[str]) -> None:
         """Add a change whose retry failed; it joins a newer change of the same DID, if there is one."""
-        self._put(self._new if did in self._new.entries else self._failed, did, acknowledged)
+        self._put(self._new if did in self._new else self._failed, did, acknowledged)
 
     def record_success(self) -> None:
         """Retry the failed ones soon: a retry has reached all its nodes."""
@@ -172,18 +164,20 @@ class ContractChangeRetryQueue:
     def end(self) -> None:
         """Drop all entries and accept no more."""
         self._is_closed = True
-        self._new.end()
-        self._failed.end()
+        for queue in (self._new, self._failed):
+            queue.clear()
+            queue.cancel()
 
     def _put(self, queue: _BackoffQueue, did: str, acknowledged: Collection[str]) -> None:
         if self._is_closed:
             return
         common = frozenset(acknowledged)
         for one in (self._new, self._failed):
-            common &= one.entries.pop(did, common)
-        queue.put(did, common)
+            common &= one.pop(did, common)
+        queue[did] = common
+        queue.schedule()
         if len(self) > MAX_RETRY_DIDS:
-            (self._failed.entries or self._new.entries).popitem(last=False)
+            (self._failed or self._new).popitem(last=False)
             self._dropped()
 
 
