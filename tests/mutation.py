@@ -57,7 +57,6 @@ GROUPS = {
     ),
     "limits": MutationGroup(
         (
-            "ratelimit/sliding_window.py",
             "ratelimit/rate_limiter.py",
             "ratelimit/distributed_limiter.py",
             "store/quotas.py",

@@ -23,12 +23,11 @@ from zope.interface import implementer
 from mediatord.admin.page import build_security_policy, render_status_page
 from mediatord.admin.status import DaemonStatus, StatusCollector, render_status_json
 from mediatord.admin.status_sources import REPORT_INDEX, AnalysisReportFile, ReportDirectory
-from mediatord.http.client_address import ClientAddressResolver
+from mediatord.http.channel import BackpressureHTTPChannel
+from mediatord.http.client_address import ClientAddressResolver, get_addresses
 from mediatord.http.flow_control import MemoryReclaimer, ResponseBudget, RoundRobinScheduler
-from mediatord.http.resources import get_addresses
-from mediatord.http.site import BackpressureHTTPChannel
 from mediatord.log_redaction_and_throttle import redact_failure
-from mediatord.ratelimit.sliding_window import SlidingWindowLimiter
+from mediatord.ratelimit.rate_limiter import SlidingWindowLimiter
 from mediatord.secret_files import SecretFileError, read_secret_file
 
 MIN_TOKEN_LENGTH = 32

@@ -123,7 +123,7 @@ class ClusterSubsystem:
 
     def set_live_nodes(self, live: Collection[ClusterNode]) -> None:
         self._live_count = len(live)
-        self._metrics.set_cluster_nodes(len(live))
+        self._metrics.cluster_nodes.set(len(live))
         for node in live:
             self._node_names.pop(node.boot, None)
             self._node_names[node.boot] = node.name
@@ -202,7 +202,7 @@ def build_cluster_services(
         cluster.settings.keys,
         boot,
         receiver.receive,
-        core.recorder.metrics.count_refused_peer_request,
+        core.recorder.metrics.refused_peer_requests.inc,
     )
     anti_entropy = AntiEntropy(clock, (messages, events), core.connections.backlogs.forget)
     sweeper = LapsedNodeSweeper(

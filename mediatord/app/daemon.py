@@ -16,9 +16,9 @@ from mediatord.app.core_services import CoreServices, build_core_services
 from mediatord.app.http_sites import build_admin, build_control_socket, build_site
 from mediatord.app.lifecycle import (
     AcceptDelay,
+    LifecycleNotifier,
     OrderedService,
     ShutdownStep,
-    StatusNotifier,
     StoreLockService,
     StoreOpener,
     check_setting_combinations,
@@ -31,8 +31,9 @@ from mediatord.cluster.membership import Membership
 from mediatord.config.settings import Config
 from mediatord.net.listeners import Listener
 from mediatord.observability.systemd import notify_systemd
-from mediatord.probe.cycle import ListenerAddress, ProbeContext, ProbeCycle, make_listener_endpoint
-from mediatord.probe.readiness import ReadinessContext, ReadinessMonitor
+from mediatord.probe.cycle import ProbeCycle
+from mediatord.probe.listener_endpoints import make_listener_endpoint
+from mediatord.probe.readiness import ReadinessMonitor
 from mediatord.store.interfaces.store import IStore
 from mediatord.store.sqlite.database_file import check_store
 from mediatord.workers.supervisor_connection import SupervisorConnection
@@ -68,7 +69,7 @@ def build_daemon(
     # A new database file is created when the store is opened, not before the daemon starts.
     core = build_core_services(reactor, config, worker=worker.spec if worker else None, store=store, create=False)
     didcomm, decentrl = build_didcomm(core, config), build_decentrl(core, config)
-    status = StatusNotifier(core, worker.notify if worker else notify_systemd, ready)
+    status = LifecycleNotifier(core, worker.notify if worker else notify_systemd, ready)
     root = OrderedService(reactor, config.drain_timeout, core.events.rotate, status.reload)
 
     site = build_site(core, didcomm, decentrl, config, worker, lambda: readiness)
@@ -171,21 +172,23 @@ def build_readiness_monitor(core: CoreServices, config: Config, listeners: Seque
     def connect(listener: Listener) -> IStreamClientEndpoint | None:
         if listener.address is None:
             return None
-        address = ListenerAddress(listener.address, listener.speaks_tls, listener.is_proxied)
-        return make_listener_endpoint(reactor, address, host_name)
+        options = {"tls": listener.speaks_tls, "proxied": listener.is_proxied}
+        return make_listener_endpoint(reactor, listener.address, host_name, **options)
 
-    probe = ProbeContext(
-        reactor=reactor,
+    cycle = ProbeCycle(
+        reactor,
         endpoints=lambda: [connect(listener) for listener in listeners],
         write=lambda: store.claim_nonce(secrets.token_bytes(32), reactor.seconds() + _PROBE_CLAIM_SECONDS),
         mediator=lambda: core.identity.now.did,
         identity=core.probe_credentials.identities.identity(config.node_name),
         token=core.probe_credentials.token,
     )
-    context = ReadinessContext(
+    return ReadinessMonitor(
+        reactor,
+        cycle,
+        config.readiness.interval,
+        core.recorder.metrics,
         is_open=lambda: core.gate.is_open,
-        trouble=lambda: core.node_health.trouble,
+        get_trouble=lambda: core.node_health.trouble,
         steady=core.monotonic,
-        metrics=core.recorder.metrics,
     )
-    return ReadinessMonitor(reactor, ProbeCycle(probe), context, config.readiness.interval)

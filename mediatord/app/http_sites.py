@@ -6,7 +6,6 @@ import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from autobahn.twisted.resource import WebSocketResource
 from twisted.application.service import Service
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger, globalLogPublisher
@@ -18,84 +17,23 @@ from mediatord.admin.status_sources import SLOT_SECONDS, RecentProblems, ReportD
 from mediatord.app.core_services import CoreServices
 from mediatord.app.metrics_collection import StoreMetricsRefresher
 from mediatord.app.protocol_services import DecentrlServices, DIDCommServices
-from mediatord.clock import request_scope
 from mediatord.cluster.membership import StoreHealthCheck
 from mediatord.config.settings import Config
 from mediatord.control.operations import ControlOperations
 from mediatord.control.server import ControlListener, ControlSocket
-from mediatord.decentrl.context import DecentrlReply
-from mediatord.didcomm.messages import DIDCommReply, MessageOrigin
-from mediatord.errors import MediatorError, ShutdownInProgress, StartupError, StoreUnavailable
+from mediatord.errors import MediatorError, StartupError, StoreUnavailable
 from mediatord.http.client_address import AllowedOrigins, ClientAddressResolver
 from mediatord.http.flow_control import MemoryReclaimer, RoundRobinScheduler
 from mediatord.http.resources import HTTPContext, StaticDocuments, report_no_probe
 from mediatord.http.site import MediatorSite
-from mediatord.http.websocket import MediatorSocketFactory, SocketContext
 from mediatord.net.listeners import Listener
-from mediatord.observability.event_recorder import MessageEventRecorder, ProtocolName
+from mediatord.observability.event_recorder import EventRecorder, ProtocolName
 from mediatord.observability.systemd import STATUS_SERVING, STATUS_WAITING_FOR_STORE
 from mediatord.probe.readiness import ReadinessMonitor
 from mediatord.secret_files import SecretFileError
 from mediatord.store.interfaces.messages import QueueBacklog
 from mediatord.workers.shared_listeners import InheritedSocketReactor
 from mediatord.workers.supervisor_connection import SupervisorConnection
-
-
-class _ProtocolGateway:
-    """Runs requests of both protocols inside the request gate; records and refuses those that come at shutdown."""
-
-    def __init__(self, core: CoreServices, didcomm: DIDCommServices, decentrl: DecentrlServices) -> None:
-        self._gate = core.gate
-        self._clock = core.reactor
-        self._recorder = core.recorder
-        self._didcomm = didcomm.dispatcher
-        self._decentrl = decentrl.dispatcher
-
-    async def receive(self, raw: bytes, origin: MessageOrigin) -> DIDCommReply:
-        """One DIDComm message."""
-        if not self._gate.enter():
-            await self._wait("didcomm", origin.peer, len(raw))
-        try:
-            with request_scope(self._clock):
-                return await self._didcomm.receive(raw, origin)
-        finally:
-            self._gate.leave()
-
-    async def command(self, raw: bytes, peer: str) -> DecentrlReply:
-        """One Decentrl command."""
-        if not self._gate.enter():
-            await self._wait("decentrl", peer, len(raw))
-        try:
-            with request_scope(self._clock):
-                return await self._decentrl.receive(raw, peer)
-        finally:
-            self._gate.leave()
-
-    async def public(self, did: str, arguments: Mapping[bytes, Sequence[bytes]], peer: str) -> DecentrlReply:
-        """A page of a public channel."""
-        if not self._gate.enter():
-            await self._wait("decentrl", peer, 0)
-        try:
-            with request_scope(self._clock):
-                return await self._decentrl.public(did, arguments, peer)
-        finally:
-            self._gate.leave()
-
-    def record_early_rejection(self, protocol: ProtocolName, peer: str, error: MediatorError) -> None:
-        """A request was refused unread."""
-        self._recorder.record_early_rejection(protocol, peer, 0, error)
-
-    async def _wait(self, protocol: ProtocolName, peer: str, size: int) -> None:
-        """
-        Wait until the gate is open, and enter.
-
-        :raise ShutdownInProgress: the daemon is stopping.
-        """
-        try:
-            await self._gate.wait()
-        except ShutdownInProgress as error:
-            self._recorder.record_early_rejection(protocol, peer, size, error)
-            raise
 
 
 def build_site(
@@ -113,76 +51,63 @@ def build_site(
     """
     recorder = core.recorder
 
-    gateway = _ProtocolGateway(core, didcomm, decentrl)
+    def record_early_rejection(protocol: ProtocolName, peer: str, error: MediatorError) -> None:
+        recorder.record_early_rejection(protocol, peer, 0, error)
 
     async def render_metrics() -> bytes:
         return recorder.metrics.render()
 
-    peers = ClientAddressResolver(config.trusted_proxies, core.probe_credentials.token, config.limits.trusted_peers)
-    max_message_bytes = config.limits.max_message_bytes
-    memory = MemoryReclaimer(core.reactor)
-    scheduler = RoundRobinScheduler(core.reactor)
-    sockets = SocketContext(
-        receive=gateway.receive,
-        converse=decentrl.open_socket,
-        connections=core.connections,
-        recorder=core.recorder,
-        peers=peers,
-        clock=core.reactor,
-        memory=memory,
-        scheduler=scheduler,
-        admits=core.rate_limiter.charge_request,
-    )
+    limits = config.limits
+    addresses = ClientAddressResolver(config.trusted_proxies, core.probe_credentials.token, limits.trusted_peers)
     origins = AllowedOrigins(config.websocket_origins)
     documents = StaticDocuments(core.identity.now.did, core.identity.now.web_document, config.public_url)
-    factory = MediatorSocketFactory(core.reactor, sockets, max_message_bytes)
     context = HTTPContext(
         clock=core.reactor,
-        receive=gateway.receive,
-        command=gateway.command,
-        public=gateway.public,
+        receive=didcomm.dispatcher.receive,
+        command=decentrl.dispatcher.receive,
+        public=decentrl.dispatcher.public,
         ping_store=_build_store_ping(core, config),
-        store_trouble=lambda: core.store.trouble,
-        trouble=lambda: core.node_health.trouble,
-        statistics=StoreMetricsRefresher(core),
-        figures=worker.fetch_metrics if worker else render_metrics,
-        pages=documents,
-        metrics=core.recorder.metrics,
-        peers=peers,
+        find_store_problem=lambda: core.store.trouble,
+        find_node_problem=lambda: core.node_health.trouble,
+        refresh_store_metrics=StoreMetricsRefresher(core),
+        render_metrics=worker.fetch_metrics if worker else render_metrics,
+        documents=documents,
+        recorder=recorder,
+        client_addresses=addresses,
         connections=core.connections,
-        sockets=WebSocketResource(factory),
-        record_early_rejection=gateway.record_early_rejection,
+        open_decentrl_socket=decentrl.open_socket,
+        record_early_rejection=record_early_rejection,
         origins=origins,
-        memory=memory,
-        scheduler=scheduler,
+        memory=MemoryReclaimer(core.reactor),
+        scheduler=RoundRobinScheduler(core.reactor),
         admits=core.rate_limiter.charge_request,
         metrics_allow=lambda: core.reloader.config.metrics.allow,
-        ready=(lambda: readiness().ask()) if readiness else report_no_probe,
+        check_readiness=(lambda: readiness().ask()) if readiness else report_no_probe,
         forward_fast_path=didcomm.forward_fast_path.take,
     )
-    factory.limit(max_message_bytes, config.limits.max_outbox_bytes)
-    site = MediatorSite(context, max_message_bytes, *_get_connection_limits(config))
-    site.unread.limit(config.limits.max_unread_bytes)
+    site = MediatorSite(context, *_get_site_limits(config))
+    site.unread.limit(limits.max_unread_bytes)
 
     def follow(new: Config) -> None:
-        peers.set_peer_networks(new.limits.trusted_peers)
+        addresses.set_peer_networks(new.limits.trusted_peers)
         origins.allow(new.websocket_origins)
-        site.limit(new.limits.max_message_bytes, *_get_connection_limits(new))
-        factory.limit(new.limits.max_message_bytes, new.limits.max_outbox_bytes)
+        site.limit(*_get_site_limits(new))
         site.unread.limit(new.limits.max_unread_bytes)
-        documents.show(core.identity.now.did, core.identity.now.web_document)
+        documents.set_identity(core.identity.now.did, core.identity.now.web_document)
 
     core.reloader.follow(follow)
-    recorder.metrics.register_buffer("socket_outboxes", factory.unsent)
-    recorder.metrics.register_buffer("socket_inboxes", factory.unserved)
+    recorder.metrics.register_buffer("socket_outboxes", site.socket_factory.unsent)
+    recorder.metrics.register_buffer("socket_inboxes", site.socket_factory.unserved)
     recorder.metrics.register_buffer("http_requests", site.read_ahead)
     recorder.metrics.register_buffer("http_answers", lambda: site.unread.held)
     return site
 
 
-def _get_connection_limits(config: Config) -> tuple[int, int]:
-    """Limits on HTTP connections of one address, and of a trusted peer."""
-    return 4 * config.limits.max_connections_per_ip, 4 * config.limits.trusted_connections
+def _get_site_limits(config: Config) -> tuple[int, int, int, int]:
+    """Bytes of a message, HTTP connections of one address and of a trusted peer, bytes queued for a socket."""
+    limits = config.limits
+    connections = 4 * limits.max_connections_per_ip, 4 * limits.trusted_connections
+    return limits.max_message_bytes, *connections, limits.max_outbox_bytes
 
 
 def _build_store_ping(core: CoreServices, config: Config) -> Callable[[], Awaitable[None]]:
@@ -199,7 +124,7 @@ def _build_store_ping(core: CoreServices, config: Config) -> Callable[[], Awaita
 
     if config.storage.backend != "sqlite":
         return ping
-    return StoreHealthCheck(ping, core.monotonic, lambda: metrics.get_rejection_count("store_unavailable"))
+    return StoreHealthCheck(ping, core.monotonic, lambda: metrics.rejected.get("store_unavailable"))
 
 
 _log = Logger()
@@ -321,7 +246,7 @@ def build_control_socket(
     if config.control_socket is None:
         return []
 
-    def open_recorder() -> MessageEventRecorder | None:
+    def open_recorder() -> EventRecorder | None:
         core.events.flush()
         return None if core.events.pending else core.recorder
 

@@ -265,7 +265,7 @@ class AcceptDelay(Service):
             self._call = None
 
 
-class StatusNotifier(Service):
+class LifecycleNotifier(Service):
     """
     Reports start, status and stop of the daemon to the event log and to systemd.
 

@@ -20,10 +20,10 @@ from mediatord.identity.encrypted_file import make_passphrase_source
 from mediatord.identity.key_file import KeySet, NamedKey, load_keys, parse_keys
 from mediatord.identity.mediator_identity import IdentityError, MediatorIdentity, abbreviate_did
 from mediatord.net.listeners import Listener
-from mediatord.observability.event_log import EventLogWriter, SegmentLimits, SegmentSealer
+from mediatord.observability.event_log import EventLogWriter, SegmentSealer
 from mediatord.observability.event_recorder import EventRecorder
 from mediatord.observability.pseudonyms import Pseudonymizer, renew_pseudonym_key
-from mediatord.observability.segments import RetentionLimits
+from mediatord.observability.segments import SegmentLimits
 from mediatord.protocol.didcomm import jwe
 from mediatord.protocol.didcomm.keys import PrivateKey
 from mediatord.secret_files import SecretFileError
@@ -36,13 +36,15 @@ class CurrentIdentity:
     The identity in use, which changes when keys are rotated.
 
     :ivar now: that identity.
-    :ivar own_dids: as of :class:`MediatorIdentity`, like `decentrl_dids`; always the same set, changed in place.
+    :ivar own_dids: as of :class:`MediatorIdentity`, like `decentrl_dids` and `agreement_keys`; always the same
+        object, changed in place.
     """
 
     def __init__(self, identity: MediatorIdentity) -> None:
         self.now = identity
         self.own_dids = set(identity.own_dids)
         self.decentrl_dids = set(identity.decentrl_dids)
+        self.agreement_keys = dict(identity.agreement_keys)
         self._caches: list[Callable[[], None]] = [jwe.clear_key_caches]
 
     def on_change(self, clear: Callable[[], None]) -> None:
@@ -56,6 +58,8 @@ class CurrentIdentity:
         self.own_dids.update(identity.own_dids)
         self.decentrl_dids.clear()
         self.decentrl_dids.update(identity.decentrl_dids)
+        self.agreement_keys.clear()
+        self.agreement_keys.update(identity.agreement_keys)
         for clear in self._caches:
             clear()
 
@@ -290,9 +294,8 @@ class ConfigReloader:
 
         def record_expiry() -> None:
             if listener.certificate is not None:
-                self._recorder.metrics.set_certificate_expiry(
-                    listener.certificate.name, listener.certificate.expiry.timestamp()
-                )
+                expiry = self._recorder.metrics.certificate_expiry.labels(listener.certificate.name)
+                expiry.set(listener.certificate.expiry.timestamp())
 
         def renew() -> bool:
             is_renewed = listener.renew()
@@ -339,8 +342,7 @@ class ConfigReloader:
 def build_segment_limits(config: Config) -> SegmentLimits:
     """The limits at which segments of the event log are closed and deleted."""
     rotate, retention = config.log.rotate, config.log.retention
-    kept = RetentionLimits(rotate.keep, retention.age, retention.bytes, retention.unread_bytes)
-    return SegmentLimits(rotate.bytes, kept)
+    return SegmentLimits(rotate.bytes, rotate.keep, retention.age, retention.bytes, retention.unread_bytes)
 
 
 _DAY_SECONDS = 86_400.0

@@ -38,6 +38,7 @@ from mediatord.backup.records import (
     StoredEventRecord,
     StoreRecord,
     batch_by_size,
+    map_fields,
     require_empty_counts,
     resolve_seen_at,
 )
@@ -168,60 +169,48 @@ class _Mapping(NamedTuple):
     constants: MongoDocument = {}
 
 
-def _map(names: str, **fields: str) -> dict[str, str]:
-    """Fields that have the same names in records and documents, and others."""
-    return {**{name: name for name in names.split()}, **fields}
-
-
 def _map_party(collection: schema.PartyCollection, keys: dict[str, str], names: str = "", **fields: str) -> _Mapping:
-    return _Mapping(collection.name, _map(names, id="_id", **fields), keys, collection, is_ordered=True)
+    return _Mapping(collection.name, map_fields(names, id="_id", **fields), keys, collection, is_ordered=True)
 
 
+_RECIPIENT_KEYS = {"party": "recipient", "sender": "sender"}
 _MAPPINGS = {
     "account": _Mapping(
         ACCOUNTS,
-        _map("did created_at draft03 seen_at fresh", number="_id"),
+        map_fields("did created_at draft03 seen_at fresh", number="_id"),
         constants={"recipients": 0, "places": 0},
     ),
     "retired": _Mapping(RETIRED_DIDS, {"did": "_id"}),
     "recipient": _Mapping(
-        RECIPIENTS, _map("account did names", number="_id", place="registered"), constants={"messages": 0, "bytes": 0}
+        RECIPIENTS,
+        map_fields("account did names", number="_id", place="registered"),
+        constants={"messages": 0, "bytes": 0},
     ),
     "message": _Mapping(
         MESSAGES,
-        _map("account recipient form received_at expires_at due_at arrived_at pushes payload", id="_id"),
+        map_fields("account recipient form received_at expires_at due_at arrived_at pushes payload", id="_id"),
         is_ordered=True,
     ),
-    "long_form": _Mapping(schema.LONG_FORM_DIDS, _map("long", short="_id")),
+    "long_form": _Mapping(schema.LONG_FORM_DIDS, map_fields("long", short="_id")),
     # The token of the claim, which says who made it, is not exported.
-    "nonce": _Mapping(schema.NONCES, _map("until", key="_id"), is_ordered=True, constants={"token": bytes(12)}),
+    "nonce": _Mapping(schema.NONCES, map_fields("until", key="_id"), is_ordered=True, constants={"token": bytes(12)}),
     "registration": _Mapping(
-        schema.REGISTRATIONS, _map("digest text", id="_id", expires_at="until"), {"party": "did"}
+        schema.REGISTRATIONS, map_fields("digest text", id="_id", expires_at="until"), {"party": "did"}
     ),
     "contract": _map_party(
         schema.CONTRACTS, {"party": "owner", "peer": "peer"}, "digest text", peer="peer_did", expires_at="until"
     ),
     "contract_request": _map_party(
-        schema.CONTRACT_REQUESTS,
-        {"party": "recipient", "sender": "sender"},
-        "public_key",
-        sender="sender_did",
-        request="text",
+        schema.CONTRACT_REQUESTS, _RECIPIENT_KEYS, "public_key", sender="sender_did", request="text"
     ),
     "pending_event": _map_party(
-        schema.PENDING_EVENTS,
-        {"party": "recipient", "sender": "sender"},
-        "received_at payload",
-        recipient="recipient_did",
-        sender="sender_did",
+        schema.PENDING_EVENTS, _RECIPIENT_KEYS, "received_at payload", recipient="recipient_did", sender="sender_did"
     ),
     "stored_event": _map_party(
         schema.STORED_EVENTS,
         {"party": "owner"},
         "contract_id tags payload",
-        sender="sender_did",
-        recipient="recipient_did",
-        timestamp="at",
+        **{"sender": "sender_did", "recipient": "recipient_did", "timestamp": "at"},
     ),
     "public_event": _map_party(
         schema.PUBLIC_EVENTS, {"party": "publisher"}, "tags signature event", timestamp="at", channel_id="channel"

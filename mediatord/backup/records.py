@@ -273,6 +273,11 @@ def decode_record(line: bytes) -> StoreRecord:
         raise InvalidArchiveError(f"{shorten_value(where)}: {first['msg']}") from None
 
 
+def map_fields(names: str, **renamed: str) -> dict[str, str]:
+    """How fields are called in a store: some as in a record, others not."""
+    return {**{name: name for name in names.split()}, **renamed}
+
+
 class RecordSource(ABC):
     """A store that is exported, as of one moment."""
 
@@ -306,7 +311,13 @@ class RecordSource(ABC):
                         fields["recipient"] = numbers.lookup("recipient", fields["recipient"])
                     elif kind == "recipient":
                         fields["names"] = export_names(fields["did"], fields["place"], fields["names"])
-                    yield _RECORD_ADAPTER.validate_python({"kind": kind, **fields}, strict=False)
+                    try:
+                        yield _RECORD_ADAPTER.validate_python({"kind": kind, **fields}, strict=False)
+                    except ValidationError as error:
+                        where = error.errors(include_url=False, include_input=False)[0]["loc"]
+                        raise BackupError(
+                            f"the store is damaged: a record of kind {kind} has no {where[-1]}"
+                        ) from None
 
 
 class RecordTarget(ABC):

@@ -11,12 +11,12 @@ import json
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from sqlite3 import SQLITE_CONSTRAINT_PRIMARYKEY, SQLITE_CONSTRAINT_UNIQUE, Connection, DatabaseError, IntegrityError
-from typing import Any
+from typing import Any, NamedTuple
 
 from mediatord.backup.durable_files import chown_to_owner, require_directory, sync_directory
 from mediatord.backup.records import (
@@ -31,6 +31,7 @@ from mediatord.backup.records import (
     RecordTarget,
     StoredEventRecord,
     StoreRecord,
+    map_fields,
     require_empty_counts,
     resolve_seen_at,
 )
@@ -53,57 +54,142 @@ from mediatord.store.sqlite.database_file import (
 from mediatord.store.sqlite.event_search import parse_tag_ids, read_label_texts
 from mediatord.store.sqlite.queue_accounting import StoreConnection
 
-# Where the records of a kind are, unless in a table of that name.
+_GET_DID = "(SELECT did FROM party WHERE id = {})"
+_GET_LABEL = "(SELECT text FROM label WHERE id = {})"
+_GET_PARTY = "(SELECT id FROM party WHERE did = :{})"
+_MEDIATOR = decentrl_queries.MEDIATOR_ID
+_UTF8_SIZE = "length(CAST(:payload AS BLOB))"
+_DUE_AT = "iif(:arrived_at IS NULL, :due_at, iif(:arrived_at = :received_at, NULL, -:arrived_at))"
+_COUNT_IN_QUEUE = """
+    INSERT INTO queue (account_id, recipient_id, messages, bytes) VALUES (:account, :recipient, 1, length(:payload))
+    ON CONFLICT DO UPDATE SET messages = messages + 1, bytes = bytes + excluded.bytes
+"""
+_COUNT_NAMES = "UPDATE account SET places = max(places, :last), recipients = recipients + :more WHERE id = :account"
+_COUNT_NONCE = "UPDATE tally SET value = value + 1 WHERE name = 'nonces'"
+_COUNT_ACCEPTED = "UPDATE ledger SET accepted = accepted + 1 WHERE half = '{}'"
+
+
+class _Table(NamedTuple):
+    """
+    How a kind of records is stored.
+
+    :param fields: columns that have the values of fields, by these.
+    :param read: further fields: expressions with columns.
+    :param write: further columns: expressions with fields, and with the functions that are added to SQL. Events that
+        are searched are inserted by the functions of the store instead.
+    :param name: of the table, if it is not that of the kind.
+    :param where: a plus disables an index for a term, so that rows are read in their order.
+    :param parties: fields with DIDs of parties, which are inserted if they are new.
+    :param usage: counters of the first of them, and what to add.
+    :param also: further statements with fields for each record.
+    """
+
+    fields: dict[str, str]
+    read: dict[str, str] = {}
+    write: dict[str, str] = {}
+    name: str = ""
+    order: str = "seq"
+    where: str = "TRUE"
+    parties: tuple[str, ...] = ()
+    usage: dict[str, str] = {}
+    also: tuple[str, ...] = ()
+
+
 _TABLES = {
-    "long_form": "did_document",
-    "registration": f"contract WHERE owner_id = {decentrl_queries.MEDIATOR_ID}",
-    "contract": f"contract WHERE owner_id > {decentrl_queries.MEDIATOR_ID}",
+    "account": _Table(
+        map_fields("did created_at draft03 seen_at fresh", number="id"), {}, {"did_key": "hash_did(:did)"}, order="id"
+    ),
+    "retired": _Table(map_fields("did"), order="did"),
+    "recipient": _Table(
+        map_fields("did names", number="id", account="account_id", place="registered"),
+        write={"did_digest": "did_digest(:did)"},
+        order="id",
+        also=(_COUNT_NAMES,),
+    ),
+    # A delayed message that was handed out has the negative time of that.
+    "message": _Table(
+        map_fields("id form received_at expires_at pushes payload", account="account_id", recipient="recipient_id"),
+        {
+            "due_at": "iif(due_at > 0, due_at, NULL)",
+            "arrived_at": "CASE WHEN due_at IS NULL THEN received_at WHEN due_at <= 0 THEN -due_at END",
+        },
+        {"size": "length(:payload)", "due_at": _DUE_AT}
+        | {"digest": "sha256(:payload)", "digest_head": "digest_head(:payload)"},
+        also=(_COUNT_IN_QUEUE, _COUNT_ACCEPTED.format("didcomm")),
+    ),
+    "long_form": _Table(map_fields("short long"), name="did_document", order="short"),
+    "nonce": _Table(map_fields("key until"), order="place", also=(_COUNT_NONCE,)),
+    "registration": _Table(
+        map_fields("id expires_at digest text"),
+        {"did": _GET_DID.format("peer_id")},
+        {"owner_id": f"{_MEDIATOR}", "peer_id": _GET_PARTY.format("did")},
+        name="contract",
+        order="id",
+        where=f"+owner_id = {_MEDIATOR}",
+        parties=("did",),
+    ),
+    "contract": _Table(
+        map_fields("id expires_at digest text"),
+        {"owner": _GET_DID.format("owner_id"), "peer": _GET_DID.format("peer_id")},
+        {"owner_id": _GET_PARTY.format("owner"), "peer_id": _GET_PARTY.format("peer")},
+        where=f"+owner_id > {_MEDIATOR}",
+        parties=("owner", "peer"),
+        usage={"contracts": "1"},
+    ),
+    "contract_request": _Table(
+        map_fields("id public_key request", sender="sender_did"),
+        {"recipient": _GET_DID.format("recipient_id")},
+        {"recipient_id": _GET_PARTY.format("recipient"), "sender_key": "hash_did(:sender)"},
+        parties=("recipient",),
+        usage={"requests": "1"},
+    ),
+    "pending_event": _Table(
+        map_fields("id payload", sender="sender_did"),
+        {"recipient": _GET_DID.format("recipient_id"), "received_at": "received_at"},
+        {"recipient_id": _GET_PARTY.format("recipient"), "sender_key": "hash_did(:sender)"}
+        | {"received_at": "repr(:received_at)", "size": _UTF8_SIZE},
+        parties=("recipient",),
+        usage={"pending": "1", "pending_bytes": _UTF8_SIZE},
+        also=(_COUNT_ACCEPTED.format("decentrl"),),
+    ),
+    "stored_event": _Table(
+        map_fields("id contract_id timestamp processed tags"),
+        {"owner": _GET_DID.format("owner_id"), "sender": _GET_LABEL.format("sender")}
+        | {"recipient": _GET_LABEL.format("recipient")}
+        | {"payload": "(SELECT payload FROM stored_payload WHERE seq = stored_event.seq)"},
+    ),
+    "public_event": _Table(
+        map_fields("id timestamp tags signature event"),
+        {"publisher": _GET_DID.format("owner_id"), "channel_id": _GET_LABEL.format("channel")},
+    ),
 }
-# CROSS JOIN keeps the order of the tables; a plus disables an index for a term, so that rows are read in the order of
-# ids. A delayed message that was handed out has the negative time of that.
-_SELECTS = {
-    "account": "SELECT id AS number, did, created_at, draft03, seen_at, fresh FROM account ORDER BY id",
-    "retired": "SELECT did FROM retired ORDER BY did",
-    "recipient": """
-        SELECT id AS number, account_id AS account, did, registered AS place, names FROM recipient ORDER BY id
-    """,
-    "message": """
-        SELECT id, account_id AS account, recipient_id AS recipient, form, received_at, expires_at, pushes, payload,
-            iif(due_at > 0, due_at, NULL) AS due_at,
-            CASE WHEN due_at IS NULL THEN received_at WHEN due_at <= 0 THEN -due_at END AS arrived_at
-        FROM message ORDER BY seq
-    """,
-    "long_form": "SELECT short, long FROM did_document ORDER BY short",
-    "nonce": "SELECT key, until FROM nonce ORDER BY place",
-    "registration": """
-        SELECT c.id, p.did, c.expires_at, c.digest, c.text
-        FROM contract c CROSS JOIN party p ON p.id = c.peer_id WHERE +c.owner_id = 0 ORDER BY c.id
-    """,
-    "contract": """
-        SELECT c.id, o.did AS owner, p.did AS peer, c.expires_at, c.digest, c.text
-        FROM contract c CROSS JOIN party o ON o.id = c.owner_id CROSS JOIN party p ON p.id = c.peer_id
-        WHERE +c.owner_id > 0 ORDER BY c.seq
-    """,
-    "contract_request": """
-        SELECT e.id, p.did AS recipient, e.sender_did AS sender, e.public_key, e.request
-        FROM contract_request e CROSS JOIN party p ON p.id = e.recipient_id ORDER BY e.seq
-    """,
-    "pending_event": """
-        SELECT e.id, p.did AS recipient, e.sender_did AS sender, e.received_at, e.payload
-        FROM pending_event e CROSS JOIN party p ON p.id = e.recipient_id ORDER BY e.seq
-    """,
-    "stored_event": """
-        SELECT e.id, p.did AS owner, s.text AS sender, r.text AS recipient, e.contract_id, e.timestamp, e.processed,
-            e.tags, b.payload
-        FROM stored_event e CROSS JOIN party p ON p.id = e.owner_id CROSS JOIN stored_payload b ON b.seq = e.seq
-        CROSS JOIN label s ON s.id = e.sender CROSS JOIN label r ON r.id = e.recipient ORDER BY e.seq
-    """,
-    "public_event": """
-        SELECT e.id, p.did AS publisher, c.text AS channel_id, e.signature, e.timestamp, e.tags, e.event
-        FROM public_event e CROSS JOIN party p ON p.id = e.owner_id LEFT JOIN label c ON c.id = e.channel
-        ORDER BY e.seq
-    """,
-}
+
+
+def _build_select(kind: str, columns: Mapping[str, str]) -> str:
+    """:param columns: expressions by the names of the result."""
+    table = _TABLES[kind]
+    shown = ", ".join(f"{expression} AS {name}" for name, expression in columns.items())
+    order = f"ORDER BY {table.order}" if len(columns) > 1 else ""
+    return f"SELECT {shown} FROM {table.name or kind} WHERE {table.where} {order}"
+
+
+def _build_inserts(kind: str) -> Iterator[str]:
+    table = _TABLES[kind]
+    for field in table.parties:
+        yield f"INSERT OR IGNORE INTO party (did) VALUES (:{field})"
+    values = {column: f":{field}" for field, column in table.fields.items()} | table.write
+    yield f"INSERT INTO {table.name or kind} ({', '.join(values)}) VALUES ({', '.join(values.values())})"
+    if table.usage:
+        values = {"party_id": _GET_PARTY.format(table.parties[0])} | table.usage
+        sums = ", ".join(f"{column} = {column} + excluded.{column}" for column in table.usage)
+        yield f"""
+            INSERT INTO holding ({", ".join(values)}) VALUES ({", ".join(values.values())})
+            ON CONFLICT DO UPDATE SET {sums}
+        """
+    yield from table.also
+
+
+_INSERTS = {kind: list(_build_inserts(kind)) for kind in _TABLES}
 
 
 class SQLiteRecordSource(RecordSource):
@@ -115,11 +201,12 @@ class SQLiteRecordSource(RecordSource):
         self._connection = connection
 
     def count(self, kind: str) -> int:
-        ((number,),) = self._connection.execute(f"SELECT count(*) FROM {_TABLES.get(kind, kind)}").fetchall()
+        ((number,),) = self._connection.execute(_build_select(kind, {"number": "count(*)"})).fetchall()
         return int(number)
 
     def read(self, kind: str) -> Iterator[dict[str, Any]]:
-        rows = self._connection.execute(_SELECTS[kind])
+        table = _TABLES[kind]
+        rows = self._connection.execute(_build_select(kind, table.fields | table.read))
         names = [column for column, *_ in rows.description]
         for row in rows:
             fields = dict(zip(names, row, strict=True))
@@ -203,87 +290,6 @@ def _check_schema(connection: Connection, path: Path) -> None:
         raise BackupError(f"{path} has schema version {version}, this mediatord wants {ours}: {hint}")
 
 
-_INSERT_PARTY = "INSERT OR IGNORE INTO party (did) VALUES ({})"
-_INSERT_CONTRACT = """
-    INSERT INTO contract (id, owner_id, peer_id, expires_at, digest, text)
-    VALUES (:id, {}, (SELECT id FROM party WHERE did = {}), :expires_at, :digest, :text)
-"""
-# Statements with the fields of a record, for each kind but events that are searched. They use the functions that
-# _define_functions adds to SQL.
-_INSERTS = {
-    "account": [
-        """
-        INSERT INTO account (id, did, did_key, created_at, draft03, seen_at, fresh)
-        VALUES (:number, :did, hash_did(:did), :created_at, :draft03, :seen_at, :fresh)
-        """
-    ],
-    "retired": ["INSERT INTO retired (did) VALUES (:did)"],
-    "recipient": [
-        """
-        INSERT INTO recipient (id, account_id, did, did_digest, registered, names)
-        VALUES (:number, :account, :did, did_digest(:did), :place, :names)
-        """,
-        "UPDATE account SET places = max(places, :last), recipients = recipients + :more WHERE id = :account",
-    ],
-    "message": [
-        """
-        INSERT INTO message (
-            id, recipient_id, account_id, form, size, received_at, expires_at, due_at, pushes,
-            digest_head, digest, payload
-        ) VALUES (
-            :id, :recipient, :account, :form, length(:payload), :received_at, :expires_at,
-            CASE WHEN :arrived_at IS NULL THEN :due_at WHEN :arrived_at <> :received_at THEN -:arrived_at END,
-            :pushes, digest_head(:payload), sha256(:payload), :payload
-        )
-        """,
-        """
-        INSERT INTO queue (account_id, recipient_id, messages, bytes)
-        VALUES (:account, :recipient, 1, length(:payload))
-        ON CONFLICT DO UPDATE SET messages = messages + 1, bytes = bytes + excluded.bytes
-        """,
-        "UPDATE ledger SET accepted = accepted + 1 WHERE half = 'didcomm'",
-    ],
-    "long_form": ["INSERT INTO did_document (short, long) VALUES (:short, :long)"],
-    "nonce": [
-        "INSERT INTO nonce (key, until) VALUES (:key, :until)",
-        "UPDATE tally SET value = value + 1 WHERE name = 'nonces'",
-    ],
-    "registration": [_INSERT_PARTY.format(":did"), _INSERT_CONTRACT.format(decentrl_queries.MEDIATOR_ID, ":did")],
-    "contract": [
-        _INSERT_PARTY.format(":owner"),
-        _INSERT_PARTY.format(":peer"),
-        _INSERT_CONTRACT.format("(SELECT id FROM party WHERE did = :owner)", ":peer"),
-        """
-        INSERT INTO holding (party_id, contracts) SELECT id, 1 FROM party WHERE did = :owner
-        ON CONFLICT DO UPDATE SET contracts = contracts + 1
-        """,
-    ],
-    "contract_request": [
-        _INSERT_PARTY.format(":recipient"),
-        """
-        INSERT INTO contract_request (id, recipient_id, sender_key, sender_did, public_key, request)
-        SELECT :id, id, hash_did(:sender), :sender, :public_key, :request FROM party WHERE did = :recipient
-        """,
-        """
-        INSERT INTO holding (party_id, requests) SELECT id, 1 FROM party WHERE did = :recipient
-        ON CONFLICT DO UPDATE SET requests = requests + 1
-        """,
-    ],
-    "pending_event": [
-        _INSERT_PARTY.format(":recipient"),
-        """
-        INSERT INTO pending_event (id, recipient_id, sender_key, sender_did, received_at, size, payload)
-        SELECT :id, id, hash_did(:sender), :sender, repr(:received_at), length(CAST(:payload AS BLOB)), :payload
-        FROM party WHERE did = :recipient
-        """,
-        """
-        INSERT INTO holding (party_id, pending, pending_bytes)
-        SELECT id, 1, length(CAST(:payload AS BLOB)) FROM party WHERE did = :recipient
-        ON CONFLICT DO UPDATE SET pending = pending + 1, pending_bytes = pending_bytes + excluded.pending_bytes
-        """,
-        "UPDATE ledger SET accepted = accepted + 1 WHERE half = 'decentrl'",
-    ],
-}
 # What a record says that repeats a unique column.
 _REFUSALS = {
     "account": "account {number} has another form of a DID that has an account",

@@ -11,7 +11,6 @@ import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -23,15 +22,15 @@ from mediatord.admin.site import read_admin_token
 from mediatord.app.lifecycle import check_setting_combinations
 from mediatord.app.reload import load_identity
 from mediatord.cli.console import LOCAL_URL, config_option, find_program_name, json_option, print_result
+from mediatord.cli.keys import read_identity
 from mediatord.cluster.peer_connection import read_cluster_keys
-from mediatord.config.file import KeyPart, render_config
+from mediatord.config.file import KeyPart, examine_config, render_config
 from mediatord.config.settings import Config
 from mediatord.errors import OperatorError, StartupError
 from mediatord.identity.encrypted_file import make_passphrase_source
 from mediatord.identity.key_file import create_keys, load_keys
 from mediatord.net.listeners import ListenerCertificate, find_certificate_files
 from mediatord.observability.pseudonyms import create_pseudonym_key, read_pseudonym_keys
-from mediatord.secret_files import SecretFileError
 from mediatord.store.sqlite.database_file import APPLICATION_ID, describe_database_loss, read_schema_steps
 
 # Directories and user of the system's daemon.
@@ -44,18 +43,6 @@ _LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
 _LOCAL_PROXY = ("127.0.0.0/8", "::1/128")
 
 
-class SetupError(OperatorError):
-    """Files cannot be written."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileOwner:
-    """User and group of the system's daemon."""
-
-    user: int
-    group: int
-
-
 def write_initial_files(directory: Path, public_url: str) -> tuple[Config, Path]:
     """
     Write mediator.yaml, keys.jwks and log.key; returns the configuration, with its paths resolved, and its path.
@@ -64,7 +51,7 @@ def write_initial_files(directory: Path, public_url: str) -> tuple[Config, Path]
     system's daemon, which makes log.key itself.
 
     :raise ValueError: `public_url` cannot be used; nothing was written.
-    :raise SetupError: one of the files exists; nothing was written.
+    :raise StartupError: one of the files exists; nothing was written.
     :raise SecretFileError: a file with keys could not be written.
     :raise OSError: the configuration could not be written.
     """
@@ -72,33 +59,26 @@ def write_initial_files(directory: Path, public_url: str) -> tuple[Config, Path]
     if is_system_directory(directory):
         config = _use_system_paths(config)
     path = directory / "mediator.yaml"
-    keys, tag_key = directory / config.identity.keys, directory / "log.key"
-    made = (keys,) if config.log.key_file else (keys, tag_key)
-    for file in (path, *made):
-        if file.exists():
-            raise SetupError(f"{file} exists and is not overwritten")
+    keys, log_key = directory / config.identity.keys, directory / "log.key"
+    made = (path, keys) if config.log.key_file else (path, keys, log_key)
+    if existing := [file for file in made if file.exists()]:
+        raise StartupError(f"{existing[0]} exists and is not overwritten")
     owner = system_owner() if is_system_directory(directory) and os.geteuid() == 0 else None
-    _create_directory(directory, owner)
+    if not directory.exists():
+        directory.mkdir(mode=0o750, parents=True)
+        if owner is not None:
+            os.chown(directory, 0, owner[1])
     create_keys(keys)
-    if tag_key in made:
-        create_pseudonym_key(tag_key)
+    if log_key in made:
+        create_pseudonym_key(log_key)
     if owner is not None:
-        os.chown(keys, owner.user, owner.group)
+        os.chown(keys, *owner)
     # Last, so that it exists only if all others do. It may come to hold the password of a database.
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640), "w", encoding="utf-8") as written:
         written.write(render_config(config))
         if owner is not None:
-            os.fchown(written.fileno(), 0, owner.group)
+            os.fchown(written.fileno(), 0, owner[1])
     return config.resolved(directory.absolute()), path
-
-
-def _create_directory(directory: Path, owner: FileOwner | None) -> None:
-    """Create a directory that the daemon can read, unless it exists."""
-    if directory.exists():
-        return
-    directory.mkdir(mode=0o750, parents=True)
-    if owner is not None:
-        os.chown(directory, 0, owner.group)
 
 
 def is_system_directory(directory: Path) -> bool:
@@ -106,10 +86,10 @@ def is_system_directory(directory: Path) -> bool:
     return directory.resolve() == SYSTEM
 
 
-def system_owner() -> FileOwner | None:
-    """User and group of the system's daemon, if the user exists."""
+def system_owner() -> tuple[int, int] | None:
+    """Ids of user and group of the system's daemon, if the user exists."""
     try:
-        return FileOwner(pwd.getpwnam(USER).pw_uid, grp.getgrnam(USER).gr_gid)
+        return pwd.getpwnam(USER).pw_uid, grp.getgrnam(USER).gr_gid
     except KeyError:
         return None
 
@@ -143,7 +123,6 @@ def _use_system_paths(config: Config) -> Config:
 SetupStep = tuple[str, tuple[str, ...]]
 
 _CERTIFICATE_DIRECTORY = "/etc/letsencrypt/live"
-_TEST_CERTIFICATE_FILE = "tls.pem"
 _UNIT_FILE = "mediatord.service"
 _UNIT_PLACES = (Path("/etc/systemd/system"), Path("/usr/lib/systemd/system"), Path("/lib/systemd/system"))
 
@@ -169,8 +148,6 @@ def init(directory: Path, public_url: str, as_json: bool) -> None:
     /etc/mediatord state and logs are configured to be in /var/lib/mediatord and /var/log/mediatord, and the files
     are given to the user mediatord if it exists.
     """
-    from mediatord.cli.keys import read_identity
-
     try:
         config, path = write_initial_files(directory, public_url)
     except ValueError as error:
@@ -192,53 +169,10 @@ def init(directory: Path, public_url: str, as_json: bool) -> None:
 
 def list_next_steps(config: Config, path: Path) -> Iterator[SetupStep]:
     """Steps from a fresh configuration to a running daemon. :param path: of the configuration."""
-    system = is_system_directory(path.parent)
-    if system:
-        yield from _list_user_steps()
-    if urlsplit(config.public_url).scheme == "https":
-        yield from _list_tls_steps(config, path)
-    typed = shlex.quote(str(path))
-    yield "check the configuration", (f"{find_program_name()} check-config --config {typed}",)
-    if system:
-        yield (
-            "start it now and at every boot",
-            (*_list_unit_commands(), "systemctl enable --now mediatord.service"),
-        )
-    else:
-        yield "start it, until Ctrl-C", (f"{find_program_name()} run --config {typed}",)
-    what = "show its status, and run a demo with two wallets" + ("" if system else ", in another terminal")
-    inside, trusting = _make_local_url(config), ""
-    if _is_local_https(config):
-        inside, trusting = config.public_url, f" --ca {shlex.quote(str(path.with_name(_TEST_CERTIFICATE_FILE)))}"
-    yield (
-        what,
-        (
-            f"{find_program_name()} status --url {inside}{trusting}",
-            f"{find_program_name()} demo --url {config.public_url}{trusting}",
-        ),
-    )
-
-
-def find_installed_units() -> Path:
-    """Where pip installs the systemd units; systemd does not read them there."""
-    return Path(sys.prefix, "share/mediatord/systemd")
-
-
-def _list_unit_commands() -> Iterator[str]:
-    if (
-        not any((place / _UNIT_FILE).exists() for place in _UNIT_PLACES)
-        and (find_installed_units() / _UNIT_FILE).exists()
-    ):
-        yield f"cp {shlex.quote(str(find_installed_units()))}/mediatord.* {_UNIT_PLACES[0]}/"
-
-
-def _is_local_https(config: Config) -> bool:
-    parts = urlsplit(config.public_url)
-    return parts.scheme == "https" and parts.hostname in ("localhost", "127.0.0.1")
-
-
-def _list_user_steps() -> Iterator[SetupStep]:
-    if system_owner() is None:
+    system, parts, program = is_system_directory(path.parent), urlsplit(config.public_url), find_program_name()
+    is_local_https = parts.scheme == "https" and parts.hostname in _LOOPBACK_HOSTS
+    typed, certificate = shlex.quote(str(path)), path.absolute().with_name("tls.pem")
+    if system and system_owner() is None:
         yield (
             "create its user and directories",
             (
@@ -249,33 +183,55 @@ def _list_user_steps() -> Iterator[SetupStep]:
                 f"chown root:{USER} {SYSTEM} {SYSTEM}/mediator.yaml",
             ),
         )
+    if is_local_https:
+        yield from _list_test_certificate_steps(parts.hostname or "", parts.port or 443, path, certificate)
+    elif parts.scheme == "https":
+        yield _describe_tls_step(config, path, system)
+    yield "check the configuration", (f"{program} check-config --config {typed}",)
+    if system:
+        yield "start it now and at every boot", (*_list_unit_commands(), "systemctl enable --now mediatord.service")
+    else:
+        yield "start it, until Ctrl-C", (f"{program} run --config {typed}",)
+    inside, trusting = _make_local_url(config), ""
+    if is_local_https:
+        inside, trusting = config.public_url, f" --ca {shlex.quote(str(path.with_name(certificate.name)))}"
+    yield (
+        "show its status, and run a demo with two wallets" + ("" if system else ", in another terminal"),
+        (f"{program} status --url {inside}{trusting}", f"{program} demo --url {config.public_url}{trusting}"),
+    )
 
 
-def _list_tls_steps(config: Config, path: Path) -> Iterator[SetupStep]:
-    parts = urlsplit(config.public_url)
-    host, port = parts.hostname or "", parts.port or 443
-    if _is_local_https(config):
-        yield from _list_test_certificate_steps(host, port, path)
-        return
+def find_installed_units() -> Path:
+    """Where pip installs the systemd units; systemd does not read them there."""
+    return Path(sys.prefix, "share/mediatord/systemd")
+
+
+def _list_unit_commands() -> Iterator[str]:
+    installed = any((place / _UNIT_FILE).exists() for place in _UNIT_PLACES)
+    if not installed and (find_installed_units() / _UNIT_FILE).exists():
+        yield f"cp {shlex.quote(str(find_installed_units()))}/mediatord.* {_UNIT_PLACES[0]}/"
+
+
+def _describe_tls_step(config: Config, path: Path, system: bool) -> SetupStep:
     proxied = (
         f"have a proxy answer at {config.public_url} and pass everything on to {_make_local_url(config)}, "
         "WebSockets included"
     )
-    if is_system_directory(path.parent):
+    if system:
         # The system's daemon may not bind ports below 1024, nor read the files of an ACME client.
-        yield proxied, ()
-        return
-    files = f"{_CERTIFICATE_DIRECTORY}/{host}"
+        return proxied, ()
+    parts = urlsplit(config.public_url)
+    files = f"{_CERTIFICATE_DIRECTORY}/{parts.hostname}"
     chain = f"certKey={files}/cert.pem:extraCertChain={files}/chain.pem"
-    yield (
+    return (
         f"{proxied}; or let the mediator serve TLS itself, with this line in {path}",
-        (f'listen: ["ssl:{port}:privateKey={files}/privkey.pem:{chain}"]',),
+        (f'listen: ["ssl:{parts.port or 443}:privateKey={files}/privkey.pem:{chain}"]',),
     )
 
 
-def _list_test_certificate_steps(host: str, port: int, path: Path) -> Iterator[SetupStep]:
+def _list_test_certificate_steps(host: str, port: int, path: Path, certificate: Path) -> Iterator[SetupStep]:
     """With a self-signed certificate."""
-    key, certificate = path.absolute().with_name("tls.key"), path.absolute().with_name(_TEST_CERTIFICATE_FILE)
+    key = certificate.with_suffix(".key")
     name = f"IP:{host}" if host[0].isdigit() else f"DNS:{host}"
     yield (
         "make a certificate for tests",
@@ -311,70 +267,57 @@ def check_environment(config: Config, path: Path) -> Iterator[Finding]:
 
     :param path: of the configuration.
     """
-    try:
-        check_setting_combinations(config)
-    except StartupError as error:
-        yield ("cluster", "listen"), str(error)
-    yield from _check_keys(config)
+    yield from _check(("cluster", "listen"), check_setting_combinations, config)
+    passphrase = make_passphrase_source(config.identity.passphrase_file)
+    unusable = list(_check(("identity", "keys"), load_keys, config.identity.keys, passphrase))
+    yield from unusable or _check(("identity",), load_identity, config)
     yield from _check_log(config)
-    yield from _check_store(config)
+    if config.control_socket is not None and (reason := _explain_unusable(config.control_socket.parent)):
+        yield ("control_socket",), reason
+    if config.storage.backend == "sqlite":
+        found = _check_database(config.storage.sqlite.path, config.log.directory)
+        yield from ((("storage", "sqlite", "path"), text) for text in found)
+    elif config.storage.backend == "mongodb":
+        yield from ((("storage", "mongodb", "uri"), text) for text in _check_mongodb(config.storage.mongodb.uri))
     if urlsplit(config.storage.mongodb.uri).password and path.stat().st_mode & 0o004:
         yield (
             ("storage", "mongodb", "uri"),
             f"the password in {path} is readable for everybody; type: chmod o= {path}",
         )
-    for key, endpoint in _list_endpoints(config):
-        yield from ((key, text) for text in _check_tls_files(endpoint))
-    if config.cluster.listen is not None and config.cluster.secret_file is not None:
-        yield from _check_secret_file(("cluster", "secret_file"), config.cluster.secret_file, read_cluster_keys)
-    if config.admin.listen is not None and config.admin.token_file is not None:
-        yield from _check_secret_file(("admin", "token_file"), config.admin.token_file, read_admin_token)
+    yield from _check_listeners(config)
 
 
-def _check_secret_file(key: KeyPath, path: Path, read: Callable[[Path], object]) -> Iterator[Finding]:
+def _check(key: KeyPath, function: Callable[..., object], *arguments: object) -> Iterator[Finding]:
     try:
-        read(path)
-    except SecretFileError as error:
+        function(*arguments)
+    except OperatorError as error:
         yield key, str(error)
 
 
-def _check_keys(config: Config) -> Iterator[Finding]:
-    try:
-        load_keys(config.identity.keys, make_passphrase_source(config.identity.passphrase_file))
-    except SecretFileError as error:
-        yield ("identity", "keys"), str(error)
-        return
-    try:
-        load_identity(config)
-    except StartupError as error:
-        yield ("identity",), str(error)
+def _check_listeners(config: Config) -> Iterator[Finding]:
+    for place, endpoint in enumerate(config.listen):
+        yield from ((("listen", place), text) for text in _check_tls_files(endpoint))
+    if config.cluster.listen is not None and config.cluster.secret_file is not None:
+        yield from _check(("cluster", "secret_file"), read_cluster_keys, config.cluster.secret_file)
+    if config.admin.listen is not None:
+        yield from ((("admin", "listen"), text) for text in _check_tls_files(config.admin.listen))
+        if config.admin.token_file is not None:
+            yield from _check(("admin", "token_file"), read_admin_token, config.admin.token_file)
 
 
 def _check_log(config: Config) -> Iterator[Finding]:
     path = config.log_key_path
-    named = ("identity", "keys") if config.log.key_file is None else ("log", "key_file")
+    key: KeyPath = ("identity", "keys") if config.log.key_file is None else ("log", "key_file")
     if path.exists():
-        yield from _check_secret_file(named, path, read_pseudonym_keys)
-    elif not path.parent.is_dir():
-        yield named, f"{path.parent} is not there; type: install -d -m 700 {path.parent}"
-    elif (reason := _explain_unwritable(path.parent)) is not None:
-        yield named, f"{path} is not there and cannot be made: {reason}"
+        yield from _check(key, read_pseudonym_keys, path)
+    elif (reason := _explain_unusable(path.parent)) is not None:
+        yield key, f"{path} is not there and cannot be made: {reason}" if path.parent.is_dir() else reason
     if (reason := _explain_unwritable(config.log.directory)) is not None:
         yield ("log", "directory"), reason
 
 
-def _check_store(config: Config) -> Iterator[Finding]:
-    if config.storage.backend == "sqlite":
-        path = config.storage.sqlite.path
-        yield from ((("storage", "sqlite", "path"), text) for text in _check_database(path, config.log.directory))
-    elif config.storage.backend == "mongodb":
-        yield from ((("storage", "mongodb", "uri"), text) for text in _check_mongodb(config.storage.mongodb.uri))
-
-
 def _check_database(path: Path, logs: Path) -> Iterator[str]:
-    if not path.parent.is_dir():
-        yield f"{path.parent} is not there; type: install -d -m 700 {path.parent}"
-    elif (reason := _explain_unwritable(path.parent)) is not None:
+    if reason := _explain_unusable(path.parent):
         yield reason
     elif loss := describe_database_loss(path, logs):
         yield f"{path} cannot be used: {loss}"
@@ -414,12 +357,6 @@ def _check_mongodb(uri: str) -> Iterator[str]:
         yield str(error)
 
 
-def _list_endpoints(config: Config) -> Iterator[Finding]:
-    yield from ((("listen", place), endpoint) for place, endpoint in enumerate(config.listen))
-    if config.admin.listen is not None:
-        yield ("admin", "listen"), config.admin.listen
-
-
 def _check_tls_files(endpoint: str) -> Iterator[str]:
     """Problems of the files of an `ssl:` endpoint."""
     if not endpoint.startswith("ssl:"):
@@ -446,6 +383,13 @@ def _check_tls_files(endpoint: str) -> Iterator[str]:
         yield f"the certificate has expired on {expiry:%Y-%m-%d}"
 
 
+def _explain_unusable(directory: Path) -> str | None:
+    """Why this user can create no files in a directory, which has to exist; None if it can."""
+    if not directory.is_dir():
+        return f"{directory} is not there; type: install -d -m 700 {directory}"
+    return _explain_unwritable(directory)
+
+
 def _explain_unwritable(directory: Path) -> str | None:
     """Why this user can create no files in a directory; None if it can, or can create the directory."""
     there = directory
@@ -470,14 +414,10 @@ def check_config(path: Path, as_json: bool) -> int:
     the calling user. Nothing is changed, and no connection is made. Exits with 2 if the configuration is invalid,
     with 1 if only files are.
     """
-    from mediatord.config.file import ConfigProblem, examine_config
-
     draft = examine_config(path)
-    around: list[ConfigProblem] = []
-    if draft.config is not None:
-        # Not of defaults that stand in for invalid values.
-        found = [(where, text) for where, text in check_environment(draft.config, path) if not draft.is_wrong(where)]
-        around = [draft.problem(where, text) for where, text in found]
+    findings = [] if draft.config is None else check_environment(draft.config, path)
+    # Not of defaults that stand in for invalid values.
+    around = [draft.problem(where, text) for where, text in findings if not draft.is_wrong(where)]
     lines = draft.lines(around)
     if as_json:
         print_result(True, {"file": str(path), "ok": not lines, "problems": lines}, "")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
 
 import click
 
@@ -96,8 +94,6 @@ def read_identity(config: Config) -> MediatorIdentity:
 
 _RELOAD_HINT = "systemctl reload mediatord, or kill -HUP PID"
 
-KeyState = Literal["current", "prepared", "former"]
-
 
 @click.group()
 @group_config_option
@@ -111,9 +107,14 @@ def keys() -> None:
 def list_keys(path: Path, as_json: bool) -> None:
     """List the keys and the did:peer:2 of each pair, latest first; prints no secrets."""
     config = load_config(path)
-    listed = _list_generations(config, load_keys(config.identity.keys, make_passphrase_reader(config)))
-    value = {"file": str(config.identity.keys), "generations": [one.value() for one in listed]}
-    print_result(as_json, value, "\n".join(one.text() for one in listed))
+    found = load_keys(config.identity.keys, make_passphrase_reader(config))
+    states = ["prepared"] * len(found.prepared_generations) + ["current"] + ["former"] * len(found.generations[1:])
+    listed, lines = [], []
+    for state, one in zip(states, (*found.prepared_generations, *found.generations), strict=True):
+        did = _derive_peer_did(config, one)
+        listed.append({"state": state, "kids": list(one.kids), "did": did})
+        lines.append(f"{state:<8}  {' '.join(one.kids)}\n          {did or 'no did:peer:2'}")
+    print_result(as_json, {"file": str(config.identity.keys), "generations": listed}, "\n".join(lines))
 
 
 @keys.command("rotate")
@@ -210,30 +211,6 @@ def decrypt(path: Path, as_json: bool) -> None:
     decrypt_keys(config.identity.keys, make_passphrase_reader(config))
     text = f"{config.identity.keys} is decrypted, readable for its owner only"
     print_result(as_json, {"file": str(config.identity.keys), "encrypted": False}, text)
-
-
-@dataclass(frozen=True, slots=True)
-class _GenerationInfo:
-    """:param did: None if the generation lacks one of the keys."""
-
-    state: KeyState
-    kids: tuple[str, ...]
-    did: str | None
-
-    def value(self) -> dict[str, Any]:
-        """For JSON."""
-        return {"state": self.state, "kids": list(self.kids), "did": self.did}
-
-    def text(self) -> str:
-        """For the terminal."""
-        return f"{self.state:<8}  {' '.join(self.kids)}\n          {self.did or 'no did:peer:2'}"
-
-
-def _list_generations(config: Config, found: KeySet) -> list[_GenerationInfo]:
-    current, *former = found.generations
-    states: list[tuple[KeyState, KeyGeneration]] = [("prepared", one) for one in found.prepared_generations]
-    states += [("current", current), *(("former", one) for one in former)]
-    return [_GenerationInfo(state, one.kids, _derive_peer_did(config, one)) for state, one in states]
 
 
 def _derive_peer_did(config: Config, generation: KeyGeneration) -> str | None:

@@ -5,14 +5,21 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from mediatord.cli.console import config_option, group_config_option, json_option, print_result
-
-if TYPE_CHECKING:
-    from mediatord.config.settings import Config
+from mediatord.config.file import load_config
+from mediatord.errors import StartupError
+from mediatord.store.sqlite.database_file import (
+    ExclusiveStoreLock,
+    check_integrity,
+    check_structure,
+    connect,
+    connect_reader,
+    create_database,
+    is_missing_or_empty,
+)
 
 
 @click.group()
@@ -31,8 +38,6 @@ def check(path: Path, deep: bool, as_json: bool) -> int:
 
     Changes nothing. Exits with 1 if the database is damaged; docs/backup.md describes recovery.
     """
-    from mediatord.store.sqlite.database_file import check_integrity, check_structure, connect_reader
-
     database = _find_database(path)
     try:
         with closing(connect_reader(database)) as connection:
@@ -54,9 +59,6 @@ def vacuum(path: Path, as_json: bool) -> None:
     The daemon must not run, and the disk needs free space for a second copy of the database. The daemon itself reuses
     the space of deleted messages.
     """
-    from mediatord.errors import StartupError
-    from mediatord.store.sqlite.database_file import ExclusiveStoreLock, connect
-
     database = _find_database(path)
     use = ExclusiveStoreLock(database)
     try:
@@ -90,9 +92,6 @@ def create(path: Path, as_json: bool) -> None:
     If the old database or a backup exists, put it back or restore it instead. The first start after `mediatord init`
     does not need this command.
     """
-    from mediatord.errors import StartupError
-    from mediatord.store.sqlite.database_file import create_database
-
     database = _read_sqlite_path(path)
     try:
         create_database(database)
@@ -103,9 +102,6 @@ def create(path: Path, as_json: bool) -> None:
 
 def _find_database(path: Path) -> Path:
     """Path of the database. :raise StartupError: it does not exist."""
-    from mediatord.errors import StartupError
-    from mediatord.store.sqlite.database_file import is_missing_or_empty
-
     database = _read_sqlite_path(path)
     if is_missing_or_empty(database):
         raise StartupError(f"there is no database {database}")
@@ -113,10 +109,7 @@ def _find_database(path: Path) -> Path:
 
 
 def _read_sqlite_path(path: Path) -> Path:
-    from mediatord.config.file import load_config
-    from mediatord.errors import StartupError
-
-    config: Config = load_config(path)
+    config = load_config(path)
     if config.storage.backend != "sqlite":
         raise StartupError(f"storage.backend is {config.storage.backend}, and this is for sqlite")
     return config.storage.sqlite.path

@@ -14,12 +14,12 @@ from datetime import UTC, datetime
 from functools import cached_property
 from math import inf
 from secrets import token_hex
+from sqlite3 import DatabaseError
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
-from twisted.internet.defer import Deferred, execute
-from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
 from mediatord import __version__
@@ -30,7 +30,7 @@ from mediatord.control.client import ControlClient, NoDaemon
 from mediatord.control.operations import ControlError, ControlOperations
 from mediatord.errors import MediatorError, StartupError, StoreUnavailable
 from mediatord.observability.event_log import EventLogWriter, LogOrigin
-from mediatord.observability.event_recorder import MessageEventRecorder
+from mediatord.observability.event_recorder import EventRecorder
 from mediatord.observability.metrics import Metrics
 from mediatord.observability.pseudonyms import Pseudonymizer, read_pseudonym_keys
 from mediatord.protocol.canonical_did import canonicalize_did
@@ -50,17 +50,14 @@ from mediatord.store.interfaces.administration import (
 from mediatord.store.interfaces.cluster import ClusterJoinError, ClusterNode
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import IStore, StoreUnusable
-from mediatord.store.message_operations import ignore_observation
 from mediatord.store.recipient_names import is_valid_unicode
 from mediatord.store.sqlite.bulk_sql import split_chunks
-from mediatord.store.sqlite.database_file import ExclusiveStoreLock, StoreInUse
-from mediatord.store.sqlite.executor import SQLiteExecutor, SQLiteRunners, SQLiteTuning
+from mediatord.store.sqlite.database_file import DatabaseUnusable, ExclusiveStoreLock, StoreInUse, open_database
+from mediatord.store.sqlite.memory_store import InlineExecutor
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 
 if TYPE_CHECKING:
-    from mediatord.probe.cycle import ProbeIdentities
-
-T = TypeVar("T")
+    from mediatord.probe.identities import ProbeIdentities
 
 _NODE_SUFFIX = "-operator"
 _MAX_NODE_NAME = 63
@@ -193,7 +190,7 @@ class StoreAccess:
         from mediatord.identity.encrypted_file import make_passphrase_source
         from mediatord.identity.key_file import load_keys
         from mediatord.identity.mediator_identity import MediatorIdentity
-        from mediatord.probe.cycle import ProbeIdentities
+        from mediatord.probe.identities import ProbeIdentities
 
         given = self._config.identity
         keys = load_keys(given.keys, make_passphrase_source(given.passphrase_file))
@@ -270,7 +267,7 @@ _Wait = Callable[[Callable[[], Deferred[Any]]], Any]
 
 @contextmanager
 def _open_sqlite(config: Config) -> Iterator[tuple[IStore, _Wait]]:
-    """The store, which works without threads and a reactor; the exclusive lock keeps daemons away meanwhile."""
+    """The store, which works without a reactor; the exclusive lock keeps daemons away meanwhile."""
     path = config.storage.sqlite.path
     if not path.exists():
         raise StartupError(f"{path} is not there: no daemon has kept anything yet")
@@ -281,20 +278,17 @@ def _open_sqlite(config: Config) -> Iterator[tuple[IStore, _Wait]]:
         raise StartupError(f"a daemon uses {path}, and {_explain_no_socket(config)}") from None
     except ValueError as error:
         raise StartupError(str(error)) from None
+    clock = _HostClock()
+    store = SQLiteStore(
+        InlineExecutor(clock, lambda: open_database(path, clock.seconds(), create=False)), clock, QueueLimits()
+    )
     try:
-        runner, clock = _InlineRunner(), _InlineClock()
-        runners = SQLiteRunners(runner, runner, runner, runner)
-        executor = SQLiteExecutor(path, clock, runners, ignore_observation, SQLiteTuning(), create=False)
-        store = SQLiteStore(executor, clock, QueueLimits())
-        try:
-            _get_result(store.open)
-        except StoreUnavailable as error:
-            raise StartupError(f"{path} cannot be used: {error.__cause__}") from None
-        try:
-            yield store, _get_result
-        finally:
-            _get_result(store.close)
+        _get_result(store.open)
+        yield store, _get_result
+    except (DatabaseUnusable, DatabaseError) as error:
+        raise StartupError(f"{path} cannot be used: {error}") from None
     finally:
+        _get_result(store.close)
         lock.release()
 
 
@@ -317,37 +311,12 @@ def _get_result(work: Callable[[], Deferred[Any]]) -> Any:
     return results[0]
 
 
-class _InlineRunner:
-    """Runs the work of the store in the calling thread."""
-
-    def start(self) -> None:
-        """There is no thread to start."""
-
-    def stop(self) -> None:
-        """There is no thread to stop."""
-
-    def __call__(self, work: Callable[..., T], *args: Any) -> Deferred[T]:
-        return execute(work, *args)
-
-
 class _HostClock(Clock):
     """The time of the host; what is to be called later never is."""
 
     def seconds(self) -> float:
         """The time, in seconds since 1970."""
         return datetime.now(UTC).timestamp()
-
-
-class _InlineClock(_HostClock):
-    """What is to be called after no delay is called at once."""
-
-    def callLater(  # noqa: N802  Twisted's name
-        self, delay: float, callable: Callable[..., object], *args: object, **kw: object
-    ) -> IDelayedCall:
-        called = super().callLater(delay, callable, *args, **kw)
-        if delay == 0:
-            self.advance(0)
-        return called
 
 
 @contextmanager
@@ -407,9 +376,9 @@ class PurgeEventLog:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._log: tuple[EventLogWriter, MessageEventRecorder] | None = None
+        self._log: tuple[EventLogWriter, EventRecorder] | None = None
 
-    def open_recorder(self) -> MessageEventRecorder | None:
+    def open_recorder(self) -> EventRecorder | None:
         """
         The recorder of removals; None while the log takes no lines.
 
@@ -432,7 +401,7 @@ class PurgeEventLog:
         if self._log is not None and (dropped := self._log[0].dropped):
             raise StartupError(f"the event log lacks {dropped} lines: it cannot be written")
 
-    def _open(self) -> tuple[EventLogWriter, MessageEventRecorder]:
+    def _open(self) -> tuple[EventLogWriter, EventRecorder]:
         config, directory = self._config, self._config.log.directory
         pseudonymizer = Pseudonymizer(config.log.dids, read_pseudonym_keys(config.log_key_path)[-1])
         if not directory.is_dir():
@@ -441,12 +410,12 @@ class PurgeEventLog:
         origin, clock = LogOrigin(node, __version__, pseudonymizer.epoch), _HostClock()
         metrics = Metrics(CollectorRegistry(), version=__version__)
         events = EventLogWriter(directory, clock, origin, limits=build_segment_limits(config), level=config.log.level)
-        events.observer = metrics
+        events.metrics = metrics
         with suppress(OSError):
             events.startService()
             events.emit("proc.start", version=__version__, reason="purge")
             self._give_to_owner()
-        return events, MessageEventRecorder(clock, events, metrics, pseudonymizer)
+        return events, EventRecorder(clock, events, metrics, pseudonymizer)
 
     def _give_to_owner(self) -> None:
         """Give files that root has made to the owner of the directory."""

@@ -146,12 +146,12 @@ class PeerQueue:
         now = self._clock.seconds()
         # The lower bound matters when the clock is set back.
         if 0.0 <= now - self._replaced_at < DEAD_PEER_TTL:
-            self._metrics.count_cluster_push("failed")
+            self._metrics.cluster_pushes.inc("failed")
             return succeed(None)
         if len(self._queue) >= MAX_QUEUED or (
             self._queue and self._bytes + notification.payload_bytes > MAX_QUEUED_BYTES
         ):
-            self._metrics.count_cluster_push("dropped")
+            self._metrics.cluster_pushes.inc("dropped")
             return succeed(None)
         queued = _QueuedNotification(notification, now)
         self._queue.append(queued)
@@ -253,12 +253,12 @@ class PeerQueue:
         now = self._clock.seconds()
         for one in batch:
             if pushed is None:
-                self._metrics.count_cluster_push("failed")
+                self._metrics.cluster_pushes.inc("failed")
                 one.answered.callback(None)
                 continue
             delivered = one.notification.name in pushed.get(one.notification.kind, ())
-            self._metrics.count_cluster_push("pushed" if delivered else "no_session")
-            self._metrics.observe_peer_notification(now - one.since)
+            self._metrics.cluster_pushes.inc("pushed" if delivered else "no_session")
+            self._metrics.peer_notification_duration.observe(now - one.since)
             one.answered.callback(delivered)
 
 
@@ -289,7 +289,7 @@ class PeerQueues:
     def enqueue(self, node: ClusterNode, notification: PeerNotification) -> Deferred[bool | None]:
         """As :meth:`PeerQueue.enqueue`; fails at once after the end."""
         if self._is_closed:
-            self._metrics.count_cluster_push("failed")
+            self._metrics.cluster_pushes.inc("failed")
             return succeed(None)
         queue = self._queues.get(node.boot)
         if queue is None:

@@ -216,7 +216,7 @@ class RemoteDelivery:
         self._metrics = metrics
         self._cache = PresenceCache(clock, counters)
         self._retry_queue = ContractChangeRetryQueue(
-            clock, self._retry_contracts, lambda: metrics.count_cluster_push("dropped")
+            clock, self._retry_contracts, lambda: metrics.cluster_pushes.inc("dropped")
         )
         self._pending_by_did: dict[str, _PendingFanouts] = {}
         self._awaiting_lookup: list[NotificationFanout] = []
@@ -276,7 +276,7 @@ class RemoteDelivery:
             return succeed(False)
         if not self._has_capacity(payload_bytes):
             # Anti-entropy finds it in the store.
-            self._metrics.count_cluster_push("dropped")
+            self._metrics.cluster_pushes.inc("dropped")
             return succeed(False)
         return self._start(PeerNotification(kind, name, did, payload_bytes), nodes, is_complete=is_complete)
 
@@ -389,7 +389,7 @@ class RemoteDelivery:
         nodes = [record.node for record in others if record.node is not None]
         stale = len(others) - len(nodes) + len(fanout.sent - set(map(_get_boot, others)))
         for _ in range(stale):
-            self._metrics.count_stale_presence()
+            self._metrics.stale_presence.inc()
         # A node whose lease has expired may return.
         self._cache.record(did, nodes, epoch if len(nodes) == len(others) else None)
         self._offer(self._pending_by_did[did], nodes, fanout)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
-from mediatord.observability.event_recorder import MessageEventRecorder
+from mediatord.observability.event_recorder import EventRecorder
 from mediatord.store.interfaces.administration import MAX_PURGE_BATCH, MAX_ROWS, QUEUE_PROTOCOLS, QueueProtocol
 from mediatord.store.interfaces.messages import RemovedMessage
 from mediatord.store.interfaces.store import IStore
@@ -43,10 +43,10 @@ class ControlError(Exception):
 class ControlOperations:
     """:param open_recorder: logs removals; None while the event log takes no lines, when nothing is removed."""
 
-    def __init__(self, store: IStore, open_recorder: Callable[[], MessageEventRecorder | None]) -> None:
+    def __init__(self, store: IStore, open_recorder: Callable[[], EventRecorder | None]) -> None:
         self._store = store
         self._open_recorder = open_recorder
-        self._recorder: MessageEventRecorder | None = None
+        self._recorder: EventRecorder | None = None
         self._own_methods: dict[str, Callable[..., Any]] = {
             "purge": self._purge,
             "list_recipients": self._list_recipients,

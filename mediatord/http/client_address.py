@@ -9,6 +9,7 @@ from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 from twisted.web.http_headers import Headers
+from twisted.web.server import Request
 
 from mediatord.protocol.probe_markers import PROBE_CLIENT
 
@@ -126,6 +127,18 @@ def _normalize_address(address: str) -> str | None:
         return None
     mapped = getattr(parsed, "ipv4_mapped", None)
     return str(mapped or parsed)
+
+
+def get_addresses(request: Request) -> tuple[str, str | None]:
+    """Address of the TCP peer of a request, and the value of `X-Forwarded-For`."""
+    # As bytes: invalid UTF-8 must not raise.
+    forwarded = request.requestHeaders.getRawHeaders(b"x-forwarded-for")
+    return get_host(request.getClientAddress()), b",".join(forwarded).decode("latin-1") if forwarded else None
+
+
+def get_host(address: object) -> str:
+    """The IP address of a TCP peer; empty for a UNIX socket."""
+    return getattr(address, "host", "") or ""
 
 
 # The second name is that of protocol drafts, which clients may still use.

@@ -14,7 +14,7 @@ import ctypes
 import gc
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.tcp import Connection
@@ -53,18 +53,9 @@ MAX_QUANTA = 64
 MAX_ITERATION_SECONDS = 0.005
 
 
-class SchedulableConnection(Protocol):
-    """A connection that serves received data in quanta."""
-
-    def run_quantum(self) -> None:
-        """Serve some of the received data; add itself again if more is left."""
-
-    def __hash__(self) -> int: ...
-
-
 class RoundRobinScheduler:
     """
-    Runs one quantum of each queued connection in turn.
+    Runs one quantum of each queued connection in turn, by its method `run_quantum`, which may add it again.
 
     :param steady: monotonic clock.
     """
@@ -72,20 +63,20 @@ class RoundRobinScheduler:
     def __init__(self, clock: IReactorTime, steady: Callable[[], float] = perf_counter) -> None:
         self._clock = clock
         self._steady = steady
-        self._waiting: dict[SchedulableConnection, None] = {}
+        self._waiting: dict[Any, None] = {}
         self._is_due = False
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, connection: SchedulableConnection) -> None:
+    def add(self, connection: Any) -> None:
         """Queue a connection, unless it is queued."""
         self._waiting.setdefault(connection)
         if not self._is_due:
             self._is_due = True  # also while it runs
             self._clock.callLater(0, self._run)
 
-    def discard(self, connection: SchedulableConnection) -> None:
+    def discard(self, connection: Any) -> None:
         """Remove a closed connection."""
         self._waiting.pop(connection, None)
 
@@ -168,29 +159,6 @@ class ResponseBudget:
             self._waiting.pop(rate_limit_key, None)
         self.total -= size
         self._released(size)
-
-
-class ConnectionResponseBudget:
-    """The unread responses of one connection."""
-
-    def __init__(self, unread: ResponseBudget) -> None:
-        self._unread = unread
-        self._answers: list[tuple[str, int]] = []
-
-    def has_room(self, rate_limit_key: str, size: int) -> bool:
-        """Whether an answer of so many bytes may be written."""
-        return self._unread.has_room(rate_limit_key, size)
-
-    def add(self, rate_limit_key: str, size: int) -> None:
-        """Count a response that was written to a full transport."""
-        self._answers.append((rate_limit_key, size))
-        self._unread.add(rate_limit_key, size)
-
-    def clear(self) -> None:
-        """Count all responses out: the client has read them, or closed the connection."""
-        answers, self._answers = self._answers, []
-        for rate_limit_key, size in answers:
-            self._unread.remove(rate_limit_key, size)
 
 
 # Smaller buffers are not counted: the allocator reuses them.

@@ -1,45 +1,38 @@
-"""HTTP responses: common headers, deadlines, and the replies of both protocols as responses."""
+"""HTTP responses: common headers, their form on the wire, and the replies of both protocols as responses."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import lru_cache
+from typing import get_args
 
-from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IReactorTime
-from twisted.logger import Logger
-from twisted.python.failure import Failure
-from twisted.web.server import NOT_DONE_YET, Request
+from twisted.web.http import RESPONSES, datetimeToString
 
 from mediatord.decentrl.context import DecentrlReply as CommandReply
 from mediatord.decentrl.context import build_error_reply as command_refusal
 from mediatord.didcomm.messages import ACCEPTED, DIDCommReply, MessageOrigin
-from mediatord.errors import DeadlineExceeded, InternalFault, MediatorError, RateLimitExceeded, ShutdownInProgress
-from mediatord.http.protocol_switch import ReceiveMessage
-from mediatord.log_redaction_and_throttle import redact_failure
+from mediatord.errors import (
+    DeadlineExceeded,
+    InternalFault,
+    MediatorError,
+    PayloadTooLarge,
+    RateLimitExceeded,
+    ShutdownInProgress,
+)
 from mediatord.observability.event_recorder import ProtocolName
 from mediatord.protocol import encoding
-from mediatord.protocol.error_codes import get_didcomm_error_code
+from mediatord.protocol.didcomm.message import PLAINTEXT_MEDIA_TYPE, PROBLEM_REPORT
+from mediatord.protocol.error_codes import DIDCOMM_ERROR_CODES, get_didcomm_error_code
 
 # Pages of any origin may read all responses. Browser wallets preflight every message, because of its Content-Type
 # (reference 3.1).
-CORS_HEADERS = [("Access-Control-Allow-Origin", "*")]
-PREFLIGHT_HEADERS = [
-    ("Access-Control-Allow-Methods", "GET, POST, OPTIONS"),
-    ("Access-Control-Allow-Headers", "Content-Type"),
-    ("Access-Control-Max-Age", "86400"),
-]
-EXPOSE_RETRY_AFTER_HEADER = ("Access-Control-Expose-Headers", "Retry-After")
-
+CORS_HEADERS = [(b"Access-Control-Allow-Origin", b"*")]
 SERVER_NAME = b"mediatord"
-
-_log = Logger()
-
-_RAW_CORS_HEADERS = [(name.encode("ascii"), [value.encode("ascii")]) for name, value in CORS_HEADERS]
 # Phrases that Twisted lacks.
 REASON_PHRASES = {426: b"Upgrade Required", 429: b"Too Many Requests"}
-_RAW_EXPOSE_HEADER = (EXPOSE_RETRY_AFTER_HEADER[0].encode("ascii"), [EXPOSE_RETRY_AFTER_HEADER[1].encode("ascii")])
+
+ReceiveMessage = Callable[[bytes, MessageOrigin], Awaitable[DIDCommReply]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,87 +51,31 @@ class HTTPResponse:
     shared: bool = True
 
 
-def write_response(request: Request, answer: HTTPResponse, unread: HTTPResponse | None = None) -> int:
-    """
-    Send a complete response and finish; NOT_DONE_YET.
-
-    :param unread: sent instead if the client has too many unread responses; without it `answer` is sent anyway.
-    """
-    client: Any = request
-    if unread is not None and not client.has_room(_get_body_size(request, answer)):
-        answer = unread
-    _set_response_head(request, answer)
-    if size := _get_body_size(request, answer):
-        request.write(answer.body)
-        client.response_written(size)
-    request.finish()
-    return NOT_DONE_YET
-
-
-def _get_body_size(request: Request, answer: HTTPResponse) -> int:
-    return 0 if request.method == b"HEAD" else len(answer.body)
-
-
-def _set_response_head(request: Request, answer: HTTPResponse) -> None:
-    request.setResponseCode(answer.status, REASON_PHRASES.get(answer.status))
-    headers = request.responseHeaders
-    for name, values in _RAW_CORS_HEADERS if answer.shared else ():
-        headers.setRawHeaders(name, values)
-    headers.setRawHeaders(b"Server", [SERVER_NAME])
+def serialize_response(answer: HTTPResponse, now: int) -> bytes:
+    """The bytes of a response on a connection that stays open."""
+    reason = REASON_PHRASES.get(answer.status) or RESPONSES.get(answer.status, b"Unknown Status")
+    headers = [(b"Date", _format_date(now)), (b"Server", SERVER_NAME), *CORS_HEADERS]
     if answer.content_type:
-        headers.setRawHeaders(b"Content-Type", [answer.content_type])
-    else:
-        headers.removeHeader(b"Content-Type")
-        request.defaultContentType = None
-    for name, value in answer.headers:
-        headers.setRawHeaders(name, [value])
-        if name == b"Retry-After":
-            headers.setRawHeaders(*_RAW_EXPOSE_HEADER)
-    if answer.status != 204:  # RFC 9110 section 8.6
-        headers.setRawHeaders(b"Content-Length", [b"%d" % len(answer.body)])
+        headers.append((b"Content-Type", answer.content_type))
+    headers += answer.headers
+    return _serialize(answer.status, reason, headers, answer.body)
 
 
-def respond_with_deadline(
-    request: Request,
-    work: Awaitable[HTTPResponse],
-    clock: IReactorTime,
-    *,
-    deadline: float,
-    late: HTTPResponse,
-    fault: HTTPResponse,
-    unread: HTTPResponse,
-) -> int:
-    """
-    Finish a request with the result of `work`.
+def _serialize(status: int, reason: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bytes:
+    lines = [b"%b: %b\r\n" % header for header in (*headers, (b"Content-Length", b"%d" % len(body)))]
+    return b"".join((b"HTTP/1.1 %d %b\r\n" % (status, reason), *lines, b"\r\n", body))
 
-    :param deadline: seconds after which `late` is sent instead; the work continues to its end.
-    :param fault: response when `work` raises.
-    :param unread: response when the client has too many unread responses.
-    """
-    gone: list[Failure] = []
-    request.notifyFinish().addErrback(gone.append)
-    finished = False
 
-    def finish(answer: HTTPResponse) -> None:
-        nonlocal finished
-        if not finished and not gone:  # the client may have closed the connection
-            finished = True
-            write_response(request, answer, unread)
+@lru_cache(1)
+def serialize_accepted(second: int) -> bytes:
+    """The bytes of :data:`ACCEPTED_RESPONSE`."""
+    return serialize_response(ACCEPTED_RESPONSE, second)
 
-    timer = clock.callLater(deadline, finish, late)
 
-    async def answer() -> None:
-        try:
-            outcome = await work
-        except Exception:
-            _log.failure("answering a request failed", redact_failure())
-            outcome = fault
-        if timer.active():
-            timer.cancel()
-        finish(outcome)
-
-    Deferred.fromCoroutine(answer())
-    return NOT_DONE_YET
+@lru_cache(1)
+def _format_date(second: int) -> bytes:
+    date: bytes = datetimeToString(second)
+    return date
 
 
 JSON_CONTENT_TYPE = b"application/json"
@@ -168,18 +105,19 @@ def select_protocol(content_type: bytes) -> ProtocolName:
     return "didcomm" if b"didcomm" in _parse_media_type(content_type) else "decentrl"
 
 
-async def respond_to_message(receive: ReceiveMessage, body: bytes, client: str, content_type: bytes) -> HTTPResponse:
+async def respond_to_message(
+    receive: ReceiveMessage, body: bytes, client: str, content_type: bytes
+) -> DIDCommReply | HTTPResponse:
     """
-    Process a DIDComm message; its reply as a response.
+    Process a DIDComm message.
 
     :param content_type: the header as sent; the mediator is informed of one that is no envelope's.
     """
     has_foreign_content_type = _parse_media_type(content_type) not in _TOLERATED_MEDIA_TYPES
     try:
-        reply = await receive(body, MessageOrigin(client, None, has_foreign_content_type))
+        return await receive(body, MessageOrigin(client, None, has_foreign_content_type))
     except ShutdownInProgress as error:
         return build_refusal("didcomm", error)
-    return build_didcomm_response(reply)
 
 
 def build_didcomm_response(reply: DIDCommReply) -> HTTPResponse:
@@ -197,9 +135,9 @@ async def respond_to_command(work: Awaitable[CommandReply]) -> HTTPResponse:
         return build_refusal("decentrl", error)
 
 
-def build_refusal(half: ProtocolName, error: MediatorError) -> HTTPResponse:
+def build_refusal(protocol: ProtocolName, error: MediatorError) -> HTTPResponse:
     """The response to a rejected request; for DIDComm it is JSON and no DIDComm message."""
-    if half == "decentrl":
+    if protocol == "decentrl":
         return _build_decentrl_response(command_refusal(error))
     wire = get_didcomm_error_code(error)
     body = encoding.dumps({"status": "error", "detail": wire.comment})
@@ -212,8 +150,10 @@ def build_error(status: int, code: str, *headers: tuple[bytes, bytes]) -> HTTPRe
 
 
 def build_retry_after(seconds: int | None) -> tuple[tuple[bytes, bytes], ...]:
-    """The Retry-After header, if the time is known."""
-    return () if seconds is None else ((b"Retry-After", b"%d" % seconds),)
+    """The Retry-After header, which pages may read, if the time is known."""
+    if seconds is None:
+        return ()
+    return (b"Retry-After", b"%d" % seconds), (b"Access-Control-Expose-Headers", b"Retry-After")
 
 
 def _build_decentrl_response(reply: CommandReply) -> HTTPResponse:
@@ -226,18 +166,47 @@ def _parse_media_type(content_type: bytes) -> bytes:
 
 # For accepted messages without a reply.
 ACCEPTED_RESPONSE = build_didcomm_response(ACCEPTED)
-TIMEOUT_RESPONSES: dict[ProtocolName, HTTPResponse] = {
-    half: build_refusal(half, DeadlineExceeded()) for half in ("didcomm", "decentrl")
-}
-FAULT_RESPONSES: dict[ProtocolName, HTTPResponse] = {
-    half: build_refusal(half, InternalFault()) for half in ("didcomm", "decentrl")
-}
+
+
+def _build_refusals(error: MediatorError, *headers: tuple[bytes, bytes]) -> dict[ProtocolName, HTTPResponse]:
+    refusals = {protocol: build_refusal(protocol, error) for protocol in get_args(ProtocolName)}
+    return {protocol: replace(one, headers=(*one.headers, *headers)) for protocol, one in refusals.items()}
+
+
+TIMEOUT_RESPONSES = _build_refusals(DeadlineExceeded())
+FAULT_RESPONSES = _build_refusals(InternalFault())
 # For clients that do not read their responses.
-UNREAD_LIMIT_RESPONSES: dict[ProtocolName, HTTPResponse] = {
-    half: build_refusal(half, RateLimitExceeded()) for half in ("didcomm", "decentrl")
-}
+UNREAD_LIMIT_RESPONSES = _build_refusals(RateLimitExceeded())
 # For addresses with too many requests of any kind; the connection is closed.
-RATE_LIMIT_RESPONSES: dict[ProtocolName, HTTPResponse] = {
-    half: replace(answer, headers=(*answer.headers, (b"Connection", b"close")))
-    for half, answer in UNREAD_LIMIT_RESPONSES.items()
+RATE_LIMIT_RESPONSES = _build_refusals(RateLimitExceeded(), (b"Connection", b"close"))
+
+
+def _serialize_final(status: int, reason: bytes, content_type: bytes, body: bytes) -> bytes:
+    """The bytes of a response after which the connection is closed."""
+    return _serialize(
+        status, reason, [(b"Content-Type", content_type), (b"Connection", b"close"), *CORS_HEADERS], body
+    )
+
+
+BAD_REQUEST_BYTES = _serialize_final(400, b"Bad Request", JSON_CONTENT_TYPE, build_error(400, "BAD_REQUEST").body)
+
+
+def _serialize_too_large(content_type: bytes, body: bytes) -> bytes:
+    return _serialize_final(413, b"Content Too Large", content_type, body)
+
+
+_TOO_LARGE = DIDCOMM_ERROR_CODES[PayloadTooLarge]
+TOO_LARGE_BYTES: dict[ProtocolName, bytes] = {
+    "didcomm": _serialize_too_large(
+        PLAINTEXT_MEDIA_TYPE.encode("ascii"),
+        encoding.dumps(
+            {
+                "id": "too-large",
+                "typ": PLAINTEXT_MEDIA_TYPE,
+                "type": PROBLEM_REPORT,
+                "body": {"code": _TOO_LARGE.code, "comment": _TOO_LARGE.comment},
+            }
+        ),
+    ),
+    "decentrl": _serialize_too_large(JSON_CONTENT_TYPE, command_refusal(PayloadTooLarge()).body),
 }

@@ -1,6 +1,8 @@
 """
 WebSockets: messages of both protocols in frames, replies and pushes, keepalive pings (contract section 3).
 
+The protocol of a socket at `/ws` is chosen by its first message: DIDComm if that is an envelope, else Decentrl.
+
 Autobahn does the handshake, the closing, and all but plain frames (RFC 6455 section 5), which are read and written
 here. Its protocol has about a hundred attributes: options, the handshake, state of a close. Those of an idle socket
 have equal values, so they are moved to the class, and each instance has only those that differ.
@@ -10,11 +12,10 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from types import FunctionType
-from typing import Any, Literal, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from urllib.parse import unquote
 
 import txaio
@@ -27,21 +28,18 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.tcp import Connection
 from twisted.logger import Logger
 
-from mediatord.delivery.connections import ConnectionManager, WebSocketSession
-from mediatord.delivery.send_queue import SendQueue
+from mediatord.delivery.connections import SendQueue
+from mediatord.didcomm.messages import DIDCommReply, MessageOrigin, is_unreadable
 from mediatord.errors import ShutdownInProgress
-from mediatord.http.client_address import ClientAddressResolver
-from mediatord.http.flow_control import LARGE_BUFFER_BYTES, MemoryReclaimer, RoundRobinScheduler, write_immediately
-from mediatord.http.protocol_switch import (
-    DIDCommSocketHandler,
-    ProtocolSocketHandler,
-    ProtocolSwitch,
-    ReceiveMessage,
-    SocketHandler,
-)
+from mediatord.http.client_address import get_host
+from mediatord.http.flow_control import LARGE_BUFFER_BYTES, write_immediately
 from mediatord.log_redaction_and_throttle import redact_failure
-from mediatord.observability.event_recorder import EventRecorder
+from mediatord.observability.event_recorder import ProtocolName
+from mediatord.protocol.decentrl.commands import is_didcomm_envelope
 from mediatord.protocol.probe_markers import PROBE_HEADER
+
+if TYPE_CHECKING:
+    from mediatord.http.resources import HTTPContext
 
 TEXT_FRAME, BINARY_FRAME, PONG_FRAME = 0x81, 0x82, 0x8A
 PING_FRAME = b"\x89\x04ping"
@@ -199,21 +197,6 @@ KEEPALIVE_SLOTS = 30
 _PINGS_PER_ITERATION = 100
 
 
-class KeepaliveSocket(Protocol):
-    """
-    A socket that can be pinged.
-
-    :ivar keepalive_slot: set by the scheduler.
-    """
-
-    keepalive_slot: int
-
-    def ping(self) -> None:
-        """Send a ping; drop the connection if nothing was received since the last one."""
-
-    def __hash__(self) -> int: ...
-
-
 class KeepaliveScheduler:
     """
     Pings every socket once in an interval, first an interval after it was opened, with a single timer.
@@ -226,34 +209,29 @@ class KeepaliveScheduler:
     def __init__(self, clock: IReactorTime, interval: float) -> None:
         self._clock = clock
         self._tick_seconds = interval / KEEPALIVE_SLOTS
-        self._ring: list[set[KeepaliveSocket]] = [set() for _ in range(KEEPALIVE_SLOTS)]
+        self._ring: list[set[Any]] = [set() for _ in range(KEEPALIVE_SLOTS)]
         self._now = 0
-        self._count = 0
-        self._due: list[KeepaliveSocket] = []
+        self._due: list[Any] = []
         self._timer: IDelayedCall | None = None
 
     def __len__(self) -> int:
-        return self._count
+        return sum(map(len, self._ring))
 
-    def __iter__(self) -> Iterator[KeepaliveSocket]:
+    def __iter__(self) -> Iterator[Any]:
         """All open sockets."""
         return chain.from_iterable(self._ring)
 
-    def add(self, socket: KeepaliveSocket) -> None:
+    def add(self, socket: Any) -> None:
         """Begin to ping a socket."""
         socket.keepalive_slot = self._now
         self._ring[self._now].add(socket)
-        self._count += 1
         if self._timer is None:
             self._timer = self._clock.callLater(self._tick_seconds, self._tick)
 
-    def remove(self, socket: KeepaliveSocket) -> None:
+    def remove(self, socket: Any) -> None:
         """Stop pinging a socket; it may have been removed before."""
-        if socket not in self._ring[socket.keepalive_slot]:
-            return
         self._ring[socket.keepalive_slot].discard(socket)
-        self._count -= 1
-        if not self._count and self._timer is not None:
+        if self._timer is not None and not any(self._ring):
             self._timer.cancel()
             self._timer = None
 
@@ -270,20 +248,17 @@ class KeepaliveScheduler:
         now, self._due = self._due[:_PINGS_PER_ITERATION], self._due[_PINGS_PER_ITERATION:]
         for socket in now:
             if socket in self._ring[socket.keepalive_slot]:
-                _ping_socket(socket)
+                try:
+                    socket.ping()
+                except Exception:  # it must not stop the pings of others
+                    _log.failure("sending a keepalive ping failed", redact_failure())
         if self._due:
             self._clock.callLater(0, self._ping_some)
 
 
-def _ping_socket(socket: KeepaliveSocket) -> None:
-    """Ping a socket; a failure must not stop the pings of others."""
-    try:
-        socket.ping()
-    except Exception:
-        _log.failure("sending a keepalive ping failed", redact_failure())
-
-
 MAX_FRAGMENTS = 1024
+# Unreadable messages after which a DIDComm socket is closed (DIDComm reference 3.2).
+MAX_UNDECRYPTABLE = 3
 # Bytes of pushes queued for one socket.
 MAX_SEND_QUEUE_BYTES = 1_048_576
 # Messages of one socket, and their bytes, that may be queued before reading from it is paused.
@@ -304,27 +279,21 @@ def has_native_masking() -> bool:
     return bool(USES_NVX)
 
 
-@dataclass(frozen=True, slots=True)
-class SocketContext:
-    """
-    Collaborators of all sockets.
+class SocketHandler(Protocol):
+    """Handles the messages of one Decentrl socket."""
 
-    :param receive: serves a DIDComm message.
-    :param converse: makes the Decentrl protocol of a socket.
-    :param memory: notified of freed large buffers.
-    :param scheduler: of sockets that have sent more than is served at once.
-    :param admits: charges an address for frames; whether it is within its limit.
-    """
+    def start(self) -> None:
+        """Called when the socket is open."""
 
-    receive: ReceiveMessage
-    converse: Callable[[WebSocketSession], SocketHandler]
-    connections: ConnectionManager[Any]
-    recorder: EventRecorder
-    peers: ClientAddressResolver
-    clock: IReactorTime
-    memory: MemoryReclaimer
-    scheduler: RoundRobinScheduler
-    admits: Callable[[str, int], bool]
+    async def handle_message(self, frame: bytes, binary: bool) -> None:
+        """
+        Handle a message; replies go to the session.
+
+        :raise ShutdownInProgress: it was not processed.
+        """
+
+    def stop(self) -> None:
+        """Called when the socket is closed, or its protocol is DIDComm after all."""
 
 
 class NullLogger:
@@ -361,7 +330,9 @@ class MediatorSocket(WebSocketServerProtocol):
         "_reading",
         "_has_class_defaults",
         "_serving",
-        "_handler",
+        "_decentrl",
+        "_protocol_name",
+        "_undecryptable",
         "_queued",
         "client",
         "name",
@@ -374,7 +345,7 @@ class MediatorSocket(WebSocketServerProtocol):
     # As Autobahn calls them.
     maxFramePayloadSize: int  # noqa: N815
     maxMessagePayloadSize: int  # noqa: N815
-    _sockets: SocketContext
+    _context: HTTPContext
     _keepalive: KeepaliveScheduler
     _max_send_queue: int
 
@@ -384,7 +355,10 @@ class MediatorSocket(WebSocketServerProtocol):
         self.name = secrets.token_hex(8)
         self.keepalive_slot = 0
         self._send_queue = SendQueue(self._write_frame, max_bytes=self._max_send_queue, on_drained=self._drained)
-        self._handler: ProtocolSocketHandler = DIDCommSocketHandler(self._sockets.receive, self, self._send_queue.put)
+        self._decentrl: SocketHandler | None = None
+        # None before the first message of a socket that may be of either protocol.
+        self._protocol_name: ProtocolName | None = "didcomm"
+        self._undecryptable = 0
         self._queued: deque[tuple[bytes, bool]] | None = None
         self._serving = False
         self._reading = True
@@ -415,11 +389,12 @@ class MediatorSocket(WebSocketServerProtocol):
     def onConnect(self, request: Any) -> None:
         """The handshake was read; no sub-protocol is ever selected."""
         token = request.headers.get(PROBE_HEADER, "").encode("latin-1", "replace")
-        self.client = self._sockets.peers.rate_limit_key(
-            _get_peer_host(self), request.headers.get("x-forwarded-for"), token
+        self.client = self._context.client_addresses.rate_limit_key(
+            get_host(self.transport.getPeer()), request.headers.get("x-forwarded-for"), token
         )
         if unquote(request.path).strip("/") == "ws":
-            self._handler = ProtocolSwitch(self._sockets.converse(self), self._handler)
+            self._protocol_name = None
+            self._decentrl = self._context.open_decentrl_socket(self)
 
     def failHandshake(self, reason: str, code: int = 400, responseHeaders: Any = None) -> None:  # noqa: N802, N803
         """Refuse an invalid handshake, without Autobahn's reason, which quotes headers."""
@@ -432,9 +407,10 @@ class MediatorSocket(WebSocketServerProtocol):
         self.transport.registerProducer(self._send_queue, True)
         self._opened = True
         self._keepalive.add(self)
-        self._sockets.recorder.record_connection_opened(self.name, self.client)
-        self._sockets.connections.opened(self)
-        self._handler.start()
+        self._context.recorder.record_connection_opened(self.name, self.client)
+        self._context.connections.opened(self)
+        if self._decentrl is not None:
+            self._decentrl.start()
 
     def dataReceived(self, data: bytes) -> None:
         """Parse frames; a part of one is kept."""
@@ -476,7 +452,7 @@ class MediatorSocket(WebSocketServerProtocol):
         if at < len(data) and self.state != self.STATE_CLOSED and not self.transport.disconnecting:
             self._unparsed = data[at:]
             self._pause()
-            self._sockets.scheduler.add(self)
+            self._context.scheduler.add(self)
 
     def _is_plain(self) -> bool:
         return self._has_class_defaults and self.state == self.STATE_OPEN
@@ -497,7 +473,7 @@ class MediatorSocket(WebSocketServerProtocol):
         self._frames += frames
         if self._frames >= _FRAMES_PER_CHARGE:
             frames, self._frames = self._frames, 0
-            if not self._sockets.admits(self.client, frames):
+            if not self._context.admits(self.client, frames):
                 self.close(1008, "too many frames")
                 self.transport.loseConnection()
 
@@ -509,7 +485,7 @@ class MediatorSocket(WebSocketServerProtocol):
     def _read_on(self) -> None:
         """Resume reading, unless there are unparsed bytes or too many queued messages."""
         if self._unparsed:
-            self._sockets.scheduler.add(self)
+            self._context.scheduler.add(self)
         elif not (self._reading or self._full):
             self._reading = True
             self.transport.resumeProducing()
@@ -556,7 +532,7 @@ class MediatorSocket(WebSocketServerProtocol):
         self._messages_in += 1
         self._bytes_in += len(payload)
         if len(payload) >= LARGE_BUFFER_BYTES:
-            self._sockets.memory.released(len(payload))
+            self._context.memory.released(len(payload))
             self._frames += len(payload) // LARGE_BUFFER_BYTES
         if self._queued is None:
             self._queued = deque()
@@ -599,13 +575,40 @@ class MediatorSocket(WebSocketServerProtocol):
                     self._full = False
                     self._read_on()
                 try:
-                    await self._handler.handle_message(payload, is_binary)
+                    await self._handle(payload, is_binary)
                 except ShutdownInProgress:
                     self.close(1001, "going away")
         finally:
             self._serving = False
             if not self._queued:  # an empty deque takes more than half a KiB
                 self._queued = None
+
+    async def _handle(self, payload: bytes, is_binary: bool) -> None:
+        """Handle a message by its protocol, also if the socket was closed meanwhile."""
+        if self._protocol_name is None:
+            self._protocol_name = "didcomm" if is_didcomm_envelope(payload) else "decentrl"
+            if self._protocol_name == "didcomm":
+                self._stop_decentrl()
+        if self._protocol_name == "didcomm":
+            self._answer(await self._context.receive(payload, MessageOrigin(self.client, self)))
+        elif self._decentrl is not None:
+            await self._decentrl.handle_message(payload, is_binary)
+
+    def _answer(self, reply: DIDCommReply) -> None:
+        """Send a reply; the first unreadable message is answered, and the third ends the socket."""
+        if reply.fault is not None and is_unreadable(reply.fault):
+            self._undecryptable += 1
+            if self._undecryptable == 1:
+                self._send_queue.put(reply.body)
+            elif self._undecryptable >= MAX_UNDECRYPTABLE:
+                self.close(1008, "undecryptable")
+        elif reply.body:
+            self._send_queue.put(reply.body)
+
+    def _stop_decentrl(self) -> None:
+        decentrl, self._decentrl = self._decentrl, None
+        if decentrl is not None:
+            decentrl.stop()
 
     def send(self, frame: bytes) -> bool:
         """Queue one text frame; False when the socket cannot take it now."""
@@ -639,7 +642,7 @@ class MediatorSocket(WebSocketServerProtocol):
         self._messages_out += 1
         self._bytes_out += len(payload)
         if len(payload) >= LARGE_BUFFER_BYTES:
-            self._sockets.memory.released(len(payload))
+            self._context.memory.released(len(payload))
         write_immediately(self.transport, build_text_header(len(payload)) + payload)
 
     def onClose(self, wasClean: bool, code: int | None, reason: str | None) -> None:  # noqa: N803
@@ -648,8 +651,8 @@ class MediatorSocket(WebSocketServerProtocol):
 
         Messages received before are still served: a sender of forwards may send and close.
         """
-        self._sockets.memory.released(self.unserved[1] + self.unsent[1])
-        self._sockets.scheduler.discard(self)
+        self._context.memory.released(self.unserved[1] + self.unsent[1])
+        self._context.scheduler.discard(self)
         self._unparsed = b""
         self._send_queue.stopProducing()
         for name in _PARTIAL_MESSAGE_ATTRIBUTES:
@@ -659,14 +662,16 @@ class MediatorSocket(WebSocketServerProtocol):
             self._keepalive.remove(self)
             ours = self.localCloseCode if self.closedByMe else None
             by: Literal["us", "peer"] = "us" if ours is not None else "peer"
-            traffic = (self._messages_in, self._messages_out, self._bytes_in, self._bytes_out)
-            self._sockets.recorder.record_connection_closed(self.name, self._handler.half, ours or code, by, traffic)
-            self._handler.stop()
-        self._sockets.connections.closed(self)
-
-
-def _get_peer_host(protocol: Any) -> str:
-    return getattr(protocol.transport.getPeer(), "host", "") or ""
+            traffic = {
+                "n_in": self._messages_in,
+                "n_out": self._messages_out,
+                "bytes_in": self._bytes_in,
+                "bytes_out": self._bytes_out,
+            }
+            protocol = self._protocol_name or "decentrl"
+            self._context.recorder.record_connection_closed(self.name, protocol, ours or code, by, traffic)
+            self._stop_decentrl()
+        self._context.connections.closed(self)
 
 
 def _count_unsent_bytes(transport: Any) -> int:
@@ -702,9 +707,8 @@ class MediatorSocketFactory(WebSocketServerFactory):
 
     log: Any = NullLogger()
 
-    def __init__(
-        self, reactor: Any, sockets: SocketContext, max_message: int, *, ping_interval: float = 30.0
-    ) -> None:
+    def __init__(self, context: HTTPContext, max_message: int, ping_interval: float = 30.0) -> None:
+        reactor: Any = context.clock
         super().__init__(url=None, server="mediatord", reactor=reactor)
         # Autobahn's timers use this reactor.
         txaio.config.loop = reactor  # type: ignore[attr-defined]  # made at run time
@@ -721,7 +725,7 @@ class MediatorSocketFactory(WebSocketServerFactory):
             # JSON is checked to be UTF-8 when it is parsed.
             utf8validateIncoming=False,
         )
-        own = {"__slots__": (), "_sockets": sockets, "_keepalive": KeepaliveScheduler(reactor, ping_interval)}
+        own = {"__slots__": (), "_context": context, "_keepalive": KeepaliveScheduler(reactor, ping_interval)}
         self._make: type[MediatorSocket] = type("Socket", (MediatorSocket,), {**build_class_defaults(self), **own})
         self.limit(max_message)
 
@@ -741,22 +745,19 @@ class MediatorSocketFactory(WebSocketServerFactory):
 
     def unsent(self) -> tuple[int, int]:
         """Sum of :attr:`MediatorSocket.unsent` over all open sockets."""
-        return _sum_usage(socket.unsent for socket in self._open())
+        return _sum_usage([socket.unsent for socket in self._open()])
 
     def unserved(self) -> tuple[int, int]:
         """Sum of :attr:`MediatorSocket.unserved` over all open sockets."""
-        return _sum_usage(socket.unserved for socket in self._open())
+        return _sum_usage([socket.unserved for socket in self._open()])
 
-    def _open(self) -> Iterator[MediatorSocket]:
-        return cast(Iterator[MediatorSocket], iter(self._make._keepalive))
+    def _open(self) -> Iterable[MediatorSocket]:
+        return self._make._keepalive
 
     def buildProtocol(self, addr: object) -> MediatorSocket:
         """Make a socket."""
         return self._make()
 
 
-def _sum_usage(held: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    entries = size = 0
-    for more, bytes_ in held:
-        entries, size = entries + more, size + bytes_
-    return entries, size
+def _sum_usage(held: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    return sum(entries for entries, _ in held), sum(size for _, size in held)

@@ -13,34 +13,36 @@ import os
 import secrets
 import sys
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal
 
+import orjson
 from twisted.application.service import Service
-from twisted.internet.error import ProcessDone
+from twisted.internet.defer import Deferred, DeferredLock
 from twisted.internet.interfaces import IDelayedCall, IReactorProcess, IReactorTime
-from twisted.internet.protocol import ProcessProtocol
+from twisted.internet.utils import getProcessValue
 from twisted.logger import Logger
-from twisted.python.failure import Failure
 
 from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.observability import segments
 from mediatord.observability.event_schema import (
     EVENTS,
     LOG_LEVELS,
+    MAX_LINE_BYTES,
     SCHEMA_VERSION,
     LogLevel,
     encode_line,
     encode_line_head,
     validate_fields,
 )
+from mediatord.observability.metrics import Metrics
 from mediatord.observability.segments import (
     ReadMarkerError,
-    RetentionLimits,
     SegmentDirectory,
+    SegmentLimits,
     load_expected_read_marker,
 )
 
@@ -153,41 +155,23 @@ class SegmentSealer:
     def __init__(self, reactor: IReactorProcess, compress: bool = True) -> None:
         self._reactor = reactor
         self.compress = compress
-        self._waiting: deque[Path] = deque()
-        self._busy = False
+        self._lock = DeferredLock()
 
     def __call__(self, path: Path) -> None:
         """Seal a closed segment once those before it are done."""
-        self._waiting.append(path)
-        self._next()
+        self._lock.run(lambda: Deferred.fromCoroutine(self._seal(path)))
 
-    def _next(self) -> None:
-        if self._busy or not self._waiting:
-            return
-        self._busy = True
-        path = self._waiting.popleft()
+    async def _seal(self, path: Path) -> None:
         # -I: the program's directory, which is this package, must not shadow the standard library.
-        command = [sys.executable, "-I", segments.__file__, str(path), *(["--gzip"] if self.compress else [])]
+        arguments = ["-I", segments.__file__, str(path), *(["--gzip"] if self.compress else [])]
+        reactor: Any = self._reactor
         try:
-            self._reactor.spawnProcess(_SealProcessProtocol(self, path), sys.executable, command, env={})
-        except OSError as error:
-            self.ended(path, Failure(error))
-
-    def ended(self, path: Path, reason: Failure) -> None:
-        """The child process ended; called by its protocol."""
-        self._busy = False
-        if not reason.check(ProcessDone):
-            self._log.warn("log segment {name} could not be sealed: {reason}", name=path.name, reason=reason.value)
-        self._next()
-
-
-class _SealProcessProtocol(ProcessProtocol):
-    def __init__(self, sealer: SegmentSealer, path: Path) -> None:
-        self._sealer = sealer
-        self._path = path
-
-    def processEnded(self, reason: Failure) -> None:  # noqa: N802  Twisted's name
-        self._sealer.ended(self._path, reason)
+            code = await getProcessValue(sys.executable, arguments, env={}, reactor=reactor)
+            reason: object = f"exit code {code}"
+        except Exception as error:  # a signal, or no process
+            code, reason = -1, error
+        if code:
+            self._log.warn("log segment {name} could not be sealed: {reason}", name=path.name, reason=reason)
 
 
 # Records that are kept before they are encoded within a reactor iteration.
@@ -211,35 +195,6 @@ class LogOrigin:
     boot: str = field(default_factory=lambda: secrets.token_hex(6))
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentLimits:
-    """
-    :param size: bytes at which a segment is closed.
-    :param retention: which closed segments are deleted.
-    :param buffer: bytes that may wait for a full disk.
-    """
-
-    size: int = 67_108_864
-    retention: RetentionLimits = RetentionLimits()
-    buffer: int = 4_194_304
-
-
-class EventLogObserver(Protocol):
-    """Counts what happens to the log, and supplies the counters that are logged."""
-
-    def collect_totals(self) -> Mapping[str, int]:
-        """Fields of the event `counters`."""
-
-    def count_lost_line(self) -> None:
-        """A line was not written."""
-
-    def count_deleted_segments(self, segments: int, unread: int) -> None:
-        """Closed segments were deleted, `unread` of them before the analysis had read them."""
-
-    def count_recreated_directory(self) -> None:
-        """The removed log directory was created again."""
-
-
 class EventLogWriter(Service):
     """
     Writes events to `events.jsonl` while it runs; implements :class:`~mediatord.observability.event_schema.EventLog`.
@@ -247,7 +202,7 @@ class EventLogWriter(Service):
     :param level: events below it are not written, `log.*` excepted; nor, once that was above info, is `counters`.
     :param seal: called with every closed segment, to flush it to disk or compress it.
     :ivar dropped: lines lost since the start.
-    :ivar observer: supplies the event `counters` at the end of each segment, and counts losses; or None.
+    :ivar metrics: supply the event `counters` at the end of each segment, and count losses; or None.
     """
 
     name = "log"
@@ -283,7 +238,7 @@ class EventLogWriter(Service):
         self._flush_call: IDelayedCall | None = None
         self._hour_call: IDelayedCall | None = None
         self.dropped = 0
-        self.observer: EventLogObserver | None = None
+        self.metrics: Metrics | None = None
 
     def startService(self) -> None:
         """
@@ -327,7 +282,7 @@ class EventLogWriter(Service):
         if event not in self._written:
             return
         if not self.running:
-            self._lost()
+            self._count_lost()
             return
         self._records.append((event, self._clock.seconds(), fields))
         if len(self._records) >= _MAX_RECORDS:
@@ -336,10 +291,24 @@ class EventLogWriter(Service):
         if self._flush_call is None:
             self._flush_call = self._clock.callLater(0, self._end_iteration)
 
-    def flush(self) -> None:
-        """As :meth:`EventLog.flush`."""
-        if not self._sink.blocked:
-            self._write_lines()
+    def flush(self, is_retry: bool = False) -> None:
+        """As :meth:`EventLog.flush`. :param is_retry: whether to try after a failure."""
+        if self._sink.blocked and not is_retry:
+            return
+        if self._records:
+            self._encode_records()
+        if self._file_check_due:
+            self._ensure_file()
+        if not (self._sink.flush() or self._flush_again()):
+            self._retry_later()
+            return
+        if self._unreported:
+            lost, self._unreported = self._unreported, Counter()
+            for reason, lines in lost.items():
+                self._append("log.drop", {"dropped": lines, "reason": reason})
+            self._sink.flush()
+        if self._sink.size >= self._limits.size:
+            self.rotate()
 
     @property
     def pending(self) -> int:
@@ -395,7 +364,12 @@ class EventLogWriter(Service):
 
     def _write_from(self, level: LogLevel) -> None:
         """Once lines were left out because of the level, counters no longer match the lines and are left out too."""
-        self._written = {name for name, event in EVENTS.items() if _is_level_enabled(name, event.level, level)}
+        lowest = LOG_LEVELS.index(level)
+        self._written = {
+            name
+            for name, event in EVENTS.items()
+            if name.startswith("log.") or LOG_LEVELS.index(event.level) >= lowest
+        }
         self._comparable = self._comparable and "counters" in self._written
         if not self._comparable:
             self._written.discard("counters")
@@ -409,48 +383,44 @@ class EventLogWriter(Service):
         records, self._records = self._records, []
         for event, now, fields in records:
             self._seq += 1
-            second = int(now)
-            if second != self._second:
-                self._second = second
+            if int(now) != self._second:
+                self._second = int(now)
                 self._file_check_due = True
-                self._prefix = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second)).encode()
-            stamp = b"%b.%06dZ" % (self._prefix, (now - second) * 1e6)
+                self._prefix = _format_seconds(now)
+            stamp = b"%b.%06dZ" % (self._prefix, (now - self._second) * 1e6)
+            head = self._heads[event] % (stamp, self._seq)
             try:
-                line = encode_line(self._heads[event] % (stamp, self._seq), fields)
+                # As encode_line does for nearly all lines; a call costs too much here.
+                line = b"%b,%b" % (head, orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)[1:])
+                if not (fields and len(line) <= MAX_LINE_BYTES and line.isascii()):
+                    line = encode_line(head, fields)
             except Exception:
                 self._log.failure("{name} could not be encoded for the event log", redact_failure(), name=event)
-                self._lost()
+                self._count_lost()
                 self._segment.dropped += 1
                 continue
             if len(self._sink.pending) + len(line) <= self._sink.capacity:
                 self._sink.pending += line
                 self._segment.lines += 1
             else:
-                self._lost()
+                self._count_lost(1, "disk")
                 self._segment.dropped += 1
-                self._unreported["disk"] += 1
 
-    def _lost(self) -> None:
-        self.dropped += 1
-        if self.observer is not None:
-            self.observer.count_lost_line()
+    def _count_lost(self, lines: int = 1, unreported_reason: str = "") -> None:
+        """
+        Count lost lines.
 
-    def _give_up(self, lines: int) -> None:
-        """Lines of a segment that is closed now could not be written."""
-        self._report_later(lines, "disk")
-        if lines:
-            self._log.warn("{lines} lines of the event log were lost: the disk did not take them", lines=lines)
-
-    def _report_later(self, lines: int, reason: str) -> None:
-        """Count lost lines; the event `log.drop` reports them as soon as a line can be written."""
-        for _ in range(lines):
-            self._lost()
-        if lines:
-            self._unreported[reason] += lines
+        :param unreported_reason: if given, the event `log.drop` reports them as soon as a line can be written.
+        """
+        self.dropped += lines
+        if self.metrics is not None:
+            self.metrics.log_dropped.inc(by=lines)
+        if unreported_reason and lines:
+            self._unreported[unreported_reason] += lines
 
     def _prune(self) -> None:
         try:
-            deleted = self._segments.prune(self._limits.retention, self._clock.seconds(), self._read_segments())
+            deleted = self._segments.prune(self._limits, self._clock.seconds(), self._read_segments())
         except OSError as error:
             self._log.warn("old log segments could not be deleted: {reason}", reason=error.strerror)
             return
@@ -460,8 +430,9 @@ class EventLogWriter(Service):
                 "log.retention.unread_bytes",
                 segments=deleted.unread,
             )
-        if deleted.segments and self.observer is not None:
-            self.observer.count_deleted_segments(deleted.segments, deleted.unread)
+        if self.metrics is not None:
+            self.metrics.log_segments_deleted.inc(by=deleted.segments)
+            self.metrics.log_segments_deleted_unread.inc(by=deleted.unread)
 
     def _read_segments(self) -> frozenset[str] | None:
         """Segments that the analysis has read, none if that is unknown; None if there is no analysis."""
@@ -494,8 +465,8 @@ class EventLogWriter(Service):
         self._segment = _OpenSegment(self._segments.next_name(self._clock.seconds()), self._seq + 1)
         torn = self._sink.switch_file(self._first_line())
         self._segment.lines = self._sink.pending.count(b"\n")
-        self._segment.seq_first = _find_lowest_seq(self._sink.pending)
-        self._report_later(torn + (written if state == "removed" else 0), "removed")
+        self._segment.seq_first = min(json.loads(line)["seq"] for line in self._sink.pending.splitlines())
+        self._count_lost(torn + (written if state == "removed" else 0), "removed")
 
     def _flush_again(self) -> bool:
         """After a failure: create the directory if it is missing and write again; whether all was written."""
@@ -509,30 +480,14 @@ class EventLogWriter(Service):
             return False
         if made:
             self._log.warn("the log directory {path} had been removed and was made again", path=str(self._directory))
-            if self.observer is not None:
-                self.observer.count_recreated_directory()
+            if self.metrics is not None:
+                self.metrics.log_directory_recreated.inc()
         return made
 
     def _end_iteration(self) -> None:
         self._flush_call = None
         if self._records or self._sink.pending or self._unreported or self._file_check_due:
-            self._write_lines()
-
-    def _write_lines(self) -> None:
-        if self._records:
-            self._encode_records()
-        if self._file_check_due:
-            self._ensure_file()
-        if not (self._sink.flush() or self._flush_again()):
-            self._retry_later()
-            return
-        if self._unreported:
-            lost, self._unreported = self._unreported, Counter()
-            for reason, lines in lost.items():
-                self._append("log.drop", {"dropped": lines, "reason": reason})
-            self._sink.flush()
-        if self._sink.size >= self._limits.size:
-            self.rotate()
+            self.flush(is_retry=True)
 
     def _retry_later(self) -> None:
         self._file_check_due = True
@@ -550,9 +505,10 @@ class EventLogWriter(Service):
         """The first line of a segment, to be placed before lines in the buffer."""
         self._seq += 1
         now = self._clock.seconds()
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(int(now))).encode()
-        head = self._heads["log.open"] % (b"%b.%06dZ" % (stamp, (now - int(now)) * 1e6), self._seq)
-        return encode_line(head, self._opening())
+        return encode_line(
+            self._heads["log.open"] % (b"%b.%06dZ" % (_format_seconds(now), now % 1 * 1e6), self._seq),
+            self._opening(),
+        )
 
     def _opening(self) -> dict[str, object]:
         """Fields of the first line of a segment."""
@@ -565,12 +521,14 @@ class EventLogWriter(Service):
         The last line is missing if the disk is full; readers treat that as a crash.
         """
         segment = self._segment
-        if self.observer is not None and "counters" in self._written:
-            self._append("counters", self.observer.collect_totals())
+        if self.metrics is not None and "counters" in self._written:
+            self._append("counters", self.metrics.collect_totals())
         last = {"seq_first": segment.seq_first, "seq_last": self._seq + 1, "lines": segment.lines + 1}
         self._append("log.close", {**last, "dropped": segment.dropped})
         self._sink.flush()
-        self._give_up(self._sink.close())
+        if lost := self._sink.close():
+            self._count_lost(lost, "disk")
+            self._log.warn("{lines} lines of the event log were lost: the disk did not take them", lines=lost)
         try:
             return self._segments.close(segment.name)
         except OSError as error:
@@ -607,10 +565,5 @@ def _encode_line_heads(origin: LogOrigin) -> dict[str, bytes]:
     }
 
 
-def _find_lowest_seq(lines: bytearray) -> int:
-    """The lowest sequence number of these lines."""
-    return min(int(json.loads(line)["seq"]) for line in lines.splitlines())
-
-
-def _is_level_enabled(name: str, level: LogLevel, threshold: LogLevel) -> bool:
-    return name.startswith("log.") or LOG_LEVELS.index(level) >= LOG_LEVELS.index(threshold)
+def _format_seconds(now: float) -> bytes:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(int(now))).encode()

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 from twisted.internet.interfaces import IReactorTime
 
 from mediatord.clock import Stopwatch, start_stopwatch
 from mediatord.errors import MediatorError
 from mediatord.observability.event_schema import EventLog
-from mediatord.observability.metrics import Metrics
+from mediatord.observability.metrics import FastCounter, Metrics
 from mediatord.observability.pseudonyms import Pseudonymizer
 from mediatord.protocol.error_codes import (
     DecentrlErrorCode,
@@ -21,8 +21,9 @@ from mediatord.protocol.error_codes import (
     get_decentrl_error_code,
     get_didcomm_error_code,
 )
-from mediatord.protocol.probe_markers import PROBE_CLIENT
-from mediatord.store.interfaces.messages import MessageLedger, RemovedMessage, StoreLedger
+from mediatord.protocol.probe_markers import PROBE_CLIENT, PROBE_DID_INFIX
+from mediatord.store.interfaces.decentrl import PendingEvent
+from mediatord.store.interfaces.messages import MessageLedger, RemovedMessage, StoredMessage, StoreLedger
 from mediatord.store.interfaces.store import ExpiredAccount
 
 DeliveryPath = Literal["live", "pickup", "poll", "http"]
@@ -34,236 +35,10 @@ LEDGER_ENTRIES = ("accepted", "acknowledged", "expired", "evicted", "removed", "
 
 # Messages of which the number of pushes is kept; the least recently pushed are dropped.
 _MAX_ATTEMPT_COUNTERS = 10_000
-
-
-class MessageLike(Protocol):
-    """
-    A queued payload of either protocol.
-
-    :ivar expires_at: None when it does not expire.
-    """
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def recipient_did(self) -> str: ...
-
-    @property
-    def payload(self) -> Sized: ...
-
-    @property
-    def received_at(self) -> float: ...
-
-    @property
-    def expires_at(self) -> float | None: ...
-
-
-class MessageEventRecorder:
-    """
-    Records what happens to messages.
-
-    :param is_own: whether a DID belongs to the daemon's end-to-end probe, of which nothing is recorded.
-    :ivar metrics: the counters; those without a log line may be counted directly.
-    :ivar flush_events: writes the lines of this reactor iteration, which has to happen before clients are answered.
-    """
-
-    def __init__(
-        self,
-        clock: IReactorTime,
-        events: EventLog,
-        metrics: Metrics,
-        pseudonymizer: Pseudonymizer,
-        is_own: Callable[[str], bool] = lambda did: False,
-    ) -> None:
-        self._clock = clock
-        self._events = events
-        self._pseudonymizer = pseudonymizer
-        self._attempts: OrderedDict[str, int] = OrderedDict()
-        self._own: Counter[str] = Counter()
-        self.metrics = metrics
-        self.is_own = is_own
-        self.flush_events = events.flush
-
-    @property
-    def attempt_count(self) -> int:
-        """Number of messages of which the pushes are counted."""
-        return len(self._attempts)
-
-    def pseudonymize(self, did: str) -> str:
-        """The pseudonym of a DID in the log."""
-        return self._pseudonymizer.did(did)
-
-    def record_accept(
-        self, request: str, message: MessageLike, sender: str | None, protocol: ProtocolName, pushed: bool
-    ) -> None:
-        """
-        A payload was stored (UC-021 "Logging").
-
-        :param request: id of its request.
-        :param pushed: whether a socket took it at once.
-        """
-        if self.is_own(message.recipient_did):
-            self._own["accepted"] += 1
-            return
-        expires_at = message.expires_at
-        self.metrics.forwarded.value += 1
-        if not pushed:
-            self.metrics.stored.value += 1
-        fields: dict[str, object] = {
-            "msg": self._pseudonymizer.message(message.id),
-            "req": request,
-            "rcpt": self._pseudonymizer.did(message.recipient_did),
-            "proto": protocol,
-            "size": len(message.payload),
-            "method": "live" if pushed else "queue",
-        }
-        if sender is not None:
-            fields["sender"] = self._pseudonymizer.did(sender)
-        if expires_at is not None:
-            fields["ttl_s"] = round(expires_at - message.received_at)
-        self._events.write("msg.accept", fields)
-
-    def record_push(
-        self, message: MessageLike, sessions: Sequence[str | None], path: DeliveryPath, protocol: ProtocolName
-    ) -> None:
-        """
-        A message was delivered, and stays queued until it is acknowledged.
-
-        :param sessions: names of the sockets that took it; None for a request without a socket.
-        """
-        if self.is_own(message.recipient_did):
-            return
-        attempt = self._attempts.pop(message.id, 0) + 1
-        self._attempts[message.id] = attempt
-        if len(self._attempts) > _MAX_ATTEMPT_COUNTERS:
-            self._attempts.popitem(last=False)
-        tag, rcpt = self._pseudonymizer.message(message.id), self._pseudonymizer.did(message.recipient_did)
-        latency_ms = self._age_ms(message.received_at)
-        for session in sessions:
-            fields: dict[str, object] = {
-                "msg": tag,
-                "rcpt": rcpt,
-                "proto": protocol,
-                "path": path,
-                "attempt": attempt,
-                "latency_ms": latency_ms,
-                "ok": True,
-            }
-            if session is not None:
-                fields["conn"] = session
-            self._events.write("msg.push", fields)
-
-    def record_push_failure(self, id_: str, recipient_did: str, received_at: float) -> None:
-        """A push was not acknowledged, so the message is pending again (UC-021 AF-6)."""
-        if self.is_own(recipient_did):
-            return
-        self.metrics.stored.value += 1
-        self._events.emit(
-            "msg.push",
-            msg=self._pseudonymizer.message(id_),
-            rcpt=self._pseudonymizer.did(recipient_did),
-            proto="didcomm",
-            path="live",
-            attempt=self._attempts.get(id_),
-            latency_ms=self._age_ms(received_at),
-            ok=False,
-        )
-
-    def record_remote_push_failures(self, count: int) -> None:
-        """As :meth:`record_push_failure`, for unknown messages that a dead node had pushed."""
-        for _ in range(count):
-            self.metrics.stored.value += 1
-            self._events.emit("msg.push", proto="didcomm", path="live", ok=False)
-
-    def record_acknowledgement(self, removed: RemovedMessage, path: DeliveryPath, protocol: ProtocolName) -> None:
-        """A message was acknowledged and removed."""
-        if self.is_own(removed.recipient_did):
-            self._own["acknowledged"] += 1
-            return
-        self._attempts.pop(removed.id, None)
-        self.metrics.delivered.value += 1
-        seconds = max(0.0, self._clock.seconds() - removed.received_at)
-        self.metrics.observe_delivery_latency(path, seconds)
-        self._events.write(
-            "msg.ack",
-            {
-                "msg": self._pseudonymizer.message(removed.id),
-                "rcpt": self._pseudonymizer.did(removed.recipient_did),
-                "proto": protocol,
-                "path": path,
-                "latency_ms": int(seconds * 1000),
-            },
-        )
-
-    def record_expiry(self, removed: RemovedMessage) -> None:
-        """A message expired (UC-021 AF-5)."""
-        if self.is_own(removed.recipient_did):
-            self._own["expired"] += 1
-            return
-        self.metrics.expired.value += 1
-        self._lost("msg.expire", removed, "ttl")
-
-    def record_eviction(self, removed: RemovedMessage) -> None:
-        """A message was evicted for a newer one (UC-021 AF-4)."""
-        if self.is_own(removed.recipient_did):
-            self._own["evicted"] += 1
-            return
-        self.metrics.evicted.value += 1
-        self._lost("msg.evict", removed, removed.reason or "fifo_count")
-
-    def record_purge(self, removed: RemovedMessage, protocol: ProtocolName) -> None:
-        """The operator removed a message."""
-        self._lost("msg.remove", removed, "purged", protocol)
-
-    def update_ledger_metrics(self, books: StoreLedger) -> None:
-        """Set the ledger metrics from the store's ledger."""
-        for protocol, ledger in (("didcomm", books.didcomm), ("decentrl", books.decentrl)):
-            gone = {name: getattr(ledger, name) for name in LEDGER_ENTRIES}
-            self.metrics.ledger.update(protocol, {**gone, "waiting": ledger.waiting}, ledger.difference)
-
-    def record_ledger(self, store: str, books: StoreLedger) -> None:
-        """
-        Log the store's ledger, with the messages of the probe since the last call, which have no lines.
-
-        :param store: pseudonym of the store.
-        """
-        own, self._own = self._own, Counter()
-        self._keep("didcomm", store, books.didcomm, own)
-        self._keep("decentrl", store, books.decentrl, Counter())
-
-    def _keep(self, protocol: ProtocolName, store: str, ledger: MessageLedger, own: Counter[str]) -> None:
-        gone = {name: getattr(ledger, name) for name in LEDGER_ENTRIES}
-        self._events.emit(
-            "ledger",
-            proto=protocol,
-            store=store,
-            waiting=ledger.waiting,
-            difference=ledger.difference,
-            **{f"all_{name}": number for name, number in gone.items()},
-            **{f"own_{name}": number for name, number in own.items()},
-        )
-
-    def _lost(self, event: str, removed: RemovedMessage, reason: str, protocol: ProtocolName = "didcomm") -> None:
-        """Decentrl events are lost only by a purge."""
-        self._attempts.pop(removed.id, None)
-        self._events.emit(
-            event,
-            msg=self._pseudonymizer.message(removed.id),
-            rcpt=self._pseudonymizer.did(removed.recipient_did),
-            proto=protocol,
-            size=removed.size,
-            age_ms=self._age_ms(removed.received_at),
-            reason=reason,
-            pushes=removed.pushes,
-        )
-
-    def _age_ms(self, since: float) -> int:
-        return max(0, int((self._clock.seconds() - since) * 1000))
-
-
 # A century. Larger values say nothing about a clock, and might not fit a reader's types.
 _MAX_AGE_MS = 3_155_760_000_000
+# Limits by the minute; others are named after their settings.
+_PER_MINUTE_LIMITS = frozenset({"did", "ip", "account"})
 
 
 @dataclass(slots=True)
@@ -272,6 +47,9 @@ class RequestRecord:
     A request in progress. Not frozen, as that would take longer than :meth:`EventRecorder.begin_request` does.
 
     :param began: by the monotonic clock.
+    :param kind: name of the message type in the dispatch table, never as the peer wrote it.
+    :param sender: its authenticated DID; None if there is none, or it is not known yet.
+    :param session: name of the socket.
     """
 
     request: str
@@ -280,6 +58,9 @@ class RequestRecord:
     size: int
     began: float
     crypto: Stopwatch
+    kind: str | None = None
+    sender: str | None = None
+    session: str | None = None
 
 
 @dataclass(slots=True)
@@ -295,17 +76,16 @@ class _ConnectionRecord:
     did: str | None = field(default=None, repr=False)
 
 
-# Limits by the minute; others are named after their settings.
-_PER_MINUTE_LIMITS = frozenset({"did", "ip", "account"})
-
-
-class EventRecorder(MessageEventRecorder):
+class EventRecorder:
     """
-    Records everything else. No method takes a payload, an envelope or a key.
+    Records what happens. No method takes a payload, an envelope or a key, except to measure it.
 
     Each counter is incremented right before its line is written, so that the counters in the log are those of the
-    lines before them (:meth:`Metrics.totals`).
+    lines before them (:meth:`Metrics.collect_totals`).
 
+    :param is_own: whether a DID belongs to the daemon's end-to-end probe, of which nothing is recorded.
+    :ivar metrics: the counters; those without a log line may be counted directly.
+    :ivar flush_events: writes the lines of this reactor iteration, which has to happen before clients are answered.
     :ivar monotonic: returns seconds since an arbitrary time, by a clock that cannot be set.
     :ivar on_rejection: called for requests that were refused or failed: protocol, situation, and code.
     """
@@ -319,12 +99,187 @@ class EventRecorder(MessageEventRecorder):
         monotonic: Callable[[], float] | None = None,
         is_own: Callable[[str], bool] = lambda did: False,
     ) -> None:
-        super().__init__(clock, events, metrics, pseudonymizer, is_own)
+        self._clock = clock
+        self._events = events
+        self._pseudonymizer = pseudonymizer
+        self._attempts: OrderedDict[str, int] = OrderedDict()
+        self._own: Counter[str] = Counter()
+        self._requests = 0
+        self._connections: dict[str, _ConnectionRecord] = {}
+        self.metrics = metrics
+        self.is_own = is_own
+        self.flush_events = events.flush
         self.monotonic = monotonic or clock.seconds
         self._since = self.monotonic()
         self.on_rejection: Callable[[ProtocolName, str, str], None] = lambda protocol, situation, code: None
-        self._requests = 0
-        self._connections: dict[str, _ConnectionRecord] = {}
+
+    @property
+    def attempt_count(self) -> int:
+        """Number of messages of which the pushes are counted."""
+        return len(self._attempts)
+
+    def pseudonymize(self, did: str) -> str:
+        """The pseudonym of a DID in the log."""
+        return self._pseudonymizer.did(did)
+
+    def _emit(self, event: str, **fields: object) -> None:
+        """Write an event with pseudonyms for DIDs, message ids and addresses; fields that are None are omitted."""
+        names = self._pseudonymizer
+        for field_names, pseudonymize in ((("did", "rcpt", "sender"), names.did), (("msg",), names.message)):
+            for name in field_names:
+                if (value := fields.get(name)) is not None:
+                    fields[name] = pseudonymize(str(value))
+        if "peer" in fields:
+            fields["peer"] = names.peer(str(fields["peer"]))
+        self._events.emit(event, **fields)
+
+    def record_accept(
+        self,
+        request: str,
+        message: StoredMessage | PendingEvent,
+        sender: str | None,
+        protocol: ProtocolName,
+        pushed: bool,
+    ) -> None:
+        """
+        A payload was stored (UC-021 "Logging").
+
+        :param request: id of its request.
+        :param pushed: whether a socket took it at once.
+        """
+        if PROBE_DID_INFIX in message.recipient_did and self.is_own(message.recipient_did):
+            self._own["accepted"] += 1
+            return
+        self.metrics.forwarded.counts[()] += 1
+        if not pushed:
+            self.metrics.stored.counts[()] += 1
+        fields: dict[str, object] = {
+            "msg": self._pseudonymizer.message(message.id),
+            "req": request,
+            "rcpt": self._pseudonymizer.did(message.recipient_did),
+            "proto": protocol,
+            "size": len(message.payload),
+            "method": "live" if pushed else "queue",
+        }
+        if sender is not None:
+            fields["sender"] = self._pseudonymizer.did(sender)
+        if (expires_at := message.expires_at) is not None:
+            fields["ttl_s"] = round(expires_at - message.received_at)
+        self._events.write("msg.accept", fields)
+
+    def record_push(
+        self,
+        message: StoredMessage | PendingEvent,
+        sessions: Sequence[str | None],
+        path: DeliveryPath,
+        protocol: ProtocolName,
+    ) -> None:
+        """
+        A message was delivered, and stays queued until it is acknowledged.
+
+        :param sessions: names of the sockets that took it; None for a request without a socket.
+        """
+        if PROBE_DID_INFIX in message.recipient_did and self.is_own(message.recipient_did):
+            return
+        attempt = self._attempts.pop(message.id, 0) + 1
+        self._attempts[message.id] = attempt
+        if len(self._attempts) > _MAX_ATTEMPT_COUNTERS:
+            self._attempts.popitem(last=False)
+        shared: dict[str, object] = {
+            "msg": self._pseudonymizer.message(message.id),
+            "rcpt": self._pseudonymizer.did(message.recipient_did),
+            "proto": protocol,
+            "path": path,
+            "attempt": attempt,
+            "latency_ms": self._age_ms(message.received_at),
+            "ok": True,
+        }
+        for session in sessions:
+            self._events.write("msg.push", {**shared, **({} if session is None else {"conn": session})})
+
+    def record_push_failure(self, id_: str, recipient_did: str, received_at: float) -> None:
+        """A push was not acknowledged, so the message is pending again (UC-021 AF-6)."""
+        if self.is_own(recipient_did):
+            return
+        self.metrics.stored.inc()
+        push = {"path": "live", "attempt": self._attempts.get(id_), "latency_ms": self._age_ms(received_at)}
+        self._emit("msg.push", msg=id_, rcpt=recipient_did, proto="didcomm", ok=False, **push)
+
+    def record_remote_push_failures(self, count: int) -> None:
+        """As :meth:`record_push_failure`, for unknown messages that a dead node had pushed."""
+        for _ in range(count):
+            self.metrics.stored.inc()
+            self._events.emit("msg.push", proto="didcomm", path="live", ok=False)
+
+    def record_acknowledgement(self, removed: RemovedMessage, path: DeliveryPath, protocol: ProtocolName) -> None:
+        """A message was acknowledged and removed."""
+        if PROBE_DID_INFIX in removed.recipient_did and self.is_own(removed.recipient_did):
+            self._own["acknowledged"] += 1
+            return
+        self._attempts.pop(removed.id, None)
+        self.metrics.delivered.counts[()] += 1
+        seconds = max(0.0, self._clock.seconds() - removed.received_at)
+        self.metrics.delivery_latency.observe(seconds, path)
+        self._events.write(
+            "msg.ack",
+            {
+                "msg": self._pseudonymizer.message(removed.id),
+                "rcpt": self._pseudonymizer.did(removed.recipient_did),
+                "proto": protocol,
+                "path": path,
+                "latency_ms": int(seconds * 1000),
+            },
+        )
+
+    def record_expiry(self, removed: RemovedMessage) -> None:
+        """A message expired (UC-021 AF-5)."""
+        self._record_loss("msg.expire", removed, "ttl", "expired", self.metrics.expired)
+
+    def record_eviction(self, removed: RemovedMessage) -> None:
+        """A message was evicted for a newer one (UC-021 AF-4)."""
+        reason = removed.reason or "fifo_count"
+        self._record_loss("msg.evict", removed, reason, "evicted", self.metrics.evicted)
+
+    def record_purge(self, removed: RemovedMessage, protocol: ProtocolName) -> None:
+        """The operator removed a message."""
+        self._emit_loss("msg.remove", removed, "purged", protocol)
+
+    def _record_loss(
+        self, event: str, removed: RemovedMessage, reason: str, entry: str, counter: FastCounter
+    ) -> None:
+        """Decentrl events are lost only by a purge."""
+        if self.is_own(removed.recipient_did):
+            self._own[entry] += 1
+            return
+        counter.inc()
+        self._emit_loss(event, removed, reason, "didcomm")
+
+    def _emit_loss(self, event: str, removed: RemovedMessage, reason: str, protocol: ProtocolName) -> None:
+        self._attempts.pop(removed.id, None)
+        lost = {"size": removed.size, "age_ms": self._age_ms(removed.received_at), "pushes": removed.pushes}
+        self._emit(event, msg=removed.id, rcpt=removed.recipient_did, proto=protocol, reason=reason, **lost)
+
+    def update_ledger_metrics(self, books: StoreLedger) -> None:
+        """Set the ledger metrics from the store's ledger."""
+        for protocol, ledger, gone in _list_ledgers(books):
+            self.metrics.ledgers[protocol] = {**gone, "waiting": ledger.waiting}, ledger.difference
+
+    def record_ledger(self, store: str, books: StoreLedger) -> None:
+        """
+        Log the store's ledger, with the messages of the probe since the last call, which have no lines.
+
+        :param store: pseudonym of the store.
+        """
+        own, self._own = self._own, Counter()
+        for protocol, ledger, gone in _list_ledgers(books):
+            fields = {"waiting": ledger.waiting, "difference": ledger.difference}
+            fields |= {f"all_{name}": number for name, number in gone.items()}
+            if protocol == "didcomm":
+                fields |= {f"own_{name}": number for name, number in own.items()}
+            self._events.emit("ledger", proto=protocol, store=store, **fields)
+
+    def _age_ms(self, since: float) -> int:
+        return max(0, int((self._clock.seconds() - since) * 1000))
 
     def begin_request(
         self, protocol: ProtocolName, peer: str, size: int, watch: Stopwatch | None = None, came: float | None = None
@@ -345,38 +300,36 @@ class EventRecorder(MessageEventRecorder):
         *,
         status: int,
         fault: type[MediatorError] | None,
-        kind: str | None,
-        sender: str | None,
-        session: str | None,
         code: str | None = None,
     ) -> None:
         """
         A request was answered.
 
-        :param kind: name of the message type in the dispatch table, never as the peer wrote it.
         :param code: sent to the peer, if it is not the code of `fault` in the protocol's table.
         """
         if request_record.peer == PROBE_CLIENT:
             return
+        protocol = request_record.protocol
         seconds = self.monotonic() - request_record.began
         outcome = "failed" if status >= 500 else "accepted" if fault is None else "rejected"
-        self.metrics.observe_request(request_record.protocol, outcome, seconds)
+        self.metrics.requests.counts[protocol, outcome] += 1
+        self.metrics.request_duration.observe(seconds, protocol)
         if outcome != "accepted":
-            code = self._record_rejection(request_record.protocol, fault, code)
+            code = self._record_rejection(protocol, fault, code)
         fields: dict[str, object] = {
             "req": request_record.request,
-            "proto": request_record.protocol,
+            "proto": protocol,
             "status": status,
             "size": request_record.size,
             "dur_ms": round(seconds * 1000, 3),
         }
-        for name, value in (("conn", session), ("mtype", kind), ("code", code)):
+        for name, value in (("conn", request_record.session), ("mtype", request_record.kind), ("code", code)):
             if value is not None:
                 fields[name] = value
         if request_record.crypto.seconds:
             fields["crypto_ms"] = round(request_record.crypto.seconds * 1000, 3)
-        if sender is not None:
-            fields["sender"] = self._pseudonymizer.did(sender)
+        if request_record.sender is not None:
+            fields["sender"] = self._pseudonymizer.did(request_record.sender)
         if peer := self._pseudonymizer.peer(request_record.peer):
             fields["peer"] = peer
         self._events.write("req.done", fields)
@@ -389,34 +342,22 @@ class EventRecorder(MessageEventRecorder):
             self.on_rejection(protocol, "internal_error", code or "")
             return None
         code = code or _find_error_code(protocol, fault).code
-        self.metrics.count_rejection(fault.reason)
+        self.metrics.rejected.inc(fault.reason)
         self.on_rejection(protocol, fault.reason, code)
         return code
 
     def record_early_rejection(self, protocol: ProtocolName, peer: str, size: int, fault: MediatorError) -> None:
         """A request was refused unread."""
-        request_record = self.begin_request(protocol, peer, size)
-        self.end_request(
-            request_record,
-            status=_find_error_code(protocol, fault).status,
-            fault=type(fault),
-            kind=None,
-            sender=None,
-            session=None,
-        )
+        record, status = self.begin_request(protocol, peer, size), _find_error_code(protocol, fault).status
+        self.end_request(record, status=status, fault=type(fault))
 
     def record_rate_limit(self, bucket: str, who: str, peer: str, wait: int) -> None:
         """A limit was exceeded; signature of :data:`mediatord.ratelimit.rate_limiter.RateLimitCallback`."""
-        self._events.emit(
-            "limit.hit",
-            # Addresses are never logged in the clear.
-            who=self._pseudonymizer.did(who)
-            if who.startswith("did:")
-            else self._pseudonymizer.peer(who) or "unknown",
-            limit=f"{bucket}_per_minute" if bucket in _PER_MINUTE_LIMITS else bucket,
-            retry_after_s=wait,
-            peer=self._pseudonymizer.peer(peer) or None,
-        )
+        # Addresses are never logged in the clear.
+        names = self._pseudonymizer
+        tag = names.did(who) if who.startswith("did:") else names.peer(who) or "unknown"
+        limit = f"{bucket}_per_minute" if bucket in _PER_MINUTE_LIMITS else bucket
+        self._emit("limit.hit", who=tag, limit=limit, retry_after_s=wait, peer=peer)
 
     def record_replay(
         self, protocol: ProtocolName, sender: str | None, fault: MediatorError, *, age_ms: float | None = None
@@ -426,48 +367,33 @@ class EventRecorder(MessageEventRecorder):
 
         :param age_ms: milliseconds since its timestamp; limited to a century.
         """
-        self._events.emit(
-            "replay.drop",
-            sender=None if sender is None else self._pseudonymizer.did(sender),
-            code=_find_error_code(protocol, fault).code,
-            age_ms=None if age_ms is None else int(max(-_MAX_AGE_MS, min(_MAX_AGE_MS, age_ms))),
-        )
+        age = None if age_ms is None else int(max(-_MAX_AGE_MS, min(_MAX_AGE_MS, age_ms)))
+        self._emit("replay.drop", sender=sender, code=_find_error_code(protocol, fault).code, age_ms=age)
 
     def record_grant(self, did: str, protocol: ProtocolName) -> None:
         """Mediation was granted to a wallet, or an identity was registered."""
         if not self.is_own(did):
-            self._events.emit("acct.grant", did=self._pseudonymizer.did(did), proto=protocol)
+            self._emit("acct.grant", did=did, proto=protocol)
 
     def record_denial(self, did: str, reason: str, protocol: ProtocolName) -> None:
         """Mediation or registration was denied. :param reason: one fixed word."""
-        self._events.emit("acct.deny", did=self._pseudonymizer.did(did), proto=protocol, reason=reason)
+        self._emit("acct.deny", did=did, proto=protocol, reason=reason)
 
     def record_recipient_update(self, did: str, added: int, removed: int) -> None:
         """An account added or removed recipient DIDs."""
         if (added or removed) and not self.is_own(did):
-            self._events.emit(
-                "acct.update",
-                did=self._pseudonymizer.did(did),
-                proto="didcomm",
-                reason="recipients",
-                n_added=added,
-                n_removed=removed,
-            )
+            numbers = {"n_added": added, "n_removed": removed}
+            self._emit("acct.update", did=did, proto="didcomm", reason="recipients", **numbers)
 
     def record_account_expired(self, account: ExpiredAccount) -> None:
         """An unused account was removed."""
-        self.metrics.count_account_expiry(account.reason)
-        self._events.emit(
-            "acct.expire",
-            did=self._pseudonymizer.did(account.did),
-            proto="didcomm",
-            reason=account.reason,
-            n_removed=account.recipients,
-        )
+        self.metrics.accounts_expired.inc(account.reason)
+        gone = {"reason": account.reason, "n_removed": account.recipients}
+        self._emit("acct.expire", did=account.did, proto="didcomm", **gone)
 
     def record_did_rotation(self, did: str) -> None:
         """An account was rotated to a new DID."""
-        self._events.emit("acct.update", did=self._pseudonymizer.did(did), proto="didcomm", reason="rotated")
+        self._emit("acct.update", did=did, proto="didcomm", reason="rotated")
 
     def record_connection_opened(self, name: str, peer: str) -> None:
         """A socket completed its handshake."""
@@ -475,7 +401,7 @@ class EventRecorder(MessageEventRecorder):
             return
         self._connections[name] = _ConnectionRecord(self.monotonic())
         self.metrics.active_connections.inc()
-        self._events.emit("conn.open", conn=name, transport="ws", peer=self._pseudonymizer.peer(peer) or None)
+        self._emit("conn.open", conn=name, transport="ws", peer=peer)
 
     def record_connection_authenticated(self, protocol: ProtocolName, name: str, did: str) -> None:
         """A DID authenticated on a socket for the first time."""
@@ -484,11 +410,11 @@ class EventRecorder(MessageEventRecorder):
         connection = self._connections.get(name)
         if connection is not None:
             connection.did = connection.did or did
-        self._events.emit("conn.auth", conn=name, did=self._pseudonymizer.did(did), proto=protocol)
+        self._emit("conn.auth", conn=name, did=did, proto=protocol)
 
     def record_authentication_failure(self, name: str, code: str) -> None:
         """A Decentrl socket did not authenticate."""
-        self._events.emit("conn.auth", conn=name, proto="decentrl", code=code)
+        self._emit("conn.auth", conn=name, proto="decentrl", code=code)
 
     def record_connection_closed(
         self,
@@ -496,7 +422,7 @@ class EventRecorder(MessageEventRecorder):
         protocol: ProtocolName,
         code: int | None,
         by: Literal["us", "peer"],
-        traffic: tuple[int, ...],
+        traffic: Mapping[str, int],
     ) -> None:
         """
         A socket was closed.
@@ -504,26 +430,15 @@ class EventRecorder(MessageEventRecorder):
         :param protocol: what it spoke, or would have.
         :param code: of the first close frame; 1006 without one.
         :param by: who sent it.
-        :param traffic: messages in, messages out, bytes in, bytes out.
+        :param traffic: `n_in`, `n_out`, `bytes_in`, `bytes_out`.
         """
         connection = self._connections.pop(name, None)
         if connection is None:  # the daemon's own
             return
         self.metrics.active_connections.dec()
-        n_in, n_out, bytes_in, bytes_out = traffic
-        self._events.emit(
-            "conn.close",
-            conn=name,
-            did=None if connection.did is None else self._pseudonymizer.did(connection.did),
-            proto=protocol,
-            dur_ms=(self.monotonic() - connection.began) * 1000,
-            ws_code=code,
-            reason=by,
-            n_in=n_in,
-            n_out=n_out,
-            bytes_in=bytes_in,
-            bytes_out=bytes_out,
-        )
+        seconds = self.monotonic() - connection.began
+        about = {"conn": name, "did": connection.did, "proto": protocol, "dur_ms": seconds * 1000}
+        self._emit("conn.close", ws_code=code, reason=by, **about, **traffic)
 
     def record_gauge(self, **values: int | float | None) -> None:
         """Log the gauges and the counters, once a minute."""
@@ -554,3 +469,9 @@ class EventRecorder(MessageEventRecorder):
 
 def _find_error_code(protocol: ProtocolName, fault: ErrorOrClass) -> DIDCommErrorCode | DecentrlErrorCode:
     return get_didcomm_error_code(fault) if protocol == "didcomm" else get_decentrl_error_code(fault)
+
+
+def _list_ledgers(books: StoreLedger) -> Iterator[tuple[ProtocolName, MessageLedger, dict[str, int | None]]]:
+    """Protocols, their ledgers, and the number of messages by outcome."""
+    for protocol, ledger in (("didcomm", books.didcomm), ("decentrl", books.decentrl)):
+        yield protocol, ledger, {name: getattr(ledger, name) for name in LEDGER_ENTRIES}  # type: ignore[misc]

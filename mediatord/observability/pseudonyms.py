@@ -53,7 +53,7 @@ class Pseudonymizer:
     Makes pseudonyms, deterministic per key.
 
     :ivar did: pseudonym of a DID.
-    :ivar message: pseudonym of a message id.
+    :ivar message: pseudonym of a message id, which is short.
     :ivar peer: pseudonym of the network of an IP address; None for other text, such as a UNIX socket.
     :ivar key: current key.
     :ivar epoch: of the key.
@@ -69,7 +69,7 @@ class Pseudonymizer:
         self.key = key
         self.epoch = key.epoch
         self.did: Callable[[str], str] = lru_cache(_CACHE_SIZE)(_shorten if mode == "plain" else self._keyed(b"did"))
-        self.message: Callable[[str], str] = _shorten if mode == "plain" else self._keyed(b"msg")
+        self.message: Callable[[str], str] = str if mode == "plain" else self._keyed(b"msg")
         self.peer: Callable[[str], str | None] = lru_cache(_CACHE_SIZE)(self._peer)
 
     def _keyed(self, purpose: bytes) -> Callable[[str], str]:

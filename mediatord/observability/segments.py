@@ -141,20 +141,24 @@ _MAX_FIRST_LINE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class RetentionLimits:
+class SegmentLimits:
     """
-    Limits of closed segments.
+    Limits of the open segment, and of closed ones.
 
-    :param keep: newest segments, exempt from `age`.
+    :param size: bytes at which a segment is closed.
+    :param keep: newest closed segments, exempt from `age`.
     :param age: seconds.
     :param bytes: total size.
     :param unread_bytes: total size beyond which unread segments are deleted too.
+    :param buffer: bytes of lines that may wait for a full disk.
     """
 
+    size: int = 67_108_864
     keep: int = 24
     age: float = 432_000.0
     bytes: int = 4_294_967_296
     unread_bytes: int = 8_589_934_592
+    buffer: int = 4_194_304
 
 
 class DeletedSegments(NamedTuple):
@@ -254,7 +258,7 @@ class SegmentDirectory:
         if self.active.exists():
             self.close(self._left_name(now))
 
-    def prune(self, limits: RetentionLimits, now: float, read: Set[str] | None) -> DeletedSegments:
+    def prune(self, limits: SegmentLimits, now: float, read: Set[str] | None) -> DeletedSegments:
         """
         Delete closed segments beyond the limits, oldest first, as far as possible.
 

@@ -65,9 +65,9 @@ class BusyMediator:
         for did in DIDS:
             self.case.successResultOf(store.update_recipients("did:example:all", [(did, "add")], max_recipients=99))
         for turn in range(400):
-            metrics.forwarded.inc(turn * 37 % 101)
-            metrics.delivered.inc(turn * 37 % 97)
-            metrics.expired.inc(turn % 90 == 0)
+            metrics.forwarded.inc(by=turn * 37 % 101)
+            metrics.delivered.inc(by=turn * 37 % 97)
+            metrics.expired.inc(by=turn % 90 == 0)
             now = in_memory.clock.seconds()
             if turn % 4 == 0:
                 payload = Payload(f"{turn}", b"x" * (turn * 991 % 40_000), "json")

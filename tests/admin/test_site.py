@@ -366,9 +366,9 @@ class TrafficTests(AdminCase):
     def test_spans(self) -> None:
         """The last minute, the last hour and since the start."""
         metrics = self.in_memory.base.recorder.metrics
-        metrics.forwarded.inc(5)
+        metrics.forwarded.inc(by=5)
         self.in_memory.clock.pump([10] * 30)
-        metrics.forwarded.inc(2)
+        metrics.forwarded.inc(by=2)
         self.in_memory.clock.advance(10)
         self.assertEqual(self.flow("accepted"), (7, 2, 7))
         self.in_memory.clock.pump([10] * 10)
@@ -380,7 +380,7 @@ class TrafficTests(AdminCase):
 
     def test_by_minute(self) -> None:
         """Sixty minutes, the latest last."""
-        self.in_memory.base.recorder.metrics.expired.inc(3)
+        self.in_memory.base.recorder.metrics.expired.inc(by=3)
         series = self.in_memory.status()["traffic"]["expired"]["by_minute"]
         self.assertEqual(series, [0] * 59 + [3])
 

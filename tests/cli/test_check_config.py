@@ -140,6 +140,23 @@ def test_the_key_of_the_log_elsewhere(made: Path, capsys: Capture) -> None:
     assert (key, words.partition(" is ")[0]) == ("log.key_file", f"{made.parent}/state/pseudonyms")
 
 
+def test_the_directory_of_the_control_socket(made: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands could not reach a daemon that can make no socket there."""
+    change(made, ("control_socket: control.sock", "control_socket: run/control.sock"))
+    folder = made.parent / "run"
+    reason = f"{folder} is not there; type: install -d -m 700 {folder}"
+    assert problems(made, 1, capsys) == [(line_of(made, "control_socket"), "control_socket", reason)]
+    folder.mkdir()
+    assert call("check-config", "--config", str(made)) == 0
+    capsys.readouterr()
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path != folder and access(path, mode))
+    reason = f"{folder} cannot be written to by this user"
+    assert problems(made, 1, capsys) == [(line_of(made, "control_socket"), "control_socket", reason)]
+    change(made, ("control_socket: run/control.sock", "control_socket: null"))
+    assert call("check-config", "--config", str(made)) == 0
+
+
 @pytest.mark.parametrize("name", ["keys.jwks", "log.key"])
 def test_every_command_names_the_chmod(name: str, made: Path, capsys: Capture) -> None:
     """Keys that others could read are refused by whatever needs them, with what to type."""

@@ -227,7 +227,7 @@ def test_init_gives_the_system_its_files(tmp_path: Path, monkeypatch: pytest.Mon
         pytest.skip("only root can give files away")
     system = tmp_path / "mediatord"
     monkeypatch.setattr(configuration, "SYSTEM", system)
-    monkeypatch.setattr(configuration, "system_owner", lambda: configuration.FileOwner(12345, 12346))
+    monkeypatch.setattr(configuration, "system_owner", lambda: (12345, 12346))
     assert call("init", "--dir", str(system)) == 0
     found = {path.name: (path.stat().st_uid, path.stat().st_gid) for path in (system, *system.iterdir())}
     assert found == {"mediatord": (0, 12346), "keys.jwks": (12345, 12346), "mediator.yaml": (0, 12346)}

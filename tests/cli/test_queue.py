@@ -28,10 +28,10 @@ from mediatord.config.settings import Config
 from mediatord.control.operations import ControlError, ControlOperations
 from mediatord.errors import StartupError
 from mediatord.observability.event_log import BufferedLineFile, EventLogWriter, LogOrigin
-from mediatord.observability.event_recorder import MessageEventRecorder
+from mediatord.observability.event_recorder import EventRecorder
 from mediatord.observability.metrics import Metrics
 from mediatord.observability.pseudonyms import Pseudonymizer, read_pseudonym_keys
-from mediatord.probe.cycle import ProbeIdentities
+from mediatord.probe.identities import ProbeIdentities
 from mediatord.store.interfaces import messages as interface
 from mediatord.store.interfaces.administration import MAX_PURGE_BATCH
 from mediatord.store.interfaces.decentrl import CommandGuard, Contract, PendingEvent
@@ -57,8 +57,8 @@ class InProcessDaemon:
         log_clock = Clock()
         log_clock.advance(clock.seconds())
         self.events = EventLogWriter(config.log.directory, log_clock, origin)
-        metrics = self.events.observer = Metrics(CollectorRegistry(), version="1")
-        recorder = MessageEventRecorder(clock, self.events, metrics, self.pseudonymizer)
+        metrics = self.events.metrics = Metrics(CollectorRegistry(), version="1")
+        recorder = EventRecorder(clock, self.events, metrics, self.pseudonymizer)
         self.operations = ControlOperations(store, lambda: None if self.events.pending else recorder)
 
     def call(self, operation: str, **arguments: Any) -> Any:

@@ -36,10 +36,10 @@ def measured(at: float, metrics: Metrics) -> StatusSample:
 def test_rates() -> None:
     """A rate is by how much a counter grew between two looks."""
     metrics = Metrics(CollectorRegistry(), version="9.9")
-    metrics.forwarded.inc(5)
+    metrics.forwarded.inc(by=5)
     before = measured(100.0, metrics)
-    metrics.forwarded.inc(30)
-    metrics.count_rejection("recipient_unknown")
+    metrics.forwarded.inc(by=30)
+    metrics.rejected.inc("recipient_unknown")
     now = measured(104.0, metrics)
     found = StatusReport(now, before).values()
     assert found["messages"]["forwarded"] == {"total": 35, "per_second": 7.5}
@@ -51,7 +51,7 @@ def test_rates() -> None:
 def test_no_rates() -> None:
     """None are made up where there was no look before, or another daemon has begun to count since."""
     metrics = Metrics(CollectorRegistry(), version="9.9")
-    metrics.forwarded.inc(5)
+    metrics.forwarded.inc(by=5)
     old = measured(100.0, metrics)
     new = measured(104.0, Metrics(CollectorRegistry(), version="9.9"))
     assert StatusReport(old).values()["messages"]["forwarded"] == {"total": 5}
@@ -64,10 +64,10 @@ def test_latencies() -> None:
     """Medians and 95th percentiles come from the buckets, by the way a message took."""
     metrics = Metrics(CollectorRegistry(), version="9.9")
     for _ in range(90):
-        metrics.observe_delivery_latency("live", 0.02)  # between 0.01 and 0.025
+        metrics.delivery_latency.observe(0.02, "live")  # between 0.01 and 0.025
     for _ in range(10):
-        metrics.observe_delivery_latency("live", 0.4)  # between 0.25 and 0.5
-    metrics.observe_delivery_latency("pickup", 1e9)  # beyond the last bucket
+        metrics.delivery_latency.observe(0.4, "live")  # between 0.25 and 0.5
+    metrics.delivery_latency.observe(1e9, "pickup")  # beyond the last bucket
     found = StatusReport(measured(0.0, metrics)).values()["delivery_seconds"]
     assert found == {
         "live": {"p50": pytest.approx(0.01 + 0.015 * 50 / 90, abs=1e-6), "p95": pytest.approx(0.375)},
@@ -83,7 +83,7 @@ def test_the_most_frequent_refusals_are_shown() -> None:
     metrics = Metrics(CollectorRegistry(), version="9.9")
     for number in range(9):
         for _ in range(number + 1):
-            metrics.count_rejection(f"reason_{number}")
+            metrics.rejected.inc(f"reason_{number}")
     report = StatusReport(measured(0.0, metrics))
     shown = [name for name, _ in report.rows() if name.startswith("  ")]
     assert shown == [f"  reason_{number}" for number in (8, 7, 6, 5, 4, 3)]
@@ -101,8 +101,8 @@ def kept(difference: int | None = 0, waiting: int | None = 4) -> str:
     """What the page with the figures has of the books."""
     metrics = Metrics(CollectorRegistry(), version="9.9")
     became = {"acknowledged": 3, "waiting": waiting, "expired": 2, "evicted": 1, "removed": 1, "withdrawn": 1}
-    metrics.ledger.update("didcomm", {"accepted": 12, **became}, difference)
-    metrics.ledger.update("decentrl", dict.fromkeys(("accepted", *became), 0), 0)
+    metrics.ledgers["didcomm"] = {"accepted": 12, **became}, difference
+    metrics.ledgers["decentrl"] = dict.fromkeys(("accepted", *became), 0), 0
     return metrics.render().decode()
 
 

@@ -48,12 +48,13 @@ class Counts:
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()
         self.took: list[float] = []
+        self.cluster_pushes = self.peer_notification_duration = self
 
-    def count_cluster_push(self, outcome: str) -> None:
+    def inc(self, outcome: str) -> None:
         """A hint came to this end."""
         self.outcomes[outcome] += 1
 
-    def observe_peer_notification(self, seconds: float) -> None:
+    def observe(self, seconds: float) -> None:
         """It was answered."""
         self.took.append(seconds)
 

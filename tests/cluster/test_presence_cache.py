@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 from twisted.internet.defer import Deferred, succeed
@@ -162,9 +164,10 @@ class LookupTests(SynchronousTestCase):
         self.sent_to[node.name].append(notification.name)
         return self.took if isinstance(self.took, Deferred) else succeed(self.took)
 
-    def count_stale_presence(self) -> None:
+    @property
+    def stale_presence(self) -> Any:
         """Counted."""
-        self.stale += 1
+        return SimpleNamespace(inc=partial(setattr, self, "stale", self.stale + 1))
 
     def send(self, name: str = "m") -> bool:
         """A message for Bob; whether it was taken elsewhere."""

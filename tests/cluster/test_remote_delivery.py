@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 from twisted.internet.defer import Deferred, succeed
@@ -150,13 +152,15 @@ class RemoteDeliveryTestCase(SynchronousTestCase):
         took = self.took.get(node.name, True)
         return took if isinstance(took, Deferred) else succeed(took)
 
-    def count_stale_presence(self) -> None:
+    @property
+    def stale_presence(self) -> Any:
         """Counted."""
-        self.stale += 1
+        return SimpleNamespace(inc=partial(setattr, self, "stale", self.stale + 1))
 
-    def count_cluster_push(self, outcome: str) -> None:
+    @property
+    def cluster_pushes(self) -> Any:
         """Noted."""
-        self.outcomes.append(outcome)
+        return SimpleNamespace(inc=self.outcomes.append)
 
     def at(self, *nodes: ClusterNode) -> None:
         """There are sockets at these."""

@@ -31,7 +31,7 @@ from mediatord.control.client import ControlClient, NoDaemon
 from mediatord.control.operations import ControlOperations
 from mediatord.control.server import ControlListener, ControlSite, ControlSocket
 from mediatord.errors import ShutdownInProgress, StartupError
-from mediatord.observability.event_recorder import MessageEventRecorder
+from mediatord.observability.event_recorder import EventRecorder
 from mediatord.observability.event_schema import MemoryEventLog
 from mediatord.observability.metrics import Metrics
 from mediatord.observability.pseudonyms import Pseudonymizer, PseudonymKey
@@ -112,7 +112,7 @@ class ControlSocketTestCase(TestCase):
         """Log removals in a mode of `log.dids`."""
         pseudonymizer = Pseudonymizer(mode, PseudonymKey(0, b"k" * 32))
         metrics = Metrics(CollectorRegistry(), version="1")
-        recorder = MessageEventRecorder(self.clock, self.events, metrics, pseudonymizer)
+        recorder = EventRecorder(self.clock, self.events, metrics, pseudonymizer)
         self.operations = ControlOperations(self.store, lambda: recorder if self.writable else None)
         self.run_operation: Any = self.operations.run
         return pseudonymizer

@@ -26,7 +26,7 @@ class FakeDIDComm:
     def take(
         self, raw: bytes, peer: str, answer: Callable[[DIDCommReply], None], fallback: Callable[[], None]
     ) -> bool:
-        """Nothing takes the short way."""
+        """Nothing takes the fast path."""
         return False
 
     async def receive(self, raw: bytes, origin: MessageOrigin) -> DIDCommReply:

@@ -190,7 +190,7 @@ class InMemoryWebSocketClient:
 
     def __init__(self, site_fixture: InMemorySite, line: InMemoryTransport, opened: bytes) -> None:
         self.line = line
-        self._premises = site_fixture
+        self._site_fixture = site_fixture
         self._got = opened
 
     def send(self, payload: bytes, opcode: int = TEXT, *, final: bool = True) -> None:
@@ -199,7 +199,7 @@ class InMemoryWebSocketClient:
 
     def frames(self) -> list[tuple[int, bytes]]:
         """What has arrived since this was asked last: opcodes and payloads, all final, unmasked, uncompressed."""
-        self._premises.settle()
+        self._site_fixture.settle()
         self._got += self.line.taken()
         found = []
         while self._got:

@@ -17,7 +17,7 @@ from mediatord.app.http_sites import build_site
 from mediatord.store.interfaces.messages import EnqueueRequest, EnqueueResult, StoredMessage
 from tests.in_memory_mediator import NOW, InMemoryMediator, InMemoryWallet, pack_forward
 
-# Functions of Python that are called for one message: 93 when this was written, about 330 without the short way.
+# Functions of Python that are called for one message: 93 when this was written, about 330 without the fast path.
 MOST_CALLS = 100
 TOGETHER = 16
 

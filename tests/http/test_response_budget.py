@@ -18,7 +18,6 @@ from mediatord.http.flow_control import (
     MAX_UNREAD_PER_CLIENT,
     MAX_UNREAD_TOTAL,
     SMALL_RESPONSE_BYTES,
-    ConnectionResponseBudget,
     ResponseBudget,
 )
 from tests.http.fake_protocols import FakeDecentrl, FakeDIDComm
@@ -61,21 +60,19 @@ class CountTests(SynchronousTestCase):
     def test_sums(self) -> None:
         """What is gone does not count; of a payer who owes nothing, nothing is kept."""
         unread = ResponseBudget()
-        first, second = ConnectionResponseBudget(unread), ConnectionResponseBudget(unread)
-        first.add("a", 10)
-        first.add("b", 5)
-        second.add("a", 7)
+        for rate_limit_key, size in (("a", 10), ("b", 5), ("a", 7)):
+            unread.add(rate_limit_key, size)
         self.assertEqual((unread.of("a"), unread.of("b"), unread.total), (17, 5, 22))
-        first.clear()
-        first.clear()
+        unread.remove("a", 10)
+        unread.remove("b", 5)
         self.assertEqual((unread.of("a"), unread.of("b"), unread.total), (7, 0, 7))
-        second.clear()
+        unread.remove("a", 7)
         self.assertEqual((unread.total, unread._waiting), (0, {}))
 
 
 class UnreadTests(SynchronousTestCase):
     """
-    Each test asks with commands and envelopes on the short way.
+    Each test asks with commands and envelopes on the fast path.
 
     :cvar way: headers of a request, which decide who serves it.
     """
@@ -100,7 +97,6 @@ class UnreadTests(SynchronousTestCase):
         line = self.site_fixture.line(peer)
         line.stuck = True
         line.feed(self.asking(size, **headers))
-        self.assertIs(getattr(line.protocol, "_standard_channel", None) is None, not self.way)
         return line
 
     def statuses(self, *lines: InMemoryTransport) -> list[int]:
@@ -358,8 +354,8 @@ class GeneralPathTests(UnreadTests):
             served = len(self.decentrl.received)
             for _ in range(10):
                 line.protocol.dataReceived(self.asking(10) + b"x" * 100_000)
-            stock: Any = getattr(line.protocol, "_standard_channel")  # noqa: B009  not part of what a Protocol is
-            self.assertEqual((len(stock._buffer), sum(map(len, stock._dataBuffer))), (0, 0))
+            channel: Any = line.protocol
+            self.assertEqual(channel.held, 0)
             self.assertEqual(len(self.decentrl.received), served)
 
     def test_after_a_bad_request(self) -> None:

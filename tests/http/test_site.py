@@ -193,6 +193,7 @@ class MessageTests(HTTPTestCase):
         self.site_fixture.base.gate.stopService()
         response = self.site_fixture.post(self.forwarded())
         self.assertEqual((response.status, response.headers["retry-after"]), (503, "5"))
+        self.site_fixture.base.gate.startService()
         self.assertEqual(self.bob.waiting(), 0)
 
 

@@ -14,8 +14,8 @@ from twisted.internet.task import Clock
 from twisted.internet.tcp import Server
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.delivery.send_queue import SendQueue
-from mediatord.didcomm.live_delivery import MARK_DELAY
+from mediatord.delivery.connections import SendQueue
+from mediatord.didcomm.pickup import MARK_DELAY
 from mediatord.http.flow_control import write_immediately
 from mediatord.http.websocket import KEEPALIVE_SLOTS, KeepaliveScheduler, build_text_header
 from mediatord.wallet.didcomm_client import read_delivery

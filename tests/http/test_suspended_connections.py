@@ -202,14 +202,8 @@ class LossTests(SynchronousTestCase):
                 self.assertEqual(len(self.site_fixture.base.connections), 0)
                 self.assertEqual(self.held("socket_inboxes"), (0, 0))
                 self.assertEqual(self.held("socket_outboxes"), (0, 0))
-                owner: Any = line.protocol
-                stock = getattr(owner, "_standard_channel", None)
-                for kept in (owner, stock):
-                    self.assertFalse(
-                        getattr(kept, "_ahead", b"")
-                        or getattr(kept, "_unparsed", b"")
-                        or getattr(kept, "_buffer", b"")
-                    )
+                for kept in ("_ahead", "_unparsed", "_buffer", "_partial", "_dataBuffer"):
+                    self.assertFalse(getattr(line.protocol, kept, b""))
         self.assertEqual(self.site_fixture.counter("mediator_active_connections"), 0)
 
     def held(self, buffer: str) -> tuple[float, float]:

@@ -559,6 +559,7 @@ class LifeTests(SocketTestCase):
         self.site_fixture.base.gate.stopService()
         websocket_client.send(pack_forward(self.site_fixture, self.bob.did, self.bob.letter()))
         self.assertEqual(websocket_client.close_code(), 1001)
+        self.site_fixture.base.gate.startService()
         self.assertEqual(self.bob.waiting(), 0)
 
     def test_nothing_follows_a_close_frame(self) -> None:
@@ -692,7 +693,7 @@ class HeldStoreOperation:
         self.waiting: list[Deferred[None]] = []
         self._store: Any = site_fixture.store
         self._operation = operation
-        self._premises = site_fixture
+        self._site_fixture = site_fixture
 
     def __enter__(self) -> HeldStoreOperation:
         real = getattr(self._store, self._operation)
@@ -709,7 +710,7 @@ class HeldStoreOperation:
         """Let through what waits and what comes because of that."""
         while self.waiting:
             self.waiting.pop(0).callback(None)
-            self._premises.settle()
+            self._site_fixture.settle()
 
     def __exit__(self, *exception: object) -> None:
         delattr(self._store, self._operation)

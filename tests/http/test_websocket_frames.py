@@ -1,4 +1,4 @@
-"""Frames as bytes (RFC 6455 section 5): what is read on the short way, and that it is what Autobahn would read."""
+"""Frames as bytes (RFC 6455 section 5): what is read on the fast path, and that it is what Autobahn would read."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ from unittest import mock
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.http import websocket
-from mediatord.http.protocol_switch import DIDCommSocketHandler
-from mediatord.http.websocket import FrameBounds, build_text_header, find_simple_frame, unmask_payload
+from mediatord.http.websocket import (
+    FrameBounds,
+    MediatorSocket,
+    build_text_header,
+    find_simple_frame,
+    unmask_payload,
+)
 from tests.http.in_memory_site import BINARY, PONG, TEXT, InMemorySite, InMemoryWebSocketClient, encode_masked_frame
 from tests.http.in_memory_site import CLOSE as CLOSE_FRAME
 from tests.http.in_memory_site import PING as PING_FRAME
@@ -77,20 +82,19 @@ class ReadingTests(SynchronousTestCase):
 
 
 class DifferentialTests(SynchronousTestCase):
-    """Whatever a peer sends and however the network cuts it, it gets what it would get without the short way."""
+    """Whatever a peer sends and however the network cuts it, it gets what it would get without the fast path."""
 
     def setUp(self) -> None:
         self.site_fixture = InMemorySite(self, limits={**PLENTY, "max_message_bytes": 4000})
         self.served: list[tuple[bytes, bool]] = []
         served = self.served
 
-        async def handle_message(envelopes: Any, frame: bytes, binary: bool) -> None:
+        async def handle(socket: Any, frame: bytes, binary: bool) -> None:
             served.append((frame, binary))
-            envelopes._answer(frame)
+            socket._send_queue.put(frame)
 
-        self.patch(
-            DIDCommSocketHandler, "handle_message", handle_message
-        )  # as it is, the third that is no envelope would be the last
+        # As it is, the third that is no envelope would be the last.
+        self.patch(MediatorSocket, "_handle", handle)
 
     def test_alike(self) -> None:
         """Two hundred conversations of several frames each, good and bad."""

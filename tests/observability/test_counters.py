@@ -8,8 +8,8 @@ import jsonschema_rs
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import StoreUnavailable
-from mediatord.observability.event_log import SegmentLimits
 from mediatord.observability.event_schema import build_json_schema
+from mediatord.observability.segments import SegmentLimits
 from tests.http.in_memory_site import InMemorySite
 from tests.in_memory_identities import InMemoryDecentrlSocket, InMemoryIdentity
 from tests.in_memory_mediator import MP, PING, InMemoryWallet, pack_forward

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 from twisted.internet.error import ProcessDone, ProcessTerminated
 from twisted.internet.interfaces import IReactorProcess
 from twisted.internet.task import Clock
@@ -26,13 +27,14 @@ from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
 from mediatord.observability import segments as seal_program
-from mediatord.observability.event_log import EventLogWriter, LogOrigin, SegmentLimits, SegmentSealer
+from mediatord.observability.event_log import EventLogWriter, LogOrigin, SegmentSealer
 from mediatord.observability.event_schema import ENVELOPE, EVENTS, MAX_LINE_BYTES, encode_line, encode_line_head
+from mediatord.observability.metrics import Metrics
 from mediatord.observability.segments import (
     MARKER_DIRECTORY,
     MARKER_SEEN_FILE,
-    RetentionLimits,
     SegmentDirectory,
+    SegmentLimits,
     make_read_marker_path,
     save_read_marker,
     seal_segment,
@@ -58,31 +60,12 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 def limits_of(**retention: Any) -> SegmentLimits:
     """These limits of retention, and nothing kept whatever its age but the newest segment."""
-    return SegmentLimits(retention=RetentionLimits(**{"keep": 1, **retention}))
+    return SegmentLimits(**{"keep": 1, **retention})
 
 
-class Ledger:
-    """Counts what becomes of a log."""
-
-    def __init__(self) -> None:
-        self.delivered = self.lines = self.segments = self.unread = self.directories = 0
-
-    def collect_totals(self) -> dict[str, int]:
-        """One counter will do."""
-        return {"delivered": self.delivered}
-
-    def count_lost_line(self) -> None:
-        """A line was not written."""
-        self.lines += 1
-
-    def count_deleted_segments(self, segments: int, unread: int) -> None:
-        """So many were deleted, some of them unread."""
-        self.segments += segments
-        self.unread += unread
-
-    def count_recreated_directory(self) -> None:
-        """It had been removed."""
-        self.directories += 1
+def make_metrics() -> Metrics:
+    """Metrics of a daemon."""
+    return Metrics(CollectorRegistry(), version="0.1.0")
 
 
 class EventFileTests(SynchronousTestCase):
@@ -287,10 +270,10 @@ class EventFileTests(SynchronousTestCase):
 
     def test_counters(self) -> None:
         """The last line but one of a segment has the counters, unless the level is above theirs."""
-        ledger = Ledger()
-        self.log.observer = ledger
+        metrics = make_metrics()
+        self.log.metrics = metrics
         self.log.emit("msg.ack", msg="m")
-        ledger.delivered = 1
+        metrics.delivered.inc()
         self.log.rotate()
         (closed,) = self.closed()
         said = lines_of(closed)
@@ -411,12 +394,12 @@ class RetentionTests(SynchronousTestCase):
         self.directory = scratch(self) / "log"
         self.clock = Clock()
         self.clock.advance(NOON)
-        self.ledger = Ledger()
+        self.metrics = make_metrics()
 
     def start(self, **retention: Any) -> None:
         """A log with these limits, for as long as the test lasts."""
         self.log = EventLogWriter(self.directory, self.clock, ORIGIN, limits=limits_of(**retention))
-        self.log.observer = self.ledger
+        self.log.metrics = self.metrics
         self.log.startService()
         self.addCleanup(self.log.stopService)
 
@@ -425,6 +408,10 @@ class RetentionTests(SynchronousTestCase):
         for _ in range(segments):
             self.log.emit("proc.start")
             self.log.rotate()
+
+    def deleted(self) -> tuple[int, int]:
+        """The number of deleted segments, and of those that had not been read."""
+        return self.metrics.log_segments_deleted.get(), self.metrics.log_segments_deleted_unread.get()
 
     def closed(self) -> list[str]:
         """Their names, oldest first."""
@@ -438,7 +425,7 @@ class RetentionTests(SynchronousTestCase):
         """However many segments a storm of signals makes, none is deleted that is neither old nor over the bytes."""
         self.start()
         self.write(300)
-        self.assertEqual((len(self.closed()), self.ledger.segments), (300, 0))
+        self.assertEqual((len(self.closed()), self.metrics.log_segments_deleted.get()), (300, 0))
 
     def test_by_age(self) -> None:
         """Without an analysis those that are too old go at the next full hour, packed or not, but for the newest."""
@@ -454,7 +441,7 @@ class RetentionTests(SynchronousTestCase):
         self.assertEqual(self.closed(), names)
         self.clock.advance(3600)
         self.assertEqual(self.closed(), names[2:])
-        self.assertEqual((self.ledger.segments, self.ledger.unread), (2, 0))
+        self.assertEqual(self.deleted(), (2, 0))
 
     def test_written_late(self) -> None:
         """The age of a segment counts from when it was written last, however long before that it began."""
@@ -474,7 +461,7 @@ class RetentionTests(SynchronousTestCase):
         self.log.limit(limits_of(bytes=self.size(*names[2:]) + 100), "info")
         self.write(1)
         self.assertEqual(self.closed()[:-1], names[3:])
-        self.assertEqual((self.ledger.segments, self.ledger.unread), (3, 0))
+        self.assertEqual(self.deleted(), (3, 0))
 
     def test_unread(self) -> None:
         """What the analysis has not read stays, however old and whatever it adds up to; what it has read goes."""
@@ -489,7 +476,7 @@ class RetentionTests(SynchronousTestCase):
         save_read_marker(self.directory, [names[1], names[3], "events-20200101T000000Z-n1-gone-000001"])
         self.clock.advance(3600)
         self.assertEqual(self.closed(), [names[0], names[2]])
-        self.assertEqual((self.ledger.segments, self.ledger.unread), (2, 0))
+        self.assertEqual(self.deleted(), (2, 0))
 
     def test_too_much_unread(self) -> None:
         """Beyond the outer bound the oldest go unread, after all that were read; it is counted and said."""
@@ -502,7 +489,7 @@ class RetentionTests(SynchronousTestCase):
         with capturedLogs() as said:
             self.log._rotate_hourly()
         self.assertEqual(self.closed(), [names[1], names[2], names[4]])
-        self.assertEqual((self.ledger.segments, self.ledger.unread), (2, 1))
+        self.assertEqual(self.deleted(), (2, 1))
         self.assertEqual(
             [formatEvent(one) for one in said],
             [
@@ -545,10 +532,10 @@ class RetentionTests(SynchronousTestCase):
         self.log.stopService()
         self.log.startService()
         self.write(1)
-        self.assertEqual((len(self.closed()), self.ledger.segments), (6, 0))
+        self.assertEqual((len(self.closed()), self.metrics.log_segments_deleted.get()), (6, 0))
         save_read_marker(self.directory, self.closed())
         self.log._rotate_hourly()
-        self.assertEqual((self.closed(), self.ledger.unread), ([], 0))
+        self.assertEqual((self.closed(), self.metrics.log_segments_deleted_unread.get()), ([], 0))
 
     def test_analysis_given_up(self) -> None:
         """Without the marker and the file that remembers it, age and bytes alone decide again."""
@@ -558,7 +545,7 @@ class RetentionTests(SynchronousTestCase):
         make_read_marker_path(self.directory).unlink()
         (self.directory / MARKER_SEEN_FILE).unlink()
         self.log._rotate_hourly()
-        self.assertEqual((self.closed(), self.ledger.segments), ([], 2))
+        self.assertEqual((self.closed(), self.metrics.log_segments_deleted.get()), ([], 2))
 
     def test_hour_with_incidental_lines_only(self) -> None:
         """It closes no segment, and old ones are deleted all the same."""
@@ -568,7 +555,7 @@ class RetentionTests(SynchronousTestCase):
         self.log.emit("proc.reload")
         self.log.rotate(ignored_lines=1)
         self.clock.advance(3600)
-        self.assertEqual((self.closed(), self.ledger.segments), ([], 2))
+        self.assertEqual((self.closed(), self.metrics.log_segments_deleted.get()), ([], 2))
 
     def test_room_for_the_marker(self) -> None:
         """The group of the daemon may write into the directory of the marker, and nowhere else; all may read it."""
@@ -591,9 +578,9 @@ class RemovedFileTests(SynchronousTestCase):
         self.active = self.directory / "events.jsonl"
         self.clock = Clock()
         self.clock.advance(NOON)
-        self.ledger = Ledger()
+        self.metrics = make_metrics()
         self.log = EventLogWriter(self.directory, self.clock, ORIGIN)
-        self.log.observer = self.ledger
+        self.log.metrics = self.metrics
         self.log.startService()
         self.addCleanup(self.stop)
 
@@ -616,7 +603,7 @@ class RemovedFileTests(SynchronousTestCase):
         lines = lines_of(self.active)
         self.assertEqual([line["event"] for line in lines], ["log.open", "proc.start", "log.drop", "proc.start"])
         self.assertEqual((lines[2]["dropped"], lines[2]["reason"]), (4, "removed"))
-        self.assertEqual((self.ledger.directories, self.ledger.lines), (1, 4))
+        self.assertEqual((self.metrics.log_directory_recreated.get(), self.metrics.log_dropped.get()), (1, 4))
         self.assertTrue((self.directory / MARKER_DIRECTORY).is_dir())
         self.log.stopService()
         (closed,) = self.directory.glob("events-*")
@@ -631,7 +618,7 @@ class RemovedFileTests(SynchronousTestCase):
         for number in range(1, 4):
             shutil.rmtree(self.directory)
             self.emit()
-            self.assertEqual(self.ledger.directories, number)
+            self.assertEqual(self.metrics.log_directory_recreated.get(), number)
             self.assertEqual(lines_of(self.active)[1]["event"], "proc.start")
         shutil.rmtree(self.directory)
         self.log.emit("proc.start")
@@ -641,7 +628,7 @@ class RemovedFileTests(SynchronousTestCase):
         self.log.stopService()
         (closed,) = self.directory.glob("events-*")
         self.assertEqual(lines_of(closed)[-1]["event"], "log.close")
-        self.assertEqual(self.ledger.directories, 5)
+        self.assertEqual(self.metrics.log_directory_recreated.get(), 5)
 
     def test_cannot_be_made_again(self) -> None:
         """Lines wait until it can, and none is lost of those that are written meanwhile."""
@@ -653,7 +640,7 @@ class RemovedFileTests(SynchronousTestCase):
         self.assertEqual(
             [line["event"] for line in lines_of(self.active)], ["log.open", *["proc.start"] * 3, "log.drop"]
         )
-        self.assertEqual((self.ledger.directories, self.ledger.lines), (1, 1))
+        self.assertEqual((self.metrics.log_directory_recreated.get(), self.metrics.log_dropped.get()), (1, 1))
 
     def test_moved_file(self) -> None:
         """What is moved away stays as it is, and a file that somebody puts in its place is not written to."""
@@ -663,7 +650,7 @@ class RemovedFileTests(SynchronousTestCase):
         self.emit()
         self.assertEqual([line["event"] for line in lines_of(aside)], ["log.open", "proc.start"])
         self.assertEqual([line["event"] for line in lines_of(self.active)], ["log.open", "proc.start"])
-        self.assertEqual(self.ledger.lines, 0)
+        self.assertEqual(self.metrics.log_dropped.get(), 0)
         (foreign,) = self.directory.glob("events-*")
         self.assertEqual(foreign.read_text(), "not ours\n")
 
@@ -676,7 +663,7 @@ class RemovedFileTests(SynchronousTestCase):
         self.assertEqual(
             [line["event"] for line in lines_of(self.active)], ["log.open", "proc.start", "proc.start", "log.drop"]
         )
-        self.assertEqual(self.ledger.lines, 2)
+        self.assertEqual(self.metrics.log_dropped.get(), 2)
 
 
 class FullDiskTests(SynchronousTestCase):
@@ -699,13 +686,13 @@ class FullDiskTests(SynchronousTestCase):
 
     def test_lost_and_counted(self) -> None:
         """What does not fit in the buffer is lost, newest first, and log.drop says so when there is room again."""
-        self.log.observer = ledger = Ledger()
+        self.log.metrics = metrics = make_metrics()
         with full_disk():
             self.emit(200)
             self.clock.advance(5)
         lost = self.log.dropped
         self.assertGreater(lost, 100)
-        self.assertEqual(ledger.lines, lost)
+        self.assertEqual(metrics.log_dropped.get(), lost)
         self.clock.advance(1)
         written = lines_of(self.active)
         self.assertEqual((written[-1]["event"], written[-1]["dropped"]), ("log.drop", lost))
@@ -747,7 +734,7 @@ class FullDiskTests(SynchronousTestCase):
         If there is no room for the first line of a segment it is written first when there is; the last line of the
         one before is lost, which is counted and said.
         """
-        self.log.observer = ledger = Ledger()
+        self.log.metrics = metrics = make_metrics()
         self.emit(1)
         with full_disk(), capturedLogs() as said:
             self.log.rotate()
@@ -755,7 +742,7 @@ class FullDiskTests(SynchronousTestCase):
         self.clock.advance(1)
         written = lines_of(self.active)
         self.assertEqual([line["event"] for line in written], ["log.open", "msg.ack", "log.drop"])
-        self.assertEqual((written[-1]["dropped"], self.log.dropped, ledger.lines), (2, 2, 2))
+        self.assertEqual((written[-1]["dropped"], self.log.dropped, metrics.log_dropped.get()), (2, 2, 2))
         self.assertEqual(
             [formatEvent(one) for one in said], ["2 lines of the event log were lost: the disk did not take them"]
         )

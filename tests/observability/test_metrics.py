@@ -91,21 +91,22 @@ def queues(metrics: Metrics) -> dict[str, float]:
 def test_names_and_labels() -> None:
     """Names and labels are exactly those of the contract, without additions."""
     metrics = a_metrics()
-    metrics.observe_request("didcomm", "accepted", 0.001)
-    metrics.count_rejection("e.p.trust.crypto")
-    metrics.observe_delivery_latency("live", 1.0)
+    metrics.requests.inc("didcomm", "accepted")
+    metrics.request_duration.observe(0.001, "didcomm")
+    metrics.rejected.inc("e.p.trust.crypto")
+    metrics.delivery_latency.observe(1.0, "live")
     metrics.observe_store_operation("enqueue", 0.001)
-    metrics.count_cluster_push("pushed")
-    metrics.count_refused_peer_request("seal")
+    metrics.cluster_pushes.inc("pushed")
+    metrics.refused_peer_requests.inc("seal")
     metrics.set_queue_sizes([("did:web:a", 1)], 0)
-    metrics.set_certificate_expiry("*:443", 1.0)
+    metrics.certificate_expiry.labels("*:443").set(1.0)
     metrics.read_readiness = lambda: True
-    metrics.count_probe_failure("store")
+    metrics.probe_failures.inc("store")
     metrics.set_table_sizes({"message": 1})
     metrics.set_queued_messages(1, 1.0)
     metrics.set_accounts(1, 60)
-    metrics.count_account_expiry("unused")
-    metrics.ledger.update("didcomm", {"accepted": 1}, 0)
+    metrics.accounts_expired.inc("unused")
+    metrics.ledgers["didcomm"] = {"accepted": 1}, 0
     metrics.set_store_read_time(1.0, 1)
     shown: dict[str, set[str]] = {}
     for name, labels in series(metrics):
@@ -119,9 +120,9 @@ def test_counting() -> None:
     """Counters go up by what they are told to."""
     metrics = a_metrics()
     metrics.forwarded.inc()
-    metrics.forwarded.inc(2)
-    metrics.count_rejection("e.p.msg")
-    metrics.count_rejection("e.p.msg")
+    metrics.forwarded.inc(by=2)
+    metrics.rejected.inc("e.p.msg")
+    metrics.rejected.inc("e.p.msg")
     metrics.active_connections.inc()
     metrics.active_connections.dec()
     assert value(metrics, "mediator_messages_forwarded_total") == 3
@@ -139,12 +140,13 @@ def test_totals() -> None:
     for number, counter in enumerate(
         (metrics.forwarded, metrics.stored, metrics.delivered, metrics.expired, metrics.evicted), 1
     ):
-        counter.inc(number)
+        counter.inc(by=number)
     metrics.active_connections.inc(2)
     metrics.active_connections.dec()
     for half, outcome in (("didcomm", "accepted"), ("decentrl", "accepted"), ("decentrl", "rejected")):
-        metrics.observe_request(half, outcome, 0.1)
-    metrics.observe_request("didcomm", "failed", 0.1)
+        metrics.requests.inc(half, outcome)
+    metrics.requests.inc("didcomm", "failed")
+    metrics.request_duration.observe(0.1, "didcomm")
     assert metrics.collect_totals() == {
         "forwarded": 1,
         "stored": 2,
@@ -161,10 +163,11 @@ def test_totals() -> None:
 def test_log() -> None:
     """What was lost of the event log, and what was deleted."""
     metrics = a_metrics()
-    metrics.count_lost_line()
-    metrics.count_lost_line()
-    metrics.count_deleted_segments(3, 2)
-    metrics.count_recreated_directory()
+    metrics.log_dropped.inc()
+    metrics.log_dropped.inc()
+    metrics.log_segments_deleted.inc(by=3)
+    metrics.log_segments_deleted_unread.inc(by=2)
+    metrics.log_directory_recreated.inc()
     assert value(metrics, "mediator_log_dropped_total") == 2
     assert value(metrics, "mediator_log_segments_deleted_total") == 3
     assert value(metrics, "mediator_log_segments_deleted_unread_total") == 2
@@ -174,8 +177,10 @@ def test_log() -> None:
 def test_requests() -> None:
     """A request is counted by its outcome and timed by its protocol."""
     metrics = a_metrics()
-    metrics.observe_request("didcomm", "accepted", 0.0004)
-    metrics.observe_request("didcomm", "rejected", 0.003)
+    metrics.requests.inc("didcomm", "accepted")
+    metrics.request_duration.observe(0.0004, "didcomm")
+    metrics.requests.inc("didcomm", "rejected")
+    metrics.request_duration.observe(0.003, "didcomm")
     assert value(metrics, "mediator_requests_total", protocol="didcomm", outcome="accepted") == 1
     assert value(metrics, "mediator_request_duration_seconds_count", protocol="didcomm") == 2
     assert value(metrics, "mediator_request_duration_seconds_bucket", protocol="didcomm", le="0.0005") == 1
@@ -184,7 +189,7 @@ def test_requests() -> None:
 def test_latency_up_to_the_ttl() -> None:
     """A message fetched just before it expires, after 72 hours, is still told from one that was later."""
     metrics = a_metrics()
-    metrics.observe_delivery_latency("pickup", 72 * 3600 - 1)
+    metrics.delivery_latency.observe(72 * 3600 - 1, "pickup")
     assert value(metrics, "mediator_delivery_latency_seconds_bucket", method="pickup", le="172800.0") == 0
     assert value(metrics, "mediator_delivery_latency_seconds_bucket", method="pickup", le="259200.0") == 1
 

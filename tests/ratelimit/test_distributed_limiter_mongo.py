@@ -11,8 +11,8 @@ from twisted.internet.task import LoopingCall, deferLater
 
 from mediatord.errors import RateLimitExceeded
 from mediatord.ratelimit import distributed_limiter
-from mediatord.ratelimit.distributed_limiter import KeyedLimiter, QuotaStore
-from mediatord.ratelimit.rate_limiter import RateLimiter
+from mediatord.ratelimit.distributed_limiter import QuotaStore
+from mediatord.ratelimit.rate_limiter import KeyedLimiter, RateLimiter
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.mongo.store import MongoStore
 from mediatord.store.quotas import QUOTA_WINDOW_SLOTS

@@ -41,7 +41,7 @@ def _is(metrics: Metrics, ready: bool) -> None:
 
 def forwards(count: int) -> Callable[[Metrics], object]:
     """So many forwards were accepted."""
-    return lambda metrics: metrics.forwarded.inc(count)
+    return lambda metrics: metrics.forwarded.inc(by=count)
 
 
 class MetricsAggregatorTests(SynchronousTestCase):
@@ -53,8 +53,8 @@ class MetricsAggregatorTests(SynchronousTestCase):
 
     def test_counters_and_connections_are_sums(self) -> None:
         """Whatever grows, and what is open, in all processes together."""
-        one = report(forwards(3), lambda m: m.active_connections.set(5), lambda m: m.count_rejection("too_large"))
-        two = report(forwards(4), lambda m: m.active_connections.set(6), lambda m: m.count_rejection("rate_limited"))
+        one = report(forwards(3), lambda m: m.active_connections.set(5), lambda m: m.rejected.inc("too_large"))
+        two = report(forwards(4), lambda m: m.active_connections.set(6), lambda m: m.rejected.inc("rate_limited"))
         page = self.page({1: one, 2: two})
         self.assertEqual(values(page, "mediator_messages_forwarded_total"), {(): 7})
         self.assertEqual(values(page, "mediator_active_connections"), {(): 11})
@@ -98,8 +98,8 @@ class MetricsAggregatorTests(SynchronousTestCase):
     @pytest.mark.system
     def test_what_waits(self) -> None:
         """It waits for all of them, and is no more where more processes know of it; memory is that of each."""
-        one = report(lambda m: m.set_queued_messages(5, 1000.0), lambda m: m.observe_reactor_lag(0.2))
-        two = report(lambda m: m.set_queued_messages(4, 1060.0), lambda m: m.observe_reactor_lag(0.3))
+        one = report(lambda m: m.set_queued_messages(5, 1000.0), lambda m: m.reactor_lag.observe(0.2))
+        two = report(lambda m: m.set_queued_messages(4, 1060.0), lambda m: m.reactor_lag.observe(0.3))
         page = self.page({1: one, 2: two})
         self.assertEqual(values(page, "mediator_messages_waiting"), {(): 5})
         self.assertEqual(values(page, "mediator_oldest_message_timestamp_seconds"), {(): 1000.0})
@@ -111,8 +111,8 @@ class MetricsAggregatorTests(SynchronousTestCase):
 
     def test_ledger(self) -> None:
         """The store's books are the same for all, and no sum; who has not read them yet takes nothing away."""
-        one = report(lambda m: m.ledger.update("didcomm", {"accepted": 5, "waiting": 5}, 3))
-        two = report(lambda m: m.ledger.update("didcomm", {"accepted": 7, "waiting": 6}, 1))
+        one = report(lambda m: m.ledgers.update(didcomm=({"accepted": 5, "waiting": 5}, 3)))
+        two = report(lambda m: m.ledgers.update(didcomm=({"accepted": 7, "waiting": 6}, 1)))
         page = self.page({1: one, 2: two}, 2)
         entries = {("accepted", "didcomm"): 7, ("waiting", "didcomm"): 6}
         self.assertEqual(values(page, "mediator_ledger_messages"), entries)
@@ -125,11 +125,13 @@ class MetricsAggregatorTests(SynchronousTestCase):
 
     def test_what_is_as_good_as_the_worst(self) -> None:
         """A reload that one has not taken was not taken, and the certificate that ends first is what counts."""
-        one = report(lambda m: m.set_reload_result(5.0, True), lambda m: m.set_certificate_expiry("*:443", 9.0))
+        one = report(
+            lambda m: m.set_reload_result(5.0, True), lambda m: m.certificate_expiry.labels("*:443").set(9.0)
+        )
         two = report(
             lambda m: m.set_reload_result(4.0, True),
             lambda m: m.set_reload_result(6.0, False),
-            lambda m: m.set_certificate_expiry("*:443", 8.0),
+            lambda m: m.certificate_expiry.labels("*:443").set(8.0),
         )
         for reports in ({1: one, 2: two}, {1: two, 2: one}):
             page = self.page(reports)
@@ -150,7 +152,7 @@ class MetricsAggregatorTests(SynchronousTestCase):
 
     def test_one_that_was_replaced(self) -> None:
         """What it had counted stays in the sum, also of series that its replacement does not have yet."""
-        self.page({1: report(forwards(3)), 2: report(forwards(4), lambda m: m.count_rejection("too_large"))})
+        self.page({1: report(forwards(3)), 2: report(forwards(4), lambda m: m.rejected.inc("too_large"))})
         self.figures.retire(2)
         page = self.page({1: report(forwards(3)), 3: report(forwards(1))})
         self.assertEqual(values(page, "mediator_messages_forwarded_total"), {(): 8})

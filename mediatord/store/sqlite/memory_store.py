@@ -29,14 +29,19 @@ from mediatord.store.sqlite.queue_accounting import StoreConnection
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 
 
-class InMemoryExecutor:
-    """Runs each operation at once, in the calling thread, on a database that exists until the last close."""
+class InlineExecutor:
+    """
+    Runs each operation at once, in the calling thread.
+
+    :param connect: opens the database, which is closed by the last close; by default an empty one in memory.
+    """
 
     buffered = 0, 0
     trouble = ""
 
-    def __init__(self, clock: IReactorTime) -> None:
+    def __init__(self, clock: IReactorTime, connect: Callable[[], StoreConnection] | None = None) -> None:
         self._clock = clock
+        self._connect = connect or _create_in_memory
         self._openings = 0
         self._connection: StoreConnection | None = None
 
@@ -47,9 +52,7 @@ class InMemoryExecutor:
     def open(self) -> Deferred[None]:
         self._openings += 1
         if self._connection is None:
-            self._connection = connect(None)
-            _get_empty_database().backup(self._connection)
-            disable_foreign_keys(self._connection)
+            self._connection = self._connect()
         return self.write("open", release_lost_deliveries, self._clock.seconds())
 
     def close(self) -> Deferred[None]:
@@ -94,6 +97,13 @@ class InMemoryExecutor:
         return succeed(outcomes)
 
 
+def _create_in_memory() -> StoreConnection:
+    connection = connect(None)
+    _get_empty_database().backup(connection)
+    disable_foreign_keys(connection)
+    return connection
+
+
 @cache
 def _get_empty_database() -> StoreConnection:
     connection = connect(None)
@@ -117,7 +127,7 @@ class MemoryStore(SQLiteStore):
         caps: DecentrlQuotas = DecentrlQuotas(),  # noqa: B008  it is frozen
         max_nonces: int = 250_000,
     ) -> None:
-        super().__init__(InMemoryExecutor(clock), clock, limits, caps=caps, shared=True, max_nonces=max_nonces)
+        super().__init__(InlineExecutor(clock), clock, limits, caps=caps, shared=True, max_nonces=max_nonces)
 
     def table_sizes(self) -> Deferred[dict[str, int]]:
         """Sizes are not measured."""

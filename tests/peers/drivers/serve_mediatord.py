@@ -42,7 +42,7 @@ def site(reactor: Any, directory: Path) -> MediatorSite:
     create_keys(directory / "keys.jwks")
     config = Config.model_validate({"storage": {"backend": "memory"}}).resolved(directory)
     base = build_core_services(reactor, config)
-    front = build_site(base, build_didcomm(base, config), build_decentrl(base, config), config).front
+    front = build_site(base, build_didcomm(base, config), build_decentrl(base, config), config).context
     return MediatorSite(replace(front, receive=accept), _MAX_BODY, _MAX_PER_HOST)
 
 

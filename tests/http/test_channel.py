@@ -1,9 +1,10 @@
-"""The short way for plain POSTs: whatever arrives, clients see what they would see from twisted.web."""
+"""The fast path for plain POSTs: whatever arrives, clients see what they would see from twisted.web."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from hypothesis import given, settings
@@ -12,10 +13,12 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
+from twisted.web.http import HTTPChannel
 
 from mediatord.app.http_sites import build_site
 from mediatord.didcomm.messages import ACCEPTED, DIDCommReply
-from mediatord.http.fast_path import FastHeadParser, FastHTTPChannel, FastRequestHead, parse_fast_head
+from mediatord.http import channel as channel_module
+from mediatord.http.channel import BackpressureHTTPChannel, MediatorHTTPChannel, parse_plain_head
 from mediatord.http.site import MediatorSite
 from tests.http.fake_protocols import FakeDecentrl, FakeDIDComm
 from tests.http.in_memory_site import parse_responses
@@ -45,7 +48,7 @@ def site_of(in_memory: InMemoryMediator, didcomm: Any, decentrl: Any) -> Mediato
 
 
 class SiteFixture:
-    """One site, to be talked to on the short way or straight through twisted.web."""
+    """One site, to be talked to on the fast path or straight through twisted.web."""
 
     def __init__(self, test: SynchronousTestCase) -> None:
         self.in_memory = InMemoryMediator(
@@ -58,7 +61,9 @@ class SiteFixture:
         """A new connection."""
         line = RecordingTransport()
         address = line.getPeer()
-        channel: Any = self.site.build_standard_channel(address) if stock else self.site.buildProtocol(address)
+        channel: Any = self.site.buildProtocol(address)
+        if stock:
+            channel._read = partial(BackpressureHTTPChannel._read, channel)
         channel.makeConnection(line)
         return channel, line
 
@@ -329,8 +334,10 @@ class EquivalenceTests(SynchronousTestCase):
 class FastPathTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.rig = SiteFixture(self)
-        self.channel: FastHTTPChannel
+        self.channel: MediatorHTTPChannel
         self.channel, self.line = self.rig.connect()
+        self.parsed_by_twisted: list[bytes] = []
+        self.patch(HTTPChannel, "lineReceived", lambda channel, line: self.parsed_by_twisted.append(line))
 
     def answers(self) -> list[bytes]:
         """The status lines so far."""
@@ -343,7 +350,7 @@ class FastPathTests(SynchronousTestCase):
         self.assertEqual(self.answers(), [b"202"])
         self.assertIn(b"Content-Length: 0\r\n\r\n", self.line.value())
         self.assertNotIn(b"Content-Type", self.line.value())
-        self.assertIsNone(self.channel._standard_channel)
+        self.assertEqual(self.parsed_by_twisted, [])
 
     def test_a_plain_command_never_reaches_twisted_web(self) -> None:
         """Nor one that a browser, axios or a proxy has dressed up; each is charged to its client."""
@@ -355,7 +362,7 @@ class FastPathTests(SynchronousTestCase):
             self.assertEqual((answer.status, answer.json), (200, {"n": 5}))
             self.assertEqual(answer.headers["content-type"], "application/json")
             self.assertEqual(answer.headers["access-control-allow-origin"], "*")
-            self.assertIsNone(self.channel._standard_channel)
+            self.assertEqual(self.parsed_by_twisted, [])
             self.line.clear()
 
     def test_whom_a_body_is_for(self) -> None:
@@ -365,7 +372,7 @@ class FastPathTests(SynchronousTestCase):
             self.channel.dataReceived(post(path.encode(), path, Content_Type=label))
         self.assertEqual([raw for raw, _ in self.rig.decentrl.received], [b"/"])
         self.assertEqual([raw for raw, _ in self.rig.half.received], [b"/", b"/didcomm", b"/didcomm"])
-        self.assertIsNone(self.channel._standard_channel)
+        self.assertEqual(self.parsed_by_twisted, [])
 
     def test_answers_come_in_order(self) -> None:
         """A second request that arrives while the first is served waits for its turn."""
@@ -455,9 +462,12 @@ class FastPathTests(SynchronousTestCase):
 
     def test_while_stopping(self) -> None:
         """503 with Retry-After."""
-        self.rig.in_memory.base.gate.stopService()
-        self.channel.dataReceived(post() + command())
-        first, second = parse_responses(self.line.value())
+        in_memory = self.rig.in_memory
+        self.rig.site = site_of(in_memory, in_memory.half, in_memory.decentrl)
+        channel, line = self.rig.connect()
+        in_memory.base.gate.stopService()
+        channel.dataReceived(post() + command())
+        first, second = parse_responses(line.value())
         self.assertEqual((first.status, first.headers["retry-after"]), (503, "5"))
         self.assertEqual((second.status, second.headers["retry-after"]), (503, "5"))
         self.assertEqual(second.json, {"type": "ERROR", "code": "UNAVAILABLE"})
@@ -470,14 +480,14 @@ class FastPathTests(SynchronousTestCase):
         self.channel.connectionLost()
         first.callback(ACCEPTED)
         self.assertEqual(self.line.value(), b"")
-        mine = [call for call in self.rig.in_memory.clock.getDelayedCalls() if "FastHTTPChannel" in repr(call)]
+        mine = [call for call in self.rig.in_memory.clock.getDelayedCalls() if "HTTPChannel" in repr(call)]
         self.assertEqual(mine, [])
 
 
 def test_the_head_reader_is_strict() -> None:
     """Of all the odd heads it reads only those whose spelling cannot mean two things."""
-    read = [request for request in ODD if parse_fast_head(request.partition(b"\r\n\r\n")[0]) is not None]
-    assert post() not in ODD and parse_fast_head(post().partition(b"\r\n\r\n")[0]) is not None
+    read = [request for request in ODD if parse_plain_head(request.partition(b"\r\n\r\n")[0]) is not None]
+    assert post() not in ODD and parse_plain_head(post().partition(b"\r\n\r\n")[0]) is not None
     for request in read:
         assert request.startswith((b"POST /didcomm HTTP/1.1\r\n", b"POST / HTTP/1.1\r\n"))
         assert request.lower().count(b"content-length") == 1
@@ -517,30 +527,26 @@ def _heads() -> st.SearchStrategy[bytes]:
 
 @settings(max_examples=1000, deadline=None)
 @given(st.lists(_heads(), min_size=2, max_size=5))
-def test_what_a_connection_remembers_of_a_head(heads: list[bytes]) -> None:
-    """After others, a head is read as if it were the first."""
-    reader = FastHeadParser()
-    for head in heads:
-        assert reader.read(head) == parse_fast_head(head)
+def test_cached_heads(heads: list[bytes]) -> None:
+    """After others, a head is parsed as if it were the first; what is parsed never has a second length."""
+    parsed = [parse_plain_head(head) for head in heads]
+    for head, found in zip(heads, parsed, strict=True):
+        channel_module._parse_cached_head.cache_clear()
+        assert parse_plain_head(head) == found
+        assert found is None or head.lower().count(b"content-length") == 1
 
 
-def test_only_the_length_of_another_head_is_read() -> None:
-    """Of a head like the one before; one that is too long to keep is read anew."""
+def test_only_the_length_of_a_known_head_is_parsed() -> None:
+    """Of a head like one before; one that is too long to keep is parsed anew."""
+    cached = channel_module._parse_cached_head
+    cached.cache_clear()
     head = b"POST / HTTP/1.1\r\nHost: a\r\n%bContent-Length: %d"
     heads = [head % (more, length) for more in (b"", b"Accept: */*\r\n") for length in (5, 17, 5)]
-    read: list[bytes] = []
-
-    def noted(head: bytes) -> FastRequestHead | None:
-        read.append(head)
-        return parse_fast_head(head)
-
-    reader = FastHeadParser(noted)
-    assert [head and head.length for head in map(reader.read, heads)] == [5, 17, 5] * 2
-    assert read == [heads[0], heads[3]]
+    assert [found and found[1] for found in map(parse_plain_head, heads)] == [5, 17, 5] * 2
+    assert cached.cache_info().misses == 2
     long = post(User_Agent="x" * 600).partition(b"\r\n\r\n")[0]
-    reader.read(long)
-    reader.read(long)
-    assert read[2:] == [long, long]
+    assert parse_plain_head(long) is not None
+    assert cached.cache_info().currsize == 2
 
 
 class SlowRequestTests(SynchronousTestCase):
@@ -561,7 +567,7 @@ class SlowRequestTests(SynchronousTestCase):
         return line.ended
 
     def test_body(self) -> None:
-        """On the short way."""
+        """On the fast path."""
         self.assertEqual(self.drip(post(b"", Content_Length="900")), "aborted")
 
     def test_body_when_the_clock_is_set_back(self) -> None:
