@@ -313,16 +313,11 @@ class PresencePublisher:
     def _start(self) -> None:
         self._timer = None
         self._exchange = exchange = Deferred.fromCoroutine(self._publish_changes())
-        exchange.addErrback(self._publish_failed)
         exchange.addCallback(self._publish_finished)
 
     def _publish_finished(self, pause: float) -> None:
         self._exchange = None
         self._schedule(pause)
-
-    def _publish_failed(self, failure: Failure) -> float:
-        _log.failure("publishing presence failed", redact_failure(failure))
-        return PUBLISH_RETRY_DELAY
 
     async def _publish_changes(self) -> float:
         """Publish all changes; returns the delay before the next attempt in seconds."""
@@ -336,12 +331,11 @@ class PresencePublisher:
                 await self._unpublish(
                     [did for did in dids if did not in self._present and did in self._maybe_published]
                 )
-            except StoreUnavailable:
+            except Exception as error:
+                if not isinstance(error, StoreUnavailable):
+                    _log.failure("publishing presence failed", redact_failure())
                 self._resolve_waiters(dids, fault=True)
                 return PUBLISH_RETRY_DELAY
-            except Exception:
-                self._resolve_waiters(dids, fault=True)
-                raise
             finally:
                 self._changed.update(dict.fromkeys(did for did in dids if not self._is_in_sync(did)))
         return 0
