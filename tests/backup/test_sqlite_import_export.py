@@ -186,7 +186,7 @@ def test_an_archive_of_an_earlier_version(tmp_path: Path) -> None:
             import_archive(verify_archive(tmp_path / "b.gz"), target)
     document = ImportBatch(1, records).documents
     assert document["accounts"][0]["did"] == "did:web:wallet.example" and document["accounts"][0]["seen_at"] >= began
-    assert document["retired"] == [{"_id": "did:web:gone.example"}]
+    assert document["retired_dids"] == [{"_id": "did:web:gone.example"}]
 
 
 def test_a_place_that_cannot_be_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

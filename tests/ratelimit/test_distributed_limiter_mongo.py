@@ -113,7 +113,7 @@ class SharedLimitTests(MongoTestCase):
         for number, limit in enumerate(limits.values()):
             self.assertGreaterEqual(sum(answers[number::3]), limit * 0.95)
             self.assertLessEqual(sum(answers[number::3]), limit)
-        self.assertNotIn(DID, repr(list(self.documents["allowances"].find())))
+        self.assertNotIn(DID, repr(list(self.documents["quotas"].find())))
 
     def refused(self, failure: Any) -> bool:
         failure.trap(RateLimitExceeded)
