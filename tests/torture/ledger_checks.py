@@ -8,8 +8,7 @@ from urllib.parse import urlsplit
 
 from pymongo import MongoClient
 
-from mediatord.store.interfaces.messages import MessageLedger, StoreLedger
-from mediatord.store.message_operations import LEDGER_ENTRIES
+from mediatord.store.interfaces.messages import LEDGER_ENTRIES, MessageLedger, StoreLedger
 from mediatord.store.mongo.schema import LEDGER, MESSAGES, PENDING_EVENTS
 from tests.integration.daemon import Daemon
 from tests.integration.delivery_ledger import LedgerBalance

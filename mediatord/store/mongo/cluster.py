@@ -18,6 +18,7 @@ from zope.interface import implementer
 
 from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.cluster import (
+    QUOTA_WINDOW_SLOTS,
     ClockSkewError,
     ClusterIdentityMismatch,
     ClusterNode,
@@ -25,6 +26,7 @@ from mediatord.store.interfaces.cluster import (
     IClusterStore,
     NodeNameTaken,
     PresenceRecord,
+    get_quota_wait,
 )
 from mediatord.store.mongo.driver.client import ClockSkewMonitor, ReplicaSetClient
 from mediatord.store.mongo.driver.collection import Document, MongoCommand
@@ -41,7 +43,6 @@ from mediatord.store.mongo.schema import (
     QUOTAS,
     SESSION_OWNERS,
 )
-from mediatord.store.quotas import QUOTA_WINDOW_SLOTS, get_quota_wait
 from mediatord.store.recipient_names import filter_valid_ids
 
 _IS_LIVE: Document = {"$gt": ["$until", "$$NOW"]}
@@ -131,18 +132,18 @@ class MongoClusterStore:
     async def add_presence(self, boot: str, dids: Sequence[str]) -> None:
         records = [{"did": did, "boot": boot} for did in dict.fromkeys(dids)]
         updates = [{"q": record, "u": {"$set": {"boot": boot}}, "upsert": True} for record in records]
-        await self._client.write("announce", PRESENCE.update_each(updates, ordered=False))
+        await self._client.write("add_presence", PRESENCE.update_each(updates, ordered=False))
 
     @operation
     async def remove_presence(self, boot: str, dids: Sequence[str]) -> None:
         filters = [{"boot": boot, "did": {"$in": some}} for some in _split_values(dids)]
-        await self._client.write("withdraw", PRESENCE.delete(*filters))
+        await self._client.write("remove_presence", PRESENCE.delete(*filters))
 
     @operation
     async def find_presence(self, dids: Sequence[str]) -> list[PresenceRecord]:
         found: list[PresenceRecord] = []
         for some in _split_values(dids):
-            documents = await self._client.query("whereabouts", _build_presence_query(some))
+            documents = await self._client.query("find_presence", _build_presence_query(some))
             live = {one["_id"]: _parse_node(one) for one in documents if "name" in one}
             records = [(one["did"], one["boot"]) for one in documents if "did" in one]
             found += [PresenceRecord(did, boot, live.get(boot)) for did, boot in records]
@@ -161,14 +162,14 @@ class MongoClusterStore:
             }
         }
         command = LEASES.find_and_modify({"_id": turn}, [change], upsert=True, new=True)
-        (reply,) = await self._client.write("hold", [command])
+        (reply,) = await self._client.write("acquire_lease", [command])
         held: Document | None = reply["value"]
         return held is not None and held["boot"] == boot
 
     @operation
     async def take_quota(self, key: bytes, amount: int, *, limit: int, period: float) -> float:
         command = _build_quota_take(key, amount, limit, period)
-        reply = await retry_on_duplicate_key(lambda: self._run("take", command))
+        reply = await retry_on_duplicate_key(lambda: self._run("take_quota", command))
         found = reply["value"]
         if found["taken"]:
             return 0.0
@@ -177,7 +178,7 @@ class MongoClusterStore:
 
     @operation
     async def return_quota(self, key: bytes, amount: int) -> None:
-        await self._run("put_back", _build_quota_return(key, amount))
+        await self._run("return_quota", _build_quota_return(key, amount))
 
     @operation
     async def record_pickups(self, ids: Sequence[str], period: float) -> None:
@@ -320,7 +321,7 @@ def _split_values(values: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _build_quota_take(key: bytes, amount: int, limit: int, period: float) -> MongoCommand:
-    """Build a command that adds to the latest lot if the limit allows; see `mediatord.store.quotas`."""
+    """Build a command that adds to the latest lot if the limit allows; see `QuotaUse`."""
     milliseconds = period * 1000
     slot = milliseconds / QUOTA_WINDOW_SLOTS
     at = {"$multiply": [{"$ceil": {"$divide": ["$now", slot]}}, slot]}

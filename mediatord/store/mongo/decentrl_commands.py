@@ -25,7 +25,7 @@ from mediatord.errors import (
     UnauthorizedCommand,
 )
 from mediatord.store.interfaces.decentrl import CommandGuard
-from mediatord.store.message_operations import BatchLimits
+from mediatord.store.interfaces.store import BatchLimits
 from mediatord.store.mongo.decentrl_parties import (
     PartyRecord,
     build_party_changes,

@@ -25,8 +25,7 @@ from mediatord.store.interfaces.decentrl import (
     PendingEvent,
     ResultPage,
 )
-from mediatord.store.interfaces.messages import ArrivalWindow, MessageArrival, RemovedMessage
-from mediatord.store.message_operations import LedgerEntry
+from mediatord.store.interfaces.messages import ArrivalWindow, LedgerEntry, MessageArrival, RemovedMessage
 from mediatord.store.mongo.decentrl_commands import CommandContext, Decision
 from mediatord.store.mongo.decentrl_events import EVENTS_PER_STEP, EventPositionCache, MongoEventArchive
 from mediatord.store.mongo.decentrl_parties import (

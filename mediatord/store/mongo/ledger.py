@@ -12,8 +12,7 @@ from functools import partial
 from typing import TypeVar
 
 from mediatord.store.interfaces.administration import QUEUE_PROTOCOLS, QueueProtocol
-from mediatord.store.interfaces.messages import MessageLedger, StoreLedger
-from mediatord.store.message_operations import LEDGER_ENTRIES
+from mediatord.store.interfaces.messages import LEDGER_ENTRIES, MessageLedger, StoreLedger
 from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.collection import Document, MongoCommand
 from mediatord.store.mongo.driver.errors import MongoCommandError, ServerUnreachable

@@ -19,13 +19,6 @@ from mediatord.store.interfaces.messages import (
     StoreLedger,
     StoreStatistics,
 )
-from mediatord.store.message_operations import (
-    add_queue_totals,
-    build_backlog,
-    complete_buckets,
-    find_earliest,
-    get_id_ranges,
-)
 from mediatord.store.mongo.driver.client import OperationWork, ReplicaSetClient
 from mediatord.store.mongo.driver.collection import Collection, Document, MongoCommand
 from mediatord.store.mongo.driver.errors import MongoCommandError, ServerUnreachable
@@ -33,6 +26,13 @@ from mediatord.store.mongo.driver.operation import Operation, operation
 from mediatord.store.mongo.driver.transactions import Transaction
 from mediatord.store.mongo.ledger import LEDGER_TIMEOUT, read_ledger_with, read_nothing
 from mediatord.store.mongo.schema import PRESENT, QUEUES, QueueCollections
+from mediatord.store.queue_backlog import (
+    add_queue_totals,
+    build_backlog,
+    complete_buckets,
+    find_earliest,
+    get_id_ranges,
+)
 
 T = TypeVar("T")
 

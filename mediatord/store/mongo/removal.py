@@ -13,8 +13,7 @@ from twisted.logger import Logger
 
 from mediatord.errors import StoreUnavailable
 from mediatord.store.fair_share import KnownSenders, get_party
-from mediatord.store.interfaces.messages import RemovalReason, RemovedMessage
-from mediatord.store.message_operations import LedgerEntry
+from mediatord.store.interfaces.messages import LedgerEntry, RemovalReason, RemovedMessage
 from mediatord.store.mongo.accounts import MessageDIDFinder, MessageDIDs
 from mediatord.store.mongo.driver.client import ClockSkewMonitor, ReplicaSetClient
 from mediatord.store.mongo.driver.collection import Collection, Document, MongoCommand

@@ -12,12 +12,12 @@ from twisted.python.failure import Failure
 
 from mediatord.errors import StoreUnavailable
 from mediatord.log_redaction_and_throttle import LogThrottle, redact_failure
+from mediatord.store.disk_space import GROWING_OPERATIONS, SpaceLimits
 from mediatord.store.interfaces.store import STORE_FAULT_MESSAGES, StoreFault
 from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.collection import Document, MongoCommand
 from mediatord.store.mongo.driver.errors import MongoCommandError
 from mediatord.store.mongo.driver.operation import Operation
-from mediatord.store.quotas import GROWING_OPERATIONS, SpaceLimits
 
 # Seconds between checks.
 CHECK_INTERVAL = 5.0
@@ -53,7 +53,7 @@ class SpaceQuota:
         self._checks.clock = client.clock
 
     @property
-    def trouble(self) -> str:
+    def fault_description(self) -> str:
         """The fault for the operator; empty if there is none, or the server is unreachable."""
         return STORE_FAULT_MESSAGES["full"] if self._is_full and self._client.is_available else ""
 

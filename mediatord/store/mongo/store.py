@@ -11,6 +11,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from mediatord.errors import PayloadTooLarge, StoreUnavailable, UnknownRecipient
+from mediatord.store.disk_space import SpaceLimits
 from mediatord.store.interfaces.administration import IStoreAdministration
 from mediatord.store.interfaces.cluster import MAX_CLOCK_SKEW, IClusterStore
 from mediatord.store.interfaces.decentrl import DecentrlQuotas, IDecentrlStore
@@ -21,8 +22,7 @@ from mediatord.store.interfaces.messages import (
     QueueLimits,
     RemovedMessage,
 )
-from mediatord.store.interfaces.store import IStore, StoreFault, StoreUnusable
-from mediatord.store.message_operations import BatchLimits, IndependentEnqueues, acknowledge_in_steps
+from mediatord.store.interfaces.store import BatchLimits, IStore, StoreFault, StoreUnusable
 from mediatord.store.mongo import ledger
 from mediatord.store.mongo.accounts import MessageDIDFinder, MongoAccountStore
 from mediatord.store.mongo.administration import MongoStoreAdministration
@@ -46,8 +46,8 @@ from mediatord.store.mongo.removal import RemovalBatch, RemovalListener, Removal
 from mediatord.store.mongo.schema import ALL_COLLECTIONS, MIGRATIONS, MongoMigration, MongoSchema
 from mediatord.store.mongo.space_quota import SpaceQuota
 from mediatord.store.mongo.transaction_batcher import TransactionBatcher
-from mediatord.store.quotas import SpaceLimits
 from mediatord.store.recipient_names import filter_valid_ids
+from mediatord.store.separate_transactions import IndependentEnqueues, acknowledge_in_steps
 
 # Batches of writes, and of nonce claims, that run at a time, and works in each: smaller ones cost the server more,
 # larger ones keep one of its threads busy while the others are idle.
@@ -109,8 +109,8 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics, Inde
         )
 
     @property
-    def trouble(self) -> str:
-        return self.space_quota.trouble
+    def fault_description(self) -> str:
+        return self.space_quota.fault_description
 
     @operation
     async def open(self) -> None:
@@ -140,7 +140,7 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics, Inde
     async def ping(self) -> None:
         """Write durably on a majority; fail while the database is full."""
         await self._client.write("ping", build_probe_write())
-        if self.space_quota.trouble:
+        if self.space_quota.fault_description:
             raise StoreUnavailable
 
     def enqueue_all(self, deposits: Sequence[EnqueueRequest]) -> Deferred[list[EnqueueResult]]:

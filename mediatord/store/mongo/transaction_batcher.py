@@ -15,7 +15,7 @@ from twisted.logger import Logger
 
 from mediatord.errors import MediatorError, StoreUnavailable
 from mediatord.log_redaction_and_throttle import LogThrottle
-from mediatord.store.message_operations import BatchLimits, log_store_fault
+from mediatord.store.interfaces.store import BatchLimits, log_store_fault
 from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.errors import (
     ENCODING_ERRORS,

@@ -17,8 +17,7 @@ from twisted.logger import ILogObserver, LogEvent, formatEvent, globalLogPublish
 from twisted.trial.unittest import TestCase
 
 from mediatord.store.interfaces.messages import EnqueueResult, Payload, QueueLimits
-from mediatord.store.interfaces.store import RecipientUpdateAction
-from mediatord.store.message_operations import OperationObserver, ignore_observation
+from mediatord.store.interfaces.store import OperationObserver, RecipientUpdateAction, ignore_observation
 from mediatord.store.mongo.driver import client as server_module
 from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.collection import Collection

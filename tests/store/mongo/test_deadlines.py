@@ -13,7 +13,7 @@ from mediatord.clock import request_scope
 from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.decentrl import CommandGuard
 from mediatord.store.interfaces.messages import Payload
-from mediatord.store.message_operations import BatchLimits
+from mediatord.store.interfaces.store import BatchLimits
 from mediatord.store.mongo.driver import client as server_module
 from mediatord.store.mongo.driver.operation import Operation
 from mediatord.store.mongo.driver.transactions import Transaction

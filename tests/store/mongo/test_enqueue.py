@@ -14,7 +14,7 @@ from twisted.internet.task import deferLater
 
 from mediatord.errors import MediatorError, PayloadTooLarge, StoreUnavailable, UnknownRecipient
 from mediatord.store.interfaces.messages import EnqueueResult, QueueLimits
-from mediatord.store.message_operations import BatchLimits
+from mediatord.store.interfaces.store import BatchLimits
 from mediatord.store.mongo import accounts
 from mediatord.store.mongo.driver import client as server_module
 from mediatord.store.mongo.driver.operation import Operation

@@ -12,7 +12,7 @@ from mediatord.backup.records import PendingEventRecord as PendingRecord
 from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.decentrl import CommandGuard, Contract, PendingEvent
 from mediatord.store.interfaces.messages import MessageLedger, Payload, QueueLimits, StoreLedger
-from mediatord.store.message_operations import BatchLimits
+from mediatord.store.interfaces.store import BatchLimits
 from mediatord.store.mongo import ledger
 from mediatord.store.mongo import store as store_module
 from mediatord.store.mongo.store import MongoStore

@@ -13,7 +13,7 @@ from twisted.internet.task import deferLater
 from mediatord.errors import ReplayCacheFull, StoreUnavailable
 from mediatord.store.interfaces.decentrl import CommandGuard, Contract, PendingEvent
 from mediatord.store.interfaces.messages import Payload, QueueLimits, RemovedMessage
-from mediatord.store.message_operations import BatchLimits
+from mediatord.store.interfaces.store import BatchLimits
 from mediatord.store.mongo import removal
 from mediatord.store.mongo.driver.errors import ServerUnreachable
 from mediatord.store.mongo.driver.operation import Operation

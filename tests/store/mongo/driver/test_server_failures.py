@@ -13,7 +13,7 @@ from twisted.internet.task import deferLater
 from mediatord.clock import request_scope
 from mediatord.errors import PayloadTooLarge, StoreUnavailable, UnknownRecipient
 from mediatord.store.interfaces.messages import Payload
-from mediatord.store.message_operations import ignore_observation
+from mediatord.store.interfaces.store import ignore_observation
 from mediatord.store.mongo.driver import client
 from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.collection import MAX_DOCUMENT_BYTES, MongoCommand, encode_document
