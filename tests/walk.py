@@ -30,7 +30,7 @@ from twisted.web.client import Agent, HTTPConnectionPool
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
 from mediatord.wallet.decentrl_client import DecentrlWallet
 from mediatord.wallet.decentrl_client import discover_decentrl_mediator as discover_decentrl
-from mediatord.wallet.didcomm_client import DIDCommWallet, TreqClient, discover_mediator
+from mediatord.wallet.didcomm_client import DIDCommWallet, discover_mediator
 from mediatord.wallet.didcomm_socket import DIDCommSocket, connect_didcomm_socket
 from mediatord.wallet.temporary_daemon import TemporaryDaemon, run_temporary_daemon
 from tests.integration.message_load import prepare_forward
@@ -151,7 +151,7 @@ def traced_daemon(**settings: str) -> Iterator[tuple[TemporaryDaemon, Path]]:
                 os.environ["PYTHONPATH"] = former
 
 
-def persistent_http(reactor: Any) -> TreqClient:
+def persistent_http(reactor: Any) -> HTTPClient:
     """An HTTP client that keeps its connections."""
     return HTTPClient(Agent(reactor, pool=HTTPConnectionPool(reactor)))
 
@@ -185,7 +185,7 @@ class Sender:
         assert response.status == 202, response.status
 
 
-async def enrolled(reactor: Any, http: TreqClient, url: str) -> DIDCommWallet:
+async def enrolled(reactor: Any, http: HTTPClient, url: str) -> DIDCommWallet:
     """A wallet with an account at the daemon."""
     wallet = DIDCommWallet.generate(await discover_mediator(http, url), http, reactor)
     await wallet.enrol()

@@ -34,7 +34,7 @@ from mediatord.observability.event_log import EventLogWriter, LogOrigin, Segment
 from mediatord.observability.event_recorder import EventRecorder
 from mediatord.observability.metrics import Metrics
 from mediatord.observability.pseudonyms import Pseudonymizer, renew_pseudonym_key
-from mediatord.probe.cycle import ProbeCredentials, derive_probe_credentials
+from mediatord.probe.identities import ProbeCredentials, derive_probe_credentials
 from mediatord.ratelimit.access_control import RegistrationLimits, RegistrationQuota
 from mediatord.ratelimit.rate_limiter import RateLimiter, TrustedAddresses
 from mediatord.ratelimit.request_gate import RequestGate

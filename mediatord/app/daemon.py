@@ -31,8 +31,9 @@ from mediatord.cluster.membership import Membership
 from mediatord.config.settings import Config
 from mediatord.net.listeners import Listener
 from mediatord.observability.systemd import notify_systemd
-from mediatord.probe.cycle import ListenerAddress, ProbeContext, ProbeCycle, make_listener_endpoint
-from mediatord.probe.readiness import ReadinessContext, ReadinessMonitor
+from mediatord.probe.cycle import ProbeCycle
+from mediatord.probe.listener_endpoints import make_listener_endpoint
+from mediatord.probe.readiness import ReadinessMonitor
 from mediatord.store.interfaces.store import IStore
 from mediatord.store.sqlite.database_file import check_store
 from mediatord.workers.supervisor_connection import SupervisorConnection
@@ -171,21 +172,23 @@ def build_readiness_monitor(core: CoreServices, config: Config, listeners: Seque
     def connect(listener: Listener) -> IStreamClientEndpoint | None:
         if listener.address is None:
             return None
-        address = ListenerAddress(listener.address, listener.speaks_tls, listener.is_proxied)
-        return make_listener_endpoint(reactor, address, host_name)
+        options = {"tls": listener.speaks_tls, "proxied": listener.is_proxied}
+        return make_listener_endpoint(reactor, listener.address, host_name, **options)
 
-    probe = ProbeContext(
-        reactor=reactor,
+    cycle = ProbeCycle(
+        reactor,
         endpoints=lambda: [connect(listener) for listener in listeners],
         write=lambda: store.claim_nonce(secrets.token_bytes(32), reactor.seconds() + _PROBE_CLAIM_SECONDS),
         mediator=lambda: core.identity.now.did,
         identity=core.probe_credentials.identities.identity(config.node_name),
         token=core.probe_credentials.token,
     )
-    context = ReadinessContext(
+    return ReadinessMonitor(
+        reactor,
+        cycle,
+        config.readiness.interval,
+        core.recorder.metrics,
         is_open=lambda: core.gate.is_open,
-        trouble=lambda: core.node_health.trouble,
+        get_trouble=lambda: core.node_health.trouble,
         steady=core.monotonic,
-        metrics=core.recorder.metrics,
     )
-    return ReadinessMonitor(reactor, ProbeCycle(probe), context, config.readiness.interval)

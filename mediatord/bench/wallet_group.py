@@ -261,13 +261,13 @@ def enrol_group(mediator: DIDCommMediator | str, count: int, *, short: bool = Fa
     group = WalletGroup.generate(mediator, count, ThreadConnection(mediator.http_uri), short=short)
     hop = mediator
     for wallet in group.wallets:
-        wallet.version = group.wallets[0].version
+        wallet.coordination_version = group.wallets[0].coordination_version
         try:
             (granted, *_) = run_blocking(wallet.grant())
         except RuntimeError:
             if wallet is not group.wallets[0]:
                 raise
-            wallet.version = "2.0"
+            wallet.coordination_version = "2.0"
             (granted, *_) = run_blocking(wallet.grant())
         if granted != hop.did:
             # It may be an alias of the mediator that does not resolve locally.

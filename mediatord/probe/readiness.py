@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
@@ -16,7 +15,7 @@ from twisted.logger import Logger
 from mediatord.clock import outside_request
 from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.observability.metrics import Metrics
-from mediatord.probe.cycle import ProbeError
+from mediatord.probe.cycle import ProbeCycle, ProbeError
 
 _log = Logger()
 
@@ -27,19 +26,6 @@ FIRST_ANSWER_SECONDS = 5.0
 IDLE_SECONDS = 60.0
 
 STOPPING = "stopping"
-
-
-class ProbeRunner(Protocol):
-    """
-    Something that runs probe cycles.
-
-    :ivar stage: current stage, or the last one of a finished cycle.
-    """
-
-    stage: str
-
-    async def run(self) -> None:
-        """Run one cycle; raises ProbeError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,36 +43,36 @@ class ReadinessVerdict:
     age: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ReadinessContext:
-    """
-    State of the daemon that affects readiness.
-
-    :param is_open: whether it accepts requests.
-    :param trouble: another reason not to be ready; empty if none.
-    :param steady: monotonic time in seconds.
-    """
-
-    is_open: Callable[[], bool]
-    trouble: Callable[[], str]
-    steady: Callable[[], float]
-    metrics: Metrics
-
-
 class ReadinessMonitor(Service):
     """
     Runs probe cycles while /ready is polled.
 
     :param interval: seconds between the end of a cycle and the start of the next.
+    :param is_open: whether the daemon accepts requests.
+    :param get_trouble: another reason not to be ready; empty if none.
+    :param steady: monotonic time in seconds.
     """
 
     name = "readiness"
 
-    def __init__(self, clock: IReactorTime, cycle: ProbeRunner, context: ReadinessContext, interval: float) -> None:
+    def __init__(
+        self,
+        clock: IReactorTime,
+        cycle: ProbeCycle,
+        interval: float,
+        metrics: Metrics,
+        *,
+        is_open: Callable[[], bool],
+        get_trouble: Callable[[], str],
+        steady: Callable[[], float],
+    ) -> None:
         self._clock = clock
         self._cycle = cycle
-        self._context = context
         self._interval = interval
+        self._metrics = metrics
+        self._accepts_requests = is_open
+        self._get_trouble = get_trouble
+        self._steady = steady
         self._last_asked_at = 0.0
         self._failure: str | None = None
         self._last: tuple[float, float] | None = None
@@ -94,13 +80,13 @@ class ReadinessMonitor(Service):
         self._running: Deferred[None] | None = None
         self._next: IDelayedCall | None = None
         self._waiting: list[Deferred[None]] = []
-        context.metrics.read_readiness = self._is_ready
+        metrics.read_readiness = self._is_ready
 
     async def ask(self) -> ReadinessVerdict:
         """Readiness of the process; the first request waits for a cycle, later ones return immediately."""
         if not self._is_open():
             return self._verdict(STOPPING)
-        self._last_asked_at = self._context.steady()
+        self._last_asked_at = self._steady()
         self._start_cycles()
         if self._failure is None:
             await self._wait_for_first_cycle()
@@ -110,7 +96,7 @@ class ReadinessMonitor(Service):
         """Readiness by the results so far."""
         if not self._is_open():
             return self._verdict(STOPPING)
-        return self._verdict(self._context.trouble() or self._trouble())
+        return self._verdict(self._get_trouble() or self._trouble())
 
     def stopService(self) -> None:
         """Stop probing and cancel a running cycle."""
@@ -123,13 +109,13 @@ class ReadinessMonitor(Service):
         self._notify_waiting()
 
     def _is_open(self) -> bool:
-        return bool(self.running) and self._context.is_open()
+        return bool(self.running) and self._accepts_requests()
 
     def _verdict(self, trouble: str) -> ReadinessVerdict:
         if self._last is None:
             return ReadinessVerdict(trouble)
         at, took = self._last
-        return ReadinessVerdict(trouble, took, max(0.0, self._context.steady() - at))
+        return ReadinessVerdict(trouble, took, max(0.0, self._steady() - at))
 
     def _trouble(self) -> str:
         if self._failure is None:
@@ -137,7 +123,7 @@ class ReadinessMonitor(Service):
         if self._failure or self._last is None:
             return self._failure
         # A timer this late means that the process is blocked.
-        overdue = self._context.steady() - self._last[0] > 2 * self._interval + PROBE_TIMEOUT_SECONDS
+        overdue = self._steady() - self._last[0] > 2 * self._interval + PROBE_TIMEOUT_SECONDS
         return self._cycle.stage if overdue else ""
 
     def _is_ready(self) -> bool | None:
@@ -160,7 +146,7 @@ class ReadinessMonitor(Service):
 
     def _run(self) -> None:
         self._next = None
-        began = self._context.steady()
+        began = self._steady()
         with outside_request():
             running = self._running = Deferred.fromCoroutine(self._cycle.run())
         running.addTimeout(PROBE_TIMEOUT_SECONDS, self._clock)
@@ -169,10 +155,10 @@ class ReadinessMonitor(Service):
         running.addBoth(lambda _: self._ended())
 
     def _succeeded(self, began: float) -> None:
-        now = self._context.steady()
+        now = self._steady()
         self._last = now, now - began
         self._failure = ""
-        self._context.metrics.probe_cycle_duration.observe(now - began)
+        self._metrics.probe_cycle_duration.observe(now - began)
         if self._last_logged:
             self._last_logged = ""
             _log.info("ready again")
@@ -182,7 +168,7 @@ class ReadinessMonitor(Service):
             return
         error = getattr(failure, "value", None)
         self._failure = self._cycle.stage or "cycle"
-        self._context.metrics.probe_failures.inc(self._failure)
+        self._metrics.probe_failures.inc(self._failure)
         if self._last_logged != self._failure:
             self._last_logged = self._failure
             cause = error.cause if isinstance(error, ProbeError) else type(error).__name__
@@ -193,7 +179,7 @@ class ReadinessMonitor(Service):
         self._notify_waiting()
         if not self.running:
             return
-        if self._context.steady() - self._last_asked_at > IDLE_SECONDS:
+        if self._steady() - self._last_asked_at > IDLE_SECONDS:
             self._failure = None
         else:
             self._next = self._clock.callLater(self._interval, self._run)

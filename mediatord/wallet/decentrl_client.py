@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 from urllib.parse import urlencode
 
+from treq.client import HTTPClient
 from twisted.internet.defer import Deferred, DeferredQueue, TimeoutError
 from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 from twisted.web.client import ResponseFailed, ResponseNeverReceived
@@ -52,14 +53,12 @@ from mediatord.wallet.decentrl_messages import (
     read_page,
     seal_event,
 )
-from mediatord.wallet.didcomm_client import HTTPResponse, TreqClient, fetch_json, read_response
+from mediatord.wallet.didcomm_client import HTTPResponse, fetch_json, read_response
 from mediatord.wallet.didcomm_messages import UnreadableMessage
 from mediatord.wallet.didcomm_socket import (
     SOCKET_TIMEOUT_SECONDS,
     SocketClosedError,
-    StartClosing,
     WalletWebSocket,
-    WriteMessage,
     open_wallet_socket,
 )
 
@@ -126,7 +125,7 @@ def _find_key(methods: list[Any], id_: str, kind: KeyType) -> bytes:
     return decode_multibase_key(str(_find_entry(methods, id_)["publicKeyMultibase"]), kind)
 
 
-async def discover_decentrl_mediator(http: TreqClient, url: str) -> DecentrlMediator:
+async def discover_decentrl_mediator(http: HTTPClient, url: str) -> DecentrlMediator:
     """
     Find the mediator at a URL.
 
@@ -135,7 +134,7 @@ async def discover_decentrl_mediator(http: TreqClient, url: str) -> DecentrlMedi
     return read_mediator_document(await fetch_json(http, f"{url.rstrip('/')}/.well-known/did.json"))
 
 
-async def resolve_decentrl_mediator(http: TreqClient, did: str) -> DecentrlMediator:
+async def resolve_decentrl_mediator(http: HTTPClient, did: str) -> DecentrlMediator:
     """
     Resolve the did:web of a mediator; on the loopback interface without TLS, unless the server requires it.
 
@@ -166,7 +165,7 @@ class MediatorDirectory:
     A did:decentrl contains both its key and its mediator's DID; a mediator's document is fetched once.
     """
 
-    def __init__(self, http: TreqClient) -> None:
+    def __init__(self, http: HTTPClient) -> None:
         self._http = http
         self._known: dict[str, DecentrlMediator] = {}
 
@@ -248,7 +247,7 @@ class DecentrlWallet:
         self,
         identity: DecentrlIdentity,
         mediator: DecentrlMediator,
-        http: TreqClient,
+        http: HTTPClient,
         clock: IReactorTime,
         directory: MediatorDirectory | None = None,
     ) -> None:
@@ -266,7 +265,7 @@ class DecentrlWallet:
         cls,
         alias: str,
         mediator: DecentrlMediator,
-        http: TreqClient,
+        http: HTTPClient,
         clock: IReactorTime,
         directory: MediatorDirectory | None = None,
     ) -> Self:
@@ -623,8 +622,8 @@ class DecentrlSocket(WalletWebSocket):
     :ivar pings: number of answered pings.
     """
 
-    def __init__(self, write: WriteMessage, end: StartClosing) -> None:
-        super().__init__(write, end)
+    def __init__(self) -> None:
+        super().__init__()
         self.pushed: DeferredQueue[dict[str, Any]] = DeferredQueue()
         self.authenticated: Deferred[None] = Deferred()
         self.pings = 0
@@ -658,25 +657,11 @@ class DecentrlSocket(WalletWebSocket):
         else:
             self.unexpected.append(payload)
 
-    def connection_lost(self, code: int) -> None:
+    def fail_pending(self, code: int) -> None:
         """Fail authentication if it is pending."""
-        self.close_code = code  # callbacks may look at it
         if not self.authenticated.called:
             refused = None if self._error_code is None else CommandRefused(code, self._error_code)
             self.authenticated.errback(refused or SocketClosedError(code))
-        super().connection_lost(code)
-
-
-async def open_decentrl_socket(
-    reactor: Any, url: str, *, endpoint: IStreamClientEndpoint | None = None
-) -> DecentrlSocket:
-    """
-    Open a socket without authentication.
-
-    :param endpoint: where to connect to, if not as `url` says.
-    :raise SocketClosedError: the mediator refused.
-    """
-    return await open_wallet_socket(reactor, url, DecentrlSocket, endpoint)
 
 
 async def connect_decentrl_socket(
@@ -688,7 +673,7 @@ async def connect_decentrl_socket(
     :raise CommandRefused: authentication failed.
     :raise SocketClosedError: the mediator refused the socket.
     """
-    socket = await open_decentrl_socket(reactor, wallet.mediator.ws_url, endpoint=endpoint)
+    socket = await open_wallet_socket(reactor, wallet.mediator.ws_url, DecentrlSocket(), endpoint)
     socket.send(compose_authentication(wallet.identity, int(wallet.clock.seconds() * 1000)))
     try:
         await socket.authenticated.addTimeout(SOCKET_TIMEOUT_SECONDS, reactor)

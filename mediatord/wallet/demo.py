@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import click
+from treq.client import HTTPClient
 from twisted.internet import task
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectError
@@ -25,7 +26,6 @@ from mediatord.wallet.didcomm_client import (
     DeliveredMessage,
     DIDCommWallet,
     MediatorProblem,
-    TreqClient,
     discover_mediator,
     fetch_invitation,
     open_http,
@@ -190,7 +190,7 @@ class _DecentrlDemo:
         await self._query_history(alice, bob)
         await self._publish(alice, bob)
 
-    async def _register(self, http: TreqClient, name: str, url: str) -> DecentrlWallet:
+    async def _register(self, http: HTTPClient, name: str, url: str) -> DecentrlWallet:
         mediator = await discover_decentrl_mediator(http, url)
         wallet = DecentrlWallet.generate(name.lower(), mediator, http, self._reactor)
         self._printer.step(

@@ -22,7 +22,7 @@ from mediatord.protocol.didcomm.did_document import DIDDocument, DIDWebLookupReq
 from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
 from mediatord.protocol.didcomm.message import Message, extract_attachment_json
-from mediatord.wallet.didcomm_identity import DIDMethod, WalletIdentity
+from mediatord.wallet.didcomm_identity import WalletIdentity
 from mediatord.wallet.didcomm_messages import (
     BASIC_MESSAGE,
     AttachmentForm,
@@ -134,7 +134,7 @@ class MediationRequests:
     def __init__(self, ask: SendRequest, did: str, version: CoordinationVersion = "3.0") -> None:
         self._ask = ask
         self._did = did
-        self.version: CoordinationVersion = version
+        self.coordination_version: CoordinationVersion = version
 
     async def grant(self) -> tuple[str, ...]:
         """Request mediation; the routing DIDs that are granted."""
@@ -142,7 +142,7 @@ class MediationRequests:
         _require_type(reply, self._coordination("mediate-grant"))
         routing_did = (reply.body or {}).get("routing_did")
         # 2.0 has a string, 3.0 a list (reference D13).
-        dids = [routing_did] if self.version == "2.0" else routing_did
+        dids = [routing_did] if self.coordination_version == "2.0" else routing_did
         if not (isinstance(dids, list) and dids and all(isinstance(did, str) for did in dids)):
             raise UnreadableMessage("a grant without a routing_did of this version")
         return tuple(dids)
@@ -151,7 +151,7 @@ class MediationRequests:
         """
         Register recipient DIDs, by default the wallet's own; a result for each, such as `success`.
 
-        :param proofs: of :func:`~mediatord.wallet.didcomm_messages.prove_ownership`, if the mediator requires them or
+        :param proofs: of ownership, if the mediator requires them or
             another account has registered the DIDs.
         """
         return await self._update("add", dids or (self._did,), [build_attachment(proof) for proof in proofs])
@@ -163,7 +163,7 @@ class MediationRequests:
     async def _update(
         self, action: str, dids: Iterable[str], attachments: Sequence[Mapping[str, Any]] = ()
     ) -> list[str]:
-        update, answer, *_ = _MESSAGE_NAMES[self.version]
+        update, answer, *_ = _MESSAGE_NAMES[self.coordination_version]
         entries = [{"recipient_did": did, "action": action} for did in dids]
         more = {"attachments": list(attachments)} if attachments else {}
         reply = await self._ask(self._coordination(update), {"updates": entries}, **more)
@@ -179,7 +179,7 @@ class MediationRequests:
 
     async def registered(self, *, limit: int | None = None, offset: int = 0) -> list[str]:
         """The registered DIDs, or a slice of them."""
-        _, _, query, answer, member = _MESSAGE_NAMES[self.version]
+        _, _, query, answer, member = _MESSAGE_NAMES[self.coordination_version]
         body = {} if limit is None else {"paginate": {"limit": limit, "offset": offset}}
         reply = await self._ask(self._coordination(query), body)
         _require_type(reply, self._coordination(answer))
@@ -209,7 +209,7 @@ class MediationRequests:
         _require_type(await self._ask(f"{PING}/ping", {"response_requested": True}), f"{PING}/ping-response")
 
     def _coordination(self, name: str) -> str:
-        return f"{_COORDINATION}/{self.version}/{name}"
+        return f"{_COORDINATION}/{self.coordination_version}/{name}"
 
 
 def read_status(message: Message) -> QueueStatus:
@@ -278,19 +278,7 @@ def _add_recipient(body: dict[str, Any], recipient_did: str | None) -> dict[str,
 INVITATION = "https://didcomm.org/out-of-band/2.0/invitation"
 
 
-class TreqPoster(Protocol):
-    """The part of treq that a wallet with a known mediator needs."""
-
-    def post(self, url: str, /, *, data: bytes, headers: Headers, allow_redirects: bool) -> Awaitable[Any]: ...
-
-
-class TreqClient(TreqPoster, Protocol):
-    """The part of treq that wallets need."""
-
-    def get(self, url: str, /, *, headers: Headers, allow_redirects: bool) -> Awaitable[Any]: ...
-
-
-def open_http(reactor: IReactorCore) -> TreqClient:
+def open_http(reactor: IReactorCore) -> HTTPClient:
     """An HTTP client without persistent connections."""
     return HTTPClient(Agent(reactor, pool=HTTPConnectionPool(reactor, persistent=False)))
 
@@ -334,7 +322,7 @@ class DIDCommMediator:
         return cls.from_document(resolve_local(did))
 
 
-async def fetch_invitation(http: TreqClient, url: str) -> dict[str, Any]:
+async def fetch_invitation(http: HTTPClient, url: str) -> dict[str, Any]:
     """
     Fetch the out-of-band invitation of a mediator.
 
@@ -347,7 +335,7 @@ async def fetch_invitation(http: TreqClient, url: str) -> dict[str, Any]:
     return value
 
 
-async def discover_mediator(http: TreqClient, url: str) -> DIDCommMediator:
+async def discover_mediator(http: HTTPClient, url: str) -> DIDCommMediator:
     """
     Find the mediator at a public URL by its invitation; a did:web is resolved at the same URL.
 
@@ -361,7 +349,7 @@ async def discover_mediator(http: TreqClient, url: str) -> DIDCommMediator:
         return DIDCommMediator.from_document(parse_did_document(did, document))
 
 
-async def fetch_json(http: TreqClient, url: str) -> dict[str, Any]:
+async def fetch_json(http: HTTPClient, url: str) -> dict[str, Any]:
     """
     Fetch a JSON object.
 
@@ -403,7 +391,7 @@ class DIDCommWallet(MediationRequests):
     def __init__(
         self,
         identity: WalletIdentity,
-        http: TreqPoster,
+        http: HTTPClient,
         clock: IReactorTime,
         mediator: DIDCommMediator | None = None,
         documents: DIDDocumentCache | None = None,
@@ -418,12 +406,9 @@ class DIDCommWallet(MediationRequests):
             self.documents.add(mediator.document)
 
     @classmethod
-    def generate(
-        cls, mediator: DIDCommMediator, http: TreqPoster, clock: IReactorTime, *, method: DIDMethod = "did:peer:2"
-    ) -> DIDCommWallet:
+    def generate(cls, mediator: DIDCommMediator, http: HTTPClient, clock: IReactorTime) -> DIDCommWallet:
         """A wallet with a new identity of this mediator, which is not enrolled yet."""
-        endpoint = None if method == "did:key" else mediator.did
-        return cls(WalletIdentity.generate(method, endpoint=endpoint), http, clock, mediator)
+        return cls(WalletIdentity.generate(endpoint=mediator.did), http, clock, mediator)
 
     @property
     def did(self) -> str:
@@ -454,7 +439,7 @@ class DIDCommWallet(MediationRequests):
         if mediator is not None:
             self._mediator = mediator
             self.documents.add(mediator.document)
-        self.version = version or self.version
+        self.coordination_version = version or self.coordination_version
         granted = await self.grant()
         if canonicalize_did(self.mediator.did) not in map(canonicalize_did, granted):
             raise UnreadableMessage("a grant of another mediator")

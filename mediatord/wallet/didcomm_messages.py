@@ -16,7 +16,6 @@ from mediatord.errors import DecryptionError, MediatorError
 from mediatord.protocol import encoding
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm import json_web_signature, jwe
-from mediatord.protocol.didcomm.coordinate_mediation import OWNERSHIP_PROOF, make_ownership_proof_body
 from mediatord.protocol.didcomm.did_document import DIDDocument, strip_did_url
 from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.protocol.didcomm.forward import FORWARD
@@ -95,22 +94,6 @@ def build_forward(
     """A forward of encrypted messages to `next_`; `headers` as in :func:`compose_message` (reference 4)."""
     attachments = [build_attachment(payload, form) for payload in payloads]
     return compose_message(FORWARD, {"next": next_}, attachments=attachments, **headers)
-
-
-def prove_ownership(
-    owner: WalletIdentity, recipient_did: str, account: str, mediator: DIDDocument, *, now: float
-) -> bytes:
-    """
-    A proof by its owner that `account` may register a recipient DID, valid for five minutes.
-
-    :param now: Unix seconds.
-    """
-    headers = {"from": owner.did, "to": [mediator.did], "created_time": int(now)}
-    return authcrypt(
-        compose_message(OWNERSHIP_PROOF, make_ownership_proof_body(account, recipient_did), **headers),
-        owner,
-        mediator,
-    )
 
 
 def authcrypt(message: Mapping[str, Any], sender: WalletIdentity, recipient: DIDDocument) -> bytes:

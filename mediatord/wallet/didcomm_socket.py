@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, Generic, TypeVar
+from collections.abc import Mapping
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from autobahn.twisted.websocket import WebSocketClientFactory, WebSocketClientProtocol
 from twisted.internet.defer import Deferred, DeferredQueue
 from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
 from twisted.internet.error import ConnectionClosed
-from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
+from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.ssl import optionsForClientTLS
 
 from mediatord.protocol import encoding
@@ -33,9 +32,6 @@ from mediatord.wallet.didcomm_messages import OpenedMessage, UnreadableMessage, 
 
 SOCKET_TIMEOUT_SECONDS = 30.0
 
-WriteMessage = Callable[[bytes, bool], None]
-StartClosing = Callable[[int], None]
-
 
 class SocketClosedError(ConnectionClosed):
     """
@@ -49,21 +45,20 @@ class SocketClosedError(ConnectionClosed):
         self.code = code
 
 
-class WalletWebSocket:
+class WalletWebSocket(WebSocketClientProtocol):
     """
-    An open WebSocket, whatever its messages are.
+    A WebSocket of a wallet, whatever its messages are.
 
-    :param write: sends one message, as binary or not.
-    :param end: starts the closing handshake, with a code.
+    :ivar opened: fires when it is open; fails with :class:`SocketClosedError` if the server refuses.
     :ivar close_code: of the other side; None while the socket is open.
     :ivar unexpected: frames that could not be interpreted.
     """
 
-    def __init__(self, write: WriteMessage, end: StartClosing) -> None:
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened: Deferred[None] = Deferred()
         self.close_code: int | None = None
         self.unexpected: list[bytes] = []
-        self._write = write
-        self._end = end
         self._closing: list[Deferred[int]] = []
 
     def send_frame(self, payload: bytes, *, binary: bool = False) -> None:
@@ -74,12 +69,12 @@ class WalletWebSocket:
         """
         if self.close_code is not None:
             raise SocketClosedError(self.close_code)
-        self._write(payload, binary)
+        self.sendMessage(payload, binary)
 
     def close(self, code: int = 1000) -> Deferred[int]:
         """Start the closing handshake; fires as :meth:`closed`."""
         if self.close_code is None:
-            self._end(code)
+            self.sendClose(code)
         return self.closed()
 
     def closed(self) -> Deferred[int]:
@@ -95,106 +90,71 @@ class WalletWebSocket:
         """Handle a text frame. Never raises."""
         raise NotImplementedError
 
-    def connection_lost(self, code: int) -> None:
-        """Handle the end of the socket."""
-        self.close_code = code
-        closing, self._closing = self._closing, []
-        for waiter in closing:
-            waiter.callback(code)
-
-
-WalletSocket = TypeVar("WalletSocket", bound=WalletWebSocket)
-MakeSocket = Callable[[WriteMessage, StartClosing], WalletSocket]
-
-
-class _WebSocketProtocol(WebSocketClientProtocol, Generic[WalletSocket]):
-    """Passes frames of Autobahn to a :class:`WalletWebSocket`."""
-
-    def __init__(self, make_socket: MakeSocket[WalletSocket]) -> None:
-        super().__init__()
-        self.socket = make_socket(self.sendMessage, self.sendClose)
-        self.opened: Deferred[WalletSocket] = Deferred()
-        self._is_open = False
+    def fail_pending(self, code: int) -> None:
+        """Fail what waits for the other side, which has closed the socket."""
+        raise NotImplementedError
 
     def onOpen(self) -> None:
         if not self.opened.called:
-            self._is_open = True
-            self.opened.callback(self.socket)
+            self.opened.callback(None)
 
     def onMessage(self, payload: bytes, isBinary: bool) -> None:  # noqa: N803  Autobahn's name
         # Mediators send text only (reference 3.2).
         if isBinary:
-            self.socket.unexpected.append(payload)
+            self.unexpected.append(payload)
         else:
-            self.socket.frame_received(payload)
+            self.frame_received(payload)
 
     def onClose(self, wasClean: bool, code: int | None, reason: str | None) -> None:  # noqa: N803  Autobahn's names
-        if self._is_open:
-            self.socket.connection_lost(code or 1006)
-        elif not self.opened.called:
-            self.opened.errback(SocketClosedError(code or 1006))
+        self.close_code = code or 1006
+        if not self.opened.called:
+            self.opened.errback(SocketClosedError(self.close_code))
+        self.fail_pending(self.close_code)
+        closing, self._closing = self._closing, []
+        for waiter in closing:
+            waiter.callback(self.close_code)
 
 
-class _WebSocketFactory(WebSocketClientFactory, Generic[WalletSocket]):
-    """Builds one protocol, without Autobahn's own timers, which would run on the global reactor."""
-
-    def __init__(
-        self,
-        url: str,
-        reactor: IReactorTime,
-        make_socket: MakeSocket[WalletSocket],
-        headers: Mapping[str, str] | None,
-    ) -> None:
-        super().__init__(url, headers=dict(headers or {}), reactor=reactor)
-        self.setProtocolOptions(openHandshakeTimeout=0, closeHandshakeTimeout=0, serverConnectionDropTimeout=0)
-        self._make_socket = make_socket
-
-    def buildProtocol(self, addr: object) -> _WebSocketProtocol[WalletSocket]:
-        protocol = _WebSocketProtocol(self._make_socket)
-        protocol.factory = self
-        return protocol
+WalletSocket = TypeVar("WalletSocket", bound=WalletWebSocket)
 
 
 async def open_wallet_socket(
     reactor: Any,
     url: str,
-    make_socket: MakeSocket[WalletSocket],
+    socket: WalletSocket,
     endpoint: IStreamClientEndpoint | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> WalletSocket:
     """
     Open a WebSocket.
 
-    :param make_socket: given what sends a message and what starts the closing handshake.
     :param endpoint: where to connect to, if not as `url` says.
     :param headers: of the request, in addition to those of the handshake.
     :raise SocketClosedError: the server refused.
     """
 
     def abort(value: Any, _: float) -> Any:
-        protocol.dropConnection(abort=True)
+        socket.dropConnection(abort=True)
         return value
 
-    factory = _WebSocketFactory(url, reactor, make_socket, headers)
-    protocol: Any = await (endpoint or make_client_endpoint(reactor, url)).connect(factory)
-    opened: Deferred[WalletSocket] = protocol.opened
-    return await opened.addTimeout(SOCKET_TIMEOUT_SECONDS, reactor, abort)
+    factory = WebSocketClientFactory(url, headers=dict(headers or {}), reactor=reactor)
+    factory.protocol = lambda: socket  # type: ignore[assignment]
+    # Autobahn's own timers would run on the global reactor.
+    factory.setProtocolOptions(openHandshakeTimeout=0, closeHandshakeTimeout=0, serverConnectionDropTimeout=0)
+    await (endpoint or make_client_endpoint(reactor, url)).connect(factory)
+    await socket.opened.addTimeout(SOCKET_TIMEOUT_SECONDS, reactor, abort)
+    return socket
 
 
 def make_client_endpoint(reactor: Any, url: str) -> IStreamClientEndpoint:
     """The endpoint of a `ws:` or `wss:` URL."""
     parts = urlsplit(url)
-    host = parts.hostname or ""
-    if parts.scheme == "wss":
-        tls: IStreamClientEndpoint = wrapClientTLS(
-            optionsForClientTLS(host), HostnameEndpoint(reactor, host, parts.port or 443)
-        )
-        return tls
-    plain: IStreamClientEndpoint = HostnameEndpoint(reactor, host, parts.port or 80)
-    return plain
+    host, tls = parts.hostname or "", parts.scheme == "wss"
+    endpoint: IStreamClientEndpoint = HostnameEndpoint(reactor, host, parts.port or (443 if tls else 80))
+    return wrapClientTLS(optionsForClientTLS(host), endpoint) if tls else endpoint
 
 
-class DIDCommSocket(MediationRequests, WalletWebSocket):
+class DIDCommSocket(MediationRequests, WalletWebSocket):  # type: ignore[misc]  # of Autobahn's bases
     """
     An open socket of a wallet; see :func:`connect_didcomm_socket`.
 
@@ -202,9 +162,9 @@ class DIDCommSocket(MediationRequests, WalletWebSocket):
     :ivar problems: problem reports that belong to no pending request.
     """
 
-    def __init__(self, wallet: DIDCommWallet, write: WriteMessage, end: StartClosing) -> None:
-        MediationRequests.__init__(self, self.request, wallet.did, wallet.version)
-        WalletWebSocket.__init__(self, write, end)
+    def __init__(self, wallet: DIDCommWallet) -> None:
+        MediationRequests.__init__(self, self.request, wallet.did, wallet.coordination_version)
+        WalletWebSocket.__init__(self)
         self.wallet = wallet
         self.pushed: DeferredQueue[DeliveredMessage] = DeferredQueue()
         self.problems: DeferredQueue[MediatorProblem] = DeferredQueue()
@@ -265,13 +225,11 @@ class DIDCommSocket(MediationRequests, WalletWebSocket):
         else:
             answer.errback(problem)
 
-    def connection_lost(self, code: int) -> None:
+    def fail_pending(self, code: int) -> None:
         """Fail pending requests."""
-        self.close_code = code  # callbacks may look at it
         pending, self._pending = self._pending, {}
         for answer in pending.values():
             answer.errback(SocketClosedError(code))
-        super().connection_lost(code)
 
 
 async def connect_didcomm_socket(
@@ -294,4 +252,4 @@ async def connect_didcomm_socket(
     url = url or wallet.mediator.ws_uri
     if url is None:
         raise UnreadableMessage("the mediator has no WebSocket")
-    return await open_wallet_socket(reactor, url, partial(DIDCommSocket, wallet), endpoint, headers)
+    return await open_wallet_socket(reactor, url, DIDCommSocket(wallet), endpoint, headers)

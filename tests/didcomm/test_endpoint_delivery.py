@@ -18,6 +18,7 @@ from mediatord.protocol.didcomm.keys import PrivateKey
 from mediatord.wallet.didcomm_identity import WalletIdentity, WalletKey
 from mediatord.wallet.didcomm_messages import DIDDocumentCache, OpenedMessage, unpack_message
 from tests.in_memory_mediator import InMemoryMediator, InMemoryWallet, pack_forward
+from tests.wallet_identities import generate_identity
 
 PLENTY = {"ip_per_minute": 10_000}
 INBOX = "https://wallet.example/inbox"
@@ -385,7 +386,7 @@ class WrappingTests(SynchronousTestCase):
 
     def test_routing_keys_of_every_curve(self) -> None:
         """A routing key need not be on our own curve."""
-        bob, guard = WalletIdentity.generate(), WalletIdentity.generate(curve="P-384")
+        bob, guard = WalletIdentity.generate(), generate_identity(curve="P-384")
         payload, stored = self.stored(bob, routing_keys={bob.did: [guard.did]})
         self.assertEqual(payload_of(unpack_message(stored, guard, DIDDocumentCache().resolve), bob.did), payload)
 

@@ -11,6 +11,7 @@ from mediatord.wallet.didcomm_client import read_delivery
 from mediatord.wallet.didcomm_identity import WalletIdentity
 from mediatord.wallet.didcomm_messages import anoncrypt, compose_message
 from tests.in_memory_mediator import CM2, CM3, MP, NOW, InMemoryMediator, InMemoryWallet, code_of, pack_forward
+from tests.wallet_identities import generate_identity
 
 
 class OfflineTests(SynchronousTestCase):
@@ -338,7 +339,7 @@ class CoordinationTests(SynchronousTestCase):
     def test_every_result_of_an_update(self) -> None:
         """One result an entry, in order (reference 5.3)."""
         bob, eve = InMemoryWallet(self.in_memory).enrol(), InMemoryWallet(self.in_memory).enrol()
-        key = WalletIdentity.generate("did:key").did
+        key = generate_identity("did:key").did
         cases = [
             (key, "add", "success"),
             (key, "add", "no_change"),
@@ -409,7 +410,7 @@ class CoordinationTests(SynchronousTestCase):
         identity = self.in_memory.base.identity.now
         self.in_memory.document = parse_did_document(identity.web_did, identity.web_document)
         self.in_memory.did = identity.web_did
-        bob = InMemoryWallet(self.in_memory, WalletIdentity.generate(curve="P-384"))
+        bob = InMemoryWallet(self.in_memory, generate_identity(curve="P-384"))
         bob.documents.add(self.in_memory.document)
         grant = bob.answer(f"{CM3}/mediate-request")
         self.assertEqual(grant.body, {"routing_did": [identity.web_did]})
@@ -417,9 +418,7 @@ class CoordinationTests(SynchronousTestCase):
 
     def test_peer_4_long_and_short_are_one(self) -> None:
         """A long form in `next` finds what was registered short, and the other way round (reference 8.4)."""
-        bob = InMemoryWallet(
-            self.in_memory, WalletIdentity.generate("did:peer:4", endpoint=self.in_memory.did)
-        ).enrol()
+        bob = InMemoryWallet(self.in_memory, generate_identity("did:peer:4", endpoint=self.in_memory.did)).enrol()
         short = bob.did.rpartition(":")[0]
         for next_ in (bob.did, short, f"{bob.did}#key-1"):
             self.assertEqual(self.in_memory.receive(pack_forward(self.in_memory, next_, bob.letter())).status, 202)

@@ -11,9 +11,10 @@ from mediatord.protocol import encoding
 from mediatord.protocol.didcomm import json_web_signature
 from mediatord.protocol.didcomm.coordinate_mediation import OWNERSHIP_PROOF, make_ownership_proof_body
 from mediatord.wallet.didcomm_identity import WalletIdentity
-from mediatord.wallet.didcomm_messages import anoncrypt, authcrypt, build_attachment, compose_message, prove_ownership
+from mediatord.wallet.didcomm_messages import anoncrypt, authcrypt, build_attachment, compose_message
 from tests.in_memory_mediator import CM3, MP, PING, InMemoryMediator, InMemoryWallet, from_header, pack_forward
 from tests.ratelimit.test_access_control import ReloadableMediator
+from tests.wallet_identities import prove_ownership
 
 
 class OwnershipTestCase(SynchronousTestCase):

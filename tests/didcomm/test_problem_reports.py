@@ -18,7 +18,6 @@ from mediatord.protocol.didcomm.forward import FORWARD
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE, encrypt_anoncrypt
 from mediatord.protocol.didcomm.keys import PublicKey
 from mediatord.protocol.didcomm.message import PLAINTEXT_MEDIA_TYPE
-from mediatord.wallet.didcomm_identity import WalletIdentity
 from mediatord.wallet.didcomm_messages import anoncrypt, build_forward, compose_message
 from tests.in_memory_mediator import (
     CM3,
@@ -31,6 +30,7 @@ from tests.in_memory_mediator import (
     pack_forward,
     read_problem_report,
 )
+from tests.wallet_identities import generate_identity
 
 NOBODY = "did:example:nobody"
 NOT_FOUND, NOT_ENROLLED = "e.p.me.res.not-found", "e.p.req.not_enroll"
@@ -293,7 +293,7 @@ class HeaderTests(SynchronousTestCase):
     def test_form_that_cannot_be_kept(self) -> None:
         """Where the long form of its DID cannot be stored, who has an account fetches and deletes all the same."""
         in_memory = InMemoryMediator(self)
-        bob = InMemoryWallet(in_memory, WalletIdentity.generate("did:peer:4", endpoint=in_memory.did))
+        bob = InMemoryWallet(in_memory, generate_identity("did:peer:4", endpoint=in_memory.did))
         resolver = in_memory.half.dispatcher._context.unpacker._resolver
         full = self.patch(resolver, "_remember", lambda short, long: fail(StoreUnavailable()))
         self.assertEqual(bob.ask(f"{CM3}/mediate-request").status, 503)

@@ -8,8 +8,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.protocol.didcomm.did_methods import derive_did_peer_3
 from mediatord.wallet.didcomm_identity import WalletIdentity
-from mediatord.wallet.didcomm_messages import build_attachment, prove_ownership
+from mediatord.wallet.didcomm_messages import build_attachment
 from tests.in_memory_mediator import CM3, MP, InMemoryMediator, InMemoryWallet, code_of, pack_forward
+from tests.wallet_identities import prove_ownership
 
 CM2 = "https://didcomm.org/coordinate-mediation/2.0"
 NOT_ENROLLED = "e.p.req.not_enroll"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.app.http_sites import build_site
 from mediatord.http.openapi import OPENAPI_JSON
 from mediatord.observability.metrics import Metrics
-from mediatord.probe.cycle import ProbeError
-from mediatord.probe.readiness import ReadinessContext, ReadinessMonitor
+from mediatord.probe.cycle import ProbeCycle, ProbeError
+from mediatord.probe.readiness import ReadinessMonitor
 from mediatord.protocol import encoding
 from mediatord.protocol.probe_markers import PROBE_HEADER
 from mediatord.wallet.didcomm_client import PICKUP
@@ -48,8 +48,15 @@ class AnswerTests(SynchronousTestCase):
         """Have the site say that cycles end like this."""
         in_memory = self.site_fixture
         metrics: Metrics = in_memory.base.recorder.metrics
-        around = ReadinessContext(lambda: in_memory.base.gate.is_open, lambda: "", in_memory.clock.seconds, metrics)
-        readiness = ReadinessMonitor(in_memory.clock, Outcome(stage), around, 3.0)
+        readiness = ReadinessMonitor(
+            in_memory.clock,
+            cast(ProbeCycle, Outcome(stage)),
+            3.0,
+            metrics,
+            is_open=lambda: in_memory.base.gate.is_open,
+            get_trouble=lambda: "",
+            steady=in_memory.clock.seconds,
+        )
         readiness.startService()
         self.addCleanup(readiness.stopService)
         decentrl: Any = in_memory.decentrl

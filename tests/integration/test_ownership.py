@@ -14,10 +14,10 @@ from mediatord.wallet.didcomm_messages import (
     anoncrypt,
     build_forward,
     compose_message,
-    prove_ownership,
 )
 from tests.integration.daemon import Daemon
 from tests.integration.message_load import enrol_wallet
+from tests.wallet_identities import prove_ownership
 
 reactor: Any = _reactor
 

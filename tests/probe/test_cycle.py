@@ -14,15 +14,9 @@ from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
 from mediatord.errors import StoreUnavailable
-from mediatord.probe.cycle import (
-    ListenerAddress,
-    ProbeContext,
-    ProbeCycle,
-    ProbeError,
-    ProbeIdentities,
-    derive_probe_credentials,
-    make_listener_endpoint,
-)
+from mediatord.probe.cycle import ProbeCycle, ProbeError
+from mediatord.probe.identities import ProbeIdentities, derive_probe_credentials
+from mediatord.probe.listener_endpoints import make_listener_endpoint
 from mediatord.protocol.didcomm.did_methods import make_did_peer_2, resolve_local
 from mediatord.protocol.didcomm.keys import PrivateKey
 from tests.http.in_memory_site import InMemorySite, InMemoryTransport
@@ -47,7 +41,7 @@ class CycleTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.written: Deferred[bool] = Deferred()
         self.way: UnreachableConnector | None = UnreachableConnector()
-        rooms = ProbeContext(
+        self.cycle = ProbeCycle(
             reactor=MemoryReactorClock(),
             endpoints=lambda: [self.way],
             write=lambda: self.written,
@@ -55,7 +49,6 @@ class CycleTests(SynchronousTestCase):
             identity=ProbeIdentities(SEED).identity("a"),
             token=b"token",
         )
-        self.cycle = ProbeCycle(rooms)
         self.run_ = Deferred.fromCoroutine(self.cycle.run())
 
     def ends_at(self) -> tuple[str, str]:
@@ -127,7 +120,7 @@ class SilentListenerTests(SynchronousTestCase):
         """The stage of a cycle that is given up, and why, with nobody behind its first or its second connection."""
         site_fixture = InMemorySite(self)
         own_, endpoints = site_fixture.base.probe_credentials, InMemoryConnectors(site_fixture, mute)
-        rooms = ProbeContext(
+        cycle = ProbeCycle(
             reactor=site_fixture.clock,
             endpoints=lambda: [endpoints],
             write=lambda: succeed(True),
@@ -135,7 +128,7 @@ class SilentListenerTests(SynchronousTestCase):
             identity=own_.identities.identity("a"),
             token=own_.token,
         )
-        running = Deferred.fromCoroutine(ProbeCycle(rooms).run())
+        running = Deferred.fromCoroutine(cycle.run())
         endpoints.carry()
         running.cancel()
         failed: Any = self.failureResultOf(running, ProbeError).value
@@ -207,9 +200,7 @@ class AbortableConnectorTests(SynchronousTestCase):
     def goes_to(self, address: Any, **options: bool) -> tuple[Any, ...]:
         """Where somebody who goes it connects to."""
         reactor: Any = MemoryReactorClock()
-        make_listener_endpoint(reactor, ListenerAddress(address, **options), "mediator.example").connect(
-            Factory.forProtocol(Protocol)
-        )
+        make_listener_endpoint(reactor, address, "mediator.example", **options).connect(Factory.forProtocol(Protocol))
         (client,) = reactor.tcpClients or reactor.unixClients
         return tuple(client[:2]) if reactor.tcpClients else (client[0],)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
@@ -11,12 +13,11 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.config.settings import Config
 from mediatord.observability.metrics import Metrics
-from mediatord.probe.cycle import ProbeError
+from mediatord.probe.cycle import ProbeCycle, ProbeError
 from mediatord.probe.readiness import (
     FIRST_ANSWER_SECONDS,
     IDLE_SECONDS,
     PROBE_TIMEOUT_SECONDS,
-    ReadinessContext,
     ReadinessMonitor,
     ReadinessVerdict,
 )
@@ -63,13 +64,15 @@ class ReadinessTests(SynchronousTestCase):
         self.open = True
         self.late = 0.0
         self.metrics = Metrics(CollectorRegistry(), version="1.2.3")
-        around = ReadinessContext(
+        self.readiness = ReadinessMonitor(
+            self.clock,
+            cast(ProbeCycle, self.rounds),
+            INTERVAL,
+            self.metrics,
             is_open=lambda: self.open,
-            trouble=lambda: self.trouble,
+            get_trouble=lambda: self.trouble,
             steady=lambda: self.clock.seconds() + self.late,
-            metrics=self.metrics,
         )
-        self.readiness = ReadinessMonitor(self.clock, self.rounds, around, INTERVAL)
         self.readiness.startService()
 
     def ask(self) -> Deferred[ReadinessVerdict]:
@@ -224,8 +227,15 @@ class ReadinessTests(SynchronousTestCase):
                 raise RuntimeError("a fault")
 
         rounds = Broken()
-        around = ReadinessContext(lambda: True, lambda: "", self.clock.seconds, self.metrics)
-        readiness = ReadinessMonitor(self.clock, rounds, around, INTERVAL)
+        readiness = ReadinessMonitor(
+            self.clock,
+            cast(ProbeCycle, rounds),
+            INTERVAL,
+            self.metrics,
+            is_open=lambda: True,
+            get_trouble=lambda: "",
+            steady=self.clock.seconds,
+        )
         readiness.startService()
         asked = Deferred.fromCoroutine(readiness.ask())
         self.assertEqual(self.successResultOf(asked), ReadinessVerdict("store"))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
+from treq.client import HTTPClient
 from treq.testing import StubTreq
 from twisted.internet.defer import Deferred, TimeoutError
 from twisted.internet.task import Clock
@@ -43,7 +44,6 @@ from mediatord.wallet.decentrl_messages import (
     propose_contract,
     read_pushed_events,
 )
-from mediatord.wallet.didcomm_client import TreqClient
 from mediatord.wallet.didcomm_messages import UnreadableMessage
 from mediatord.wallet.didcomm_socket import SocketClosedError
 from tests.wallet.test_decentrl_wallet import MEDIATOR, NOW, URL, bytes_of, document
@@ -122,7 +122,7 @@ class HTTPTestCase(SynchronousTestCase):
         self.clock = Clock()
         self.clock.advance(NOW)
         self.resource = ScriptedMediator()
-        self.http = cast(TreqClient, StubTreq(self.resource))
+        self.http = cast(HTTPClient, StubTreq(self.resource))
         self.mediator: DecentrlMediator = self.ask(discover_decentrl_mediator(self.http, URL))
         self.wallet = self.a_wallet("alice")
 
@@ -190,7 +190,7 @@ class ClientTests(HTTPTestCase):
 
     def test_silence_ends(self) -> None:
         """A mediator that says nothing costs half a minute."""
-        silent = cast(TreqClient, Silent())
+        silent = cast(HTTPClient, Silent())
         wallet = DecentrlWallet.generate("alice", self.mediator, silent, self.clock)
         asking = Deferred.fromCoroutine(wallet.acknowledge([]))
         self.clock.advance(29)
@@ -392,7 +392,7 @@ class SocketTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.clock.advance(NOW)
-        http = cast(TreqClient, StubTreq(ScriptedMediator()))
+        http = cast(HTTPClient, StubTreq(ScriptedMediator()))
         self.wallet = DecentrlWallet.generate("alice", read_mediator_document(document()), http, self.clock)
         self.pipe = Pipe()
         self.connecting = Deferred.fromCoroutine(connect_decentrl_socket(self.clock, self.wallet, endpoint=self.pipe))

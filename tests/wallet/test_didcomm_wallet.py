@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 from autobahn.twisted.websocket import WebSocketServerFactory, WebSocketServerProtocol
+from treq.client import HTTPClient
 from treq.testing import StubTreq
 from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred, succeed
@@ -30,10 +31,9 @@ from mediatord.wallet.didcomm_client import (
     DIDCommWallet,
     MediatorProblem,
     QueueStatus,
-    TreqClient,
     discover_mediator,
 )
-from mediatord.wallet.didcomm_identity import DIDMethod, WalletIdentity
+from mediatord.wallet.didcomm_identity import WalletIdentity
 from mediatord.wallet.didcomm_messages import (
     DIDDocumentCache,
     OpenedMessage,
@@ -48,6 +48,7 @@ from mediatord.wallet.didcomm_messages import (
     wrap_in_forwards,
 )
 from mediatord.wallet.didcomm_socket import DIDCommSocket, SocketClosedError, connect_didcomm_socket
+from tests.wallet_identities import DIDMethod, generate_identity
 
 NOW = 1_800_000_000.0
 COORDINATION = "https://didcomm.org/coordinate-mediation"
@@ -60,7 +61,7 @@ CURVES: tuple[Curve, ...] = ("X25519", "P-256", "P-384", "P-521")
 @pytest.mark.parametrize("curve", CURVES)
 def test_fresh_identity_resolves_to_its_own_keys(method: DIDMethod, curve: Curve) -> None:
     """What others resolve a fresh DID to are the keys that its owner holds (reference 8.2 to 8.4)."""
-    identity = WalletIdentity.generate(method, curve=curve)
+    identity = generate_identity(method, curve=curve)
     agreement = identity.document.key_agreement_key(identity.agreement.kid)
     signing = identity.document.authentication_key(identity.signing.kid)
     assert agreement is not None and agreement.key == identity.agreement.private.public
@@ -71,15 +72,9 @@ def test_fresh_identity_resolves_to_its_own_keys(method: DIDMethod, curve: Curve
 @pytest.mark.parametrize("method", ["did:peer:2", "did:peer:4"])
 def test_fresh_identity_names_its_mediator(method: DIDMethod) -> None:
     """The one service of a wallet's DID is the DID of its mediator (reference 4.8)."""
-    document = WalletIdentity.generate(method, endpoint="did:web:mediator.example").document
+    document = generate_identity(method, endpoint="did:web:mediator.example").document
     (service,) = document.services
     assert [endpoint.uri for endpoint in service.endpoints] == ["did:web:mediator.example"]
-
-
-def test_did_key_has_no_room_for_a_mediator() -> None:
-    """A did:key cannot name an endpoint, so asking for one is a mistake (reference 8.2)."""
-    with pytest.raises(ValueError):
-        WalletIdentity.generate("did:key", endpoint="did:web:mediator.example")
 
 
 def test_own_key_is_found_in_every_spelling() -> None:
@@ -96,7 +91,7 @@ def test_own_key_is_found_in_every_spelling() -> None:
 @pytest.mark.parametrize("curve", CURVES)
 def test_authcrypt_comes_out_as_it_went_in(method: DIDMethod, curve: Curve) -> None:
     """An authcrypted message opens for its recipient and proves its sender (reference 1.6)."""
-    alice, bob = WalletIdentity.generate(method, curve=curve), WalletIdentity.generate(method, curve=curve)
+    alice, bob = generate_identity(method, curve=curve), generate_identity(method, curve=curve)
     opened = unpack_message(authcrypt(note_from(alice, bob), alice, bob.document), bob, DIDDocumentCache().resolve)
     assert (opened.text, opened.sender, opened.recipient_kid) == ("hello", alice.did, bob.agreement.kid)
 
@@ -141,7 +136,7 @@ def test_message_for_somebody_else_is_refused() -> None:
 
 def test_short_form_resolves_once_the_long_one_was_seen() -> None:
     """The short form of a did:peer:4 says nothing by itself (reference 8.4)."""
-    book, long = DIDDocumentCache(), WalletIdentity.generate("did:peer:4").did
+    book, long = DIDDocumentCache(), generate_identity("did:peer:4").did
     with pytest.raises(LookupError):
         book.resolve(canonicalize_did(long))
     known = book.resolve(long)
@@ -247,7 +242,7 @@ class WalletTests(SynchronousTestCase):
         self.resource = ScriptedMediator()
         self.stub = StubTreq(self.resource)
         # Its methods are made at run time.
-        self.http = cast(TreqClient, self.stub)
+        self.http = cast(HTTPClient, self.stub)
         self.wallet = DIDCommWallet.generate(self.resource.mediator, self.http, self.clock)
 
     def ask(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -330,7 +325,7 @@ class WalletTests(SynchronousTestCase):
         entries = [{"recipient_did": "did:example:1"}]
         self.resource.will_say(f"{COORDINATION}/3.0/recipient", {"dids": entries})
         self.assertEqual(self.ask(self.wallet.registered(limit=1)), ["did:example:1"])
-        self.wallet.version = "2.0"
+        self.wallet.coordination_version = "2.0"
         self.resource.will_say(f"{COORDINATION}/2.0/keylist", {"keys": entries})
         self.assertEqual(self.ask(self.wallet.registered()), ["did:example:1"])
 
@@ -427,7 +422,8 @@ class WalletTests(SynchronousTestCase):
 
     def test_sent_message_shows_the_mediator_only_the_recipient(self) -> None:
         """What the mediator can open is an anonymous forward; only Bob opens the rest (UC-021, reference 4)."""
-        bob = DIDCommWallet.generate(self.resource.mediator, self.http, self.clock, method="did:peer:4")
+        identity = generate_identity("did:peer:4", endpoint=self.resource.mediator.did)
+        bob = DIDCommWallet(identity, self.http, self.clock, self.resource.mediator)
         id_ = self.ask(self.wallet.send(bob.did, "hello"))
         (seen,) = self.resource.received
         self.assertEqual((seen.sender, seen.message.sender, seen.body), (None, None, {"next": bob.did}))
@@ -496,7 +492,7 @@ class SocketTests(SynchronousTestCase):
         self.clock = Clock()
         self.clock.advance(NOW)
         self.resource = ScriptedMediator()
-        http = cast(TreqClient, StubTreq(self.resource))
+        http = cast(HTTPClient, StubTreq(self.resource))
         self.wallet = DIDCommWallet.generate(self.resource.mediator, http, self.clock)
         self.pipe = Pipe()
         opening = Deferred.fromCoroutine(connect_didcomm_socket(self.clock, self.wallet, endpoint=self.pipe))
