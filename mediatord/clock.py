@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 from itertools import repeat
 from operator import add
@@ -53,15 +53,16 @@ class _RequestTimer:
 _current_request: ContextVar[_RequestTimer | None] = ContextVar("request", default=None)
 
 
+@dataclass(slots=True)
 class request_scope:  # noqa: N801  it is used as a function
     """Context manager: the body is work on one request, which begins now."""
 
-    __slots__ = ("_before", "_request")
-
-    def __init__(self, clock: IReactorTime) -> None:
-        self._request = _RequestTimer(clock.seconds())
+    clock: IReactorTime
+    _request: _RequestTimer = field(init=False)
+    _before: _RequestTimer | None = field(init=False)
 
     def __enter__(self) -> None:
+        self._request = _RequestTimer(self.clock.seconds())
         self._before = _current_request.get()
         _current_request.set(self._request)
 

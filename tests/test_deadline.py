@@ -22,8 +22,8 @@ from mediatord.clock import (
     request_scope,
 )
 from mediatord.cluster.peer_connection import PeerServer, derive_cluster_keys
-from mediatord.didcomm.live_delivery import MARK_DELAY
 from mediatord.didcomm.messages import MessageOrigin
+from mediatord.didcomm.pickup import MARK_DELAY
 from tests.in_memory_identities import InMemoryIdentity
 from tests.in_memory_mediator import NOW, PEER, InMemoryMediator, InMemoryWallet, pack_forward
 

@@ -35,16 +35,16 @@ from mediatord.observability.event_recorder import EventRecorder
 from mediatord.observability.metrics import Metrics
 from mediatord.observability.pseudonyms import Pseudonymizer, renew_pseudonym_key
 from mediatord.probe.identities import ProbeCredentials, derive_probe_credentials
-from mediatord.ratelimit.access_control import RegistrationLimits, RegistrationQuota
+from mediatord.ratelimit.admission import RequestAdmission, RequestGate
 from mediatord.ratelimit.rate_limiter import RateLimiter, TrustedAddresses
-from mediatord.ratelimit.request_gate import RequestGate
+from mediatord.ratelimit.registration import RegistrationLimits, RegistrationQuota
 from mediatord.secret_files import SecretFileError
+from mediatord.store.disk_space import SpaceLimits
 from mediatord.store.factory import build_store
 from mediatord.store.interfaces.cluster import ClusterNode
 from mediatord.store.interfaces.decentrl import DecentrlQuotas
 from mediatord.store.interfaces.messages import QueueLimits, RemovedMessage
 from mediatord.store.interfaces.store import IStore
-from mediatord.store.quotas import SpaceLimits
 from mediatord.workers.worker_process import WorkerSpec
 
 # Hexadecimal digits that identify a store in the ledger.
@@ -104,6 +104,7 @@ class CoreServices:
     rate_limiter: RateLimiter
     registrations: RegistrationQuota
     gate: RequestGate
+    requests: RequestAdmission
     outbound: OutboundHTTPClient
     node: ClusterNode
     cluster: ClusterSubsystem | None
@@ -215,10 +216,12 @@ def build_core_services(
         registrations.set_limits(_build_registration_limits(new))
 
     reloader.follow(apply_limits)
+    gate = RequestGate(reactor)
+    requests = RequestAdmission(reactor, gate, recorder)
     metrics.register_buffer("store_operations", store.get_buffered)
     metrics.register_buffer("event_log", lambda: (None, events.pending))
     metrics.register_buffer("rate_limits", lambda: (len(rate_limiter) + len(registrations), None))
-    metrics.register_buffer("requests_in_progress", lambda: rate_limiter.memory.held)
+    metrics.register_buffer("requests_in_progress", lambda: requests.memory.held)
     metrics.register_buffer("counted_pushes", lambda: (recorder.attempt_count, None))
     metrics.register_buffer("subscriptions", lambda: (connections.subscriptions, None))
     metrics.register_buffer("subscription_backlogs", lambda: (len(connections.backlogs), None))
@@ -234,7 +237,8 @@ def build_core_services(
         connections=connections,
         rate_limiter=rate_limiter,
         registrations=registrations,
-        gate=RequestGate(reactor),
+        gate=gate,
+        requests=requests,
         outbound=OutboundHTTPClient(reactor, allow_private=config.outbound.allow_private),
         node=node,
         cluster=cluster,

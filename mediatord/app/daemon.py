@@ -16,9 +16,9 @@ from mediatord.app.core_services import CoreServices, build_core_services
 from mediatord.app.http_sites import build_admin, build_control_socket, build_site
 from mediatord.app.lifecycle import (
     AcceptDelay,
+    LifecycleNotifier,
     OrderedService,
     ShutdownStep,
-    StatusNotifier,
     StoreLockService,
     StoreOpener,
     check_setting_combinations,
@@ -69,7 +69,7 @@ def build_daemon(
     # A new database file is created when the store is opened, not before the daemon starts.
     core = build_core_services(reactor, config, worker=worker.spec if worker else None, store=store, create=False)
     didcomm, decentrl = build_didcomm(core, config), build_decentrl(core, config)
-    status = StatusNotifier(core, worker.notify if worker else notify_systemd, ready)
+    status = LifecycleNotifier(core, worker.notify if worker else notify_systemd, ready)
     root = OrderedService(reactor, config.drain_timeout, core.events.rotate, status.reload)
 
     site = build_site(core, didcomm, decentrl, config, worker, lambda: readiness)

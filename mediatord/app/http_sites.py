@@ -17,14 +17,11 @@ from mediatord.admin.status_sources import SLOT_SECONDS, RecentProblems, ReportD
 from mediatord.app.core_services import CoreServices
 from mediatord.app.metrics_collection import StoreMetricsRefresher
 from mediatord.app.protocol_services import DecentrlServices, DIDCommServices
-from mediatord.clock import request_scope
 from mediatord.cluster.membership import StoreHealthCheck
 from mediatord.config.settings import Config
 from mediatord.control.operations import ControlOperations
 from mediatord.control.server import ControlListener, ControlSocket
-from mediatord.decentrl.context import DecentrlReply
-from mediatord.didcomm.messages import DIDCommReply, MessageOrigin
-from mediatord.errors import MediatorError, ShutdownInProgress, StartupError, StoreUnavailable
+from mediatord.errors import MediatorError, StartupError, StoreUnavailable
 from mediatord.http.client_address import AllowedOrigins, ClientAddressResolver
 from mediatord.http.flow_control import MemoryReclaimer, RoundRobinScheduler
 from mediatord.http.resources import HTTPContext, StaticDocuments, report_no_probe
@@ -37,63 +34,6 @@ from mediatord.secret_files import SecretFileError
 from mediatord.store.interfaces.messages import QueueBacklog
 from mediatord.workers.shared_listeners import InheritedSocketReactor
 from mediatord.workers.supervisor_connection import SupervisorConnection
-
-
-class _ProtocolGateway:
-    """Runs requests of both protocols inside the request gate; records and refuses those that come at shutdown."""
-
-    def __init__(self, core: CoreServices, didcomm: DIDCommServices, decentrl: DecentrlServices) -> None:
-        self._gate = core.gate
-        self._clock = core.reactor
-        self._recorder = core.recorder
-        self._didcomm = didcomm.dispatcher
-        self._decentrl = decentrl.dispatcher
-
-    async def receive(self, raw: bytes, origin: MessageOrigin) -> DIDCommReply:
-        """One DIDComm message."""
-        if not self._gate.enter():
-            await self._wait("didcomm", origin.peer, len(raw))
-        try:
-            with request_scope(self._clock):
-                return await self._didcomm.receive(raw, origin)
-        finally:
-            self._gate.leave()
-
-    async def command(self, raw: bytes, peer: str) -> DecentrlReply:
-        """One Decentrl command."""
-        if not self._gate.enter():
-            await self._wait("decentrl", peer, len(raw))
-        try:
-            with request_scope(self._clock):
-                return await self._decentrl.receive(raw, peer)
-        finally:
-            self._gate.leave()
-
-    async def public(self, did: str, arguments: Mapping[bytes, Sequence[bytes]], peer: str) -> DecentrlReply:
-        """A page of a public channel."""
-        if not self._gate.enter():
-            await self._wait("decentrl", peer, 0)
-        try:
-            with request_scope(self._clock):
-                return await self._decentrl.public(did, arguments, peer)
-        finally:
-            self._gate.leave()
-
-    def record_early_rejection(self, protocol: ProtocolName, peer: str, error: MediatorError) -> None:
-        """A request was refused unread."""
-        self._recorder.record_early_rejection(protocol, peer, 0, error)
-
-    async def _wait(self, protocol: ProtocolName, peer: str, size: int) -> None:
-        """
-        Wait until the gate is open, and enter.
-
-        :raise ShutdownInProgress: the daemon is stopping.
-        """
-        try:
-            await self._gate.wait()
-        except ShutdownInProgress as error:
-            self._recorder.record_early_rejection(protocol, peer, size, error)
-            raise
 
 
 def build_site(
@@ -111,7 +51,8 @@ def build_site(
     """
     recorder = core.recorder
 
-    gateway = _ProtocolGateway(core, didcomm, decentrl)
+    def record_early_rejection(protocol: ProtocolName, peer: str, error: MediatorError) -> None:
+        recorder.record_early_rejection(protocol, peer, 0, error)
 
     async def render_metrics() -> bytes:
         return recorder.metrics.render()
@@ -122,11 +63,11 @@ def build_site(
     documents = StaticDocuments(core.identity.now.did, core.identity.now.web_document, config.public_url)
     context = HTTPContext(
         clock=core.reactor,
-        receive=gateway.receive,
-        command=gateway.command,
-        public=gateway.public,
+        receive=didcomm.dispatcher.receive,
+        command=decentrl.dispatcher.receive,
+        public=decentrl.dispatcher.public,
         ping_store=_build_store_ping(core, config),
-        find_store_problem=lambda: core.store.trouble,
+        find_store_problem=lambda: core.store.fault_description,
         find_node_problem=lambda: core.node_health.trouble,
         refresh_store_metrics=StoreMetricsRefresher(core),
         render_metrics=worker.fetch_metrics if worker else render_metrics,
@@ -135,7 +76,7 @@ def build_site(
         client_addresses=addresses,
         connections=core.connections,
         open_decentrl_socket=decentrl.open_socket,
-        record_early_rejection=gateway.record_early_rejection,
+        record_early_rejection=record_early_rejection,
         origins=origins,
         memory=MemoryReclaimer(core.reactor),
         scheduler=RoundRobinScheduler(core.reactor),
@@ -212,7 +153,7 @@ class SupervisorMonitor(Service):
 
     def report(self) -> Mapping[str, Any]:
         """The name of the daemon and the problems of this process, as JSON values."""
-        return {"node": self._node, "troubles": self._problems.told()}
+        return {"node": self._node, "problems": self._problems.list_problems()}
 
 
 class ProcessMonitor(SupervisorMonitor):

@@ -36,13 +36,15 @@ class CurrentIdentity:
     The identity in use, which changes when keys are rotated.
 
     :ivar now: that identity.
-    :ivar own_dids: as of :class:`MediatorIdentity`, like `decentrl_dids`; always the same set, changed in place.
+    :ivar own_dids: as of :class:`MediatorIdentity`, like `decentrl_dids` and `agreement_keys`; always the same
+        object, changed in place.
     """
 
     def __init__(self, identity: MediatorIdentity) -> None:
         self.now = identity
         self.own_dids = set(identity.own_dids)
         self.decentrl_dids = set(identity.decentrl_dids)
+        self.agreement_keys = dict(identity.agreement_keys)
         self._caches: list[Callable[[], None]] = [jwe.clear_key_caches]
 
     def on_change(self, clear: Callable[[], None]) -> None:
@@ -56,6 +58,8 @@ class CurrentIdentity:
         self.own_dids.update(identity.own_dids)
         self.decentrl_dids.clear()
         self.decentrl_dids.update(identity.decentrl_dids)
+        self.agreement_keys.clear()
+        self.agreement_keys.update(identity.agreement_keys)
         for clear in self._caches:
             clear()
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from mediatord.delivery.connections import ConnectionManager, WebSocketSession, send_to_subscribers
+from mediatord.delivery.connections import ConnectionManager, LiveDispatcher, WebSocketSession, send_to_subscribers
 from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.observability.event_recorder import EventRecorder
 from mediatord.protocol import encoding
@@ -44,6 +44,7 @@ class EventPusher:
 
     :param remote_delivery: None where there are no other nodes.
     :param record_pickups: tells other nodes which events were queried; None likewise.
+    :ivar dispatch: pushes a stored event, here and at other nodes; see :meth:`LiveDispatcher.dispatch`.
     """
 
     def __init__(
@@ -59,29 +60,13 @@ class EventPusher:
         self._record_pickups = record_pickups
         # By event id: whether a socket of this process took it.
         self._pushed: OrderedDict[str, bool] = OrderedDict()
-
-    def dispatch(self, event: PendingEvent, on_result: Callable[[bool], None]) -> None:
-        """
-        Push a stored event, here and at other nodes.
-
-        :param on_result: called with whether a socket took it, as soon as that is known.
-        """
-        pushed = self.push(event)
-        if self._remote_delivery is None:
-            on_result(pushed)
-            return
-        taken = self._remote_delivery.deliver_event(event)
-        taken.addCallback(self._taken, event, here=False)
-        if pushed:
-            on_result(True)
-        else:
-            taken.addCallback(on_result)
-        taken.addErrback(lambda failure: _log.failure("notifying about an event failed", redact_failure(failure)))
+        self.dispatch = LiveDispatcher(self.push, self._push_elsewhere if remote_delivery else None).dispatch
 
     def push(self, event: PendingEvent) -> bool:
         """Write an event to the sockets of this process; whether one took it."""
-        subscribers = self._connections.subscribers(event.recipient_did)
-        return bool(subscribers) and self._push(event, subscribers)
+        if event.recipient_did not in self._connections.live_dids:
+            return False
+        return self._push(event, self._connections.subscribers(event.recipient_did))
 
     def push_remote(self, event: PendingEvent, *, by: float = inf) -> bool:
         """
@@ -90,6 +75,10 @@ class EventPusher:
         :param by: also leaves out sockets that subscribed after this time.
         """
         return self._push(event, self._connections.subscribers(event.recipient_did, by=by, message=event.id))
+
+    def _push_elsewhere(self, event: PendingEvent) -> Deferred[bool]:
+        assert self._remote_delivery is not None
+        return self._remote_delivery.deliver_event(event).addCallback(self._remember, event, here=False)
 
     def _push(self, event: PendingEvent, subscribers: Sequence[tuple[WebSocketSession, None]]) -> bool:
         shown = {"id": event.id, "sender_did": event.sender_did, "payload": event.payload}
@@ -100,7 +89,7 @@ class EventPusher:
                 self._recorder.record_push(event, [session.name for session in accepted_by], "live", "decentrl")
             except Exception:
                 _log.failure("recording a push failed", redact_failure())
-        return self._taken(bool(accepted_by), event, here=True)
+        return self._remember(bool(accepted_by), event, here=True)
 
     def record_pickup(self, ids: Sequence[str]) -> None:
         """Events were returned by a query."""
@@ -136,7 +125,7 @@ class EventPusher:
             was_pushed = self._pushed.pop(one.id, None) is not None
             self._recorder.record_acknowledgement(one, "live" if was_pushed else "poll", "decentrl")
 
-    def _taken(self, pushed: bool, event: PendingEvent, *, here: bool) -> bool:
+    def _remember(self, pushed: bool, event: PendingEvent, *, here: bool) -> bool:
         if pushed:
             self._pushed[event.id] = here or self.was_pushed(event.id)
             if len(self._pushed) > _MAX_REMEMBERED_PUSHES:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
-from mediatord.decentrl.dispatcher import CommandAuthenticator, hash_nonce
+from mediatord.decentrl.authentication import CommandAuthenticator, hash_nonce
 from mediatord.delivery.connections import ConnectionManager, WebSocketSession
 from mediatord.errors import (
     AuthTimeout,
@@ -23,11 +23,11 @@ from mediatord.errors import (
 from mediatord.log_redaction_and_throttle import redact_failure, release_traceback
 from mediatord.observability.event_recorder import EventRecorder, RequestRecord
 from mediatord.protocol import encoding
-from mediatord.protocol.decentrl.commands import AuthenticationRequest, parse_authentication_request
+from mediatord.protocol.decentrl.commands import parse_authentication_request
 from mediatord.protocol.error_codes import get_decentrl_close_code
-from mediatord.ratelimit.access_control import AccessList
+from mediatord.ratelimit.admission import RequestGate
 from mediatord.ratelimit.rate_limiter import RateLimiter
-from mediatord.ratelimit.request_gate import RequestGate
+from mediatord.ratelimit.registration import AccessList
 from mediatord.store.interfaces.store import IStore
 
 _log = Logger()
@@ -35,7 +35,6 @@ _log = Logger()
 AUTH_TIMEOUT = 10.0
 PING_INTERVAL = 30.0
 
-_AUTHENTICATE = "AUTHENTICATE"
 _AUTH_SUCCESS_FRAME = encoding.dumps({"type": "AUTH_SUCCESS"})
 
 
@@ -52,8 +51,8 @@ class DecentrlSocketContext:
     store: IStore
     gate: RequestGate
     connections: ConnectionManager[None]
-    admission: RateLimiter
-    authentication: CommandAuthenticator
+    rate_limiter: RateLimiter
+    authenticator: CommandAuthenticator
     recorder: EventRecorder
     access: AccessList
     read_backlog: Callable[[WebSocketSession, str], Awaitable[None]] | None = None
@@ -96,7 +95,7 @@ class DecentrlSocketProtocol:
             await self._context.gate.run_request(lambda: self._serve(frame, binary))
 
     async def _serve(self, frame: bytes, binary: bool) -> None:
-        record = self._context.recorder.begin_request("decentrl", self._session.client, len(frame))
+        record = self._begin_record(len(frame))
         try:
             did = await self._authenticate(frame, binary)
             # The peer queries events stored before this; later ones are pushed.
@@ -112,7 +111,8 @@ class DecentrlSocketProtocol:
             self._fail(record, InternalFault)
         else:
             self._succeed(did)
-            self._finish_record(record, 200, did)
+            record.sender = did
+            self._context.recorder.end_request(record, status=200, fault=None)
 
     async def _authenticate(self, frame: bytes, binary: bool) -> str:
         """
@@ -121,13 +121,16 @@ class DecentrlSocketProtocol:
         :raise MediatorError: one of :data:`mediatord.protocol.error_codes.DECENTRL_CLOSE_CODES`.
         """
         context, peer = self._context, self._session.client
-        await context.admission.check_before_read(peer, len(frame))
+        await context.rate_limiter.check_before_read(peer, len(frame))
         try:
-            message = self._read(frame, binary)
-            claimed = await context.store.claim_nonce(
-                hash_nonce(b"socket", message.did, message.nonce),
-                context.authentication.compute_nonce_expiry(message.timestamp_ms),
+            if binary:
+                raise InvalidMessage
+            message = parse_authentication_request(frame)
+            expires_at = context.authenticator.check_time(message.timestamp_ms)
+            context.authenticator.check_signature(
+                message.did, message.signing_key_id, message.signed, message.signature
             )
+            claimed = await context.store.claim_nonce(hash_nonce(b"socket", message.did, message.nonce), expires_at)
             if not claimed:
                 context.recorder.record_replay("decentrl", message.did, DuplicateNonce())
                 raise DuplicateNonce
@@ -139,20 +142,10 @@ class DecentrlSocketProtocol:
         except (StoreUnavailable, RateLimitExceeded):
             raise
         except MediatorError:
-            context.admission.charge_failure(peer, len(frame))
+            context.rate_limiter.charge_failure(peer, len(frame))
             raise
-        await context.admission.charge_account(message.did, peer)
+        await context.rate_limiter.charge_account(message.did, peer)
         return message.did
-
-    def _read(self, frame: bytes, binary: bool) -> AuthenticationRequest:
-        if binary:
-            raise InvalidMessage
-        message = parse_authentication_request(frame)
-        self._context.authentication.check_time(message.timestamp_ms)
-        self._context.authentication.check_signature(
-            message.did, message.signing_key_id, message.signed, message.signature
-        )
-        return message
 
     def _succeed(self, did: str) -> None:
         if self._session not in self._context.connections:
@@ -169,30 +162,17 @@ class DecentrlSocketProtocol:
         self._session.send(encoding.dumps({"type": "AUTH_FAILED", "code": wire.code}))
         self._session.close(wire.close_code, wire.code)
         self._context.recorder.record_authentication_failure(self._session.name, wire.code)
-        self._finish_record(record, wire.status, None, fault, wire.code)
+        self._context.recorder.end_request(record, status=wire.status, fault=fault, code=wire.code)
 
-    def _finish_record(
-        self,
-        record: RequestRecord,
-        status: int,
-        did: str | None,
-        fault: type[MediatorError] | None = None,
-        code: str | None = None,
-    ) -> None:
-        self._context.recorder.end_request(
-            record,
-            status=status,
-            fault=fault,
-            kind=_AUTHENTICATE,
-            sender=did,
-            session=self._session.name,
-            code=code,
-        )
+    def _begin_record(self, size: int) -> RequestRecord:
+        record = self._context.recorder.begin_request("decentrl", self._session.client, size)
+        record.kind, record.session = "AUTHENTICATE", self._session.name
+        return record
 
     def _time_out(self) -> None:
         self._timer = None
         self._has_first_frame = True
-        self._fail(self._context.recorder.begin_request("decentrl", self._session.client, 0), AuthTimeout)
+        self._fail(self._begin_record(0), AuthTimeout)
 
     def _ping(self) -> None:
         self._timer = None

@@ -1,17 +1,21 @@
-"""The connection manager: open sockets, and the DIDs that they subscribe to (UC-021 "Connection manager")."""
+"""
+The connection manager (UC-021 "Connection manager"): open sockets with their send queues, the DIDs that they
+subscribe to, and the dispatch of stored messages and events to them.
+"""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections import OrderedDict, deque
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
 from math import inf
 from sys import intern
 from typing import Generic, Protocol, TypeVar
 
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred, fail, succeed
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.interfaces import IPushProducer, IReactorTime
 from twisted.logger import Logger
+from zope.interface import implementer
 
 from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.protocol.probe_markers import PROBE_CLIENT
@@ -159,6 +163,116 @@ class TooManySubscriptions(Exception):
     """The socket has as many subscriptions as one may have."""
 
 
+@implementer(IPushProducer)
+class SendQueue:
+    """
+    The producer of one WebSocket's transport.
+
+    :param write: sends one frame.
+    :param max_frames: frames that may be queued while the transport is congested.
+    :param max_bytes: bytes that may be queued; a first frame always may.
+    :param on_drained: called when the queue is empty and the transport takes frames again.
+    """
+
+    __slots__ = (
+        "_on_drained",
+        "_max_bytes",
+        "_max_frames",
+        "_paused",
+        "_stopped",
+        "_queued",
+        "_queued_bytes",
+        "_write",
+    )
+
+    def __init__(
+        self,
+        write: Callable[[bytes], None],
+        max_frames: int = 64,
+        max_bytes: int = 1_048_576,
+        on_drained: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._write = write
+        self._on_drained = on_drained
+        self._max_frames = max_frames
+        self._max_bytes = max_bytes
+        # An empty deque would be larger than all other state of an idle socket.
+        self._queued: deque[bytes] | None = None
+        self._queued_bytes = 0
+        self._paused = False
+        self._stopped = False
+
+    def limit(self, max_bytes: int) -> None:
+        """Change the limit of bytes; queued frames are kept."""
+        self._max_bytes = max_bytes
+
+    @property
+    def queued_frames(self) -> int:
+        """Number of queued frames."""
+        return len(self._queued or ())
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of queued frames."""
+        return self._queued_bytes
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether a frame would be sent at once, or never because the connection is closed."""
+        return self._stopped or not (self._paused or self._queued)
+
+    def put(self, frame: bytes) -> None:
+        """Send now or when the socket drains, beyond the limits: for replies, which are not made while congested."""
+        if self._stopped:
+            return
+        if self._paused or self._queued:
+            self._keep(frame)
+        else:
+            self._write(frame)
+
+    def offer(self, frame: bytes) -> bool:
+        """Send now or when the socket drains; False when full or closed."""
+        if self._stopped:
+            return False
+        if not self._paused:
+            self._write(frame)
+            return True
+        queued = self._queued
+        if queued and (len(queued) >= self._max_frames or self._queued_bytes + len(frame) > self._max_bytes):
+            return False
+        self._keep(frame)
+        return True
+
+    def _keep(self, frame: bytes) -> None:
+        if self._queued is None:
+            self._queued = deque()
+        self._queued.append(frame)
+        self._queued_bytes += len(frame)
+
+    def pauseProducing(self) -> None:
+        """The transport's buffer is full; called for every write while it is."""
+        self._paused = True
+
+    def resumeProducing(self) -> None:
+        """The transport drained: write queued frames until it is full again."""
+        self._paused = False
+        while self._queued and not self._paused:
+            frame = self._queued.popleft()
+            self._queued_bytes -= len(frame)
+            self._write(frame)
+        if not self._queued:
+            self._queued = None
+        if self.is_drained:
+            self._on_drained()
+
+    def stopProducing(self) -> None:
+        """The connection is closed: drop queued frames, which are still in the store."""
+        self._stopped = True
+        self._queued = None
+        self._queued_bytes = 0
+        self._on_drained()
+
+
 class WebSocketSession(Protocol):
     """
     One open socket of either protocol.
@@ -209,6 +323,52 @@ def close_ignoring_errors(session: WebSocketSession, code: int, reason: str) -> 
         _log.failure("closing a socket failed", redact_failure())
 
 
+Item = TypeVar("Item")
+
+
+class LiveDispatcher(Generic[Item]):
+    """
+    Passes stored messages or events to sockets of this process, to other nodes, or elsewhere.
+
+    :param push: writes to the sockets of this process; False when none took it.
+    :param push_elsewhere: has other nodes push; fires with whether a socket took it and never fails. None for one
+        process.
+    :param fail_over: called with what no socket took; None to leave it in the queue.
+    """
+
+    def __init__(
+        self,
+        push: Callable[[Item], bool],
+        push_elsewhere: Callable[[Item], Deferred[bool]] | None,
+        fail_over: Callable[[Item], None] | None = None,
+    ) -> None:
+        self._push = push
+        self._push_elsewhere = push_elsewhere
+        self._fail_over = fail_over
+
+    def dispatch(self, item: Item, on_result: Callable[[bool], None] | None = None) -> None:
+        """
+        Waits for nothing and never fails; what nobody takes stays in the queue.
+
+        :param on_result: called with whether a socket took it, as soon as that is known.
+        """
+        pushed = self._push(item)
+        if self._push_elsewhere is not None:
+            # The recipient may have sockets at several nodes, and all of them get it.
+            taken = self._push_elsewhere(item)
+            if not pushed:
+                taken.addCallback(self._finish, item, on_result)
+                taken.addErrback(lambda failure: _log.failure("dispatching failed", redact_failure(failure)))
+                return
+        self._finish(pushed, item, on_result)
+
+    def _finish(self, pushed: bool, item: Item, on_result: Callable[[bool], None] | None) -> None:
+        if on_result is not None:
+            on_result(pushed)
+        if not pushed and self._fail_over is not None:
+            self._fail_over(item)
+
+
 class IPresencePublisher(Protocol):
     """Publishes to other nodes which DIDs have sockets here."""
 
@@ -250,6 +410,8 @@ class ConnectionManager(Service, Generic[Recipient]):
         self._presence_publisher: IPresencePublisher = _NullPresencePublisher()
         self._clock: IReactorTime | None = None
         self._live: CompactMultiMap[str, WebSocketSession, Recipient] = CompactMultiMap()
+        # To find out without a call that a DID has no subscription.
+        self.live_dids: Container[str] = self._live.groups
         self._since: CompactMultiMap[str, WebSocketSession, float] = CompactMultiMap()
         # Only where other nodes accept messages too: see :meth:`record_backlog`.
         self.backlogs = SubscriptionBacklogs()
@@ -400,8 +562,6 @@ class ConnectionManager(Service, Generic[Recipient]):
             before the clock was set back, does not count.
         :param message: leaves out those with this message id in their backlog.
         """
-        if did not in self._live.groups:
-            return []
         recipients = self._live.lookup(did)
         if (message is None and by == inf) or self._clock is None:
             return recipients

@@ -1,6 +1,6 @@
 """
-Dispatcher of DIDComm messages: bytes and their origin in, a reply out; with replay protection, and the protocols that
-need no account (reference section 7).
+Dispatcher of DIDComm messages: bytes and their origin in, a reply out; with replay protection, and routing of
+replies: back on the connection, by POST to the sender's endpoint, or nowhere (reference 3.3).
 
 Replay protection (reference section 11, row 24): a forward may come twice by design. Any other authenticated message
 changes or shows something, and a recorded one must not be served again, however much later. Since digests cannot be
@@ -20,29 +20,18 @@ kept for 30 days may use half; beyond that they are kept for an hour.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeVar
 
-from twisted.internet.interfaces import IReactorTime
-from twisted.logger import Logger
-
-from mediatord.didcomm.endpoint_delivery import ReplyRouter
+from mediatord.didcomm.context import DIDCommContext, MessageRequest
+from mediatord.didcomm.endpoint_delivery import EndpointDelivery
 from mediatord.didcomm.forward_router import FORWARD_KEY, FORWARD_NAME, ForwardRouter
-from mediatord.didcomm.live_delivery import LiveDelivery
 from mediatord.didcomm.mediation import MediationCoordinator
-from mediatord.didcomm.messages import (
-    ACCEPTED,
-    AuthcryptSender,
-    DIDCommReply,
-    MessageOrigin,
-    MessagePacker,
-    MessageUnpacker,
-    ResponseContent,
-    UnpackedMessage,
-)
-from mediatord.didcomm.pickup import Pickup
+from mediatord.didcomm.messages import ACCEPTED, AuthcryptSender, DIDCommReply, MessageOrigin, UnpackedMessage
+from mediatord.didcomm.pickup import LiveDelivery, Pickup
+from mediatord.didcomm.utility_protocols import UtilityProtocols
 from mediatord.errors import (
     AuthcryptRequired,
     ExpiredMessage,
@@ -55,22 +44,20 @@ from mediatord.errors import (
     ReplayCacheFull,
     ReplayedMessage,
     StoreUnavailable,
-    TooManyErrors,
     UnsupportedMediaType,
     UnsupportedMessageType,
 )
-from mediatord.log_redaction_and_throttle import redact_failure, release_traceback
-from mediatord.observability.event_recorder import EventRecorder, RequestRecord
+from mediatord.log_redaction_and_throttle import release_traceback
+from mediatord.observability.event_recorder import RequestRecord
 from mediatord.protocol.didcomm import jwe
 from mediatord.protocol.didcomm.did_document import strip_did_url
-from mediatord.protocol.didcomm.discover_features import DISCLOSE, parse_queries, select_features
-from mediatord.protocol.didcomm.message import MessageType, OutgoingMessage
+from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
+from mediatord.protocol.didcomm.message import Message, MessageType, OutgoingMessage
 from mediatord.protocol.didcomm.message_pickup import parse_message_ids
-from mediatord.ratelimit.access_control import AccessList, RegistrationQuota
-from mediatord.ratelimit.rate_limiter import RateLimiter, compute_request_cost
-from mediatord.ratelimit.sliding_window import SlidingWindowLimiter
+from mediatord.ratelimit.admission import RequestAdmission
+from mediatord.ratelimit.rate_limiter import compute_request_cost
 from mediatord.store.interfaces.messages import AcknowledgementResult
-from mediatord.store.interfaces.store import FIRST_DAY_SECONDS, Account, INonceCache, IStore
+from mediatord.store.interfaces.store import FIRST_DAY_SECONDS, Account, INonceCache
 
 # Seconds after `created_time` during which a message is accepted; clocks of wallets may be off by as much.
 REPLAY_WINDOW = 3600.0
@@ -138,325 +125,276 @@ async def claim_once(store: INonceCache, digest: bytes, memory: ReplayRetention)
         return True
 
 
-MAX_PROBLEM_REPORTS = 10
-PROBLEM_REPORT_PERIOD = 3600.0
-
-
-class SmallProtocols:
-    """
-    Trust ping, discover features, problem reports and empty messages.
-
-    :param max_receive_bytes: returns the constraint to disclose.
-    """
-
-    def __init__(self, clock: IReactorTime, packer: MessagePacker, max_receive_bytes: Callable[[], int]) -> None:
-        self._clock = clock
-        self._packer = packer
-        self._max_receive_bytes = max_receive_bytes
-        self._reports = SlidingWindowLimiter(MAX_PROBLEM_REPORTS, PROBLEM_REPORT_PERIOD)
-        self._told = SlidingWindowLimiter(1, PROBLEM_REPORT_PERIOD)
-
-    async def ping(
-        self, received: UnpackedMessage, account: Account | None, origin: MessageOrigin
-    ) -> OutgoingMessage | None:
-        """A `ping-response`, unless none is requested or the sender is not authenticated."""
-        if (
-            received.message.require_body().get("response_requested", True) is False
-            or received.authcrypt_sender is None
-        ):
-            return None
-        return self._packer.answer(received.message, "https://didcomm.org/trust-ping/2.0/ping-response", {})
-
-    async def queries(
-        self, received: UnpackedMessage, account: Account | None, origin: MessageOrigin
-    ) -> OutgoingMessage | None:
-        """The features that match the queries."""
-        found = select_features(parse_queries(received.message.require_body()), self._max_receive_bytes())
-        return self._packer.answer(received.message, DISCLOSE, {"disclosures": found})
-
-    async def problem_report(
-        self, received: UnpackedMessage, account: Account | None, origin: MessageOrigin
-    ) -> OutgoingMessage | None:
-        """
-        Never answered, but for one `max-errors-exceeded` to a peer that sends too many (reference 7.3).
-
-        :raise TooManyErrors: once an hour and peer.
-        """
-        who, now = received.sender or origin.peer, self._clock.seconds()
-        if self._reports.admit(who, now) and not self._told.admit(who, now) and received.authcrypt_sender:
-            raise TooManyErrors
-        return None
-
-    async def ignore(
-        self, received: UnpackedMessage, account: Account | None, origin: MessageOrigin
-    ) -> OutgoingMessage | None:
-        """No reply; only the headers of the message have an effect."""
-        return None
-
-
-_log = Logger()
-
-MessageHandler = Callable[[UnpackedMessage, Account | None, MessageOrigin], Awaitable[OutgoingMessage | None]]
-
-
-@dataclass(frozen=True, slots=True)
-class DIDCommProtocols:
-    """The handlers that messages are dispatched to."""
-
-    forward_router: ForwardRouter
-    mediation_coordinator: MediationCoordinator
-    pickup: Pickup
-    small_protocols: SmallProtocols
-
-
-@dataclass(frozen=True, slots=True)
-class DIDCommContext:
-    """Collaborators of the dispatcher."""
-
-    clock: IReactorTime
-    store: IStore
-    admission: RateLimiter
-    registrations: RegistrationQuota
-    unpacker: MessageUnpacker
-    packer: MessagePacker
-    reply_router: ReplyRouter
-    live: LiveDelivery
-    recorder: EventRecorder
-    owns: Callable[[str], bool]
-    access: AccessList
+MessageHandler = Callable[[MessageRequest], Awaitable[OutgoingMessage | None]]
+AccountHandler = Callable[[MessageRequest, Account], Awaitable[OutgoingMessage | None]]
+ReplyRoute = Literal["connection", "endpoint", "nowhere"]
 
 
 class DIDCommDispatcher:
     """Opens, charges and serves messages of all transports."""
 
-    def __init__(self, context: DIDCommContext, protocols: DIDCommProtocols) -> None:
+    def __init__(
+        self,
+        context: DIDCommContext,
+        requests: RequestAdmission,
+        forward_router: ForwardRouter,
+        live: LiveDelivery,
+        pickup: Pickup,
+        utility_protocols: UtilityProtocols,
+        endpoints: EndpointDelivery,
+    ) -> None:
         self._context = context
-        self._protocols = protocols
+        self._requests = requests
+        self._forward_router = forward_router
+        self._live = live
+        self._pickup = pickup
+        self._endpoints = endpoints
+        self._mediation = MediationCoordinator(context)
+        self._handlers = _parse_names(
+            {
+                "coordinate-mediation/2.0/mediate-request": self._mediate_request,
+                "coordinate-mediation/3.0/mediate-request": self._mediate_request,
+                "trust-ping/2.0/ping": utility_protocols.ping,
+                "trust-ping/2.0/ping-response": utility_protocols.ignore,
+                "discover-features/2.0/queries": utility_protocols.queries,
+                "discover-features/2.0/disclose": utility_protocols.ignore,
+                "report-problem/2.0/problem-report": utility_protocols.problem_report,
+                "empty/1.0/empty": utility_protocols.ignore,
+            }
+        )
+        # Of enrolled accounts only (reference 5.3, 6.1).
+        self._account_handlers = _parse_names(
+            {
+                "coordinate-mediation/2.0/keylist-update": self._mediation.update,
+                "coordinate-mediation/2.0/keylist-query": self._mediation.query,
+                "coordinate-mediation/3.0/recipient-update": self._mediation.update,
+                "coordinate-mediation/3.0/recipient-query": self._mediation.query,
+                "messagepickup/3.0/status-request": pickup.status_request,
+                "messagepickup/3.0/delivery-request": pickup.delivery_request,
+                "messagepickup/3.0/messages-received": self._messages_received,
+                "messagepickup/3.0/live-delivery-change": pickup.live_delivery_change,
+            }
+        )
         self._names = {FORWARD_KEY: FORWARD_NAME}
-        self._handlers: dict[tuple[str, int, str], MessageHandler] = {}
-        for name, handler in self._table().items():
-            key = MessageType.parse(f"https://didcomm.org/{name}").key
-            self._names[key] = name
-            self._handlers[key] = handler
+        self._names |= {key: name for key, (name, _) in self._handlers.items()}
+        self._names |= {key: name for key, (name, _) in self._account_handlers.items()}
 
-    def _table(self) -> Mapping[str, MessageHandler]:
-        """The handler of each message type except the forward."""
-        mediation_coordinator, pickup, small_protocols = (
-            self._protocols.mediation_coordinator,
-            self._protocols.pickup,
-            self._protocols.small_protocols,
-        )
-        update, query = (
-            self._for_account(mediation_coordinator.update),
-            self._for_account(mediation_coordinator.query),
-        )
-        return {
-            "coordinate-mediation/2.0/mediate-request": self._mediate_request,
-            "coordinate-mediation/2.0/keylist-update": update,
-            "coordinate-mediation/2.0/keylist-query": query,
-            "coordinate-mediation/3.0/mediate-request": self._mediate_request,
-            "coordinate-mediation/3.0/recipient-update": update,
-            "coordinate-mediation/3.0/recipient-query": query,
-            "messagepickup/3.0/status-request": self._for_account(pickup.status_request),
-            "messagepickup/3.0/delivery-request": self._for_account(pickup.delivery_request),
-            "messagepickup/3.0/messages-received": self._messages_received,
-            "messagepickup/3.0/live-delivery-change": self._for_account(pickup.live_delivery_change),
-            "trust-ping/2.0/ping": small_protocols.ping,
-            "trust-ping/2.0/ping-response": small_protocols.ignore,
-            "discover-features/2.0/queries": small_protocols.queries,
-            "discover-features/2.0/disclose": small_protocols.ignore,
-            "report-problem/2.0/problem-report": small_protocols.problem_report,
-            "empty/1.0/empty": small_protocols.ignore,
-        }
-
-    async def receive(self, raw: bytes, origin: MessageOrigin) -> DIDCommReply:
+    def receive(self, raw: bytes, origin: MessageOrigin) -> Coroutine[Any, Any, DIDCommReply]:
         """
-        Serve one message; never raises.
+        Serve one message.
 
         The reply is for the connection that it came on. With 202, the effect of the message is durable.
-        """
-        record = self._context.recorder.begin_request("didcomm", origin.peer, len(raw))
-        received: UnpackedMessage | None = None
-        memory, peer, size = self._context.admission.memory, origin.peer, len(raw)
-        has_memory = memory.try_acquire(peer, size)
-        try:
-            if not has_memory:
-                await memory.acquire(peer, size)
-                has_memory = True
-            received = await self._open(raw, origin)
-            reply = await self._serve(record, received, origin)
-        except MediatorError as error:
-            release_traceback(error)
-            reply = self._context.packer.refuse(error, received)
-        except Exception as error:
-            _log.failure("serving a message failed", redact_failure())
-            release_traceback(error)
-            reply = self._context.packer.refuse(InternalFault(), None)
-        finally:
-            if has_memory:
-                memory.release(peer, size)
-        self._finish_record(record, received, reply, origin)
-        return reply
 
-    async def _open(self, raw: bytes, origin: MessageOrigin) -> UnpackedMessage:
-        admission = self._context.admission
-        await admission.check_before_read(origin.peer, len(raw), compute_request_cost(len(raw)))
+        :raise ShutdownInProgress: the daemon is stopping; nothing else is raised.
+        """
+        opened: list[UnpackedMessage] = []
+        work, refuse = partial(self._serve, raw, origin, opened), partial(self._refuse, opened)
+        return self._requests.serve("didcomm", origin.peer, len(raw), work, refuse)
+
+    def _refuse(self, opened: list[UnpackedMessage], error: MediatorError) -> DIDCommReply:
+        is_opened = opened and not isinstance(error, InternalFault)
+        return self._context.packer.refuse(error, opened[0] if is_opened else None)
+
+    async def _serve(
+        self, raw: bytes, origin: MessageOrigin, opened: list[UnpackedMessage], record: RequestRecord
+    ) -> DIDCommReply:
+        context, cost = self._context, compute_request_cost(len(raw))
+        record.session = origin.session.name if origin.session else None
+        received = await self._open(raw, origin, cost)
+        opened.append(received)
+        message, sender = received.message, received.authcrypt_sender
+        record.kind, record.sender = self._names.get(message.type.key), received.sender
+        if message.type.key == FORWARD_KEY:
+            await self._forward_router.forward(record, received, origin)
+            return ACCEPTED
+        account = await self._find_account(received)
+        context.rate_limiter.check_allowance(account.did if account else None, origin.peer)
+        request = MessageRequest(received, origin, record, cost, account)
+        answer = await self._answer_once(request)
+        if answer is None or sender is None:
+            return ACCEPTED
+        route = self._choose_route(message, sender, origin)
+        if route == "nowhere":
+            return ACCEPTED
+        packed = context.packer.pack(answer, sender)
+        if route == "connection":
+            return DIDCommReply(200, packed, ENCRYPTED_MEDIA_TYPE)
+        self._endpoints.reply(sender.document, packed, origin.peer)
+        return ACCEPTED
+
+    async def _answer_once(self, request: MessageRequest) -> OutgoingMessage | None:
+        """
+        The answer, unless the message is a replay.
+
+        :raise ReplayedMessage: it came before.
+        :raise ExpiredMessage: it is too old for that to be known.
+        """
+        limiter, peer, account = self._context.rate_limiter, request.origin.peer, request.account
+        sender = request.received.authcrypt_sender
+        acknowledged: AcknowledgementResult | None = None
+        if account is not None and sender is not None and (ids := self._find_acknowledged(request, account, sender)):
+            acknowledged = await self._acknowledge_once(request, account, sender, ids)
+        else:
+            await self._refuse_replayed(request)
+        try:
+            if account is not None and sender is not None and acknowledged is not None:
+                return await self._answer_acknowledged(request, account, sender, acknowledged)
+            if account is None:
+                await limiter.charge_anonymous(peer, request.cost)
+            else:
+                await limiter.charge_account(account.did, peer, request.cost)
+            return await self._answer(request)
+        except Exception as error:
+            if isinstance(error, (StoreUnavailable, RateLimitExceeded)) or not isinstance(error, MediatorError):
+                # It was not served, so the same message may be sent again.
+                await self._context.store.release_nonce(request.received.digest)
+            raise
+
+    async def _open(self, raw: bytes, origin: MessageOrigin, cost: int) -> UnpackedMessage:
+        limiter = self._context.rate_limiter
+        await limiter.check_before_read(origin.peer, len(raw), cost)
         try:
             envelope = jwe.parse_envelope(raw)
         except MediatorError as error:
             try:
-                admission.check_before_decryption(origin.peer, authenticated=False)
+                limiter.check_before_decryption(origin.peer, authenticated=False)
             finally:
-                admission.charge_failure(origin.peer, len(raw))
+                limiter.charge_failure(origin.peer, len(raw))
             if origin.has_foreign_content_type and isinstance(error, InvalidEnvelope):
                 raise UnsupportedMediaType from None
             raise
-        admission.check_before_decryption(origin.peer, authenticated=envelope.authenticated)
+        if envelope.sender_kid is None:
+            limiter.check_before_decryption(origin.peer, authenticated=False)
         try:
             return await self._context.unpacker.open(envelope, origin.peer)
         except (StoreUnavailable, RateLimitExceeded):
             raise
         except MediatorError:
             # Also if it failed late: resolving a sender may cost more than decrypting.
-            admission.charge_failure(origin.peer, len(raw))
+            limiter.charge_failure(origin.peer, len(raw))
             raise
 
-    async def _serve(self, record: RequestRecord, received: UnpackedMessage, origin: MessageOrigin) -> DIDCommReply:
-        if received.message.type.key == FORWARD_KEY:
-            await self._protocols.forward_router.forward(record, received, origin)
-            return ACCEPTED
-        account = await self._account(received)
-        self._context.admission.check_allowance(account.did if account else None, origin.peer)
-        ids = None if account is None else self._find_acknowledged(received, account, origin)
-        acknowledged: AcknowledgementResult | None = None
-        if account is not None and ids:
-            acknowledged = await self._acknowledge_once(record, received, account, ids, origin)
-        else:
-            await self._refuse_replayed(record, received, account, origin)
-        try:
-            if account is not None and acknowledged is not None:
-                answer = await self._answer_acknowledged(received, account, acknowledged, origin)
-            else:
-                await self._charge(record, account, origin)
-                answer = await self._answer(received, account, origin)
-        except Exception as error:
-            if isinstance(error, (StoreUnavailable, RateLimitExceeded)) or not isinstance(error, MediatorError):
-                # It was not served, so the same message may be sent again.
-                await self._context.store.release_nonce(received.digest)
-            raise
-        if answer is None or received.authcrypt_sender is None:
-            return ACCEPTED
-        return await self._context.reply_router.send(answer, received.message, received.authcrypt_sender, origin)
+    def _choose_route(self, to: Message, sender: AuthcryptSender, origin: MessageOrigin) -> ReplyRoute:
+        """Where a reply goes, by `return_route` and the sender's document."""
+        route = (to.return_route or "").lower()
+        if route == "thread" and to.return_route_thread not in (None, to.thread):
+            route = "none"
+        if route in ("all", "thread"):
+            return "connection"
+        if route != "none" and origin.session is not None:
+            return "connection"
+        if self._endpoints.can_reply(sender.document, origin.peer):
+            return "endpoint"
+        return "nowhere" if route == "none" else "connection"
 
-    async def _refuse_replayed(
-        self, record: RequestRecord, received: UnpackedMessage, account: Account | None, origin: MessageOrigin
-    ) -> None:
+    async def _refuse_replayed(self, request: MessageRequest) -> None:
         """
         Keep the message's digest.
 
         :raise ReplayedMessage: it came before.
         :raise ExpiredMessage: it is too old for that to be known.
         """
-        now = self._context.clock.seconds()
+        received, now = request.received, self._context.clock.seconds()
         try:
-            if not await claim_once(
-                self._context.store, received.digest, choose_replay_retention(received, account, now)
-            ):
+            retention = choose_replay_retention(received, request.account, now)
+            if not await claim_once(self._context.store, received.digest, retention):
                 raise ReplayedMessage
         except (ReplayedMessage, ExpiredMessage) as error:
-            self._record_replay(record, received, error, origin, now)
+            self._record_replay(request, error, now)
             raise
 
-    def _record_replay(
-        self,
-        record: RequestRecord,
-        received: UnpackedMessage,
-        error: MediatorError,
-        origin: MessageOrigin,
-        now: float,
-    ) -> None:
+    def _record_replay(self, request: MessageRequest, error: MediatorError, now: float) -> None:
         # A replay is charged to the peer that sends it, which need not be the author.
-        self._context.admission.charge_failure(origin.peer, record.size)
-        created_time = received.message.created_time
+        self._context.rate_limiter.charge_failure(request.origin.peer, request.record.size)
+        created_time = request.received.message.created_time
         age_ms = None if created_time is None else (now - created_time) * 1000
-        self._context.recorder.record_replay("didcomm", received.sender, error, age_ms=age_ms)
+        self._context.recorder.record_replay("didcomm", request.received.sender, error, age_ms=age_ms)
 
     def _find_acknowledged(
-        self, received: UnpackedMessage, account: Account, origin: MessageOrigin
+        self, request: MessageRequest, account: Account, sender: AuthcryptSender
     ) -> list[str] | None:
         """
         Message ids of an acknowledgement that can be served in one store operation.
 
         :return: None for other messages, for those that are refused, and for those that change anything else.
         """
-        message, sender = received.message, received.authcrypt_sender
-        if message.type.key != _ACKNOWLEDGEMENT or message.from_prior is not None or sender is None:
+        message, session, now = request.received.message, request.origin.session, self._context.clock.seconds()
+        if message.type.key != _ACKNOWLEDGEMENT or message.from_prior is not None:
             return None
-        now = self._context.clock.seconds()
-        if (message.expires_time is not None and message.expires_time <= now) or self._is_contact_due(account, now):
+        is_expired = message.expires_time is not None and message.expires_time <= now
+        # The last contact is recorded once a day.
+        if is_expired or not 0 <= now - account.seen_at < FIRST_DAY_SECONDS:
             return None
-        if origin.session is not None and self._context.live.can_bind(origin.session, sender.did):
+        if session is not None and self._live.can_bind(session, sender.did):
             return None
         try:
-            self._require_authcrypt_sender(received)
+            self._require_authcrypt_sender(request.received)
             return parse_message_ids(message.require_body())
         except MediatorError as error:
             release_traceback(error)
             return None
 
     async def _acknowledge_once(
-        self,
-        record: RequestRecord,
-        received: UnpackedMessage,
-        account: Account,
-        ids: Sequence[str],
-        origin: MessageOrigin,
+        self, request: MessageRequest, account: Account, sender: AuthcryptSender, ids: list[str]
     ) -> AcknowledgementResult:
         """
-        Keep the message's digest and remove the messages; the order and the errors are those of other messages.
+        Keep the message's digest, remove the messages and read the status, in one store operation; the order and the
+        errors are those of other messages. Without capacity for the digest, the messages are removed all the same.
 
         :raise ReplayedMessage: it came before.
         :raise ExpiredMessage: it is too old for that to be known.
         """
-        context, now = self._context, self._context.clock.seconds()
-        assert received.authcrypt_sender is not None
-        with_status = not context.reply_router.is_reply_discarded(received.message, received.authcrypt_sender, origin)
-        cost = compute_request_cost(record.size)
+        context, peer, now = self._context, request.origin.peer, self._context.clock.seconds()
+        message, digest = request.received.message, request.received.digest
+        # As a status costs as much as the rest, it is only read if the reply goes anywhere.
+        with_status = self._choose_route(message, sender, request.origin) != "nowhere"
         try:
-            retention = choose_replay_retention(received, account, now)
-            await context.admission.charge_account(account.did, origin.peer, cost)
+            until, share, *_ = choose_replay_retention(request.received, account, now)
+            await context.rate_limiter.charge_account(account.did, peer, request.cost)
             try:
-                acknowledged = await self._protocols.pickup.acknowledge_once(
-                    account, ids, (received.digest, retention.until, retention.share), with_status=with_status
-                )
+                try:
+                    acknowledged = await context.store.acknowledge_once(
+                        account.did, ids, digest, until, share, with_status=with_status
+                    )
+                except ReplayCacheFull:
+                    acknowledged = AcknowledgementResult(await context.store.acknowledge(account.did, ids))
                 if acknowledged is None:
                     raise ReplayedMessage
             except MediatorError:
-                context.admission.refund(account.did, origin.peer, outgoing=False, cost=cost)
+                context.rate_limiter.refund(account.did, peer, outgoing=False, cost=request.cost)
                 raise
         except (ReplayedMessage, ExpiredMessage) as error:
-            self._record_replay(record, received, error, origin, now)
+            self._record_replay(request, error, now)
             raise
         return acknowledged
 
     async def _answer_acknowledged(
         self,
-        received: UnpackedMessage,
+        request: MessageRequest,
         account: Account,
+        sender: AuthcryptSender,
         acknowledged: AcknowledgementResult,
-        origin: MessageOrigin,
     ) -> OutgoingMessage | None:
         """Record an acknowledgement that was carried out; returns the reply."""
-        pickup, sender = self._protocols.pickup, received.authcrypt_sender
-        assert sender is not None
-        pickup.record_removed(acknowledged.removed)
+        self._live.record_removed(acknowledged.removed)
         if sender.did != sender.document.did:
             await self._remember_sender(sender)
         if acknowledged.status is not None:
-            return self._draft(received, pickup.make_status(account, origin, acknowledged.status))
-        if self._context.reply_router.is_reply_discarded(received.message, sender, origin):
+            return self._pickup.make_status(request, account, acknowledged.status)
+        return await self._status_if_wanted(request, account, sender)
+
+    async def _messages_received(self, request: MessageRequest, account: Account) -> OutgoingMessage | None:
+        """The general path of acknowledgements."""
+        await self._pickup.acknowledge(request, account)
+        assert request.received.authcrypt_sender is not None
+        return await self._status_if_wanted(request, account, request.received.authcrypt_sender)
+
+    async def _status_if_wanted(
+        self, request: MessageRequest, account: Account, sender: AuthcryptSender
+    ) -> OutgoingMessage | None:
+        if self._choose_route(request.received.message, sender, request.origin) == "nowhere":
             return None
-        return self._draft(received, await pickup.status(account, origin))
+        return await self._pickup.status(request, account)
 
     async def _remember_sender(self, sender: AuthcryptSender) -> None:
         """Store the long form of an account's DID, if it has one."""
@@ -464,102 +402,62 @@ class DIDCommDispatcher:
         with suppress(StoreUnavailable):
             await self._context.unpacker.keep(sender)
 
-    async def _account(self, received: UnpackedMessage) -> Account | None:
+    async def _find_account(self, received: UnpackedMessage) -> Account | None:
         """The sender's account; None for a denied sender."""
-        authcrypt_sender = received.authcrypt_sender
-        if authcrypt_sender is None or self._context.access.denies(authcrypt_sender.did):
+        sender = received.authcrypt_sender
+        if sender is None or self._context.access.denies(sender.did):
             return None
-        return await self._context.store.get_account(authcrypt_sender.did)
+        return await self._context.store.get_account(sender.did)
 
-    async def _charge(self, record: RequestRecord, account: Account | None, origin: MessageOrigin) -> None:
-        """Charge the account, or the address if there is none, for opening a message."""
-        if account is None:
-            await self._context.admission.charge_anonymous(origin.peer, compute_request_cost(record.size))
-        else:
-            await self._context.admission.charge_account(account.did, origin.peer, compute_request_cost(record.size))
-
-    async def _answer(
-        self, received: UnpackedMessage, account: Account | None, origin: MessageOrigin
-    ) -> OutgoingMessage | None:
-        message = received.message
-        handler = self._handlers.get(message.type.key)
-        if handler is None:
+    async def _answer(self, request: MessageRequest) -> OutgoingMessage | None:
+        received, message, now = request.received, request.received.message, self._context.clock.seconds()
+        if message.type.key not in self._names:
             raise UnsupportedMessageType
-        if message.expires_time is not None and message.expires_time <= self._context.clock.seconds():
+        if message.expires_time is not None and message.expires_time <= now:
             raise ExpiredMessage
-        if await self._rotate(received, origin):
-            account = await self._account(received)
-        if account is not None and received.authcrypt_sender is not None:
-            if self._is_contact_due(account, self._context.clock.seconds()):
-                await self._context.store.record_contact(account.did)
-            if received.authcrypt_sender.did != received.authcrypt_sender.document.did:
-                await self._remember_sender(received.authcrypt_sender)
-            if origin.session is not None:
-                await self._context.live.bind(origin.session, received.authcrypt_sender)
-        return await handler(received, account, origin)
-
-    async def _rotate(self, received: UnpackedMessage, origin: MessageOrigin) -> bool:
-        """Rotate an account whose holder proves to have a new DID (reference 2.3); whether that was done."""
-        if received.message.from_prior is None:
-            return False
-        authcrypt_sender = self._require_authcrypt_sender(received)
-        prior = await self._context.unpacker.rotation(received.message, origin.peer)
-        if prior is None or any(map(self._context.access.denies, (prior, authcrypt_sender.did))):
-            return False
-        size = len(authcrypt_sender.did) + len(authcrypt_sender.document.did)
-        await self._context.registrations.charge_registration(origin.peer, size)
-        try:
-            moved = await self._context.store.move_account(prior, authcrypt_sender.did)
-        except MediatorError:
-            self._context.registrations.refund(origin.peer, size)
-            raise
-        if not moved:
-            self._context.registrations.refund(origin.peer, size)
-            return False
-        self._context.recorder.record_did_rotation(authcrypt_sender.did)
-        await self._context.live.rotate(prior, authcrypt_sender, origin.session)
-        return True
-
-    def _is_contact_due(self, account: Account, now: float) -> bool:
-        """Whether the account's last contact has to be recorded, once a day."""
-        return not 0 <= now - account.seen_at < FIRST_DAY_SECONDS
-
-    def _for_account(
-        self, handler: Callable[[UnpackedMessage, Account, MessageOrigin], Awaitable[ResponseContent]]
-    ) -> MessageHandler:
-        """Let only enrolled accounts through (reference 5.3, 6.1)."""
-
-        async def enrolled(
-            received: UnpackedMessage, account: Account | None, origin: MessageOrigin
-        ) -> OutgoingMessage:
-            self._require_authcrypt_sender(received)
-            if account is None:
-                raise MediationNotGranted
-            return self._draft(received, await handler(received, account, origin))
-
-        return enrolled
-
-    async def _mediate_request(
-        self, received: UnpackedMessage, account: Account | None, origin: MessageOrigin
-    ) -> OutgoingMessage:
-        authcrypt_sender = self._require_authcrypt_sender(received)
-        answer = await self._protocols.mediation_coordinator.mediate_request(
-            received, authcrypt_sender, account, origin
-        )
-        await self._context.unpacker.keep(authcrypt_sender)
-        return self._draft(received, answer)
-
-    async def _messages_received(
-        self, received: UnpackedMessage, account: Account | None, origin: MessageOrigin
-    ) -> OutgoingMessage | None:
-        """Replies with a `status`; as that costs as much as the rest, only if the reply goes anywhere."""
-        authcrypt_sender = self._require_authcrypt_sender(received)
-        if account is None:
+        if message.from_prior is not None and await self._rotate(request):
+            request.account = await self._find_account(received)
+        if request.account is not None and received.authcrypt_sender is not None:
+            await self._record_contact(request, request.account, received.authcrypt_sender)
+        if message.type.key in self._handlers:
+            return await self._handlers[message.type.key][1](request)
+        self._require_authcrypt_sender(received)
+        if request.account is None:
             raise MediationNotGranted
-        await self._protocols.pickup.acknowledge(received, account)
-        if self._context.reply_router.is_reply_discarded(received.message, authcrypt_sender, origin):
-            return None
-        return self._draft(received, await self._protocols.pickup.status(account, origin))
+        return await self._account_handlers[message.type.key][1](request, request.account)
+
+    async def _record_contact(self, request: MessageRequest, account: Account, sender: AuthcryptSender) -> None:
+        if not 0 <= self._context.clock.seconds() - account.seen_at < FIRST_DAY_SECONDS:
+            await self._context.store.record_contact(account.did)
+        if sender.did != sender.document.did:
+            await self._remember_sender(sender)
+        if request.origin.session is not None:
+            await self._live.bind(request.origin.session, sender)
+
+    async def _rotate(self, request: MessageRequest) -> bool:
+        """Rotate an account whose holder proves to have a new DID (reference 2.3); whether that was done."""
+        context, peer = self._context, request.origin.peer
+        sender = self._require_authcrypt_sender(request.received)
+        prior = await context.unpacker.rotation(request.received.message, peer)
+        if prior is None or any(map(context.access.denies, (prior, sender.did))):
+            return False
+        size, moved = len(sender.did) + len(sender.document.did), False
+        await context.registrations.charge(peer, size)
+        try:
+            moved = await context.store.move_account(prior, sender.did)
+        finally:
+            if not moved:
+                context.registrations.refund(peer, size)
+        if moved:
+            context.recorder.record_did_rotation(sender.did)
+            await self._live.rotate(prior, sender, request.origin.session)
+        return moved
+
+    async def _mediate_request(self, request: MessageRequest) -> OutgoingMessage:
+        sender = self._require_authcrypt_sender(request.received)
+        answer = await self._mediation.mediate_request(request, sender)
+        await self._context.unpacker.keep(sender)
+        return answer
 
     def _require_authcrypt_sender(self, received: UnpackedMessage) -> AuthcryptSender:
         """
@@ -568,35 +466,22 @@ class DIDCommDispatcher:
         :raise AuthcryptRequired: there is none.
         :raise MisaddressedMessage: it is meant for somebody else, or signed and addressed to nobody (reference 1.8).
         """
-        authcrypt_sender = received.authcrypt_sender
-        if authcrypt_sender is None:
+        sender, to = received.authcrypt_sender, received.message.to
+        if sender is None:
             raise AuthcryptRequired
-        to = received.message.to
         for one in to:
-            if self._context.owns(strip_did_url(one)):
-                return authcrypt_sender
+            if one in self._context.own_dids or self._context.owns(strip_did_url(one)):
+                return sender
         if to or received.signer:
             raise MisaddressedMessage
-        return authcrypt_sender
+        return sender
 
-    def _draft(self, received: UnpackedMessage, answer: ResponseContent) -> OutgoingMessage:
-        return OutgoingMessage(
-            id=self._context.packer.new_id(),
-            type=answer.type,
-            body=answer.body,
-            thid=received.message.thread,
-            attachments=answer.attachments,
-        )
 
-    def _finish_record(
-        self, record: RequestRecord, received: UnpackedMessage | None, reply: DIDCommReply, origin: MessageOrigin
-    ) -> None:
-        self._context.recorder.end_request(
-            record,
-            status=reply.status,
-            fault=reply.fault,
-            kind=self._names.get(received.message.type.key) if received else None,
-            sender=received.sender if received else None,
-            session=origin.session.name if origin.session else None,
-            code=reply.code,
-        )
+HandlerT = TypeVar("HandlerT")
+
+
+def _parse_names(handlers: dict[str, HandlerT]) -> dict[tuple[str, int, str], tuple[str, HandlerT]]:
+    """Name and handler by the key of the message type."""
+    return {
+        MessageType.parse(f"https://didcomm.org/{name}").key: (name, handler) for name, handler in handlers.items()
+    }

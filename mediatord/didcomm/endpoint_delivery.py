@@ -1,39 +1,27 @@
-"""
-Delivery of messages to HTTP endpoints of accounts without a socket (reference 4.7), and routing of replies: back on
-the connection, by POST to the sender's endpoint, or nowhere (3.3).
-"""
+"""Delivery of messages to HTTP endpoints of accounts without a socket (reference 4.7), and of replies to senders'."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from twisted.internet.defer import CancelledError, Deferred, DeferredList, DeferredSemaphore
+from twisted.internet.defer import CancelledError, Deferred, DeferredList, DeferredSemaphore, ensureDeferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from mediatord.clock import outside_request
-from mediatord.didcomm.messages import (
-    ACCEPTED,
-    AuthcryptSender,
-    DIDCommReply,
-    ForwardWrapper,
-    MessageOrigin,
-    MessagePacker,
-    WrapError,
-)
+from mediatord.didcomm.messages import ForwardWrapper, WrapError
 from mediatord.errors import MediatorError
 from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.net.did_resolver import IDIDResolver
-from mediatord.net.outbound_http import OutboundAddressError, OutboundRequestError, OutboundResponse
+from mediatord.net.outbound_http import OutboundAddressError, OutboundHTTPClient, OutboundRequestError
 from mediatord.observability.event_recorder import EventRecorder
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm.did_document import DIDDocument, ServiceEndpoint, strip_did_url
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
-from mediatord.protocol.didcomm.message import Message, OutgoingMessage
-from mediatord.ratelimit.access_control import AccessList
+from mediatord.ratelimit.registration import AccessList
 from mediatord.store.interfaces.messages import IMessageStore, StoredMessage
 
 _log = Logger()
@@ -55,28 +43,6 @@ REPLY_TIMEOUT = 5.0
 _ENCRYPTED_MEDIA_TYPE = ENCRYPTED_MEDIA_TYPE.encode("ascii")
 
 
-class IOutboundPoster(Protocol):
-    """Guarded HTTP client, see :class:`mediatord.net.outbound_http.OutboundHTTPClient`."""
-
-    async def post(self, url: str, body: bytes, content_type: bytes, *, timeout: float) -> OutboundResponse:
-        """POST and fire with the response."""
-
-
-@dataclass(frozen=True, slots=True)
-class EndpointFailoverSettings:
-    """
-    :param source: where endpoints come from: nowhere, from `endpoints`, or from that and the account's document.
-    :param endpoints: account DID to an http(s) URL, or to the DID of another mediator.
-    :param own_uris: the mediator's own service URIs, which are never POSTed to.
-    :param access: access list; nothing is delivered for denied accounts.
-    """
-
-    source: Literal["none", "configured", "account-did"] = "none"
-    endpoints: Mapping[str, str] = field(default_factory=dict)
-    own_uris: frozenset[str] = frozenset()
-    access: AccessList = field(default_factory=AccessList)
-
-
 @dataclass(frozen=True, slots=True)
 class EndpointTarget:
     """A URL, and the routing keys to wrap for before POSTing there."""
@@ -90,14 +56,28 @@ class EndpointResolver:
     Finds the endpoints of accounts and of senders.
 
     :param owns: whether a DID is one of the mediator's.
+    :param access: access list; nothing is delivered for denied accounts.
+    :param source: where endpoints come from: nowhere, from `endpoints`, or from that and the account's document.
+    :param endpoints: account DID to an http(s) URL, or to the DID of another mediator.
+    :param own_uris: the mediator's own service URIs, which are never POSTed to.
     """
 
     def __init__(
-        self, resolver: IDIDResolver, settings: EndpointFailoverSettings, owns: Callable[[str], bool]
+        self,
+        resolver: IDIDResolver,
+        owns: Callable[[str], bool],
+        access: AccessList,
+        *,
+        source: Literal["none", "configured", "account-did"],
+        endpoints: Mapping[str, str],
+        own_uris: frozenset[str],
     ) -> None:
         self._resolver = resolver
-        self._settings = settings
         self._owns = owns
+        self._access = access
+        self._source = source
+        self._endpoints = endpoints
+        self._own_uris = own_uris
 
     def resolve_document(self, document: DIDDocument) -> list[EndpointTarget]:
         """The http(s) endpoints of a document except the mediator's, in its order of preference."""
@@ -109,20 +89,14 @@ class EndpointResolver:
 
     async def resolve_account(self, account: str) -> list[EndpointTarget]:
         """The endpoints for messages of an account, best first."""
-        if self._settings.access.denies(account):
+        if self._access.denies(account):
             return []
         endpoints: Sequence[ServiceEndpoint] = ()
-        configured = self._settings.endpoints.get(account)
-        if configured is not None:
-            endpoints = [ServiceEndpoint(configured)]
-        elif self._settings.source == "account-did":
-            document = await self._resolve(account)
-            services = document.services if document else ()
-            endpoints = [endpoint for service in services for endpoint in service.endpoints]
-        targets: list[EndpointTarget] = []
-        for endpoint in endpoints:
-            targets += await self._follow(endpoint)
-        return targets
+        if account in self._endpoints:
+            endpoints = [ServiceEndpoint(self._endpoints[account])]
+        elif self._source == "account-did" and (document := await self._resolve(account)):
+            endpoints = [endpoint for service in document.services for endpoint in service.endpoints]
+        return [target for endpoint in endpoints for target in await self._follow(endpoint)]
 
     async def _follow(self, endpoint: ServiceEndpoint) -> list[EndpointTarget]:
         uri = endpoint.uri
@@ -146,7 +120,7 @@ class EndpointResolver:
             return None
 
     def _is_ours(self, uri: str) -> bool:
-        return uri.rstrip("/") in self._settings.own_uris
+        return uri.rstrip("/") in self._own_uris
 
 
 class EndpointDelivery:
@@ -162,14 +136,14 @@ class EndpointDelivery:
         store: IMessageStore,
         targets: EndpointResolver,
         forward_wrapper: ForwardWrapper,
-        post: IOutboundPoster,
+        http_client: OutboundHTTPClient,
         recorder: EventRecorder,
     ) -> None:
         self._clock = clock
         self._store = store
         self._targets = targets
         self._forward_wrapper = forward_wrapper
-        self._post = post
+        self._http_client = http_client
         self._recorder = recorder
         self._under_way: set[Deferred[None]] = set()
         self._ending: set[Deferred[None]] = set()
@@ -207,10 +181,11 @@ class EndpointDelivery:
         """Number of pending messages, and their bytes."""
         return sum(waiting for waiting, _ in self._waiting.values()), self._held
 
-    def can_reply(self, peer: str) -> bool:
-        """Whether one more reply may be posted for this rate limit key."""
+    def can_reply(self, document: DIDDocument, peer: str) -> bool:
+        """Whether the document has an endpoint, and one more reply may be posted for this rate limit key."""
         return (
-            self._replies_for.get(peer, 0) < MAX_REPLIES_PER_PEER
+            bool(self._targets.resolve_document(document))
+            and self._replies_for.get(peer, 0) < MAX_REPLIES_PER_PEER
             and sum(self._replies_for.values()) < MAX_CONCURRENT_POSTS
         )
 
@@ -238,24 +213,31 @@ class EndpointDelivery:
             targets = await self._targets.resolve_account(canonicalize_did(message.account))
             pause = INITIAL_BACKOFF
             for attempt in range(MAX_ATTEMPTS if targets else 0):
-                if await self._slots.run(self._round, message, targets):
-                    return
-                if attempt < MAX_ATTEMPTS - 1:
+                if attempt:
                     # The slot is free meanwhile, so that an endpoint that is down delays no other.
                     await deferLater(self._clock, pause, lambda: None)
                     pause = min(pause * 4, MAX_BACKOFF)
+                if await self._slots.run(lambda: ensureDeferred(self._post_to_any(targets, message))):
+                    return
         finally:
             self._release_pending(message)
 
-    def _round(self, message: StoredMessage, targets: Sequence[EndpointTarget]) -> Deferred[bool]:
-        return Deferred.fromCoroutine(self._try_each(message, targets))
-
-    async def _try_each(self, message: StoredMessage, targets: Sequence[EndpointTarget]) -> bool:
+    async def _post_to_any(self, targets: Sequence[EndpointTarget], message: StoredMessage) -> bool:
         for target in targets:
-            if await self._attempt(message, target):
+            if await self._post_to(target, message.payload, message.recipient_did, POST_TIMEOUT):
                 await self._end(message)
                 return True
         return False
+
+    async def _post_to(
+        self, target: EndpointTarget, body: bytes, recipient: str, timeout: float, peer: str | None = None
+    ) -> bool:
+        try:
+            packed = await self._forward_wrapper.wrap(body, recipient, target.routing_keys, peer)
+            response = await self._http_client.post(target.url, packed, _ENCRYPTED_MEDIA_TYPE, timeout=timeout)
+        except (OutboundRequestError, OutboundAddressError, WrapError):
+            return False
+        return 200 <= response.status < 300
 
     def _end(self, message: StoredMessage) -> Deferred[None]:
         """Remove and record a delivered message, which is completed even if the caller is cancelled."""
@@ -271,23 +253,10 @@ class EndpointDelivery:
         for removed in await self._store.remove_messages([message.id]):
             self._recorder.record_acknowledgement(removed, "http", "didcomm")
 
-    async def _attempt(self, message: StoredMessage, target: EndpointTarget) -> bool:
-        try:
-            body = await self._forward_wrapper.wrap(message.payload, message.recipient_did, target.routing_keys)
-            response = await self._post.post(target.url, body, _ENCRYPTED_MEDIA_TYPE, timeout=POST_TIMEOUT)
-        except (OutboundRequestError, OutboundAddressError, WrapError):
-            return False
-        return 200 <= response.status < 300
-
     async def _reply(self, document: DIDDocument, body: bytes, peer: str) -> None:
         try:
             for target in self._targets.resolve_document(document)[:MAX_REPLY_TARGETS]:
-                try:
-                    packed = await self._forward_wrapper.wrap(body, document.did, target.routing_keys, peer)
-                    response = await self._post.post(target.url, packed, _ENCRYPTED_MEDIA_TYPE, timeout=REPLY_TIMEOUT)
-                except (OutboundRequestError, OutboundAddressError, WrapError):
-                    continue
-                if 200 <= response.status < 300:
+                if await self._post_to(target, body, document.did, REPLY_TIMEOUT, peer):
                     return
         finally:
             left = self._replies_for[peer] - 1
@@ -295,47 +264,3 @@ class EndpointDelivery:
                 self._replies_for[peer] = left
             else:
                 del self._replies_for[peer]
-
-
-ReplyRoute = Literal["connection", "endpoint", "nowhere"]
-
-
-class ReplyRouter:
-    """Routes replies by `return_route` and the sender's document."""
-
-    def __init__(self, packer: MessagePacker, targets: EndpointResolver, delivery: EndpointDelivery) -> None:
-        self._packer = packer
-        self._targets = targets
-        self._delivery = delivery
-
-    async def send(
-        self, draft: OutgoingMessage, to: Message, authcrypt_sender: AuthcryptSender, origin: MessageOrigin
-    ) -> DIDCommReply:
-        """The reply on the connection; a reply to an endpoint is posted in the background."""
-        reply_route = self._choose_route(to, authcrypt_sender, origin)
-        if reply_route == "nowhere":
-            return ACCEPTED
-        packed = self._packer.pack(draft, authcrypt_sender)
-        if reply_route == "connection":
-            return DIDCommReply(200, packed, ENCRYPTED_MEDIA_TYPE)
-        self._delivery.reply(authcrypt_sender.document, packed, origin.peer)
-        return ACCEPTED
-
-    def is_reply_discarded(self, to: Message, authcrypt_sender: AuthcryptSender, origin: MessageOrigin) -> bool:
-        """Whether a reply would be sent nowhere, so that none need be made."""
-        return self._choose_route(to, authcrypt_sender, origin) == "nowhere"
-
-    def _choose_route(self, to: Message, authcrypt_sender: AuthcryptSender, origin: MessageOrigin) -> ReplyRoute:
-        route = (to.return_route or "").lower()
-        if route == "thread" and to.return_route_thread not in (None, to.thread):
-            route = "none"
-        if route in ("all", "thread"):
-            return "connection"
-        has_endpoint = bool(self._targets.resolve_document(authcrypt_sender.document)) and self._delivery.can_reply(
-            origin.peer
-        )
-        if route == "none":
-            return "endpoint" if has_endpoint else "nowhere"
-        if origin.session is not None or not has_endpoint:
-            return "connection"
-        return "endpoint"

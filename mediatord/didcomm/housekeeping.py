@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 
 from twisted.application.service import Service
 from twisted.internet.defer import CancelledError, Deferred, gatherResults
@@ -12,83 +11,28 @@ from twisted.internet.task import LoopingCall, deferLater
 from twisted.logger import Logger
 
 from mediatord.cluster.leases import LeaderLease
-from mediatord.didcomm.live_delivery import LiveDelivery
+from mediatord.didcomm.pickup import LiveDelivery
 from mediatord.errors import StoreUnavailable
 from mediatord.log_redaction_and_throttle import LogThrottle, redact_failure
 from mediatord.observability.event_recorder import EventRecorder
 from mediatord.store.interfaces.messages import StoredMessage
 from mediatord.store.interfaces.store import FIRST_DAY_SECONDS, IStore
 
-# Accounts that are removed in one step.
-ACCOUNTS_PER_STEP = 64
-
-
-class AccountExpiry:
-    """
-    Removes accounts for which no message was ever accepted and that had no contact after their first day, and, if
-    configured, those without contact for long. Accounts with queued messages are kept.
-
-    :param live: returns the DIDs of accounts with an open socket at this process, which counts as contact.
-    :param unused: seconds after which an unused account is removed; 0 for never.
-    :param idle: seconds without contact after which an account is removed; 0 for never.
-    """
-
-    def __init__(
-        self,
-        clock: IReactorTime,
-        store: IStore,
-        live: Callable[[], Iterable[str]],
-        recorder: EventRecorder,
-        *,
-        unused: float,
-        idle: float,
-    ) -> None:
-        self._clock = clock
-        self._store = store
-        self._live = live
-        self._recorder = recorder
-        self._unused = unused
-        self._idle = idle
-
-    async def touch_live(self) -> None:
-        """Record contact for accounts with an open socket, which may be silent for days."""
-        if not self._unused and not self._idle:
-            return
-        for did in list(self._live()):
-            account = await self._store.get_account(did)
-            if account is not None and not 0 <= self._clock.seconds() - account.seen_at < FIRST_DAY_SECONDS:
-                await self._store.record_contact(did)
-
-    async def expire(self) -> bool:
-        """Remove some accounts; whether there may be more."""
-        now = self._clock.seconds()
-        unused, idle = (now - ttl if ttl else None for ttl in (self._unused, self._idle))
-        if unused is None and idle is None:
-            return False
-        expired = await self._store.expire_accounts(ACCOUNTS_PER_STEP, unused_before=unused, idle_before=idle)
-        for one in expired:
-            self._recorder.record_account_expired(one)
-        return bool(expired)
-
-
 _log = Logger()
 
 BATCH_SIZE = 100
+# Accounts that are removed in one step.
+ACCOUNTS_PER_STEP = 64
 RETRY_DELAY = 1.0
 # Timers keep their remaining time over a step of the clock, but messages become due by the clock.
 MAX_TIMER_DELAY = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class HousekeepingIntervals:
-    """Seconds between two runs of each task."""
-
-    pushes: float = 1.0
-    expiry: float = 15.0
-    nonces: float = 600.0
-    gauge: float = 60.0
-    accounts: float = 3_600.0
-    left_behind: float = 5.0
+# Seconds between two runs of each task.
+PUSHES_INTERVAL = 1.0
+DUE_RECOVERY_INTERVAL = 5.0
+EXPIRY_INTERVAL = 15.0
+GAUGES_INTERVAL = 60.0
+NONCES_INTERVAL = 600.0
+ACCOUNTS_INTERVAL = 3_600.0
 
 
 class _PeriodicTasks:
@@ -107,13 +51,11 @@ class _PeriodicTasks:
 
     def end(self) -> Deferred[list[LoopingCall]]:
         """Stop all tasks; fires when running ones have ended."""
-        over = []
-        for loop, stopped in self._loops:
+        loops, self._loops = self._loops, []
+        for loop, _ in loops:
             if loop.running:
                 loop.stop()
-            over.append(stopped)
-        self._loops = []
-        return gatherResults(over)
+        return gatherResults([stopped for _, stopped in loops])
 
 
 class DelayedMessageScheduler(Service):
@@ -150,7 +92,7 @@ class DelayedMessageScheduler(Service):
         self._run(self._begin())
         if self._lease is not None:
             self._recovery_tasks.begin(
-                HousekeepingIntervals().left_behind, self._recover_due_messages, "a look for delayed messages"
+                DUE_RECOVERY_INTERVAL, self._recover_due_messages, "a look for delayed messages"
             )
 
     def stopService(self) -> Deferred[None]:
@@ -228,8 +170,14 @@ class Housekeeping(Service):
     """
     Overdue pushes, expiry, nonces, gauges. A failure is logged, and the task is repeated.
 
+    Accounts for which no message was ever accepted and that had no contact after their first day are removed, and, if
+    configured, those without contact for long. Accounts with queued messages are kept.
+
     :param lease: of the node that removes expired data from the store; None for a single node.
-    :param accounts: removes unused accounts.
+    :param list_live_accounts: returns the DIDs of accounts with an open socket at this process, which counts as
+        contact.
+    :param unused: seconds after which an unused account is removed; 0 for never.
+    :param idle: seconds without contact after which an account is removed; 0 for never.
     """
 
     name = "housekeeping"
@@ -242,27 +190,31 @@ class Housekeeping(Service):
         recorder: EventRecorder,
         gauge: Callable[[], Awaitable[None]],
         lease: LeaderLease | None = None,
-        accounts: AccountExpiry | None = None,
+        *,
+        list_live_accounts: Callable[[], Iterable[str]] = lambda: (),
+        unused: float = 0.0,
+        idle: float = 0.0,
     ) -> None:
         self._clock = clock
         self._store = store
         self._live = live
-        self._accounts = accounts
         self._recorder = recorder
         self._gauge = gauge
         self._lease = lease
+        self._list_live_accounts = list_live_accounts
+        self._unused = unused
+        self._idle = idle
         self._periodic_tasks = _PeriodicTasks(clock)
 
     def startService(self) -> None:
         """Start the tasks, each first after its interval."""
         super().startService()
-        intervals = HousekeepingIntervals()
         for work, interval in (
-            (self._requeue_late_pushes, intervals.pushes),
-            (self._expire, intervals.expiry),
-            (self._prune, intervals.nonces),
-            (self._update_gauges, intervals.gauge),
-            (self._expire_accounts, intervals.accounts),
+            (self._requeue_late_pushes, PUSHES_INTERVAL),
+            (self._expire, EXPIRY_INTERVAL),
+            (self._prune, NONCES_INTERVAL),
+            (self._gauge, GAUGES_INTERVAL),
+            (self._expire_accounts, ACCOUNTS_INTERVAL),
         ):
             self._periodic_tasks.begin(interval, work, "a round of housekeeping")
 
@@ -283,23 +235,31 @@ class Housekeeping(Service):
             removed = await self._store.expire_messages(BATCH_SIZE)
             for one in removed:
                 self._recorder.record_expiry(one)
-            self._live.resolve_pushes(one.id for one in removed)
+                self._live.resolve_push(one.id)
             if len(removed) < BATCH_SIZE:
                 break
             await deferLater(self._clock, 0.01, lambda: None)
 
     async def _expire_accounts(self) -> None:
-        if self._accounts is not None:
-            await self._accounts.touch_live()
-            while self.running and await self._holds_lease() and await self._accounts.expire():
-                await deferLater(self._clock, 0.01, lambda: None)
+        if not self._unused and not self._idle:
+            return
+        for did in list(self._list_live_accounts()):
+            account = await self._store.get_account(did)
+            if account is not None and not 0 <= self._clock.seconds() - account.seen_at < FIRST_DAY_SECONDS:
+                await self._store.record_contact(did)
+        while self.running and await self._holds_lease():
+            now = self._clock.seconds()
+            unused, idle = (now - ttl if ttl else None for ttl in (self._unused, self._idle))
+            expired = await self._store.expire_accounts(ACCOUNTS_PER_STEP, unused_before=unused, idle_before=idle)
+            for one in expired:
+                self._recorder.record_account_expired(one)
+            if not expired:
+                break
+            await deferLater(self._clock, 0.01, lambda: None)
 
     async def _prune(self) -> None:
         if await self._holds_lease():
             await self._store.prune_nonces()
-
-    async def _update_gauges(self) -> None:
-        await self._gauge()
 
 
 async def _run_logging_failures(work: Awaitable[None], what: str, warning: LogThrottle) -> None:

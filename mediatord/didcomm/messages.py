@@ -6,6 +6,7 @@ reports, and wrapping of payloads in forwards (4.6).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from sys import intern
 from typing import Any, Literal, NamedTuple
@@ -29,7 +30,7 @@ from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm import json_web_signature, jwe
 from mediatord.protocol.didcomm.did_document import MAX_ROUTING_KEYS, DIDDocument, strip_did_url
 from mediatord.protocol.didcomm.forward import make_forward
-from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE, Envelope, encrypt_anoncrypt, encrypt_authcrypt
+from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE, Envelope
 from mediatord.protocol.didcomm.keys import PrivateKey, PublicKey
 from mediatord.protocol.didcomm.message import (
     PLAINTEXT_MEDIA_TYPE,
@@ -38,7 +39,7 @@ from mediatord.protocol.didcomm.message import (
     OutgoingMessage,
     parse_message_object,
 )
-from mediatord.protocol.error_codes import IDENTUS_PROBLEM_CODES, DIDCommErrorCode, get_didcomm_error_code
+from mediatord.protocol.error_codes import IDENTUS_PROBLEM_CODES, get_didcomm_error_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +72,10 @@ class AuthcryptSender:
 
     did: str
     name: str
-    kid: str
-    key: PublicKey
     own_kid: str
     own_key: PrivateKey = field(repr=False)
+    kid: str
+    key: PublicKey
     document: DIDDocument = field(repr=False)
     draft03: bool = False
 
@@ -111,6 +112,7 @@ class UnpackedMessage:
     :param own_kid: the mediator's key that opened the outermost layer, as the sender spelled it.
     :param layer: the innermost layer with an authenticated sender, else the innermost.
     :param signer: DID of the verified signature inside, if there was one.
+    :param sender: the authenticated DID of the sender, if any.
     """
 
     message: Message
@@ -118,6 +120,7 @@ class UnpackedMessage:
     layer: Envelope = field(repr=False)
     authcrypt_sender: AuthcryptSender | None = None
     signer: str | None = None
+    sender: str | None = None
 
     @property
     def digest(self) -> bytes:
@@ -126,11 +129,6 @@ class UnpackedMessage:
         24).
         """
         return self.layer.fingerprint()
-
-    @property
-    def sender(self) -> str | None:
-        """The authenticated DID of the sender, if any."""
-        return self.authcrypt_sender.did if self.authcrypt_sender else self.signer
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,15 +154,6 @@ class DIDCommReply:
 ACCEPTED = DIDCommReply(202)
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseContent:
-    """Type, body and attachments of a reply."""
-
-    type: str
-    body: Mapping[str, Any]
-    attachments: tuple[Mapping[str, Any], ...] = ()
-
-
 MAX_ENVELOPE_LAYERS = 3
 
 _open_envelope = measure_time(jwe.decrypt_envelope)
@@ -173,11 +162,9 @@ _verify, _verify_from_prior = (
     measure_time(json_web_signature.verify_from_prior),
 )
 
-PrivateKeyLookup = Callable[[str], Sequence[PrivateKey]]
 
-
-class _SenderClaim(NamedTuple):
-    """The claimed sender of an authcrypt layer."""
+class _ClaimedSender(NamedTuple):
+    """The claimed sender of an authcrypt layer; proven once the layer is opened, but not yet compared with `from`."""
 
     kid: str
     key: PublicKey
@@ -185,27 +172,19 @@ class _SenderClaim(NamedTuple):
     draft03: bool
 
 
-class _LayerSender(NamedTuple):
-    """The proven sender of an authcrypt layer, not yet compared with `from`, and the key that opened it."""
-
-    claim: _SenderClaim
-    own_kid: str
-    own_key: PrivateKey
-
-
 class MessageUnpacker:
     """
     Opens envelopes addressed to the mediator.
 
-    :param find_agreement_keys: the mediator's private keys that a kid may denote, the likeliest first.
+    :param agreement_keys: the mediator's private keys by the kids that may denote them, the likeliest first.
     :param draft03: whether ECDH-1PU draft 03 is accepted (reference 1.10).
     """
 
     def __init__(
-        self, resolver: IDIDResolver, find_agreement_keys: PrivateKeyLookup, *, draft03: bool = False
+        self, resolver: IDIDResolver, agreement_keys: Mapping[str, Sequence[PrivateKey]], *, draft03: bool = False
     ) -> None:
         self._resolver = resolver
-        self._keys_for = find_agreement_keys
+        self._agreement_keys = agreement_keys
         self._draft03 = draft03
 
     async def open(self, envelope: jwe.Envelope, peer: str) -> UnpackedMessage:
@@ -218,16 +197,14 @@ class MessageUnpacker:
         :raise SenderMismatch: `from`, encryption and signature do not agree.
         :raise InvalidPlaintext: there is no DIDComm message inside.
         """
-        sender: _LayerSender | None = None
+        sender: _ClaimedSender | None = None
+        own: tuple[str, PrivateKey] | None = None
         own_kid, layer = "", envelope
         for _ in range(MAX_ENVELOPE_LAYERS):
-            kid, keys = self._choose(envelope)
+            inner, kid, key, claim = await self._open_layer(envelope, sender, peer)
             own_kid = own_kid or kid
-            claim = await self._claim_of(envelope, peer)
-            if claim and sender and strip_did_url(claim.kid) != strip_did_url(sender.claim.kid):
-                raise SenderMismatch
-            inner, key = _open_with_any_key(envelope, kid, keys, claim)
-            sender = _LayerSender(claim, kid, key) if claim else sender
+            if claim:
+                sender, own = claim, (kid, key)
             layer = envelope if claim or sender is None else layer
             value = _parse_plaintext(inner)
             if "ciphertext" not in value:
@@ -236,45 +213,55 @@ class MessageUnpacker:
         else:
             raise DecryptionError
         signer = None
-        if json_web_signature.is_jws(value):
+        if "payload" in value:
             inner, signer = await self._verify(value, sender, peer)
             value = _parse_plaintext(inner)
         message = parse_message_object(value, inner)
-        authcrypt_sender = _check_sender(message, sender, signer)
-        return UnpackedMessage(
-            message=message,
-            own_kid=own_kid,
-            layer=layer,
-            authcrypt_sender=authcrypt_sender,
-            signer=signer,
-        )
+        authcrypt_sender = _check_sender(message, sender, own, signer)
+        did = authcrypt_sender.did if authcrypt_sender else signer
+        return UnpackedMessage(message, own_kid, layer, authcrypt_sender, signer, did)
 
-    def _choose(self, envelope: jwe.Envelope) -> tuple[str, list[PrivateKey]]:
-        curve = envelope.curve
-        for kid in envelope.encrypted_keys:
-            keys = [key for key in self._keys_for(kid) if key.curve == curve]
-            if keys:
-                return kid, keys
+    async def _open_layer(
+        self, envelope: jwe.Envelope, sender: _ClaimedSender | None, peer: str
+    ) -> tuple[bytes, str, PrivateKey, _ClaimedSender | None]:
+        """
+        The content, the mediator's key that opened it, and the sender if it is an authcrypt.
+
+        :param sender: of the layers around it.
+        """
+        kid, keys = self._choose(envelope)
+        claim = None if envelope.sender_kid is None else await self._claim_of(envelope, envelope.sender_kid, peer)
+        if claim and sender and strip_did_url(claim.kid) != strip_did_url(sender.kid):
+            raise SenderMismatch
+        sender_key, draft03 = (claim.key, claim.draft03) if claim else (None, False)
+        for key in keys:
+            with suppress(DecryptionError):
+                return _open_envelope(envelope, kid, key, sender_key, draft03=draft03), kid, key, claim
         raise DecryptionError
 
-    async def _claim_of(self, envelope: jwe.Envelope, peer: str) -> _SenderClaim | None:
-        kid = envelope.sender_kid
-        if kid is None:
-            return None
+    def _choose(self, envelope: jwe.Envelope) -> tuple[str, Sequence[PrivateKey]]:
+        """The first recipient that is one of the mediator's keys, and the keys that it may denote."""
+        curve = envelope.header["epk"]["crv"]
+        for kid in envelope.encrypted_keys:
+            keys = self._agreement_keys.get(kid, ())
+            if fitting := keys if len(keys) == 1 and keys[0].curve == curve else _filter_by_curve(keys, curve):
+                return kid, fitting
+        raise DecryptionError
+
+    async def _claim_of(self, envelope: jwe.Envelope, kid: str, peer: str) -> _ClaimedSender:
         document = await self._resolver.resolve(strip_did_url(kid), peer)
         method = document.key_agreement_key(kid)
-        if method is None or method.key.curve != envelope.curve:
+        if method is None or method.key.curve != envelope.header["epk"]["crv"]:
             raise UnresolvableDID
-        return _SenderClaim(kid, method.key, document, self._draft03 and envelope.lacks_apv)
+        return _ClaimedSender(kid, method.key, document, self._draft03 and envelope.lacks_apv)
 
-    async def _verify(self, value: dict[str, Any], sender: _LayerSender | None, peer: str) -> tuple[bytes, str]:
+    async def _verify(self, value: dict[str, Any], sender: _ClaimedSender | None, peer: str) -> tuple[bytes, str]:
         """The signed content, and the signer."""
         kid = json_web_signature.get_signer_kid(value)
         # The kid is not authenticated yet, and must not cause the resolution of any other DID.
-        if sender is not None and canonicalize_did(kid) != canonicalize_did(sender.claim.kid):
+        if sender is not None and canonicalize_did(kid) != canonicalize_did(sender.kid):
             raise SenderMismatch
-        document = await self._resolver.resolve(strip_did_url(kid), peer)
-        method = document.authentication_key(kid)
+        method = (await self._resolver.resolve(strip_did_url(kid), peer)).authentication_key(kid)
         if method is None:
             raise UnresolvableDID
         return _verify(value, kid, method.key), canonicalize_did(kid)
@@ -307,21 +294,8 @@ class MessageUnpacker:
         return canonicalize_did(claim.iss)
 
 
-def _open_with_any_key(
-    envelope: jwe.Envelope, kid: str, keys: Sequence[PrivateKey], claim: _SenderClaim | None
-) -> tuple[bytes, PrivateKey]:
-    """
-    The content, and the key that opened it.
-
-    :raise DecryptionError: none does.
-    """
-    for key in keys:
-        try:
-            draft03 = claim is not None and claim.draft03
-            return _open_envelope(envelope, kid, key, claim.key if claim else None, draft03=draft03), key
-        except DecryptionError:
-            continue
-    raise DecryptionError
+def _filter_by_curve(keys: Sequence[PrivateKey], curve: str) -> Sequence[PrivateKey]:
+    return [key for key in keys if key.curve == curve]
 
 
 def _parse_plaintext(plaintext: bytes) -> dict[str, Any]:
@@ -331,49 +305,29 @@ def _parse_plaintext(plaintext: bytes) -> dict[str, Any]:
         raise InvalidPlaintext from None
 
 
-def _check_sender(message: Message, sender: _LayerSender | None, signer: str | None) -> AuthcryptSender | None:
+def _check_sender(
+    message: Message, sender: _ClaimedSender | None, own: tuple[str, PrivateKey] | None, signer: str | None
+) -> AuthcryptSender | None:
     """
     Agreement of `from`, encryption key and signing key (reference 1.8); no client library checks this.
 
+    :param own: the mediator's key, by which `sender` is proven.
     :raise SenderMismatch: they differ.
     """
     claimed = canonicalize_did(message.sender) if message.sender else None
     if signer is not None and claimed != signer:
         raise SenderMismatch
-    if sender is None:
+    if sender is None or own is None:
         return None
-    claim = sender.claim
-    did = canonicalize_did(claim.kid)
-    if claimed != did or message.sender is None:
+    is_own_key = sender.kid.startswith(f"{message.sender}#") or canonicalize_did(sender.kid) == claimed
+    if claimed is None or message.sender is None or not is_own_key:
         raise SenderMismatch
-    return AuthcryptSender(
-        did=did,
-        name=strip_did_url(message.sender),
-        kid=claim.kid,
-        key=claim.key,
-        own_kid=sender.own_kid,
-        own_key=sender.own_key,
-        document=claim.document,
-        draft03=claim.draft03,
-    )
+    kid, key, document, draft03 = sender
+    name = claimed if message.sender == claimed else strip_did_url(message.sender)
+    return AuthcryptSender(claimed, name, *own, kid, key, document, draft03)
 
 
-_seal_anoncrypt, _seal_authcrypt = measure_time(encrypt_anoncrypt), measure_time(encrypt_authcrypt)
-_sign = measure_time(json_web_signature.sign)
-
-
-@dataclass(frozen=True, slots=True)
-class ProblemReportSettings:
-    """
-    How problem reports are written.
-
-    :param codes: `uc021`, or `identus` for the code that the public conformance suite expects of unknown recipients.
-    :param ack: whether `ack` names the message; `pthid` does so for its thread, and some libraries take an array in
-        `ack` for an error.
-    """
-
-    codes: Literal["uc021", "identus"] = "uc021"
-    ack: bool = False
+_encrypt, _sign = measure_time(jwe.encrypt), measure_time(json_web_signature.sign)
 
 
 class MessagePacker:
@@ -382,6 +336,9 @@ class MessagePacker:
 
     :param new_id: source of message ids, lower-case UUIDs.
     :param find_signing_key: the key, with its id, that signs for the DID of a key that a message was encrypted to.
+    :param codes: `uc021`, or `identus` for the code that the public conformance suite expects of unknown recipients.
+    :param ack: whether `ack` of problem reports names the message; `pthid` does so for its thread, and some libraries
+        take an array in `ack` for an error.
     """
 
     def __init__(
@@ -389,45 +346,44 @@ class MessagePacker:
         clock: IReactorTime,
         new_id: Callable[[], str],
         find_signing_key: Callable[[str], NamedKey | None],
-        reports: ProblemReportSettings,
+        *,
+        codes: Literal["uc021", "identus"],
+        ack: bool,
     ) -> None:
         self._clock = clock
         self.new_id = new_id
         self._signing_key_for = find_signing_key
-        self._ack = reports.ack
-        self._codes = IDENTUS_PROBLEM_CODES if reports.codes == "identus" else {}
+        self._ack = ack
+        self._codes = IDENTUS_PROBLEM_CODES if codes == "identus" else {}
+
+    def answer(
+        self, to: Message, type_: str, body: Mapping[str, object], attachments: Sequence[Mapping[str, Any]] = ()
+    ) -> OutgoingMessage:
+        """A message in the thread of the one that it answers."""
+        return OutgoingMessage(self.new_id(), type_, body, thid=to.thid or to.id, attachments=attachments)
 
     def pack(self, draft: OutgoingMessage, to: AuthcryptSender | RecipientKeys) -> bytes:
         """The message encrypted to `to`, authenticated unless `to` cannot read that (reference 1.10)."""
-        plaintext = draft.plaintext(sender=strip_did_url(to.own_kid), to=to.name, created_time=self._now())
-        if to.draft03:
-            return _seal_anoncrypt(plaintext, [(to.kid, to.key)])
-        return _seal_authcrypt(plaintext, (to.own_kid, to.own_key), [(to.kid, to.key)])
-
-    def plain(self, draft: OutgoingMessage) -> bytes:
-        """The message in the clear, for a peer without a known key."""
-        return draft.plaintext(sender=None, to=None, created_time=self._now())
-
-    def answer(self, to: Message, type_: str, body: dict[str, object]) -> OutgoingMessage:
-        """A message in the thread of the one that it answers."""
-        return OutgoingMessage(id=self.new_id(), type=type_, body=body, thid=to.thread)
+        now, kid = int(self._clock.seconds()), to.kid
+        plaintext = draft.plaintext(sender=to.own_kid.partition("#")[0], to=to.name, created_time=now)
+        sender = None if to.draft03 else (to.own_kid, to.own_key)
+        return _encrypt(plaintext, [(kid, to.key)], sender)
 
     def refuse(self, error: MediatorError, received: UnpackedMessage | None) -> DIDCommReply:
         """
         The problem report for an error (reference section 11): by the error, encrypted to an authenticated sender,
-        signed for an anonymous one, or in the clear.
+        signed for an anonymous one, or in the clear; in the clear and naming no message if none was opened.
         """
         if received is None:
-            return self.refuse_unopened(error)
+            return self._reply(error, self._report(error))
         wire, message = get_didcomm_error_code(error), received.message
         if received.authcrypt_sender is None:
             return self.refuse_anonymous(error, message.id, message.thread, received.own_kid)
         report = self._report(error, message.id, message.thread)
         if wire.encrypted_status is None:
-            return self._reply(error, wire.status, self.plain(report), PLAINTEXT_MEDIA_TYPE)
-        return self._reply(
-            error, wire.encrypted_status, self.pack(report, received.authcrypt_sender), ENCRYPTED_MEDIA_TYPE
-        )
+            return self._reply(error, report)
+        packed = self.pack(report, received.authcrypt_sender), ENCRYPTED_MEDIA_TYPE
+        return self._reply(error, packed, wire.encrypted_status)
 
     def refuse_anonymous(self, error: MediatorError, id_: str, thread: str, kid: str) -> DIDCommReply:
         """
@@ -439,29 +395,23 @@ class MessagePacker:
         :param id_: of the message; `thread` is its thread.
         :param kid: the mediator's key that it was encrypted to.
         """
-        wire, report = get_didcomm_error_code(error), self._report(error, id_, thread)
-        named_key = self._signing_key_for(kid) if wire.is_signed else None
+        report = self._report(error, id_, thread)
+        named_key = self._signing_key_for(kid) if get_didcomm_error_code(error).is_signed else None
         if named_key is None:
-            return self._reply(error, wire.status, self.plain(report), PLAINTEXT_MEDIA_TYPE)
-        plaintext = report.plaintext(sender=strip_did_url(kid), to=None, created_time=self._now())
-        return self._reply(error, wire.status, _sign(plaintext, *named_key), json_web_signature.SIGNED_MEDIA_TYPE)
+            return self._reply(error, report)
+        plaintext = report.plaintext(sender=strip_did_url(kid), to=None, created_time=int(self._clock.seconds()))
+        return self._reply(error, (_sign(plaintext, *named_key), json_web_signature.SIGNED_MEDIA_TYPE))
 
-    def refuse_unopened(self, error: MediatorError) -> DIDCommReply:
-        """The problem report for a message that was not opened: in the clear, naming no message."""
-        return self._reply(
-            error, get_didcomm_error_code(error).status, self.plain(self._report(error)), PLAINTEXT_MEDIA_TYPE
-        )
-
-    def _reply(self, error: MediatorError, status: int, body: bytes, media_type: str) -> DIDCommReply:
-        situation = type(error)
-        return DIDCommReply(
-            status,
-            body,
-            media_type,
-            _retry_after_seconds(error, get_didcomm_error_code(error)),
-            situation,
-            self._codes.get(situation),
-        )
+    def _reply(
+        self, error: MediatorError, report: OutgoingMessage | tuple[bytes, str], status: int | None = None
+    ) -> DIDCommReply:
+        """:param report: in the clear, or as bytes with their media type."""
+        wire, situation = get_didcomm_error_code(error), type(error)
+        if isinstance(report, OutgoingMessage):
+            now = int(self._clock.seconds())
+            report = report.plaintext(sender=None, to=None, created_time=now), PLAINTEXT_MEDIA_TYPE
+        retry_after = wire.retry_after if error.retry_after is None else int(error.retry_after)
+        return DIDCommReply(status or wire.status, *report, retry_after, situation, self._codes.get(situation))
 
     def _report(self, error: MediatorError, id_: str | None = None, thread: str | None = None) -> OutgoingMessage:
         wire = get_didcomm_error_code(error)
@@ -473,21 +423,12 @@ class MessagePacker:
             ack=[id_] if id_ is not None and self._ack else (),
         )
 
-    def _now(self) -> int:
-        return int(self._clock.seconds())
+
+def is_unreadable(fault: type[MediatorError]) -> bool:
+    """Whether a message could not be parsed or decrypted; a socket tolerates few of those (reference 3.2)."""
+    return issubclass(fault, (DecryptionError, InvalidEnvelope))
 
 
-def _retry_after_seconds(error: MediatorError, wire: DIDCommErrorCode) -> int | None:
-    """Seconds after which the request may be repeated, if known."""
-    return wire.retry_after if error.retry_after is None else int(error.retry_after)
-
-
-def is_unreadable(reply: DIDCommReply) -> bool:
-    """Whether the message could not be parsed or decrypted; a socket tolerates few of those (reference 3.2)."""
-    return reply.fault is not None and issubclass(reply.fault, (DecryptionError, InvalidEnvelope))
-
-
-_seal_forward = measure_time(encrypt_anoncrypt)
 # One for each routing key of an endpoint, and one for the mediator it stands behind.
 MAX_WRAPS = MAX_ROUTING_KEYS + 1
 MAX_WRAPPED_BYTES = 8_388_608
@@ -531,17 +472,9 @@ class ForwardWrapper:
             )
             if len(plaintext) > MAX_WRAPPED_BYTES:
                 raise WrapError
-            payload = _seal_forward(plaintext, keys)
+            payload = _encrypt(plaintext, keys, None)
             next_ = routing_key
         return payload
-
-    async def rewrap(self, payload: bytes, recipient: str) -> bytes:
-        """
-        A fresh forward to the recipient itself around the payload ("Rewrapping").
-
-        :raise WrapError: the recipient's DID has no key.
-        """
-        return await self.wrap(payload, recipient, [recipient])
 
     async def _keys(self, routing_key: str, peer: str | None) -> list[tuple[str, PublicKey]]:
         try:

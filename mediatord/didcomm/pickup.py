@@ -1,22 +1,37 @@
-"""Message Pickup 3.0: status, delivery, acknowledgement, live mode (reference section 6)."""
+"""
+Message Pickup 3.0: status, delivery, acknowledgement and live mode (reference section 6). Pushes of live mode are
+tracked until they are acknowledged.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
+from sys import intern
 
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.logger import Logger
 
-from mediatord.delivery.connections import ConnectionManager, TooManySubscriptions
-from mediatord.didcomm.live_delivery import LiveDelivery
-from mediatord.didcomm.messages import MessageOrigin, RecipientKeys, ResponseContent, UnpackedMessage
-from mediatord.errors import LiveModeUnsupported, MediationNotGranted, ReplayCacheFull
-from mediatord.observability.event_recorder import DeliveryPath, EventRecorder
+from mediatord.clock import outside_request
+from mediatord.delivery.connections import (
+    CompactMultiMap,
+    TooManySubscriptions,
+    WebSocketSession,
+    send_to_subscribers,
+)
+from mediatord.didcomm.context import DIDCommContext, MessageRequest
+from mediatord.didcomm.messages import AuthcryptSender, RecipientKeys
+from mediatord.errors import LiveModeUnsupported, MediationNotGranted, StoreUnavailable
+from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.protocol.canonical_did import canonicalize_did
+from mediatord.protocol.didcomm.message import OutgoingMessage
 from mediatord.protocol.didcomm.message_pickup import (
     DELIVERY,
     STATUS,
-    AttachmentFormat,
     make_delivery_attachment,
     make_delivery_body,
     make_status_body,
@@ -25,157 +40,414 @@ from mediatord.protocol.didcomm.message_pickup import (
     parse_message_ids,
     parse_recipient,
 )
-from mediatord.store.interfaces.messages import AcknowledgementResult, QueueStatus, RemovedMessage
-from mediatord.store.interfaces.store import Account, IStore
+from mediatord.protocol.probe_markers import PROBE_DID_INFIX
+from mediatord.store.interfaces.messages import QueueStatus, RemovedMessage, StoredMessage
+from mediatord.store.interfaces.store import Account
+
+_log = Logger()
+
+# Seconds until a push is marked in the store; one that is acknowledged before is never marked.
+MARK_DELAY = 1.0
+# Number of unmarked pushes at which they are marked at once.
+MARK_BATCH_SIZE = 1000
+
+
+class DeliveryMarkWriter:
+    """
+    Marks messages in the store as delivered.
+
+    Marks are for operators, counters and other nodes. With a single node they are delayed, since nearly every push is
+    acknowledged soon and then needs no write.
+
+    :param write: `mark_delivered` of the store.
+    :param delay: seconds until a mark is written.
+    """
+
+    def __init__(self, clock: IReactorTime, write: Callable[[Sequence[str]], Deferred[None]], delay: float) -> None:
+        self._clock = clock
+        self._write = write
+        self._delay = delay
+        self._waiting: dict[str, None] = {}
+        self._timer: IDelayedCall | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, id_: str) -> None:
+        """A message was pushed."""
+        self._waiting[id_] = None
+        if not self._delay or len(self._waiting) >= MARK_BATCH_SIZE:
+            self._flush()
+        elif self._timer is None:
+            self._timer = self._clock.callLater(self._delay, self._flush)
+
+    def cancel_mark(self, id_: str) -> bool:
+        """Do not mark a message; whether it was still unmarked."""
+        if id_ not in self._waiting:
+            return False
+        del self._waiting[id_]
+        if not self._waiting:
+            self._stop()
+        return True
+
+    def _flush(self) -> None:
+        ids = list(self._waiting)
+        self._waiting.clear()
+        self._stop()
+        with outside_request():
+            log_mark_failure(self._write(ids))
+
+    def _stop(self) -> None:
+        if self._timer is not None and self._timer.active():
+            self._timer.cancel()
+        self._timer = None
+
+
+def log_mark_failure(done: Deferred[None]) -> None:
+    """Log a failed mark; the message itself is safe without it."""
+
+    def failed(failure: object) -> None:
+        _log.warn("the store did not take a delivery mark")
+
+    done.addErrback(lambda failure: failed(failure) if failure.check(StoreUnavailable) else failure)
+    done.addErrback(lambda failure: _log.failure("marking a delivery failed", redact_failure(failure)))
+
+
+# DIDs of one socket that are remembered to be authenticated there.
+MAX_BOUND_DIDS = 256
+# Messages that are remembered to have been pushed here.
+MAX_REMEMBERED_PUSHES = 100_000
+# Unacknowledged pushes; beyond that the oldest is pending again before its timeout.
+MAX_UNACKNOWLEDGED_PUSHES = 100_000
+
+
+@dataclass(slots=True)
+class _UnacknowledgedPush:
+    """
+    :param at: when it was written.
+    :param sessions: the sockets that it was written to.
+    """
+
+    at: float
+    recipient_did: str
+    received_at: float
+    sessions: tuple[WebSocketSession, ...]
+
+
+class LiveDelivery:
+    """
+    Pushes messages to the sockets that subscribed to their account.
+
+    Pushed messages stay in the store until they are acknowledged (decision D11).
+
+    :param read_backlog: notes what waits for a DID when a socket has subscribed to it, so that several nodes do not
+        deliver it twice; None where there are no other nodes.
+    """
+
+    def __init__(
+        self,
+        context: DIDCommContext,
+        read_backlog: Callable[[WebSocketSession, str], Awaitable[None]] | None = None,
+    ) -> None:
+        self._context = context
+        self._connections = context.connections
+        self._packer = context.packer
+        self._read_backlog = read_backlog
+        self._pushes: OrderedDict[str, _UnacknowledgedPush] = OrderedDict()
+        # With several nodes, each keeps what it has pushed to its own sockets.
+        self._pushed: OrderedDict[str, None] = OrderedDict()
+        self._by_session: CompactMultiMap[WebSocketSession, str, None] = CompactMultiMap()
+        self._bound: CompactMultiMap[WebSocketSession, str, None] = CompactMultiMap()
+        self._marks = DeliveryMarkWriter(context.clock, self._mark, 0.0 if context.node else MARK_DELAY)
+        self._connections.on_close(self._session_closed)
+
+    def can_bind(self, session: WebSocketSession, did: str) -> bool:
+        """Whether :meth:`bind` would have an effect."""
+        bound = self._bound
+        return not bound.has(session, did) and session in self._connections and bound.count(session) < MAX_BOUND_DIDS
+
+    async def bind(self, session: WebSocketSession, recipient: AuthcryptSender) -> None:
+        """
+        Record that a DID authenticated on a socket (reference 3.2), which may have been closed meanwhile.
+
+        :raise StoreUnavailable: presence cannot be published.
+        """
+        if self.can_bind(session, recipient.did):
+            did = intern(recipient.did)
+            self._bound.put(session, did, None)
+            self._context.recorder.record_connection_authenticated("didcomm", session.name, did)
+            if self._context.live_by_default:
+                with suppress(TooManySubscriptions):
+                    await self.subscribe(session, recipient)
+
+    async def subscribe(self, session: WebSocketSession, recipient: AuthcryptSender) -> None:
+        """
+        Push messages for an account to this socket; see
+        :meth:`~mediatord.delivery.connections.ConnectionManager.subscribe`.
+
+        :raise TooManySubscriptions: the socket has as many as one may have, and is not subscribed.
+        :raise StoreUnavailable: messages that other nodes accept are not pushed until the store is available again.
+        """
+        await self._connections.subscribe(session, intern(recipient.did), RecipientKeys(recipient))
+        if self._read_backlog is not None:
+            await self._read_backlog(session, recipient.did)
+
+    async def rotate(self, prior: str, recipient: AuthcryptSender, session: WebSocketSession | None) -> None:
+        """
+        Move subscriptions after a DID rotation (reference 2.3): the socket that the rotation came on stays live.
+
+        Other sockets of the account are unsubscribed: the new DID has not authenticated on them.
+
+        :raise StoreUnavailable: presence cannot be published.
+        """
+        connections = self._connections
+        was_live = session is not None and connections.is_subscribed(session, prior)
+        for other, other_recipient in connections.subscribers(prior):
+            if other is not session and other_recipient is not None:  # or it speaks Decentrl
+                connections.unsubscribe(other, prior)
+        if session is not None and was_live:
+            await connections.transfer_subscription(session, prior, intern(recipient.did), RecipientKeys(recipient))
+
+    def push(self, message: StoredMessage) -> bool:
+        """
+        Write a stored message to every socket that subscribed to its account; whether one took it. Never fails.
+        """
+        if message.account not in self._connections.live_dids:
+            return False
+        return self._push(message, self._connections.subscribers(message.account))
+
+    def push_remote(self, message: StoredMessage, *, by: float = inf) -> bool:
+        """
+        As :meth:`push`, for a message that another node accepted, but not to sockets whose backlog contains it.
+
+        :param by: also leaves out sockets that subscribed after this time.
+        """
+        return self._push(message, self._connections.subscribers(message.account, by=by, message=message.id))
+
+    def was_pushed(self, id_: str) -> bool:
+        """
+        Whether a message was pushed here and is neither acknowledged nor overdue; with several nodes, whether it is
+        remembered to have been pushed here and was not acknowledged here.
+        """
+        return id_ in self._pushes or id_ in self._pushed
+
+    def _push(self, message: StoredMessage, subscribers: Sequence[tuple[WebSocketSession, RecipientKeys]]) -> bool:
+        def frame(recipient: RecipientKeys | None) -> bytes | None:
+            """The frame for a subscriber; None for a socket that speaks Decentrl."""
+            if recipient is None:
+                return None
+            if self._context.push_mode == "raw":
+                return message.payload
+            form = self._context.delivery_form
+            attachment = make_delivery_attachment(message.id, message.payload, message.form, form)
+            return self._packer.pack(
+                OutgoingMessage(self._packer.new_id(), DELIVERY, attachments=[attachment]), recipient
+            )
+
+        accepted_by = send_to_subscribers(subscribers, frame)
+        if not accepted_by:
+            return False
+        try:
+            self._record_push(message, accepted_by)
+        except Exception:
+            _log.failure("recording a push failed", redact_failure())
+        return True
+
+    def _record_push(self, message: StoredMessage, accepted_by: Sequence[WebSocketSession]) -> None:
+        """Track a push to these sockets."""
+        recorder, id_ = self._context.recorder, message.id
+        if self._context.node:
+            self._pushed[id_] = None
+            self._pushed.move_to_end(id_)
+            if len(self._pushed) > MAX_REMEMBERED_PUSHES:
+                self._pushed.popitem(last=False)
+        if PROBE_DID_INFIX in message.recipient_did and recorder.is_own(message.recipient_did):
+            return  # no mark, as it expires soon, and a failed push is not recorded
+        before = self._pushes.pop(id_, None)  # a late read of the backlog may find it again
+        sessions = tuple({*accepted_by, *before.sessions}) if before else tuple(accepted_by)
+        self._pushes[id_] = _UnacknowledgedPush(
+            self._context.clock.seconds(), intern(message.recipient_did), message.received_at, sessions
+        )
+        for session in accepted_by:
+            self._by_session.put(session, id_, None)
+        if len(self._pushes) > MAX_UNACKNOWLEDGED_PUSHES:
+            oldest, push = next(iter(self._pushes.items()))
+            self._remove_push(oldest)
+            self._requeue_pushes({oldest: push})
+        recorder.record_push(message, [session.name for session in accepted_by], "live", "didcomm")
+        self._marks.add(id_)
+
+    @property
+    def unacknowledged_pushes(self) -> int:
+        """Number of pushes that are neither acknowledged nor overdue."""
+        return len(self._pushes)
+
+    @property
+    def remembered(self) -> int:
+        """Number of messages remembered to have been pushed, with several nodes."""
+        return len(self._pushed)
+
+    def record_removed(self, removed: Sequence[RemovedMessage]) -> None:
+        """Record acknowledged messages, and that their pushes arrived."""
+        for one in removed:
+            # Pushes of other nodes are marked in the store.
+            live = self.resolve_push(one.id) or bool(self._context.node and one.pushes)
+            self._context.recorder.record_acknowledgement(one, "live" if live else "pickup", "didcomm")
+
+    def resolve_push(self, id_: str) -> bool:
+        """Forget the push of a removed message; whether it had been pushed here."""
+        self._pushed.pop(id_, None)
+        self._marks.cancel_mark(id_)
+        return self._remove_push(id_)
+
+    def requeue_overdue_pushes(self) -> None:
+        """Make unacknowledged pushes pending again after the timeout, or when the clock was set back."""
+        now = self._context.clock.seconds()
+        late = {}
+        while self._pushes:
+            id_, push = next(iter(self._pushes.items()))
+            if 0.0 <= now - push.at < self._context.push_timeout:
+                break
+            late[id_] = push
+            self._remove_push(id_)
+        self._requeue_pushes(late)
+
+    def _session_closed(self, session: WebSocketSession) -> None:
+        self._bound.pop(session)
+        lost = {}
+        for id_, _ in self._by_session.pop(session):
+            push = self._pushes[id_]
+            push.sessions = tuple(one for one in push.sessions if one is not session)
+            if not push.sessions:
+                del self._pushes[id_]
+                lost[id_] = push
+        self._requeue_pushes(lost)
+
+    def _remove_push(self, id_: str) -> bool:
+        """Forget a push; whether there was one."""
+        push = self._pushes.pop(id_, None)
+        if push is None:
+            return False
+        for session in push.sessions:
+            self._by_session.discard(session, id_)
+        return True
+
+    def _mark(self, ids: Sequence[str]) -> Deferred[None]:
+        return self._context.store.mark_delivered(ids, node=self._context.node)
+
+    def _requeue_pushes(self, pushes: Mapping[str, _UnacknowledgedPush]) -> None:
+        """Make pushes pending again (UC-021 AF-6)."""
+
+        def record(ids: Iterable[str]) -> None:
+            for id_ in ids:
+                push = pushes[id_]
+                self._context.recorder.record_push_failure(id_, push.recipient_did, push.received_at)
+
+        unmarked = [id_ for id_ in pushes if self._marks.cancel_mark(id_)]
+        record(unmarked)
+        if marked := [id_ for id_ in pushes if id_ not in unmarked]:
+            log_mark_failure(self._context.store.mark_pending(marked).addCallback(record))
+
 
 # A packed reply grows by 4/3 for base64url, and once more where the attachments are base64 themselves.
 DELIVERY_BYTES = 1_048_576 * 9 // 16
 
-# Arguments of INonceCache.claim_nonce: digest, until when it is kept, and share of the capacity.
-NonceRequest = tuple[bytes, float, float]
-
-
-@dataclass(frozen=True, slots=True)
-class PickupSettings:
-    """
-    :param delivery_limit: messages in one `delivery` at most.
-    :param form: form of the attachments in a `delivery`.
-    """
-
-    delivery_limit: int = 100
-    form: AttachmentFormat = "as-received"
-
 
 class Pickup:
-    """Serves the requests of an account about its messages."""
+    """
+    Serves the requests of an account about its messages.
+
+    :param record_pickups: lets other nodes know that messages were handed out; None where there are none.
+    """
 
     def __init__(
         self,
-        clock: IReactorTime,
-        store: IStore,
-        connections: ConnectionManager[RecipientKeys],
+        context: DIDCommContext,
         live: LiveDelivery,
-        recorder: EventRecorder,
-        settings: PickupSettings,
+        record_pickups: Callable[[Sequence[str]], None] | None = None,
     ) -> None:
-        self._clock = clock
-        self._store = store
-        self._connections = connections
+        self._context = context
         self._live = live
-        self._recorder = recorder
-        self._settings = settings
+        self._record_pickups = record_pickups
 
-    async def status_request(
-        self, received: UnpackedMessage, account: Account, origin: MessageOrigin
-    ) -> ResponseContent:
+    async def status_request(self, request: MessageRequest, account: Account) -> OutgoingMessage:
         """Status of the queue of the account, or of one of its recipient DIDs."""
-        named = parse_recipient(received.message.require_body())
-        return await self._status(account, origin, named, await self._own(account, named))
+        named = parse_recipient(request.received.message.require_body())
+        return await self._status(request, account, named, await self._own(account, named))
 
-    async def delivery_request(
-        self, received: UnpackedMessage, account: Account, origin: MessageOrigin
-    ) -> ResponseContent:
+    async def delivery_request(self, request: MessageRequest, account: Account) -> OutgoingMessage:
         """The oldest messages, or a `status` if there are none; removes nothing."""
-        body = received.message.require_body()
+        context, body = self._context, request.received.message.require_body()
         named = parse_recipient(body)
-        limit = parse_limit(body, self._settings.delivery_limit)
+        limit = parse_limit(body, context.delivery_limit)
         recipient = await self._own(account, named)
-        messages = await self._store.fetch_messages(account.did, recipient, limit=limit, max_bytes=DELIVERY_BYTES)
+        messages = await context.store.fetch_messages(account.did, recipient, limit=limit, max_bytes=DELIVERY_BYTES)
         if not messages:
-            return await self._status(account, origin, named, recipient)
+            return await self._status(request, account, named, recipient)
         for message in messages:
-            self._recorder.record_push(
-                message, [origin.session.name if origin.session else None], "pickup", "didcomm"
-            )
-        self._live.record_pickup([message.id for message in messages])
-        attachments = tuple(
-            make_delivery_attachment(message.id, message.payload, message.form, self._settings.form)
+            context.recorder.record_push(message, [request.record.session], "pickup", "didcomm")
+        if self._record_pickups is not None:
+            self._record_pickups([message.id for message in messages])
+        attachments = [
+            make_delivery_attachment(message.id, message.payload, message.form, context.delivery_form)
             for message in messages
-        )
-        return ResponseContent(DELIVERY, make_delivery_body(named), attachments)
+        ]
+        return context.packer.answer(request.received.message, DELIVERY, make_delivery_body(named), attachments)
 
-    async def acknowledge(self, received: UnpackedMessage, account: Account) -> None:
+    async def acknowledge(self, request: MessageRequest, account: Account) -> None:
         """Remove the messages of this account that a `messages-received` names."""
-        ids = parse_message_ids(received.message.require_body())
+        ids = parse_message_ids(request.received.message.require_body())
         if ids:
-            self.record_removed(await self._store.acknowledge(account.did, ids))
+            self._live.record_removed(await self._context.store.acknowledge(account.did, ids))
 
-    async def acknowledge_once(
-        self, account: Account, ids: Sequence[str], claim: NonceRequest, *, with_status: bool
-    ) -> AcknowledgementResult | None:
-        """
-        Claim a nonce, remove messages of this account and read the status of its queues, in one store operation.
-
-        Without capacity for the nonce, the messages are removed all the same. The removal has to be recorded
-        (:meth:`record_removed`).
-
-        :return: None if the nonce was claimed before; then nothing was removed.
-        :raise StoreUnavailable: nothing was claimed or removed.
-        """
-        try:
-            return await self._store.acknowledge_once(account.did, ids, *claim, with_status=with_status)
-        except ReplayCacheFull:
-            return AcknowledgementResult(await self._store.acknowledge(account.did, ids))
-
-    def record_removed(self, removed: Sequence[RemovedMessage]) -> None:
-        """Record acknowledged messages, and that their pushes arrived."""
-        pushed = self._live.resolve_pushes([one.id for one in removed])
-        for one in removed:
-            path: DeliveryPath = "live" if self._live.was_pushed_live(one, pushed) else "pickup"
-            self._recorder.record_acknowledgement(one, path, "didcomm")
-
-    async def status(self, account: Account, origin: MessageOrigin) -> ResponseContent:
-        """Status of the queue of the account."""
-        return await self._status(account, origin, None, None)
-
-    async def live_delivery_change(
-        self, received: UnpackedMessage, account: Account, origin: MessageOrigin
-    ) -> ResponseContent:
+    async def live_delivery_change(self, request: MessageRequest, account: Account) -> OutgoingMessage:
         """
         Switch pushing to this socket on or off; the backlog is fetched by delivery requests.
 
         The status counts messages from before presence was published; later ones are pushed.
         """
-        wanted = parse_live_delivery(received.message.require_body())
-        if wanted and origin.session is None:
+        wanted = parse_live_delivery(request.received.message.require_body())
+        session, sender = request.origin.session, request.received.authcrypt_sender
+        if wanted and session is None:
             raise LiveModeUnsupported
-        if origin.session is not None:
-            if wanted and received.authcrypt_sender is not None:
-                try:
-                    await self._live.subscribe(origin.session, received.authcrypt_sender)
-                except TooManySubscriptions:
-                    raise LiveModeUnsupported from None
-            else:
-                self._connections.unsubscribe(origin.session, account.did)
-        return await self._status(account, origin, None, None)
+        if session is not None and wanted and sender is not None:
+            try:
+                await self._live.subscribe(session, sender)
+            except TooManySubscriptions:
+                raise LiveModeUnsupported from None
+        elif session is not None:
+            self._context.connections.unsubscribe(session, account.did)
+        return await self.status(request, account)
+
+    async def status(self, request: MessageRequest, account: Account) -> OutgoingMessage:
+        """Status of the queue of the account."""
+        return await self._status(request, account, None, None)
 
     async def _status(
-        self, account: Account, origin: MessageOrigin, named: str | None, recipient: str | None
-    ) -> ResponseContent:
-        status = await self._store.get_queue_status(account.did, recipient)
-        return self.make_status(account, origin, status, named)
+        self, request: MessageRequest, account: Account, named: str | None, recipient: str | None
+    ) -> OutgoingMessage:
+        status = await self._context.store.get_queue_status(account.did, recipient)
+        return self.make_status(request, account, status, named)
 
     def make_status(
-        self, account: Account, origin: MessageOrigin, status: QueueStatus, named: str | None = None
-    ) -> ResponseContent:
+        self, request: MessageRequest, account: Account, status: QueueStatus, named: str | None = None
+    ) -> OutgoingMessage:
         """
         A `status` with these contents.
 
         :param named: the recipient DID that it is of, as the request spells it; None for the whole account.
         """
-        session = origin.session
-        return ResponseContent(
-            STATUS,
-            make_status_body(
-                count=status.message_count,
-                total_bytes=status.total_bytes,
-                oldest=status.oldest_received_time,
-                newest=status.newest_received_time,
-                now=self._clock.seconds(),
-                recipient_did=named,
-                live=session is not None and self._connections.is_subscribed(session, account.did),
-            ),
+        context, session = self._context, request.origin.session
+        body = make_status_body(
+            count=status.message_count,
+            total_bytes=status.total_bytes,
+            oldest=status.oldest_received_time,
+            newest=status.newest_received_time,
+            now=context.clock.seconds(),
+            recipient_did=named,
+            live=session is not None and context.connections.is_subscribed(session, account.did),
         )
+        return context.packer.answer(request.received.message, STATUS, body)
 
     async def _own(self, account: Account, named: str | None) -> str | None:
         """
@@ -186,6 +458,6 @@ class Pickup:
         if named is None:
             return None
         did = canonicalize_did(named)
-        if await self._store.find_owner(did) == account.did:
+        if await self._context.store.find_owner(did) == account.did:
             return did
         raise MediationNotGranted

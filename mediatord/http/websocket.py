@@ -28,7 +28,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.tcp import Connection
 from twisted.logger import Logger
 
-from mediatord.delivery.send_queue import SendQueue
+from mediatord.delivery.connections import SendQueue
 from mediatord.didcomm.messages import DIDCommReply, MessageOrigin, is_unreadable
 from mediatord.errors import ShutdownInProgress
 from mediatord.http.client_address import get_host
@@ -596,7 +596,7 @@ class MediatorSocket(WebSocketServerProtocol):
 
     def _answer(self, reply: DIDCommReply) -> None:
         """Send a reply; the first unreadable message is answered, and the third ends the socket."""
-        if is_unreadable(reply):
+        if reply.fault is not None and is_unreadable(reply.fault):
             self._undecryptable += 1
             if self._undecryptable == 1:
                 self._send_queue.put(reply.body)

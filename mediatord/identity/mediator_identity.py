@@ -61,7 +61,7 @@ class MediatorIdentity:
         self._keys = keys
         self._raw_keys = raw_keys
         self._secrets = _index_private_keys(keys)
-        self._agreement_keys_by_kid: dict[str, tuple[PrivateKey, ...]] = {}
+        self.agreement_keys: dict[str, tuple[PrivateKey, ...]] = {}
         self._signing_key_by_did: dict[str, NamedKey] = {}
         self.own_dids: set[str] = set()
         self.did, *former = _make_peer_dids(keys.generations, public_url)
@@ -133,7 +133,7 @@ class MediatorIdentity:
         Key agreement keys that a DID URL may denote, the likeliest first, in any spelling of reference 8.6. After a
         rotation, a did:web key id denotes several keys.
         """
-        return self._agreement_keys_by_kid.get(kid, ())
+        return self.agreement_keys.get(kid, ())
 
     def find_agreement_key(self, kid: str) -> PrivateKey | None:
         """The likeliest of :meth:`find_agreement_keys`."""
@@ -248,9 +248,9 @@ class MediatorIdentity:
                 self._signing_key_by_did[did] = method.id.partition("#")[2], self._secrets[method.key]
             for fragment, key in _list_spellings(ours):
                 kid, secret = f"{did}#{fragment}", self._secrets[key]
-                there = self._agreement_keys_by_kid.get(kid, ())
+                there = self.agreement_keys.get(kid, ())
                 if secret not in there:
-                    self._agreement_keys_by_kid[kid] = (*there, secret)
+                    self.agreement_keys[kid] = (*there, secret)
         return True
 
 

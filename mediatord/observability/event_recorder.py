@@ -21,13 +21,12 @@ from mediatord.protocol.error_codes import (
     get_decentrl_error_code,
     get_didcomm_error_code,
 )
-from mediatord.protocol.probe_markers import PROBE_CLIENT
+from mediatord.protocol.probe_markers import PROBE_CLIENT, PROBE_DID_INFIX
 from mediatord.store.interfaces.decentrl import PendingEvent
 from mediatord.store.interfaces.messages import MessageLedger, RemovedMessage, StoredMessage, StoreLedger
 from mediatord.store.interfaces.store import ExpiredAccount
 
 DeliveryPath = Literal["live", "pickup", "poll", "http"]
-AcceptMethod = Literal["live", "queue"]
 ProtocolName = Literal["didcomm", "decentrl"]
 
 # Outcomes in the message ledger of a store, besides the queued messages.
@@ -47,6 +46,9 @@ class RequestRecord:
     A request in progress. Not frozen, as that would take longer than :meth:`EventRecorder.begin_request` does.
 
     :param began: by the monotonic clock.
+    :param kind: name of the message type in the dispatch table, never as the peer wrote it.
+    :param sender: its authenticated DID; None if there is none, or it is not known yet.
+    :param session: name of the socket.
     """
 
     request: str
@@ -55,6 +57,9 @@ class RequestRecord:
     size: int
     began: float
     crypto: Stopwatch
+    kind: str | None = None
+    sender: str | None = None
+    session: str | None = None
 
 
 @dataclass(slots=True)
@@ -141,7 +146,7 @@ class EventRecorder:
         :param request: id of its request.
         :param pushed: whether a socket took it at once.
         """
-        if self.is_own(message.recipient_did):
+        if PROBE_DID_INFIX in message.recipient_did and self.is_own(message.recipient_did):
             self._own["accepted"] += 1
             return
         self.metrics.forwarded.counts[()] += 1
@@ -173,7 +178,7 @@ class EventRecorder:
 
         :param sessions: names of the sockets that took it; None for a request without a socket.
         """
-        if self.is_own(message.recipient_did):
+        if PROBE_DID_INFIX in message.recipient_did and self.is_own(message.recipient_did):
             return
         attempt = self._attempts.pop(message.id, 0) + 1
         self._attempts[message.id] = attempt
@@ -207,7 +212,7 @@ class EventRecorder:
 
     def record_acknowledgement(self, removed: RemovedMessage, path: DeliveryPath, protocol: ProtocolName) -> None:
         """A message was acknowledged and removed."""
-        if self.is_own(removed.recipient_did):
+        if PROBE_DID_INFIX in removed.recipient_did and self.is_own(removed.recipient_did):
             self._own["acknowledged"] += 1
             return
         self._attempts.pop(removed.id, None)
@@ -294,15 +299,11 @@ class EventRecorder:
         *,
         status: int,
         fault: type[MediatorError] | None,
-        kind: str | None,
-        sender: str | None,
-        session: str | None,
         code: str | None = None,
     ) -> None:
         """
         A request was answered.
 
-        :param kind: name of the message type in the dispatch table, never as the peer wrote it.
         :param code: sent to the peer, if it is not the code of `fault` in the protocol's table.
         """
         if request_record.peer == PROBE_CLIENT:
@@ -321,13 +322,13 @@ class EventRecorder:
             "size": request_record.size,
             "dur_ms": round(seconds * 1000, 3),
         }
-        for name, value in (("conn", session), ("mtype", kind), ("code", code)):
+        for name, value in (("conn", request_record.session), ("mtype", request_record.kind), ("code", code)):
             if value is not None:
                 fields[name] = value
         if request_record.crypto.seconds:
             fields["crypto_ms"] = round(request_record.crypto.seconds * 1000, 3)
-        if sender is not None:
-            fields["sender"] = self._pseudonymizer.did(sender)
+        if request_record.sender is not None:
+            fields["sender"] = self._pseudonymizer.did(request_record.sender)
         if peer := self._pseudonymizer.peer(request_record.peer):
             fields["peer"] = peer
         self._events.write("req.done", fields)
@@ -347,7 +348,7 @@ class EventRecorder:
     def record_early_rejection(self, protocol: ProtocolName, peer: str, size: int, fault: MediatorError) -> None:
         """A request was refused unread."""
         record, status = self.begin_request(protocol, peer, size), _find_error_code(protocol, fault).status
-        self.end_request(record, status=status, fault=type(fault), kind=None, sender=None, session=None)
+        self.end_request(record, status=status, fault=type(fault))
 
     def record_rate_limit(self, bucket: str, who: str, peer: str, wait: int) -> None:
         """A limit was exceeded; signature of :data:`mediatord.ratelimit.rate_limiter.RateLimitCallback`."""

@@ -7,12 +7,10 @@ each process enforces its share of the limits.
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
@@ -22,7 +20,6 @@ from twisted.python.failure import Failure
 from mediatord.clock import get_time_left, outside_request
 from mediatord.errors import StoreUnavailable
 from mediatord.log_redaction_and_throttle import redact_failure
-from mediatord.ratelimit.sliding_window import QuotaLease, SlidingWindowLimiter, shorten_key
 from mediatord.store.interfaces.cluster import IClusterStore
 
 _log = Logger()
@@ -35,6 +32,9 @@ QUOTA_STORE_TIMEOUT = 0.5
 QUOTA_STORE_BACKOFF = 1.0
 # Leases per limit: bounds the unused quota of a node, multiplied by the number of nodes.
 _LEASES_PER_LIMIT = 20
+_MAX_KEY_LENGTH = 64
+# In seconds; smaller values would be lost in a float of the current time.
+_MIN_REFUSAL_SECONDS = 0.001
 
 
 class QuotaStoreUnavailable(Exception):
@@ -127,45 +127,121 @@ def _with_timeout(seconds: float, work: Deferred[T], clock: IReactorTime) -> Def
     """
     Fires with the result of `work`, or fails with QuotaStoreUnavailable after `seconds`; `work` is not cancelled.
     """
-    answer: Deferred[T] = Deferred()
-
-    def fire(result: T | Failure) -> None:
-        if answer.called:
-            return
-        if isinstance(result, Failure):
-            answer.errback(result)
-        else:
-            answer.callback(result)
-
-    work.addBoth(fire)
+    answer: Deferred[Any] = Deferred()
+    work.addBoth(lambda result: None if answer.called else answer.callback(result))
     if not answer.called:
-        late = clock.callLater(seconds, fire, Failure(QuotaStoreUnavailable()))
-
-        def stop_waiting(result: T) -> T:
-            if late.active():
-                late.cancel()
-            return result
-
-        answer.addBoth(stop_waiting)
+        answer.addTimeout(seconds, clock, lambda *_: Failure(QuotaStoreUnavailable()))
     return answer
 
 
-@dataclass(slots=True)
-class _KeyQuota:
+def _shorten_key(key: str) -> str | bytes:
+    """The form in which a key is stored; clients determine the length of most keys."""
+    if len(key) <= _MAX_KEY_LENGTH:
+        return key
+    return blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+class QuotaLease:
+    """
+    The part of a shared limit that one process holds: acquired but unused, used but not yet acquired (debt), and
+    refused amounts. Everything lapses after `period` seconds.
+    """
+
+    __slots__ = ("_left", "_period", "_refused", "_refused_until", "_until")
+
+    def __init__(self, period: float) -> None:
+        self._period = period
+        self._left = 0
+        self._until = 0.0
+        self._refused = 0
+        self._refused_until = 0.0
+
+    def remaining(self, now: float) -> int:
+        """Amount that may be used; negative if there is debt."""
+        if not self._in_force(self._until, now):
+            self._left = 0
+        return self._left
+
+    def add_granted(self, amount: int, asked_at: float, now: float) -> None:
+        """Add an acquired amount. It counts from the time of the request, the earliest possible time of the grant."""
+        self._left = self.remaining(now) + amount
+        self._until = asked_at + self._period
+
+    def try_use(self, amount: int, now: float) -> bool:
+        """Use an amount if it is available."""
+        if self.remaining(now) < amount:
+            return False
+        self._left -= amount
+        return True
+
+    def charge_deferred(self, amount: int, now: float) -> None:
+        """Use an amount, incurring debt if necessary."""
+        if self.remaining(now) < amount:
+            self._until = now + self._period
+        self._left -= amount
+
+    def refund(self, amount: int, now: float) -> None:
+        """Undo a use. Amounts used more than a period ago are ignored."""
+        if self._in_force(self._until, now):
+            self._left += amount
+
+    def trim(self, most: int, now: float) -> int:
+        """Give up what exceeds `most`; returns that amount."""
+        excess = self.remaining(now) - most
+        if excess <= 0:
+            return 0
+        self._left = most
+        return excess
+
+    def note_refusal(self, amount: int, wait: float, now: float) -> None:
+        """Record that an amount was refused, and for how many seconds."""
+        self._refused = amount
+        self._refused_until = now + min(max(wait, _MIN_REFUSAL_SECONDS), self._period)
+
+    def clear_refusal(self) -> None:
+        """Forget the refusal."""
+        self._refused_until = 0.0
+
+    def wait(self, amount: int, now: float) -> float:
+        """Seconds during which it is pointless to request what is missing for `amount`."""
+        missing = amount - self.remaining(now)
+        if missing <= 0 or missing < self._refused or not self._in_force(self._refused_until, now):
+            return 0.0
+        return self._refused_until - now
+
+    def limit_request(self, wanted: int, needed: int, now: float) -> int:
+        """Amount to request: `wanted`, but a quarter of a recent refusal at most, and `needed` at least."""
+        if self._in_force(self._refused_until, now):
+            wanted = min(wanted, self._refused // 4)
+        return max(wanted, needed)
+
+    def is_idle(self, now: float) -> bool:
+        """Whether there is neither amount, debt nor refusal."""
+        return not self.remaining(now) and not self._in_force(self._refused_until, now)
+
+    def _in_force(self, until: float, now: float) -> bool:
+        # A clock that was set back must not block anybody for much longer than a period.
+        return 0 < until - now < self._period + 1
+
+
+class _KeyQuota(QuotaLease):
     """
     The lease of one key, and the requests that wait for more.
 
-    :param key: name in the store.
-    :param limit: limit of all processes together.
-    :param waiting: cost of each waiting request, and a Deferred that fires with its seconds to wait, or 0. None if
+    :ivar key: name in the store.
+    :ivar limit: limit of all processes together.
+    :ivar waiting: cost of each waiting request, and a Deferred that fires with its seconds to wait, or 0. None if
         there are none, since an empty deque is larger than the rest of this object.
     """
 
-    key: bytes
-    lease: QuotaLease
-    limit: int
-    waiting: deque[tuple[int, Deferred[float]]] | None = None
-    asking: bool = False
+    __slots__ = ("asking", "key", "limit", "waiting")
+
+    def __init__(self, key: bytes, period: float, limit: int) -> None:
+        super().__init__(period)
+        self.key = key
+        self.limit = limit
+        self.waiting: deque[tuple[int, Deferred[float]]] | None = None
+        self.asking = False
 
     def enqueue(self, cost: int, answer: Deferred[float]) -> None:
         """Enqueue a request."""
@@ -175,20 +251,20 @@ class _KeyQuota:
 
     def wanted(self, now: float) -> int:
         """Amount that covers all waiting requests and the debt."""
-        return sum([cost for cost, _ in self.waiting or ()]) - self.lease.remaining(now)
+        return sum([cost for cost, _ in self.waiting or ()]) - self.remaining(now)
 
     def needed(self, now: float) -> int:
         """Amount that covers the first waiting request and the debt."""
-        return (self.waiting[0][0] if self.waiting else 0) - self.lease.remaining(now)
+        return (self.waiting[0][0] if self.waiting else 0) - self.remaining(now)
 
     def has_work(self, now: float) -> bool:
         """Whether requests wait, or debt can be paid."""
         self.serve(now)
-        return bool(self.waiting) or (self.lease.remaining(now) < 0 and not self.lease.wait(0, now))
+        return bool(self.waiting) or (self.remaining(now) < 0 and not self.wait(0, now))
 
     def serve(self, now: float) -> None:
         """Admit waiting requests in order, as far as the lease suffices."""
-        while self.waiting and self.lease.try_use(self.waiting[0][0], now):
+        while self.waiting and self.try_use(self.waiting[0][0], now):
             self.waiting.popleft()[1].callback(0.0)
         if not self.waiting:
             self.waiting = None
@@ -198,7 +274,7 @@ class _KeyQuota:
         staying: deque[tuple[int, Deferred[float]]] = deque()
         refused = []
         for cost, answer in self.waiting or ():
-            wait = self.lease.wait(cost, now)
+            wait = self.wait(cost, now)
             if wait:
                 refused.append((wait, answer))
             else:
@@ -261,24 +337,20 @@ class DistributedLimiter:
         self._overrides = overrides
         for who, key_quota in self._key_quotas.items():
             key_quota.limit = overrides.get(who, limit) if isinstance(who, str) else limit
-            key_quota.lease.clear_refusal()
+            key_quota.clear_refusal()
 
     def wait(self, who: str, cost: int = 1) -> float:
         """Seconds for which `who` is known to be over its limit; 0.0 may be too optimistic."""
-        key_quota, now = self._key_quotas.get(shorten_key(who)), self._clock.seconds()
-        wait = 0.0 if key_quota is None else key_quota.lease.wait(cost, now)
-        if (
-            wait
-            or not self._quotas.is_backing_off()
-            or (key_quota is not None and key_quota.lease.remaining(now) >= cost)
-        ):
+        key_quota, now = self._key_quotas.get(_shorten_key(who)), self._clock.seconds()
+        wait = 0.0 if key_quota is None else key_quota.wait(cost, now)
+        if wait or not self._quotas.is_backing_off() or (key_quota is not None and key_quota.remaining(now) >= cost):
             return wait
         return self._local_wait(who, cost)
 
     def try_take(self, who: str, cost: int) -> bool:
         """As :meth:`take`, if the lease suffices and no request waits; otherwise nothing is used."""
-        key_quota, now = self._key_quotas.get(shorten_key(who)), self._clock.seconds()
-        return key_quota is not None and not key_quota.waiting and key_quota.lease.try_use(cost, now)
+        key_quota, now = self._key_quotas.get(_shorten_key(who)), self._clock.seconds()
+        return key_quota is not None and not key_quota.waiting and key_quota.try_use(cost, now)
 
     async def take(self, who: str, cost: int) -> float:
         """
@@ -288,9 +360,9 @@ class DistributedLimiter:
         """
         key_quota, now = self._key_quota(who), self._clock.seconds()
         self._trim(key_quota, now)
-        if not key_quota.waiting and key_quota.lease.try_use(cost, now):
+        if not key_quota.waiting and key_quota.try_use(cost, now):
             return 0.0
-        wait = key_quota.lease.wait(cost, now)
+        wait = key_quota.wait(cost, now)
         if wait or self._quotas.is_backing_off():
             return wait or self._local_wait(who, 0)
         answer: Deferred[float] = Deferred()
@@ -309,40 +381,40 @@ class DistributedLimiter:
         """
         key_quota, now = self._key_quota(who), self._clock.seconds()
         self._trim(key_quota, now)
-        wait = key_quota.lease.wait(cost, now)
+        wait = key_quota.wait(cost, now)
         if wait:
             return wait
-        if key_quota.lease.try_use(cost, now):
+        if key_quota.try_use(cost, now):
             return 0.0
         if self._quotas.is_backing_off():
             return self._local_wait(who, 0)
-        key_quota.lease.charge_deferred(cost, now)
+        key_quota.charge_deferred(cost, now)
         self._start_request(who, key_quota)
         return 0.0
 
     def has_debt(self, who: str) -> bool:
         """Whether used amounts have not been acquired yet."""
-        key_quota = self._key_quotas.get(shorten_key(who))
-        return key_quota is not None and key_quota.lease.remaining(self._clock.seconds()) < 0
+        key_quota = self._key_quotas.get(_shorten_key(who))
+        return key_quota is not None and key_quota.remaining(self._clock.seconds()) < 0
 
     def refund(self, who: str, cost: int) -> None:
         """Undo a use, as far as there was one."""
-        key_quota = self._key_quotas.get(shorten_key(who))
+        key_quota = self._key_quotas.get(_shorten_key(who))
         if key_quota is None:
             return
         now = self._clock.seconds()
-        key_quota.lease.refund(cost, now)
+        key_quota.refund(cost, now)
         excess = self._trim(key_quota, now)
         if excess:
             self._quotas.put_back(key_quota.key, excess)
-        key_quota.lease.clear_refusal()
+        key_quota.clear_refusal()
 
     def _trim(self, key_quota: _KeyQuota, now: float) -> int:
         """
         Give up the surplus of a lease without waiting requests; returns it. No process holds a whole lease unused, so
         all together exceed the limit by less than their leases.
         """
-        return 0 if key_quota.waiting else key_quota.lease.trim(self._quotas.lease_size(key_quota.limit) - 1, now)
+        return 0 if key_quota.waiting else key_quota.trim(self._quotas.lease_size(key_quota.limit) - 1, now)
 
     def _start_request(self, who: str, key_quota: _KeyQuota) -> None:
         if not key_quota.asking:
@@ -371,7 +443,7 @@ class DistributedLimiter:
         now = self._clock.seconds()
         needed = key_quota.needed(now)
         wanted = max(key_quota.wanted(now), self._quotas.lease_size(key_quota.limit))
-        most = key_quota.lease.limit_request(wanted, needed, now)
+        most = key_quota.limit_request(wanted, needed, now)
         taken = await self._try_take_amount(key_quota, most) or (
             most > needed and await self._try_take_amount(key_quota, needed)
         )
@@ -383,22 +455,21 @@ class DistributedLimiter:
         wait = await self._quotas.take(key_quota.key, amount, limit=key_quota.limit, period=self._period)
         now = self._clock.seconds()
         if wait:
-            key_quota.lease.note_refusal(amount, wait, now)
+            key_quota.note_refusal(amount, wait, now)
             return False
-        key_quota.lease.add_granted(amount, asked_at, now)
+        key_quota.add_granted(amount, asked_at, now)
         key_quota.serve(now)
         self._trim(key_quota, now)
         return True
 
     def _key_quota(self, who: str) -> _KeyQuota:
-        short = shorten_key(who)
+        short = _shorten_key(who)
         key_quota = self._key_quotas.get(short)
         if key_quota is None:
             self._forget()
             limit = self._overrides.get(who, self._limit)
-            key_quota = self._key_quotas[short] = _KeyQuota(
-                self._quotas.make_key(self._bucket, who), QuotaLease(self._period), limit
-            )
+            key_quota = _KeyQuota(self._quotas.make_key(self._bucket, who), self._period, limit)
+            self._key_quotas[short] = key_quota
         else:
             self._key_quotas.move_to_end(short)
         return key_quota
@@ -410,97 +481,9 @@ class DistributedLimiter:
             if not self._key_quotas:
                 return
             oldest = next(iter(self._key_quotas.values()))
-            if len(self._key_quotas) < self._max_keys and (oldest.asking or not oldest.lease.is_idle(now)):
+            if len(self._key_quotas) < self._max_keys and (oldest.asking or not oldest.is_idle(now)):
                 return
             self._key_quotas.popitem(last=False)
             # A request that still waits must not use it as well.
-            if left := oldest.lease.trim(0, now):
+            if left := oldest.trim(0, now):
                 self._quotas.put_back(oldest.key, left)
-
-
-class KeyedLimiter:
-    """
-    One limit for many keys: exact within the process, and shared with other processes as far as the store responds;
-    otherwise the process enforces its share.
-
-    Waits are whole seconds; 0 means admitted.
-    """
-
-    def __init__(
-        self, clock: IReactorTime, name: str, limit: int, quotas: QuotaStore | None, period: float = 60.0
-    ) -> None:
-        self._clock = clock
-        self._window = SlidingWindowLimiter(limit, period)
-        self._overrides: Mapping[str, int] = {}
-        self._distributed = None
-        if quotas is not None:
-
-            def local_wait(key: str, more: int) -> float:
-                limit = self._overrides.get(key, self._window.limit)
-                return self._window.wait(key, clock.seconds(), more, quotas.local_limit(limit))
-
-            self._distributed = DistributedLimiter(clock, quotas, name, limit, local_wait=local_wait, period=period)
-
-    def __len__(self) -> int:
-        """Number of keys."""
-        return len(self._window)
-
-    def set_limit(self, limit: int, overrides: Mapping[str, int] | None = None) -> None:
-        """
-        Change the limit.
-
-        :param overrides: limits of single keys.
-        """
-        overrides = overrides or {}
-        if (limit, overrides) != (self._window.limit, self._overrides):
-            self._window.limit = limit
-            self._overrides = overrides
-            if self._distributed is not None:
-                self._distributed.set_limit(limit, overrides)
-
-    def wait(self, key: str, cost: int = 1) -> int:
-        """Seconds for which `key` is known to be over its limit."""
-        wait = self._window.wait(key, self._clock.seconds(), cost, self._overrides.get(key))
-        if wait or self._distributed is None:
-            return wait
-        return math.ceil(self._distributed.wait(key, cost))
-
-    async def wait_after_debts(self, key: str, cost: int = 1) -> int:
-        """As :meth:`wait`, after acquiring what was used in advance."""
-        wait = self.wait(key, cost)
-        if not wait and self._distributed is not None and self._distributed.has_debt(key):
-            wait = math.ceil(await self._distributed.take(key, 0))
-        return wait
-
-    async def admit(self, key: str, cost: int = 1) -> int:
-        """Charge `key`; refused requests cost nothing."""
-        wait = self._window.admit(key, self._clock.seconds(), cost, self._overrides.get(key))
-        if not wait and self._distributed is not None:
-            wait = math.ceil(await self._distributed.take(key, cost))
-            if wait:
-                self._window.refund(key, cost)
-        return wait
-
-    def try_admit(self, key: str, cost: int = 1) -> bool:
-        """Charge `key` if it can be decided without asking the store."""
-        if self._window.admit(key, self._clock.seconds(), cost, self._overrides.get(key)):
-            return False
-        if self._distributed is None or self._distributed.try_take(key, cost):
-            return True
-        self._window.refund(key, cost)
-        return False
-
-    def charge_deferred(self, key: str) -> int:
-        """Charge `key` for something already done; other processes learn of it later."""
-        wait = self._window.admit(key, self._clock.seconds(), 1, self._overrides.get(key))
-        if not wait and self._distributed is not None:
-            wait = math.ceil(self._distributed.charge_deferred(key, 1))
-            if wait:
-                self._window.refund(key)
-        return wait
-
-    def refund(self, key: str, cost: int) -> None:
-        """Undo a charge; other processes learn of it later."""
-        self._window.refund(key, cost)
-        if self._distributed is not None:
-            self._distributed.refund(key, cost)

@@ -1,134 +1,275 @@
 """
-Rate limits of senders, addresses and accounts, and the memory budget of requests (UC-021 AF-2, DIDComm reference 4.1,
-4.2, 12).
+Rate limits of senders, addresses and accounts (UC-021 AF-2, DIDComm reference 4.1, 4.2, 12): sliding windows that
+admit exactly N requests in any period, with many keys, and shared with other processes.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+import math
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
-from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
 from mediatord.errors import RateLimitExceeded
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.probe_markers import PROBE_CLIENT
-from mediatord.ratelimit.distributed_limiter import KeyedLimiter, QuotaStore
+from mediatord.ratelimit.distributed_limiter import DistributedLimiter, QuotaStore
 
-MAX_MEMORY_PER_ADDRESS = 67_108_864
-MAX_MEMORY_TOTAL = 268_435_456
-# Memory of a request: its bytes encrypted and decrypted, and a bounded JSON tree. One byte of JSON made of the
-# smallest objects takes about 46 bytes.
-_COPIES_OF_REQUEST = 4
-_MAX_TREE_BYTES = 12_000_000
-_MAX_BYTES_PER_BYTE = 50
-# Seconds that a request waits for memory; it would miss its deadline after that.
-MEMORY_WAIT_SECONDS = 10.0
+# Number of groups in which keys beyond `max_keys` share their allowance.
+_SHARED_GROUPS = 4096
+# A key with more entries than this merges admissions within this fraction of a period into one entry.
+_FINE_PARTS = 600
+# Likewise for all keys while `max_entries` is reached.
+_COARSE_PARTS = 4
 
 
-def estimate_request_memory(size: int) -> int:
-    """Upper bound of the memory that a request of `size` bytes needs until it is answered."""
-    return min(_MAX_BYTES_PER_BYTE * size, _COPIES_OF_REQUEST * size + _MAX_TREE_BYTES)
-
-
-class RequestMemoryBudget:
+class SlidingWindowLimiter:
     """
-    Limits the memory of requests in progress, per address and in total.
+    At most `limit` admissions per key in any `period` seconds; refused requests cost nothing.
 
-    Requests are parsed before the store is asked, and a JSON tree takes many times the size of its text, so slow
-    storage would let trees of many connections pile up. An address without other requests is always admitted.
+    Memory is bounded, and a key with recent admissions is never evicted, so using many keys gains nothing. Keys
+    beyond `max_keys` share :data:`_SHARED_GROUPS` allowances by a hash that is secret to the process. Admissions at
+    the same time form one entry; beyond `max_entries` in total, the admissions of a key within a quarter of the
+    period are counted at the latest of them, and within a 600th if the key has more than 600. Reaching a bound only
+    delays clients; it never admits more than the limit.
+
+    :ivar limit: may be changed at any time.
+    """
+
+    def __init__(self, limit: int, period: float = 60.0, max_keys: int = 20_000, max_entries: int = 65_536) -> None:
+        self.limit = limit
+        self.period = period
+        self._max_keys = max_keys
+        self._max_entries = max_entries
+        self._entry_count = 0
+        self._entries: OrderedDict[int, array[float]] = OrderedDict()
+        self._shared_entries: dict[int, array[float]] = {}
+        self._shared_at = -math.inf
+
+    def __len__(self) -> int:
+        """Number of keys; shared groups count as one each."""
+        return len(self._entries) + len(self._shared_entries)
+
+    def wait(self, key: str, now: float, cost: int = 1, limit: int | None = None) -> int:
+        """
+        Whole seconds until `cost` admissions are possible; 0 if they are now.
+
+        :param limit: overrides the usual one.
+        """
+        name = hash(key)
+        limit = self.limit if limit is None else limit
+        entries = self._entries.get(name) or self._shared_entries.get(name % _SHARED_GROUPS)
+        if (entries[0] if entries else 0) + cost <= limit:  # what has expired would only be subtracted
+            return 0
+        return self._wait(entries, now, cost, limit)
+
+    def admit(self, key: str, now: float, cost: int = 1, limit: int | None = None) -> int:
+        """
+        Admit `cost` times and return 0, or not at all and return the whole seconds to wait.
+
+        :param limit: overrides the usual one.
+        """
+        # On the fast path of every message: no call more than necessary.
+        name = hash(key)
+        limit = self.limit if limit is None else limit
+        own = self._entries.get(name)
+        entries = own or self._shared_entries.get(name % _SHARED_GROUPS)
+        fits = (entries[0] if entries else 0) + cost <= limit
+        is_current = entries is None or len(entries) == 1 or now - self.period < entries[1] <= now
+        if not (fits and is_current) and (wait := self._wait(entries, now, cost, limit)):
+            return wait
+        if own is None:
+            own = self._open_entries(name, now)
+        else:
+            self._entries.move_to_end(name)
+        own[0] += cost
+        size = len(own)
+        if size > 1:
+            parts = (
+                _COARSE_PARTS if self._entry_count >= self._max_entries else _FINE_PARTS * (size > 2 * _FINE_PARTS)
+            )
+            if own[-2] == now or (parts and self._is_one_part(own[-2], now, parts)):
+                own[-2] = now
+                own[-1] += cost
+                return 0
+        own.append(now)
+        own.append(cost)
+        self._entry_count += 1
+        return 0
+
+    def refund(self, key: str, cost: int = 1) -> None:
+        """Undo the latest admissions, as far as there are any."""
+        name = hash(key)
+        entries = self._entries.get(name) or self._shared_entries.get(name % _SHARED_GROUPS)
+        while entries is not None and len(entries) > 1 and cost:
+            amount = min(cost, int(entries[-1]))
+            cost -= amount
+            entries[0] -= amount
+            entries[-1] -= amount
+            if not entries[-1]:
+                del entries[-2:]
+                self._entry_count -= 1
+
+    def _wait(self, entries: array[float] | None, now: float, cost: int, limit: int) -> int:
+        if entries is None:
+            return 0 if cost <= limit else math.ceil(self.period)
+        # A clock set back must not shut anybody out for longer than a period.
+        if len(entries) > 1 and not now - self.period < entries[1] <= now:
+            self._drop_expired(entries, now)
+        too_many = entries[0] + cost - limit
+        if too_many <= 0:
+            return 0
+        for at in range(1, len(entries), 2):
+            too_many -= entries[at + 1]
+            if too_many <= 0:
+                return max(1, math.ceil(entries[at] + self.period - now))
+        return math.ceil(self.period)
+
+    def _drop_expired(self, entries: array[float], now: float) -> None:
+        """Drop entries that are older than a period."""
+        oldest, at = now - self.period, 1
+        while at < len(entries) and not oldest < entries[at] <= now:
+            entries[0] -= entries[at + 1]
+            at += 2
+        del entries[1:at]
+        self._entry_count -= at // 2
+
+    def _is_one_part(self, last: float, now: float, parts: int) -> bool:
+        step = self.period / parts
+        return last < now and last // step == now // step
+
+    def _open_entries(self, name: int, now: float) -> array[float]:
+        """The entries of a key that has none of its own yet."""
+        self._forget(now)
+        shared = self._shared_entries.get(name % _SHARED_GROUPS)
+        if len(self._entries) < self._max_keys:
+            entries = self._entries[name] = self._copied(shared)
+            return entries
+        self._shared_at = now
+        if shared is None:
+            shared = self._shared_entries[name % _SHARED_GROUPS] = array("d", (0.0,))
+        return shared
+
+    def _copied(self, shared: array[float] | None) -> array[float]:
+        """Initial entries of a key that used a shared group: those of the group, an upper bound of its own."""
+        if shared is None or len(shared) == 1:
+            return array("d", (0.0,))
+        entries = array("d", shared)
+        if self._entry_count >= self._max_entries:
+            entries = array("d", (shared[0], shared[-2], shared[0]))
+        self._entry_count += len(entries) // 2
+        return entries
+
+    def _forget(self, now: float) -> None:
+        """Drop up to two expired keys, so that the table shrinks without any slow call."""
+        for _ in range(2):
+            if not self._entries:
+                break
+            entries = next(iter(self._entries.values()))
+            if len(entries) > 1 and self._is_recent(entries[-2], now):
+                break
+            self._entry_count -= len(entries) // 2
+            self._entries.popitem(last=False)
+        if self._shared_entries and not self._is_recent(self._shared_at, now):
+            self._entry_count -= sum(len(entries) // 2 for entries in self._shared_entries.values())
+            self._shared_entries.clear()
+
+    def _is_recent(self, moment: float, now: float) -> bool:
+        return now - self.period < moment <= now
+
+
+class KeyedLimiter:
+    """
+    One limit for many keys: exact within the process, and shared with other processes as far as the store responds;
+    otherwise the process enforces its share.
+
+    Waits are whole seconds; 0 means admitted.
     """
 
     def __init__(
-        self,
-        clock: IReactorTime,
-        max_bytes_per_address: int = MAX_MEMORY_PER_ADDRESS,
-        max_bytes_total: int = MAX_MEMORY_TOTAL,
+        self, clock: IReactorTime, name: str, limit: int, quotas: QuotaStore | None, period: float = 60.0
     ) -> None:
         self._clock = clock
-        self._max_bytes_per_address = max_bytes_per_address
-        self._max_bytes_total = max_bytes_total
-        self._taken: dict[str, int] = {}
-        self._requests = 0
-        self._total = 0
-        self._waiting: dict[str, deque[tuple[int, Deferred[None]]]] = {}
+        self._window = SlidingWindowLimiter(limit, period)
+        self._overrides: Mapping[str, int] = {}
+        self._distributed = None
+        if quotas is not None:
 
-    @property
-    def held(self) -> tuple[int, int]:
-        """Number of requests, and the bytes reserved for them."""
-        return self._requests, self._total
+            def local_wait(key: str, more: int) -> float:
+                limit = self._overrides.get(key, self._window.limit)
+                return self._window.wait(key, clock.seconds(), more, quotas.local_limit(limit))
 
-    def try_acquire(self, peer: str, size: int) -> bool:
-        """Reserve memory for a request if available; pair with :meth:`release`."""
-        if peer == PROBE_CLIENT:
+            self._distributed = DistributedLimiter(clock, quotas, name, limit, local_wait=local_wait, period=period)
+
+    def __len__(self) -> int:
+        """Number of keys."""
+        return len(self._window)
+
+    def set_limit(self, limit: int, overrides: Mapping[str, int] | None = None) -> None:
+        """
+        Change the limit.
+
+        :param overrides: limits of single keys.
+        """
+        overrides = overrides or {}
+        if (limit, overrides) != (self._window.limit, self._overrides):
+            self._window.limit = limit
+            self._overrides = overrides
+            if self._distributed is not None:
+                self._distributed.set_limit(limit, overrides)
+
+    def wait(self, key: str, cost: int = 1) -> int:
+        """Seconds for which `key` is known to be over its limit."""
+        wait = self._window.wait(key, self._clock.seconds(), cost, self._overrides.get(key))
+        if not wait and self._distributed is not None:
+            wait = math.ceil(self._distributed.wait(key, cost))
+        return wait
+
+    async def wait_after_debts(self, key: str, cost: int = 1) -> int:
+        """As :meth:`wait`, after acquiring what was used in advance."""
+        if self._distributed is None:
+            return self._window.wait(key, self._clock.seconds(), cost, self._overrides.get(key))
+        wait = self.wait(key, cost)
+        if not wait and self._distributed.has_debt(key):
+            wait = math.ceil(await self._distributed.take(key, 0))
+        return wait
+
+    async def admit(self, key: str, cost: int = 1) -> int:
+        """Charge `key`; refused requests cost nothing."""
+        wait = self._window.admit(key, self._clock.seconds(), cost, self._overrides.get(key))
+        if not wait and self._distributed is not None:
+            wait = math.ceil(await self._distributed.take(key, cost))
+            if wait:
+                self._window.refund(key, cost)
+        return wait
+
+    def try_admit(self, key: str, cost: int = 1) -> bool:
+        """Charge `key` if it can be decided without asking the store."""
+        if self._window.admit(key, self._clock.seconds(), cost, self._overrides.get(key)):
+            return False
+        if self._distributed is None or self._distributed.try_take(key, cost):
             return True
-        if self._waiting and peer in self._waiting:
-            return False
-        return self._take(peer, estimate_request_memory(size))
+        self._window.refund(key, cost)
+        return False
 
-    def _take(self, peer: str, size: int) -> bool:
-        taken = self._taken.get(peer, 0)
-        if taken and (taken + size > self._max_bytes_per_address or self._total + size > self._max_bytes_total):
-            return False
-        self._taken[peer] = taken + size
-        self._total += size
-        self._requests += 1
-        return True
+    def charge_deferred(self, key: str) -> int:
+        """Charge `key` for something already done; other processes learn of it later."""
+        wait = self._window.admit(key, self._clock.seconds(), 1, self._overrides.get(key))
+        if not wait and self._distributed is not None:
+            wait = math.ceil(self._distributed.charge_deferred(key, 1))
+            if wait:
+                self._window.refund(key)
+        return wait
 
-    async def acquire(self, peer: str, size: int) -> None:
-        """
-        Wait for memory; pair with :meth:`release`.
-
-        :raise RateLimitExceeded: it takes too long.
-        """
-        turn: Deferred[None] = Deferred()
-        place = (estimate_request_memory(size), turn)
-        self._waiting.setdefault(peer, deque()).append(place)
-        timer = self._clock.callLater(MEMORY_WAIT_SECONDS, self._give_up, peer, place)
-        try:
-            await turn
-        finally:
-            if timer.active():
-                timer.cancel()
-
-    def _give_up(self, peer: str, place: tuple[int, Deferred[None]]) -> None:
-        waiting = self._waiting.get(peer, deque())
-        if place not in waiting:  # admitted already
-            return
-        waiting.remove(place)
-        if not waiting:
-            del self._waiting[peer]
-        place[1].errback(RateLimitExceeded(retry_after=5))
-
-    def release(self, peer: str, size: int) -> None:
-        """Return the memory of a request."""
-        if peer == PROBE_CLIENT:
-            return
-        size = estimate_request_memory(size)
-        left = self._taken[peer] - size
-        if left:
-            self._taken[peer] = left
-        else:
-            del self._taken[peer]
-        self._total -= size
-        self._requests -= 1
-        if self._waiting:
-            for other in list(self._waiting):
-                self._admit(other)
-
-    def _admit(self, peer: str) -> None:
-        """Start the waiting requests of an address for which memory is available."""
-        while waiting := self._waiting.get(peer):
-            size, turn = waiting[0]
-            if not self._take(peer, size):
-                return
-            waiting.popleft()
-            if not waiting:
-                del self._waiting[peer]
-            # Called later, so that the releasing request is not delayed by others.
-            self._clock.callLater(0, turn.callback, None)
+    def refund(self, key: str, cost: int) -> None:
+        """Undo a charge; other processes learn of it later."""
+        self._window.refund(key, cost)
+        if self._distributed is not None:
+            self._distributed.refund(key, cost)
 
 
 RateLimitCallback = Callable[[str, str, str, int], None]
@@ -167,13 +308,15 @@ class TrustedAddresses:
         return dict.fromkeys(self.peers, max(usual, self.per_minute))
 
 
+_NO_TRUSTED_ADDRESSES = TrustedAddresses()
+
+
 class RateLimiter:
     """
     All per-minute limits: sender DIDs, addresses, accounts. The daemon's own probes are exempt.
 
     :param on_limit: called on every refusal with limiter name, key, address, and seconds to wait.
     :param quotas: quotas shared with other processes; None for a single process.
-    :ivar memory: budget of requests in progress.
     """
 
     def __init__(
@@ -184,24 +327,23 @@ class RateLimiter:
         did_per_minute: int,
         ip_per_minute: int,
         account_per_minute: int,
-        trusted: TrustedAddresses = TrustedAddresses(),  # noqa: B008  it cannot change
+        trusted: TrustedAddresses = _NO_TRUSTED_ADDRESSES,
         quotas: QuotaStore | None = None,
     ) -> None:
-        def bucket(name: str, limit: int) -> KeyedLimiter:
-            return KeyedLimiter(clock, name, limit, quotas)
+        def limiter(name: str) -> KeyedLimiter:
+            return KeyedLimiter(clock, name, 0, quotas)
 
         self._on_limit = on_limit
-        self.memory = RequestMemoryBudget(clock)
-        self._senders = bucket("senders", did_per_minute)
-        self._peers = bucket("peers", ip_per_minute)
-        self._accounts = bucket("accounts", account_per_minute)
-        self._decryptions = bucket("openings", account_per_minute)
-        self._readers = bucket("readers", account_per_minute)
-        self._command_addresses = bucket("commanders", _ACCOUNTS_PER_ADDRESS * account_per_minute)
-        self._failed_decryptions = bucket("openings in vain", ip_per_minute)
-        self._lookups = bucket("lookups", _DID_LOOKUPS_PER_MINUTE)
+        self._senders = limiter("senders")
+        self._peers = limiter("peers")
+        self._accounts = limiter("accounts")
+        self._decryptions = limiter("openings")
+        self._readers = limiter("readers")
+        self._command_addresses = limiter("commanders")
+        self._failed_decryptions = limiter("openings in vain")
+        self._lookups = KeyedLimiter(clock, "lookups", _DID_LOOKUPS_PER_MINUTE, quotas)
         # Local to the process: sharing would cost more than what is counted.
-        self._requests = KeyedLimiter(clock, "requests", ip_per_minute, None)
+        self._requests = KeyedLimiter(clock, "requests", 0, None)
         self.set_limits(
             did_per_minute=did_per_minute,
             ip_per_minute=ip_per_minute,
@@ -215,20 +357,22 @@ class RateLimiter:
         did_per_minute: int,
         ip_per_minute: int,
         account_per_minute: int,
-        trusted: TrustedAddresses = TrustedAddresses(),
-    ) -> None:  # noqa: B008  it cannot change
+        trusted: TrustedAddresses = _NO_TRUSTED_ADDRESSES,
+    ) -> None:
         """Change all limits; requests of the last minute still count."""
         self._trusted = trusted.peers
         self._senders.set_limit(did_per_minute)
         self._accounts.set_limit(account_per_minute)
-        for bucket in (self._peers, self._failed_decryptions):
-            bucket.set_limit(ip_per_minute, trusted.make_overrides(ip_per_minute))
-        for bucket in (self._decryptions, self._readers):
-            bucket.set_limit(account_per_minute, trusted.make_overrides(account_per_minute))
         commands = _ACCOUNTS_PER_ADDRESS * account_per_minute
-        self._command_addresses.set_limit(commands, trusted.make_overrides(commands))
-        requests = max(_MIN_REQUESTS, commands, _REQUESTS_PER_CHARGE * ip_per_minute)
-        self._requests.set_limit(requests, trusted.make_overrides(requests))
+        for limiter, limit in (
+            (self._peers, ip_per_minute),
+            (self._failed_decryptions, ip_per_minute),
+            (self._decryptions, account_per_minute),
+            (self._readers, account_per_minute),
+            (self._command_addresses, commands),
+            (self._requests, max(_MIN_REQUESTS, commands, _REQUESTS_PER_CHARGE * ip_per_minute)),
+        ):
+            limiter.set_limit(limit, trusted.make_overrides(limit))
 
     def __len__(self) -> int:
         """Number of keys of all limiters."""
@@ -262,7 +406,7 @@ class RateLimiter:
         if wait and size <= SMALL_REQUEST_BYTES:
             wait = await self._failed_decryptions.wait_after_debts(peer) or await self._decryptions.admit(peer)
         if wait:
-            self._refuse_if(wait, "ip", peer, peer)
+            self._refuse(wait, "ip", peer, peer)
 
     def check_before_decryption(self, peer: str, *, authenticated: bool) -> None:
         """
@@ -270,8 +414,8 @@ class RateLimiter:
 
         :raise RateLimitExceeded: over the limit.
         """
-        if not authenticated and peer != PROBE_CLIENT:
-            self._refuse_if(self._peers.wait(peer), "ip", peer, peer)
+        if not authenticated and peer != PROBE_CLIENT and (wait := self._peers.wait(peer)):
+            self._refuse(wait, "ip", peer, peer)
 
     def charge_failure(self, peer: str, size: int = 0) -> None:
         """
@@ -290,8 +434,8 @@ class RateLimiter:
 
         :raise RateLimitExceeded: over the limit.
         """
-        if count and peer != PROBE_CLIENT:
-            self._refuse_if(await self._peers.admit(peer, count), "ip", peer, peer)
+        if count and peer != PROBE_CLIENT and (wait := await self._peers.admit(peer, count)):
+            self._refuse(wait, "ip", peer, peer)
 
     def try_charge_anonymous(self, peer: str, cost: int = 1) -> bool:
         """
@@ -319,8 +463,8 @@ class RateLimiter:
         who = proven
         if who is None and claimed is not None:
             who = f"{peer} {canonicalize_did(claimed)}"
-        if who is not None:
-            self._refuse_if(await self._senders.admit(who, count), "did", proven or peer, peer)
+        if who is not None and (wait := await self._senders.admit(who, count)):
+            self._refuse(wait, "did", proven or peer, peer)
 
     def check_allowance(self, account: str | None, peer: str) -> None:
         """
@@ -330,10 +474,10 @@ class RateLimiter:
         """
         if peer == PROBE_CLIENT:
             return
-        if account is None:
-            self._refuse_if(self._peers.wait(peer), "ip", peer, peer)
-        elif wait := self._accounts.wait(account):
-            self._refuse_if(wait, "account", account, peer)
+        if account is None and (wait := self._peers.wait(peer)):
+            self._refuse(wait, "ip", peer, peer)
+        elif account is not None and (wait := self._accounts.wait(account)):
+            self._refuse(wait, "account", account, peer)
 
     async def charge_account(self, did: str, peer: str, cost: int = 1) -> None:
         """
@@ -342,7 +486,7 @@ class RateLimiter:
         :raise RateLimitExceeded: over the limit.
         """
         if peer != PROBE_CLIENT and (wait := await self._accounts.admit(did, cost)):
-            self._refuse_if(wait, "account", did, peer)
+            self._refuse(wait, "account", did, peer)
 
     async def charge_command(self, peer: str, size: int) -> None:
         """
@@ -350,7 +494,8 @@ class RateLimiter:
 
         :raise RateLimitExceeded: over the limit.
         """
-        self._refuse_if(await self._command_addresses.admit(peer, compute_request_cost(size)), "account", peer, peer)
+        if wait := await self._command_addresses.admit(peer, 1 + size // SMALL_REQUEST_BYTES):
+            self._refuse(wait, "account", peer, peer)
 
     def refund(self, did: str, peer: str, *, outgoing: bool, cost: int = 1) -> None:
         """Undo the last :meth:`charge_sender` or :meth:`charge_account`, when the DID was not at fault."""
@@ -365,13 +510,13 @@ class RateLimiter:
 
         :raise RateLimitExceeded: over the limit.
         """
-        self._refuse_if(await self._readers.admit(peer), "account", peer, peer)
+        if wait := await self._readers.admit(peer):
+            self._refuse(wait, "account", peer, peer)
 
     async def charge_did_lookup(self, peer: str) -> int:
         """Charge an address for fetching a did:web document; returns the seconds to wait, or 0."""
         return await self._lookups.admit(peer)
 
-    def _refuse_if(self, wait: int, bucket: str, who: str, peer: str) -> None:
-        if wait:
-            self._on_limit(bucket, who, peer, wait)
-            raise RateLimitExceeded(retry_after=wait)
+    def _refuse(self, wait: int, limit: str, who: str, peer: str) -> NoReturn:
+        self._on_limit(limit, who, peer, wait)
+        raise RateLimitExceeded(retry_after=wait)

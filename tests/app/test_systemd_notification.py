@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.app.lifecycle import STARTUP_GRACE_SECONDS, StatusNotifier
+from mediatord.app.lifecycle import STARTUP_GRACE_SECONDS, LifecycleNotifier
 from mediatord.cluster.membership import NOT_JOINED, NodeHealth
 from mediatord.observability.metrics import Metrics
 
@@ -69,9 +69,9 @@ class SystemdNotificationTests(SynchronousTestCase):
         self.said: list[str] = []
         self.signs = self.make_signs(self.base)
 
-    def make_signs(self, base: Any) -> StatusNotifier:
+    def make_signs(self, base: Any) -> LifecycleNotifier:
         """Those of a daemon that is yet to be started."""
-        return StatusNotifier(base, self.said.append)
+        return LifecycleNotifier(base, self.said.append)
 
     def told(self) -> list[str]:
         """Since the last call."""

@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.app.protocol_services import build_leader_lease, build_live_settings
+from mediatord.app.protocol_services import build_leader_lease, get_marking_node
 from mediatord.cluster.leases import (
     EXCLUSIVE_LEASE,
     EXCLUSIVE_POLL_INTERVAL,
@@ -22,7 +22,7 @@ from mediatord.cluster.leases import (
 from mediatord.cluster.membership import NODE_LEASE, STANDALONE_NODE_NAME, NodeHealth
 from mediatord.config.settings import Config
 from mediatord.errors import StoreUnavailable
-from mediatord.ratelimit.request_gate import RequestGate
+from mediatord.ratelimit.admission import RequestGate
 from mediatord.store.interfaces.cluster import ClockSkewError, ClusterNode, ClusterSecretMismatch
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import StoreUnusable
@@ -115,7 +115,7 @@ class ExclusiveProcessTests(SynchronousTestCase):
         base: Any = SimpleNamespace(cluster=None, node=ClusterNode("ann", "aaaa", "", b""))
         for backend, node in (("mongodb", "aaaa"), ("sqlite", "")):
             config = Config.model_validate({"storage": {"backend": backend}})
-            self.assertEqual(build_live_settings(base, config).node, node)
+            self.assertEqual(get_marking_node(base, config), node)
 
     def test_keeps_house(self) -> None:
         """Unless the store says that it may not, which one on a file need not be asked."""

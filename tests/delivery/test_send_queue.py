@@ -4,7 +4,7 @@ from twisted.internet.interfaces import IPushProducer
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
 
-from mediatord.delivery.send_queue import SendQueue
+from mediatord.delivery.connections import SendQueue
 
 
 class SendQueueTests(SynchronousTestCase):

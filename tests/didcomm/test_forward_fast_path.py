@@ -247,7 +247,7 @@ class FaultTests(SynchronousTestCase):
         for owner, name, broken in (
             (self.in_memory.store, "enqueue_each", _broken),
             (self.in_memory.store, "enqueue_each", lambda deposits, early: succeed([])),
-            (half._context, "new_message_id", _broken),
+            (half._context, "new_stored_id", _broken),
             (half._router, "dispatch", _broken),
         ):
             replies: list[DIDCommReply] = []
@@ -281,7 +281,7 @@ class FaultTests(SynchronousTestCase):
             self.in_memory.store, "enqueue_each", lambda deposits, early: succeed([QueueFull() for _ in deposits])
         )
         replies: list[DIDCommReply] = []
-        with mock.patch.object(type(half._packer), "refuse_anonymous", _broken):
+        with mock.patch.object(type(half._context.packer), "refuse_anonymous", _broken):
             self.together(2, replies.append)
         self.assertEqual([reply.status for reply in replies], [500, 500])
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 2)

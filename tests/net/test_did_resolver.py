@@ -18,7 +18,7 @@ from mediatord.protocol import encoding
 from mediatord.protocol.didcomm.did_document import DIDDocument
 from mediatord.protocol.didcomm.did_methods import make_did_key, make_did_peer_2, make_did_peer_4
 from mediatord.protocol.didcomm.keys import PrivateKey
-from mediatord.ratelimit.sliding_window import SlidingWindowLimiter
+from mediatord.ratelimit.rate_limiter import SlidingWindowLimiter
 
 KEY = PrivateKey.from_secret("X25519", b"\x31" * 32).public
 WEB = "did:web:example.com"

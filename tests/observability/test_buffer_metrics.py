@@ -8,7 +8,7 @@ from pathlib import Path
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.didcomm import live_delivery
+from mediatord.didcomm import pickup
 from tests.http.in_memory_site import (
     ENCRYPTED,
     InMemorySite,
@@ -107,7 +107,7 @@ class BuffersTests(SynchronousTestCase):
 
     def test_pushes_are_capped(self) -> None:
         """Who acknowledges nothing does not fill the memory: the oldest is pending again."""
-        self.patch(live_delivery, "MAX_UNACKNOWLEDGED_PUSHES", 3)
+        self.patch(pickup, "MAX_UNACKNOWLEDGED_PUSHES", 3)
         for number in range(5):
             self.forward(f"{number}")
         self.assertEqual(self.held("live_pushes"), (3, None))

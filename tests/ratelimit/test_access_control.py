@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from mediatord.config.settings import Config
 from mediatord.protocol.decentrl.did_decentrl import make_did, parse_did
 from mediatord.protocol.didcomm import json_web_signature
-from mediatord.ratelimit.access_control import AccessList
+from mediatord.ratelimit.registration import AccessList
 from tests.in_memory_identities import InMemoryDecentrlSocket, InMemoryIdentity
 from tests.in_memory_mediator import CM3, MP, PING, InMemoryMediator, InMemoryWallet, code_of, pack_forward
 

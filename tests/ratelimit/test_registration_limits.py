@@ -14,11 +14,11 @@ from mediatord.didcomm.messages import DIDCommReply
 from mediatord.errors import RateLimitExceeded, StoreUnavailable
 from mediatord.protocol.didcomm import json_web_signature
 from mediatord.protocol.probe_markers import PROBE_CLIENT
-from mediatord.ratelimit.access_control import USAGE_CACHE_SECONDS, RegistrationLimits, RegistrationQuota
 from mediatord.ratelimit.distributed_limiter import QuotaStore
+from mediatord.ratelimit.registration import USAGE_CACHE_SECONDS, RegistrationLimits, RegistrationQuota
+from mediatord.store.interfaces.cluster import QUOTA_WINDOW_SLOTS
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import AccountUsage
-from mediatord.store.quotas import QUOTA_WINDOW_SLOTS
 from mediatord.store.sqlite.memory_store import MemoryStore
 from tests.in_memory_identities import InMemoryIdentity
 from tests.in_memory_mediator import (
@@ -168,7 +168,7 @@ class LimitTests(SynchronousTestCase):
         """What it sends to itself is charged to nobody."""
         in_memory = self.in_memory(accounts_per_address_per_day=1)
         for _ in range(3):
-            in_memory.done(in_memory.base.registrations.charge_account(PROBE_CLIENT, 100))
+            in_memory.done(in_memory.base.registrations.charge(PROBE_CLIENT, 100, 1))
 
     def test_decentrl(self) -> None:
         """Registrations of identities are charged likewise, and refused before anything is stored."""
@@ -203,7 +203,7 @@ class SharedTests(SynchronousTestCase):
     def admitted(self, quota: RegistrationQuota, peer: str = PEER) -> bool:
         """Whether an account more is."""
         answers: list[bool] = []
-        enrolled: Deferred[Any] = Deferred.fromCoroutine(quota.charge_account(peer, 10))
+        enrolled: Deferred[Any] = Deferred.fromCoroutine(quota.charge(peer, 10, 1))
         enrolled.addCallbacks(lambda _: True, lambda failure: not failure.trap(RateLimitExceeded)).addCallback(
             answers.append
         )

@@ -5,7 +5,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import ShutdownInProgress
-from mediatord.ratelimit.request_gate import RequestGate
+from mediatord.ratelimit.admission import RequestGate
 
 
 class RequestGateTests(SynchronousTestCase):

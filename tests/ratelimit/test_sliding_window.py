@@ -5,7 +5,8 @@ from copy import deepcopy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mediatord.ratelimit.sliding_window import QuotaLease, SlidingWindowLimiter
+from mediatord.ratelimit.distributed_limiter import QuotaLease
+from mediatord.ratelimit.rate_limiter import SlidingWindowLimiter
 
 NOW = 1_800_000_000.0
 

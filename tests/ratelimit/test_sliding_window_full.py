@@ -7,7 +7,7 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mediatord.ratelimit.sliding_window import SlidingWindowLimiter
+from mediatord.ratelimit.rate_limiter import SlidingWindowLimiter
 
 NOW = 1_800_000_000.0
 # Those of a minute that :class:`mediatord.ratelimit.rate_limiter.RateLimiter` has.

@@ -8,11 +8,10 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import RateLimitExceeded
 from mediatord.protocol.probe_markers import PROBE_CLIENT
-from mediatord.ratelimit.rate_limiter import MEMORY_WAIT_SECONDS, RequestMemoryBudget, estimate_request_memory
+from mediatord.ratelimit.admission import MEMORY_WAIT_SECONDS, RequestMemoryBudget, estimate_request_memory
 
-# As many bytes as one request of the tests.
-SIZE = 1000
-ONE = estimate_request_memory(SIZE)
+# Of one request of the tests.
+ONE = estimate_request_memory(1000)
 
 
 class WorkingMemoryTests(SynchronousTestCase):
@@ -22,8 +21,8 @@ class WorkingMemoryTests(SynchronousTestCase):
 
     def wait(self, peer: str) -> Deferred[None]:
         """A request that finds no room at once."""
-        self.assertFalse(self.memory.try_acquire(peer, SIZE))
-        return Deferred.fromCoroutine(self.memory.acquire(peer, SIZE))
+        self.assertFalse(self.memory.try_acquire(peer, ONE))
+        return Deferred.fromCoroutine(self.memory.acquire(peer, ONE))
 
     def test_what_a_request_may_take(self) -> None:
         """Small ones by their bytes; of large ones the number of values is bounded."""
@@ -32,61 +31,61 @@ class WorkingMemoryTests(SynchronousTestCase):
 
     def test_of_one_address(self) -> None:
         """What is one too many waits for one that is answered, and later ones wait behind it."""
-        self.assertEqual([self.memory.try_acquire("a", SIZE) for _ in range(3)], [True] * 3)
+        self.assertEqual([self.memory.try_acquire("a", ONE) for _ in range(3)], [True] * 3)
         first, second = self.wait("a"), self.wait("a")
-        self.assertTrue(self.memory.try_acquire("b", SIZE))
+        self.assertTrue(self.memory.try_acquire("b", ONE))
         self.assertEqual(self.memory.held, (4, 4 * ONE))
-        self.memory.release("a", SIZE)
+        self.memory.release("a", ONE)
         self.clock.advance(0)
         self.assertTrue(first.called)
         self.assertNoResult(second)
         self.assertEqual(self.memory.held, (4, 4 * ONE))
         for peer in "aaab":
-            self.memory.release(peer, SIZE)
+            self.memory.release(peer, ONE)
             self.clock.advance(0)
         self.assertTrue(second.called)
-        self.memory.release("a", SIZE)
+        self.memory.release("a", ONE)
         self.assertEqual((self.memory.held, self.memory._taken, self.memory._waiting), ((0, 0), {}, {}))
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_of_all(self) -> None:
         """An address that has none in progress has room for one, whatever others have."""
         for peer in "aaabb":
-            self.assertTrue(self.memory.try_acquire(peer, SIZE))
+            self.assertTrue(self.memory.try_acquire(peer, ONE))
         late = self.wait("b")
-        self.assertTrue(self.memory.try_acquire("c", SIZE))
-        self.memory.release("a", SIZE)
+        self.assertTrue(self.memory.try_acquire("c", ONE))
+        self.memory.release("a", ONE)
         self.clock.advance(0)
         self.assertNoResult(late)
-        self.memory.release("a", SIZE)
+        self.memory.release("a", ONE)
         self.clock.advance(0)
         self.successResultOf(late)
 
     def test_a_large_one(self) -> None:
         """Has room for itself alone, even beyond the bound."""
-        self.assertTrue(self.memory.try_acquire("a", 100 * SIZE))
+        self.assertTrue(self.memory.try_acquire("a", 100 * ONE))
         late = self.wait("a")
-        self.memory.release("a", 100 * SIZE)
+        self.memory.release("a", 100 * ONE)
         self.clock.advance(0)
         self.successResultOf(late)
 
     def test_too_late(self) -> None:
         """Who waited too long is refused; nothing is kept of that."""
         for _ in range(3):
-            self.memory.try_acquire("a", SIZE)
+            self.memory.try_acquire("a", ONE)
         late = self.wait("a")
         self.clock.advance(MEMORY_WAIT_SECONDS)
         self.assertEqual(self.failureResultOf(late, RateLimitExceeded).value.retry_after, 5)
         self.assertEqual((self.memory.held, self.memory._waiting), ((3, 3 * ONE), {}))
         last = self.wait("a")
         self.clock.advance(MEMORY_WAIT_SECONDS - 1)
-        self.memory.release("a", SIZE)
+        self.memory.release("a", ONE)
         self.clock.advance(1)
         self.successResultOf(last)
 
     def test_own_requests(self) -> None:
         """Those of the daemon itself are not counted."""
         for _ in range(9):
-            self.assertTrue(self.memory.try_acquire(PROBE_CLIENT, SIZE))
-        self.memory.release(PROBE_CLIENT, SIZE)
+            self.assertTrue(self.memory.try_acquire(PROBE_CLIENT, ONE))
+        self.memory.release(PROBE_CLIENT, ONE)
         self.assertEqual(self.memory.held, (0, 0))

@@ -23,7 +23,7 @@ from mediatord.app.http_sites import build_site
 from mediatord.app.workers import bind_supervisor_callbacks
 from mediatord.errors import StoreUnavailable
 from mediatord.observability.metrics import Metrics
-from mediatord.ratelimit.request_gate import RequestGate
+from mediatord.ratelimit.admission import RequestGate
 from mediatord.workers import supervisor_connection
 from mediatord.workers.control_channel import ControlChannel, NoAnswer, encode_control_message
 from mediatord.workers.supervisor_connection import MAX_BUFFERED_LOG_BYTES, REPLY_TIMEOUT, SupervisorConnection

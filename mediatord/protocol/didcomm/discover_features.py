@@ -1,4 +1,4 @@
-"""The small protocols: trust ping, discover features, report problem, empty, out-of-band (reference section 7)."""
+"""Discover Features 2.0: queries, and what is disclosed (reference 7.2)."""
 
 from __future__ import annotations
 

@@ -120,35 +120,22 @@ def derive_static_secret(key: PrivateKey, peer: PublicKey) -> bytes:
     return key.exchange(peer)
 
 
-class EphemeralKey:
+def _generate_ephemeral_key(curve: Curve) -> tuple[dict[str, str], Callable[[PublicKey], bytes]]:
     """
-    A fresh key pair for one envelope.
-
-    :ivar jwk: the public key.
+    A fresh public key for one envelope, and the function from a static key to Z, which raises ValueError as
+    :meth:`PrivateKey.exchange`.
     """
+    if curve != "X25519":
+        key = PrivateKey.generate(curve)
+        return key.public.jwk(), key.exchange
+    secret = secrets.token_bytes(_X25519_KEY_SIZE)
 
-    __slots__ = ("_key", "_secret", "jwk")
-
-    def __init__(self, curve: Curve) -> None:
-        self._key: PrivateKey | None = None
-        if curve != "X25519":
-            self._key = PrivateKey.generate(curve)
-            self.jwk = self._key.public.jwk()
-            return
-        self._secret = secrets.token_bytes(_X25519_KEY_SIZE)
-        self.jwk = {"kty": "OKP", "crv": curve, "x": encode_base64url(bindings.crypto_scalarmult_base(self._secret))}
-
-    def exchange(self, peer: PublicKey) -> bytes:
-        """
-        Z of this key and a static key.
-
-        :raise ValueError: as :meth:`PrivateKey.exchange`.
-        """
-        if self._key is not None:
-            return self._key.exchange(peer)
+    def exchange(peer: PublicKey) -> bytes:
         if peer.curve != "X25519":
             raise ValueError("keys of different kinds")
-        return compute_x25519(self._secret, peer.raw)
+        return compute_x25519(secret, peer.raw)
+
+    return {"kty": "OKP", "crv": curve, "x": encode_base64url(bindings.crypto_scalarmult_base(secret))}, exchange
 
 
 def clear_key_caches() -> None:
@@ -536,7 +523,7 @@ def encrypt_anoncrypt(
     :param recipients: absolute kid and key of each, all on the same curve.
     :raise ValueError: no recipient, different curves, or a key that no secret can be derived with.
     """
-    return _encrypt(plaintext, None, recipients, enc)
+    return encrypt(plaintext, recipients, None, enc)
 
 
 def encrypt_authcrypt(
@@ -548,30 +535,32 @@ def encrypt_authcrypt(
     :param sender: absolute kid and key, on the recipients' curve.
     :raise ValueError: as :func:`encrypt_anoncrypt`.
     """
-    return _encrypt(plaintext, sender, recipients, "A256CBC-HS512")
+    return encrypt(plaintext, recipients, sender)
 
 
-def _encrypt(
-    plaintext: bytes, sender: tuple[str, PrivateKey] | None, recipients: Sequence[tuple[str, PublicKey]], enc: Enc
+def encrypt(
+    plaintext: bytes,
+    recipients: Sequence[tuple[str, PublicKey]],
+    sender: tuple[str, PrivateKey] | None,
+    enc: Enc = "A256CBC-HS512",
 ) -> bytes:
+    """As :func:`encrypt_authcrypt`, or as :func:`encrypt_anoncrypt` without a sender."""
     if not recipients:
         raise ValueError("no recipients")
     ordered = recipients if len(recipients) == 1 else sorted(recipients, key=lambda recipient: recipient[0])
-    ephemeral = EphemeralKey(ordered[0][1].curve)
+    epk, exchange = _generate_ephemeral_key(ordered[0][1].curve)
     skid = sender[0] if sender else None
     frame = _cached_header_frame if len(skid or "") <= _MAX_CACHED_SENDER_KID else _build_header_frame
     before, after, apu = frame(skid, enc)
     apv = compute_apv([kid for kid, _ in ordered])
-    protected = encode_base64url(
-        b"".join((before, dumps(ephemeral.jwk), b',"apv":"', encode_base64url(apv).encode(), after))
-    )
+    protected = encode_base64url(b"".join((before, dumps(epk), b',"apv":"', encode_base64url(apv).encode(), after)))
     info = build_other_info(AUTHCRYPT if sender else ANONCRYPT, apu, apv)
     cipher = CONTENT_CIPHERS[enc]
     cek = secrets.token_bytes(cipher.key_size)
     iv, data, tag = cipher.encrypt(cek, plaintext, protected.encode())
     entries = []
     for kid, key in ordered:
-        secret = ephemeral.exchange(key) + (derive_static_secret(sender[1], key) if sender else b"")
+        secret = exchange(key) + (derive_static_secret(sender[1], key) if sender else b"")
         wrapped = aes_key_wrap(derive_kek(secret, info, tag if sender else None), cek)
         entries.append({"header": {"kid": kid}, "encrypted_key": encode_base64url(wrapped)})
     return dumps(

@@ -22,6 +22,13 @@ PROBLEM_REPORT = "https://didcomm.org/report-problem/2.0/problem-report"
 
 _TYPE_URI = re.compile(r"(.*?)([a-z0-9._-]+)/(\d[^/]*)/([a-z0-9._-]+)", re.IGNORECASE | re.DOTALL)
 MAX_ID = 128
+# With their maximum lengths; longer ones count as absent.
+_OPTIONAL_TEXTS = (
+    ("thid", MAX_ID),
+    ("return_route", MAX_ID),
+    ("return_route_thread", MAX_ID),
+    ("from_prior", 16_384),
+)
 _MAX_TYPE = 512
 
 
@@ -130,49 +137,36 @@ def parse_message_object(value: Mapping[str, Any], source: bytes) -> Message:
     if not (isinstance(id_, str) and 0 < len(id_) <= MAX_ID and isinstance(uri, str)):
         raise InvalidPlaintext
     sender = value.get("from")
-    if not (sender is None or (isinstance(sender, str) and is_did(strip_did_url(sender)))):
+    if not (sender is None or (isinstance(sender, str) and (is_did(sender) or is_did(strip_did_url(sender))))):
         raise InvalidPlaintext
-    body = value.get("body")
-    delay = value.get("delay_milli")
+    body, delay, attachments = value.get("body"), value.get("delay_milli"), value.get("attachments")
+    to: Any = () if value.get("to") is None else value["to"]
+    to = (to,) if isinstance(to, str) else to
+    texts: dict[str, str] = {}
+    for name, longest in _OPTIONAL_TEXTS:
+        text = value.get(name)
+        if isinstance(text, str) and 0 < len(text) <= longest:
+            texts[name] = text
+    if not (isinstance(to, (list, tuple)) and set(map(type, to)) <= {str}):
+        raise InvalidPlaintext
+    if not isinstance(attachments, list) or not set(map(type, attachments)) <= {dict}:
+        attachments = None
     return Message(
         id=id_,
         type=MessageType.parse(uri),
         body={} if body is None else body if isinstance(body, dict) else None,
         sender=sender,
-        to=_read_to(value.get("to")),
-        thid=_optional_text(value.get("thid"), MAX_ID),
-        created_time=parse_time(value.get("created_time")),
-        expires_time=parse_time(value.get("expires_time")),
-        return_route=_optional_text(value.get("return_route"), MAX_ID),
-        return_route_thread=_optional_text(value.get("return_route_thread"), MAX_ID),
-        from_prior=_optional_text(value.get("from_prior"), 16_384),
+        to=tuple(to),
+        thid=texts.get("thid"),
+        created_time=parse_time(value["created_time"]) if "created_time" in value else None,
+        expires_time=parse_time(value["expires_time"]) if "expires_time" in value else None,
+        return_route=texts.get("return_route"),
+        return_route_thread=texts.get("return_route_thread"),
+        from_prior=texts.get("from_prior"),
         delay_milli=delay if isinstance(delay, (int, float)) and not isinstance(delay, bool) else 0,
-        attachments=_optional_objects(value.get("attachments")),
+        attachments=None if attachments is None else tuple(attachments),
         source=source,
     )
-
-
-def _optional_text(value: object, longest: int) -> str | None:
-    return value if isinstance(value, str) and 0 < len(value) <= longest else None
-
-
-def _read_to(value: object) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    if isinstance(value, str):
-        return (value,)
-    if not isinstance(value, list):
-        raise InvalidPlaintext
-    for one in value:
-        if not isinstance(one, str):
-            raise InvalidPlaintext
-    return tuple(value)
-
-
-def _optional_objects(value: object) -> tuple[dict[str, Any], ...] | None:
-    if isinstance(value, list) and all(isinstance(one, dict) for one in value):
-        return tuple(value)
-    return None
 
 
 def parse_time(value: object) -> float | None:

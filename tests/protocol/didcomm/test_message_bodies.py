@@ -1,4 +1,4 @@
-"""Bodies of coordination, pickup and the small protocols (reference sections 5, 6, 7)."""
+"""Bodies of coordination, pickup and the utility protocols (reference sections 5, 6, 7)."""
 
 from typing import Any
 

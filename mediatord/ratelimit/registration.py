@@ -1,8 +1,8 @@
-"""Access lists, and quotas of registrations per address and in total."""
+"""Who may register an account: access lists, and quotas per address and in total."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import inf
 
@@ -11,8 +11,8 @@ from twisted.internet.interfaces import IReactorTime
 from mediatord.errors import RegistrationCapacityExceeded, RegistrationLimitExceeded
 from mediatord.protocol.canonical_did import canonicalize_did, compute_did_digest
 from mediatord.protocol.probe_markers import PROBE_CLIENT
-from mediatord.ratelimit.distributed_limiter import KeyedLimiter, QuotaStore
-from mediatord.ratelimit.rate_limiter import RateLimitCallback
+from mediatord.ratelimit.distributed_limiter import QuotaStore
+from mediatord.ratelimit.rate_limiter import KeyedLimiter, RateLimitCallback
 from mediatord.store.interfaces.store import AccountUsage, IAccountStore
 
 _WILDCARD_SUFFIX = ":*"
@@ -28,9 +28,9 @@ class AccessList:
 
     def __init__(self) -> None:
         self._allowed: _DIDPatterns | None = None
-        self._denied = _DIDPatterns(())
+        self._denied: _DIDPatterns | None = None
 
-    def set_lists(self, allow: Iterable[str] | None, deny: Iterable[str]) -> None:
+    def set_lists(self, allow: Collection[str] | None, deny: Collection[str]) -> None:
         """
         Replace the lists.
 
@@ -38,7 +38,7 @@ class AccessList:
         :param deny: DIDs that may not, and whose authenticated requests are refused.
         """
         self._allowed = None if allow is None else _DIDPatterns(allow)
-        self._denied = _DIDPatterns(deny)
+        self._denied = _DIDPatterns(deny) if deny else None
 
     def allows(self, did: str) -> bool:
         """Whether a DID may have an account."""
@@ -46,12 +46,11 @@ class AccessList:
 
     def denies(self, did: str) -> bool:
         """Whether a DID is denied."""
-        return did in self._denied
+        return self._denied is not None and did in self._denied
 
 
 class _DIDPatterns:
-    def __init__(self, names: Iterable[str]) -> None:
-        names = list(names)
+    def __init__(self, names: Collection[str]) -> None:
         below = [name.removesuffix(_WILDCARD_SUFFIX) for name in names if name.endswith(_WILDCARD_SUFFIX)]
         self._exact = frozenset(compute_did_digest(name) for name in names if not name.endswith(_WILDCARD_SUFFIX))
         self._below = tuple(f"{name}:" for one in below for name in (one, canonicalize_did(one)))
@@ -145,36 +144,16 @@ class RegistrationQuota:
             self._asked_at = now
         return self._usage
 
-    async def charge_account(self, peer: str, size: int) -> None:
-        """
-        Charge an address for an account with a DID of `size` bytes, or for a Decentrl registration.
-
-        :raise RegistrationLimitExceeded: the address is over its daily limit.
-        :raise RegistrationCapacityExceeded: total capacity is exhausted.
-        """
-        if peer != PROBE_CLIENT:
-            await self._charge(peer, 1, size)
-
-    async def charge_registration(self, peer: str, size: int) -> None:
+    async def charge(self, peer: str, size: int, accounts: int = 0) -> None:
         """
         Charge an address for registrations of `size` bytes.
 
-        :raise RegistrationLimitExceeded: as :meth:`charge_account`; likewise RegistrationCapacityExceeded.
+        :param accounts: 1 for an account with a DID of `size` bytes, or for a Decentrl registration.
+        :raise RegistrationLimitExceeded: the address is over its daily limit.
+        :raise RegistrationCapacityExceeded: total capacity is exhausted.
         """
-        if peer != PROBE_CLIENT and size:
-            await self._charge(peer, 0, size)
-
-    def refund(self, peer: str, size: int, accounts: int = 0) -> None:
-        """Undo a charge for something that was not stored."""
-        if peer == PROBE_CLIENT:
+        if peer == PROBE_CLIENT or not (size or accounts):
             return
-        self._usage = AccountUsage(self._usage.accounts - accounts, self._usage.bytes - size)
-        if size:
-            self._bytes.refund(peer, size)
-        if accounts:
-            self._accounts.refund(peer, accounts)
-
-    async def _charge(self, peer: str, accounts: int, size: int) -> None:
         usage = await self.usage()
         after = AccountUsage(usage.accounts + accounts, usage.bytes + size)
         if accounts and after.accounts > self._limits.accounts:
@@ -188,6 +167,16 @@ class RegistrationQuota:
             self._accounts.refund(peer, accounts)
         self._refuse_if(wait, "registration_bytes_per_address_per_day", peer)
         self._usage = AccountUsage(self._usage.accounts + accounts, self._usage.bytes + size)
+
+    def refund(self, peer: str, size: int, accounts: int = 0) -> None:
+        """Undo a charge for something that was not stored."""
+        if peer == PROBE_CLIENT:
+            return
+        self._usage = AccountUsage(self._usage.accounts - accounts, self._usage.bytes - size)
+        if size:
+            self._bytes.refund(peer, size)
+        if accounts:
+            self._accounts.refund(peer, accounts)
 
     def _refuse_if(self, wait: int, limit: str, peer: str) -> None:
         if wait:
