@@ -17,8 +17,8 @@ BOUNDS: dict[str, tuple[int, int, int]] = {
     "forward and live push": (27, 148, 89),
     "acknowledgement": (35, 248, 139),
     "TWO_WAY_PRIVATE": (31, 150, 95),
-    "push across workers, sender's side": (30, 203, 94),
-    "push across workers, socket's side": (30, 180, 88),
+    "push across workers, sender's side": (28, 188, 90),
+    "push across workers, socket's side": (28, 169, 85),
 }
 
 
