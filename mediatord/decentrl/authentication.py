@@ -90,7 +90,7 @@ class KeyDirectory:
             yield partial(self.signing_key, number=number)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CommandRequest:
     """
     A command whose sender is authenticated.
@@ -101,6 +101,7 @@ class CommandRequest:
     :param nonce: digest of nonce and sender.
     :param expires_at: when the nonce may be forgotten, Unix seconds.
     :param peer: rate limit key.
+    :param guard: conditions under which the store carries out the command; by default only that it is no replay.
     """
 
     command: DecentrlCommand
@@ -110,20 +111,19 @@ class CommandRequest:
     nonce: bytes
     expires_at: float
     peer: str
+    guard: CommandGuard = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.guard = CommandGuard(self.nonce, self.expires_at)
 
     @property
     def recipient(self) -> str:
         """The DID that the command is addressed to."""
         return self.command.header.recipient_did
 
-    def guard(self, *, registered: bool = False, recipient: str | None = None) -> CommandGuard:
-        """
-        The conditions under which the store carries out the command.
-
-        :param registered: whether the sender has to be registered.
-        :param recipient: DID that has to be registered as well.
-        """
-        return CommandGuard(self.nonce, self.expires_at, self.sender if registered else None, recipient)
+    def make_guard(self, recipient: str | None) -> CommandGuard:
+        """As `guard`. :param recipient: DID that has to be registered as well."""
+        return CommandGuard(self.nonce, self.expires_at, recipient=recipient)
 
 
 class CommandAuthenticator:
