@@ -70,13 +70,14 @@ class KeyDirectory:
 
         :param number: of the mediator's key: 0 is the current one.
         """
+        if key_id != f"{did}#signing":
+            return None
         if did in self._own_dids:
-            return self._get_own_keys()[number] if key_id == f"{did}#signing" else None
+            return self._get_own_keys()[number]
         try:
-            found = parse_did(did)
+            return parse_did(did).signing_key
         except ValueError:
             return None
-        return found.signing_key if key_id == found.signing_key_id else None
 
     def signing_key_lookups(self, dids: Collection[str]) -> Iterator[SigningKeyLookup]:
         """
@@ -111,10 +112,7 @@ class CommandRequest:
     nonce: bytes
     expires_at: float
     peer: str
-    guard: CommandGuard = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.guard = CommandGuard(self.nonce, self.expires_at)
+    guard: CommandGuard
 
     @property
     def recipient(self) -> str:
@@ -174,7 +172,8 @@ class CommandAuthenticator:
             with suppress(ReplayCacheFull):
                 await self._store.check_guard(CommandGuard(nonce, expires_at, share=_FORGED_NONCE_SHARE))
             raise
-        return CommandRequest(command, sender, request_id, key, nonce, expires_at, peer)
+        guard = CommandGuard(nonce, expires_at)
+        return CommandRequest(command, sender, request_id, key, nonce, expires_at, peer, guard)
 
     def check_time(self, timestamp_ms: float) -> float:
         """
