@@ -7,14 +7,16 @@ import sqlite3
 from pathlib import Path
 
 from mediatord.store.interfaces.messages import StoreLedger
-from mediatord.store.sqlite import queue_accounting
+from mediatord.store.sqlite import queue_statistics
+from mediatord.store.sqlite.connection import StoreConnection
 
 
 def read_sqlite_ledger(database: Path) -> StoreLedger:
     """As somebody else reads the file, whether the daemon runs or not."""
-    with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
+    uri = f"{database.as_uri()}?mode=ro"
+    with contextlib.closing(sqlite3.connect(uri, uri=True, factory=StoreConnection)) as connection:
         connection.execute("BEGIN")
-        return queue_accounting.read_ledger(connection)
+        return queue_statistics.read_ledger(connection)
 
 
 def assert_ledger_balanced(books: StoreLedger) -> None:

@@ -59,7 +59,7 @@ GROUPS = {
         (
             "ratelimit/rate_limiter.py",
             "ratelimit/distributed_limiter.py",
-            "store/quotas.py",
+            "store/disk_space.py",
         ),
         (
             "ratelimit/test_sliding_window.py",
@@ -77,7 +77,7 @@ GROUPS = {
             "store/fair_share.py",
             "store/sqlite/message_queries.py",
             "store/sqlite/message_writes.py",
-            "store/sqlite/queue_accounting.py",
+            "store/sqlite/queue_statistics.py",
         ),
         (
             "store/sqlite/test_contract.py",

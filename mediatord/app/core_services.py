@@ -39,12 +39,12 @@ from mediatord.ratelimit.admission import RequestAdmission, RequestGate
 from mediatord.ratelimit.rate_limiter import RateLimiter, TrustedAddresses
 from mediatord.ratelimit.registration import RegistrationLimits, RegistrationQuota
 from mediatord.secret_files import SecretFileError
+from mediatord.store.disk_space import SpaceLimits
 from mediatord.store.factory import build_store
 from mediatord.store.interfaces.cluster import ClusterNode
 from mediatord.store.interfaces.decentrl import DecentrlQuotas
 from mediatord.store.interfaces.messages import QueueLimits, RemovedMessage
 from mediatord.store.interfaces.store import IStore
-from mediatord.store.quotas import SpaceLimits
 from mediatord.workers.worker_process import WorkerSpec
 
 # Hexadecimal digits that identify a store in the ledger.

@@ -67,7 +67,7 @@ def build_site(
         command=decentrl.dispatcher.receive,
         public=decentrl.dispatcher.public,
         ping_store=_build_store_ping(core, config),
-        find_store_problem=lambda: core.store.trouble,
+        find_store_problem=lambda: core.store.fault_description,
         find_node_problem=lambda: core.node_health.trouble,
         refresh_store_metrics=StoreMetricsRefresher(core),
         render_metrics=worker.fetch_metrics if worker else render_metrics,

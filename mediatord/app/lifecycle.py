@@ -26,7 +26,7 @@ from mediatord.observability.systemd import (
     notify_systemd,
 )
 from mediatord.store.interfaces.store import StoreUnusable
-from mediatord.store.sqlite.database_file import ExclusiveStoreLock
+from mediatord.store.sqlite.database_file import DatabaseFileLock
 
 if TYPE_CHECKING:
     from mediatord.app.core_services import CoreServices
@@ -118,7 +118,7 @@ class StoreLockService(Service):
     name = "store lock"
 
     def __init__(self, path: Path) -> None:
-        self._lock = ExclusiveStoreLock(path)
+        self._lock = DatabaseFileLock(path)
 
     def privilegedStartService(self) -> None:
         """

@@ -44,9 +44,16 @@ from mediatord.backup.records import (
 )
 from mediatord.protocol.canonical_did import compute_did_digest
 from mediatord.store.interfaces import decentrl
-from mediatord.store.mongo import decentrl_events, schema
-from mediatord.store.mongo.decentrl_parties import EventLabelKind, make_event_label, make_party_key, sum_utf8_sizes
-from mediatord.store.mongo.driver.commands import MAX_DOCUMENT_BYTES
+from mediatord.store.mongo import schema
+from mediatord.store.mongo.decentrl_events import (
+    EventLabelKind,
+    build_event_payload,
+    build_public_event,
+    build_stored_event,
+    make_event_label,
+)
+from mediatord.store.mongo.decentrl_parties import make_party_key, sum_utf8_sizes
+from mediatord.store.mongo.driver.collection import MAX_DOCUMENT_BYTES, Collection
 from mediatord.store.mongo.driver.uri import parse_mongo_uri
 from mediatord.store.mongo.schema import ACCOUNTS, IMPORT_MARKER, MESSAGES, PARTIES, RECIPIENTS, RETIRED_DIDS
 from mediatord.store.recipient_names import import_names
@@ -121,10 +128,10 @@ def _require_unused(database: MongoDatabase, dead: frozenset[str] = frozenset())
     :param dead: session owners that are known to be dead.
     :raise BackupError: a daemon uses it, or left its entry when it was killed.
     """
-    names = [one["name"] for one in database[schema.NODES].find(_LIVE_NODE_FILTER, {"name": 1}).sort("name", 1)]
+    names = [one["name"] for one in database[schema.NODES.name].find(_LIVE_NODE_FILTER, {"name": 1}).sort("name", 1)]
     if names:
         raise BackupError(f"nodes use the MongoDB database ({', '.join(names)}): stop them first")
-    entries = [one for one in database[schema.SESSION_OWNERS].find({}, {"since": 1}) if one["_id"] not in dead]
+    entries = [one for one in database[schema.SESSION_OWNERS.name].find({}, {"since": 1}) if one["_id"] not in dead]
     if entries:
         since = entries[0].get("since")
         when = f" since {since:%Y-%m-%d %H:%M} UTC" if since else ""
@@ -136,7 +143,7 @@ def _require_unused(database: MongoDatabase, dead: frozenset[str] = frozenset())
 
 def _find_session_owners(database: MongoDatabase) -> frozenset[str]:
     """Ids of all session owners, dead or alive."""
-    return frozenset(one["_id"] for one in database[schema.SESSION_OWNERS].find({}, {"_id": 1}))
+    return frozenset(one["_id"] for one in database[schema.SESSION_OWNERS.name].find({}, {"_id": 1}))
 
 
 def _read_schema_document(database: MongoDatabase) -> MongoDocument:
@@ -161,7 +168,7 @@ class _Mapping(NamedTuple):
     :param constants: further fields.
     """
 
-    collection: str
+    collection: Collection
     fields: dict[str, str]
     keys: dict[str, str] = {}
     party_collection: schema.PartyCollection | None = None
@@ -170,7 +177,7 @@ class _Mapping(NamedTuple):
 
 
 def _map_party(collection: schema.PartyCollection, keys: dict[str, str], names: str = "", **fields: str) -> _Mapping:
-    return _Mapping(collection.name, map_fields(names, id="_id", **fields), keys, collection, is_ordered=True)
+    return _Mapping(collection, map_fields(names, id="_id", **fields), keys, collection, is_ordered=True)
 
 
 _RECIPIENT_KEYS = {"party": "recipient", "sender": "sender"}
@@ -213,7 +220,11 @@ _MAPPINGS = {
         **{"sender": "sender_did", "recipient": "recipient_did", "timestamp": "at"},
     ),
     "public_event": _map_party(
-        schema.PUBLIC_EVENTS, {"party": "publisher"}, "tags signature event", timestamp="at", channel_id="channel"
+        schema.PUBLIC_EVENTS,
+        {"party": "publisher"},
+        "tags event channel_id",
+        timestamp="at",
+        signature="event_signature",
     ),
 }
 
@@ -239,15 +250,16 @@ class MongoRecordSource(RecordSource):
         self._find_did = lru_cache(_BATCH_DOCUMENTS)(self._find_party_did)
 
     def count(self, kind: str) -> int:
-        return self._database[_MAPPINGS[kind].collection].count_documents({}, session=self._session, hint="_id_")
+        return self._database[_MAPPINGS[kind].collection.name].count_documents({}, session=self._session, hint="_id_")
 
     def read(self, kind: str) -> Iterator[dict[str, Any]]:
         collection, names, keys, party_collection, is_ordered, _ = _MAPPINGS[kind]
         self._check()
         if is_ordered:
-            documents = self._read_in_order(collection, party_collection.payloads if party_collection else "")
+            payloads = party_collection.payloads if party_collection else None
+            documents = self._read_in_order(collection.name, payloads.name if payloads else "")
         else:
-            documents = self._database[collection].find({}, session=self._session).sort("_id", 1)
+            documents = self._database[collection.name].find({}, session=self._session).sort("_id", 1)
         for one in documents:
             values = {field: one.get(name) for field, name in names.items()}
             fields = {
@@ -288,7 +300,7 @@ class MongoRecordSource(RecordSource):
 
     def _find_party_did(self, key: bytes) -> str:
         """The DID of a key. :raise BackupError: there is no such party."""
-        found = self._database[PARTIES].find_one({"_id": key}, {"did": 1}, session=self._session)
+        found = self._database[PARTIES.name].find_one({"_id": key}, {"did": 1}, session=self._session)
         if found is None:
             raise BackupError("the MongoDB database is damaged: a document refers to a party that does not exist")
         return str(found["did"])
@@ -346,7 +358,7 @@ class ImportBatch:
         if counted := mapping.party_collection:
             sizes = {counted.bytes: document["size"] + document.get("tags_size", 0)} if counted.bytes else {}
             self._count(PARTIES, getattr(record, mapping.keys["party"]), **{counted.counter: 1}, **sizes)
-        self.documents[mapping.collection].append(
+        self.documents[mapping.collection.name].append(
             {name: value for name, value in document.items() if value is not None}
         )
 
@@ -377,18 +389,18 @@ class ImportBatch:
                 event = decentrl.StoredEvent(
                     one.id, one.sender, one.recipient, one.payload, one.tags, one.timestamp, one.contract_id
                 )
-                self.documents[schema.STORED_EVENTS.payloads].append(decentrl_events.build_stored_payload(event))
-                return decentrl_events.build_stored_event(event, document["party"], processed=one.processed)
+                self.documents[schema.STORED_PAYLOADS.name].append(build_event_payload(event))
+                return build_stored_event(event, document["party"], one.processed)
             case PublicEventRecord():
                 shown = decentrl.PublicEvent(
                     one.id, one.event, one.tags, one.timestamp, one.signature, one.channel_id
                 )
-                self.documents[schema.PUBLIC_EVENTS.payloads].append(decentrl_events.build_public_payload(shown))
-                return decentrl_events.build_public_event(shown, document["party"])
+                self.documents[schema.PUBLIC_PAYLOADS.name].append(build_event_payload(shown))
+                return build_public_event(shown, document["party"])
         return document
 
-    def _count(self, collection: str, key: Any, **more: Any) -> None:
-        counters = self.counters[collection].setdefault(key, {})
+    def _count(self, collection: Collection, key: Any, **more: Any) -> None:
+        counters = self.counters[collection.name].setdefault(key, {})
         for name, value in more.items():
             before = counters.get(name, 0)
             counters[name] = max(before, value) if name in _MAXIMA else before + value
@@ -402,9 +414,9 @@ def _make_object_id(number: int) -> ObjectId:
 def _make_counter_update(collection: str, key: Any, counters: Mapping[str, Any]) -> UpdateOne:
     """:param key: as in :attr:`ImportBatch.counters`; a party may not exist yet."""
     sums = {name: value for name, value in counters.items() if name not in _MAXIMA}
-    if collection == ACCOUNTS:
+    if collection == ACCOUNTS.name:
         return UpdateOne({"_id": key}, {"$inc": sums, "$max": {"places": counters["places"]}})
-    if collection == RECIPIENTS:
+    if collection == RECIPIENTS.name:
         return UpdateOne({"_id": key}, {"$inc": sums, "$set": {"waited_for": True}})
     update: dict[str, MongoDocument] = {
         "$set": {"did": key, **({"waited_for": True} if "pending" in sums else {})},
@@ -427,9 +439,9 @@ _SIZE_CHECK_BYTES = 8_000_000
 _TEXT_OVERHEAD_BYTES = 64
 _CONTRADICTION = "the archive contradicts itself: something belongs to one of {} that is not there"
 _REFUSALS = {
-    RECIPIENTS: "a recipient is another name of a DID that is registered",
-    ACCOUNTS: f"one of {ACCOUNTS} has another form of a DID that is there",
-    RETIRED_DIDS: f"one of {RETIRED_DIDS} has another form of a DID that is there",
+    RECIPIENTS.name: "a recipient is another name of a DID that is registered",
+    ACCOUNTS.name: f"one of {ACCOUNTS.name} has another form of a DID that is there",
+    RETIRED_DIDS.name: f"one of {RETIRED_DIDS.name} has another form of a DID that is there",
 }
 
 
@@ -487,19 +499,16 @@ class MongoRecordTarget(RecordTarget):
             for collection, documents in batch.documents.items():
                 self._insert(session, collection, documents)
             accepted = {
-                "didcomm.accepted": len(batch.documents.get(MESSAGES, ())),
+                "didcomm.accepted": len(batch.documents.get(MESSAGES.name, ())),
                 "decentrl.accepted": len(batch.documents.get(schema.PENDING_EVENTS.name, ())),
             }
-            self._database[schema.LEDGER].update_one(
-                {"_id": schema.CARRIED_FORWARD_ID},
-                {"$inc": accepted, "$set": {"settled": True}},
-                session=session,
-                upsert=True,
+            self._database[schema.LEDGER.name].update_one(
+                {"_id": schema.CARRIED_FORWARD_ID}, {"$inc": accepted}, session=session, upsert=True
             )
             for collection, counters in batch.counters.items():
                 updates = [_make_counter_update(collection, key, more) for key, more in counters.items()]
                 matched = self._database[collection].bulk_write(updates, session=session).matched_count
-                if collection != PARTIES and matched < len(updates):
+                if collection != PARTIES.name and matched < len(updates):
                     raise BackupError(_CONTRADICTION.format(collection))
 
         self._session.with_transaction(write)
@@ -556,7 +565,7 @@ class MongoRecordTarget(RecordTarget):
             if collection.name not in there:
                 self._database.create_collection(collection.name)
             if collection.indexes:
-                indexes = [{**index.definition(), "name": index.name} for index in collection.indexes]
+                indexes = [{**index, "name": name} for name, index in collection.indexes.items()]
                 self._database.command("createIndexes", collection.name, indexes=indexes)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
-from sqlite3 import SQLITE_CONSTRAINT_PRIMARYKEY, SQLITE_CONSTRAINT_UNIQUE, Connection, DatabaseError, IntegrityError
+from sqlite3 import SQLITE_CONSTRAINT_PRIMARYKEY, SQLITE_CONSTRAINT_UNIQUE, DatabaseError, IntegrityError
 from typing import Any, NamedTuple
 
 from mediatord.backup.durable_files import chown_to_owner, require_directory, sync_directory
@@ -36,23 +36,23 @@ from mediatord.backup.records import (
     resolve_seen_at,
 )
 from mediatord.store.interfaces import decentrl
-from mediatord.store.quotas import get_utf8_size
+from mediatord.store.interfaces.decentrl import get_utf8_size
 from mediatord.store.recipient_names import import_names
 from mediatord.store.sqlite import decentrl_queries, event_queries
-from mediatord.store.sqlite.bulk_sql import get_digest_head, hash_did
+from mediatord.store.sqlite.connection import StoreConnection, hash_did
 from mediatord.store.sqlite.database_file import (
     APPLICATION_ID,
+    DatabaseFileLock,
     DatabaseUnusable,
-    ExclusiveStoreLock,
     StoreInUse,
     connect,
     connect_reader,
     migrate_schema,
-    prepare_database,
+    open_database,
     read_schema_steps,
 )
-from mediatord.store.sqlite.event_search import parse_tag_ids, read_label_texts
-from mediatord.store.sqlite.queue_accounting import StoreConnection
+from mediatord.store.sqlite.event_queries import parse_tag_ids, read_label_texts
+from mediatord.store.sqlite.message_queries import get_digest_head
 
 _GET_DID = "(SELECT did FROM party WHERE id = {})"
 _GET_LABEL = "(SELECT text FROM label WHERE id = {})"
@@ -197,7 +197,7 @@ class SQLiteRecordSource(RecordSource):
 
     backend = "sqlite"
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: StoreConnection) -> None:
         self._connection = connection
 
     def count(self, kind: str) -> int:
@@ -264,7 +264,8 @@ def count_records(path: Path) -> RecordCounts:
     """
     try:
         # immutable: no file is created beside it.
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
+        uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
+        with closing(sqlite3.connect(uri, uri=True, factory=StoreConnection)) as connection:
             _check_schema(connection, path)
             found = [text for (text,) in connection.execute("PRAGMA integrity_check(1)")]
             if found != ["ok"]:
@@ -279,7 +280,7 @@ def _require_file(path: Path) -> None:
         raise BackupError(f"{path} does not exist: no daemon has stored anything yet")
 
 
-def _check_schema(connection: Connection, path: Path) -> None:
+def _check_schema(connection: StoreConnection, path: Path) -> None:
     """:raise BackupError: a database is of another program, or of another schema version."""
     ask = connection.execute
     if ask("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
@@ -299,7 +300,7 @@ _REFUSALS = {
 _UNLIMITED_CAPS = decentrl.DecentrlQuotas(*[1 << 62] * 8)
 
 
-def _define_functions(connection: Connection) -> None:
+def _define_functions(connection: StoreConnection) -> None:
     def define(name: str, function: Callable[[Any], str | bytes | int]) -> None:
         connection.create_function(name, 1, function, deterministic=True)
 
@@ -309,7 +310,7 @@ def _define_functions(connection: Connection) -> None:
     define("digest_head", lambda payload: get_digest_head(sha256(payload).digest()))
 
 
-def _insert_record(connection: Connection, one: StoreRecord) -> None:
+def _insert_record(connection: StoreConnection, one: StoreRecord) -> None:
     """:raise InvalidArchiveError: a unique column has this value already."""
     values = dict(one)
     match one:
@@ -318,7 +319,7 @@ def _insert_record(connection: Connection, one: StoreRecord) -> None:
             event_queries.publish_event(connection, one.publisher, shown, _UNLIMITED_CAPS)
             return
         case StoredEventRecord():
-            owner = decentrl_queries.get_or_create_party(connection, one.owner).id
+            owner = decentrl_queries.get_or_create_party(connection, one.owner)
             event = decentrl.StoredEvent(
                 one.id, one.sender, one.recipient, one.payload, one.tags, one.timestamp, one.contract_id
             )
@@ -416,13 +417,13 @@ class SQLiteRecordTarget(RecordTarget):
 
     def _open_draft(self) -> None:
         """Open the draft; one that was completed but not renamed has lost its progress and is started again."""
-        self.connection = prepare_database(self._draft)
+        self.connection = open_database(self._draft, None)
         unfinished = "SELECT 1 FROM sqlite_schema WHERE name = 'import_progress'"
         if not self.connection.execute(unfinished).fetchone() and any(self.counts().values()):
             self.close()
             for suffix in ("", "-wal", "-shm"):
                 self._draft.with_name(self._draft.name + suffix).unlink(missing_ok=True)
-            self.connection = prepare_database(self._draft)
+            self.connection = open_database(self._draft, None)
         _define_functions(self.connection)
 
     def close(self) -> None:
@@ -461,7 +462,7 @@ def lock_store(path: Path) -> Iterator[None]:
 
     :raise BackupError: a daemon uses it.
     """
-    use = ExclusiveStoreLock(path)
+    use = DatabaseFileLock(path)
     try:
         use.take()
     except StoreInUse as error:

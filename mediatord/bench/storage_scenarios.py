@@ -42,7 +42,7 @@ from mediatord.bench.results import (
 )
 from mediatord.bench.wallet_group import LiveSocket
 from mediatord.protocol.canonical_did import compute_did_digest
-from mediatord.store.sqlite.bulk_sql import hash_did
+from mediatord.store.sqlite.connection import hash_did
 from mediatord.wallet.temporary_daemon import TemporaryDaemon
 
 _INSERT_BATCH = 50_000

@@ -12,7 +12,7 @@ from mediatord.cli.console import config_option, group_config_option, json_optio
 from mediatord.config.file import load_config
 from mediatord.errors import StartupError
 from mediatord.store.sqlite.database_file import (
-    ExclusiveStoreLock,
+    DatabaseFileLock,
     check_integrity,
     check_structure,
     connect,
@@ -60,7 +60,7 @@ def vacuum(path: Path, as_json: bool) -> None:
     the space of deleted messages.
     """
     database = _find_database(path)
-    use = ExclusiveStoreLock(database)
+    use = DatabaseFileLock(database)
     try:
         use.take()
     except ValueError as error:

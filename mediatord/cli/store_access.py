@@ -51,8 +51,8 @@ from mediatord.store.interfaces.cluster import ClusterJoinError, ClusterNode
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import IStore, StoreUnusable
 from mediatord.store.recipient_names import is_valid_unicode
-from mediatord.store.sqlite.bulk_sql import split_chunks
-from mediatord.store.sqlite.database_file import DatabaseUnusable, ExclusiveStoreLock, StoreInUse, open_database
+from mediatord.store.sqlite.connection import split_chunks
+from mediatord.store.sqlite.database_file import DatabaseFileLock, DatabaseUnusable, StoreInUse, open_database
 from mediatord.store.sqlite.memory_store import InlineExecutor
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 
@@ -271,7 +271,7 @@ def _open_sqlite(config: Config) -> Iterator[tuple[IStore, _Wait]]:
     path = config.storage.sqlite.path
     if not path.exists():
         raise StartupError(f"{path} is not there: no daemon has kept anything yet")
-    lock = ExclusiveStoreLock(path)
+    lock = DatabaseFileLock(path)
     try:
         lock.take()
     except StoreInUse:

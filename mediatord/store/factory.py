@@ -7,13 +7,11 @@ from pathlib import Path
 
 from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
 
+from mediatord.store.disk_space import SpaceLimits
 from mediatord.store.interfaces.decentrl import DecentrlQuotas
 from mediatord.store.interfaces.messages import QueueLimits, RemovedMessage
-from mediatord.store.interfaces.store import IStore, StoreFault
-from mediatord.store.message_operations import OperationObserver, ignore_observation
-from mediatord.store.quotas import SpaceLimits
-from mediatord.store.sqlite.executor import SQLiteExecutor, SQLiteRunners, SQLiteTuning
-from mediatord.store.sqlite.group_commit import ThreadRunner
+from mediatord.store.interfaces.store import IStore, OperationObserver, StoreFault, ignore_observation
+from mediatord.store.sqlite.executor import SQLiteExecutor, ThreadRunner
 from mediatord.store.sqlite.memory_store import MemoryStore
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 
@@ -59,14 +57,11 @@ def build_store(
         if path is None:
             raise ValueError("backend sqlite needs a path")
         threads = IReactorFromThreads(reactor)
-        names = ("write", "read", "background", "search")
-        runners = SQLiteRunners(*(ThreadRunner(threads, f"mediatord-store-{name}") for name in names))
         executor = SQLiteExecutor(
             path,
             reactor,
-            runners,
+            lambda name: ThreadRunner(threads, f"mediatord-store-{name}"),
             observe,
-            SQLiteTuning(),
             shared=shared,
             create=create,
             space_limits=space_limits,

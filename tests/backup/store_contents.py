@@ -5,12 +5,12 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-from mediatord.store.sqlite.database_file import prepare_database
+from mediatord.store.sqlite.database_file import open_database
 
 
 def add_account(path: Path, did: str) -> None:
     """Keep an account."""
-    with closing(prepare_database(path)) as connection:
+    with closing(open_database(path, None)) as connection:
         connection.execute("INSERT INTO account (did, created_at) VALUES (?, 1.0)", (did,))
 
 

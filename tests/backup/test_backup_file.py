@@ -21,7 +21,7 @@ from mediatord.backup.sqlite_records import copy_sqlite_store, require_empty_dat
 from mediatord.cli import configuration
 from mediatord.config.file import load_config
 from mediatord.store.sqlite import database_file
-from mediatord.store.sqlite.database_file import ExclusiveStoreLock, prepare_database, read_schema_steps
+from mediatord.store.sqlite.database_file import DatabaseFileLock, open_database, read_schema_steps
 from tests.backup.store_contents import add_account, read_tree
 from tests.cli.test_commands import Capture, call, one_line
 from tests.mongod import fresh_database, shared_replica_set
@@ -70,7 +70,7 @@ def test_what_is_only_in_the_write_ahead_log(tmp_path: Path) -> None:
     """Is in the copy if it is committed, and not if it is not, while the writer goes on."""
     path = tmp_path / "s.sqlite3"
     insert = "INSERT INTO account (did, created_at) VALUES (?, 1.0)"
-    with closing(prepare_database(path)) as writer:
+    with closing(open_database(path, None)) as writer:
         writer.execute(insert, ("did:committed",))
         writer.execute("BEGIN IMMEDIATE")
         writer.execute(insert, ("did:begun",))
@@ -86,7 +86,7 @@ def test_what_is_only_in_the_write_ahead_log(tmp_path: Path) -> None:
 def test_the_ledger_goes_along(tmp_path: Path) -> None:
     """What became of what was accepted before is known after a backup is restored."""
     path, numbers = tmp_path / "s.sqlite3", "SELECT accepted, expired, removed FROM ledger WHERE half = 'decentrl'"
-    with closing(prepare_database(path)) as writer:
+    with closing(open_database(path, None)) as writer:
         writer.execute("UPDATE ledger SET accepted = 3, expired = 2, removed = 1 WHERE half = 'decentrl'")
         copy_sqlite_store(path, tmp_path / "copy")
     with closing(sqlite3.connect(tmp_path / "copy")) as connection:
@@ -99,7 +99,7 @@ def test_a_backup_of_an_earlier_version(
     """What was saved before an upgrade can be brought back after it, with all that is kept since."""
     path, backup, new = load_config(made).storage.sqlite.path, tmp_path / "old.tar", tmp_path / "new"
     path.unlink()
-    with closing(prepare_database(path)) as writer:
+    with closing(open_database(path, None)) as writer:
         writer.execute("INSERT INTO account (did, created_at) VALUES ('did:old', 1.0)")
     assert call("backup", "--config", str(made), "--to", str(backup)) == 0
     steps = [*read_schema_steps(), "CREATE TABLE extra (did TEXT); INSERT INTO extra SELECT did FROM account;"]
@@ -142,7 +142,7 @@ def test_a_store_is_in_the_way(saved: Path, tmp_path: Path, capsys: Capture) -> 
     assert "is not empty (1 accounts)" in one_line(capsys)
     assert {name: content for name, content in read_tree(new).items() if "lock" not in name} == before
     (new / "mediator.sqlite3").unlink()
-    prepare_database(new / "mediator.sqlite3").close()
+    open_database(new / "mediator.sqlite3", None).close()
     require_empty_database(new / "mediator.sqlite3")
     assert call("restore", "--from", str(saved), "--dir", str(new)) == 0
     with pytest.raises(BackupError, match="1 accounts"):
@@ -153,7 +153,7 @@ def test_a_daemon_is_in_the_way(saved: Path, tmp_path: Path, capsys: Capture) ->
     """One that runs on the database, even if nothing is in that."""
     new = tmp_path / "new"
     new.mkdir()
-    daemon = ExclusiveStoreLock(new / "mediator.sqlite3")
+    daemon = DatabaseFileLock(new / "mediator.sqlite3")
     daemon.take()
     for command in ("restore", "import"):
         arguments = {"restore": ["--dir", str(new)], "import": ["--config", str(new / "mediator.yaml")]}[command]

@@ -128,7 +128,7 @@ class RefusalTests(MongoTestCase):
         with open_mongodb_target(self.uri, stopped=False) as target:
             archive = verify_archive(self.archive)
             target.begin(archive.id)
-            self.documents["owners"].insert_one({"_id": "somebody"})
+            self.documents["session_owners"].insert_one({"_id": "somebody"})
             with self.assertRaises(BackupError):
                 target.write(1, [record for record, _ in archive.records()])
         self.assertEqual(self.documents["accounts"].count_documents({}), 0)

@@ -33,7 +33,7 @@ from mediatord.backup.records import (
 from mediatord.backup.sqlite_records import make_import_path, open_sqlite_source, open_sqlite_target
 from mediatord.store.interfaces.messages import MessageLedger, StoreLedger
 from mediatord.store.sqlite import account_queries
-from mediatord.store.sqlite.database_file import connect, prepare_database
+from mediatord.store.sqlite.database_file import connect, open_database
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 from tests.backup.populated_store import StorePopulator, query_everything
 from tests.cli.test_commands import Capture, call, one_line
@@ -114,7 +114,7 @@ def test_what_comes_later_is_not_in_it(tmp_path: Path) -> None:
 def test_a_database_of_another_version(tmp_path: Path) -> None:
     """Or of another program: refused, and as it was."""
     path = tmp_path / "s.sqlite3"
-    prepare_database(path).close()
+    open_database(path, None).close()
     for pragma, said in (("user_version = 2", "version 2"), ("application_id = 1", "is not a database of mediatord")):
         with closing(connect(path)) as connection:
             connection.execute(f"PRAGMA {pragma}")
@@ -186,7 +186,7 @@ def test_an_archive_of_an_earlier_version(tmp_path: Path) -> None:
             import_archive(verify_archive(tmp_path / "b.gz"), target)
     document = ImportBatch(1, records).documents
     assert document["accounts"][0]["did"] == "did:web:wallet.example" and document["accounts"][0]["seen_at"] >= began
-    assert document["retired"] == [{"_id": "did:web:gone.example"}]
+    assert document["retired_dids"] == [{"_id": "did:web:gone.example"}]
 
 
 def test_a_place_that_cannot_be_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +220,7 @@ def test_a_lock_that_cannot_be_made(tmp_path: Path) -> None:
 def test_a_damaged_store(tmp_path: Path) -> None:
     """A message of nobody costs a line."""
     path = tmp_path / "s.sqlite3"
-    with closing(prepare_database(path)) as connection:
+    with closing(open_database(path, None)) as connection:
         connection.execute("INSERT INTO account (did, created_at) VALUES ('did:a', 1.0)")
         connection.execute("INSERT INTO recipient (account_id, did, registered) VALUES (1, 'did:r', 1)")
         connection.execute("PRAGMA foreign_keys = OFF")

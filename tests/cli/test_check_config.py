@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mediatord.cli.configuration import _explain_unwritable
-from mediatord.store.sqlite.database_file import prepare_database
+from mediatord.store.sqlite.database_file import open_database
 from tests.certificate_authority import CertificateAuthority
 from tests.cli.test_commands import Capture, call, made
 
@@ -176,7 +176,7 @@ def test_every_command_names_the_chmod(name: str, made: Path, capsys: Capture) -
 def test_databases(made: Path, capsys: Capture) -> None:
     """A file of another program, and one of a later version, are found before the daemon is started."""
     path = made.parent / "mediator.sqlite3"
-    prepare_database(path).close()
+    open_database(path, None).close()
     assert call("check-config", "--config", str(made)) == 0
     capsys.readouterr()
     with sqlite3.connect(path) as connection:

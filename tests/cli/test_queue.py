@@ -36,7 +36,7 @@ from mediatord.store.interfaces import messages as interface
 from mediatord.store.interfaces.administration import MAX_PURGE_BATCH
 from mediatord.store.interfaces.decentrl import CommandGuard, Contract, PendingEvent
 from mediatord.store.interfaces.messages import MessageLedger, QueueTotals
-from mediatord.store.sqlite.database_file import ExclusiveStoreLock
+from mediatord.store.sqlite.database_file import DatabaseFileLock
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 from tests.cli.test_commands import Capture, call, one_line
 from tests.observability.counter_oracle import read_lines, wrong_counter_lines
@@ -551,7 +551,7 @@ def test_without_a_daemon(stopped: ConfiguredStore, capsys: Capture) -> None:
 def test_a_daemon_that_does_not_listen(stopped: ConfiguredStore, capsys: Capture) -> None:
     """While a daemon has the store, nobody else opens it."""
     stopped.put("a")
-    lock = ExclusiveStoreLock(stopped.config.storage.sqlite.path)
+    lock = DatabaseFileLock(stopped.config.storage.sqlite.path)
     lock.take()
     for command in (("list",), ("purge", INBOX, "--yes")):
         assert call(*asked(stopped, *command)) == 1

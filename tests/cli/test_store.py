@@ -10,7 +10,7 @@ import pytest
 
 from mediatord.cli.commands import main
 from mediatord.cli.configuration import write_initial_files
-from mediatord.store.sqlite.database_file import ExclusiveStoreLock, connect, create_database
+from mediatord.store.sqlite.database_file import DatabaseFileLock, connect, create_database
 
 ROWS = 500
 
@@ -63,7 +63,7 @@ def test_vacuum(config: Path, database: Path, capsys: pytest.CaptureFixture[str]
         connection.execute("DELETE FROM did_document")
     before = database.stat().st_size
     command = ("store", "vacuum", "--config", config, "--json")
-    use = ExclusiveStoreLock(database)
+    use = DatabaseFileLock(database)
     use.take()
     status, _, err = run(*command, capsys=capsys)
     assert (status, database.stat().st_size) == (1, before)

@@ -15,7 +15,7 @@ from twisted.internet.ssl import CertificateOptions
 from twisted.python.failure import Failure
 from twisted.trial.unittest import TestCase
 
-from mediatord.store.mongo.driver.commands import MongoCommand, build_heartbeat_read
+from mediatord.store.mongo.driver.collection import MongoCommand, build_probe_read
 from mediatord.store.mongo.driver.connection_pool import PrimaryConnectionPool
 from mediatord.store.mongo.driver.errors import MongoCommandError, ServerUnreachable, check_reply
 from mediatord.store.mongo.driver.tls import describe_tls_failure, load_client_certificate
@@ -95,7 +95,7 @@ class MongoTLSTests(TestCase):
         if key is None:
             port = reactor.listenTCP(0, factory, interface="127.0.0.1")
         else:
-            options = CertificateOptions(**load_client_certificate(str(key)).options())
+            options = CertificateOptions(**load_client_certificate(str(key)))
             port = reactor.listenSSL(0, factory, options, interface="127.0.0.1")
         self.addCleanup(port.stopListening)
         return port.getHost().port, heard
@@ -160,7 +160,7 @@ class MongoTLSTests(TestCase):
         with self.assertRaisesRegex(
             ServerUnreachable, "no connection to a primary: its certificate is for another name"
         ):
-            await link.exchange([build_heartbeat_read()], reactor.seconds() + 0.5)
+            await link.exchange([build_probe_read()], reactor.seconds() + 0.5)
 
     async def assert_fault(self, key: Path, expected: str | None) -> None:
         """What a connection to a server with this key ends with."""

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from mediatord.cli.configuration import write_initial_files
-from mediatord.store.sqlite.database_file import ExclusiveStoreLock
+from mediatord.store.sqlite.database_file import DatabaseFileLock
 from mediatord.wallet.temporary_daemon import find_free_port
 from tests.integration.daemon import clean_environment
 from tests.integration.message_load import PATIENCE_SECONDS
@@ -85,7 +85,7 @@ def port_in_use(made: InitializedMediator) -> AbstractContextManager[object]:
 @contextlib.contextmanager
 def store_in_use(made: InitializedMediator) -> Iterator[None]:
     """By another daemon."""
-    use = ExclusiveStoreLock(made.directory / "mediator.sqlite3")
+    use = DatabaseFileLock(made.directory / "mediator.sqlite3")
     use.take()
     yield
     use.release()

@@ -20,8 +20,7 @@ from mediatord.didcomm.messages import DIDCommReply, MessageOrigin
 from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.store.interfaces.decentrl import DecentrlQuotas
 from mediatord.store.interfaces.messages import QueueLimits
-from mediatord.store.interfaces.store import IStore
-from mediatord.store.message_operations import ignore_observation
+from mediatord.store.interfaces.store import IStore, ignore_observation
 from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.uri import parse_mongo_uri
 from mediatord.store.mongo.store import MongoStore

@@ -13,9 +13,9 @@ from mediatord.errors import RateLimitExceeded
 from mediatord.ratelimit import distributed_limiter
 from mediatord.ratelimit.distributed_limiter import QuotaStore
 from mediatord.ratelimit.rate_limiter import KeyedLimiter, RateLimiter
+from mediatord.store.interfaces.cluster import QUOTA_WINDOW_SLOTS
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.mongo.store import MongoStore
-from mediatord.store.quotas import QUOTA_WINDOW_SLOTS
 from tests.ratelimit.rate_limiter_processes import DID, PEER, max_in_a_minute, min_in_a_minute
 from tests.store.mongo.mongo_test_case import CLOCK, MongoTestCase
 
@@ -113,7 +113,7 @@ class SharedLimitTests(MongoTestCase):
         for number, limit in enumerate(limits.values()):
             self.assertGreaterEqual(sum(answers[number::3]), limit * 0.95)
             self.assertLessEqual(sum(answers[number::3]), limit)
-        self.assertNotIn(DID, repr(list(self.documents["allowances"].find())))
+        self.assertNotIn(DID, repr(list(self.documents["quotas"].find())))
 
     def refused(self, failure: Any) -> bool:
         failure.trap(RateLimitExceeded)

@@ -16,9 +16,9 @@ from mediatord.protocol.didcomm import json_web_signature
 from mediatord.protocol.probe_markers import PROBE_CLIENT
 from mediatord.ratelimit.distributed_limiter import QuotaStore
 from mediatord.ratelimit.registration import USAGE_CACHE_SECONDS, RegistrationLimits, RegistrationQuota
+from mediatord.store.interfaces.cluster import QUOTA_WINDOW_SLOTS
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import AccountUsage
-from mediatord.store.quotas import QUOTA_WINDOW_SLOTS
 from mediatord.store.sqlite.memory_store import MemoryStore
 from tests.in_memory_identities import InMemoryIdentity
 from tests.in_memory_mediator import (

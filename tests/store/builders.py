@@ -14,28 +14,22 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import MediatorError
+from mediatord.store.disk_space import SpaceLimits
 from mediatord.store.interfaces.cluster import ClusterIdentityMismatch, ClusterNode
 from mediatord.store.interfaces.decentrl import DecentrlQuotas
 from mediatord.store.interfaces.messages import (
     AcknowledgementResult,
     EnqueueRequest,
     EnqueueResult,
+    LedgerEntry,
     Payload,
     PayloadForm,
     QueueLimits,
     RemovalReason,
 )
-from mediatord.store.interfaces.store import StoreFault
-from mediatord.store.message_operations import (
-    IndependentEnqueues,
-    LedgerEntry,
-    OperationObserver,
-    acknowledge_in_steps,
-    ignore_observation,
-)
-from mediatord.store.quotas import SpaceLimits
-from mediatord.store.sqlite.executor import SQLiteExecutor, SQLiteRunners, SQLiteTuning
-from mediatord.store.sqlite.group_commit import JobRunner
+from mediatord.store.interfaces.store import OperationObserver, StoreFault, ignore_observation
+from mediatord.store.separate_transactions import IndependentEnqueues, acknowledge_in_steps
+from mediatord.store.sqlite.executor import JobRunner, SQLiteExecutor, SQLiteTuning
 from mediatord.store.sqlite.memory_store import MemoryStore
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 
@@ -152,7 +146,7 @@ def make_sqlite_store(
     executor = SQLiteExecutor(
         path,
         clock,
-        SQLiteRunners(write or InlineRunner(), read or InlineRunner(), background or InlineRunner(), InlineRunner()),
+        lambda kind: {"write": write, "read": read, "background": background}.get(kind) or InlineRunner(),
         observe,
         tuning or SQLiteTuning(),
         shared=shared,

@@ -7,7 +7,7 @@ from itertools import count
 from hypothesis import strategies as st
 
 from mediatord.store.interfaces.decentrl import CommandGuard, ContractRequest, PendingEvent, PublicEvent, StoredEvent
-from mediatord.store.sqlite.group_commit import SQLOperation
+from mediatord.store.sqlite.connection import SQLOperation
 from tests.store.builders import NOON
 from tests.store.sqlite.operations import PEOPLE, SQLiteOperations, make_contract
 

@@ -33,9 +33,9 @@ from mediatord.store.interfaces.decentrl import (
     PublicEventFilter,
     ResultPage,
     StoredEvent,
+    get_utf8_size,
 )
 from mediatord.store.interfaces.messages import MessageLedger, RemovedMessage
-from mediatord.store.quotas import get_utf8_size
 
 T = TypeVar("T")
 

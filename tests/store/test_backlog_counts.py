@@ -6,8 +6,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.store.interfaces.messages import AgeBucket, new_stored_message_id
 from mediatord.store.interfaces.store import IStore
-from mediatord.store.message_operations import complete_buckets, get_id_ranges, sum_buckets
-from mediatord.store.sqlite import message_queries
+from mediatord.store.queue_backlog import complete_buckets, get_id_ranges, sum_buckets
+from mediatord.store.sqlite import queue_statistics
 from tests.store.builders import (
     ALICE,
     HOUR,
@@ -42,15 +42,15 @@ class CountingTests(SynchronousTestCase):
 
     def test_sqlite(self) -> None:
         """So many of each age are counted, and of fewer the bytes added up; what all amount to is known."""
-        self.patch(message_queries, "_COHORT_SIZE_LIMIT", 5)
-        self.patch(message_queries, "_COHORT_COUNT_LIMIT", 5)
+        self.patch(queue_statistics, "_COHORT_SIZE_LIMIT", 5)
+        self.patch(queue_statistics, "_COHORT_COUNT_LIMIT", 5)
         clock, runner = ImmediateClock(), InlineRunner()
         store = self.aged(make_sqlite_store(clock, make_database_path(self), write=runner, read=runner), clock)
         backlog = self.successResultOf(store.read_backlog([NOON + 10], 0))
         self.assertEqual(backlog.cohorts, (AgeBucket(5, None, exact=False),) * 2)
         self.assertEqual((backlog.messages, backlog.bytes), (15, 15))
-        self.patch(message_queries, "_COHORT_SIZE_LIMIT", 6)
-        self.patch(message_queries, "_COHORT_COUNT_LIMIT", 6)
+        self.patch(queue_statistics, "_COHORT_SIZE_LIMIT", 6)
+        self.patch(queue_statistics, "_COHORT_COUNT_LIMIT", 6)
         self.assertEqual(self.cohorts(store, NOON + 10), (AgeBucket(5, 5), AgeBucket(10, 10)))
         self.assertEqual(self.cohorts(store, NOON + 10, NOON + 5), (AgeBucket(5, 5),) * 3)
 

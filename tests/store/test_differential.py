@@ -25,8 +25,7 @@ from twisted.trial.unittest import TestCase
 from mediatord.errors import MediatorError
 from mediatord.store.fair_share import PROBATION_SECONDS
 from mediatord.store.interfaces.messages import ArrivalWindow, EnqueueRequest, MessageLedger, Payload, QueueLimits
-from mediatord.store.interfaces.store import IStore, RecipientUpdateAction
-from mediatord.store.message_operations import ignore_observation
+from mediatord.store.interfaces.store import IStore, RecipientUpdateAction, ignore_observation
 from mediatord.store.mongo.driver import client as server_module
 from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.uri import parse_mongo_uri

@@ -26,8 +26,7 @@ from mediatord.store.interfaces.decentrl import (
     PublicEventFilter,
 )
 from mediatord.store.interfaces.messages import MessageLedger, QueueLimits
-from mediatord.store.interfaces.store import IStore
-from mediatord.store.message_operations import ignore_observation
+from mediatord.store.interfaces.store import IStore, ignore_observation
 from mediatord.store.mongo.decentrl_store import MongoDecentrlStore
 from mediatord.store.mongo.driver import client as server_module
 from mediatord.store.mongo.driver.client import ReplicaSetClient

@@ -6,14 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.store.quotas import (
-    QUOTA_WINDOW_SLOTS,
-    QuotaUse,
-    add_quota_use,
-    drop_expired_uses,
-    get_quota_wait,
-    remove_latest_use,
-)
+from mediatord.store.interfaces.cluster import QUOTA_WINDOW_SLOTS, QuotaUse, get_quota_wait
+from mediatord.store.sqlite.coordination_queries import add_quota_use, drop_expired_uses, remove_latest_use
 
 PERIOD = 64.0
 LIMIT = 50

@@ -166,7 +166,7 @@ class DaemonFixture:
         shutil.copytree(self.daemon.directory, directory / "mediator", ignore=without_sockets, dirs_exist_ok=True)
         if self.servers is not None:
             database = self.servers.client[_DATABASE]
-            for name in ("ledger", "messages", "recipients", "owners", "nodes"):
+            for name in ("ledger", "messages", "recipients", "session_owners", "nodes"):
                 rows = [str(row) for row in database[name].find({}, {"payload": 0})]
                 (directory / f"{name}.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
 

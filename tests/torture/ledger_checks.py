@@ -8,20 +8,19 @@ from urllib.parse import urlsplit
 
 from pymongo import MongoClient
 
-from mediatord.store.interfaces.messages import MessageLedger, StoreLedger
-from mediatord.store.message_operations import LEDGER_ENTRIES
+from mediatord.store.interfaces.messages import LEDGER_ENTRIES, MessageLedger, StoreLedger
 from mediatord.store.mongo.schema import LEDGER, MESSAGES, PENDING_EVENTS
 from tests.integration.daemon import Daemon
 from tests.integration.delivery_ledger import LedgerBalance
 from tests.mongod import shared_replica_set
 
-_ROWS = {"didcomm": MESSAGES, "decentrl": PENDING_EVENTS.name}
+_ROWS = {"didcomm": MESSAGES.name, "decentrl": PENDING_EVENTS.name}
 
 
 def read_mongo_ledger(client: MongoClient[dict[str, Any]], database: str) -> StoreLedger:
     """All of one moment."""
     with client.start_session(snapshot=True) as session:
-        pages = list(client[database][LEDGER].find({}, session=session))
+        pages = list(client[database][LEDGER.name].find({}, session=session))
         halves = []
         for half, collection in _ROWS.items():
             counted = client[database][collection].aggregate([{"$count": "n"}], session=session)

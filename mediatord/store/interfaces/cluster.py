@@ -100,6 +100,31 @@ def _format_duration(seconds: float) -> str:
     return " ".join(parts[:2])
 
 
+# Time and amount of a use of a sliding-window quota; lists have the oldest first. Uses within a small part of the
+# period are merged, as if all had happened at the end of it, so that their number is bounded.
+QuotaUse = tuple[float, int]
+
+QUOTA_WINDOW_SLOTS = 128
+
+
+def get_quota_wait(lots: Sequence[QuotaUse], amount: int, *, limit: int, period: float, now: float) -> float:
+    """
+    Seconds until an amount is available; 0.0 when it is now, `period` when it is over the limit.
+
+    :param lots: uses within the last period.
+    """
+    if amount > limit:
+        return period
+    excess = sum([taken for _, taken in lots]) + amount - limit
+    if excess <= 0:
+        return 0.0
+    for at, taken in lots:
+        excess -= taken
+        if excess <= 0:
+            return at + period - now
+    return period
+
+
 class IClusterStore(Interface):
     """
     Leases of nodes, and state that depends on them.

@@ -236,6 +236,10 @@ class QueueLimits:
     reserved: float = 0.0
 
 
+LedgerEntry = Literal["accepted", "acknowledged", "expired", "evicted", "removed", "withdrawn"]
+LEDGER_ENTRIES: tuple[LedgerEntry, ...] = ("accepted", "acknowledged", "expired", "evicted", "removed", "withdrawn")
+
+
 @dataclass(frozen=True, slots=True)
 class MessageLedger:
     """

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from twisted.internet.defer import Deferred
+from twisted.logger import Logger
 from zope.interface import Attribute, Interface
 
 from mediatord.store.interfaces.administration import IStoreAdministration
@@ -185,6 +186,33 @@ STORE_FAULT_MESSAGES: dict[StoreFault, str] = {
 }
 
 
+_log = Logger(namespace="mediatord.store")
+
+
+def log_store_fault(what: str, error: BaseException | None) -> None:
+    """Log a failure by the kind of error only: its text may contain stored data."""
+    code = getattr(error, "sqlite_errorname", None)
+    _log.error("{what}: {error} {code}", event="store.failed", what=what, error=type(error).__name__, code=code)
+
+
+# Called with the name and duration of an operation, in seconds.
+OperationObserver = Callable[[str, float], None]
+
+
+def ignore_observation(_operation: str, _seconds: float, /) -> None:
+    """An :data:`OperationObserver` that does nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """Limits of one batch, and of the operations that are queued for batches."""
+
+    batch: int = 512
+    batch_bytes: int = 8_388_608
+    waiting: int = 20_000
+    waiting_bytes: int = 134_217_728
+
+
 class StoreUnusable(Exception):
     """The store can be reached but must not be used; the text is one line for the operator."""
 
@@ -198,7 +226,7 @@ class IStore(IMessageStore, IAccountStore, INonceCache):
     decentrl: IDecentrlStore = Attribute("Storage of the Decentrl half, open as long as this.")
     cluster: IClusterStore = Attribute("State that processes share, open as long as this.")
     administration: IStoreAdministration = Attribute("Listings and removals for the operator, open as long as this.")
-    trouble: str = Attribute("The fault of the store, for the operator; empty when there is none.")
+    fault_description: str = Attribute("The fault of the store, for the operator; empty when there is none.")
 
     def open() -> Deferred[None]:
         """

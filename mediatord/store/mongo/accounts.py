@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from bson import ObjectId
 from twisted.internet.defer import Deferred, fail, succeed
@@ -24,33 +23,26 @@ from mediatord.store.interfaces.store import (
     RecipientUpdateAction,
     RecipientUpdateResult,
 )
+from mediatord.store.mongo import schema
 from mediatord.store.mongo.driver.client import ReplicaSetClient
-from mediatord.store.mongo.driver.commands import (
-    Document,
-    MongoCommand,
-    build_aggregate,
-    build_deletes,
-    build_find,
-    build_inserts,
-    build_updates,
-)
-from mediatord.store.mongo.driver.executor import OperationExecutor, operation, retry_on_duplicate_key
-from mediatord.store.mongo.driver.transactions import Transaction, TransactionWork
-from mediatord.store.mongo.schema import ACCOUNTS, LONG_FORM_DIDS, RECIPIENTS, REGISTRATIONS, RETIRED_DIDS
+from mediatord.store.mongo.driver.collection import Document, MongoCommand
+from mediatord.store.mongo.driver.operation import Operation, operation
+from mediatord.store.mongo.driver.transactions import Transaction, await_until
+from mediatord.store.mongo.schema import ABSENT, ACCOUNTS, LONG_FORM_DIDS, PRESENT, RECIPIENTS, RETIRED_DIDS
 from mediatord.store.mongo.space_quota import SpaceQuota
 from mediatord.store.recipient_names import MAX_RECIPIENT_NAMES, RecipientNames, is_valid_unicode, slice_names
 
-T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
 
-# Recipient DIDs in a cache, and the length of the longest.
-DID_CACHE_SIZE = 16_384
-MAX_CACHED_DID_LENGTH = 2_048
+# DIDs in a cache, and the length of the longest.
+_DID_CACHE_SIZE = 16_384
+_MAX_CACHED_DID_LENGTH = 2_048
 # Seconds; a stale owner is noticed when a message is queued.
 _OWNER_LIFETIME = 2.0
-_REGISTERED = {"$exists": True}
 # A recipient DID of an account with queued messages.
 _QUEUED_MESSAGE_LOOKUP = {
-    "from": RECIPIENTS,
+    "from": RECIPIENTS.name,
     "localField": "_id",
     "foreignField": "account",
     "pipeline": [{"$match": {"messages": {"$gt": 0}}}, {"$limit": 1}, {"$project": {"_id": 1}}],
@@ -74,90 +66,82 @@ class MongoAccountStore:
 
     @operation
     async def get_account(self, did: str) -> Account | None:
-        found = await self._client.find("account", ACCOUNTS, {"did": did})
+        found = await self._client.query("account", ACCOUNTS.find({"did": did}))
         return _parse_account(found[0]) if found else None
 
     @operation
     async def grant(self, did: str) -> Account:
-        if self.space_quota.refuses("grant"):
-            raise StoreUnavailable()
+        self.space_quota.admit("grant")
         now = self._clock.seconds()
 
         async def grant(t: Transaction) -> Account:
-            retired, found = await t.query_many(
-                build_find(RETIRED_DIDS, {"_id": did}), build_find(ACCOUNTS, {"did": did})
-            )
+            retired, found = await t.query_many(RETIRED_DIDS.find({"_id": did}), ACCOUNTS.find({"did": did}))
             if retired:
                 raise MediationNotGranted()
             if found:
                 return _parse_account(found[0])
             times = {"created_at": now, "seen_at": now, "fresh": True}
             account = {"did": did, **times, "draft03": False, "recipients": 0, "places": 0}
-            t.write_at_end(build_inserts(ACCOUNTS, [account]))
+            t.write_at_end(ACCOUNTS.insert([account]))
             return _parse_account(account)
 
-        return await self._transact("grant", grant)
+        return await self._client.transact("grant", grant)
 
     @operation
     async def record_contact(self, did: str) -> None:
         now = self._clock.seconds()
         is_used = {"$gte": [{"$subtract": [now, "$created_at"]}, FIRST_DAY_SECONDS]}
-        change = [{"$set": {"seen_at": now, "fresh": {"$cond": [is_used, "$$REMOVE", "$fresh"]}}}]
-        await self._client.write("touch", build_updates(ACCOUNTS, [{"q": {"did": did}, "u": change}]))
+        change: Document = {"$set": {"seen_at": now, "fresh": {"$cond": [is_used, "$$REMOVE", "$fresh"]}}}
+        await self._client.write("touch", ACCOUNTS.update({"did": did}, [change]))
 
     @operation
     async def mark_draft03(self, did: str) -> None:
-        update = {"q": {"did": did}, "u": {"$set": {"draft03": True}}}
-        await self._client.write("mark_draft03", build_updates(ACCOUNTS, [update]))
+        await self._client.write("mark_draft03", ACCOUNTS.update({"did": did}, {"$set": {"draft03": True}}))
 
     @operation
     async def move_account(self, prior: str, new: str) -> bool:
-        if self.space_quota.refuses("move"):
-            raise StoreUnavailable()
+        self.space_quota.admit("move")
 
         async def move(t: Transaction) -> bool:
             found, retired = await t.query_many(
-                build_find(ACCOUNTS, {"did": {"$in": [prior, new]}}, projection={"did": 1}),
-                build_find(RETIRED_DIDS, {"_id": new}),
+                ACCOUNTS.find({"did": {"$in": [prior, new]}}, projection={"did": 1}), RETIRED_DIDS.find({"_id": new})
             )
             if retired or prior == new or [one["did"] for one in found] != [prior]:
                 return False
-            t.write_at_end(build_updates(ACCOUNTS, [{"q": {"_id": found[0]["_id"]}, "u": {"$set": {"did": new}}}]))
-            t.write_at_end(build_inserts(RETIRED_DIDS, [{"_id": prior}]))
+            renaming = ACCOUNTS.update({"_id": found[0]["_id"]}, {"$set": {"did": new}})
+            t.write_at_end(renaming, RETIRED_DIDS.insert([{"_id": prior}]))
             return True
 
         try:
-            return await self._transact("move", move)
+            return await self._client.transact("move", move)
         finally:
             self._owner_cache.clear()
 
     @operation
     async def is_retired(self, did: str) -> bool:
-        return bool(await self._client.find("is_retired", RETIRED_DIDS, {"_id": did}))
+        return bool(await self._client.query("is_retired", RETIRED_DIDS.find({"_id": did})))
 
     @operation
     async def remember_did(self, short: str, long: str) -> None:
-        if self.space_quota.refuses("remember_did"):
-            raise StoreUnavailable()
-        update = {"q": {"_id": short}, "u": {"$set": {"long": long}}, "upsert": True}
-        await self._client.write("remember_did", build_updates(LONG_FORM_DIDS, [update]))
+        self.space_quota.admit("remember_did")
+        update = LONG_FORM_DIDS.update({"_id": short}, {"$set": {"long": long}}, upsert=True)
+        await self._client.write("remember_did", update)
 
     @operation
     async def recall_did(self, short: str) -> str | None:
-        found = await self._client.find("recall_did", LONG_FORM_DIDS, {"_id": short})
+        found = await self._client.query("recall_did", LONG_FORM_DIDS.find({"_id": short}))
         return found[0]["long"] if found else None
 
     @operation
     async def get_account_usage(self) -> AccountUsage:
         """Count accounts and bytes by the metadata, which may be a little wrong after a crash of the server."""
 
-        async def read(executor: OperationExecutor, deadline: float) -> AccountUsage:
-            count = size = 0
-            for name in (ACCOUNTS, RECIPIENTS, RETIRED_DIDS, LONG_FORM_DIDS, REGISTRATIONS):
-                stats = await executor.command(MongoCommand({"collStats": name}), deadline, low_latency=True)
-                count += stats["count"] if name == ACCOUNTS else 0
-                size += stats["size"]
-            return AccountUsage(count, size)
+        async def read(run: Operation) -> AccountUsage:
+            stats = [
+                await run.command(MongoCommand({"collStats": one.name}), low_latency=True)
+                for one in (ACCOUNTS, RECIPIENTS, RETIRED_DIDS, LONG_FORM_DIDS, schema.REGISTRATIONS)
+            ]
+            return AccountUsage(stats[0]["count"], sum([one["size"] for one in stats]))
 
         return await self._client.operate("account_usage", read)
 
@@ -176,7 +160,7 @@ class MongoAccountStore:
             for did, reason in found:
                 tried.add(did)
                 expiring = partial(_expire_account, did=did, reason=reason, before=before[reason])
-                account = await self._transact("expire_accounts", expiring)
+                account = await self._client.transact("expire_accounts", expiring)
                 if account is not None:
                     expired.append(account)
         if expired:
@@ -188,18 +172,17 @@ class MongoAccountStore:
     ) -> list[tuple[str, ExpiryReason]]:
         """Find accounts that may have expired; of the idle ones only those without queued messages."""
         found: list[tuple[str, ExpiryReason]] = []
-        searches: tuple[tuple[ExpiryReason, Document, str, float | None], ...] = (
-            ("unused", {"fresh": _REGISTERED, "created_at": {"$lte": unused_before}}, "created_at", unused_before),
-            ("idle", {"seen_at": {"$lte": idle_before}}, "seen_at", idle_before),
+        unqueued: list[Document] = [{"$lookup": _QUEUED_MESSAGE_LOOKUP}, {"$match": {"mail": []}}]
+        searches: tuple[tuple[ExpiryReason, float | None, str, Document, list[Document]], ...] = (
+            ("unused", unused_before, "created_at", {"fresh": PRESENT}, []),
+            ("idle", idle_before, "seen_at", {}, unqueued),
         )
-        for reason, condition, order, before in searches:
+        for reason, before, time, condition, more in searches:
             if before is not None and len(found) < limit:
-                stages: list[Document] = [{"$match": condition}, {"$sort": {order: 1}}]
-                if reason == "idle":
-                    stages += [{"$lookup": _QUEUED_MESSAGE_LOOKUP}, {"$match": {"mail": []}}]
-                stages += [{"$limit": limit - len(found)}, {"$project": {"did": 1}}]
-                accounts = await self._client.query("expire_accounts", build_aggregate(ACCOUNTS, stages))
-                found += [(one["did"], reason) for one in accounts]
+                match = {"$match": {**condition, time: {"$lte": before}}}
+                last: list[Document] = [{"$limit": limit - len(found)}, {"$project": {"did": 1}}]
+                query = ACCOUNTS.aggregate([match, {"$sort": {time: 1}}, *more, *last])
+                found += [(one["did"], reason) for one in await self._client.query("expire_accounts", query)]
         return found
 
     def find_owner(self, recipient_did: str) -> Deferred[str | None]:
@@ -208,23 +191,25 @@ class MongoAccountStore:
 
     @operation
     async def list_registered_names(self, recipient_did: str) -> list[str]:
-        filter = {"did_digest": compute_did_digest(recipient_did), "registered": _REGISTERED}
-        found = await self._client.find("spellings", RECIPIENTS, filter)
+        query = RECIPIENTS.find({"did_digest": compute_did_digest(recipient_did), "registered": PRESENT})
+        found = await self._client.query("spellings", query)
         return [name for one in found for _, name in _parse_names(one).spellings]
 
     @operation
     async def list_recipients(self, account: str, *, offset: int, limit: int) -> tuple[list[str], int]:
         async def read(t: Transaction) -> tuple[list[str], int]:
-            found = await t.find(ACCOUNTS, {"did": account})
+            found = await t.query(ACCOUNTS.find({"did": account}))
             if not found:
                 return [], 0
-            registered = {"account": found[0]["_id"], "registered": _REGISTERED}
             recipients: list[Document] = []
             if limit > 0:
-                projection = {"did": 1, "registered": 1, "names": 1}
-                recipients = await t.find(
-                    RECIPIENTS, registered, sort={"registered": 1}, limit=offset + limit, projection=projection
+                query = RECIPIENTS.find(
+                    {"account": found[0]["_id"], "registered": PRESENT},
+                    projection={"did": 1, "registered": 1, "names": 1},
+                    sort={"registered": 1},
+                    limit=offset + limit,
                 )
+                recipients = await t.query(query)
             return slice_names([_parse_names(one) for one in recipients], offset, limit), found[0]["recipients"]
 
         return await self._client.transact("recipients", read, reading=True)
@@ -234,31 +219,27 @@ class MongoAccountStore:
         self, account: str, updates: Sequence[tuple[str, RecipientUpdateAction]], *, max_recipients: int
     ) -> list[RecipientUpdateResult]:
         wanted = tuple(updates)
-        if self.space_quota.refuses("update", shrinking=all(action == "remove" for _, action in wanted)):
-            raise StoreUnavailable()
+        self.space_quota.admit("update", shrinking=all(action == "remove" for _, action in wanted))
 
         async def update(t: Transaction) -> list[RecipientUpdateResult]:
-            found = await t.find(ACCOUNTS, {"did": account})
+            found = await t.query(ACCOUNTS.find({"did": account}))
             if not found:
                 raise MediationNotGranted()
-            digests = list({compute_did_digest(name) for name, _ in wanted})
+            same = {"did_digest": {"$in": list({compute_did_digest(name) for name, _ in wanted})}}
             registered, own = await t.query_many(
-                build_find(RECIPIENTS, {"did_digest": {"$in": digests}, "registered": _REGISTERED}),
-                build_find(RECIPIENTS, {"did_digest": {"$in": digests}, "account": found[0]["_id"]}),
+                RECIPIENTS.find({**same, "registered": PRESENT}),
+                RECIPIENTS.find({**same, "account": found[0]["_id"]}),
             )
             existing = {bytes(one["did_digest"]): one for one in [*own, *registered]}
             change = _RecipientUpdate(found[0], max_recipients, existing)
-            results = [change.add(name) if action == "add" else change.remove(name) for name, action in wanted]
+            results = [change.apply(name, action) for name, action in wanted]
             t.write_at_end(change.build_writes())
             return results
 
         try:
-            return await self._transact("update", update)
+            return await self._client.transact("update", update)
         finally:
             self._owner_cache.forget([canonicalize_did(name) for name, _ in wanted])
-
-    async def _transact(self, name: str, work: TransactionWork[T]) -> T:
-        return await retry_on_duplicate_key(lambda: self._client.transact(name, work))
 
 
 def _parse_account(document: Document) -> Account:
@@ -268,14 +249,14 @@ def _parse_account(document: Document) -> Account:
 async def _expire_account(t: Transaction, did: str, reason: ExpiryReason, before: float) -> ExpiredAccount | None:
     """Delete an account if the reason still holds; one that has received a message is not `fresh` any more."""
     time = "created_at" if reason == "unused" else "seen_at"
-    found = await t.find(ACCOUNTS, {"did": did, time: {"$lte": before}})
+    found = await t.query(ACCOUNTS.find({"did": did, time: {"$lte": before}}))
     if not found or (reason == "unused" and "fresh" not in found[0]):
         return None
     id = found[0]["_id"]
     mail: Document = {"changes": {"$gt": 0}} if reason == "unused" else {"messages": {"$gt": 0}}
-    if await t.find(RECIPIENTS, {"account": id, **mail}, limit=1):
+    if await t.query(RECIPIENTS.find({"account": id, **mail}, limit=1)):
         if reason == "unused":
-            t.write_at_end(build_updates(ACCOUNTS, [{"q": {"_id": id}, "u": {"$unset": {"fresh": 1}}}]))
+            t.write_at_end(ACCOUNTS.update({"_id": id}, {"$unset": {"fresh": 1}}))
         return None
     t.write_at_end(build_account_deletes(id, did))
     return ExpiredAccount(did, found[0]["recipients"], reason)
@@ -284,25 +265,10 @@ async def _expire_account(t: Transaction, did: str, reason: ExpiryReason, before
 def build_account_deletes(id: ObjectId, did: str) -> list[MongoCommand]:
     """Build the writes that delete an account with its recipient DIDs."""
     return [
-        *build_deletes(RECIPIENTS, {"account": id}),
-        *build_deletes(LONG_FORM_DIDS, {"_id": did}),
-        *build_deletes(ACCOUNTS, {"_id": id}),
+        *RECIPIENTS.delete({"account": id}),
+        *LONG_FORM_DIDS.delete({"_id": did}),
+        *ACCOUNTS.delete({"_id": id}),
     ]
-
-
-@dataclass(eq=False, slots=True)
-class _RecipientRecord:
-    """
-    A recipient DID of the account, existing or new.
-
-    :param did: in its canonical form.
-    :param before: its document.
-    :param names: the names it is registered under; none if it is not.
-    """
-
-    did: str
-    before: Document | None
-    names: RecipientNames
 
 
 class _RecipientUpdate:
@@ -316,88 +282,83 @@ class _RecipientUpdate:
         self._account = account
         self._max_recipients = max_recipients
         self._existing = existing
-        self._changed: dict[bytes, _RecipientRecord] = {}
+        self._changed: dict[bytes, RecipientNames] = {}
         self._number: int = account["recipients"]
         self._places: int = account["places"]
 
-    def add(self, name: str) -> RecipientUpdateResult:
+    def apply(self, name: str, action: RecipientUpdateAction) -> RecipientUpdateResult:
         digest = compute_did_digest(name)
-        recipient = self._get_recipient(digest, name)
-        if recipient is None:
-            return "client_error"
-        if name in recipient.names:
+        names = self._changed[digest] if digest in self._changed else self._find_names(digest, name)
+        if names is None:
+            return "client_error" if action == "add" else "no_change"
+        if (name in names) == (action == "add"):
             return "no_change"
-        if self._number >= self._max_recipients or len(recipient.names) >= MAX_RECIPIENT_NAMES:
+        if action == "remove":
+            self._number -= 1
+            names.remove(name)
+        elif self._number >= self._max_recipients or len(names) >= MAX_RECIPIENT_NAMES:
             return "client_error"
-        self._number += 1
-        self._places += 1
-        recipient.names.add(name, self._places)
-        self._changed[digest] = recipient
-        return "success"
-
-    def remove(self, name: str) -> RecipientUpdateResult:
-        digest = compute_did_digest(name)
-        recipient = self._get_recipient(digest, name)
-        if recipient is None or name not in recipient.names:
-            return "no_change"
-        self._number -= 1
-        recipient.names.remove(name)
-        self._changed[digest] = recipient
+        else:
+            self._number += 1
+            self._places += 1
+            names.add(name, self._places)
+        self._changed[digest] = names
         return "success"
 
     def build_writes(self) -> list[MongoCommand]:
         if not self._changed:
             return []
         change: Document = {"$set": {"recipients": self._number, "places": self._places}}
-        removed: list[ObjectId] = []
-        updates: list[Document] = []
-        inserts: list[Document] = []
-        for digest, recipient in self._changed.items():
-            before, names = recipient.before, recipient.names
-            fields = {
-                name: value
-                for name, value in (("registered", names.place), ("names", names.stored))
-                if value is not None
+        if any(self._existing.get(digest, {}).get("changes") for digest in self._changed):
+            change["$unset"] = {"fresh": 1}  # the document that shows this may be deleted
+        account, updates = self._account["_id"], []
+        for digest, names in self._changed.items():
+            fields = {"registered": names.place, "names": names.stored}
+            update = {
+                "$set": {name: value for name, value in fields.items() if value is not None},
+                "$unset": {name: 1 for name, value in fields.items() if value is None},
+                "$setOnInsert": {"did": names.did, "messages": 0, "bytes": 0},
             }
-            if before is None:
-                if names:
-                    identity = {"account": self._account["_id"], "did": recipient.did, "did_digest": digest}
-                    inserts.append({**identity, **fields, "messages": 0, "bytes": 0})
-                continue
-            if before.get("changes"):
-                change["$unset"] = {"fresh": 1}  # the document that shows this may be deleted
-            if not names and not before["messages"]:
-                removed.append(before["_id"])
-                continue
-            parts = {"$unset": {name: 1 for name in ("registered", "names") if name not in fields}, "$set": fields}
-            update = {name: value for name, value in parts.items() if value}
-            updates.append({"q": {"_id": before["_id"]}, "u": update})
+            wanted = {"account": account, "did_digest": digest}
+            updates.append({"q": wanted, "u": update, "upsert": bool(names)})
+        unused = {"account": account, "did_digest": {"$in": list(self._changed)}, "registered": ABSENT, "messages": 0}
         return [
-            *build_updates(ACCOUNTS, [{"q": {"_id": self._account["_id"]}, "u": change}]),
-            *(build_deletes(RECIPIENTS, {"_id": {"$in": removed}}) if removed else ()),
-            *build_updates(RECIPIENTS, updates),
-            *build_inserts(RECIPIENTS, inserts),
+            *ACCOUNTS.update({"_id": account}, change),
+            *RECIPIENTS.update_each(updates),
+            *RECIPIENTS.delete(unused),
         ]
 
-    def _get_recipient(self, digest: bytes, name: str) -> _RecipientRecord | None:
-        """Return the record of a DID; None if it is registered by another account."""
-        if digest in self._changed:
-            return self._changed[digest]
+    def _find_names(self, digest: bytes, name: str) -> RecipientNames | None:
+        """Return the names of a DID before the update; None if it is registered by another account."""
         before = self._existing.get(digest)
         if before is None:
-            did = canonicalize_did(name)
-            return _RecipientRecord(did, None, RecipientNames(did, None))
-        if before["account"] != self._account["_id"]:
-            return None
-        return _RecipientRecord(before["did"], before, _parse_names(before))
+            return RecipientNames(canonicalize_did(name), None)
+        return _parse_names(before) if before["account"] == self._account["_id"] else None
 
 
 def _parse_names(document: Document) -> RecipientNames:
     return RecipientNames(document["did"], document.get("registered"), document.get("names"))
 
 
-@dataclass(frozen=True, slots=True)
-class MessageDIDs:
+class DIDCache(OrderedDict[K, V], Generic[K, V]):
+    """A bounded LRU cache of or by DIDs, except very long ones."""
+
+    def look_up(self, key: K) -> V | None:
+        value = self.get(key)
+        if value is not None:
+            self.move_to_end(key)
+        return value
+
+    def keep(self, did: str, key: K, value: V) -> None:
+        """:param did: the key or the value."""
+        if len(did) <= _MAX_CACHED_DID_LENGTH:
+            self[key] = value
+            self.move_to_end(key)
+            if len(self) > _DID_CACHE_SIZE:
+                self.popitem(last=False)
+
+
+class MessageDIDs(NamedTuple):
     """DIDs of recipients and accounts by id."""
 
     recipients: Mapping[ObjectId, str]
@@ -410,14 +371,13 @@ class MessageDIDs:
         return None if recipient is None or account is None else (recipient, account)
 
 
-class RecipientDIDCache:
-    """Cache of recipient DIDs by id, which never change; DIDs of accounts do, and are queried every time."""
+class MessageDIDFinder:
+    """Finds DIDs by id. Those of recipients never change, and are cached; those of accounts do."""
 
-    def __init__(self, capacity: int = DID_CACHE_SIZE) -> None:
-        self._capacity = capacity
-        self._recipients: OrderedDict[ObjectId, str] = OrderedDict()
+    def __init__(self) -> None:
+        self._recipients: DIDCache[ObjectId, str] = DIDCache()
 
-    async def look_up(
+    async def find(
         self,
         query: Callable[[MongoCommand], Awaitable[list[Document]]],
         documents: Collection[Document],
@@ -428,34 +388,19 @@ class RecipientDIDCache:
 
         :param accounts: those that are known already.
         """
-        recipients = await self._find_recipients(query, {one["recipient"] for one in documents})
-        known = dict(accounts or {})
-        missing = {one["account"] for one in documents} - known.keys()
+        ids = {one["recipient"] for one in documents}
+        recipients = {id: did for id in ids if (did := self._recipients.look_up(id)) is not None}
+        missing = [id for id in ids if id not in recipients]
         if missing:
-            found = await query(build_find(ACCOUNTS, {"_id": {"$in": list(missing)}}, projection={"did": 1}))
+            for one in await query(RECIPIENTS.find({"_id": {"$in": missing}}, projection={"did": 1})):
+                recipients[one["_id"]] = one["did"]
+                self._recipients.keep(one["did"], one["_id"], one["did"])
+        known = dict(accounts or {})
+        missing = [id for id in {one["account"] for one in documents} if id not in known]
+        if missing:
+            found = await query(ACCOUNTS.find({"_id": {"$in": missing}}, projection={"did": 1}))
             known |= {one["_id"]: one["did"] for one in found}
         return MessageDIDs(recipients, known)
-
-    async def _find_recipients(
-        self, query: Callable[[MongoCommand], Awaitable[list[Document]]], ids: Iterable[ObjectId]
-    ) -> dict[ObjectId, str]:
-        known: dict[ObjectId, str] = {}
-        missing: list[ObjectId] = []
-        for id in ids:
-            did = self._recipients.get(id)
-            if did is None:
-                missing.append(id)
-            else:
-                self._recipients.move_to_end(id)
-                known[id] = did
-        if missing:
-            for one in await query(build_find(RECIPIENTS, {"_id": {"$in": missing}}, projection={"did": 1})):
-                known[one["_id"]] = one["did"]
-                if len(one["did"]) <= MAX_CACHED_DID_LENGTH:
-                    self._recipients[one["_id"]] = one["did"]
-            while len(self._recipients) > self._capacity:
-                self._recipients.popitem(last=False)
-        return known
 
 
 class RecipientOwnerCache:
@@ -484,15 +429,13 @@ class RecipientOwnerCache:
             return succeed(account)
         answer: Deferred[str | None] = Deferred()
         client, clock = self._client, self._client.clock
-        left = max(client.request_started_at + client.time_limit - clock.seconds(), 0.0)
         # Other requests share the query, which therefore has a deadline of its own.
-        answer.addTimeout(left, clock, lambda _, __: fail(StoreUnavailable()))
+        await_until(client.request_started_at + client.time_limit, clock, answer, StoreUnavailable())
         if not self._waiting:
             self._since = clock.seconds()
         self._waiting.setdefault(recipient_did, []).append(answer)
         if not self._is_querying:
-            self._is_querying = True
-            clock.callLater(0, self._query)
+            self._schedule_query()
         return answer
 
     def forget(self, dids: Iterable[str]) -> None:
@@ -503,37 +446,36 @@ class RecipientOwnerCache:
         """Drop all, because an account has changed its DID."""
         self._owners.clear()
 
-    def _query(self) -> None:
+    def _schedule_query(self) -> None:
+        self._is_querying = True
+        self._client.clock.callLater(0, lambda: Deferred.fromCoroutine(self._answer()))
+
+    async def _answer(self) -> None:
         answers, self._waiting = self._waiting, {}
-        digests = [compute_did_digest(did) for did in answers]
-        query = build_aggregate(
-            RECIPIENTS,
-            [
-                {"$match": {"did_digest": {"$in": digests}, "registered": _REGISTERED}},
-                {"$lookup": {"from": ACCOUNTS, "localField": "account", "foreignField": "_id", "as": "owner"}},
-            ],
-        )
-        queried = Deferred.fromCoroutine(self._client.query("owner", query, since=self._since, low_latency=True))
-        queried.addCallback(lambda found: {bytes(one["did_digest"]): one["owner"][0]["did"] for one in found})
-        queried.addCallbacks(self._resolve_found, self._resolve_failed, (answers, self._owners.age), {}, (answers,))
-
-    def _resolve_found(
-        self, owners: dict[bytes, str], answers: dict[str, list[Deferred[str | None]]], age: int
-    ) -> None:
-        self._schedule_next()
+        age = self._owners.age
+        try:
+            owners = await self._query(answers)
+        except Exception:
+            owners = None
+        self._is_querying = False
+        if self._waiting:
+            self._schedule_query()
         for did, waiting in answers.items():
-            account = owners.get(compute_did_digest(did))
-            self._owners.keep(did, account, age)
+            account = None if owners is None else owners.get(compute_did_digest(did))
+            if owners is not None:
+                self._owners.keep(did, account, age)
             for answer in waiting:
-                answer.callback(account)
+                if owners is None:
+                    answer.errback(StoreUnavailable())
+                else:
+                    answer.callback(account)
 
-    def _resolve_failed(self, _: object, answers: dict[str, list[Deferred[str | None]]]) -> None:
-        self._schedule_next()
-        for waiting in answers.values():
-            for answer in waiting:
-                answer.errback(StoreUnavailable())
-
-    def _schedule_next(self) -> None:
-        self._is_querying = bool(self._waiting)
-        if self._is_querying:
-            self._client.clock.callLater(0, self._query)
+    async def _query(self, dids: Iterable[str]) -> dict[bytes, str]:
+        """Find the DIDs of the owners by digests."""
+        digests = [compute_did_digest(did) for did in dids]
+        lookup = {"from": ACCOUNTS.name, "localField": "account", "foreignField": "_id", "as": "owner"}
+        query = RECIPIENTS.aggregate(
+            [{"$match": {"did_digest": {"$in": digests}, "registered": PRESENT}}, {"$lookup": lookup}]
+        )
+        found = await self._client.operate("owner", lambda run: run.query(query, low_latency=True), since=self._since)
+        return {bytes(one["did_digest"]): one["owner"][0]["did"] for one in found}

@@ -18,6 +18,7 @@ from zope.interface import implementer
 
 from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.cluster import (
+    QUOTA_WINDOW_SLOTS,
     ClockSkewError,
     ClusterIdentityMismatch,
     ClusterNode,
@@ -25,17 +26,11 @@ from mediatord.store.interfaces.cluster import (
     IClusterStore,
     NodeNameTaken,
     PresenceRecord,
+    get_quota_wait,
 )
 from mediatord.store.mongo.driver.client import ClockSkewMonitor, ReplicaSetClient
-from mediatord.store.mongo.driver.commands import (
-    Document,
-    MongoCommand,
-    build_aggregate,
-    build_deletes,
-    build_find_and_modify,
-    build_updates,
-)
-from mediatord.store.mongo.driver.executor import operation, retry_on_duplicate_key
+from mediatord.store.mongo.driver.collection import Document, MongoCommand
+from mediatord.store.mongo.driver.operation import operation, retry_on_duplicate_key
 from mediatord.store.mongo.driver.transactions import Transaction
 from mediatord.store.mongo.message_queues import list_delivering_boots, release_delivered
 from mediatord.store.mongo.schema import (
@@ -48,7 +43,6 @@ from mediatord.store.mongo.schema import (
     QUOTAS,
     SESSION_OWNERS,
 )
-from mediatord.store.quotas import QUOTA_WINDOW_SLOTS, get_quota_wait
 from mediatord.store.recipient_names import filter_valid_ids
 
 _IS_LIVE: Document = {"$gt": ["$until", "$$NOW"]}
@@ -82,21 +76,21 @@ class MongoClusterStore:
         await self._check_clock()
 
         async def join(transaction: Transaction) -> None:
-            _check_node(node, await transaction.find(NODES, {"_id": {"$ne": node.boot}, **_LIVE}))
+            _check_node(node, await transaction.query(NODES.find({"_id": {"$ne": node.boot}, **_LIVE})))
             fields = {"name": node.name, "address": node.address, "seal": node.seal, "identity": node.identity}
             literals = {name: {"$literal": value} for name, value in fields.items()}
             change = {"$set": {**literals, "until": _build_lease_end(lease)}}
             joining = {"q": {"_id": node.boot}, "u": [change], "upsert": True}
-            transaction.write_at_end(build_updates(NODES, [MEMBERSHIP_LOCK_UPDATE, joining]))
+            transaction.write_at_end(NODES.update_each([MEMBERSHIP_LOCK_UPDATE, joining]))
 
-        await retry_on_duplicate_key(lambda: self._client.transact("join", join))
+        await self._client.transact("join", join)
 
     @operation
     async def renew(self, boot: str, lease: float) -> bool:
         wall_offset = self._clocks.wall_offset
         live = {"_id": boot, "$expr": {"$and": [_IS_LIVE, self._clocks.build_check()]}}
-        update = {"q": live, "u": [{"$set": {"until": _build_lease_end(lease)}}]}
-        (reply,) = await self._client.write("renew", build_updates(NODES, [update]))
+        update = NODES.update(live, [{"$set": {"until": _build_lease_end(lease)}}])
+        (reply,) = await self._client.write("renew", update)
         if not reply["n"]:
             await self._check_clock()
             return False
@@ -109,7 +103,7 @@ class MongoClusterStore:
         if not boot:
             return 0
         alive = _build_alive_filter(boot, until)
-        if await self._client.find("drop", NODES, alive, limit=1, projection={"_id": 1}):
+        if await self._client.query("drop", NODES.find(alive, limit=1, projection={"_id": 1})):
             return 0
         if boot != self._own_boot:
             await self._client.end_sessions(boot)
@@ -117,39 +111,39 @@ class MongoClusterStore:
         async def remove(transaction: Transaction) -> int:
             return await _remove_node_records(transaction, boot, alive)
 
-        while (left := await retry_on_duplicate_key(lambda: self._client.transact("drop", remove))) > 0:
+        while (left := await self._client.transact("drop", remove)) > 0:
             pass
         return 0 if left < 0 else await release_delivered(self._client, boot)
 
     @operation
     async def list_nodes(self) -> list[ClusterNode]:
-        return [_parse_node(one) for one in await self._client.find("nodes", NODES, _LIVE, sort={"name": 1})]
+        return [_parse_node(one) for one in await self._client.query("nodes", NODES.find(_LIVE, sort={"name": 1}))]
 
     @operation
     async def list_lapsed_nodes(self) -> list[str]:
         """Records are read before nodes, so that a node that joins meanwhile is not taken for a lapsed one."""
-        reply = await self._client.command("lapsed", {"distinct": PRESENCE, "key": "boot"})
+        reply = await self._client.command("lapsed", {"distinct": PRESENCE.name, "key": "boot"})
         left = {*reply["values"], *await list_delivering_boots(self._client)} - {""}
-        known = await self._client.find("lapsed", NODES, _ALL_NODES, projection={"_id": 1})
-        lapsed = await self._client.find("lapsed", NODES, _LAPSED_NODES, projection={"_id": 1})
+        known = await self._client.query("lapsed", NODES.find(_ALL_NODES, projection={"_id": 1}))
+        lapsed = await self._client.query("lapsed", NODES.find(_LAPSED_NODES, projection={"_id": 1}))
         return sorted({one["_id"] for one in lapsed} | (left - {one["_id"] for one in known}))
 
     @operation
     async def add_presence(self, boot: str, dids: Sequence[str]) -> None:
         records = [{"did": did, "boot": boot} for did in dict.fromkeys(dids)]
         updates = [{"q": record, "u": {"$set": {"boot": boot}}, "upsert": True} for record in records]
-        await self._write("announce", build_updates(PRESENCE, updates, ordered=False))
+        await self._client.write("add_presence", PRESENCE.update_each(updates, ordered=False))
 
     @operation
     async def remove_presence(self, boot: str, dids: Sequence[str]) -> None:
         filters = [{"boot": boot, "did": {"$in": some}} for some in _split_values(dids)]
-        await self._write("withdraw", build_deletes(PRESENCE, *filters))
+        await self._client.write("remove_presence", PRESENCE.delete(*filters))
 
     @operation
     async def find_presence(self, dids: Sequence[str]) -> list[PresenceRecord]:
         found: list[PresenceRecord] = []
         for some in _split_values(dids):
-            documents = await self._client.query("whereabouts", _build_presence_query(some))
+            documents = await self._client.query("find_presence", _build_presence_query(some))
             live = {one["_id"]: _parse_node(one) for one in documents if "name" in one}
             records = [(one["did"], one["boot"]) for one in documents if "did" in one]
             found += [PresenceRecord(did, boot, live.get(boot)) for did, boot in records]
@@ -167,15 +161,15 @@ class MongoClusterStore:
                 },
             }
         }
-        command = build_find_and_modify(LEASES, {"_id": turn}, [change], upsert=True, new=True)
-        (reply,) = await retry_on_duplicate_key(lambda: self._client.write("hold", [command]))
+        command = LEASES.find_and_modify({"_id": turn}, [change], upsert=True, new=True)
+        (reply,) = await self._client.write("acquire_lease", [command])
         held: Document | None = reply["value"]
         return held is not None and held["boot"] == boot
 
     @operation
     async def take_quota(self, key: bytes, amount: int, *, limit: int, period: float) -> float:
         command = _build_quota_take(key, amount, limit, period)
-        reply = await retry_on_duplicate_key(lambda: self._run("take", command))
+        reply = await retry_on_duplicate_key(lambda: self._run("take_quota", command))
         found = reply["value"]
         if found["taken"]:
             return 0.0
@@ -184,19 +178,20 @@ class MongoClusterStore:
 
     @operation
     async def return_quota(self, key: bytes, amount: int) -> None:
-        await self._run("put_back", _build_quota_return(key, amount))
+        await self._run("return_quota", _build_quota_return(key, amount))
 
     @operation
     async def record_pickups(self, ids: Sequence[str], period: float) -> None:
         change = [{"$set": {"until": _build_lease_end(period)}}]
         updates = [{"q": {"_id": id_}, "u": change, "upsert": True} for id_ in dict.fromkeys(filter_valid_ids(ids))]
-        await self._write("record_pickups", build_updates(PICKUPS, updates, ordered=False))
+        await self._client.write("record_pickups", PICKUPS.update_each(updates, ordered=False))
 
     @operation
     async def find_picked_up(self, ids: Sequence[str]) -> frozenset[str]:
         found: list[Document] = []
         for some in _split_values(filter_valid_ids(ids)):
-            found += await self._client.find("picked_up", PICKUPS, {"_id": {"$in": some}, **_LIVE}, hint="_id_")
+            query = PICKUPS.find({"_id": {"$in": some}, **_LIVE}, hint="_id_")
+            found += await self._client.query("picked_up", query)
         return frozenset(one["_id"] for one in found)
 
     async def _check_clock(self) -> None:
@@ -205,10 +200,7 @@ class MongoClusterStore:
             raise ClockSkewError(ahead)
 
     async def _run(self, name: str, command: MongoCommand) -> Document:
-        return await self._client.operate(name, lambda executor, deadline: executor.command(command, deadline))
-
-    async def _write(self, name: str, commands: Sequence[MongoCommand]) -> None:
-        await retry_on_duplicate_key(lambda: self._client.write(name, commands))
+        return await self._client.operate(name, lambda run: run.command(command))
 
 
 class SessionOwnerRecord:
@@ -216,7 +208,7 @@ class SessionOwnerRecord:
 
     def __init__(self, client: ReplicaSetClient) -> None:
         self._client = client
-        self._owner = client.session_owner
+        self._owner = client.transactions.sessions.owner
         self._warned: set[str] = set()
 
     async def enter(self, live: Collection[str]) -> None:
@@ -227,19 +219,19 @@ class SessionOwnerRecord:
         """
         client = self._client
         user = await self._read_user()
-        for other in await client.find("enter", SESSION_OWNERS, {"_id": {"$nin": [self._owner, *live]}}):
+        others = SESSION_OWNERS.find({"_id": {"$nin": [self._owner, *live]}})
+        for other in await client.query("enter", others):
             self._compare_users(user, other["user"])
             await client.end_sessions(other["_id"])
-            await client.write("enter", build_deletes(SESSION_OWNERS, {"_id": other["_id"]}))
-        change = [{"$set": {"since": "$$NOW", "user": {"$literal": user}}}]
-        update = {"q": {"_id": self._owner}, "u": change, "upsert": True}
-        await client.write("enter", build_updates(SESSION_OWNERS, [update]))
+            await client.write("enter", SESSION_OWNERS.delete({"_id": other["_id"]}))
+        change: Document = {"$set": {"since": "$$NOW", "user": {"$literal": user}}}
+        await client.write("enter", SESSION_OWNERS.update({"_id": self._owner}, [change], upsert=True))
 
     async def leave(self) -> None:
         """Delete the record, if possible."""
         if self._client.is_available:
             with suppress(StoreUnavailable):
-                await self._client.write("leave", build_deletes(SESSION_OWNERS, {"_id": self._owner}))
+                await self._client.write("leave", SESSION_OWNERS.delete({"_id": self._owner}))
 
     async def _read_user(self) -> str:
         """Return the authenticated user; empty without access control."""
@@ -266,14 +258,16 @@ async def _remove_node_records(transaction: Transaction, boot: str, alive: Docum
 
     Writes the membership lock: a node that rejoins does so before or after this, and keeps what it announces then.
     """
-    if await transaction.find(NODES, alive, limit=1, projection={"_id": 1}):
+    alive_nodes, some = await transaction.query_many(
+        NODES.find(alive, limit=1, projection={"_id": 1}),
+        PRESENCE.find({"boot": boot}, limit=_PRESENCE_DELETE_BATCH, projection={"_id": 1}),
+    )
+    if alive_nodes:
         return -1
-    some = await transaction.find(PRESENCE, {"boot": boot}, limit=_PRESENCE_DELETE_BATCH, projection={"_id": 1})
-    transaction.write_at_end(build_updates(NODES, [MEMBERSHIP_LOCK_UPDATE]))
-    transaction.write_at_end(build_deletes(PRESENCE, {"_id": {"$in": [one["_id"] for one in some]}}))
+    records = {"_id": {"$in": [one["_id"] for one in some]}}
+    transaction.write_at_end(NODES.update_each([MEMBERSHIP_LOCK_UPDATE]), PRESENCE.delete(records))
     if len(some) < _PRESENCE_DELETE_BATCH:
-        transaction.write_at_end(build_deletes(LEASES, {"boot": boot}))
-        transaction.write_at_end(build_deletes(NODES, {"_id": boot}))
+        transaction.write_at_end(LEASES.delete({"boot": boot}), NODES.delete({"_id": boot}))
         return 0
     return len(some)
 
@@ -314,9 +308,9 @@ def _build_lease_end(lease: float) -> Document:
 
 def _build_presence_query(dids: Sequence[str]) -> MongoCommand:
     """Build a query for records and all live nodes, each once; a `$lookup` per record would take far longer."""
-    nodes = {"coll": NODES, "pipeline": [{"$match": _LIVE}]}
+    nodes = {"coll": NODES.name, "pipeline": [{"$match": _LIVE}]}
     stages: list[Document] = [{"$match": {"did": {"$in": list(dids)}}}, {"$project": {"_id": 0}}]
-    return build_aggregate(PRESENCE, [*stages, {"$unionWith": nodes}])
+    return PRESENCE.aggregate([*stages, {"$unionWith": nodes}])
 
 
 def _split_values(values: Sequence[str]) -> Iterator[list[str]]:
@@ -327,7 +321,7 @@ def _split_values(values: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _build_quota_take(key: bytes, amount: int, limit: int, period: float) -> MongoCommand:
-    """Build a command that adds to the latest lot if the limit allows; see `mediatord.store.quotas`."""
+    """Build a command that adds to the latest lot if the limit allows; see `QuotaUse`."""
     milliseconds = period * 1000
     slot = milliseconds / QUOTA_WINDOW_SLOTS
     at = {"$multiply": [{"$ceil": {"$divide": ["$now", slot]}}, slot]}
@@ -352,7 +346,7 @@ def _build_quota_take(key: bytes, amount: int, limit: int, period: float) -> Mon
             }
         },
     ]
-    return build_find_and_modify(QUOTAS, {"_id": key}, pipeline, upsert=True, new=True).with_fields(_UNREPLICATED)
+    return QUOTAS.find_and_modify({"_id": key}, pipeline, upsert=True, new=True).with_fields(_UNREPLICATED)
 
 
 def _build_quota_return(key: bytes, amount: int) -> MongoCommand:
@@ -371,4 +365,4 @@ def _build_quota_return(key: bytes, amount: int) -> MongoCommand:
     start = {"left": amount, "lots": []}
     undone: Any = {"$reduce": {"input": {"$reverseArray": "$lots"}, "initialValue": start, "in": step}}
     pipeline = [{"$set": {"lots": {"$let": {"vars": {"undone": undone}, "in": "$$undone.lots"}}}}]
-    return build_find_and_modify(QUOTAS, {"_id": key}, pipeline).with_fields(_UNREPLICATED)
+    return QUOTAS.find_and_modify({"_id": key}, pipeline).with_fields(_UNREPLICATED)

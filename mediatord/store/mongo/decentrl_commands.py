@@ -7,11 +7,14 @@ written nothing but its nonce.
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
+
+from twisted.internet.interfaces import IReactorTime
 
 from mediatord.errors import (
     DuplicateNonce,
@@ -22,7 +25,7 @@ from mediatord.errors import (
     UnauthorizedCommand,
 )
 from mediatord.store.interfaces.decentrl import CommandGuard
-from mediatord.store.message_operations import BatchLimits
+from mediatord.store.interfaces.store import BatchLimits
 from mediatord.store.mongo.decentrl_parties import (
     PartyRecord,
     build_party_changes,
@@ -31,10 +34,10 @@ from mediatord.store.mongo.decentrl_parties import (
     find_party,
     make_party_key,
 )
-from mediatord.store.mongo.driver.client import ReplicaSetClient
-from mediatord.store.mongo.driver.commands import Document, MongoCommand
-from mediatord.store.mongo.driver.errors import CommitWithError, DuplicateKeyError
-from mediatord.store.mongo.driver.executor import KeyedMutex, OperationExecutor
+from mediatord.store.mongo.driver.client import ClockSkewMonitor, ReplicaSetClient
+from mediatord.store.mongo.driver.collection import Document, MongoCommand
+from mediatord.store.mongo.driver.errors import CommitWithError
+from mediatord.store.mongo.driver.operation import KeyedMutex, Operation
 from mediatord.store.mongo.driver.transactions import Transaction, UndoCallback
 from mediatord.store.mongo.ledger import build_ledger_entries
 from mediatord.store.mongo.nonces import NonceCapacity, build_nonce_claim, build_nonce_query, build_nonce_release
@@ -42,20 +45,12 @@ from mediatord.store.mongo.schema import NONCES, PENDING_EVENTS, PartyCollection
 
 T = TypeVar("T")
 
+_TOKEN_BYTES = 12
 # The latest commands that were reported as failed and may have to be undone.
 _MAX_UNCERTAIN_TOKENS = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class CommandOutcome(Generic[T]):
-    """What a command writes, all of it, and returns."""
-
-    requests: Sequence[MongoCommand]
-    answer: T
-
-
-@dataclass(frozen=True, slots=True)
-class CommandContext:
+class CommandContext(NamedTuple):
     """
     What a command has read.
 
@@ -69,40 +64,9 @@ class CommandContext:
     transaction: Transaction
 
 
-@dataclass(frozen=True, slots=True)
-class MongoStoreCommand(Generic[T]):
-    """
-    A command without its guard.
-
-    :param did: of the party that it may change, if any.
-    """
-
-    did: str | None
-
-    @property
-    def creates(self) -> tuple[PartyCollection, Sequence[str]] | None:
-        """Ids of the documents that it adds to the party."""
-        return None
-
-    @property
-    def size(self) -> int:
-        """Bytes of its data."""
-        return 0
-
-    def build_queries(self) -> Sequence[MongoCommand]:
-        return ()
-
-    async def decide(self, context: CommandContext) -> CommandOutcome[T]:
-        """:raise MediatorError: the command is rejected."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True, slots=True)
-class MongoCheckGuardCommand(MongoStoreCommand[None]):
-    """A command that consists of its guard only."""
-
-    async def decide(self, context: CommandContext) -> CommandOutcome[None]:
-        return CommandOutcome((), None)
+# What a command writes, all of it, and its answer; and what decides that, unless it raises a MediatorError.
+Decision = tuple[Sequence[MongoCommand], T]
+CommandWork = Callable[[CommandContext], Awaitable[Decision[T]]]
 
 
 @dataclass(eq=False, slots=True)
@@ -110,6 +74,10 @@ class MongoGuardedCommand(Generic[T]):
     """
     A command with its guard, as the work of a transaction.
 
+    :param did: of the party that it may change, if any.
+    :param work: the command itself.
+    :param queries: whose results it needs.
+    :param creates: ids of the documents that it adds to the party.
     :param now: the store's time.
     :param token: identifies the claim of the nonce.
     :param on_late_answer: called with the answer if the command turns out to be done after it was reported as failed.
@@ -119,21 +87,24 @@ class MongoGuardedCommand(Generic[T]):
     """
 
     guard: CommandGuard
-    command: MongoStoreCommand[T]
+    did: str | None
+    work: CommandWork[T]
+    queries: Sequence[MongoCommand]
+    creates: tuple[PartyCollection, Sequence[str]] | None
     now: float
     token: bytes
     on_late_answer: Callable[[T], None] | None = None
     has_room: bool = True
     replaces: bool = False
     uncertain_tokens: Collection[bytes] = ()
-    _outcome: CommandOutcome[T] | None = None
+    _decision: Decision[T] | None = None
     _done: bool = False
 
     async def __call__(self, transaction: Transaction) -> T:
-        guard, command, self._outcome = self.guard, self.command, None
-        dids = [did for did in (guard.sender, guard.recipient, command.did) if did is not None]
+        guard, self._decision = self.guard, None
+        dids = [did for did in (guard.sender, guard.recipient, self.did) if did is not None]
         held, parties, *found = await transaction.query_many(
-            build_nonce_query(guard.nonce), build_party_query(*dids), *command.build_queries()
+            build_nonce_query(guard.nonce), build_party_query(*dids), *self.queries
         )
         claim = build_nonce_claim(held, guard.nonce, guard.until, self.now, self.token)
         if claim is None:
@@ -148,105 +119,131 @@ class MongoGuardedCommand(Generic[T]):
             for did, refusal in ((guard.sender, UnauthorizedCommand), (guard.recipient, RecipientNotRegistered)):
                 if did is not None and find_party(parties, did).registered_until <= self.now:
                     raise refusal()
-            outcome = self._outcome = await command.decide(
-                CommandContext(find_party(parties, command.did or ""), found, transaction)
-            )
+            context = CommandContext(find_party(parties, self.did or ""), found, transaction)
+            requests, answer = self._decision = await self.work(context)
         except StoreUnavailable:
             raise
         except MediatorError as refusal:
             transaction.write_at_end(claim)
             raise CommitWithError(refusal) from None
-        transaction.write_at_end([*claim, *outcome.requests])
-        return outcome.answer
+        transaction.write_at_end(claim, requests)
+        return answer
 
     async def undo(self, transaction: Transaction) -> UndoCallback | None:
         """
         Delete what it added, and its claim, so that it can be repeated. What it removed stays removed, and so does a
         registration, which can be repeated without effect.
         """
-        if await transaction.find(NONCES, {"_id": self.guard.nonce, "token": self.token}, hint="_id_"):
+        claim = NONCES.find({"_id": self.guard.nonce, "token": self.token}, hint="_id_")
+        if await transaction.query(claim):
             self._done = True
-            await self._revert(transaction)
-        if self._done and self._outcome is not None and self.on_late_answer is not None:
-            return partial(self.on_late_answer, self._outcome.answer)
+            transaction.write_at_end(build_nonce_release(self.guard.nonce, self.token))
+            if self.did is not None and self.creates is not None:
+                await self._delete_created(transaction, self.did, *self.creates)
+        if self._done and self._decision is not None and self.on_late_answer is not None:
+            return partial(self.on_late_answer, self._decision[1])
         return None
 
-    async def _revert(self, transaction: Transaction) -> None:
-        command = self.command
-        transaction.write_at_end(build_nonce_release(self.guard.nonce, self.token))
-        if command.did is not None and command.creates is not None:
-            table, ids = command.creates
-            parties, added = await transaction.query_many(
-                build_party_query(command.did), build_party_documents_query(table, command.did, ids)
-            )
-            transaction.write_at_end(build_party_changes(table, find_party(parties, command.did), gone=added))
-            if table is PENDING_EVENTS:
-                transaction.write_at_end(build_ledger_entries(transaction.slot, "decentrl", withdrawn=len(added)))
+    async def _delete_created(
+        self, transaction: Transaction, did: str, table: PartyCollection, ids: Sequence[str]
+    ) -> None:
+        parties, added = await transaction.query_many(
+            build_party_query(did), build_party_documents_query(table, did, ids)
+        )
+        transaction.write_at_end(build_party_changes(table, find_party(parties, did), gone=added))
+        if table is PENDING_EVENTS:
+            transaction.write_at_end(build_ledger_entries(transaction.slot, "decentrl", withdrawn=len(added)))
 
 
-class CommandSerializer:
+class DecentrlCommandRunner:
     """
     Runs commands, those of this process with the same nonce or for the same party one after another, since their
     transactions would conflict.
 
+    :param clock: which registrations and contracts expire by.
     :param nonces: of the whole store.
-    :param bounds: of what is running or waiting.
+    :param refuses: whether a write of this name is refused for want of space.
     """
 
-    def __init__(self, client: ReplicaSetClient, nonces: NonceCapacity, bounds: BatchLimits) -> None:
+    def __init__(
+        self,
+        client: ReplicaSetClient,
+        clock: IReactorTime,
+        nonces: NonceCapacity,
+        clocks: ClockSkewMonitor,
+        refuses: Callable[[str], bool],
+    ) -> None:
         self._client = client
+        self._clock = clock
         self._nonces = nonces
-        self._bounds = bounds
+        self._clocks = clocks
+        self._refuses = refuses
+        # Of what is running or waiting.
+        self._bounds = BatchLimits()
         self._commands = 0
         self._bytes = 0
         self._uncertain_tokens: OrderedDict[bytes, None] = OrderedDict()
         self._nonce_mutex = KeyedMutex(client.clock)
         self._party_mutex = KeyedMutex(client.clock)
 
-    async def run_command(self, name: str, guarded: MongoGuardedCommand[T]) -> T:
+    async def _run(
+        self,
+        name: str,
+        guard: CommandGuard,
+        did: str | None,
+        work: CommandWork[T],
+        *queries: MongoCommand,
+        creates: tuple[PartyCollection, Sequence[str]] | None = None,
+        size: int = 0,
+        on_late_answer: Callable[[T], None] | None = None,
+    ) -> T:
         """
-        Run a command.
+        Run a command; parameters as those of :class:`MongoGuardedCommand`.
 
         :param name: of the operation, for the metric.
+        :param size: bytes of its data.
         :raise StoreUnavailable: it failed, or too many commands are running.
         """
-        size, bounds = guarded.command.size, self._bounds
-        if self._commands >= bounds.waiting or self._bytes + size > bounds.waiting_bytes:
+        bounds = self._bounds
+        # With a skewed clock registrations would seem to have expired, and data would not be found by its recipient.
+        if (
+            self._clocks.is_skewed
+            or self._refuses(name)
+            or self._commands >= bounds.waiting
+            or self._bytes + size > bounds.waiting_bytes
+        ):
             raise StoreUnavailable()
+        now, token = self._clock.seconds(), os.urandom(_TOKEN_BYTES)
+        command = MongoGuardedCommand(guard, did, work, queries, creates, now, token, on_late_answer)
         self._commands += 1
         self._bytes += size
         try:
-            return await self._client.operate(name, partial(self._run_exclusive, guarded))
-        except DuplicateKeyError:
-            raise StoreUnavailable() from None
+            return await self._client.operate(name, partial(self._run_exclusive, command))
         finally:
             self._commands -= 1
             self._bytes -= size
 
-    def _run_exclusive(
-        self, guarded: MongoGuardedCommand[T], executor: OperationExecutor, deadline: float
-    ) -> Awaitable[T]:
-        run = partial(self._run, executor, guarded, deadline)
-        did = guarded.command.did
-        if did is not None:
-            run = partial(self._party_mutex.run_exclusive, make_party_key(did), run, deadline)
-        return self._nonce_mutex.run_exclusive(guarded.guard.nonce, run, deadline)
+    def _run_exclusive(self, command: MongoGuardedCommand[T], run: Operation) -> Awaitable[T]:
+        work = partial(self._transact, command, run)
+        if command.did is not None:
+            work = partial(self._party_mutex.run_exclusive, make_party_key(command.did), work, run.deadline)
+        return self._nonce_mutex.run_exclusive(command.guard.nonce, work, run.deadline)
 
-    async def _run(self, executor: OperationExecutor, guarded: MongoGuardedCommand[T], deadline: float) -> T:
-        share = guarded.guard.share
-        await self._nonces.refresh_count(executor, deadline, share)
-        guarded.has_room, guarded.uncertain_tokens = self._nonces.has_room(share), self._uncertain_tokens
+    async def _transact(self, command: MongoGuardedCommand[T], run: Operation) -> T:
+        share = command.guard.share
+        await self._nonces.refresh_count(run, share)
+        command.has_room, command.uncertain_tokens = self._nonces.has_room(share), self._uncertain_tokens
         try:
-            answer = await executor.transact(guarded, deadline, guarded.undo)
+            answer = await run.transact(command, command.undo)
         except (StoreUnavailable, DuplicateNonce):
             raise
         except MediatorError:
-            self._nonces.claimed(not guarded.replaces)
+            self._nonces.claimed(not command.replaces)
             raise
         except Exception:
-            self._uncertain_tokens[guarded.token] = None
+            self._uncertain_tokens[command.token] = None
             if len(self._uncertain_tokens) > _MAX_UNCERTAIN_TOKENS:
                 self._uncertain_tokens.popitem(last=False)
             raise
-        self._nonces.claimed(not guarded.replaces)
+        self._nonces.claimed(not command.replaces)
         return answer

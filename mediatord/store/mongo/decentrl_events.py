@@ -1,9 +1,9 @@
 """
-Decentrl events: pending ones on their way to a recipient, stored ones of an owner, and public ones of a publisher.
+Stored events of an owner and public events of a publisher.
 
-Stored and public events have labels, one for each thing that they are found by, all in one index with time and order
-of arrival, so the events of a label are a range of that index. A search for several things looks up one of them and
-filters by the others. Their long fields are in a collection of their own.
+They have labels, one for each thing that they are found by, all in one index with time and order of arrival, so the
+events of a label are a range of that index. A search for several things looks up one of them and filters by the
+others. Their long fields are in a collection of their own.
 
 The server skips and counts documents one by one. So a long list is scanned once, in steps that are short, and the
 positions of its steps are cached until the list changes; every page is then at most a step away from one.
@@ -11,56 +11,53 @@ positions of its steps are cached until the list changes; every page is then at 
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from enum import Enum
+from hashlib import blake2b
 from typing import TypeVar
 
 from bson import Timestamp
 
-from mediatord.errors import ContractNotFound, PublicEventNotFound, QuotaExceeded, RateLimitExceeded
+from mediatord.clock import REQUEST_TIME_LIMIT
+from mediatord.errors import PublicEventNotFound, QuotaExceeded, RateLimitExceeded
 from mediatord.store.caches import EventPosition, PageCursorCache, PageCursors
 from mediatord.store.interfaces.decentrl import (
-    MAX_PAGE_BYTES,
+    CommandGuard,
     DecentrlQuotas,
     EventFilter,
     PageRequest,
-    PendingEvent,
     PublicEvent,
     PublicEventFilter,
     ResultPage,
     StoredEvent,
 )
-from mediatord.store.interfaces.messages import ArrivalWindow, MessageArrival, RemovedMessage
-from mediatord.store.mongo.decentrl_commands import CommandContext, CommandOutcome, MongoStoreCommand
+from mediatord.store.mongo.decentrl_commands import CommandContext, DecentrlCommandRunner, Decision
 from mediatord.store.mongo.decentrl_parties import (
     EMPTY_PAGE,
+    PARTY_KEY_BYTES,
     DocumentListing,
-    EventLabelKind,
-    PartyReader,
     PartyRecord,
     build_party_changes,
     build_party_documents_query,
     build_party_update,
     check_page_size,
-    make_event_label,
-    make_party_key,
+    read_party,
     sum_utf8_sizes,
 )
-from mediatord.store.mongo.driver.commands import Document, MongoCommand, build_find, build_inserts, build_updates
-from mediatord.store.mongo.ledger import build_ledger_entries
+from mediatord.store.mongo.driver.collection import Collection, Document
+from mediatord.store.mongo.driver.operation import Operation, operation
 from mediatord.store.mongo.schema import (
-    CONTRACTS,
-    PENDING_EVENTS,
     PUBLIC_EVENTS,
+    PUBLIC_PAYLOADS,
     STORED_EVENTS,
+    STORED_PAYLOADS,
     PartyCollection,
-    build_window_filters,
 )
 
 T = TypeVar("T")
+E = TypeVar("E", bound=StoredEvent | PublicEvent)
 LabelGroup = tuple[bytes, ...]
 
 # Events that are skipped or counted at a time.
@@ -73,151 +70,31 @@ _MAX_POSITION = 1 << 62
 _POSITION_PROJECTION = {"_id": 0, "at": 1, "seq": 1}
 # The first labels of a stored event, those of all, of its sender and of its recipient, do not depend on its tags.
 _PERMANENT_LABELS = 3
+# Fields of the documents of payloads.
+_PAYLOAD_FIELDS: Mapping[type, tuple[str, ...]] = {
+    StoredEvent: ("sender_did", "recipient_did", "contract_id", "payload"),
+    PublicEvent: ("event", "event_signature", "channel_id"),
+}
 
 
-@dataclass(frozen=True, slots=True)
-class MongoDeliverCommand(MongoStoreCommand[None]):
+class EventLabelKind(Enum):
+    """What an event is found by."""
+
+    ALL = b"all"
+    TAG = b"tag"
+    PARTICIPANT = b"participant"
+    CHANNEL = b"channel"
+
+
+def make_event_label(owner: bytes, kind: EventLabelKind, text: str = "", *, unprocessed: bool = False) -> bytes:
     """
-    Stores an event as pending.
+    Digest of something that events of an owner are found by.
 
-    :param did: its recipient.
+    :param owner: its key.
+    :param unprocessed: whether only unprocessed events have the label.
     """
-
-    did: str
-    event: PendingEvent
-    caps: DecentrlQuotas
-    now: float
-
-    @property
-    def creates(self) -> tuple[PartyCollection, Sequence[str]]:
-        return PENDING_EVENTS, [self.event.id]
-
-    @property
-    def size(self) -> int:
-        return sum_utf8_sizes(self.event.payload)
-
-    def build_queries(self) -> list[MongoCommand]:
-        pair = {"party": make_party_key(self.did), "peer": make_party_key(self.event.sender_did)}
-        valid = {**pair, "until": {"$gt": self.now}}
-        return [
-            build_find(CONTRACTS.name, valid, limit=1, projection={"_id": 0, "until": 1}, hint="contract_of_pair")
-        ]
-
-    async def decide(self, context: CommandContext) -> CommandOutcome[None]:
-        """
-        Store the event if its recipient allows it.
-
-        :raise ContractNotFound: the recipient has no valid contract with the sender.
-        :raise QuotaExceeded: too much is pending.
-        """
-        (contracts,) = context.found
-        if not contracts:
-            raise ContractNotFound()
-        event, caps, party = self.event, self.caps, context.party
-        size = self.size
-        if party.pending >= caps.pending or (size and party.pending_bytes + size > caps.pending_bytes):
-            raise QuotaExceeded()
-        document = {
-            "_id": event.id,
-            "party": party.key,
-            "recipient_did": event.recipient_did,
-            "sender": make_party_key(event.sender_did),
-            "sender_did": event.sender_did,
-            "received_at": float(event.received_at),
-            "size": size,
-            "payload": event.payload,
-            "seq": Timestamp(0, 0),
-        }
-        entries = build_ledger_entries(context.transaction.slot, "decentrl", accepted=1)
-        return CommandOutcome([*build_party_changes(PENDING_EVENTS, party, come=[document]), *entries], None)
-
-
-@dataclass(frozen=True, slots=True)
-class MongoAcknowledgeEventsCommand(MongoStoreCommand[list[RemovedMessage]]):
-    """Deletes pending events of a recipient, and returns those that existed in order of arrival."""
-
-    did: str
-    ids: tuple[str, ...]
-
-    def build_queries(self) -> list[MongoCommand]:
-        return [build_party_documents_query(PENDING_EVENTS, self.did, self.ids, {"received_at": 1})]
-
-    async def decide(self, context: CommandContext) -> CommandOutcome[list[RemovedMessage]]:
-        (found,) = context.found
-        gone = [RemovedMessage(one["_id"], self.did, self.did, one["size"], one["received_at"], 0) for one in found]
-        entries = build_ledger_entries(context.transaction.slot, "decentrl", acknowledged=len(found))
-        return CommandOutcome([*build_party_changes(PENDING_EVENTS, context.party, gone=found), *entries], gone)
-
-
-async def find_pending_events(
-    reader: PartyReader, recipient: str, sender: str | None, page: PageRequest
-) -> ResultPage[PendingEvent]:
-    """:raise PayloadTooLarge: the payloads exceed the limit of a page."""
-    party = await reader.read_party(recipient)
-    if not party.pending:
-        return EMPTY_PAGE
-    listing = DocumentListing(PENDING_EVENTS.name, {"party": party.key}, {"seq": 1}, "pending_of_party")
-    total: int | None = party.pending
-    if sender is not None:
-        of_pair = {**listing.filter, "sender": make_party_key(sender)}
-        listing, total = replace(listing, filter=of_pair, hint="pending_of_pair"), None
-    if party.pending_bytes > MAX_PAGE_BYTES:
-        sizes, total = await reader.read_page(replace(listing, projection={"size": 1}), page, total)
-        check_page_size(sizes)
-    found, total = await reader.read_page(listing, page, total)
-    check_page_size(found)
-    return ResultPage(tuple([_parse_pending_event(one) for one in found]), total)
-
-
-async def find_pending_by_id(reader: PartyReader, ids: Sequence[str]) -> list[PendingEvent]:
-    """Return the first events that fit in a page, but at least one, in order of arrival."""
-    found: list[Document] = []
-    missing = dict.fromkeys(ids)
-    while missing and sum([document["size"] for document in found]) <= MAX_PAGE_BYTES:
-        # One batch has about as much as a page: mostly it is all there is.
-        query = build_find(
-            PENDING_EVENTS.name, {"_id": {"$in": list(missing)}}, sort={"seq": 1}, limit=len(missing), hint="_id_"
-        )
-        some = await reader.query(query.with_fields({"singleBatch": True}))
-        if not some:
-            break
-        found += some
-        for one in some:
-            del missing[one["_id"]]
-    sizes = list(accumulate([document["size"] for document in found]))
-    return [_parse_pending_event(one) for one in found[: max(1, bisect_right(sizes, MAX_PAGE_BYTES))]]
-
-
-async def list_pending_arrivals(
-    reader: PartyReader, recipients: Sequence[str], window: ArrivalWindow, limit: int
-) -> list[MessageArrival]:
-    """List events that arrived in a window of time, by a covered query."""
-    if limit <= 0 or not recipients:
-        return []
-    dids = {make_party_key(did): did for did in recipients}
-    found: list[Document] = []
-    for part in build_window_filters("received_at", window):
-        if len(found) < limit:
-            query = build_find(
-                PENDING_EVENTS.name,
-                {"party": {"$in": list(dids)}, **part},
-                sort={"received_at": 1, "_id": 1},
-                limit=limit - len(found),
-                projection={"party": 1, "received_at": 1},
-                hint="pending_arrived",
-            )
-            found += await reader.query(query)
-    return [MessageArrival(one["_id"], dids[one["party"]], one["received_at"]) for one in found]
-
-
-def _parse_pending_event(document: Document) -> PendingEvent:
-    return PendingEvent(
-        id=document["_id"],
-        recipient_did=document["recipient_did"],
-        sender_did=document["sender_did"],
-        payload=document["payload"],
-        received_at=document["received_at"],
-    )
+    salt = b"unprocessed" if unprocessed else b""
+    return blake2b(text.encode(), digest_size=PARTY_KEY_BYTES, key=owner, person=kind.value, salt=salt).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +122,7 @@ class EventLabelSearch:
         """Return the search from this time on, in its own order."""
         return replace(self, before=time) if self.newest_first else replace(self, after=time)
 
-    def build_listing(self, table: PartyCollection, *, planned: bool = False) -> DocumentListing:
+    def build_listing(self, table: Collection, *, planned: bool = False) -> DocumentListing:
         """:param planned: whether to look up the first group; else the server chooses one."""
         first, *others = self.groups or ((self.everything,),)
         conditions: list[Document] = [{"labels": _match_any(first)}]
@@ -258,13 +135,8 @@ class EventLabelSearch:
         if given:
             conditions.append({"at": given})
         order = -1 if self.newest_first else 1
-        return DocumentListing(
-            collection=table.name,
-            filter={"$and": conditions},
-            sort={"at": order, "seq": order},
-            hint="labelled",
-            projection={"tags": 1, "at": 1, "size": 1},
-        )
+        sort, projection = {"at": order, "seq": order}, {"tags": 1, "at": 1, "size": 1}
+        return DocumentListing(table, {"$and": conditions}, sort, "labelled", projection)
 
 
 def make_label_group(owner: bytes, kind: EventLabelKind, *texts: str, unprocessed: bool = False) -> LabelGroup:
@@ -287,7 +159,7 @@ class EventPositionCache:
 @dataclass(frozen=True, slots=True)
 class EventListReader:
     """
-    Reads the lists of one owner in one state.
+    Reads the lists of one owner in one state. Each of its queries has the time limit of an operation.
 
     A position is a time and a number: after it are the events from this time on, except that many.
 
@@ -296,8 +168,8 @@ class EventListReader:
     :param edition: identifies the state.
     """
 
-    reader: PartyReader
-    table: PartyCollection
+    run: Operation
+    table: Collection
     position_cache: EventPositionCache
     owner: bytes
     held: int
@@ -320,9 +192,8 @@ class EventListReader:
             known, position = cursors.before(offset)
         skipped = offset - known
         listing = self._build_listing_from(search, position)
-        found = await self.reader.query(
-            listing.slice(_get_skip_count(position) + skipped, min(page.limit, total - offset))
-        )
+        page_query = listing.slice(_get_skip_count(position) + skipped, min(page.limit, total - offset))
+        found = await self._with_own_deadline().query(page_query)
         end = _find_end_position(found, position, skipped)
         if end is not None:
             cursors.add(offset + len(found), end)
@@ -344,9 +215,8 @@ class EventListReader:
         while known < until:
             further = await self._step(search, position)
             if further is None:
-                return known + await self.reader.count(
-                    self._build_listing_from(search, position), _get_skip_count(position)
-                )
+                rest = self._build_listing_from(search, position)
+                return known + await rest.count(self._with_own_deadline(), _get_skip_count(position))
             known, position = known + self.position_cache.step, further
             cursors.add(known, position)
         return known
@@ -358,27 +228,32 @@ class EventListReader:
         while (further := await self._step(leading, position)) is not None:
             before = {"at": {"$gt" if search.newest_first else "$lt": further[0]}}
             listing = self._build_listing_from(search, position)
-            within = {"$and": [*listing.filter["$and"], before]}
-            number += await self.reader.count(replace(listing, filter=within))
+            within = replace(listing, filter={"$and": [*listing.filter["$and"], before]})
+            number += await within.count(self._with_own_deadline())
             cursors.add(number, (further[0], 0))
             position = further
-        return number + await self.reader.count(self._build_listing_from(search, position))
+        return number + await self._build_listing_from(search, position).count(self._with_own_deadline())
 
     async def _step(self, search: EventLabelSearch, position: EventPosition | None) -> EventPosition | None:
         """Find the position one step further; None if the end comes first."""
         listing = replace(self._build_listing_from(search, position), projection=_POSITION_PROJECTION)
-        found = await self.reader.query(listing.slice(_get_skip_count(position) + self.position_cache.step - 1, 1))
+        last = listing.slice(_get_skip_count(position) + self.position_cache.step - 1, 1)
+        found = await self._with_own_deadline().query(last)
         if not found:
             return None
         at, seq = found[0]["at"], found[0]["seq"]
         same = {"at": at, "seq": {"$gte" if search.newest_first else "$lte": seq}}
-        return at, await self.reader.count(replace(listing, filter={"$and": [*listing.filter["$and"], same]}))
+        simultaneous = replace(listing, filter={"$and": [*listing.filter["$and"], same]})
+        return at, await simultaneous.count(self._with_own_deadline())
 
     def _build_listing_from(self, search: EventLabelSearch, position: EventPosition | None) -> DocumentListing:
         """Build the list from the time of a position on, with the events that its number excepts."""
         return (search if position is None else search.starting_at(position[0])).build_listing(
             self.table, planned=True
         )
+
+    def _with_own_deadline(self) -> Operation:
+        return self.run.until(self.run.clock.seconds() + REQUEST_TIME_LIMIT)
 
     def _get_cursors(self, search: EventLabelSearch) -> PageCursors:
         if sum(map(len, search.groups)) > _MAX_REMEMBERED_LABELS:
@@ -420,203 +295,179 @@ def _find_end_position(found: list[Document], position: EventPosition | None, sk
     return None
 
 
-async def _read_event_page(
-    reader: PartyReader,
-    position_cache: EventPositionCache,
-    table: PartyCollection,
-    party: PartyRecord,
-    search: EventLabelSearch,
-    page: PageRequest,
-) -> tuple[list[Document], int]:
-    """
-    Return the events of a page with their payloads, and how many match in all.
+class MongoEventArchive(DecentrlCommandRunner):
+    """Stored and public events in MongoDB; see `IDecentrlStore`."""
 
-    :raise PayloadTooLarge: the payloads exceed the limit of a page.
-    """
-    held: int = getattr(party, table.counter)
-    if held <= position_cache.step:
-        found, total = await reader.read_page(search.build_listing(table), page, held if search.is_all else None)
-    else:
-        edition = 0 if party.edition is None else int.from_bytes(party.edition.binary)
-        reader = replace(reader, has_own_deadlines=True)
-        events = EventListReader(reader, table, position_cache, party.key, held, edition)
-        found, total = await events.read(search, page)
-    check_page_size(found)
-    if not found:
-        return [], total
-    ids = [one["_id"] for one in found]
-    payloads = {
-        one["_id"]: one for one in await reader.query(build_find(table.payloads, {"_id": {"$in": ids}}, hint="_id_"))
-    }
-    # Events that were deleted in between have no payload.
-    return [one | payloads[one["_id"]] for one in found if one["_id"] in payloads], total
+    _caps: DecentrlQuotas
+    _position_cache: EventPositionCache
+
+    @operation
+    async def save_events(self, guard: CommandGuard, owner: str, events: Sequence[StoredEvent]) -> None:
+        def build(event: StoredEvent, key: bytes) -> Document:
+            return build_stored_event(event, key, event.sender_did == owner)
+
+        await self._insert("save_events", guard, owner, STORED_EVENTS, tuple(events), build)
+
+    @operation
+    async def events(self, owner: str, wanted: EventFilter, part: PageRequest) -> ResultPage[StoredEvent]:
+        unprocessed = wanted.unprocessed_only
+
+        def build_search(key: bytes) -> EventLabelSearch:
+            groups = []
+            if wanted.tags:
+                groups.append(make_label_group(key, EventLabelKind.TAG, *wanted.tags, unprocessed=unprocessed))
+            if (did := wanted.participant) is not None:
+                groups.append(make_label_group(key, EventLabelKind.PARTICIPANT, did, unprocessed=unprocessed))
+            if unprocessed and not groups:
+                groups.append(make_label_group(key, EventLabelKind.ALL, "", unprocessed=True))
+            everything = make_event_label(key, EventLabelKind.ALL)
+            return EventLabelSearch(everything, tuple(groups), wanted.after, wanted.before)
+
+        return await self._find("events", owner, STORED_EVENTS, build_search, part, StoredEvent)
+
+    @operation
+    async def update_tags(self, guard: CommandGuard, owner: str, tags: Sequence[tuple[str, tuple[str, ...]]]) -> None:
+        wanted = dict(tags)
+
+        async def update(context: CommandContext) -> Decision[None]:
+            """Replace the tags of the events, which are processed then."""
+            (found,), party = context.found, context.party
+            growth = sum([sum_utf8_sizes(*wanted[one["_id"]]) - one["tags_size"] for one in found])
+            if not party.has_room(self._caps, 0, growth):
+                raise QuotaExceeded()
+            if not found:
+                return (), None
+            updates = []
+            for one in found:
+                tags = wanted[one["_id"]]
+                labels = [*one["labels"], *make_label_group(party.key, EventLabelKind.TAG, *tags)]
+                change = {"labels": labels, "tags": list(tags), "tags_size": sum_utf8_sizes(*tags)}
+                updates.append({"q": {"_id": one["_id"]}, "u": {"$set": change}})
+            return [*build_party_update(party, party.resized(growth)), *STORED_EVENTS.update_each(updates)], None
+
+        size = sum([sum_utf8_sizes(*tags) for tags in wanted.values()])
+        projection = {"labels": {"$slice": _PERMANENT_LABELS}}
+        query = build_party_documents_query(STORED_EVENTS, owner, wanted, projection)
+        await self._run("update_tags", guard, owner, update, query, size=size)
+
+    @operation
+    async def publish(self, guard: CommandGuard, publisher: str, event: PublicEvent) -> None:
+        await self._insert("publish", guard, publisher, PUBLIC_EVENTS, (event,), build_public_event)
+
+    @operation
+    async def unpublish(self, guard: CommandGuard, publisher: str, event_id: str) -> None:
+        async def delete(context: CommandContext) -> Decision[None]:
+            (found,) = context.found
+            if not found:
+                raise PublicEventNotFound()
+            return build_party_changes(PUBLIC_EVENTS, context.party, gone=found), None
+
+        query = build_party_documents_query(PUBLIC_EVENTS, publisher, [event_id])
+        await self._run("unpublish", guard, publisher, delete, query)
+
+    @operation
+    async def public_events(
+        self, publisher: str, wanted: PublicEventFilter, part: PageRequest
+    ) -> ResultPage[PublicEvent]:
+        def build_search(key: bytes) -> EventLabelSearch:
+            groups = []
+            if wanted.tags:
+                groups.append(make_label_group(key, EventLabelKind.TAG, *wanted.tags))
+            if wanted.channel_id is not None:
+                groups.append(make_label_group(key, EventLabelKind.CHANNEL, wanted.channel_id))
+            everything = make_event_label(key, EventLabelKind.ALL)
+            return EventLabelSearch(everything, tuple(groups), wanted.after, wanted.before, newest_first=True)
+
+        return await self._find("public_events", publisher, PUBLIC_EVENTS, build_search, part, PublicEvent)
+
+    async def _insert(
+        self,
+        name: str,
+        guard: CommandGuard,
+        owner: str,
+        table: PartyCollection,
+        events: Sequence[E],
+        build: Callable[[E, bytes], Document],
+    ) -> None:
+        """
+        Store events.
+
+        :param build: builds the document of an event for the key of the owner.
+        """
+
+        async def insert(context: CommandContext) -> Decision[None]:
+            documents = [build(event, context.party.key) for event in events]
+            size = sum([document["size"] + document["tags_size"] for document in documents])
+            if not context.party.has_room(self._caps, len(documents), size):
+                raise QuotaExceeded()
+            payloads = _get_payloads(table).insert(map(build_event_payload, events))
+            return [*build_party_changes(table, context.party, come=documents), *payloads], None
+
+        made, size = (table, [event.id for event in events]), sum([_get_size(one) for one in events])
+        await self._run(name, guard, owner, insert, creates=made, size=size)
+
+    async def _find(
+        self,
+        name: str,
+        owner: str,
+        table: PartyCollection,
+        build_search: Callable[[bytes], EventLabelSearch],
+        page: PageRequest,
+        kind: type[E],
+    ) -> ResultPage[E]:
+        """
+        Find events.
+
+        :param build_search: for the key of the owner.
+        """
+
+        async def read(run: Operation) -> ResultPage[E]:
+            party = await read_party(run, owner)
+            if not getattr(party, table.counter):
+                return EMPTY_PAGE
+            found, total = await self._read_page(run, table, party, build_search(party.key), page)
+            return ResultPage(tuple([_parse_event(kind, one) for one in found]), total)
+
+        return await self._client.operate(name, read)
+
+    async def _read_page(
+        self, run: Operation, table: PartyCollection, party: PartyRecord, search: EventLabelSearch, page: PageRequest
+    ) -> tuple[list[Document], int]:
+        """
+        Return the events of a page with their payloads, and how many match in all.
+
+        :raise PayloadTooLarge: the payloads exceed the limit of a page.
+        """
+        held: int = getattr(party, table.counter)
+        if held <= self._position_cache.step:
+            total = held if search.is_all else None
+            found, total = await search.build_listing(table).read_page(run, page, total)
+        else:
+            edition = 0 if party.edition is None else int.from_bytes(party.edition.binary)
+            events = EventListReader(run, table, self._position_cache, party.key, held, edition)
+            found, total = await events.read(search, page)
+            run = run.until(run.clock.seconds() + REQUEST_TIME_LIMIT)
+        check_page_size(found)
+        if not found:
+            return [], total
+        query = _get_payloads(table).find({"_id": {"$in": [one["_id"] for one in found]}}, hint="_id_")
+        payloads = {one["_id"]: one for one in await run.query(query)}
+        # Events that were deleted in between have no payload.
+        return [one | payloads[one["_id"]] for one in found if one["_id"] in payloads], total
 
 
-@dataclass(frozen=True, slots=True)
-class MongoSaveEventsCommand(MongoStoreCommand[None]):
-    """Stores events for their owner."""
-
-    did: str
-    events: tuple[StoredEvent, ...]
-    caps: DecentrlQuotas
-
-    @property
-    def creates(self) -> tuple[PartyCollection, Sequence[str]]:
-        return STORED_EVENTS, [event.id for event in self.events]
-
-    @property
-    def size(self) -> int:
-        return sum([sum_utf8_sizes(event.payload, *event.tags) for event in self.events])
-
-    async def decide(self, context: CommandContext) -> CommandOutcome[None]:
-        """:raise QuotaExceeded: they exceed a quota."""
-        party = context.party
-        documents = [
-            build_stored_event(event, party.key, processed=event.sender_did == self.did) for event in self.events
-        ]
-        size = sum([document["size"] + document["tags_size"] for document in documents])
-        if not party.has_room(self.caps, len(documents), size):
-            raise QuotaExceeded()
-        payloads = build_inserts(STORED_EVENTS.payloads, [build_stored_payload(event) for event in self.events])
-        return CommandOutcome([*build_party_changes(STORED_EVENTS, party, come=documents), *payloads], None)
+def _get_payloads(table: PartyCollection) -> Collection:
+    return STORED_PAYLOADS if table is STORED_EVENTS else PUBLIC_PAYLOADS
 
 
-def build_stored_event(event: StoredEvent, key: bytes, *, processed: bool) -> Document:
+def build_stored_event(event: StoredEvent, key: bytes, processed: bool) -> Document:
     """
     Build the document of an event, without its payload.
 
     :param key: of its owner.
     """
-    return {
-        "_id": event.id,
-        "party": key,
-        "labels": [
-            *_build_labels(event, key),
-            *([] if processed else _build_labels(event, key, unprocessed=True)),
-        ],
-        "at": float(event.timestamp),
-        "tags": list(event.tags),
-        "tags_size": sum_utf8_sizes(*event.tags),
-        "size": sum_utf8_sizes(event.payload),
-        "seq": Timestamp(0, 0),
-    }
-
-
-def build_stored_payload(event: StoredEvent) -> Document:
-    """Build the document of the fields that are long or never searched."""
-    return {
-        "_id": event.id,
-        "sender_did": event.sender_did,
-        "recipient_did": event.recipient_did,
-        "contract_id": event.contract_id,
-        "payload": event.payload,
-    }
-
-
-def _build_labels(event: StoredEvent, key: bytes, *, unprocessed: bool = False) -> list[bytes]:
-    people = [event.sender_did, event.recipient_did]
-    return [
-        make_event_label(key, EventLabelKind.ALL, unprocessed=unprocessed),
-        *[make_event_label(key, EventLabelKind.PARTICIPANT, did, unprocessed=unprocessed) for did in people],
-        *make_label_group(key, EventLabelKind.TAG, *event.tags, unprocessed=unprocessed),
-    ]
-
-
-@dataclass(frozen=True, slots=True)
-class MongoUpdateTagsCommand(MongoStoreCommand[None]):
-    """Replaces tags of stored events, which are processed then."""
-
-    did: str
-    tags: dict[str, tuple[str, ...]]
-    caps: DecentrlQuotas
-
-    @property
-    def size(self) -> int:
-        return sum([sum_utf8_sizes(*tags) for tags in self.tags.values()])
-
-    def build_queries(self) -> list[MongoCommand]:
-        projection = {"labels": {"$slice": _PERMANENT_LABELS}}
-        return [build_party_documents_query(STORED_EVENTS, self.did, self.tags, projection)]
-
-    async def decide(self, context: CommandContext) -> CommandOutcome[None]:
-        """:raise QuotaExceeded: they exceed a quota."""
-        (found,) = context.found
-        party = context.party
-        growth = sum([sum_utf8_sizes(*self.tags[one["_id"]]) - one["tags_size"] for one in found])
-        if not party.has_room(self.caps, 0, growth):
-            raise QuotaExceeded()
-        if not found:
-            return CommandOutcome((), None)
-        updates = [{"q": {"_id": one["_id"]}, "u": {"$set": self._build_change(one, party.key)}} for one in found]
-        return CommandOutcome(
-            [*build_party_update(party, party.resized(growth)), *build_updates(STORED_EVENTS.name, updates)], None
-        )
-
-    def _build_change(self, document: Document, key: bytes) -> Document:
-        tags = self.tags[document["_id"]]
-        return {
-            "labels": [*document["labels"], *make_label_group(key, EventLabelKind.TAG, *tags)],
-            "tags": list(tags),
-            "tags_size": sum_utf8_sizes(*tags),
-        }
-
-
-async def find_stored_events(
-    reader: PartyReader, position_cache: EventPositionCache, owner: str, wanted: EventFilter, page: PageRequest
-) -> ResultPage[StoredEvent]:
-    """:raise PayloadTooLarge: the payloads exceed the limit of a page."""
-    party = await reader.read_party(owner)
-    if not party.stored:
-        return EMPTY_PAGE
-    key, unprocessed = party.key, wanted.unprocessed_only
-    groups = []
-    if wanted.tags:
-        groups.append(make_label_group(key, EventLabelKind.TAG, *wanted.tags, unprocessed=unprocessed))
-    if wanted.participant is not None:
-        groups.append(make_label_group(key, EventLabelKind.PARTICIPANT, wanted.participant, unprocessed=unprocessed))
-    if unprocessed and not groups:
-        groups.append(make_label_group(key, EventLabelKind.ALL, "", unprocessed=True))
-    search = EventLabelSearch(make_event_label(key, EventLabelKind.ALL), tuple(groups), wanted.after, wanted.before)
-    found, total = await _read_event_page(reader, position_cache, STORED_EVENTS, party, search, page)
-    items = [
-        StoredEvent(
-            id=one["_id"],
-            sender_did=one["sender_did"],
-            recipient_did=one["recipient_did"],
-            payload=one["payload"],
-            tags=tuple(one["tags"]),
-            timestamp=one["at"],
-            contract_id=one["contract_id"],
-        )
-        for one in found
-    ]
-    return ResultPage(tuple(items), total)
-
-
-@dataclass(frozen=True, slots=True)
-class MongoPublishCommand(MongoStoreCommand[None]):
-    """Stores a public event of a publisher."""
-
-    did: str
-    event: PublicEvent
-    caps: DecentrlQuotas
-
-    @property
-    def creates(self) -> tuple[PartyCollection, Sequence[str]]:
-        return PUBLIC_EVENTS, [self.event.id]
-
-    @property
-    def size(self) -> int:
-        return sum_utf8_sizes(self.event.event, *self.event.tags)
-
-    async def decide(self, context: CommandContext) -> CommandOutcome[None]:
-        """:raise QuotaExceeded: it exceeds a quota."""
-        party = context.party
-        document = build_public_event(self.event, party.key)
-        if not party.has_room(self.caps, 1, document["size"] + document["tags_size"]):
-            raise QuotaExceeded()
-        payload = build_inserts(PUBLIC_EVENTS.payloads, [build_public_payload(self.event)])
-        return CommandOutcome([*build_party_changes(PUBLIC_EVENTS, party, come=[document]), *payload], None)
+    unprocessed = [] if processed else _build_labels(event, key, unprocessed=True)
+    return _build_event(event, key, [*_build_labels(event, key), *unprocessed])
 
 
 def build_public_event(event: PublicEvent, key: bytes) -> Document:
@@ -626,78 +477,44 @@ def build_public_event(event: PublicEvent, key: bytes) -> Document:
     :param key: of its publisher.
     """
     channel = [] if event.channel_id is None else [make_event_label(key, EventLabelKind.CHANNEL, event.channel_id)]
+    tags = make_label_group(key, EventLabelKind.TAG, *event.tags)
+    return _build_event(event, key, [make_event_label(key, EventLabelKind.ALL), *channel, *tags])
+
+
+def _build_event(event: StoredEvent | PublicEvent, key: bytes, labels: list[bytes]) -> Document:
+    tags_size = sum_utf8_sizes(*event.tags)
     return {
         "_id": event.id,
         "party": key,
-        "labels": [
-            make_event_label(key, EventLabelKind.ALL),
-            *channel,
-            *make_label_group(key, EventLabelKind.TAG, *event.tags),
-        ],
+        "labels": labels,
         "at": float(event.timestamp),
         "tags": list(event.tags),
-        "tags_size": sum_utf8_sizes(*event.tags),
-        "size": sum_utf8_sizes(event.event),
+        "tags_size": tags_size,
+        "size": _get_size(event) - tags_size,
         "seq": Timestamp(0, 0),
     }
 
 
-def build_public_payload(event: PublicEvent) -> Document:
+def build_event_payload(event: StoredEvent | PublicEvent) -> Document:
     """Build the document of the fields that are long or never searched."""
-    return {
-        "_id": event.id,
-        "event": event.event,
-        "signature": event.event_signature,
-        "channel": event.channel_id,
-    }
+    return {"_id": event.id, **{name: getattr(event, name) for name in _PAYLOAD_FIELDS[type(event)]}}
 
 
-@dataclass(frozen=True, slots=True)
-class MongoUnpublishCommand(MongoStoreCommand[None]):
-    """Deletes a public event of a publisher."""
-
-    did: str
-    event_id: str
-
-    def build_queries(self) -> list[MongoCommand]:
-        return [build_party_documents_query(PUBLIC_EVENTS, self.did, [self.event_id])]
-
-    async def decide(self, context: CommandContext) -> CommandOutcome[None]:
-        """:raise PublicEventNotFound: the publisher has none with this id."""
-        (found,) = context.found
-        if not found:
-            raise PublicEventNotFound()
-        return CommandOutcome(build_party_changes(PUBLIC_EVENTS, context.party, gone=found), None)
+def _parse_event(kind: type[E], document: Document) -> E:
+    """:param document: that of an event, with its payload."""
+    payload = {name: document[name] for name in _PAYLOAD_FIELDS[kind]}
+    return kind(id=document["_id"], tags=tuple(document["tags"]), timestamp=document["at"], **payload)
 
 
-async def find_public_events(
-    reader: PartyReader,
-    position_cache: EventPositionCache,
-    publisher: str,
-    wanted: PublicEventFilter,
-    page: PageRequest,
-) -> ResultPage[PublicEvent]:
-    """:raise PayloadTooLarge: the payloads exceed the limit of a page."""
-    party = await reader.read_party(publisher)
-    if not party.published:
-        return EMPTY_PAGE
-    groups = []
-    if wanted.tags:
-        groups.append(make_label_group(party.key, EventLabelKind.TAG, *wanted.tags))
-    if wanted.channel_id is not None:
-        groups.append(make_label_group(party.key, EventLabelKind.CHANNEL, wanted.channel_id))
-    everything = make_event_label(party.key, EventLabelKind.ALL)
-    search = EventLabelSearch(everything, tuple(groups), wanted.after, wanted.before, newest_first=True)
-    found, total = await _read_event_page(reader, position_cache, PUBLIC_EVENTS, party, search, page)
-    items = [
-        PublicEvent(
-            id=one["_id"],
-            event=one["event"],
-            tags=tuple(one["tags"]),
-            timestamp=one["at"],
-            event_signature=one["signature"],
-            channel_id=one["channel"],
-        )
-        for one in found
+def _get_size(event: StoredEvent | PublicEvent) -> int:
+    text = event.payload if isinstance(event, StoredEvent) else event.event
+    return sum_utf8_sizes(text, *event.tags)
+
+
+def _build_labels(event: StoredEvent, key: bytes, *, unprocessed: bool = False) -> list[bytes]:
+    people = [event.sender_did, event.recipient_did]
+    return [
+        make_event_label(key, EventLabelKind.ALL, unprocessed=unprocessed),
+        *[make_event_label(key, EventLabelKind.PARTICIPANT, did, unprocessed=unprocessed) for did in people],
+        *make_label_group(key, EventLabelKind.TAG, *event.tags, unprocessed=unprocessed),
     ]
-    return ResultPage(tuple(items), total)

@@ -4,56 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from enum import Enum
 from hashlib import blake2b
 from typing import Any
 
 from bson import ObjectId
-from twisted.internet.interfaces import IReactorTime
 
-from mediatord.clock import REQUEST_TIME_LIMIT
 from mediatord.errors import PayloadTooLarge
 from mediatord.store.interfaces.decentrl import MAX_PAGE_BYTES, DecentrlQuotas, PageRequest, ResultPage
-from mediatord.store.mongo.driver.commands import (
-    Document,
-    MongoCommand,
-    build_deletes,
-    build_find,
-    build_inserts,
-    build_updates,
-)
-from mediatord.store.mongo.driver.executor import OperationExecutor
+from mediatord.store.mongo.driver.collection import Collection, Document, MongoCommand
+from mediatord.store.mongo.driver.operation import Operation
 from mediatord.store.mongo.schema import PARTIES, PartyCollection
 
 EMPTY_PAGE: ResultPage[Any] = ResultPage((), 0)
-_KEY_BYTES = 16
+PARTY_KEY_BYTES = 16
 # More documents than any list has.
 _MAX_LIMIT = 1 << 62
 
 
-class EventLabelKind(Enum):
-    """What an event is found by."""
-
-    ALL = b"all"
-    TAG = b"tag"
-    PARTICIPANT = b"participant"
-    CHANNEL = b"channel"
-
-
 def make_party_key(did: str) -> bytes:
     """Digest of a DID, which identifies the party in other documents."""
-    return blake2b(did.encode(), digest_size=_KEY_BYTES).digest()
+    return blake2b(did.encode(), digest_size=PARTY_KEY_BYTES).digest()
 
 
-def make_event_label(owner: bytes, kind: EventLabelKind, text: str = "", *, unprocessed: bool = False) -> bytes:
-    """
-    Digest of something that events of an owner are found by.
-
-    :param owner: its key.
-    :param unprocessed: whether only unprocessed events have the label.
-    """
-    salt = b"unprocessed" if unprocessed else b""
-    return blake2b(text.encode(), digest_size=_KEY_BYTES, key=owner, person=kind.value, salt=salt).digest()
+def build_pair_filter(did: str, field: str, other_did: str) -> Document:
+    """Build a filter for documents of a party that concern another one."""
+    return {"party": make_party_key(did), field: make_party_key(other_did)}
 
 
 def sum_utf8_sizes(*texts: str) -> int:
@@ -120,7 +95,7 @@ _PARTY_FIELDS = tuple([field.name for field in fields(PartyRecord) if field.name
 
 
 def build_party_query(*dids: str) -> MongoCommand:
-    return build_find(PARTIES, {"_id": {"$in": [make_party_key(did) for did in dict.fromkeys(dids)]}}, hint="_id_")
+    return PARTIES.find({"_id": {"$in": [make_party_key(did) for did in dict.fromkeys(dids)]}}, hint="_id_")
 
 
 def find_party(documents: Iterable[Document], did: str) -> PartyRecord:
@@ -130,6 +105,11 @@ def find_party(documents: Iterable[Document], did: str) -> PartyRecord:
         if document["_id"] == key:
             return PartyRecord(key=key, is_stored=True, **{name: document[name] for name in _PARTY_FIELDS})
     return PartyRecord(did, key)
+
+
+async def read_party(run: Operation, did: str) -> PartyRecord:
+    """Return the party with this DID; an empty one if it has no document."""
+    return find_party(await run.query(build_party_query(did)), did)
 
 
 def build_party_documents_query(
@@ -142,7 +122,7 @@ def build_party_documents_query(
     """
     filter = {"_id": {"$in": list(dict.fromkeys(ids))}, "party": make_party_key(did)}
     wanted = {"size": 1, "tags_size": 1, **(projection or {})}
-    return build_find(table.name, filter, sort={"seq": 1}, projection=wanted, hint="_id_")
+    return table.find(filter, sort={"seq": 1}, projection=wanted, hint="_id_")
 
 
 def build_party_changes(
@@ -160,74 +140,25 @@ def build_party_changes(
     requests = build_party_update(party, changed)
     if gone:
         filter = {"_id": {"$in": [document["_id"] for document in gone]}}
-        requests += build_deletes(table.name, filter)
-        requests += build_deletes(table.payloads, filter) if table.payloads else []
-    return [*requests, *build_inserts(table.name, come)]
+        requests += table.delete(filter)
+        requests += table.payloads.delete(filter) if table.payloads else []
+    return [*requests, *table.insert(come)]
 
 
 def build_party_update(before: PartyRecord, after: PartyRecord) -> list[MongoCommand]:
     """Build the write of what has changed; it conflicts with concurrent changes of the party."""
     old, new = before.values(), after.values()
     if not before.is_stored:
-        return build_inserts(PARTIES, [{"_id": after.key, **new}])
+        return PARTIES.insert([{"_id": after.key, **new}])
     changes: Document = {"$set": {name: value for name, value in new.items() if old.get(name) != value}}
     absent = {name: True for name in old if name not in new}
     if absent:
         changes["$unset"] = absent
-    return build_updates(PARTIES, [{"q": {"_id": after.key}, "u": changes}])
+    return PARTIES.update({"_id": after.key}, changes)
 
 
 def _sum_sizes(documents: Sequence[Document]) -> int:
     return sum([document.get("size", 0) + document.get("tags_size", 0) for document in documents])
-
-
-@dataclass(frozen=True, slots=True)
-class PartyReader:
-    """
-    Reads documents of parties in one operation of one or more queries.
-
-    :param deadline: of all queries together.
-    :param has_own_deadlines: whether each query has the time limit of an operation instead.
-    """
-
-    executor: OperationExecutor
-    clock: IReactorTime
-    deadline: float
-    has_own_deadlines: bool = False
-
-    async def query(self, query: MongoCommand) -> list[Document]:
-        return await self.executor.query(query, self._get_deadline())
-
-    async def count(self, listing: DocumentListing, skipped: int = 0) -> int:
-        """Count the documents of a list after the first `skipped`."""
-        body = {"count": listing.collection, "query": listing.filter, "skip": skipped, "hint": listing.hint}
-        number: int = (await self.executor.command(MongoCommand(body), self._get_deadline()))["n"]
-        return number
-
-    async def read_party(self, did: str) -> PartyRecord:
-        """Return the party with this DID; an empty one if it has no document."""
-        return find_party(await self.query(build_party_query(did)), did)
-
-    async def read_page(
-        self, listing: DocumentListing, page: PageRequest, total: int | None = None
-    ) -> tuple[list[Document], int]:
-        """
-        Return a page of a list, and the length of the list.
-
-        :param total: that length, if known.
-        """
-        offset, limit = max(page.offset, 0), min(page.limit, _MAX_LIMIT)
-        if total is None and limit and not offset:
-            found = await self.query(listing.slice(0, limit))
-            return found, len(found) if len(found) < limit else await self.count(listing)
-        if total is None:
-            total = await self.count(listing)
-        if not limit or offset >= total:
-            return [], total
-        return await self.query(listing.slice(offset, min(limit, total - offset))), total
-
-    def _get_deadline(self) -> float:
-        return self.clock.seconds() + REQUEST_TIME_LIMIT if self.has_own_deadlines else self.deadline
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +169,7 @@ class DocumentListing:
     :param hint: name of the index to use.
     """
 
-    collection: str
+    collection: Collection
     filter: Document
     sort: Document
     hint: str
@@ -246,15 +177,32 @@ class DocumentListing:
 
     def slice(self, offset: int, limit: int) -> MongoCommand:
         """:param limit: not 0."""
-        return build_find(
-            self.collection,
-            self.filter,
-            sort=self.sort,
-            skip=offset,
-            limit=limit,
-            projection=self.projection,
-            hint=self.hint,
-        )
+        found = self.collection.find(self.filter, projection=self.projection, sort=self.sort, hint=self.hint)
+        return found.with_fields({"skip": offset, "limit": limit})
+
+    async def count(self, run: Operation, skipped: int = 0) -> int:
+        """Count the documents after the first `skipped`."""
+        counting = self.collection.count(query=self.filter, skip=skipped, hint=self.hint)
+        number: int = (await run.command(counting))["n"]
+        return number
+
+    async def read_page(
+        self, run: Operation, page: PageRequest, total: int | None = None
+    ) -> tuple[list[Document], int]:
+        """
+        Return a page of the list, and the length of the list.
+
+        :param total: that length, if known.
+        """
+        offset, limit = max(page.offset, 0), min(page.limit, _MAX_LIMIT)
+        if total is None and limit and not offset:
+            found = await run.query(self.slice(0, limit))
+            return found, len(found) if len(found) < limit else await self.count(run)
+        if total is None:
+            total = await self.count(run)
+        if not limit or offset >= total:
+            return [], total
+        return await run.query(self.slice(offset, min(limit, total - offset))), total
 
 
 def check_page_size(documents: Sequence[Document]) -> None:

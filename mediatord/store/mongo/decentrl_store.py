@@ -1,59 +1,66 @@
-"""The Decentrl half of the MongoDB store."""
+"""The Decentrl half of the MongoDB store: registrations, contracts, contract requests and pending events."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate
 
-from twisted.internet.defer import Deferred, fail
+from bson import Timestamp
 from twisted.internet.interfaces import IReactorTime
 from zope.interface import implementer
 
-from mediatord.errors import StoreUnavailable
+from mediatord.errors import ContractNotFound, QuotaExceeded
 from mediatord.store.interfaces.cluster import MAX_CLOCK_SKEW
 from mediatord.store.interfaces.decentrl import (
+    MAX_PAGE_BYTES,
     CommandGuard,
     Contract,
     ContractFilter,
     ContractRequest,
     DecentrlQuotas,
-    EventFilter,
     IDecentrlStore,
     PageRequest,
     PendingEvent,
-    PublicEvent,
-    PublicEventFilter,
     ResultPage,
-    StoredEvent,
 )
-from mediatord.store.interfaces.messages import ArrivalWindow, MessageArrival, RemovedMessage
-from mediatord.store.message_operations import BatchLimits
-from mediatord.store.mongo import decentrl_contracts, decentrl_events
-from mediatord.store.mongo.decentrl_commands import (
-    CommandSerializer,
-    MongoCheckGuardCommand,
-    MongoGuardedCommand,
-    MongoStoreCommand,
+from mediatord.store.interfaces.messages import ArrivalWindow, LedgerEntry, MessageArrival, RemovedMessage
+from mediatord.store.mongo.decentrl_commands import CommandContext, Decision
+from mediatord.store.mongo.decentrl_events import EVENTS_PER_STEP, EventPositionCache, MongoEventArchive
+from mediatord.store.mongo.decentrl_parties import (
+    EMPTY_PAGE,
+    DocumentListing,
+    PartyRecord,
+    build_pair_filter,
+    build_party_changes,
+    build_party_documents_query,
+    build_party_update,
+    check_page_size,
+    make_party_key,
+    read_party,
+    sum_utf8_sizes,
 )
-from mediatord.store.mongo.decentrl_parties import PartyReader
 from mediatord.store.mongo.driver.client import ClockSkewMonitor, ReplicaSetClient
-from mediatord.store.mongo.driver.executor import OperationExecutor
+from mediatord.store.mongo.driver.collection import Document, MongoCommand
+from mediatord.store.mongo.driver.operation import Operation, operation
+from mediatord.store.mongo.driver.transactions import SessionSlot
+from mediatord.store.mongo.ledger import build_ledger_entries
+from mediatord.store.mongo.message_queues import list_arrivals
 from mediatord.store.mongo.nonces import NonceCapacity
-from mediatord.store.mongo.removal import LateCommitReporter
+from mediatord.store.mongo.removal import UncertainRemovalReporter
+from mediatord.store.mongo.schema import CONTRACT_REQUESTS, CONTRACTS, PARTIES, PENDING_EVENTS, REGISTRATIONS
 
-T = TypeVar("T")
-
-_TOKEN_BYTES = 12
+_DELETE_BATCH = 1_000
 
 
 @implementer(IDecentrlStore)
-class MongoDecentrlStore:
+class MongoDecentrlStore(MongoEventArchive):
     """
     Decentrl data in MongoDB; every command is a transaction with its guard.
 
     :param clock: which registrations and contracts expire by.
-    :param late_commits: informed of events removed by acknowledgements that were reported as failed.
+    :param reporter: informed of events removed by acknowledgements that were reported as failed.
     :param refuses: whether a write of this name is refused for want of space.
     :param step: stored or public events of an owner beyond which positions in its lists are cached.
     """
@@ -65,141 +72,311 @@ class MongoDecentrlStore:
         caps: DecentrlQuotas,
         nonces: NonceCapacity | None = None,
         clocks: ClockSkewMonitor | None = None,
-        late_commits: LateCommitReporter | None = None,
+        reporter: UncertainRemovalReporter | None = None,
         refuses: Callable[[str], bool] = lambda operation: False,
         *,
-        step: int = decentrl_events.EVENTS_PER_STEP,
+        step: int = EVENTS_PER_STEP,
     ) -> None:
-        self._client = client
-        self._clocks = clocks or ClockSkewMonitor(client, MAX_CLOCK_SKEW)
-        self._refuses = refuses
-        self._late_commits = late_commits or LateCommitReporter(lambda removed: None)
-        self._clock = clock
+        nonces = nonces or NonceCapacity(client, 1_000_000)
+        super().__init__(client, clock, nonces, clocks or ClockSkewMonitor(client, MAX_CLOCK_SKEW), refuses)
         self._caps = caps
-        self._command_serializer = CommandSerializer(
-            client, nonces or NonceCapacity(client, 1_000_000), BatchLimits()
-        )
-        self._position_cache = decentrl_events.EventPositionCache(step)
+        self._reporter = reporter or UncertainRemovalReporter(lambda removed: None)
+        self._position_cache = EventPositionCache(step)
 
-    def check_guard(self, guard: CommandGuard) -> Deferred[None]:
-        return self._run("admit", guard, MongoCheckGuardCommand(None))
+    @operation
+    async def check_guard(self, guard: CommandGuard) -> None:
+        async def do_nothing(_: CommandContext) -> Decision[None]:
+            return (), None
 
-    def registered_until(self, did: str) -> Deferred[float | None]:
-        if self._clocks.is_skewed:
-            return fail(StoreUnavailable())  # a registration would seem to have expired
+        await self._run("admit", guard, None, do_nothing)
+
+    @operation
+    async def registered_until(self, did: str) -> float | None:
+        self._clocks.check()
         now = self._clock.seconds()
 
-        async def read(reader: PartyReader) -> float | None:
-            until = (await reader.read_party(did)).registered_until
+        async def read(run: Operation) -> float | None:
+            until = (await read_party(run, did)).registered_until
             return until if until > now else None
 
-        return self._read("registered_until", read)
+        return await self._client.operate("registered_until", read)
 
-    def save_contract(self, guard: CommandGuard, contract: Contract) -> Deferred[None]:
-        caps, now = self._caps, self._clock.seconds()
-        command: MongoStoreCommand[None]
+    @operation
+    async def save_contract(self, guard: CommandGuard, contract: Contract) -> None:
         if contract.owner_did is None:
-            command = decentrl_contracts.MongoRegisterCommand(contract.peer_did, contract, caps, now)
-        else:
-            command = decentrl_contracts.MongoSaveContractCommand(contract.owner_did, contract, caps, now)
-        return self._run("save_contract", guard, command)
+            await self._register(guard, contract)
+            return
+        owner, caps, now = contract.owner_did, self._caps, self._clock.seconds()
+        of_party = {"party": make_party_key(owner)}
+        of_pair = build_pair_filter(owner, "peer", contract.peer_did)
+        same = {**of_party, "digest": contract.digest}
 
-    def contracts(self, owner: str, wanted: ContractFilter, part: PageRequest) -> Deferred[ResultPage[Contract]]:
-        return self._read("contracts", lambda reader: decentrl_contracts.find_contracts(reader, owner, wanted, part))
+        async def save(context: CommandContext) -> Decision[None]:
+            duplicates, found_of_pair = context.found
+            if duplicates:
+                return (), None
+            gone: list[Document] = []
+            if len(found_of_pair) >= caps.contracts_with_one:
+                gone = await _find_oldest_expired(context, of_pair, now, "contract_of_pair")
+            elif context.party.contracts >= caps.contracts:
+                gone = await _find_oldest_expired(context, of_party, now, "contract_of_party")
+            document = {
+                "_id": contract.id,
+                **of_pair,
+                "peer_did": contract.peer_did,
+                "until": float(contract.expires_at),
+                "digest": contract.digest,
+                "text": contract.text,
+                "seq": Timestamp(0, 0),
+            }
+            return build_party_changes(CONTRACTS, context.party, come=[document], gone=gone), None
 
-    def request_contract(self, guard: CommandGuard, request: ContractRequest) -> Deferred[None]:
-        command = decentrl_contracts.MongoRequestContractCommand(request.recipient_did, request, self._caps)
-        return self._run("request_contract", guard, command)
-
-    def contract_requests(self, recipient: str, part: PageRequest) -> Deferred[ResultPage[ContractRequest]]:
-        return self._read(
-            "contract_requests", lambda reader: decentrl_contracts.find_contract_requests(reader, recipient, part)
+        await self._run(
+            "save_contract",
+            guard,
+            owner,
+            save,
+            CONTRACTS.find(same, limit=1, projection={"_id": 1}, hint="contract_digest"),
+            CONTRACTS.find(of_pair, projection={"_id": 0, "seq": 1}, hint="contract_of_pair"),
+            creates=(CONTRACTS, [contract.id]),
+            size=len(contract.text),
         )
 
-    def acknowledge_requests(self, guard: CommandGuard, recipient: str, ids: Sequence[str]) -> Deferred[None]:
-        command = decentrl_contracts.MongoAcknowledgeRequestsCommand(recipient, tuple(ids))
-        return self._run("acknowledge_requests", guard, command)
+    async def _register(self, guard: CommandGuard, contract: Contract) -> None:
+        """Store a registration, which is a contract of the peer with the mediator."""
+        limit, now = self._caps.contracts_with_one, self._clock.seconds()
 
-    def enqueue_event(self, guard: CommandGuard, event: PendingEvent) -> Deferred[None]:
-        command = decentrl_events.MongoDeliverCommand(event.recipient_did, event, self._caps, self._clock.seconds())
-        return self._run("deliver", guard, command)
+        async def register(context: CommandContext) -> Decision[None]:
+            """Delete expired registrations, and of too many the one that expires first, which may be the new one."""
+            (found,) = context.found
+            until = float(contract.expires_at)
+            gone = [one for one in found if one["until"] <= now]
+            live = [one for one in found if one["until"] > now]
+            if any(one["digest"] == contract.digest for one in live):
+                return (), None
+            if len(live) >= limit:
+                earliest = min(live, key=lambda one: float(one["until"]))
+                if earliest["until"] > until:
+                    return (), None
+                gone.append(earliest)
+            document = {
+                "_id": contract.id,
+                "party": context.party.key,
+                "until": until,
+                "digest": contract.digest,
+                "text": contract.text,
+            }
+            requests = build_party_update(context.party, context.party.registered(until))
+            if gone:
+                requests += REGISTRATIONS.delete({"_id": {"$in": [one["_id"] for one in gone]}})
+            return [*requests, *REGISTRATIONS.insert([document])], None
 
-    def pending_events(
-        self, recipient: str, sender: str | None, part: PageRequest
-    ) -> Deferred[ResultPage[PendingEvent]]:
-        return self._read(
-            "pending_events", lambda reader: decentrl_events.find_pending_events(reader, recipient, sender, part)
-        )
+        mine = {"party": make_party_key(contract.peer_did)}
+        query = REGISTRATIONS.find(mine, projection={"digest": 1, "until": 1}, hint="registration_of_party")
+        await self._run("save_contract", guard, contract.peer_did, register, query, size=len(contract.text))
 
-    def find_pending(self, ids: Sequence[str]) -> Deferred[list[PendingEvent]]:
-        wanted = tuple(ids)
-        return self._read("find_pending", lambda reader: decentrl_events.find_pending_by_id(reader, wanted))
+    @operation
+    async def contracts(self, owner: str, wanted: ContractFilter, part: PageRequest) -> ResultPage[Contract]:
+        async def read(run: Operation) -> ResultPage[Contract]:
+            party = await read_party(run, owner)
+            if not party.contracts:
+                return EMPTY_PAGE
+            filter: Document = {"party": party.key}
+            index = "contract_of_party"
+            if wanted.did not in (None, owner):
+                filter["peer"], index = make_party_key(wanted.did or ""), "contract_of_pair"
+            bounds = {"$gte": wanted.expires_after, "$lte": wanted.expires_before}
+            given = {operator: float(bound) for operator, bound in bounds.items() if bound is not None}
+            if given:
+                filter["until"] = given
+            listing = DocumentListing(CONTRACTS, filter, {"seq": 1}, index)
+            found, total = await listing.read_page(run, part, party.contracts if len(filter) == 1 else None)
+            items = [
+                Contract(one["_id"], owner, one["peer_did"], one["until"], one["digest"], one["text"])
+                for one in found
+            ]
+            return ResultPage(tuple(items), total)
 
-    def find_pending_arrivals(
+        return await self._client.operate("contracts", read)
+
+    @operation
+    async def request_contract(self, guard: CommandGuard, request: ContractRequest) -> None:
+        caps, recipient = self._caps, request.recipient_did
+        of_pair = build_pair_filter(recipient, "sender", request.sender_did)
+
+        async def save(context: CommandContext) -> Decision[None]:
+            if context.party.requests >= caps.requests or len(context.found[0]) >= caps.requests_of_one:
+                raise QuotaExceeded()
+            document = {
+                "_id": request.id,
+                **of_pair,
+                "sender_did": request.sender_did,
+                "text": request.encrypted_contract_request,
+                "public_key": request.requestor_ephemeral_public_key,
+                "seq": Timestamp(0, 0),
+            }
+            return build_party_changes(CONTRACT_REQUESTS, context.party, come=[document]), None
+
+        query = CONTRACT_REQUESTS.find(of_pair, projection={"_id": 0, "sender": 1}, hint="request_of_pair")
+        made, size = (CONTRACT_REQUESTS, [request.id]), sum_utf8_sizes(request.encrypted_contract_request)
+        await self._run("request_contract", guard, recipient, save, query, creates=made, size=size)
+
+    @operation
+    async def contract_requests(self, recipient: str, part: PageRequest) -> ResultPage[ContractRequest]:
+        async def read(run: Operation) -> ResultPage[ContractRequest]:
+            party = await read_party(run, recipient)
+            if not party.requests:
+                return EMPTY_PAGE
+            listing = DocumentListing(CONTRACT_REQUESTS, {"party": party.key}, {"seq": 1}, "request_of_party")
+            found, total = await listing.read_page(run, part, party.requests)
+            items = [
+                ContractRequest(one["_id"], one["sender_did"], recipient, one["text"], one["public_key"])
+                for one in found
+            ]
+            return ResultPage(tuple(items), total)
+
+        return await self._client.operate("contract_requests", read)
+
+    @operation
+    async def acknowledge_requests(self, guard: CommandGuard, recipient: str, ids: Sequence[str]) -> None:
+        async def delete(context: CommandContext) -> Decision[None]:
+            return build_party_changes(CONTRACT_REQUESTS, context.party, gone=context.found[0]), None
+
+        query = build_party_documents_query(CONTRACT_REQUESTS, recipient, ids)
+        await self._run("acknowledge_requests", guard, recipient, delete, query)
+
+    @operation
+    async def drop_expired_registrations(self) -> int:
+        """Delete expired registrations, and then parties without any documents; return the number of the former."""
+        now, delete = self._clock.seconds(), self._client.delete_in_batches
+        expired, unused = {"until": {"$lte": now}}, {"unused": True, "registered_until": {"$lte": now}}
+        dropped = await delete("prune", REGISTRATIONS, expired, batch=_DELETE_BATCH, hint="registration_until")
+        await delete("prune", PARTIES, unused, batch=_DELETE_BATCH, hint="party_unused")
+        return dropped
+
+    @operation
+    async def enqueue_event(self, guard: CommandGuard, event: PendingEvent) -> None:
+        recipient, caps, now = event.recipient_did, self._caps, self._clock.seconds()
+        size = sum_utf8_sizes(event.payload)
+
+        async def enqueue(context: CommandContext) -> Decision[None]:
+            (contracts,), party = context.found, context.party
+            if not contracts:
+                raise ContractNotFound()
+            if party.pending >= caps.pending or (size and party.pending_bytes + size > caps.pending_bytes):
+                raise QuotaExceeded()
+            document = {
+                "_id": event.id,
+                **build_pair_filter(recipient, "sender", event.sender_did),
+                "recipient_did": recipient,
+                "sender_did": event.sender_did,
+                "received_at": float(event.received_at),
+                "size": size,
+                "payload": event.payload,
+                "seq": Timestamp(0, 0),
+            }
+            entries = build_ledger_entries(context.transaction.slot, "decentrl", accepted=1)
+            return [*build_party_changes(PENDING_EVENTS, party, come=[document]), *entries], None
+
+        valid = {**build_pair_filter(recipient, "peer", event.sender_did), "until": {"$gt": now}}
+        query = CONTRACTS.find(valid, limit=1, projection={"_id": 0, "until": 1}, hint="contract_of_pair")
+        made = PENDING_EVENTS, [event.id]
+        await self._run("deliver", guard, recipient, enqueue, query, creates=made, size=size)
+
+    @operation
+    async def pending_events(self, recipient: str, sender: str | None, part: PageRequest) -> ResultPage[PendingEvent]:
+        async def read(run: Operation) -> ResultPage[PendingEvent]:
+            party = await read_party(run, recipient)
+            if not party.pending:
+                return EMPTY_PAGE
+            listing = DocumentListing(PENDING_EVENTS, {"party": party.key}, {"seq": 1}, "pending_of_party")
+            total: int | None = party.pending
+            if sender is not None:
+                of_pair = build_pair_filter(recipient, "sender", sender)
+                listing, total = replace(listing, filter=of_pair, hint="pending_of_pair"), None
+            if party.pending_bytes > MAX_PAGE_BYTES:
+                sizes, total = await replace(listing, projection={"size": 1}).read_page(run, part, total)
+                check_page_size(sizes)
+            found, total = await listing.read_page(run, part, total)
+            check_page_size(found)
+            return ResultPage(tuple([_parse_pending_event(one) for one in found]), total)
+
+        return await self._client.operate("pending_events", read)
+
+    @operation
+    async def find_pending(self, ids: Sequence[str]) -> list[PendingEvent]:
+        missing = dict.fromkeys(ids)
+
+        async def read(run: Operation) -> list[PendingEvent]:
+            found: list[Document] = []
+            while missing and sum([document["size"] for document in found]) <= MAX_PAGE_BYTES:
+                # One batch has about as much as a page: mostly it is all there is.
+                query = PENDING_EVENTS.find(
+                    {"_id": {"$in": list(missing)}}, sort={"seq": 1}, limit=len(missing), hint="_id_"
+                )
+                some = await run.query(query.with_fields({"singleBatch": True}))
+                if not some:
+                    break
+                found += some
+                for one in some:
+                    del missing[one["_id"]]
+            sizes = list(accumulate([document["size"] for document in found]))
+            return [_parse_pending_event(one) for one in found[: max(1, bisect_right(sizes, MAX_PAGE_BYTES))]]
+
+        return await self._client.operate("find_pending", read)
+
+    @operation
+    async def find_pending_arrivals(
         self, recipients: Sequence[str], window: ArrivalWindow, *, limit: int
-    ) -> Deferred[list[MessageArrival]]:
-        dids = tuple(recipients)
-        return self._read(
-            "arrived_pending", lambda reader: decentrl_events.list_pending_arrivals(reader, dids, window, limit)
-        )
+    ) -> list[MessageArrival]:
+        async def read(run: Operation) -> list[MessageArrival]:
+            dids = {make_party_key(did): did for did in recipients} if limit > 0 else {}
+            fields = "party", "received_at", "pending_arrived"
+            return await list_arrivals(run.query, PENDING_EVENTS, fields, dids, window, limit)
 
-    def acknowledge_events(
+        return await self._client.operate("arrived_pending", read)
+
+    @operation
+    async def acknowledge_events(
         self, guard: CommandGuard, recipient: str, ids: Sequence[str]
-    ) -> Deferred[list[RemovedMessage]]:
-        command = decentrl_events.MongoAcknowledgeEventsCommand(recipient, tuple(ids))
-        return self._run("acknowledge_events", guard, command, self._late_commits.report)
+    ) -> list[RemovedMessage]:
+        async def delete(context: CommandContext) -> Decision[list[RemovedMessage]]:
+            return build_pending_removal(context.party, context.found[0], context.transaction.slot, "acknowledged")
 
-    def save_events(self, guard: CommandGuard, owner: str, events: Sequence[StoredEvent]) -> Deferred[None]:
-        return self._run(
-            "save_events", guard, decentrl_events.MongoSaveEventsCommand(owner, tuple(events), self._caps)
-        )
+        query = build_party_documents_query(PENDING_EVENTS, recipient, ids, {"received_at": 1})
+        report = self._reporter.report
+        return await self._run("acknowledge_events", guard, recipient, delete, query, on_late_answer=report)
 
-    def events(self, owner: str, wanted: EventFilter, part: PageRequest) -> Deferred[ResultPage[StoredEvent]]:
-        cache = self._position_cache
-        return self._read(
-            "events", lambda reader: decentrl_events.find_stored_events(reader, cache, owner, wanted, part)
-        )
 
-    def update_tags(
-        self, guard: CommandGuard, owner: str, tags: Sequence[tuple[str, tuple[str, ...]]]
-    ) -> Deferred[None]:
-        return self._run("update_tags", guard, decentrl_events.MongoUpdateTagsCommand(owner, dict(tags), self._caps))
+def build_pending_removal(
+    party: PartyRecord, found: Sequence[Document], slot: SessionSlot, entry: LedgerEntry
+) -> tuple[list[MongoCommand], list[RemovedMessage]]:
+    """
+    Build the writes that remove pending events of a party, and their records.
 
-    def publish(self, guard: CommandGuard, publisher: str, event: PublicEvent) -> Deferred[None]:
-        return self._run("publish", guard, decentrl_events.MongoPublishCommand(publisher, event, self._caps))
+    :param entry: of the ledger.
+    """
+    entries = build_ledger_entries(slot, "decentrl", **{entry: len(found)})
+    did = party.did
+    removed = [RemovedMessage(one["_id"], did, did, one["size"], one["received_at"], 0) for one in found]
+    return [*build_party_changes(PENDING_EVENTS, party, gone=found), *entries], removed
 
-    def unpublish(self, guard: CommandGuard, publisher: str, event_id: str) -> Deferred[None]:
-        return self._run("unpublish", guard, decentrl_events.MongoUnpublishCommand(publisher, event_id))
 
-    def public_events(
-        self, publisher: str, wanted: PublicEventFilter, part: PageRequest
-    ) -> Deferred[ResultPage[PublicEvent]]:
-        cache = self._position_cache
-        return self._read(
-            "public_events", lambda reader: decentrl_events.find_public_events(reader, cache, publisher, wanted, part)
-        )
+def _parse_pending_event(document: Document) -> PendingEvent:
+    return PendingEvent(
+        id=document["_id"],
+        recipient_did=document["recipient_did"],
+        sender_did=document["sender_did"],
+        payload=document["payload"],
+        received_at=document["received_at"],
+    )
 
-    def drop_expired_registrations(self) -> Deferred[int]:
-        """Delete expired registrations, and then parties without any documents."""
-        return Deferred.fromCoroutine(
-            decentrl_contracts.drop_expired_registrations(self._client, self._clock.seconds())
-        )
 
-    def _read(self, name: str, work: Callable[[PartyReader], Awaitable[T]]) -> Deferred[T]:
-        def read(executor: OperationExecutor, deadline: float) -> Awaitable[T]:
-            return work(PartyReader(executor, self._client.clock, deadline))
-
-        return Deferred.fromCoroutine(self._client.operate(name, read))
-
-    def _run(
-        self,
-        name: str,
-        guard: CommandGuard,
-        command: MongoStoreCommand[T],
-        on_late_answer: Callable[[T], None] | None = None,
-    ) -> Deferred[T]:
-        # With a skewed clock registrations would seem to have expired, and data would not be found by its recipient.
-        if self._clocks.is_skewed or self._refuses(name):
-            return fail(StoreUnavailable())
-        guarded = MongoGuardedCommand(guard, command, self._clock.seconds(), os.urandom(_TOKEN_BYTES), on_late_answer)
-        return Deferred.fromCoroutine(self._command_serializer.run_command(name, guarded))
+async def _find_oldest_expired(context: CommandContext, mine: Document, now: float, index: str) -> list[Document]:
+    """:raise QuotaExceeded: none has expired."""
+    query = CONTRACTS.find(
+        {**mine, "until": {"$lte": now}}, sort={"seq": 1}, limit=1, projection={"_id": 1}, hint=index
+    )
+    if found := await context.transaction.query(query):
+        return found
+    raise QuotaExceeded()

@@ -7,38 +7,25 @@ documents. Those of dead processes are added to one document, so their number st
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TypeVar
 
-from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.administration import QUEUE_PROTOCOLS, QueueProtocol
-from mediatord.store.interfaces.messages import MessageLedger, StoreLedger
-from mediatord.store.message_operations import LEDGER_ENTRIES
+from mediatord.store.interfaces.messages import LEDGER_ENTRIES, MessageLedger, StoreLedger
 from mediatord.store.mongo.driver.client import ReplicaSetClient
-from mediatord.store.mongo.driver.commands import (
-    Document,
-    MongoCommand,
-    build_aggregate,
-    build_deletes,
-    build_find,
-    build_updates,
-)
-from mediatord.store.mongo.driver.errors import DuplicateKeyError, MongoCommandError, ServerUnreachable
-from mediatord.store.mongo.driver.executor import OperationExecutor, retry_on_duplicate_key
-from mediatord.store.mongo.driver.transactions import SessionSlot, Transaction
-from mediatord.store.mongo.schema import CARRIED_FORWARD_ID, LEDGER, NODES, QUEUES, SESSION_OWNERS
+from mediatord.store.mongo.driver.collection import Document, MongoCommand
+from mediatord.store.mongo.driver.errors import MongoCommandError, ServerUnreachable
+from mediatord.store.mongo.driver.operation import Operation
+from mediatord.store.mongo.driver.transactions import SessionSlot, Transaction, TransactionWork
+from mediatord.store.mongo.schema import CARRIED_FORWARD_ID, LEDGER, NODES, PRESENT, QUEUES, SESSION_OWNERS
 
 # Seconds for a read in all, and for counting queued messages.
-_LEDGER_TIMEOUT, _COUNT_TIMEOUT = 3.0, 1.5
+LEDGER_TIMEOUT, _COUNT_TIMEOUT = 3.0, 1.5
 # Queued messages of a half beyond which they are not counted.
 _COUNT_LIMIT = 1_000_000
 
 T = TypeVar("T")
-# Runs several queries at once in a transaction; and what uses it.
-LedgerQuery = Callable[[Sequence[MongoCommand]], Awaitable[list[list[Document]]]]
-LedgerReader = Callable[[LedgerQuery], Awaitable[T]]
 
 
 def build_ledger_entries(slot: SessionSlot, half: QueueProtocol, **more: int) -> list[MongoCommand]:
@@ -51,53 +38,28 @@ def build_ledger_entries(slot: SessionSlot, half: QueueProtocol, **more: int) ->
     change = {f"{half}.{entry}": number for entry, number in more.items() if number}
     if not change:
         return []
-    update = {"$inc": change, "$setOnInsert": {"owner": slot.owner}}
-    return build_updates(LEDGER, [{"q": {"_id": slot.id}, "u": update, "upsert": True}])
+    return LEDGER.update({"_id": slot.id}, {"$inc": change, "$setOnInsert": {"owner": slot.owner}}, upsert=True)
 
 
-async def read_ledger(client: ReplicaSetClient) -> StoreLedger:
-    """See `IMessageStore`."""
-    ledger, _ = await client.operate(
-        "ledger",
-        lambda executor, deadline: read_ledger_with(executor, deadline, read_nothing),
-        until=get_ledger_deadline(client),
-    )
-    return ledger
-
-
-def get_ledger_deadline(client: ReplicaSetClient) -> float:
-    return client.clock.seconds() + _LEDGER_TIMEOUT
-
-
-async def read_nothing(_: LedgerQuery) -> None:
+async def read_nothing(_: Transaction) -> None:
     """For :func:`read_ledger_with`, to read the ledger alone."""
 
 
-async def read_ledger_with(
-    executor: OperationExecutor, deadline: float, work: LedgerReader[T]
-) -> tuple[StoreLedger, T]:
+async def read_ledger_with(run: Operation, work: TransactionWork[T]) -> tuple[StoreLedger, T]:
     """
-    Read the ledger, and what `work` finds in the same snapshot.
+    Read the ledger, and what `work` finds in the same snapshot; count queued messages if possible.
 
-    :param work: called again if the ledger has to be initialized first.
+    :param run: an operation of :data:`LEDGER_TIMEOUT`.
     """
-    ledger, is_initialized, found = await _read_snapshot(executor, deadline, work)
-    if not is_initialized:
-        await retry_on_duplicate_key(lambda: executor.transact(_initialize, deadline))
-        ledger, _, found = await _read_snapshot(executor, deadline, work)
-    return ledger, found
-
-
-async def open_ledger(client: ReplicaSetClient) -> None:
-    """Carry forward, and initialize the ledger; on failure this is done later."""
-
-    async def initialize(transaction: Transaction) -> None:
-        if not _is_initialized(await transaction.find(LEDGER, {})):
-            await _initialize(transaction)
-
-    with contextlib.suppress(StoreUnavailable, DuplicateKeyError):
-        await carry_forward(client)
-        await retry_on_duplicate_key(lambda: client.transact("ledger", initialize))
+    # From metadata, which may be wrong after a crash of the server, but costs nothing.
+    replies = [await run.command(one.messages.count(), low_latency=True) for one in QUEUES.values()]
+    if max([reply["n"] for reply in replies]) <= _COUNT_LIMIT:
+        briefly = run.until(run.deadline - LEDGER_TIMEOUT + _COUNT_TIMEOUT)
+        try:
+            return await briefly.transact(partial(_read, work, QUEUE_PROTOCOLS), reading=True)
+        except (ServerUnreachable, MongoCommandError):
+            pass
+    return await run.transact(partial(_read, work, ()), reading=True)
 
 
 async def carry_forward(client: ReplicaSetClient) -> None:
@@ -105,86 +67,40 @@ async def carry_forward(client: ReplicaSetClient) -> None:
 
     async def carry(transaction: Transaction) -> None:
         owners, nodes = await transaction.query_many(
-            build_find(SESSION_OWNERS, {}, projection={"_id": 1}), build_find(NODES, {}, projection={"_id": 1})
+            SESSION_OWNERS.find({}, projection={"_id": 1}), NODES.find({}, projection={"_id": 1})
         )
         alive = [one["_id"] for one in (*owners, *nodes)]
-        documents = await transaction.find(LEDGER, {"owner": {"$exists": True, "$nin": alive}})
+        documents = await transaction.query(LEDGER.find({"owner": {**PRESENT, "$nin": alive}}))
         if not documents:
             return
         sums = _sum_entries(documents)
         more = {f"{half}.{entry}": sums[half][entry] for half in QUEUE_PROTOCOLS for entry in LEDGER_ENTRIES}
-        transaction.write_at_end(build_deletes(LEDGER, {"_id": {"$in": [one["_id"] for one in documents]}}))
         transaction.write_at_end(
-            build_updates(LEDGER, [{"q": {"_id": CARRIED_FORWARD_ID}, "u": {"$inc": more}, "upsert": True}])
+            LEDGER.delete({"_id": {"$in": [one["_id"] for one in documents]}}),
+            LEDGER.update({"_id": CARRIED_FORWARD_ID}, {"$inc": more}, upsert=True),
         )
 
-    await retry_on_duplicate_key(lambda: client.transact("ledger", carry))
-
-
-async def _read_snapshot(
-    executor: OperationExecutor, deadline: float, work: LedgerReader[T]
-) -> tuple[StoreLedger, bool, T]:
-    """Read the ledger, whether it is initialized, and what `work` finds; count queued messages if possible."""
-    can_count = True
-    for queues in QUEUES.values():
-        # From metadata, which may be wrong after a crash of the server, but costs nothing.
-        reply = await executor.command(MongoCommand({"count": queues.messages}), deadline, low_latency=True)
-        can_count = can_count and reply["n"] <= _COUNT_LIMIT
-    if can_count:
-        try:
-            return await executor.transact(
-                partial(_read, work, QUEUE_PROTOCOLS), deadline - _LEDGER_TIMEOUT + _COUNT_TIMEOUT, reading=True
-            )
-        except (ServerUnreachable, MongoCommandError):
-            pass
-    return await executor.transact(partial(_read, work, ()), deadline, reading=True)
+    await client.transact("ledger", carry)
 
 
 async def _read(
-    work: LedgerReader[T], counted: Sequence[QueueProtocol], transaction: Transaction
-) -> tuple[StoreLedger, bool, T]:
+    work: TransactionWork[T], counted: Sequence[QueueProtocol], transaction: Transaction
+) -> tuple[StoreLedger, T]:
     """:param counted: the halves of which queued messages are counted, all or none."""
-    found = await work(lambda queries: transaction.query_many(*queries))
+    found = await work(transaction)
+    # By keys alone.
+    counting: list[Document] = [{"$limit": _COUNT_LIMIT + 1}, {"$count": "n"}]
     documents, *counts = await transaction.query_many(
-        build_find(LEDGER, {}), *[_build_count_query(half, _COUNT_LIMIT + 1) for half in counted]
+        LEDGER.find({}), *[QUEUES[half].messages.aggregate(counting, hint="_id_") for half in counted]
     )
-    waiting: list[int | None] = [_parse_count(count) for count in counts]
+    waiting: list[int | None] = [sum([one["n"] for one in count]) for count in counts]
     if not waiting or any(number is None or number > _COUNT_LIMIT for number in waiting):
         waiting = [None for _ in QUEUE_PROTOCOLS]
     sums = _sum_entries(documents)
     didcomm, decentrl = [
         MessageLedger(**sums[half], waiting=number) for half, number in zip(QUEUE_PROTOCOLS, waiting, strict=True)
     ]
-    return StoreLedger(didcomm, decentrl), _is_initialized(documents), found
-
-
-async def _initialize(transaction: Transaction) -> None:
-    """Record everything that is queued or recorded as removed as accepted."""
-    documents, *counts = await transaction.query_many(
-        build_find(LEDGER, {}), *map(_build_count_query, QUEUE_PROTOCOLS)
-    )
-    sums = _sum_entries(documents)
-    change: Document = {}
-    for half, found in zip(QUEUE_PROTOCOLS, counts, strict=True):
-        removed = sum(sums[half].values()) - sums[half]["accepted"]
-        change[f"{half}.accepted"] = _parse_count(found) + removed - sums[half]["accepted"]
-    update = {"$inc": change, "$set": {"settled": True}}
-    transaction.write_at_end(build_updates(LEDGER, [{"q": {"_id": CARRIED_FORWARD_ID}, "u": update, "upsert": True}]))
-
-
-def _is_initialized(documents: Sequence[Document]) -> bool:
-    return any("settled" in document for document in documents)
-
-
-def _build_count_query(half: QueueProtocol, limit: int = 0) -> MongoCommand:
-    """Build a query that counts the queued messages of a half, by keys alone."""
-    stages: list[Document] = [{"$limit": limit}] if limit else []
-    return build_aggregate(QUEUES[half].messages, [*stages, {"$count": "n"}], hint="_id_")
-
-
-def _parse_count(found: Sequence[Document]) -> int:
-    number: int = found[0]["n"] if found else 0
-    return number
+    return StoreLedger(didcomm, decentrl), found
 
 
 def _sum_entries(documents: Sequence[Document]) -> dict[QueueProtocol, dict[str, int]]:

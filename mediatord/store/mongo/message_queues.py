@@ -2,57 +2,45 @@
 Documents of queued messages; reading of queues; delivery marks.
 
 A message is visible from when it is due until it expires. All queued messages are counted with their recipient, and
-those that are not visible are counted and subtracted, so that no query grows with the length of a queue. Functions
-that take a transaction run inside it and see one state of the database.
+those that are not visible are counted and subtracted, so that no query grows with the length of a queue.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Awaitable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from hashlib import sha256
 from itertools import chain
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from bson import Int64, ObjectId, Timestamp
-from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
 
 from mediatord.errors import StoreUnavailable
 from mediatord.protocol.canonical_did import compute_did_digest
-from mediatord.store.fair_share import ANONYMOUS, AUTHENTICATED, KNOWN, SENDER_MASK, SenderGroup
+from mediatord.store.fair_share import SENDER_MASK
 from mediatord.store.interfaces.decentrl import MAX_PAGE_BYTES
 from mediatord.store.interfaces.messages import (
     ArrivalWindow,
-    EnqueueResult,
     MessageArrival,
-    Payload,
     QueueStatus,
     RemovalReason,
     RemovedMessage,
     StoredMessage,
 )
-from mediatord.store.mongo.accounts import DID_CACHE_SIZE, MAX_CACHED_DID_LENGTH, RecipientDIDCache
+from mediatord.store.mongo.accounts import DIDCache, MessageDIDFinder, MessageDIDs
 from mediatord.store.mongo.driver.client import ClockSkewMonitor, ReplicaSetClient
-from mediatord.store.mongo.driver.commands import Document, MongoCommand, build_aggregate, build_find, build_updates
-from mediatord.store.mongo.driver.executor import KeyedMutex, OperationExecutor, start_operation
+from mediatord.store.mongo.driver.collection import Collection, Document, MongoCommand
+from mediatord.store.mongo.driver.operation import KeyedMutex, Operation, operation
 from mediatord.store.mongo.driver.transactions import Transaction, TransactionWork
-from mediatord.store.mongo.schema import ACCOUNTS, MESSAGES, RECIPIENTS, build_window_filters
-from mediatord.store.recipient_names import is_valid_unicode
+from mediatord.store.mongo.schema import ABSENT, ACCOUNTS, MESSAGES, PRESENT, RECIPIENTS, build_window_filters
+from mediatord.store.recipient_names import filter_valid_ids, is_valid_unicode
 
 # Fields that a removal needs, and those that an eviction needs.
 REMOVAL_PROJECTION = {"recipient": 1, "account": 1, "size": 1, "received_at": 1, "pushes": 1}
 EVICTION_PROJECTION = {**REMOVAL_PROJECTION, "network": 1, "sender": 1}
-_NETWORK_BITS = 32
-_SERVER_TIMESTAMP = Timestamp(0, 0)
-_ABSENT = {"$exists": False}
+NETWORK_BITS = 32
 _BY_ARRIVAL = {"seq": 1}
-_ID = {"_id": 1}
-# Leaves out a long field that matters only while a queue is full.
-_WITHOUT_SENDERS = {"senders": 0}
-_SIZE = {"seq": 1, "size": 1}
-_RECEIVED = {"seq": 1, "received_at": 1}
 # Bytes of a message and of the DID of its account that are read together; a full document has no room for a DID.
 _SMALL_MESSAGE_BYTES, _SHORT_DID_BYTES = 1_048_576, 8_192
 # Delivery marks that are deleted at a time.
@@ -61,8 +49,7 @@ _RELEASE_BATCH = 1_000
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class MessageQueueState:
+class MessageQueueState(NamedTuple):
     """
     State of the queue of a recipient.
 
@@ -88,152 +75,46 @@ class MessageQueueFinder:
     changed. A `$lookup` would cost the server more.
     """
 
-    def __init__(self, capacity: int = DID_CACHE_SIZE) -> None:
-        self._capacity = capacity
-        self._accounts: OrderedDict[str, ObjectId] = OrderedDict()
+    def __init__(self) -> None:
+        self._accounts: DIDCache[str, ObjectId] = DIDCache()
 
-    async def find(self, transaction: Transaction, dids: Collection[str]) -> dict[str, MessageQueueState]:
+    async def find(self, transaction: Transaction, dids: set[str]) -> dict[str, MessageQueueState]:
         """Return the queues of the DIDs that are registered; all forms of a DID have the same queue."""
         likely = {account for account in map(self._accounts.get, dids) if account is not None}
         digests = {did: compute_did_digest(did) for did in dids}
-        registered = {"did_digest": {"$in": list(set(digests.values()))}, "registered": {"$exists": True}}
+        registered = {"did_digest": {"$in": list(set(digests.values()))}, "registered": PRESENT}
         found, owners = await transaction.query_many(
-            build_find(RECIPIENTS, registered, projection=_WITHOUT_SENDERS), _build_account_query(likely)
+            # `senders` is long, and matters only while a queue is full.
+            RECIPIENTS.find(registered, projection={"senders": 0}),
+            _build_account_query(likely),
         )
         missing = {one["account"] for one in found} - {one["_id"] for one in owners}
         if missing:
             owners += await transaction.query(_build_account_query(missing))
         accounts: dict[ObjectId, str] = {one["_id"]: one["did"] for one in owners}
-        self._remember(found)
-        queues = {
-            one["did_digest"]: MessageQueueState(
-                one["did"],
-                one["_id"],
-                one["account"],
-                accounts[one["account"]],
-                one["messages"],
-                one["bytes"],
-                one.get("changes", 0),
-            )
-            for one in found
-        }
+        queues: dict[bytes, MessageQueueState] = {}
+        for one in found:
+            did, account = one["did"], one["account"]
+            self._accounts.keep(did, did, account)
+            volume = one["messages"], one["bytes"], one.get("changes", 0)
+            queues[one["did_digest"]] = MessageQueueState(did, one["_id"], account, accounts[account], *volume)
         return {did: queues[digest] for did, digest in digests.items() if digest in queues}
 
-    def _remember(self, recipients: Iterable[Document]) -> None:
-        for one in recipients:
-            if len(one["did"]) <= MAX_CACHED_DID_LENGTH:
-                self._accounts[one["did"]] = one["account"]
-                self._accounts.move_to_end(one["did"])
-        while len(self._accounts) > self._capacity:
-            self._accounts.popitem(last=False)
+
+def _build_account_query(ids: set[ObjectId]) -> MongoCommand:
+    return ACCOUNTS.find({"_id": {"$in": list(ids)}}, projection={"did": 1})
 
 
-def _build_account_query(ids: Collection[ObjectId]) -> MongoCommand:
-    return build_find(ACCOUNTS, {"_id": {"$in": list(ids)}}, projection={"did": 1})
-
-
-@dataclass(frozen=True, slots=True)
-class MongoEnqueueRequest:
-    """Messages to be queued for a recipient."""
-
-    recipient_did: str
-    payloads: Sequence[Payload]
-    now: float
-    expires_at: float
-    due_at: float | None
-    origin: int = 0
-
-    def document(self, payload: Payload, queue: MessageQueueState) -> Document:
-        document: Document = {
-            "_id": payload.id,
-            "recipient": queue.recipient_id,
-            "account": queue.account_id,
-            "seq": _SERVER_TIMESTAMP,
-            "form": payload.form,
-            "size": len(payload.data),
-            "received_at": self.now,
-            "expires_at": self.expires_at,
-            "pushes": 0,
-            "digest": sha256(payload.data).digest(),
-            "payload": payload.data,
-        }
-        if self.due_at is None:
-            document["arrived_at"] = self.now
-        else:
-            document["due_at"] = self.due_at
-            if self.due_at < self.expires_at:
-                document["wakes_at"] = self.due_at
-        return document | split_origin(self.origin)
-
-    def enqueued(self, account: str, evicted: Sequence[RemovedMessage]) -> EnqueueResult:
-        """Build the result for the account's DID."""
-        stored = [
-            StoredMessage(
-                id=payload.id,
-                recipient_did=self.recipient_did,
-                account=account,
-                payload=payload.data,
-                form=payload.form,
-                received_at=self.now,
-                expires_at=self.expires_at,
-                due_at=self.due_at,
-            )
-            for payload in self.payloads
-        ]
-        return EnqueueResult(tuple(stored), tuple(evicted))
-
-    def removed(self, payload: Payload, account: str, reason: RemovalReason) -> RemovedMessage:
-        """Build the record of one of these messages that was evicted at once."""
-        return RemovedMessage(payload.id, self.recipient_did, account, len(payload.data), self.now, 0, reason)
+def join_origin(document: Document) -> int:
+    """Return the origin of a message, of which a document has the halves."""
+    origin: int = document.get("network", 0) << NETWORK_BITS | document.get("sender", 0)
+    return origin
 
 
 def split_origin(origin: int) -> Document:
     """Split the origin of a message into fields, so that the server can find the messages of a party."""
-    halves = {"network": origin >> _NETWORK_BITS, "sender": origin & SENDER_MASK}
+    halves = {"network": origin >> NETWORK_BITS, "sender": origin & SENDER_MASK}
     return {name: value for name, value in halves.items() if value}
-
-
-def join_origin(document: Document) -> int:
-    origin: int = document.get("network", 0) << _NETWORK_BITS | document.get("sender", 0)
-    return origin
-
-
-def build_group_filter(group: SenderGroup, known: frozenset[int]) -> Document:
-    """
-    Build a filter for a group of senders; see :mod:`mediatord.store.fair_share`.
-
-    :param known: parties whose messages the recipient has acknowledged before.
-    """
-    rank, network, sender = group
-    conditions: list[Document] = []
-    if sender is not None:
-        conditions.append({"sender": sender})
-    if network is not None:
-        conditions.append({"network": network >> _NETWORK_BITS or _ABSENT})
-    senders = sorted(party for party in known if party & SENDER_MASK)
-    networks = sorted(party >> _NETWORK_BITS for party in known if not party & SENDER_MASK)
-    if rank == ANONYMOUS:
-        conditions.append({"sender": _ABSENT, "network": {"$nin": networks}})
-    elif rank == AUTHENTICATED:
-        conditions.append({"sender": {"$exists": True, "$nin": senders}})
-    elif rank == KNOWN:
-        anonymous = {"sender": _ABSENT, "network": {"$in": networks}}
-        conditions.append({"$or": [{"sender": {"$in": senders}}, anonymous]})
-    return {"$and": conditions} if conditions else {}
-
-
-def parse_message(document: Document, recipient_did: str, account: str) -> StoredMessage:
-    return StoredMessage(
-        id=document["_id"],
-        recipient_did=recipient_did,
-        account=account,
-        payload=document["payload"],
-        form=document["form"],
-        received_at=document["received_at"],
-        expires_at=document["expires_at"],
-        status="delivered" if "delivered" in document else "pending",
-        due_at=document.get("due_at"),
-    )
 
 
 def build_removed(
@@ -250,133 +131,23 @@ def build_removed(
     )
 
 
-class MessageQueueReader:
-    """Reads visible messages; see `IMessageStore`."""
-
-    def __init__(self, did_cache: RecipientDIDCache) -> None:
-        self._did_cache = did_cache
-
-    async def fetch(
-        self, t: Transaction, account: str, recipient_did: str | None, now: float, limit: int, max_bytes: int
-    ) -> list[StoredMessage]:
-        """Return the oldest messages that fit, but at least one."""
-        scope = await _find_scope(t, account, recipient_did)
-        if scope is None:
-            return []
-        return await self._read(t, scope.build_visible_filters(now), limit, max_bytes, scope.index)
-
-    async def find(
-        self, executor: OperationExecutor, deadline: float, ids: Sequence[str], now: float
-    ) -> list[StoredMessage]:
-        """Return messages by id in order of arrival, those that fit but at least one; small ones in one query."""
-        unique = list(dict.fromkeys(ids))
-        documents = await _find_small_messages(executor, deadline, unique, now)
-        if len(documents) < len(unique) or not all(one["owner"] for one in documents):
-            filter = {"_id": {"$in": unique}, **build_visible_filter(now)}
-            return await executor.transact(
-                lambda t: self._read(t, [filter], None, MAX_PAGE_BYTES, "_id_"), deadline, reading=True
-            )
-        accounts = {one["account"]: one["owner"][0]["did"] for one in documents}
-        dids = await self._did_cache.look_up(lambda query: executor.query(query, deadline), documents, accounts)
-        found = [(one, dids.of(one)) for one in sorted(documents, key=_get_seq)]
-        # A recipient may have been deleted between the two queries.
-        return [parse_message(one, *pair) for one, pair in found if pair is not None]
-
-    async def _read(
-        self, t: Transaction, filters: Sequence[Document], limit: int | None, max_bytes: int, hint: str
-    ) -> list[StoredMessage]:
-        """
-        Return the first messages in order of arrival that fit, but at least one, and read the payloads of those only.
-
-        :param filters: without common matches.
-        :param hint: the index to use; there are others with messages of all accounts.
-        """
-        parts = await t.query_many(
-            *[
-                build_find(MESSAGES, filter, sort=_BY_ARRIVAL, limit=limit or 0, projection=_SIZE, hint=hint)
-                for filter in filters
-            ]
+def _parse_messages(documents: Iterable[Document], dids: MessageDIDs) -> list[StoredMessage]:
+    """Return the messages; one whose recipient was deleted meanwhile is left out."""
+    return [
+        StoredMessage(
+            id=one["_id"],
+            recipient_did=pair[0],
+            account=pair[1],
+            payload=one["payload"],
+            form=one["form"],
+            received_at=one["received_at"],
+            expires_at=one["expires_at"],
+            status="delivered" if "delivered" in one else "pending",
+            due_at=one.get("due_at"),
         )
-        ids: list[str] = []
-        size = 0
-        for one in sorted(chain(*parts), key=_get_seq)[:limit]:
-            size += one["size"]
-            if ids and size > max_bytes:
-                break
-            ids.append(one["_id"])
-        if not ids:
-            return []
-        places = {id: place for place, id in enumerate(ids)}
-        found = await t.find(MESSAGES, {"_id": {"$in": ids}})
-        return await self.parse(t, sorted(found, key=lambda one: places[one["_id"]]))
-
-    async def parse(self, t: Transaction, documents: Sequence[Document]) -> list[StoredMessage]:
-        dids = await self._did_cache.look_up(t.query, documents)
-        return [
-            parse_message(one, dids.recipients[one["recipient"]], dids.accounts[one["account"]]) for one in documents
-        ]
-
-
-async def _find_small_messages(
-    executor: OperationExecutor, deadline: float, ids: Sequence[str], now: float
-) -> list[Document]:
-    """Return one batch of messages, each with its account as `owner`, a list of one unless its DID is too long."""
-    wanted = {"_id": {"$in": ids}, **build_visible_filter(now), "size": {"$lte": _SMALL_MESSAGE_BYTES}}
-    short = [
-        {"$match": {"$expr": {"$lte": [{"$strLenBytes": "$did"}, _SHORT_DID_BYTES]}}},
-        {"$project": {"did": 1}},
+        for one in documents
+        if (pair := dids.of(one)) is not None
     ]
-    owner = {"from": ACCOUNTS, "localField": "account", "foreignField": "_id", "as": "owner", "pipeline": short}
-    query = build_aggregate(MESSAGES, [{"$match": wanted}, {"$lookup": owner}], hint="_id_")
-    cursor = (await executor.command(query, deadline))["cursor"]
-    if cursor["id"]:
-        kill = MongoCommand({"killCursors": MESSAGES, "cursors": [Int64(cursor["id"])]})
-        await executor.command(kill, deadline, has_time_limit=False)
-    found: list[Document] = cursor["firstBatch"]
-    return found
-
-
-@dataclass(eq=False, slots=True)
-class DueMessageTransaction:
-    """Makes delayed messages pending that are due, and returns them; the work of a transaction."""
-
-    reader: MessageQueueReader
-    clocks: ClockSkewMonitor
-    now: float
-    limit: int
-    taken: list[StoredMessage] = field(default_factory=list)
-
-    async def __call__(self, t: Transaction) -> list[StoredMessage]:
-        """:raise StoreUnavailable: a message seems to be due, but the clocks of host and server differ."""
-        self.taken = []
-        if self.limit <= 0:
-            return []
-        due = {"wakes_at": {"$lte": self.now}, "expires_at": {"$gt": self.now}}
-        doubtful = {**due, "$expr": {"$not": [self.clocks.build_check()]}}
-        order, index = {"wakes_at": 1, "seq": 1}, "message_wakes"
-        found, differing = await t.query_many(
-            build_find(MESSAGES, due, sort=order, limit=self.limit, hint=index),
-            build_find(MESSAGES, doubtful, limit=1, projection=_ID, hint=index),
-        )
-        if differing:
-            raise StoreUnavailable()
-        if found:
-            taken = {"_id": {"$in": [one["_id"] for one in found]}}
-            change = {"$unset": {"wakes_at": 1, "due_at": 1}, "$set": {"arrived_at": self.now}}
-            t.write_at_end(build_updates(MESSAGES, [{"q": taken, "u": change, "multi": True}]))
-            self.taken = await self.reader.parse(t, found)
-        return self.taken
-
-    async def undo(self, t: Transaction) -> None:
-        """Delay the messages again, except those that were taken since, because nobody has received them."""
-        updates = [
-            {
-                "q": {"_id": one.id, "arrived_at": self.now, "wakes_at": {"$exists": False}},
-                "u": {"$set": {"wakes_at": one.due_at, "due_at": one.due_at}},
-            }
-            for one in self.taken
-        ]
-        t.write_at_end(build_updates(MESSAGES, updates))
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,9 +170,9 @@ class _QueueFilter:
         found apart: few of them are due and not handed out.
         """
         if self.recipient is not None:
-            return [{"recipient": self.recipient, **build_visible_filter(now)}]
+            return [{"recipient": self.recipient, **_build_visible_filter(now)}]
         unexpired = {"account": self.account, "expires_at": {"$gt": now}}
-        return [{**unexpired, "due_at": _ABSENT}, {**unexpired, "due_at": {"$lte": now}}]
+        return [{**unexpired, "due_at": ABSENT}, {**unexpired, "due_at": {"$lte": now}}]
 
     def within(self, more: Document) -> Document:
         """Build a filter for those messages that match, for an index that begins with the account."""
@@ -409,23 +180,203 @@ class _QueueFilter:
         return {"account": self.account, **more, **recipient}
 
 
-async def read_status(t: Transaction, account: str, recipient_did: str | None, now: float) -> QueueStatus:
-    """Count visible messages, and find when the first and the last of them arrived."""
+class MongoQueueReader:
+    """
+    Reading half of the message store; see `IMessageStore`. All that one method reads is of one state of the database.
+    """
+
+    _client: ReplicaSetClient
+    _clock: IReactorTime
+    _clocks: ClockSkewMonitor
+    _did_finder: MessageDIDFinder
+    _account_mutex: KeyedMutex
+
+    @operation
+    async def fetch_messages(
+        self, account: str, recipient_did: str | None, *, limit: int, max_bytes: int
+    ) -> list[StoredMessage]:
+        self._clocks.check()
+        now = self._clock.seconds()
+
+        async def fetch(t: Transaction) -> list[StoredMessage]:
+            scope = await _find_scope(t, account, recipient_did) if limit > 0 else None
+            if scope is None:
+                return []
+            return await self._read_oldest(t, scope.build_visible_filters(now), limit, max_bytes, scope.index)
+
+        return await self._read_exclusively("fetch", account, fetch)
+
+    @operation
+    async def get_queue_status(self, account: str, recipient_did: str | None) -> QueueStatus:
+        """Count visible messages, and find when the first and the last of them arrived."""
+        self._clocks.check()
+        now = self._clock.seconds()
+        read = partial(_read_status, account=account, recipient_did=recipient_did, now=now)
+        return await self._read_exclusively("status", account, read)
+
+    @operation
+    async def find_messages(self, ids: Sequence[str]) -> list[StoredMessage]:
+        """Read small messages in one query."""
+        self._clocks.check()
+        known = list(filter_valid_ids(ids))
+        now = self._clock.seconds()
+
+        async def find(run: Operation) -> list[StoredMessage]:
+            documents = await _find_small_messages(run, known, now) if known else []
+            if len(documents) < len(known) or not all(one["owner"] for one in documents):
+                filter = {"_id": {"$in": known}, **_build_visible_filter(now)}
+                read = partial(self._read_oldest, filters=[filter], limit=None, max_bytes=MAX_PAGE_BYTES, hint="_id_")
+                return await run.transact(read, reading=True)
+            accounts = {one["account"]: one["owner"][0]["did"] for one in documents}
+            dids = await self._did_finder.find(run.query, documents, accounts)
+            return _parse_messages(sorted(documents, key=_get_seq), dids)
+
+        return await self._client.operate("find", find)
+
+    @operation
+    async def find_arrivals(
+        self, accounts: Sequence[str], window: ArrivalWindow, *, limit: int
+    ) -> list[MessageArrival]:
+        wanted = list(dict.fromkeys(accounts))
+
+        async def find(t: Transaction) -> list[MessageArrival]:
+            if limit <= 0:
+                return []
+            owners = await t.query(ACCOUNTS.find({"did": {"$in": wanted}}, projection={"did": 1}))
+            dids = {owner["_id"]: owner["did"] for owner in owners}
+            fields = "account", "arrived_at", "message_arrived"
+            return await list_arrivals(t.query, MESSAGES, fields, dids, window, limit)
+
+        return await self._client.transact("arrived", find, reading=True)
+
+    @operation
+    async def find_next_due(self) -> float | None:
+        waiting = {"wakes_at": PRESENT, "expires_at": {"$gt": self._clock.seconds()}}
+        query = MESSAGES.find(
+            waiting, sort={"wakes_at": 1}, limit=1, projection={"wakes_at": 1}, hint="message_wakes"
+        )
+        found = await self._client.query("next_due", query)
+        return found[0]["wakes_at"] if found else None
+
+    @operation
+    async def take_due_messages(self, limit: int) -> list[StoredMessage]:
+        """:raise StoreUnavailable: a message seems to be due, but the clocks of host and server differ."""
+        self._clocks.check()
+        now = self._clock.seconds()
+        taken: list[StoredMessage] = []
+
+        async def take(t: Transaction) -> list[StoredMessage]:
+            taken.clear()
+            if limit <= 0:
+                return []
+            due: Document = {"wakes_at": {"$lte": now}, "expires_at": {"$gt": now}}
+            doubtful = {**due, "$expr": {"$not": [self._clocks.build_check()]}}
+            found, differing = await t.query_many(
+                MESSAGES.find(due, sort={"wakes_at": 1, "seq": 1}, limit=limit, hint="message_wakes"),
+                MESSAGES.find(doubtful, limit=1, projection={"_id": 1}, hint="message_wakes"),
+            )
+            if differing:
+                raise StoreUnavailable()
+            if found:
+                due = {"_id": {"$in": [one["_id"] for one in found]}}
+                change = {"$unset": {"wakes_at": 1, "due_at": 1}, "$set": {"arrived_at": now}}
+                t.write_at_end(MESSAGES.update(due, change, multi=True))
+                taken[:] = _parse_messages(found, await self._did_finder.find(t.query, found))
+            return taken
+
+        async def undo(t: Transaction) -> None:
+            """Delay the messages again, except those that were taken since, because nobody has received them."""
+            updates = [
+                {
+                    "q": {"_id": one.id, "arrived_at": now, "wakes_at": ABSENT},
+                    "u": {"$set": {"wakes_at": one.due_at, "due_at": one.due_at}},
+                }
+                for one in taken
+            ]
+            t.write_at_end(MESSAGES.update_each(updates))
+
+        return await self._client.transact("take_due", take, undo=undo)
+
+    async def _read_exclusively(self, name: str, account: str, work: TransactionWork[T]) -> T:
+        """Run one read at a time for each account, so that one with a long queue cannot use up all readers."""
+
+        def read(run: Operation) -> Awaitable[T]:
+            reading = partial(run.transact, work, reading=True)
+            return self._account_mutex.run_exclusive(account, reading, run.deadline)
+
+        return await self._client.operate(name, read)
+
+    async def _read_oldest(
+        self, t: Transaction, filters: Sequence[Document], limit: int | None, max_bytes: int, hint: str
+    ) -> list[StoredMessage]:
+        """
+        Return the first messages in order of arrival that fit, but at least one, and read the payloads of those only.
+
+        :param filters: without common matches.
+        :param hint: the index to use; there are others with messages of all accounts.
+        """
+        outline = {"seq": 1, "size": 1}
+        parts = await t.query_many(
+            *[
+                MESSAGES.find(filter, projection=outline, sort=_BY_ARRIVAL, limit=limit or 0, hint=hint)
+                for filter in filters
+            ]
+        )
+        ids: list[str] = []
+        size = 0
+        for one in sorted(chain(*parts), key=_get_seq)[:limit]:
+            size += one["size"]
+            if ids and size > max_bytes:
+                break
+            ids.append(one["_id"])
+        found = await t.query(MESSAGES.find({"_id": {"$in": ids}})) if ids else []
+        return _parse_messages(sorted(found, key=_get_seq), await self._did_finder.find(t.query, found))
+
+
+async def _find_scope(t: Transaction, account: str, recipient_did: str | None) -> _QueueFilter | None:
+    """Return None if the account does not exist or has no such recipient."""
+    if not is_valid_unicode(account) or not is_valid_unicode(recipient_did or ""):
+        return None
+    owners = await t.query(ACCOUNTS.find({"did": account}, projection={"_id": 1}))
+    if not owners:
+        return None
+    account_id = owners[0]["_id"]
+    if recipient_did is None:
+        return _QueueFilter(account_id, None)
+    wanted = {"account": account_id, "did_digest": compute_did_digest(recipient_did)}
+    recipients = await t.query(RECIPIENTS.find(wanted, projection={"_id": 1}))
+    return _QueueFilter(account_id, recipients[0]["_id"]) if recipients else None
+
+
+async def _find_small_messages(run: Operation, ids: Sequence[str], now: float) -> list[Document]:
+    """Return one batch of messages, each with its account as `owner`, a list of one unless its DID is too long."""
+    wanted = {"_id": {"$in": ids}, **_build_visible_filter(now), "size": {"$lte": _SMALL_MESSAGE_BYTES}}
+    is_short = {"$expr": {"$lte": [{"$strLenBytes": "$did"}, _SHORT_DID_BYTES]}}
+    short = [{"$match": is_short}, {"$project": {"did": 1}}]
+    owner = {"from": ACCOUNTS.name, "localField": "account", "foreignField": "_id", "as": "owner", "pipeline": short}
+    cursor = (await run.command(MESSAGES.aggregate([{"$match": wanted}, {"$lookup": owner}], hint="_id_")))["cursor"]
+    if cursor["id"]:
+        kill = MongoCommand({"killCursors": MESSAGES.name, "cursors": [Int64(cursor["id"])]})
+        await run.command(kill, has_time_limit=False)
+    found: list[Document] = cursor["firstBatch"]
+    return found
+
+
+async def _read_status(t: Transaction, account: str, recipient_did: str | None, now: float) -> QueueStatus:
     scope = await _find_scope(t, account, recipient_did)
     if scope is None:
         return QueueStatus(0, 0)
     counted = {"account": scope.account} if scope.recipient is None else {"_id": scope.recipient}
-    expired, delayed = scope.within({"expires_at": {"$lte": now}}), scope.within({"due_at": {"$gt": now}})
+    expired = scope.within({"expires_at": {"$lte": now}})
+    delayed = {**scope.within({"due_at": {"$gt": now}}), "expires_at": {"$gt": now}}
     counts = await t.query_many(
-        build_aggregate(RECIPIENTS, [{"$match": counted}, _build_sum_stage("$messages", "$bytes")]),
-        build_aggregate(MESSAGES, [{"$match": expired}, _build_sum_stage(1, "$size")], hint="message_over"),
-        build_aggregate(
-            MESSAGES,
-            [{"$match": {**delayed, "expires_at": {"$gt": now}}}, _build_sum_stage(1, "$size")],
-            hint="message_delayed",
-        ),
+        RECIPIENTS.aggregate([{"$match": counted}, _build_sum_stage("$messages", "$bytes")]),
+        MESSAGES.aggregate([{"$match": expired}, _build_sum_stage(1, "$size")], hint="message_over"),
+        MESSAGES.aggregate([{"$match": delayed}, _build_sum_stage(1, "$size")], hint="message_delayed"),
         *[
-            build_find(MESSAGES, filter, sort={"seq": order}, limit=1, projection=_RECEIVED, hint=scope.index)
+            MESSAGES.find(
+                filter, sort={"seq": order}, limit=1, projection={"seq": 1, "received_at": 1}, hint=scope.index
+            )
             for filter in scope.build_visible_filters(now)
             for order in (1, -1)
         ],
@@ -433,72 +384,48 @@ async def read_status(t: Transaction, account: str, recipient_did: str | None, n
     ends = sorted(chain(*counts[3:]), key=_get_seq)
     if not ends:
         return QueueStatus(0, 0)
-    (messages, size), *hidden = [_parse_sums(some) for some in counts[:3]]
-    return QueueStatus(
-        messages - sum(number for number, _ in hidden),
-        size - sum(number for _, number in hidden),
-        ends[0]["received_at"],
-        ends[-1]["received_at"],
-    )
+    (messages, size), *hidden = [(one["number"], one["bytes"]) for some in counts[:3] for one in some]
+    messages -= sum([number for number, _ in hidden])
+    size -= sum([number for _, number in hidden])
+    return QueueStatus(messages, size, ends[0]["received_at"], ends[-1]["received_at"])
 
 
 async def list_arrivals(
-    t: Transaction, accounts: Sequence[str], window: ArrivalWindow, limit: int
+    query: Callable[[MongoCommand], Awaitable[list[Document]]],
+    collection: Collection,
+    fields: tuple[str, str, str],
+    dids: Mapping[Any, str],
+    window: ArrivalWindow,
+    limit: int,
 ) -> list[MessageArrival]:
-    """List messages that arrived in a window of time, by a covered query."""
-    owners = await t.find(ACCOUNTS, {"did": {"$in": list(dict.fromkeys(accounts))}}, projection={"did": 1})
-    dids = {owner["_id"]: owner["did"] for owner in owners}
-    if not dids:
-        return []
+    """
+    List what arrived in a window of time, by a covered query.
+
+    :param fields: those with the owner and with the time of arrival; and the name of an index by them.
+    :param dids: of the owners.
+    """
+    owner, time, index = fields
     found: list[Document] = []
-    for part in build_window_filters("arrived_at", window):
+    for part in build_window_filters(time, window) if dids else ():
         if len(found) < limit:
-            found += await t.find(
-                MESSAGES,
-                {"account": {"$in": list(dids)}, **part},
-                sort={"arrived_at": 1, "_id": 1},
+            wanted = collection.find(
+                {owner: {"$in": list(dids)}, **part},
+                sort={time: 1, "_id": 1},
                 limit=limit - len(found),
-                projection={"account": 1, "arrived_at": 1},
-                hint="message_arrived",
+                projection={owner: 1, time: 1},
+                hint=index,
             )
-    return [MessageArrival(one["_id"], dids[one["account"]], one["arrived_at"]) for one in found]
+            found += await query(wanted)
+    return [MessageArrival(one["_id"], dids[one[owner]], one[time]) for one in found]
 
 
-async def find_next_due(client: ReplicaSetClient, now: float) -> float | None:
-    waiting = {"wakes_at": {"$exists": True}, "expires_at": {"$gt": now}}
-    found = await client.find(
-        "next_due", MESSAGES, waiting, sort={"wakes_at": 1}, limit=1, projection={"wakes_at": 1}, hint="message_wakes"
-    )
-    return found[0]["wakes_at"] if found else None
-
-
-async def _find_scope(t: Transaction, account: str, recipient_did: str | None) -> _QueueFilter | None:
-    """Return None if the account does not exist or has no such recipient."""
-    if not is_valid_unicode(account) or not is_valid_unicode(recipient_did or ""):
-        return None
-    owners = await t.find(ACCOUNTS, {"did": account}, projection=_ID)
-    if not owners:
-        return None
-    account_id = owners[0]["_id"]
-    if recipient_did is None:
-        return _QueueFilter(account_id, None)
-    recipients = await t.find(
-        RECIPIENTS, {"account": account_id, "did_digest": compute_did_digest(recipient_did)}, projection=_ID
-    )
-    return _QueueFilter(account_id, recipients[0]["_id"]) if recipients else None
-
-
-def build_visible_filter(now: float) -> Document:
+def _build_visible_filter(now: float) -> Document:
     """Build a filter for messages that are visible at a time."""
-    return {"expires_at": {"$gt": now}, "$or": [{"due_at": _ABSENT}, {"due_at": {"$lte": now}}]}
+    return {"expires_at": {"$gt": now}, "$or": [{"due_at": ABSENT}, {"due_at": {"$lte": now}}]}
 
 
 def _build_sum_stage(number: object, size: object) -> Document:
     return {"$group": {"_id": None, "number": {"$sum": number}, "bytes": {"$sum": size}}}
-
-
-def _parse_sums(found: Sequence[Document]) -> tuple[int, int]:
-    return (found[0]["number"], found[0]["bytes"]) if found else (0, 0)
 
 
 def _get_seq(document: Document) -> Timestamp:
@@ -506,115 +433,61 @@ def _get_seq(document: Document) -> Timestamp:
     return seq
 
 
-class AccountReadSerializer:
-    """Runs one read at a time for each account, so that one with a long queue cannot use up all readers."""
-
-    def __init__(self, client: ReplicaSetClient) -> None:
-        self._client = client
-        self._mutex = KeyedMutex(client.clock)
-
-    def read(self, name: str, account: str, work: TransactionWork[T]) -> Deferred[T]:
-        """
-        Run a transaction that only reads.
-
-        :param name: of the operation, for the metric.
-        :raise StoreUnavailable: it failed, or did not start in time.
-        """
-
-        def run(executor: OperationExecutor, deadline: float) -> Awaitable[T]:
-            read = partial(executor.transact, work, deadline, reading=True)
-            return self._mutex.run_exclusive(account, read, deadline)
-
-        return start_operation(self._client.operate(name, run))
-
-
-@dataclass(frozen=True, slots=True)
-class DeliveryMark:
-    """
-    Messages that were pushed.
-
-    :param node: the boot that pushed them.
-    """
-
-    ids: Sequence[str]
-    node: str
-
-
-async def mark_delivered(
-    executor: OperationExecutor, works: Sequence[DeliveryMark], deadline: float, tries: int | None
-) -> Sequence[None]:
-    """Mark messages as delivered; a MongoBatchOperation on :class:`DeliveryMark`."""
+async def mark_delivered(run: Operation, works: Sequence[tuple[Sequence[str], str]], tries: int | None) -> list[None]:
+    """Mark messages as delivered; a BatchOperation on pairs of ids and the boot that pushed them."""
 
     async def mark(transaction: Transaction) -> None:
         updates = [
             {
-                "q": {"_id": {"$in": list(dict.fromkeys(work.ids))}},
-                "u": {"$set": {"delivered": work.node}, "$inc": {"pushes": 1}},
+                "q": {"_id": {"$in": list(ids)}},
+                "u": {"$set": {"delivered": boot}, "$inc": {"pushes": 1}},
                 "multi": True,
             }
-            for work in works
-            if work.ids
+            for ids, boot in works
+            if ids
         ]
-        transaction.write_at_end(build_updates(MESSAGES, updates))
+        transaction.write_at_end(MESSAGES.update_each(updates))
 
-    await executor.transact(mark, deadline, tries=tries)
+    await run.transact(mark, tries=tries)
     return [None] * len(works)
 
 
-async def mark_pending(
-    executor: OperationExecutor, works: Sequence[Sequence[str]], deadline: float, tries: int | None
-) -> Sequence[list[str]]:
-    """Delete delivery marks; a MongoBatchOperation on message ids, answered with those that were delivered."""
+async def mark_pending(run: Operation, works: Sequence[Sequence[str]], tries: int | None) -> list[list[str]]:
+    """Delete delivery marks; a BatchOperation on message ids, answered with those that were delivered."""
 
     async def mark(transaction: Transaction) -> list[list[str]]:
-        ids = {id for work in works for id in work}
-        found = await transaction.find(
-            MESSAGES, {"_id": {"$in": list(ids)}, "delivered": {"$exists": True}}, projection={"_id": 1}, hint="_id_"
-        )
+        marked = {"_id": {"$in": list({id for work in works for id in work})}, "delivered": PRESENT}
+        found = await transaction.query(MESSAGES.find(marked, projection={"_id": 1}, hint="_id_"))
         delivered = {one["_id"] for one in found}
         if delivered:
-            transaction.write_at_end(build_updates(MESSAGES, [_build_unmark({"_id": {"$in": list(delivered)}})]))
+            wanted = {"_id": {"$in": list(delivered)}}
+            transaction.write_at_end(MESSAGES.update(wanted, {"$unset": {"delivered": 1}}, multi=True))
         answers: list[list[str]] = []
         for work in works:
-            mine = [id for id in dict.fromkeys(work) if id in delivered]
+            mine = [id for id in work if id in delivered]
             delivered.difference_update(mine)
             answers.append(mine)
         return answers
 
-    return await executor.transact(mark, deadline, tries=tries)
+    return await run.transact(mark, tries=tries)
 
 
 async def list_delivering_boots(client: ReplicaSetClient) -> list[str]:
     """List boots that have delivered messages which are still queued."""
     # The condition makes the partial index usable, and only its keys are read.
-    reply = await client.command(
-        "delivered_by", {"distinct": MESSAGES, "key": "delivered", "query": {"delivered": {"$gte": ""}}}
-    )
-    boots: list[str] = reply["values"]
+    body = {"distinct": MESSAGES.name, "key": "delivered", "query": {"delivered": {"$gte": ""}}}
+    boots: list[str] = (await client.command("delivered_by", body))["values"]
     return boots
 
 
 async def release_delivered(client: ReplicaSetClient, boot: str) -> int:
     """Make messages pending again that a node has delivered and that are still queued; return their number."""
     released = 0
-    while True:
-        found = await client.find(
-            "release_delivered",
-            MESSAGES,
-            {"delivered": boot},
-            limit=_RELEASE_BATCH,
-            projection={"_id": 1},
-            hint="message_delivered",
-        )
-        if not found:
-            return released
+    marked = MESSAGES.find({"delivered": boot}, limit=_RELEASE_BATCH, projection={"_id": 1}, hint="message_delivered")
+    while found := await client.query("release_delivered", marked):
         some = {"_id": {"$in": [one["_id"] for one in found]}, "delivered": boot}
         # By id: the index of marks would be read from the start for every batch.
-        (reply,) = await client.write(
-            "release_delivered", build_updates(MESSAGES, [_build_unmark(some) | {"hint": "_id_"}])
-        )
+        unmark = MESSAGES.update(some, {"$unset": {"delivered": 1}}, multi=True, hint="_id_")
+        (reply,) = await client.write("release_delivered", unmark)
         released += reply["nModified"]
-
-
-def _build_unmark(filter: Document) -> Document:
-    return {"q": filter, "u": {"$unset": {"delivered": 1}}, "multi": True}
+    return released

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from math import inf
+from typing import NamedTuple
 
 from bson import Timestamp
 
 from mediatord.errors import ReplayCacheFull, StoreUnavailable
 from mediatord.store.interfaces.store import NONCE_GRACE_SECONDS
 from mediatord.store.mongo.driver.client import ReplicaSetClient
-from mediatord.store.mongo.driver.commands import (
-    Document,
-    MongoCommand,
-    build_aggregate,
-    build_deletes,
-    build_find,
-    build_inserts,
-)
+from mediatord.store.mongo.driver.collection import Document, MongoCommand
 from mediatord.store.mongo.driver.errors import MongoCommandError, ServerUnreachable
-from mediatord.store.mongo.driver.executor import OperationExecutor, retry_on_duplicate_key
+from mediatord.store.mongo.driver.operation import Operation, retry_on_duplicate_key
 from mediatord.store.mongo.driver.transactions import Transaction, UndoCallback
 from mediatord.store.mongo.schema import NONCES
 
@@ -38,8 +31,7 @@ _MAX_PENDING_RELEASES = 20_000
 _COUNT_TIMEOUT, _RECOUNT_INTERVAL = 1.0, 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class NonceClaimRequest:
+class NonceClaimRequest(NamedTuple):
     """
     A nonce to be claimed.
 
@@ -56,17 +48,17 @@ class NonceClaimRequest:
 NonceClaimResult = bool | ReplayCacheFull
 
 
-class NonceClaimBatchOperation:
-    """Claims nonces; a MongoBatchOperation on :class:`NonceClaimRequest`, answered with a NonceClaimResult each."""
+class NonceClaimBatch:
+    """Claims nonces; a BatchOperation on :class:`NonceClaimRequest`, answered with a NonceClaimResult each."""
 
     def __init__(self, nonces: NonceCapacity, release_queue: NonceReleaseQueue) -> None:
         self._nonces = nonces
         self._release_queue = release_queue
 
     async def __call__(
-        self, executor: OperationExecutor, works: Sequence[NonceClaimRequest], deadline: float, tries: int | None
+        self, run: Operation, works: Sequence[NonceClaimRequest], tries: int | None
     ) -> Sequence[NonceClaimResult]:
-        await self._nonces.refresh_count(executor, deadline, min(work.share for work in works))
+        await self._nonces.refresh_count(run, min(work.share for work in works))
         keys = list({work.key for work in works})
         token = os.urandom(_TOKEN_BYTES)
         before: set[bytes] = set()
@@ -79,9 +71,9 @@ class NonceClaimBatchOperation:
             return self._decide_claims(transaction, works, token, held)
 
         async def undo(transaction: Transaction) -> None:
-            transaction.write_at_end(build_deletes(NONCES, {"_id": {"$in": keys}, "token": token}))
+            transaction.write_at_end(NONCES.delete({"_id": {"$in": keys}, "token": token}))
 
-        answers = await retry_on_duplicate_key(lambda: executor.transact(claim, deadline, undo, tries=tries))
+        answers = await retry_on_duplicate_key(lambda: run.transact(claim, undo, tries=tries))
         new = [work.key for work, one in zip(works, answers, strict=True) if one is True]
         self._release_queue.claimed(new, token)
         self._nonces.claimed(len(set(new) - before))
@@ -111,10 +103,9 @@ class NonceClaimBatchOperation:
                 new[work.key] = _build_nonce(work.key, work.until, token)
             answers.append(answer)
         replaced = list(existing & new.keys())
-        if replaced:
-            transaction.write_at_end(build_deletes(NONCES, {"_id": {"$in": replaced}}))
-        if new:
-            transaction.write_at_end(build_inserts(NONCES, new.values()))
+        transaction.write_at_end(
+            NONCES.delete({"_id": {"$in": replaced}}) if replaced else (), NONCES.insert(new.values())
+        )
         return answers
 
 
@@ -149,9 +140,9 @@ class NonceReleaseQueue:
         """
         token = self._tokens.pop(key, None)
         # Without a token it is a command's claim, or none.
-        deletes = build_deletes(NONCES, {"_id": key}) if token is None else build_nonce_release(key, token)
+        release = NONCES.delete({"_id": key}) if token is None else build_nonce_release(key, token)
         try:
-            (reply,) = await self._client.write("release", deletes)
+            (reply,) = await self._client.write("release", release)
         except StoreUnavailable:
             if token is not None and len(self._pending_releases) < _MAX_PENDING_RELEASES:
                 if not self._pending_releases:
@@ -162,7 +153,7 @@ class NonceReleaseQueue:
 
     async def _release_pending(self, transaction: Transaction) -> UndoCallback:
         some = list(islice(self._pending_releases, _DELETE_BATCH))
-        transaction.write_at_end(build_deletes(NONCES, *[{"_id": key, "token": token} for key, token in some]))
+        transaction.write_at_end(NONCES.delete(*[{"_id": key, "token": token} for key, token in some]))
 
         def on_released() -> None:
             for one in some:
@@ -204,7 +195,7 @@ class NonceCapacity:
         self._count_known += number
         self._changes_since_count += number
 
-    async def refresh_count(self, executor: OperationExecutor, deadline: float, share: float = 1.0) -> None:
+    async def refresh_count(self, run: Operation, share: float = 1.0) -> None:
         """
         Count the nonces if there were many changes since the last count, or if there is no room.
 
@@ -216,7 +207,7 @@ class NonceCapacity:
             return
         self._changes_since_count, self._counted_at = 0, now
         try:
-            self._count_known = await self._count(executor, min(deadline, now + _COUNT_TIMEOUT))
+            self._count_known = await self._count(run.until(min(run.deadline, now + _COUNT_TIMEOUT)))
         except (MongoCommandError, ServerUnreachable) as error:
             self._client.report_failure("count", error)
 
@@ -227,19 +218,17 @@ class NonceCapacity:
         self.released(pruned)
         return pruned
 
-    async def _count(self, executor: OperationExecutor, deadline: float) -> int:
+    async def _count(self, run: Operation) -> int:
         # The count in the metadata costs nothing, and may be wrong after a crash of the server.
-        reply = await executor.command(MongoCommand({"count": NONCES}), deadline)
-        if reply["n"] < self._capacity // _ESTIMATE_FRACTION:
-            return int(reply["n"])
-        counted = await executor.query(
-            build_aggregate(NONCES, [{"$group": {"_id": None, "n": {"$sum": 1}}}], hint="nonce_order"), deadline
-        )
-        return int(counted[0]["n"]) if counted else 0
+        number = int((await run.command(NONCES.count()))["n"])
+        if number >= self._capacity // _ESTIMATE_FRACTION:
+            total = {"$group": {"_id": None, "n": {"$sum": 1}}}
+            number = sum([one["n"] for one in await run.query(NONCES.aggregate([total], hint="nonce_order"))])
+        return number
 
 
 def build_nonce_query(*keys: bytes) -> MongoCommand:
-    return build_find(NONCES, {"_id": {"$in": list(keys)}}, hint="_id_")
+    return NONCES.find({"_id": {"$in": list(keys)}}, hint="_id_")
 
 
 def build_nonce_claim(
@@ -254,13 +243,13 @@ def build_nonce_claim(
     if held and held[0]["until"] > now:
         return None
     # Replaced instead of updated, so that its place in the index is that of its arrival.
-    inserts = build_inserts(NONCES, [_build_nonce(key, until, token)])
-    return [*build_deletes(NONCES, {"_id": key}), *inserts] if held else inserts
+    inserts = NONCES.insert([_build_nonce(key, until, token)])
+    return [*NONCES.delete({"_id": key}), *inserts] if held else inserts
 
 
 def build_nonce_release(key: bytes, token: bytes) -> list[MongoCommand]:
     """Build the write that deletes this claim, but not a newer one."""
-    return build_deletes(NONCES, {"_id": key, "token": token})
+    return NONCES.delete({"_id": key, "token": token})
 
 
 def _build_nonce(key: bytes, until: float, token: bytes) -> Document:

@@ -5,25 +5,23 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from bson import ObjectId
 from twisted.logger import Logger
 
 from mediatord.errors import StoreUnavailable
 from mediatord.store.fair_share import KnownSenders, get_party
-from mediatord.store.interfaces.messages import RemovalReason, RemovedMessage
-from mediatord.store.message_operations import LedgerEntry
-from mediatord.store.mongo.accounts import MessageDIDs, RecipientDIDCache
+from mediatord.store.interfaces.messages import LedgerEntry, RemovalReason, RemovedMessage
+from mediatord.store.mongo.accounts import MessageDIDFinder, MessageDIDs
 from mediatord.store.mongo.driver.client import ClockSkewMonitor, ReplicaSetClient
-from mediatord.store.mongo.driver.commands import Document, MongoCommand, build_deletes, build_find, build_updates
-from mediatord.store.mongo.driver.executor import OperationExecutor
+from mediatord.store.mongo.driver.collection import Collection, Document, MongoCommand
+from mediatord.store.mongo.driver.operation import Operation
 from mediatord.store.mongo.driver.transactions import Transaction, UndoCallback
 from mediatord.store.mongo.ledger import build_ledger_entries
 from mediatord.store.mongo.message_queues import EVICTION_PROJECTION, REMOVAL_PROJECTION, build_removed, join_origin
-from mediatord.store.mongo.schema import ACCOUNTS, MESSAGES, RECIPIENTS
+from mediatord.store.mongo.schema import ABSENT, ACCOUNTS, MESSAGES, RECIPIENTS
 
 RemovalListener = Callable[[Sequence[RemovedMessage]], None]
 P = TypeVar("P", str, bytes)
@@ -40,7 +38,7 @@ _MAX_QUERY_BYTES = 8_388_608
 _log = Logger(namespace="mediatord.store")
 
 
-class LateCommitReporter:
+class UncertainRemovalReporter:
     """
     Reports messages that a write has removed although it was reported as failed.
 
@@ -53,13 +51,16 @@ class LateCommitReporter:
     def __init__(self, listener: RemovalListener) -> None:
         self._listener = listener
 
-    async def find_missing(self, transaction: Transaction, removed: Sequence[RemovedMessage]) -> UndoCallback | None:
+    async def find_missing(
+        self, transaction: Transaction, collection: Collection, removed: Sequence[RemovedMessage]
+    ) -> UndoCallback | None:
         """Part of an undo: find which of the messages do not exist, to report them when the undo is durable."""
         if not removed:
             return None
-        ids = [one.id for one in removed]
-        found = await transaction.find(MESSAGES, {"_id": {"$in": ids}}, projection={"_id": 1}, hint="_id_")
-        left = {one["_id"] for one in found}
+        ids = {"_id": {"$in": [one.id for one in removed]}}
+        left = {
+            one["_id"] for one in await transaction.query(collection.find(ids, projection={"_id": 1}, hint="_id_"))
+        }
         missing = [one for one in removed if one.id not in left]
         return partial(self.report, missing) if missing else None
 
@@ -73,8 +74,7 @@ class LateCommitReporter:
             self._listener(removed)
 
 
-@dataclass(frozen=True, slots=True)
-class RemovalRequest:
+class RemovalRequest(NamedTuple):
     """
     Messages to be removed.
 
@@ -98,22 +98,22 @@ class RemovalRequest:
         return [bytes.fromhex(id) for id in self.ids if _DIGEST_PATTERN.fullmatch(id)]
 
 
-class RemoveBatchOperation:
+class RemovalBatch:
     """
-    Removes messages; a MongoBatchOperation on :class:`RemovalRequest`, answered with the removed messages.
+    Removes messages; a BatchOperation on :class:`RemovalRequest`, answered with the removed messages.
 
     :param entry: of the ledger.
     """
 
     def __init__(
-        self, did_cache: RecipientDIDCache, late_commits: LateCommitReporter, entry: LedgerEntry = "acknowledged"
+        self, did_finder: MessageDIDFinder, reporter: UncertainRemovalReporter, entry: LedgerEntry = "acknowledged"
     ) -> None:
-        self._did_cache = did_cache
-        self._late_commits = late_commits
+        self._did_finder = did_finder
+        self._reporter = reporter
         self._entry = entry
 
     async def __call__(
-        self, executor: OperationExecutor, works: Sequence[RemovalRequest], deadline: float, tries: int | None
+        self, run: Operation, works: Sequence[RemovalRequest], tries: int | None
     ) -> Sequence[list[RemovedMessage]]:
         answers: list[list[RemovedMessage]] = []
 
@@ -121,10 +121,10 @@ class RemoveBatchOperation:
             answers[:] = await self._remove(transaction, works)
             return answers
 
-        async def report_late(transaction: Transaction) -> UndoCallback | None:
-            return await self._late_commits.find_missing(transaction, [one for some in answers for one in some])
+        async def report(transaction: Transaction) -> UndoCallback | None:
+            return await self._reporter.find_missing(transaction, MESSAGES, [one for some in answers for one in some])
 
-        return await executor.transact(remove, deadline, report_late, tries=tries)
+        return await run.transact(remove, report, tries=tries)
 
     async def expire(
         self, client: ReplicaSetClient, clocks: ClockSkewMonitor, now: float, limit: int
@@ -143,7 +143,7 @@ class RemoveBatchOperation:
                 await client.transact(
                     "expire",
                     partial(self._expire, some, filter, number),
-                    undo=partial(self._late_commits.find_missing, removed=some),
+                    undo=partial(self._reporter.find_missing, collection=MESSAGES, removed=some),
                 )
             except StoreUnavailable:
                 if not expired:
@@ -159,50 +159,52 @@ class RemoveBatchOperation:
     ) -> None:
         """:param expired: set to the removed messages."""
         order = {"expires_at": 1, "seq": 1}
-        found = await transaction.find(MESSAGES, filter, sort=order, limit=limit, projection=REMOVAL_PROJECTION)
-        dids = await self._did_cache.look_up(transaction.query, found)
-        transaction.write_at_end(build_removals(found))
-        transaction.write_at_end(build_ledger_entries(transaction.slot, "didcomm", expired=len(found)))
+        found = await transaction.query(MESSAGES.find(filter, sort=order, limit=limit, projection=REMOVAL_PROJECTION))
+        dids = await self._did_finder.find(transaction.query, found)
+        entries = build_ledger_entries(transaction.slot, "didcomm", expired=len(found))
+        transaction.write_at_end(build_removals(found), entries)
         expired[:] = _build_removed_list(found, dids, "ttl")
 
     async def _remove(self, transaction: Transaction, works: Sequence[RemovalRequest]) -> list[list[RemovedMessage]]:
         account_dids = list({work.account for work in works if work.account is not None})
         ids = list({id for work in works for id in work.ids})
         owners, *some = await transaction.query_many(
-            build_find(ACCOUNTS, {"did": {"$in": account_dids}}, projection={"did": 1}),
+            ACCOUNTS.find({"did": {"$in": account_dids}}, projection={"did": 1}),
             *[
-                build_find(MESSAGES, {"_id": {"$in": chunk}}, projection=_ACKNOWLEDGE_PROJECTION)
+                MESSAGES.find({"_id": {"$in": chunk}}, projection=_ACKNOWLEDGE_PROJECTION)
                 for chunk in _split_into_queries(ids)
             ],
         )
         accounts: dict[ObjectId, str] = {one["_id"]: one["did"] for one in owners}
+        some += await _find_by_digest(transaction, works, {did: id for id, did in accounts.items()})
         found = [document for part in some for document in part]
-        found += await self._find_by_digest(transaction, works, {did: id for id, did in accounts.items()})
-        dids = await self._did_cache.look_up(transaction.query, found, accounts)
+        dids = await self._did_finder.find(transaction.query, found, accounts)
         candidates = _RemovalCandidates(found, dids)
         taken = [candidates.take(work) for work in works]
         if self._entry == "acknowledged":
             await _record_senders(transaction, [(work.now, some) for work, some in zip(works, taken, strict=True)])
-        transaction.write_at_end(build_removals(candidates.taken))
         entries = {self._entry: len(candidates.taken)}
-        transaction.write_at_end(build_ledger_entries(transaction.slot, "didcomm", **entries))
+        transaction.write_at_end(
+            build_removals(candidates.taken), build_ledger_entries(transaction.slot, "didcomm", **entries)
+        )
         return [_build_removed_list(some, dids, None) for some in taken]
 
-    async def _find_by_digest(
-        self, transaction: Transaction, works: Sequence[RemovalRequest], accounts: dict[str, ObjectId]
-    ) -> list[Document]:
-        wanted: dict[ObjectId, list[bytes]] = defaultdict(list)
-        for work in works:
-            account = accounts.get(work.account or "")
-            if account is not None:
-                wanted[account] += work.digests()
-        queries = [
-            build_find(MESSAGES, {"account": account, "digest": {"$in": chunk}}, projection=_ACKNOWLEDGE_PROJECTION)
+
+async def _find_by_digest(
+    transaction: Transaction, works: Sequence[RemovalRequest], accounts: dict[str, ObjectId]
+) -> list[list[Document]]:
+    wanted: dict[ObjectId, list[bytes]] = defaultdict(list)
+    for work in works:
+        account = accounts.get(work.account or "")
+        if account is not None:
+            wanted[account] += work.digests()
+    return await transaction.query_many(
+        *[
+            MESSAGES.find({"account": account, "digest": {"$in": chunk}}, projection=_ACKNOWLEDGE_PROJECTION)
             for account, digests in wanted.items()
             for chunk in _split_into_queries(digests)
         ]
-        found = await transaction.query_many(*queries) if queries else []
-        return [document for some in found for document in some]
+    )
 
 
 class _RemovalCandidates:
@@ -227,7 +229,7 @@ class _RemovalCandidates:
             ids |= dict.fromkeys(self._ids_by_digest[digest])
         taken = [self._left.pop(id) for id in ids if id in self._left and self._matches(removal, self._left[id])]
         self.taken += taken
-        return taken if removal.account is None else sorted(taken, key=_get_arrival)
+        return taken if removal.account is None else sorted(taken, key=lambda one: one["seq"])
 
     def _matches(self, removal: RemovalRequest, document: Document) -> bool:
         return removal.account is None or self._dids.accounts.get(document["account"]) == removal.account
@@ -246,18 +248,18 @@ async def _record_senders(transaction: Transaction, acknowledged: Sequence[tuple
         return
     wanted = {"_id": {"$in": list(acknowledged_parties)}}
     updates = []
-    for one in await transaction.find(RECIPIENTS, wanted, projection={"senders": 1}, hint="_id_"):
+    for one in await transaction.query(RECIPIENTS.find(wanted, projection={"senders": 1}, hint="_id_")):
         senders = KnownSenders(one.get("senders"))
         if any([senders.acknowledged(parties, now) for now, parties in acknowledged_parties[one["_id"]].items()]):
             updates.append({"q": {"_id": one["_id"]}, "u": {"$set": {"senders": senders.text()}}})
-    transaction.write_at_end(build_updates(RECIPIENTS, updates) if updates else [])
+    transaction.write_at_end(RECIPIENTS.update_each(updates))
 
 
 async def withdraw_messages(transaction: Transaction, ids: Sequence[str]) -> None:
     """Remove those of the messages that exist, to undo that they were queued."""
-    found = await transaction.find(MESSAGES, {"_id": {"$in": list(ids)}}, projection=REMOVAL_PROJECTION)
-    transaction.write_at_end(build_removals(found))
-    transaction.write_at_end(build_ledger_entries(transaction.slot, "didcomm", withdrawn=len(found)))
+    found = await transaction.query(MESSAGES.find({"_id": {"$in": list(ids)}}, projection=REMOVAL_PROJECTION))
+    entries = build_ledger_entries(transaction.slot, "didcomm", withdrawn=len(found))
+    transaction.write_at_end(build_removals(found), entries)
 
 
 def build_removals(documents: Iterable[Document]) -> list[MongoCommand]:
@@ -282,10 +284,10 @@ def build_removals(documents: Iterable[Document]) -> list[MongoCommand]:
     ]
     emptied = {"_id": {"$in": list(counts)}, "messages": 0}
     return [
-        *build_deletes(MESSAGES, {"_id": {"$in": ids}}),
-        *build_updates(RECIPIENTS, updates),
-        *build_updates(RECIPIENTS, [{"q": emptied, "u": {"$unset": {"waited_for": 1}}, "multi": True}]),
-        *build_deletes(RECIPIENTS, {**emptied, "registered": {"$exists": False}}),
+        *MESSAGES.delete({"_id": {"$in": ids}}),
+        *RECIPIENTS.update_each(updates),
+        *RECIPIENTS.update(emptied, {"$unset": {"waited_for": 1}}, multi=True),
+        *RECIPIENTS.delete({**emptied, "registered": ABSENT}),
     ]
 
 
@@ -302,10 +304,6 @@ def _split_into_queries(values: Iterable[P]) -> Iterator[list[P]]:
         size += more
     if chunk:
         yield chunk
-
-
-def _get_arrival(document: Document) -> tuple[int, int]:
-    return document["seq"].time, document["seq"].inc
 
 
 def _build_removed_list(

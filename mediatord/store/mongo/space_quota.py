@@ -12,12 +12,12 @@ from twisted.python.failure import Failure
 
 from mediatord.errors import StoreUnavailable
 from mediatord.log_redaction_and_throttle import LogThrottle, redact_failure
+from mediatord.store.disk_space import GROWING_OPERATIONS, SpaceLimits
 from mediatord.store.interfaces.store import STORE_FAULT_MESSAGES, StoreFault
 from mediatord.store.mongo.driver.client import ReplicaSetClient
-from mediatord.store.mongo.driver.commands import Document, MongoCommand
+from mediatord.store.mongo.driver.collection import Document, MongoCommand
 from mediatord.store.mongo.driver.errors import MongoCommandError
-from mediatord.store.mongo.driver.executor import OperationExecutor
-from mediatord.store.quotas import GROWING_OPERATIONS, SpaceLimits
+from mediatord.store.mongo.driver.operation import Operation
 
 # Seconds between checks.
 CHECK_INTERVAL = 5.0
@@ -53,7 +53,7 @@ class SpaceQuota:
         self._checks.clock = client.clock
 
     @property
-    def trouble(self) -> str:
+    def fault_description(self) -> str:
         """The fault for the operator; empty if there is none, or the server is unreachable."""
         return STORE_FAULT_MESSAGES["full"] if self._is_full and self._client.is_available else ""
 
@@ -74,13 +74,15 @@ class SpaceQuota:
         """
         return self._is_full and not shrinking and operation in GROWING_OPERATIONS
 
+    def admit(self, operation: str, *, shrinking: bool = False) -> None:
+        """:raise StoreUnavailable: the write is refused."""
+        if self.refuses(operation, shrinking=shrinking):
+            raise StoreUnavailable()
+
     async def check(self) -> None:
         """:raise StoreUnavailable: the server is unreachable."""
         stats = await self._client.operate("space", self._read_stats)
         if stats is None:
-            if not self._warned:
-                self._warned = True
-                _log.warn("the MongoDB user may not run dbStats: the limits on space are not enforced")
             return
         reusable = int(stats.get("totalFreeStorageSize", 0))
         in_files = int(stats["storageSize"]) - int(stats.get("freeStorageSize", 0))
@@ -108,20 +110,23 @@ class SpaceQuota:
         halved = replace(self.limits, max_bytes=None, min_free_bytes=self.limits.min_free(total) // 2)
         return halved.exceeded(taken, free, total, was_exceeded=self._is_full)
 
-    async def _read_stats(self, executor: OperationExecutor, deadline: float) -> Document | None:
+    async def _read_stats(self, run: Operation) -> Document | None:
         """Return the server's statistics; None if the user is not authorized to read them."""
         try:
             if self._supports_free_storage:
                 try:
-                    return await executor.command(MongoCommand({"dbStats": 1, "freeStorage": 1}), deadline)
+                    return await run.command(MongoCommand({"dbStats": 1, "freeStorage": 1}))
                 except MongoCommandError as error:
                     if error.code not in _UNKNOWN_OPTION_CODES:
                         raise
                     self._supports_free_storage = False
-            return await executor.command(MongoCommand({"dbStats": 1}), deadline)
+            return await run.command(MongoCommand({"dbStats": 1}))
         except MongoCommandError as error:
             if error.code != _UNAUTHORIZED:
                 raise
+            if not self._warned:
+                self._warned = True
+                _log.warn("the MongoDB user may not run dbStats: the limits on space are not enforced")
             return None
 
     def _check_logging_errors(self) -> Deferred[None]:

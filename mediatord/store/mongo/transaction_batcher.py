@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
-from typing import Any, Protocol
+from typing import Any
 
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -14,7 +15,7 @@ from twisted.logger import Logger
 
 from mediatord.errors import MediatorError, StoreUnavailable
 from mediatord.log_redaction_and_throttle import LogThrottle
-from mediatord.store.message_operations import BatchLimits, log_store_fault
+from mediatord.store.interfaces.store import BatchLimits, log_store_fault
 from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.errors import (
     ENCODING_ERRORS,
@@ -22,7 +23,7 @@ from mediatord.store.mongo.driver.errors import (
     MongoCommandError,
     ServerUnreachable,
 )
-from mediatord.store.mongo.driver.executor import OperationExecutor
+from mediatord.store.mongo.driver.operation import Operation
 
 # Seconds of one reactor iteration that rejections may take.
 _REFUSAL_SECONDS = 0.005
@@ -76,16 +77,10 @@ class LoadShedder:
             self._clock.callLater(0, self._refuse_some)
 
 
-class MongoBatchOperation(Protocol):
-    """Does works of a kind in their order, in one transaction."""
-
-    async def __call__(
-        self, executor: OperationExecutor, works: Sequence[Any], deadline: float, tries: int | None
-    ) -> Sequence[Any]:
-        """
-        :param tries: as for :meth:`~mediatord.store.mongo.driver.transactions.TransactionRunner.transact`.
-        :return: an answer or a MediatorError for each.
-        """
+# Does works of a kind in their order, in one transaction: is called with them and with the tries of
+# :meth:`~mediatord.store.mongo.driver.transactions.TransactionRunner.transact`, and returns for each an answer or a
+# MediatorError.
+BatchOperation = Callable[[Operation, Sequence[Any], int | None], Awaitable[Sequence[Any]]]
 
 
 @dataclass(eq=False, slots=True)
@@ -96,7 +91,7 @@ class _PendingWork:
     """
 
     name: str
-    batch_operation: MongoBatchOperation
+    batch_operation: BatchOperation
     work: Any
     keys: Collection[Hashable]
     size: int
@@ -141,7 +136,7 @@ class TransactionBatcher:
         self._accepting = True
 
     def submit(
-        self, name: str, batch_operation: MongoBatchOperation, work: Any, keys: Collection[Hashable], size: int = 0
+        self, name: str, batch_operation: BatchOperation, work: Any, keys: Collection[Hashable], size: int = 0
     ) -> Deferred[Any]:
         """
         Submit a work; fire with its answer.
@@ -272,38 +267,30 @@ class TransactionBatcher:
 
     async def _run_operation(self, works: Sequence[Any], first: _PendingWork, until: float) -> Sequence[Any]:
         try:
-            return await self._client.operate(
-                "commit",
-                lambda executor, deadline: self._run_works(executor, first.batch_operation, works, deadline),
-                since=first.since,
-                until=until,
-            )
+            work = partial(self._run_works, first.batch_operation, works)
+            return await self._client.operate("commit", work, since=first.since, until=until)
         except MediatorError as error:
             return [error.with_traceback(None)] * len(works)
         except Exception as error:
             log_store_fault("a batch failed", error)
             return [StoreUnavailable()] * len(works)
 
-    async def _run_works(
-        self, executor: OperationExecutor, batch_operation: MongoBatchOperation, works: Sequence[Any], deadline: float
-    ) -> list[Any]:
+    async def _run_works(self, batch_operation: BatchOperation, works: Sequence[Any], run: Operation) -> list[Any]:
         """Return the answer to each work. If they fail together they are divided, so that only a bad one fails."""
-        if self._clock.seconds() >= deadline:
+        if run.is_over:
             return [StoreUnavailable()] * len(works)
         try:
-            return list(
-                await batch_operation(executor, works, deadline, _MAX_SHARED_TRIES if len(works) > 1 else None)
-            )
+            return list(await batch_operation(run, works, _MAX_SHARED_TRIES if len(works) > 1 else None))
         except ServerUnreachable as error:
-            if len(works) == 1 or not error.connected or self._clock.seconds() >= deadline:
+            if len(works) == 1 or not error.connected or run.is_over:
                 self._client.report_failure("commit", error)
                 return [StoreUnavailable()] * len(works)
         except (MongoCommandError, DuplicateKeyError, MediatorError, *ENCODING_ERRORS) as error:
             if len(works) == 1:
                 return [self._convert_error(error)]
         half = len(works) // 2
-        first = await self._run_works(executor, batch_operation, works[:half], deadline)
-        return first + await self._run_works(executor, batch_operation, works[half:], deadline)
+        first = await self._run_works(batch_operation, works[:half], run)
+        return first + await self._run_works(batch_operation, works[half:], run)
 
     def _convert_error(self, error: Exception) -> MediatorError:
         if isinstance(error, MediatorError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from sqlite3 import Connection
 
 from mediatord.errors import MediationNotGranted
 from mediatord.protocol.canonical_did import canonicalize_did, compute_did_digest
@@ -18,25 +17,24 @@ from mediatord.store.interfaces.store import (
     RecipientUpdateResult,
 )
 from mediatord.store.recipient_names import MAX_RECIPIENT_NAMES, RecipientNames, slice_names
-from mediatord.store.sqlite.bulk_sql import hash_did
-from mediatord.store.sqlite.queue_accounting import StoreConnection
+from mediatord.store.sqlite.connection import StoreConnection, hash_did
 
 _NOTHING_WAITS = "NOT EXISTS (SELECT 1 FROM queue WHERE account_id = account.id)"
 
 
-def get_account(connection: Connection, did: str) -> Account | None:
+def get_account(connection: StoreConnection, did: str) -> Account | None:
     query = "SELECT did, created_at, draft03, seen_at FROM account WHERE did_key = ?"
     row = connection.execute(query, (hash_did(did),)).fetchone()
     return None if row is None else Account(row[0], row[1], bool(row[2]), row[3])
 
 
-def get_account_id(connection: Connection, did: str) -> int | None:
+def get_account_id(connection: StoreConnection, did: str) -> int | None:
     """The number of an account, which it keeps when its DID changes."""
-    row = connection.execute("SELECT id FROM account WHERE did_key = ?", (hash_did(did),)).fetchone()
-    return None if row is None else row[0]
+    number: int | None = connection.select_value("SELECT id FROM account WHERE did_key = ?", (hash_did(did),))
+    return number
 
 
-def grant_account(connection: Connection, did: str, now: float) -> Account:
+def grant_account(connection: StoreConnection, did: str, now: float) -> Account:
     """
     The account of a DID, created if there is none.
 
@@ -55,7 +53,7 @@ def grant_account(connection: Connection, did: str, now: float) -> Account:
     return granted
 
 
-def touch_account(connection: Connection, did: str, now: float) -> None:
+def touch_account(connection: StoreConnection, did: str, now: float) -> None:
     connection.execute(
         """
         UPDATE account SET seen_at = ?, fresh = CASE WHEN ? - created_at >= ? THEN 0 ELSE fresh END
@@ -65,7 +63,7 @@ def touch_account(connection: Connection, did: str, now: float) -> None:
     )
 
 
-def get_account_usage(connection: Connection) -> AccountUsage:
+def get_account_usage(connection: StoreConnection) -> AccountUsage:
     counts = dict(connection.execute("SELECT name, value FROM tally").fetchall())
     return AccountUsage(counts["accounts"], counts["registration_bytes"])
 
@@ -85,25 +83,25 @@ def expire_accounts(
                 _delete_account(connection, number, did)
                 expired.append(ExpiredAccount(did, recipients, reason))
     if expired:
-        connection.clear_queue_cache()
+        connection.clear_cache()
     return expired
 
 
 def remove_account(connection: StoreConnection, did: str) -> bool:
     """Remove an account and its registrations, unless messages are queued for it; returns whether that was done."""
     query = f"SELECT id FROM account WHERE did_key = ? AND {_NOTHING_WAITS}"
-    row = connection.execute(query, (hash_did(did),)).fetchone()
-    if row is None:
+    number = connection.select_value(query, (hash_did(did),))
+    if number is None:
         return False
-    _delete_account(connection, row[0], did)
-    connection.clear_queue_cache()
+    _delete_account(connection, number, did)
+    connection.clear_cache()
     return True
 
 
 def unregister_recipients(connection: StoreConnection, did: str) -> None:
     """Remove all registrations of an account; queued messages stay."""
     number = get_account_id(connection, did)
-    connection.clear_queue_cache()
+    connection.clear_cache()
     connection.execute(
         "UPDATE recipient SET registered = NULL, names = NULL WHERE account_id = ? AND registered IS NOT NULL",
         (number,),
@@ -112,34 +110,31 @@ def unregister_recipients(connection: StoreConnection, did: str) -> None:
     connection.execute("UPDATE account SET recipients = 0 WHERE id = ?", (number,))
 
 
-def _delete_account(connection: Connection, account_number: int, did: str) -> None:
+def _delete_account(connection: StoreConnection, account_number: int, did: str) -> None:
     connection.execute("DELETE FROM recipient WHERE account_id = ?", (account_number,))
     connection.execute("DELETE FROM did_document WHERE short = ?", (did,))
     connection.execute("DELETE FROM account WHERE id = ?", (account_number,))
 
 
-def mark_draft03(connection: Connection, did: str) -> None:
+def mark_draft03(connection: StoreConnection, did: str) -> None:
     connection.execute("UPDATE account SET draft03 = 1 WHERE did_key = ?", (hash_did(did),))
 
 
-def find_owner(connection: Connection, recipient_did: str) -> str | None:
-    row = connection.execute(
+def find_owner(connection: StoreConnection, recipient_did: str) -> str | None:
+    owner: str | None = connection.select_value(
         """
         SELECT account.did FROM recipient JOIN account ON account.id = recipient.account_id
         WHERE recipient.did_digest = ? AND recipient.registered IS NOT NULL
         """,
         (compute_did_digest(recipient_did),),
-    ).fetchone()
-    return None if row is None else row[0]
+    )
+    return owner
 
 
-def list_spellings(connection: Connection, recipient_did: str) -> list[str]:
+def list_spellings(connection: StoreConnection, recipient_did: str) -> list[str]:
     """Names under which a DID is registered, in order of registration."""
-    row = connection.execute(
-        "SELECT did, registered, names FROM recipient WHERE did_digest = ? AND registered IS NOT NULL",
-        (compute_did_digest(recipient_did),),
-    ).fetchone()
-    return [] if row is None else [name for _, name in _parse_names(*row).spellings]
+    registration = _find_registration(connection, recipient_did)
+    return [] if registration is None else [name for _, name in registration[2].spellings]
 
 
 def update_recipients(
@@ -153,7 +148,7 @@ def update_recipients(
     account_number = get_account_id(connection, did)
     if account_number is None:
         raise MediationNotGranted()
-    connection.clear_queue_cache()
+    connection.clear_cache()
     return [
         _add_recipient(connection, account_number, recipient_did, max_recipients)
         if action == "add"
@@ -162,8 +157,8 @@ def update_recipients(
     ]
 
 
-def list_recipients(connection: Connection, did: str, offset: int, limit: int) -> tuple[list[str], int]:
-    row = connection.execute("SELECT id, recipients FROM account WHERE did_key = ?", (hash_did(did),)).fetchone()
+def list_recipients(connection: StoreConnection, account: str, offset: int, limit: int) -> tuple[list[str], int]:
+    row = connection.execute("SELECT id, recipients FROM account WHERE did_key = ?", (hash_did(account),)).fetchone()
     if row is None:
         return [], 0
     rows = connection.execute(
@@ -183,7 +178,7 @@ def move_account(connection: StoreConnection, prior: str, new: str) -> bool:
         or is_retired(connection, new)
     ):
         return False
-    connection.clear_queue_cache()
+    connection.clear_cache()
     connection.execute(
         "UPDATE account SET did = ?, did_key = ? WHERE did_key = ?", (new, hash_did(new), hash_did(prior))
     )
@@ -191,34 +186,38 @@ def move_account(connection: StoreConnection, prior: str, new: str) -> bool:
     return True
 
 
-def remember_did(connection: Connection, short: str, long: str) -> None:
+def remember_did(connection: StoreConnection, short: str, long: str) -> None:
     connection.execute(
         "INSERT INTO did_document VALUES (?, ?) ON CONFLICT DO UPDATE SET long = excluded.long", (short, long)
     )
 
 
-def recall_did(connection: Connection, short: str) -> str | None:
-    row = connection.execute("SELECT long FROM did_document WHERE short = ?", (short,)).fetchone()
-    return None if row is None else row[0]
+def recall_did(connection: StoreConnection, short: str) -> str | None:
+    long: str | None = connection.select_value("SELECT long FROM did_document WHERE short = ?", (short,))
+    return long
 
 
-def is_retired(connection: Connection, did: str) -> bool:
-    return connection.execute("SELECT 1 FROM retired WHERE did = ?", (did,)).fetchone() is not None
+def is_retired(connection: StoreConnection, did: str) -> bool:
+    return connection.select_value("SELECT 1 FROM retired WHERE did = ?", (did,)) is not None
 
 
-def _add_recipient(
-    connection: Connection, account_number: int, name: str, max_recipients: int
-) -> RecipientUpdateResult:
-    digest = compute_did_digest(name)
-    owned = connection.execute(
+def _find_registration(connection: StoreConnection, name: str) -> tuple[int, int, RecipientNames] | None:
+    """Numbers of account and recipient, and registered names of a DID."""
+    row = connection.execute(
         """
         SELECT account_id, id, did, registered, names FROM recipient WHERE did_digest = ? AND registered IS NOT NULL
         """,
-        (digest,),
+        (compute_did_digest(name),),
     ).fetchone()
-    if owned is not None and owned[0] != account_number:
+    return None if row is None else (row[0], row[1], _parse_names(*row[2:]))
+
+
+def _add_recipient(
+    connection: StoreConnection, account_number: int, name: str, max_recipients: int
+) -> RecipientUpdateResult:
+    owner, recipient_id, names = _find_registration(connection, name) or (account_number, 0, None)
+    if owner != account_number:
         return "client_error"
-    names = None if owned is None else _parse_names(*owned[2:])
     if names is not None and name in names:
         return "no_change"
     number, place = _take_place(connection, account_number)
@@ -228,12 +227,12 @@ def _add_recipient(
         _register_recipient(connection, account_number, name, place)
     else:
         names.add(name, place)
-        _save_names(connection, owned[1], names)
+        _save_names(connection, recipient_id, names)
         _change_name_count(connection, account_number, 1)
     return "success"
 
 
-def _register_recipient(connection: Connection, account_number: int, name: str, place: int) -> None:
+def _register_recipient(connection: StoreConnection, account_number: int, name: str, place: int) -> None:
     digest, did = compute_did_digest(name), canonicalize_did(name)
     # Messages left over from an earlier registration belong to the queue again, and count against its limits.
     left_over = connection.execute(
@@ -251,25 +250,18 @@ def _register_recipient(connection: Connection, account_number: int, name: str, 
     )
 
 
-def _remove_recipient(connection: Connection, account_number: int, name: str) -> RecipientUpdateResult:
-    owned = connection.execute(
-        """
-        SELECT id, did, registered, names FROM recipient
-        WHERE did_digest = ? AND account_id = ? AND registered IS NOT NULL
-        """,
-        (compute_did_digest(name), account_number),
-    ).fetchone()
-    names = None if owned is None else _parse_names(*owned[1:])
-    if names is None or name not in names:
+def _remove_recipient(connection: StoreConnection, account_number: int, name: str) -> RecipientUpdateResult:
+    owner, recipient_id, names = _find_registration(connection, name) or (0, 0, RecipientNames(name, None))
+    if owner != account_number or name not in names:
         return "no_change"
     names.remove(name)
-    _save_names(connection, owned[0], names)
+    _save_names(connection, recipient_id, names)
     if names:
         _change_name_count(connection, account_number, -1)
     return "success"
 
 
-def _take_place(connection: Connection, account_number: int) -> tuple[int, int]:
+def _take_place(connection: StoreConnection, account_number: int) -> tuple[int, int]:
     """Number of names that an account has registered, and the next place in their order."""
     row: tuple[int, int] = connection.execute(
         "UPDATE account SET places = places + 1 WHERE id = ? RETURNING recipients, places", (account_number,)
@@ -277,7 +269,7 @@ def _take_place(connection: Connection, account_number: int) -> tuple[int, int]:
     return row
 
 
-def _save_names(connection: Connection, recipient_id: int, names: RecipientNames) -> None:
+def _save_names(connection: StoreConnection, recipient_id: int, names: RecipientNames) -> None:
     """Write the names of a recipient; triggers count the first and the last one."""
     connection.execute(
         "UPDATE recipient SET registered = ?, names = ? WHERE id = ?",
@@ -285,7 +277,7 @@ def _save_names(connection: Connection, recipient_id: int, names: RecipientNames
     )
 
 
-def _change_name_count(connection: Connection, account_number: int, difference: int) -> None:
+def _change_name_count(connection: StoreConnection, account_number: int, difference: int) -> None:
     connection.execute("UPDATE account SET recipients = recipients + ? WHERE id = ?", (difference, account_number))
 
 

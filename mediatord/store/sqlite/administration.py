@@ -21,10 +21,9 @@ from mediatord.store.interfaces.administration import (
     QueueProtocol,
 )
 from mediatord.store.interfaces.messages import RemovedMessage
-from mediatord.store.sqlite import account_queries, decentrl_queries, message_writes
-from mediatord.store.sqlite.bulk_sql import hash_did
-from mediatord.store.sqlite.executor import SQLExecutor
-from mediatord.store.sqlite.queue_accounting import StoreConnection
+from mediatord.store.sqlite import account_queries, decentrl_queries, message_writes, queue_statistics
+from mediatord.store.sqlite.connection import StoreConnection, hash_did
+from mediatord.store.sqlite.executor import SQLExecutor, sql_method
 
 _SELECT_QUEUES = {
     "didcomm": """
@@ -38,12 +37,6 @@ _SELECT_QUEUES = {
             (SELECT e.received_at FROM pending_event e WHERE e.recipient_id = h.party_id ORDER BY e.seq LIMIT 1)
         FROM holding h JOIN party p ON p.id = h.party_id WHERE h.pending > 0
         ORDER BY h.pending DESC, p.did LIMIT ?
-    """,
-}
-_SELECT_TOTALS = {
-    "didcomm": "SELECT count(*), coalesce(sum(messages), 0), coalesce(sum(bytes), 0) FROM queue",
-    "decentrl": """
-        SELECT count(*), coalesce(sum(pending), 0), coalesce(sum(pending_bytes), 0) FROM holding WHERE pending > 0
     """,
 }
 _DID_TABLES = ("account", "recipient", "party")
@@ -82,125 +75,77 @@ _SELECT_QUEUED_DIDS = """
 """
 
 
-@implementer(IStoreAdministration)
-class SQLiteStoreAdministration:
-    """
-    Reads in the thread for searches, so that nothing of a wallet waits for it.
+def _list_queues(
+    connection: StoreConnection, protocols: Sequence[QueueProtocol], offset: int, limit: int
+) -> list[QueueInfo]:
+    found = [
+        QueueInfo(half, did, account, messages, size, None if oldest_at is None else float(oldest_at))
+        for half in protocols
+        for did, account, messages, size, oldest_at in connection.execute(_SELECT_QUEUES[half], (offset + limit,))
+    ]
+    return sorted(found, key=lambda queue: -queue.messages)[offset : offset + limit]
 
-    :param forget_accounts: called after a change of accounts, which may be cached.
-    """
 
-    def __init__(self, file: SQLExecutor, forget_accounts: Callable[[], None]) -> None:
-        self._file = file
-        self._forget_accounts = forget_accounts
-        self.on_late_purge: LatePurgeListener = lambda protocol, removed: None
+def _sum_queues(connection: StoreConnection, protocols: Sequence[QueueProtocol]) -> QueueListTotals:
+    rows = [queue_statistics.read_totals(connection, half) for half in protocols]
+    return QueueListTotals(*map(sum, zip((0, 0, 0), *rows, strict=True)))
 
-    def list_queues(self, protocols: Sequence[QueueProtocol], offset: int, limit: int) -> Deferred[list[QueueInfo]]:
-        def read(connection: StoreConnection) -> list[QueueInfo]:
-            found = [
-                QueueInfo(half, did, account, messages, size, None if oldest_at is None else float(oldest_at))
-                for half in protocols
-                for did, account, messages, size, oldest_at in connection.execute(
-                    _SELECT_QUEUES[half], (offset + limit,)
-                )
-            ]
-            return sorted(found, key=lambda queue: -queue.messages)[offset : offset + limit]
 
-        return self._file.search("list_queues", read)
+def _list_dids(connection: StoreConnection, after: str, limit: int) -> DIDPage:
+    table, _, last = (after or f"{_DID_TABLES[0]}:0").partition(":")
+    number = _DID_TABLES.index(table)
+    rows = connection.execute(
+        f"SELECT id, did FROM {table} WHERE id > ? ORDER BY id LIMIT ?",  # nosec B608 # one of ours
+        (int(last), limit),
+    ).fetchall()
+    if len(rows) == limit:
+        following: str | None = f"{table}:{rows[-1][0]}"
+    else:
+        following = f"{_DID_TABLES[number + 1]}:0" if number + 1 < len(_DID_TABLES) else None
+    return DIDPage([did for _, did in rows], following)
 
-    def sum_queues(self, protocols: Sequence[QueueProtocol]) -> Deferred[QueueListTotals]:
-        def read(connection: StoreConnection) -> QueueListTotals:
-            rows = [connection.execute(_SELECT_TOTALS[half]).fetchone() for half in protocols]
-            return QueueListTotals(*map(sum, zip((0, 0, 0), *rows, strict=True)))
 
-        return self._file.search("sum_queues", read)
+def _find_did(connection: StoreConnection, did: str) -> str | None:
+    canonical = canonicalize_did(did)
+    account, digest = hash_did(canonical), compute_did_digest(did)
+    found: str | None = connection.select_value(
+        _SELECT_MATCHING_DID, {"did": did, "digest": digest, "account": account, "canonical": canonical}
+    )
+    return found
 
-    def list_dids(self, after: str, limit: int) -> Deferred[DIDPage]:
-        def read(connection: StoreConnection) -> DIDPage:
-            table, _, last = (after or f"{_DID_TABLES[0]}:0").partition(":")
-            number = _DID_TABLES.index(table)
-            rows = connection.execute(
-                f"SELECT id, did FROM {table} WHERE id > ? ORDER BY id LIMIT ?",  # nosec B608 # one of ours
-                (int(last), limit),
-            ).fetchall()
-            if len(rows) == limit:
-                following: str | None = f"{table}:{rows[-1][0]}"
-            else:
-                following = f"{_DID_TABLES[number + 1]}:0" if number + 1 < len(_DID_TABLES) else None
-            return DIDPage([did for _, did in rows], following)
 
-        return self._file.search("list_dids", read)
+def _list_entries(
+    connection: StoreConnection, did: str, protocol: QueueProtocol, after: str, limit: int
+) -> EntryPage:
+    query, parse = (_SELECT_MESSAGES, _parse_message) if protocol == "didcomm" else (_SELECT_EVENTS, _parse_event)
+    values = {"did": did, "digest": compute_did_digest(did), "after": int(after or -1), "limit": limit}
+    rows = connection.execute(query, values).fetchall()
+    return EntryPage([parse(did, row[1:]) for row in rows], str(rows[-1][0]) if len(rows) == limit else None)
 
-    def find_did(self, did: str) -> Deferred[str | None]:
-        canonical = canonicalize_did(did)
-        values = {
-            "did": did,
-            "digest": compute_did_digest(did),
-            "account": hash_did(canonical),
-            "canonical": canonical,
-        }
 
-        def read(connection: StoreConnection) -> str | None:
-            found = connection.execute(_SELECT_MATCHING_DID, values).fetchone()
-            return None if found is None else str(found[0])
+def _purge(
+    connection: StoreConnection, did: str, protocol: QueueProtocol, ids: Sequence[str]
+) -> list[RemovedMessage]:
+    if protocol == "didcomm":
+        return message_writes.purge_messages(connection, ids)
+    return decentrl_queries.acknowledge_events(connection, did, ids, "removed")
 
-        return self._file.search("find_did", read)
 
-    def list_entries(self, did: str, protocol: QueueProtocol, after: str, limit: int) -> Deferred[EntryPage]:
-        query, parse = (_SELECT_MESSAGES, _parse_message) if protocol == "didcomm" else (_SELECT_EVENTS, _parse_event)
-        values = {"did": did, "digest": compute_did_digest(did), "after": int(after or -1), "limit": limit}
+def _list_accounts(connection: StoreConnection, offset: int, limit: int) -> list[AccountSummary]:
+    return [_parse_account(row) for row in connection.execute(_SELECT_NEWEST_ACCOUNTS, (limit, offset))]
 
-        def read(connection: StoreConnection) -> EntryPage:
-            rows = connection.execute(query, values).fetchall()
-            return EntryPage([parse(did, row[1:]) for row in rows], str(rows[-1][0]) if len(rows) == limit else None)
 
-        return self._file.search("list_entries", read)
+def _count_accounts(connection: StoreConnection) -> int:
+    return int(connection.select_value("SELECT count(*) FROM account"))
 
-    def purge(self, did: str, protocol: QueueProtocol, ids: Sequence[str]) -> Deferred[list[RemovedMessage]]:
-        def remove(connection: StoreConnection) -> list[RemovedMessage]:
-            if protocol == "didcomm":
-                return message_writes.purge_messages(connection, ids)
-            return decentrl_queries.acknowledge_events(connection, did, ids, "removed")
 
-        return self._file.write("purge", remove)
+def _find_account(connection: StoreConnection, did: str) -> AccountSummary | None:
+    row = connection.execute(_SELECT_ACCOUNT, (hash_did(did),)).fetchone()
+    return None if row is None else _parse_account(row)
 
-    def list_accounts(self, offset: int, limit: int) -> Deferred[list[AccountSummary]]:
-        def read(connection: StoreConnection) -> list[AccountSummary]:
-            return [_parse_account(row) for row in connection.execute(_SELECT_NEWEST_ACCOUNTS, (limit, offset))]
 
-        return self._file.search("list_accounts", read)
-
-    def count_accounts(self) -> Deferred[int]:
-        def read(connection: StoreConnection) -> int:
-            return int(connection.execute("SELECT count(*) FROM account").fetchone()[0])
-
-        return self._file.search("count_accounts", read)
-
-    def find_account(self, did: str) -> Deferred[AccountSummary | None]:
-        def read(connection: StoreConnection) -> AccountSummary | None:
-            row = connection.execute(_SELECT_ACCOUNT, (hash_did(did),)).fetchone()
-            return None if row is None else _parse_account(row)
-
-        return self._file.search("find_account", read)
-
-    def list_queued_dids(self, account: str) -> Deferred[list[str]]:
-        def read(connection: StoreConnection) -> list[str]:
-            return [did for (did,) in connection.execute(_SELECT_QUEUED_DIDS, (hash_did(account),))]
-
-        return self._file.search("list_queued_dids", read)
-
-    def unregister_recipients(self, account: str) -> Deferred[None]:
-        return self._change("unregister_recipients", lambda c: account_queries.unregister_recipients(c, account))
-
-    def remove_account(self, account: str) -> Deferred[bool]:
-        return self._change("remove_account", lambda c: account_queries.remove_account(c, account))
-
-    def _change(self, name: str, work: Callable[[StoreConnection], Any]) -> Deferred[Any]:
-        def forget(result: Any) -> Any:
-            self._forget_accounts()
-            return result
-
-        return self._file.write(name, work).addBoth(forget)
+def _list_queued_dids(connection: StoreConnection, account: str) -> list[str]:
+    return [did for (did,) in connection.execute(_SELECT_QUEUED_DIDS, (hash_did(account),))]
 
 
 def _parse_message(did: str, row: Sequence[Any]) -> QueuedMessage:
@@ -219,3 +164,36 @@ def _parse_event(did: str, row: Sequence[Any]) -> QueuedMessage:
 def _parse_account(row: Sequence[Any]) -> AccountSummary:
     did, created_at, seen_at, fresh, recipients, messages, size = row
     return AccountSummary(did, created_at, seen_at, not fresh, recipients, messages, size)
+
+
+@implementer(IStoreAdministration)
+class SQLiteStoreAdministration:
+    """
+    Reads in the thread for searches, so that nothing of a wallet waits for it.
+
+    :param forget_accounts: called with the result of a change of accounts, which may be cached; returns it.
+    """
+
+    def __init__(self, executor: SQLExecutor, forget_accounts: Callable[[Any], Any]) -> None:
+        self._executor = executor
+        self._forget_accounts = forget_accounts
+        self.on_late_purge: LatePurgeListener = lambda protocol, removed: None
+
+    list_queues = sql_method("search", "list_queues", _list_queues)
+    sum_queues = sql_method("search", "sum_queues", _sum_queues)
+    list_dids = sql_method("search", "list_dids", _list_dids)
+    find_did = sql_method("search", "find_did", _find_did)
+    list_entries = sql_method("search", "list_entries", _list_entries)
+    list_accounts = sql_method("search", "list_accounts", _list_accounts)
+    count_accounts = sql_method("search", "count_accounts", _count_accounts)
+    find_account = sql_method("search", "find_account", _find_account)
+    list_queued_dids = sql_method("search", "list_queued_dids", _list_queued_dids)
+    purge = sql_method("write", "purge", _purge)
+
+    def unregister_recipients(self, account: str) -> Deferred[None]:
+        done = self._executor.write("unregister_recipients", account_queries.unregister_recipients, account)
+        return done.addBoth(self._forget_accounts)
+
+    def remove_account(self, account: str) -> Deferred[bool]:
+        done = self._executor.write("remove_account", account_queries.remove_account, account)
+        return done.addBoth(self._forget_accounts)

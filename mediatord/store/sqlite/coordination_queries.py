@@ -8,25 +8,28 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from sqlite3 import Connection
+from math import ceil
+from typing import Any
 
 from mediatord.errors import ReplayCacheFull
 from mediatord.store.interfaces.cluster import (
-    ClusterJoinError,
+    QUOTA_WINDOW_SLOTS,
     ClusterNode,
     ClusterSecretMismatch,
     NodeNameTaken,
     PresenceRecord,
+    QuotaUse,
+    get_quota_wait,
 )
 from mediatord.store.interfaces.store import NONCE_GRACE_SECONDS
-from mediatord.store.quotas import QuotaUse, add_quota_use, drop_expired_uses, get_quota_wait, remove_latest_use
-from mediatord.store.sqlite.bulk_sql import execute_in, insert_rows, select_rows_in
-from mediatord.store.sqlite.group_commit import OperationOutcome
+from mediatord.store.recipient_names import filter_valid_ids
+from mediatord.store.sqlite.connection import BatchOperation, StoreConnection
 
 # Stands for a node in a message that was delivered by no node.
 NO_NODE_ID = 1
 
 _SELECT_NODES = "SELECT name, boot, address, seal FROM node"
+_SELECT_NODE_ID = "SELECT id FROM node WHERE boot = ?"
 _SELECT_LEASE_END = "SELECT until FROM node WHERE boot = ?"
 _UPSERT_NODE = """
     INSERT INTO node (name, boot, address, seal, until) VALUES (?, ?, ?, ?, ?)
@@ -40,31 +43,31 @@ _ACQUIRE_LEASE = """
 """
 
 
-def join_node(connection: Connection, node: ClusterNode, until: float, now: float) -> ClusterJoinError | None:
-    """Add a live node, or renew it; returns the reason if it was refused."""
+def join_node(connection: StoreConnection, now: float, node: ClusterNode, lease: float) -> Any:
+    """Add a live node, or renew it; returns the :class:`ClusterJoinError` if it is refused."""
     others = [other for other in list_nodes(connection, now) if other.boot != node.boot]
     if any(other.seal != node.seal for other in others):
         return ClusterSecretMismatch()
     for other in others:
         if other.name == node.name:
-            return NodeNameTaken(other, *connection.execute(_SELECT_LEASE_END, (other.boot,)).fetchone())
-    connection.execute(_UPSERT_NODE, (node.name, node.boot, node.address, node.seal, until))
+            return NodeNameTaken(other, connection.select_value(_SELECT_LEASE_END, (other.boot,)))
+    connection.execute(_UPSERT_NODE, (node.name, node.boot, node.address, node.seal, now + lease))
     return None
 
 
-def renew_node(connection: Connection, boot: str, until: float, now: float) -> bool:
-    renewed = connection.execute("UPDATE node SET until = ? WHERE boot = ? AND until > ?", (until, boot, now))
+def renew_node(connection: StoreConnection, now: float, boot: str, lease: float) -> bool:
+    renewed = connection.execute("UPDATE node SET until = ? WHERE boot = ? AND until > ?", (now + lease, boot, now))
     return renewed.rowcount > 0
 
 
-def drop_node(connection: Connection, boot: str, until: float) -> int:
+def drop_node(connection: StoreConnection, now: float, boot: str, *, until: float = 0.0) -> int:
     """
     Remove a node; returns the number of its deliveries that are pending again.
 
-    :param until: nothing is done for a node whose lease ends later.
+    :param until: nothing is done for a node whose lease ends later, and after now.
     """
-    lease = connection.execute(_SELECT_LEASE_END, (boot,)).fetchone()
-    if lease is not None and lease[0] > until:
+    lease_end = connection.select_value(_SELECT_LEASE_END, (boot,))
+    if lease_end is not None and lease_end > max(until, now):
         return 0
     connection.execute("DELETE FROM turn WHERE boot = ?", (boot,))
     rows = connection.execute("DELETE FROM node WHERE boot = ? RETURNING id", (boot,)).fetchall()
@@ -73,7 +76,7 @@ def drop_node(connection: Connection, boot: str, until: float) -> int:
     return sum([connection.execute(released, row).rowcount for row in rows])
 
 
-def release_lost_deliveries(connection: Connection, now: float) -> None:
+def release_lost_deliveries(connection: StoreConnection, now: float) -> None:
     """Make deliveries of nodes that are not live pending again."""
     connection.execute(
         """
@@ -84,72 +87,52 @@ def release_lost_deliveries(connection: Connection, now: float) -> None:
     )
 
 
-def list_nodes(connection: Connection, now: float) -> list[ClusterNode]:
+def list_nodes(connection: StoreConnection, now: float) -> list[ClusterNode]:
     return [ClusterNode(*row) for row in connection.execute(f"{_SELECT_NODES} WHERE until > ? ORDER BY name", (now,))]
 
 
-def list_lapsed_nodes(connection: Connection, now: float) -> list[str]:
+def list_lapsed_nodes(connection: StoreConnection, now: float) -> list[str]:
     return [boot for (boot,) in connection.execute("SELECT boot FROM node WHERE until <= ? ORDER BY boot", (now,))]
 
 
-def get_or_create_node(connection: Connection, boot: str) -> int:
+def get_or_create_node(connection: StoreConnection, boot: str) -> int:
     """The number of a node, assigned if it has none."""
-    known = _get_node_id(connection, boot)
-    if known is not None:
-        return known
-    number = connection.execute("INSERT INTO node (boot) VALUES (?)", (boot,)).lastrowid
-    assert number is not None
-    return number
+    number = connection.select_value(_SELECT_NODE_ID, (boot,))
+    return int(number or connection.insert_numbered_rows("INSERT INTO node (boot)", [(boot,)])[0])
 
 
-def add_presence(connection: Connection, boot: str, dids: Sequence[str]) -> None:
+def add_presence(connection: StoreConnection, boot: str, dids: Sequence[str]) -> None:
     if dids:
         number = get_or_create_node(connection, boot)
-        insert_rows(connection, "INSERT OR IGNORE INTO presence (did, node_id)", [(did, number) for did in dids])
+        connection.insert_rows("INSERT OR IGNORE INTO presence (did, node_id)", [(did, number) for did in dids])
 
 
-def remove_presence(connection: Connection, boot: str, dids: Sequence[str]) -> None:
-    number = _get_node_id(connection, boot)
-    if number is not None:
-        execute_in(connection, "DELETE FROM presence WHERE node_id = ? AND did IN ({})", dids, number)
+def remove_presence(connection: StoreConnection, boot: str, dids: Sequence[str]) -> None:
+    number = connection.select_value(_SELECT_NODE_ID, (boot,))
+    connection.execute_in("DELETE FROM presence WHERE node_id = ? AND did IN ({})", dids, number)
 
 
-def find_presence(connection: Connection, dids: Sequence[str], now: float) -> list[PresenceRecord]:
+def find_presence(connection: StoreConnection, now: float, dids: Sequence[str]) -> list[PresenceRecord]:
     source = "FROM presence p CROSS JOIN node n ON n.id = p.node_id WHERE p.did IN ({})"
-    found = select_rows_in(connection, "p.did, n.boot", source, list(dict.fromkeys(dids)))
-    if not found:
-        return []
-    live = {node.boot: node for node in list_nodes(connection, now)}
+    found = connection.select_rows_in("p.did, n.boot", source, list(dict.fromkeys(dids)))
+    live = {node.boot: node for node in list_nodes(connection, now)} if found else {}
     return [PresenceRecord(did, boot, live.get(boot)) for did, boot in found]
 
 
-def acquire_lease(connection: Connection, lease_name: str, boot: str, until: float, now: float) -> bool:
-    return connection.execute(_ACQUIRE_LEASE, (lease_name, boot, until, now)).rowcount > 0
+def acquire_lease(connection: StoreConnection, now: float, lease_name: str, boot: str, lease: float) -> bool:
+    return connection.execute(_ACQUIRE_LEASE, (lease_name, boot, now + lease, now)).rowcount > 0
 
 
-def record_pickups(connection: Connection, ids: Sequence[str], until: float, now: float) -> None:
+def record_pickups(connection: StoreConnection, now: float, ids: Sequence[str], period: float) -> None:
     connection.execute("DELETE FROM pickup WHERE until <= ?", (now,))
-    insert_rows(
-        connection,
-        "INSERT INTO pickup (id, until)",
-        [(id_, until) for id_ in dict.fromkeys(ids)],
-        " ON CONFLICT DO UPDATE SET until = excluded.until",
-    )
+    rows = [(id_, now + period) for id_ in filter_valid_ids(ids)]
+    connection.insert_rows("INSERT INTO pickup (id, until)", rows, "ON CONFLICT DO UPDATE SET until = excluded.until")
 
 
-def find_picked_up(connection: Connection, ids: Sequence[str], now: float) -> frozenset[str]:
-    rows = select_rows_in(
-        connection, "id", "FROM pickup WHERE +until > ? AND id IN ({})", list(dict.fromkeys(ids)), now
-    )
-    return frozenset(id_ for (id_,) in rows)
+def find_picked_up(connection: StoreConnection, now: float, ids: Sequence[str]) -> frozenset[str]:
+    source = "FROM pickup WHERE +until > ? AND id IN ({})"
+    return frozenset([id_ for (id_,) in connection.select_rows_in("id", source, filter_valid_ids(ids), now)])
 
-
-def _get_node_id(connection: Connection, boot: str) -> int | None:
-    row = connection.execute("SELECT id FROM node WHERE boot = ?", (boot,)).fetchone()
-    return None if row is None else row[0]
-
-
-QUOTAS_PER_PRUNE = 5_000
 
 _UPSERT_QUOTA = """
     INSERT INTO allowance (key, until, lots) VALUES (?, ?, ?)
@@ -157,7 +140,34 @@ _UPSERT_QUOTA = """
 """
 
 
-def take_quota(connection: Connection, key: bytes, amount: int, limit: int, period: float, now: float) -> float:
+def drop_expired_uses(lots: Sequence[QuotaUse], period: float, now: float) -> list[QuotaUse]:
+    """Uses within the last period."""
+    return [lot for lot in lots if lot[0] > now - period]
+
+
+def add_quota_use(lots: Sequence[QuotaUse], amount: int, *, period: float, now: float) -> list[QuotaUse]:
+    """Uses with one more."""
+    slot = period / QUOTA_WINDOW_SLOTS
+    at = ceil(now / slot) * slot
+    if lots and lots[-1][0] >= at:
+        return [*lots[:-1], (lots[-1][0], lots[-1][1] + amount)]
+    return [*lots, (at, amount)]
+
+
+def remove_latest_use(lots: Sequence[QuotaUse], amount: int) -> list[QuotaUse]:
+    """Uses without the latest ones, of this amount in total."""
+    left = list(lots)
+    while left and amount > 0:
+        at, taken = left.pop()
+        if taken > amount:
+            left.append((at, taken - amount))
+        amount -= taken
+    return left
+
+
+def take_quota(
+    connection: StoreConnection, now: float, key: bytes, amount: int, *, limit: int, period: float
+) -> float:
     """Take from a quota; returns the seconds to wait for it, 0.0 when it was taken."""
     lots = drop_expired_uses(_load_uses(connection, key), period, now)
     wait = get_quota_wait(lots, amount, limit=limit, period=period, now=now)
@@ -167,36 +177,17 @@ def take_quota(connection: Connection, key: bytes, amount: int, limit: int, peri
     return wait
 
 
-def return_quota(connection: Connection, key: bytes, amount: int) -> None:
+def return_quota(connection: StoreConnection, key: bytes, amount: int) -> None:
     before = _load_uses(connection, key)
     lots = remove_latest_use(before, amount)
     if lots != before:
         connection.execute("UPDATE allowance SET lots = ? WHERE key = ?", (json.dumps(lots), key))
 
 
-def prune_quotas(connection: Connection, now: float, after: bytes | None) -> bytes | None:
-    """
-    Delete expired quotas among the next few thousand.
+def _load_uses(connection: StoreConnection, key: bytes) -> list[QuotaUse]:
+    lots = connection.select_value("SELECT lots FROM allowance WHERE key = ?", (key,))
+    return [(at, taken) for at, taken in json.loads(lots or "[]")]
 
-    :param after: key to begin behind; None to begin with the first.
-    :return: the last key that was checked; None when it was the last of all.
-    """
-    behind, start = ("key >= ?", b"") if after is None else ("key > ?", after)
-    row = connection.execute(
-        f"SELECT key FROM allowance WHERE {behind} ORDER BY key LIMIT 1 OFFSET ?", (start, QUOTAS_PER_PRUNE - 1)
-    ).fetchone()
-    last: bytes | None = None if row is None else row[0]
-    within, keys = (behind, [start]) if last is None else (f"{behind} AND key <= ?", [start, last])
-    connection.execute(f"DELETE FROM allowance WHERE {within} AND until <= ?", (*keys, now))
-    return last
-
-
-def _load_uses(connection: Connection, key: bytes) -> list[QuotaUse]:
-    row = connection.execute("SELECT lots FROM allowance WHERE key = ?", (key,)).fetchone()
-    return [] if row is None else [(at, taken) for at, taken in json.loads(row[0])]
-
-
-NONCES_PER_PRUNE = 5_000
 
 # Nonces that exist are skipped; the others get the last places.
 _INSERT_NONCES = "INSERT OR IGNORE INTO nonce (key, until)"
@@ -218,34 +209,30 @@ class NonceClaim:
 
 
 @dataclass(frozen=True, slots=True)
-class NonceClaimOperation:
+class NonceClaimOperation(BatchOperation):
     """A claim as an operation of a batch, which returns whether the nonce was new."""
 
     claim: NonceClaim
     capacity: int
 
     @staticmethod
-    def run_batch(connection: Connection, operations: Sequence[NonceClaimOperation]) -> list[OperationOutcome]:
-        """Perform neighbouring operations of a batch together."""
+    def run_batch(connection: StoreConnection, operations: Sequence[NonceClaimOperation]) -> list[ClaimOutcome]:
         claims = [operation.claim for operation in operations]
-        return [
-            OperationOutcome(error=claimed) if isinstance(claimed, ReplayCacheFull) else OperationOutcome(claimed)
-            for claimed in claim_nonces(connection, claims, operations[0].capacity)
-        ]
+        return claim_nonces(connection, claims, operations[0].capacity)
 
 
 # Whether it was new, or the error if it is, but the cache is full.
 ClaimOutcome = bool | ReplayCacheFull
 
 
-def claim_nonces(connection: Connection, claims: Sequence[NonceClaim], capacity: int) -> list[ClaimOutcome]:
+def claim_nonces(connection: StoreConnection, claims: Sequence[NonceClaim], capacity: int) -> list[ClaimOutcome]:
     """Outcome of each claim, as if they were made one after the other."""
     rows: list[tuple[bytes, float]] = []
     room = capacity
     for claim in claims:
         rows.append((claim.key, claim.until))
         room = min(room, int(claim.share * capacity))
-    inserted = insert_rows(connection, _INSERT_NONCES, rows)
+    inserted = connection.insert_rows(_INSERT_NONCES, rows)
     if inserted == len(claims):
         if _change_nonce_count(connection, inserted) <= room:
             return [True] * inserted
@@ -256,43 +243,57 @@ def claim_nonces(connection: Connection, claims: Sequence[NonceClaim], capacity:
     return [_claim_nonce(connection, claim, capacity) for claim in claims]
 
 
-def release_nonce(connection: Connection, key: bytes) -> None:
+def release_nonce(connection: StoreConnection, key: bytes) -> None:
     gone = connection.execute("DELETE FROM nonce WHERE key = ?", (key,)).rowcount
     connection.execute(_CHANGE_NONCE_COUNT, (-gone,))
 
 
-def prune_nonces(connection: Connection, now: float, after: int) -> tuple[int, int | None]:
+ROWS_PER_PRUNE = 5_000
+
+
+def prune_quotas(connection: StoreConnection, now: float, after: bytes) -> bytes | None:
+    """
+    Delete expired quotas among the next few thousand.
+
+    :param after: key to begin behind.
+    :return: the last key that was checked; None when it was the last of all.
+    """
+    last: bytes | None = _prune_rows(connection, "allowance", "key", after, now)[1]
+    return last
+
+
+def prune_nonces(connection: StoreConnection, now: float, after: int) -> tuple[int, int | None]:
     """
     Delete nonces whose grace period is over among the next few thousand.
 
     :param after: place to begin behind.
     :return: their number, and the last place that was checked; None when it was the last of all.
     """
-    row = connection.execute(
-        "SELECT place FROM nonce WHERE place > ? ORDER BY place LIMIT 1 OFFSET ?", (after, NONCES_PER_PRUNE - 1)
-    ).fetchone()
-    last = None if row is None else row[0]
-    within = "place > ?" if last is None else "place > ? AND place <= ?"
-    over = now - NONCE_GRACE_SECONDS
-    places = (after,) if last is None else (after, last)
-    gone = connection.execute(f"DELETE FROM nonce WHERE {within} AND until <= ?", (*places, over)).rowcount
+    gone, last = _prune_rows(connection, "nonce", "place", after, now - NONCE_GRACE_SECONDS)
     connection.execute(_CHANGE_NONCE_COUNT, (-gone,))
     return gone, last
 
 
-def _claim_nonce(connection: Connection, claim: NonceClaim, capacity: int) -> ClaimOutcome:
-    held = connection.execute("SELECT until FROM nonce WHERE key = ?", (claim.key,)).fetchone()
+def _prune_rows(connection: StoreConnection, table: str, key: str, after: Any, until: float) -> tuple[int, Any]:
+    next_key = f"SELECT {key} FROM {table} WHERE {key} > ? ORDER BY {key} LIMIT 1 OFFSET ?"
+    last = connection.select_value(next_key, (after, ROWS_PER_PRUNE - 1))
+    within, keys = (f"{key} > ?", [after]) if last is None else (f"{key} > ? AND {key} <= ?", [after, last])
+    return connection.execute(f"DELETE FROM {table} WHERE {within} AND until <= ?", (*keys, until)).rowcount, last
+
+
+def _claim_nonce(connection: StoreConnection, claim: NonceClaim, capacity: int) -> ClaimOutcome:
+    held = connection.select_value("SELECT until FROM nonce WHERE key = ?", (claim.key,))
     if held is not None:
-        if held[0] > claim.now:
+        if held > claim.now:
             return False
         release_nonce(connection, claim.key)
     elif _change_nonce_count(connection, 0) >= int(claim.share * capacity):
         return ReplayCacheFull()
-    _change_nonce_count(connection, insert_rows(connection, _INSERT_NONCES, [(claim.key, claim.until)]))
+    _change_nonce_count(connection, connection.insert_rows(_INSERT_NONCES, [(claim.key, claim.until)]))
     return True
 
 
-def _change_nonce_count(connection: Connection, more: int) -> int:
+def _change_nonce_count(connection: StoreConnection, more: int) -> int:
     """Change the number of nonces; returns the new one."""
     ((number,),) = connection.execute(f"{_CHANGE_NONCE_COUNT} RETURNING value", (more,)).fetchall()
     return int(number)

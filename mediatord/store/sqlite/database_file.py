@@ -9,7 +9,7 @@ import fcntl
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from importlib.resources import files
 from math import inf
 from pathlib import Path
@@ -17,16 +17,20 @@ from threading import Timer
 from time import monotonic
 
 from mediatord.protocol.canonical_did import compute_did_digest
+from mediatord.store.sqlite.connection import (
+    BEGIN_IMMEDIATE,
+    LOCK_TIMEOUT_SECONDS,
+    StoreConnection,
+    retry_while_locked,
+)
 from mediatord.store.sqlite.coordination_queries import release_lost_deliveries
-from mediatord.store.sqlite.locks import LOCK_TIMEOUT_SECONDS, begin_immediate, retry_while_locked
-from mediatord.store.sqlite.queue_accounting import StoreConnection
 
 
 class StoreInUse(ValueError):
     """Another process uses the database; the text is for the operator."""
 
 
-class ExclusiveStoreLock:
+class DatabaseFileLock:
     """
     A lock on a file beside the database, which the system releases when this process ends, in any way.
 
@@ -47,17 +51,15 @@ class ExclusiveStoreLock:
         :raise StoreInUse: another process has it.
         :raise ValueError: the file cannot be created; the text is for the operator.
         """
-        descriptor = None
-        try:
-            descriptor = _open_lock_file(self._path.resolve())
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if descriptor is not None:
-                os.close(descriptor)
-            if isinstance(error, BlockingIOError):
-                raise StoreInUse(f"cannot use the database {self._path}: another daemon does") from None
-            raise ValueError(f"cannot use the database {self._path}: {error.strerror}") from None
-        self._descriptor = descriptor
+        with _explain_errors("use", self._path):
+            self._descriptor = _open_lock_file(self._path)
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                self.release()
+                if isinstance(error, BlockingIOError):
+                    raise StoreInUse(f"cannot use the database {self._path}: another daemon does") from None
+                raise
 
     def release(self) -> None:
         """Release the lock."""
@@ -66,8 +68,12 @@ class ExclusiveStoreLock:
             self._descriptor = None
 
 
+def _get_lock_path(path: Path) -> Path:
+    return path.resolve().with_name(f"{path.resolve().name}.lock")
+
+
 def _open_lock_file(database: Path) -> int:
-    path = database.with_name(f"{database.name}.lock")
+    path = _get_lock_path(database)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     except FileExistsError:
@@ -77,6 +83,20 @@ def _open_lock_file(database: Path) -> int:
         folder = os.stat(path.parent)
         os.fchown(descriptor, folder.st_uid, folder.st_gid)
     return descriptor
+
+
+@contextmanager
+def _explain_errors(action: str, path: Path) -> Iterator[None]:
+    """Turn an error into ValueError with a line for the operator."""
+    try:
+        yield
+    except (DatabaseUnusable, sqlite3.Error, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        if _is_not_a_database(error):
+            reason = f"{reason}; {_REPAIR_HINT}"
+        elif isinstance(error, DatabaseDamaged) or is_damage_error(error):
+            reason = f"it is damaged ({reason}); {_REPAIR_HINT}"
+        raise ValueError(f"cannot {action} the database {path}: {reason}") from None
 
 
 _DAMAGE_CODES = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
@@ -107,6 +127,18 @@ CHECKPOINT_BUSY_TIMEOUT_MS = 5
 _SCHEMA_VERSION = 1
 _CACHE_KIB = 32_768
 _READER_CACHE_KIB = 8_192  # for each of the connections that do not write
+_PRAGMAS = (
+    "foreign_keys = ON",
+    "synchronous = FULL",
+    "wal_autocheckpoint = 0",  # a checkpoint inside a commit would stall it
+    f"journal_size_limit = {MAX_WAL_BYTES}",
+    f"cache_size = -{_CACHE_KIB}",
+    "temp_store = MEMORY",
+    "secure_delete = FAST",  # what is freed is written again only if it is written anyway
+)
+_NO_BUSY_TIMEOUT = "busy_timeout = 0"  # it is waited for in another way
+# Rows of the store refer to numbers that were read in the same transaction, so the check is redundant.
+NO_FOREIGN_KEYS = "foreign_keys = OFF"
 _MIN_SQLITE_VERSION = (3, 38, 0)  # the first with JSON in every build; STRICT tables are one older
 
 
@@ -120,20 +152,30 @@ def read_schema_steps() -> list[str]:
     return [files("mediatord.store.sqlite").joinpath(name).read_text("utf-8") for name in names]
 
 
-def open_database(path: Path, now: float = inf, *, create: bool = True) -> StoreConnection:
+def open_database(path: Path, now: float | None = inf, *, create: bool = True) -> StoreConnection:
     """
     Open a database for writing; deliveries by no node, or by one that is not live, become pending.
 
-    :param now: nodes are live if their lease ends later.
+    :param now: nodes are live if their lease ends later; with None nothing is changed but the schema version.
     :param create: whether to create the file if it does not exist.
     :raise DatabaseUnusable: the file is of a newer version, or of another program, or does not exist.
     """
-    connection = prepare_database(path, create=create)
+    if sqlite3.sqlite_version_info < _MIN_SQLITE_VERSION:
+        raise DatabaseUnusable(f"SQLite {sqlite3.sqlite_version} is too old for it")
+    if is_missing_or_empty(path):
+        _check_no_orphaned_log(path)
+        if not create:
+            raise DatabaseUnusable("the file does not exist")
+        _create_file(path)
+    connection = connect(path, _NO_BUSY_TIMEOUT)
     try:
-        begin_immediate(connection, LOCK_TIMEOUT_SECONDS)
-        release_lost_deliveries(connection, now)
-        connection.execute("COMMIT")
-        disable_foreign_keys(connection)
+        migrate_schema(connection, read_schema_steps())  # first, so that what is not ours stays untouched
+        retry_while_locked(LOCK_TIMEOUT_SECONDS, connection.execute, "PRAGMA journal_mode = WAL")
+        if now is not None:
+            retry_while_locked(LOCK_TIMEOUT_SECONDS, connection.execute, BEGIN_IMMEDIATE)
+            release_lost_deliveries(connection, now)
+            connection.execute("COMMIT")
+            connection.execute(f"PRAGMA {NO_FOREIGN_KEYS}")
     except BaseException:
         connection.close()
         raise
@@ -144,55 +186,16 @@ def reopen_database(path: Path) -> StoreConnection:
     """
     Open a database for writing that :func:`open_database` has opened in this process before; changes nothing in it.
     """
-    connection = connect(path)
-    try:
-        connection.execute("PRAGMA busy_timeout = 0")
-        disable_foreign_keys(connection)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+    return connect(path, _NO_BUSY_TIMEOUT, NO_FOREIGN_KEYS)
 
 
-def disable_foreign_keys(connection: sqlite3.Connection) -> None:
-    # Rows refer to numbers that were read in the same transaction, so the check is redundant.
-    connection.execute("PRAGMA foreign_keys = OFF")
-
-
-def prepare_database(path: Path, *, create: bool = True) -> StoreConnection:
-    """
-    Open a database for writing; changes nothing in it but its schema version.
-
-    :param create: as for :func:`open_database`.
-    :raise DatabaseUnusable: as :func:`open_database`.
-    """
-    if sqlite3.sqlite_version_info < _MIN_SQLITE_VERSION:
-        raise DatabaseUnusable(f"SQLite {sqlite3.sqlite_version} is too old for it")
-    if is_missing_or_empty(path):
-        _check_no_orphaned_log(path)
-        if not create:
-            raise DatabaseUnusable("the file does not exist")
-        _create_file(path)
-    connection = connect(path)
-    try:
-        connection.execute("PRAGMA busy_timeout = 0")  # it is waited for in another way
-        migrate_schema(
-            connection, read_schema_steps()
-        )  # before anything else, so that what is not ours stays untouched
-        retry_while_locked(lambda: connection.execute("PRAGMA journal_mode = WAL"), LOCK_TIMEOUT_SECONDS)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def connect(path: Path | None) -> StoreConnection:
+def connect(path: Path | None, *pragmas: str) -> StoreConnection:
     """
     A connection whose commits are on disk when they return, with explicit transactions.
 
     :param path: of the database; None for an empty one in memory.
     """
-    connection: StoreConnection = sqlite3.connect(
+    connection = sqlite3.connect(
         "file::memory:" if path is None else f"{path.absolute().as_uri()}?mode=rw",
         uri=True,
         isolation_level=None,
@@ -201,15 +204,7 @@ def connect(path: Path | None) -> StoreConnection:
         cached_statements=1_024,
         factory=StoreConnection,
     )
-    for pragma in (
-        "foreign_keys = ON",
-        "synchronous = FULL",
-        "wal_autocheckpoint = 0",  # a checkpoint inside a commit would stall it
-        f"journal_size_limit = {MAX_WAL_BYTES}",
-        f"cache_size = -{_CACHE_KIB}",
-        "temp_store = MEMORY",
-        "secure_delete = FAST",  # what is freed is written again only if it is written anyway
-    ):
+    for pragma in (*_PRAGMAS, *pragmas):
         connection.execute(f"PRAGMA {pragma}")
     connection.create_function("did_digest", 1, compute_did_digest, deterministic=True)
     return connection
@@ -217,18 +212,12 @@ def connect(path: Path | None) -> StoreConnection:
 
 def connect_reader(path: Path) -> StoreConnection:
     """A connection that cannot write."""
-    connection = connect(path)
-    connection.execute(f"PRAGMA cache_size = -{_READER_CACHE_KIB}")
-    connection.execute("PRAGMA query_only = ON")
-    return connection
+    return connect(path, f"cache_size = -{_READER_CACHE_KIB}", "query_only = ON")
 
 
 def connect_checkpointer(path: Path) -> StoreConnection:
     """A connection that gives up on locks quickly, because nobody can write while it waits for a reader."""
-    connection = connect(path)
-    connection.execute(f"PRAGMA cache_size = -{_READER_CACHE_KIB}")
-    connection.execute(f"PRAGMA busy_timeout = {CHECKPOINT_BUSY_TIMEOUT_MS}")
-    return connection
+    return connect(path, f"cache_size = -{_READER_CACHE_KIB}", f"busy_timeout = {CHECKPOINT_BUSY_TIMEOUT_MS}")
 
 
 def migrate_schema(connection: sqlite3.Connection, steps: Sequence[str]) -> None:
@@ -237,10 +226,10 @@ def migrate_schema(connection: sqlite3.Connection, steps: Sequence[str]) -> None
 
     :raise DatabaseUnusable: the schema is of a newer version, or the database is of another program.
     """
-    if retry_while_locked(lambda: _read_version(connection), LOCK_TIMEOUT_SECONDS) == len(steps):
+    if retry_while_locked(LOCK_TIMEOUT_SECONDS, _read_version, connection) == len(steps):
         return
-    connection.execute("PRAGMA foreign_keys = OFF")  # a step may rebuild tables under their names
-    begin_immediate(connection, LOCK_TIMEOUT_SECONDS)
+    connection.execute(f"PRAGMA {NO_FOREIGN_KEYS}")  # a step may rebuild tables under their names
+    retry_while_locked(LOCK_TIMEOUT_SECONDS, connection.execute, BEGIN_IMMEDIATE)
     try:
         # Read again under the lock: another process may have upgraded meanwhile.
         version = _read_version(connection)
@@ -251,7 +240,7 @@ def migrate_schema(connection: sqlite3.Connection, steps: Sequence[str]) -> None
                 connection.execute(statement)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {len(steps)}")
-        retry_while_locked(lambda: connection.execute("COMMIT"), LOCK_TIMEOUT_SECONDS)
+        retry_while_locked(LOCK_TIMEOUT_SECONDS, connection.execute, "COMMIT")
     finally:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
@@ -345,7 +334,7 @@ def check_store(backend: str, path: Path, logs: Path | None = None) -> None:
     """
     if backend != "sqlite":
         return
-    try:
+    with _explain_errors("use", path):
         if loss := describe_database_loss(path, logs):
             raise DatabaseUnusable(loss)
         if not is_missing_or_empty(path):
@@ -354,15 +343,8 @@ def check_store(backend: str, path: Path, logs: Path | None = None) -> None:
                 problems = check_structure(connection, STARTUP_CHECK_SECONDS)
             if problems:
                 raise DatabaseDamaged(problems[0])
-        prepare_database(path).close()
+        open_database(path, None).close()
         _mark_used(path)
-    except (DatabaseUnusable, sqlite3.Error, OSError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        if _is_not_a_database(error):
-            reason = f"{reason}; {_REPAIR_HINT}"
-        elif isinstance(error, DatabaseDamaged) or is_damage_error(error):
-            reason = f"it is damaged ({reason}); {_REPAIR_HINT}"
-        raise ValueError(f"cannot use the database {path}: {reason}") from None
 
 
 def describe_database_loss(path: Path, logs: Path | None) -> str:
@@ -382,14 +364,11 @@ def create_database(path: Path) -> None:
 
     :raise ValueError: there is a database, or it cannot be created; the text is for the operator.
     """
-    try:
+    with _explain_errors("make", path):
         if not is_missing_or_empty(path):
             raise DatabaseUnusable("there is one already")
-        prepare_database(path).close()
+        open_database(path, None).close()
         _mark_used(path)
-    except (DatabaseUnusable, sqlite3.Error, OSError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ValueError(f"cannot make the database {path}: {reason}") from None
 
 
 def check_structure(connection: sqlite3.Connection, seconds: float | None = None) -> list[str]:
@@ -434,10 +413,6 @@ def _run_check(connection: sqlite3.Connection, check: str, seconds: float | None
 
 def _is_not_a_database(error: Exception) -> bool:
     return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB
-
-
-def _get_lock_path(path: Path) -> Path:
-    return path.resolve().with_name(f"{path.resolve().name}.lock")
 
 
 def _find_sign_of_use(path: Path, logs: Path | None) -> str:
@@ -494,25 +469,26 @@ class TableSizeEstimator:
         self._slow: set[str] = set()
         self._next: list[str] = []
 
-    def measure(self, connection: sqlite3.Connection) -> dict[str, int]:
+    def measure(self, connection: StoreConnection) -> dict[str, int]:
         """Bytes by table, with its indexes, and `free` for pages without content."""
         owners = dict(connection.execute(_SELECT_TABLES).fetchall())
         self._measure_some(connection, sorted(owners))
-        page_size = _read_pragma(connection, "page_size")
-        free = _read_pragma(connection, "freelist_count") * page_size
-        sizes: dict[str, int] = {"free": free}
+        page_size, pages, free_pages = (
+            connection.select_value(f"PRAGMA {name}") for name in ("page_size", "page_count", "freelist_count")
+        )
+        sizes: dict[str, int] = {"free": free_pages * page_size}
         for name, owner in owners.items():
             if name in self._known:
                 sizes[owner] = sizes.get(owner, 0) + self._known[name]
         missing = {owners[name] for name in owners if name not in self._known}
         if len(missing) == 1:
-            rest = _read_pragma(connection, "page_count") * page_size - sum(sizes.values())
+            rest = pages * page_size - sum(sizes.values())
             (owner,) = missing
             sizes[owner] = sizes.get(owner, 0) + max(0, rest)
             return sizes
         return {owner: size for owner, size in sizes.items() if owner not in missing}
 
-    def _measure_some(self, connection: sqlite3.Connection, names: list[str]) -> None:
+    def _measure_some(self, connection: StoreConnection, names: list[str]) -> None:
         end = self._time() + _MEASURE_SECONDS
         # Tables that took too long come last, so that the others are measured.
         self._next = [name for name in self._next if name in names] or sorted(names, key=self._slow.__contains__)
@@ -521,16 +497,10 @@ class TableSizeEstimator:
             while self._next and self._time() < end:
                 name = self._next.pop(0)
                 try:
-                    ((size,),) = connection.execute(_SELECT_SIZE, (name,)).fetchall()
-                    self._known[name] = size or 0
+                    self._known[name] = connection.select_value(_SELECT_SIZE, (name,)) or 0
                 except sqlite3.OperationalError as error:
                     if error.sqlite_errorcode not in _EXPECTED_ERRORS:
                         raise
                     self._slow.add(name)
         finally:
             connection.set_progress_handler(None, 0)
-
-
-def _read_pragma(connection: sqlite3.Connection, pragma: str) -> int:
-    ((number,),) = connection.execute(f"PRAGMA {pragma}").fetchall()
-    return int(number)

@@ -1,6 +1,12 @@
 """
-Stored and public events in SQL: saving, tagging, publishing and listing. Each function runs inside a transaction of
-the caller.
+Stored and public events in SQL: saving, tagging, publishing and listing, and their search by labels. Each function
+runs inside a transaction of the caller.
+
+A label is a text of some kind that events of an owner have in common. An event has an entry under each of its labels,
+in display order, and each label has the number of its entries.
+
+A search for one label is a range of its entries, whose number is known. A search for several reads the entries of the
+rarest, and probes each for the others; that, and bounds of time, require counting.
 
 Neighbouring commands of a batch that save events share their statements.
 """
@@ -8,63 +14,295 @@ Neighbouring commands of a batch that save events share their statements.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from sqlite3 import Connection
+from itertools import chain
 from typing import Any, NamedTuple
 
 from mediatord.errors import PublicEventNotFound, QuotaExceeded
+from mediatord.protocol.encoding import loads
+from mediatord.store.caches import EventPosition, PageCursorCache, PageCursors
 from mediatord.store.interfaces.decentrl import (
     DecentrlQuotas,
     EventFilter,
+    PageRequest,
     PublicEvent,
     PublicEventFilter,
     ResultPage,
     StoredEvent,
+    get_utf8_size,
 )
-from mediatord.store.quotas import get_utf8_size
-from mediatord.store.sqlite.bulk_sql import (
-    ROWS_PER_STATEMENT,
-    format_values,
-    insert_numbered_rows,
-    insert_rows,
-    make_empty_page,
-    read_texts,
-    select_rows_in,
-    split_chunks,
-)
+from mediatord.store.sqlite.connection import BatchOperation, StoreConnection, format_placeholders
 from mediatord.store.sqlite.decentrl_queries import (
-    UNKNOWN_PARTY,
     PartyRow,
     change_party_usage,
     find_parties,
     find_party,
     get_or_create_party,
 )
-from mediatord.store.sqlite.event_search import (
-    CHANNEL_LABEL,
-    PARTICIPANT_LABEL,
-    PUBLIC_LABEL,
-    PUBLIC_TAG_LABEL,
-    STORED_LABEL,
-    TAG_LABEL,
-    UNPROCESSED_LABEL,
-    EventLabel,
-    EventSearch,
-    LabelEntry,
-    PageReadOptions,
-    delete_label_entries,
-    find_events,
-    find_labels,
-    format_tag_ids,
-    insert_label_entries,
-    intern_labels,
-    parse_tag_ids,
-    read_label_texts,
-    release_labels,
+
+# Kinds of labels as stored. An owner has one label of each of the first three, without a text.
+STORED_LABEL, UNPROCESSED_LABEL, PUBLIC_LABEL, TAG_LABEL, PARTICIPANT_LABEL, PUBLIC_TAG_LABEL, CHANNEL_LABEL = range(
+    7
 )
-from mediatord.store.sqlite.group_commit import OperationOutcome
-from mediatord.store.sqlite.queue_accounting import StoreConnection
+
+# CROSS JOIN, so that the query planner keeps the order of the tables.
+_SELECT_LABELS = """
+    FROM {} w CROSS JOIN label l ON l.owner_id = w.column2 AND l.kind = w.column3 AND l.text = w.column4
+"""
+# By name, because otherwise the index would not be used.
+_DELETE_ENTRIES = """
+    WITH gone (label_id, timestamp, seq) AS (VALUES {})
+    DELETE FROM labelled WHERE (label_id, timestamp, seq) IN gone
+"""
+_INSERT_LABELS = "INSERT OR ROLLBACK INTO label (owner_id, kind, text, items)"
+
+
+class EventLabel(NamedTuple):
+    """A property that events of one owner may have in common."""
+
+    owner_id: int
+    kind: int
+    text: str = ""
+
+
+class LabelRecord(NamedTuple):
+    """A label by its number, with the number of its events."""
+
+    id: int
+    items: int
+
+
+class LabelEntry(NamedTuple):
+    """Position of an event under a label."""
+
+    label_id: int
+    timestamp: float
+    seq: int
+
+
+def find_labels(connection: StoreConnection, labels: Sequence[EventLabel]) -> dict[EventLabel, LabelRecord]:
+    """Those of the labels that exist."""
+    rows = connection.select_matching_rows("l.id, l.items", _SELECT_LABELS, labels)
+    return {labels[number]: LabelRecord(*row) for number, row in rows}
+
+
+def intern_labels(connection: StoreConnection, events: Mapping[EventLabel, int]) -> dict[EventLabel, int]:
+    """Numbers of labels, each with events to be added to it; labels are created as needed."""
+    ids = {label: record.id for label, record in find_labels(connection, list(events)).items()}
+    _change_label_counts(
+        connection,
+        "UPDATE label SET items = items + ? WHERE id IN ({})",
+        {ids[label]: events[label] for label in ids},
+    )
+    new = [label for label in events if label not in ids]
+    numbers = connection.insert_numbered_rows(_INSERT_LABELS, [(*label, events[label]) for label in new])
+    return ids | dict(zip(new, numbers, strict=True))
+
+
+def release_labels(connection: StoreConnection, label_ids: Iterable[int]) -> None:
+    """Remove one event from each of these labels; a label without events is deleted."""
+    fewer = Counter(label_ids)
+    _change_label_counts(connection, "UPDATE label SET items = items - ? WHERE id IN ({})", fewer)
+    connection.execute_in("DELETE FROM label WHERE items = 0 AND id IN ({})", list(fewer))
+
+
+def insert_label_entries(connection: StoreConnection, entries: Collection[LabelEntry]) -> None:
+    # In the order of the table, so that neighbours are inserted one after another.
+    connection.insert_rows("INSERT OR ROLLBACK INTO labelled (label_id, timestamp, seq)", sorted(entries))
+
+
+def delete_label_entries(connection: StoreConnection, entries: Collection[LabelEntry]) -> None:
+    connection.execute_values(_DELETE_ENTRIES, sorted(entries))
+
+
+def read_label_texts(connection: StoreConnection, label_ids: Collection[int]) -> dict[int, str]:
+    """Texts of labels, by their numbers."""
+    return dict(connection.select_rows_in("id, text", "FROM label WHERE id IN ({})", list(label_ids)))
+
+
+def format_tag_ids(label_ids: Iterable[int]) -> str:
+    """Tags of an event by number, in order, as they are stored."""
+    return " ".join(map(str, label_ids))
+
+
+def parse_tag_ids(written: str) -> list[int]:
+    """Numbers from the result of :func:`format_tag_ids`."""
+    return [int(id) for id in written.split()]
+
+
+def _change_label_counts(connection: StoreConnection, statement: str, numbers: Mapping[int, int]) -> None:
+    """Change the counters of labels, together for those that change by the same number."""
+    alike: dict[int, list[int]] = {}
+    for id, number in numbers.items():
+        alike.setdefault(number, []).append(id)
+    for number, ids in alike.items():
+        connection.execute_in(statement, ids, number)
+
+
+# Up to this number sorted ranges are merged as they are read; more are read and then sorted.
+_MAX_MERGED_RANGES = 8
+# Cursors of lists of more labels than this are not cached.
+_MAX_CACHED_LABELS = 64
+_FIRST_COUNT_LIMIT = 1_024
+
+
+@dataclass(frozen=True, slots=True)
+class PageReadOptions:
+    """
+    How a page is read.
+
+    :param patience: approximate number of entries that may be counted; None for any number.
+    """
+
+    part: PageRequest
+    page_cursors: PageCursorCache
+    patience: int | None = None
+
+
+_LabelGroup = tuple[LabelRecord, ...]
+
+
+def _find_groups(
+    connection: StoreConnection, everything: EventLabel, groups: Sequence[Sequence[EventLabel]]
+) -> list[_LabelGroup]:
+    """
+    Groups of labels of which an event has to have one each, the rarest group first; an empty one if nothing matches.
+
+    :param everything: label of all events that are searched.
+    """
+    records = find_labels(connection, list(dict.fromkeys([everything, *chain(*groups)])))
+    if everything not in records:
+        return [()]
+    found = [tuple([records[label] for label in dict.fromkeys(group) if label in records]) for group in groups]
+    # A label that every event has is no condition.
+    most = records[everything].items
+    telling = [group for group in found if not any(record.items == most for record in group)]
+    return sorted(telling, key=lambda group: sum([record.items for record in group])) or [(records[everything],)]
+
+
+@dataclass(frozen=True, slots=True)
+class _EventList:
+    """A list of events: those under some labels that are also under one of each of the other groups."""
+
+    records: _LabelGroup
+    others: tuple[_LabelGroup, ...]
+    after: float | None
+    before: float | None
+    newest_first: bool
+
+    def count(self, connection: StoreConnection, patience: int | None) -> int | None:
+        """Its length; None if that needs more patience."""
+        if len(self.records) == 1 and not self.others:
+            return _count_in_time_range(connection, self.records[0], (self.after, self.before), patience)
+        if patience is not None and sum([record.items for record in self.records]) > patience:
+            return None
+        source, parameters = self._source(None)
+        # With a limit, because without it SQLite would drop the order, which merging needs.
+        query = f"SELECT count(*) FROM ({source} ORDER BY 1, 2 LIMIT -1)"
+        return int(connection.select_value(query, parameters))
+
+    def page(self, connection: StoreConnection, part: PageRequest, total: int, cursors: PageCursors) -> list[int]:
+        """A slice of it, read from the nearest known position."""
+        number = min(part.limit, total - part.offset)
+        if number <= 0:
+            return []
+        end = part.offset + number
+        known, place = cursors.before(part.offset)
+        # After a long scan the event before the page is read as well, as the cursor for the same page.
+        lead = int(part.offset > known)
+        if total - end < part.offset - known:
+            seqs, first, last = self._read(connection, not self.newest_first, None, number + lead, total - end)
+            first, last, seqs = last, first, seqs[::-1]
+        else:
+            seqs, first, last = self._read(
+                connection, self.newest_first, place, number + lead, part.offset - known - lead
+            )
+        cursors.add(end, (last, seqs[-1]))
+        if lead:
+            cursors.add(part.offset, (first, seqs[0]))
+        return seqs[lead:]
+
+    def _read(
+        self, connection: StoreConnection, newest_first: bool, place: EventPosition | None, limit: int, offset: int
+    ) -> tuple[list[int], float, float]:
+        """A part of it from either end, with its first and last position."""
+        source, parameters = self._source(place)
+        order = "1 DESC, 2 DESC" if newest_first else "1, 2"
+        query = f"""
+            SELECT CAST(json_group_array(seq) AS BLOB), min(timestamp), max(timestamp)
+            FROM ({source} ORDER BY {order} LIMIT ? OFFSET ?)
+        """
+        ((text, earliest, latest),) = connection.execute(query, (*parameters, limit, offset)).fetchall()
+        seqs: list[int] = loads(text)
+        return (seqs, latest, earliest) if newest_first else (seqs, earliest, latest)
+
+    def _source(self, place: EventPosition | None) -> tuple[str, list[Any]]:
+        """Query for times and sequence numbers of all of it, or of the part behind a position."""
+        window, within = self._window(place)
+        for group in self.others:
+            window += f"""
+                AND EXISTS (
+                    SELECT 1 FROM labelled p
+                    WHERE p.label_id IN ({format_placeholders(len(group))})
+                    AND p.timestamp = d.timestamp AND p.seq = d.seq
+                )
+            """
+            within += [record.id for record in group]
+        ids = [record.id for record in self.records]
+        if len(ids) > _MAX_MERGED_RANGES:
+            marks = format_placeholders(len(ids))
+            select = f"SELECT DISTINCT d.timestamp, d.seq FROM labelled d WHERE d.label_id IN ({marks})"
+            return f"{select} {window}", [*ids, *within]
+        select = f"SELECT d.timestamp, d.seq FROM labelled d WHERE d.label_id = ? {window}"
+        return " UNION ".join([select] * len(ids)), [value for id in ids for value in (id, *within)]
+
+    def _window(self, place: EventPosition | None) -> tuple[str, list[Any]]:
+        """Condition for events between the bounds, or behind a position if they are read to the end."""
+        if place is not None:
+            return f"AND (d.timestamp, d.seq) {'<' if self.newest_first else '>'} (?, ?)", [*place]
+        terms = [("AND d.timestamp >= ?", self.after), ("AND d.timestamp <= ?", self.before)]
+        given = [(term, bound) for term, bound in terms if bound is not None]
+        return " ".join([term for term, _ in given]), [bound for _, bound in given]
+
+
+def _count_in_time_range(
+    connection: StoreConnection,
+    record: LabelRecord,
+    window: tuple[float | None, float | None],
+    patience: int | None,
+) -> int | None:
+    """
+    Number of entries of a label between two times, counted inside or outside of them, whichever are fewer; None if
+    that needs more patience.
+    """
+    after, before = window
+    terms = [("timestamp >= ?", "timestamp < ?", after), ("timestamp <= ?", "timestamp > ?", before)]
+    given = [term for term in terms if term[2] is not None]
+    inside = [(" AND ".join([within for within, _, _ in given]), [bound for _, _, bound in given])]
+    outside = [(beyond, [bound]) for _, beyond, bound in given]
+    limit = _FIRST_COUNT_LIMIT
+    while given:
+        if (number := _count_entries(connection, record.id, inside, limit)) < limit:
+            return number
+        if (number := _count_entries(connection, record.id, outside, limit)) < limit:
+            return record.items - number
+        limit *= 4
+        if patience is not None and limit > patience:
+            return None
+    return record.items
+
+
+def _count_entries(
+    connection: StoreConnection, label_id: int, ranges: Sequence[tuple[str, Sequence[float | None]]], limit: int
+) -> int:
+    """Number of entries in these ranges, with a maximum for each."""
+    number = 0
+    for condition, parameters in ranges:
+        query = f"SELECT count(*) FROM (SELECT 1 FROM labelled WHERE label_id = ? AND {condition} LIMIT ?)"
+        number += connection.select_value(query, (label_id, *parameters, limit))
+    return number
+
 
 _INSERT_STORED_EVENTS = """
     INSERT OR ROLLBACK INTO stored_event (
@@ -87,7 +325,7 @@ def fits_quota(party: PartyRow, caps: DecentrlQuotas, items: int, size: int) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class SaveEventsOperation:
+class SaveEventsOperation(BatchOperation):
     """
     Storage of events as an operation of a batch.
 
@@ -100,75 +338,118 @@ class SaveEventsOperation:
     caps: DecentrlQuotas
 
     @staticmethod
-    def run_batch(connection: StoreConnection, savings: Sequence[SaveEventsOperation]) -> list[OperationOutcome]:
-        """Perform neighbouring operations of a batch together."""
-        parties = find_parties(connection, list(dict.fromkeys([one.owner for one in savings])))
-        rooms = {one.owner: _StoredUsage(parties.get(one.owner, UNKNOWN_PARTY)) for one in savings}
-        outcomes = [rooms[one.owner].take(one) for one in savings]
-        for owner, room in rooms.items():
-            if room.items and owner not in parties:
-                room.party = get_or_create_party(connection, owner)
-        arrivals = [
-            NewStoredEvent(event, rooms[one.owner].party.id, event.sender_did == one.owner)
-            for one, outcome in zip(savings, outcomes, strict=True)
-            if outcome.error is None
-            for event in one.events
-        ]
-        insert_stored_events(connection, arrivals)
-        counted = [(room.party.id, room.items, room.size) for room in rooms.values() if room.items]
-        add_stored_usage(connection, counted)
+    def run_batch(connection: StoreConnection, operations: Sequence[SaveEventsOperation]) -> list[Any]:
+        owners = dict.fromkeys([one.owner for one in operations])
+        parties = dict.fromkeys(owners, PartyRow()) | find_parties(connection, owners)
+        growth = {owner: (0, 0) for owner in owners}
+        outcomes: list[QuotaExceeded | None] = []
+        for one in operations:
+            items, size = growth[one.owner]
+            items, size = items + len(one.events), size + one.size
+            fits = fits_quota(parties[one.owner], one.caps, items, size)
+            if fits:
+                growth[one.owner] = items, size
+            outcomes.append(None if fits else QuotaExceeded())
+        ids = {owner: get_or_create_party(connection, owner) for owner, (items, _) in growth.items() if items}
+        saved = [one for one, refusal in zip(operations, outcomes, strict=True) if refusal is None]
+        insert_stored_events(
+            connection,
+            [
+                NewStoredEvent(event, ids[one.owner], event.sender_did == one.owner)
+                for one in saved
+                for event in one.events
+            ],
+        )
+        add_stored_usage(connection, [(id, *growth[owner]) for owner, id in ids.items()])
         return outcomes
 
 
-@dataclass(eq=False, slots=True)
-class _StoredUsage:
-    """Usage of an owner before the batch, and its growth."""
-
-    party: PartyRow
-    items: int = 0
-    size: int = 0
-
-    def take(self, saving: SaveEventsOperation) -> OperationOutcome:
-        """Count an operation if the quota allows it."""
-        items, size = self.items + len(saving.events), self.size + saving.size
-        if not fits_quota(self.party, saving.caps, items, size):
-            return OperationOutcome(error=QuotaExceeded())
-        self.items, self.size = items, size
-        return OperationOutcome()
-
-
 def find_stored_events(
-    connection: Connection, owner: str, wanted: EventFilter, reading: PageReadOptions
+    connection: StoreConnection, owner: str, wanted: EventFilter, reading: PageReadOptions
 ) -> ResultPage[StoredEvent] | None:
     """A page of stored events; None if it needs more patience."""
+    conditions = [
+        (PARTICIPANT_LABEL, wanted.participant),
+        (UNPROCESSED_LABEL, "" if wanted.unprocessed_only else None),
+    ]
+    found = _find_page(connection, owner, (STORED_LABEL, TAG_LABEL), wanted, conditions, reading)
+    if found is None:
+        return None
+    columns = "sender, recipient, id, timestamp, contract_id"
+    rows = _read_events(connection, found[0], "stored_event", columns, ("stored_payload", "payload"))
+    events = [
+        StoredEvent(id, texts[sender], texts[recipient], payload, tags, float(timestamp), contract_id)
+        for (sender, recipient, id, timestamp, contract_id), payload, tags, texts in rows
+    ]
+    return ResultPage(tuple(events), found[1])
+
+
+def find_public_events(
+    connection: StoreConnection, publisher: str, wanted: PublicEventFilter, reading: PageReadOptions
+) -> ResultPage[PublicEvent] | None:
+    """A page of public events; None if it needs more patience."""
+    conditions = [(CHANNEL_LABEL, wanted.channel_id)]
+    found = _find_page(connection, publisher, (PUBLIC_LABEL, PUBLIC_TAG_LABEL), wanted, conditions, reading)
+    if found is None:
+        return None
+    columns = "channel, NULL, id, timestamp, signature"
+    rows = _read_events(connection, found[0], "public_event", columns, ("public_event", "event"))
+    events = [
+        PublicEvent(id, event, tags, float(timestamp), signature, texts.get(channel))
+        for (channel, _, id, timestamp, signature), event, tags, texts in rows
+    ]
+    return ResultPage(tuple(events), found[1])
+
+
+def _find_page(
+    connection: StoreConnection,
+    owner: str,
+    kinds: tuple[int, int],
+    wanted: EventFilter | PublicEventFilter,
+    conditions: Sequence[tuple[int, str | None]],
+    reading: PageReadOptions,
+) -> tuple[list[int], int] | None:
+    """
+    Sequence numbers of the events of a page, and the number of all matches; None if it needs more patience.
+
+    :param kinds: of the label that all events have, and of tags.
+    :param conditions: kinds and texts of labels; those without a text do not count.
+    """
     party = find_party(connection, owner)
-    if party is None or not party.stored:
-        return make_empty_page()
-    groups = [tuple([EventLabel(party.id, TAG_LABEL, tag) for tag in wanted.tags])] if wanted.tags else []
-    if wanted.participant is not None:
-        groups.append((EventLabel(party.id, PARTICIPANT_LABEL, wanted.participant),))
-    if wanted.unprocessed_only:
-        groups.append((EventLabel(party.id, UNPROCESSED_LABEL),))
-    search = EventSearch(EventLabel(party.id, STORED_LABEL), tuple(groups), wanted.after, wanted.before)
-    found = find_events(connection, party, search, reading)
-    return None if found is None else ResultPage(tuple(_read_stored_events(connection, found[0])), found[1])
+    everything, tag = kinds
+    wanted_labels = [[EventLabel(party.id, tag, text) for text in wanted.tags]] if wanted.tags else []
+    wanted_labels += [[EventLabel(party.id, kind, text)] for kind, text in conditions if text is not None]
+    groups = _find_groups(connection, EventLabel(party.id, everything), wanted_labels)
+    if not all(groups):
+        return [], 0
+    newest_first = everything == PUBLIC_LABEL
+    listing = _EventList(groups[0], tuple(groups[1:]), wanted.after, wanted.before, newest_first)
+    small = sum(map(len, groups)) <= _MAX_CACHED_LABELS
+    cursors = reading.page_cursors.of((party.id, listing), party.edition) if small else PageCursors(party.edition)
+    if cursors.total is None:
+        cursors.total = listing.count(connection, reading.patience)
+        if cursors.total is None:
+            return None
+    return listing.page(connection, reading.part, cursors.total, cursors), cursors.total
 
 
-def _read_stored_events(connection: Connection, seqs: Sequence[int]) -> list[StoredEvent]:
-    """Events by their sequence numbers, in that order."""
-    columns = "seq, id, sender, recipient, tags, timestamp, contract_id, size"
-    rows = {row[0]: row for row in select_rows_in(connection, columns, "FROM stored_event WHERE seq IN ({})", seqs)}
-    tags = {seq: parse_tag_ids(row[4]) for seq, row in rows.items()}
-    texts = read_label_texts(connection, {id for seq, row in rows.items() for id in (row[2], row[3], *tags[seq])})
-    payloads = read_texts(connection, "stored_payload", "payload", {seq: row[7] for seq, row in rows.items()})
-    found = []
+def _read_events(
+    connection: StoreConnection, seqs: Sequence[int], table: str, columns: str, text_column: tuple[str, str]
+) -> Iterator[tuple[list[Any], str, tuple[str, ...], dict[int, str]]]:
+    """
+    Events by their sequence numbers, in that order: other columns, payload, tags, and texts of labels.
+
+    :param columns: the first two are labels.
+    :param text_column: table and column of the payload.
+    """
+    source = f"FROM {table} WHERE seq IN ({{}})"
+    rows = {row[0]: row[1:] for row in connection.select_rows_in(f"seq, size, tags, {columns}", source, seqs)}
+    tags = {seq: parse_tag_ids(row[1]) for seq, row in rows.items()}
+    labels = {id for seq, row in rows.items() for id in (*row[2:4], *tags[seq]) if id is not None}
+    texts = read_label_texts(connection, labels)
+    payloads = connection.read_texts(*text_column, {seq: row[0] for seq, row in rows.items()})
     for seq in seqs:
-        _, id, sender, recipient, _, timestamp, contract_id, _ = rows[seq]
-        own = tuple([texts[tag] for tag in tags[seq]])
-        found.append(
-            StoredEvent(id, texts[sender], texts[recipient], payloads[seq], own, float(timestamp), contract_id)
-        )
-    return found
+        yield rows[seq][2:], payloads[seq], tuple([texts[tag] for tag in tags[seq]]), texts
 
 
 class NewStoredEvent(NamedTuple):
@@ -205,23 +486,23 @@ class NewStoredEvent(NamedTuple):
         )
 
 
-def insert_stored_events(connection: Connection, arrivals: Collection[NewStoredEvent]) -> None:
+def insert_stored_events(connection: StoreConnection, arrivals: Collection[NewStoredEvent]) -> None:
     """Insert events without counting them for their owners."""
     if not arrivals:
         return
     labels = [one.labels() for one in arrivals]
     ids = intern_labels(connection, Counter([label for some in labels for label in some]))
-    seqs = insert_numbered_rows(connection, _INSERT_STORED_EVENTS, [one.row(ids) for one in arrivals])
+    seqs = connection.insert_numbered_rows(_INSERT_STORED_EVENTS, [one.row(ids) for one in arrivals])
     placed = list(zip(seqs, arrivals, labels, strict=True))
-    insert_rows(connection, _INSERT_PAYLOADS, [(seq, one.event.payload) for seq, one, _ in placed])
+    connection.insert_rows(_INSERT_PAYLOADS, [(seq, one.event.payload) for seq, one, _ in placed])
     insert_label_entries(
         connection, [LabelEntry(ids[label], one.event.timestamp, seq) for seq, one, some in placed for label in some]
     )
 
 
-def add_stored_usage(connection: Connection, counted: Sequence[tuple[int, int, int]]) -> None:
+def add_stored_usage(connection: StoreConnection, counted: Sequence[tuple[int, int, int]]) -> None:
     """Add events and bytes to owners, given by their numbers."""
-    insert_rows(connection, _INSERT_STORED_USAGE, counted, _ADD_STORED_USAGE)
+    connection.insert_rows(_INSERT_STORED_USAGE, counted, _ADD_STORED_USAGE)
 
 
 _FIND_TAGGED_EVENTS = "FROM stored_event WHERE +owner_id = ? AND id IN ({})"
@@ -232,134 +513,72 @@ _UPDATE_TAGS = """
 """
 
 
-@dataclass(frozen=True, slots=True)
-class _TagChange:
-    """
-    An event whose tags change.
-
-    :param size: bytes of its former tags.
-    :param old: its former tags, by number.
-    """
-
-    seq: int
-    timestamp: float
-    processed: bool
-    size: int
-    old: frozenset[int]
-    new: tuple[EventLabel, ...]
-
-    @property
-    def new_size(self) -> int:
-        return get_utf8_size(*[label.text for label in self.new])
-
-    def entries(self, label_ids: Iterable[int]) -> list[LabelEntry]:
-        return [LabelEntry(id, self.timestamp, self.seq) for id in label_ids]
-
-
 def update_tags(
-    connection: Connection, owner: str, tags: Sequence[tuple[str, tuple[str, ...]]], caps: DecentrlQuotas
+    connection: StoreConnection, owner: str, tags: Sequence[tuple[str, tuple[str, ...]]], caps: DecentrlQuotas
 ) -> None:
     """
     Replace the tags of events.
 
     :raise QuotaExceeded: they would exceed the quota.
     """
-    party = find_party(connection, owner)
-    if party is None:
-        return
-    changes = _find_tag_changes(connection, party.id, dict(tags))
-    growth = sum([one.new_size - one.size for one in changes])
+    party, wanted = find_party(connection, owner), dict(tags)
+    columns = "seq, id, timestamp, processed, tags_size, tags"
+    rows = connection.select_rows_in(columns, _FIND_TAGGED_EVENTS, list(wanted), party.id)
+    growth = sum([get_utf8_size(*wanted[id]) - size for _, id, _, _, size, _ in rows])
     if not fits_quota(party, caps, 0, growth):
         raise QuotaExceeded()
-    if changes:
-        _apply_tag_changes(connection, changes)
-        _mark_processed(
-            connection, EventLabel(party.id, UNPROCESSED_LABEL), [one for one in changes if not one.processed]
-        )
+    new = {row[0]: [EventLabel(party.id, TAG_LABEL, tag) for tag in wanted[row[1]]] for row in rows}
+    ids = intern_labels(connection, Counter([label for labels in new.values() for label in set(labels)]))
+    unprocessed = find_labels(connection, [EventLabel(party.id, UNPROCESSED_LABEL)]).values()
+    coming: list[LabelEntry] = []
+    going: list[LabelEntry] = []
+    released: list[int] = []
+    changed: list[tuple[int, int, str]] = []
+    for seq, id_, timestamp, processed, _, written in rows:
+        old, tag_ids = set(parse_tag_ids(written)), [ids[label] for label in new[seq]]
+        marks = [] if processed else [label.id for label in unprocessed]
+        coming += [LabelEntry(label_id, float(timestamp), seq) for label_id in {*tag_ids} - old]
+        going += [LabelEntry(label_id, float(timestamp), seq) for label_id in [*(old - {*tag_ids}), *marks]]
+        released += [*old, *marks]
+        changed.append((seq, get_utf8_size(*wanted[id_]), format_tag_ids(tag_ids)))
+    if changed:
+        # New entries first, so that a label in both is not deleted in between.
+        insert_label_entries(connection, coming)
+        delete_label_entries(connection, going)
+        release_labels(connection, released)
+        connection.execute_values(_UPDATE_TAGS, changed)
         change_party_usage(connection, party.id, stored_bytes=growth, edition=1)
 
 
-def _find_tag_changes(connection: Connection, owner_id: int, tags: dict[str, tuple[str, ...]]) -> list[_TagChange]:
-    columns = "seq, id, timestamp, processed, tags_size, tags"
-    return [
-        _TagChange(
-            seq=seq,
-            timestamp=float(timestamp),
-            processed=bool(processed),
-            size=size,
-            old=frozenset(parse_tag_ids(old)),
-            new=tuple([EventLabel(owner_id, TAG_LABEL, tag) for tag in tags[id]]),
-        )
-        for seq, id, timestamp, processed, size, old in select_rows_in(
-            connection, columns, _FIND_TAGGED_EVENTS, list(tags), owner_id
-        )
-    ]
-
-
-def _apply_tag_changes(connection: Connection, changes: Sequence[_TagChange]) -> None:
-    """Insert new entries before deleting old ones, so that a label in both is not deleted in between."""
-    ids = intern_labels(connection, Counter([label for one in changes for label in set(one.new)]))
-    coming: list[LabelEntry] = []
-    going: list[LabelEntry] = []
-    for one in changes:
-        new = {ids[label] for label in one.new}
-        coming += one.entries(new - one.old)
-        going += one.entries(one.old - new)
-    insert_label_entries(connection, coming)
-    delete_label_entries(connection, going)
-    release_labels(connection, [id for one in changes for id in one.old])
-    for some in split_chunks(changes, ROWS_PER_STATEMENT):
-        rows = [(one.seq, one.new_size, format_tag_ids([ids[label] for label in one.new])) for one in some]
-        connection.execute(_UPDATE_TAGS.format(format_values(len(rows), 3)), [value for row in rows for value in row])
-
-
-def _mark_processed(connection: Connection, label: EventLabel, unprocessed: Sequence[_TagChange]) -> None:
-    if unprocessed:
-        shelf = find_labels(connection, [label])[label]
-        delete_label_entries(connection, [entry for one in unprocessed for entry in one.entries([shelf.id])])
-        release_labels(connection, [shelf.id] * len(unprocessed))
-
-
-_INSERT_PUBLIC_EVENT = """
-    INSERT OR ROLLBACK INTO public_event (id, owner_id, timestamp, channel, tags_size, tags, signature, size, event)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
-"""
-
-
-def publish_event(connection: Connection, publisher: str, event: PublicEvent, caps: DecentrlQuotas) -> None:
+def publish_event(connection: StoreConnection, publisher: str, event: PublicEvent, caps: DecentrlQuotas) -> None:
     """
     Insert a public event.
 
     :raise QuotaExceeded: it would exceed the quota.
     """
     size, tags_size = get_utf8_size(event.event), get_utf8_size(*event.tags)
-    if not fits_quota(find_party(connection, publisher) or UNKNOWN_PARTY, caps, 1, size + tags_size):
+    if not fits_quota(find_party(connection, publisher), caps, 1, size + tags_size):
         raise QuotaExceeded()
-    party = get_or_create_party(connection, publisher)
-    tags = [EventLabel(party.id, PUBLIC_TAG_LABEL, tag) for tag in event.tags]
-    channel = None if event.channel_id is None else EventLabel(party.id, CHANNEL_LABEL, event.channel_id)
-    labels = {EventLabel(party.id, PUBLIC_LABEL), *tags}
+    owner_id = get_or_create_party(connection, publisher)
+    tags = [EventLabel(owner_id, PUBLIC_TAG_LABEL, tag) for tag in event.tags]
+    channel = None if event.channel_id is None else EventLabel(owner_id, CHANNEL_LABEL, event.channel_id)
+    labels = {EventLabel(owner_id, PUBLIC_LABEL), *tags}
     ids = intern_labels(connection, dict.fromkeys(labels if channel is None else {*labels, channel}, 1))
-    seq = connection.execute(
-        _INSERT_PUBLIC_EVENT,
-        (
-            event.id,
-            party.id,
-            repr(float(event.timestamp)),
-            None if channel is None else ids[channel],
-            tags_size,
-            format_tag_ids([ids[tag] for tag in tags]),
-            event.event_signature,
-            size,
-            event.event,
-        ),
-    ).lastrowid
-    assert seq is not None
+    time, tag_ids = repr(float(event.timestamp)), format_tag_ids([ids[tag] for tag in tags])
+    channel_id = None if channel is None else ids[channel]
+    (seq,) = connection.insert_numbered_rows(
+        """
+        INSERT OR ROLLBACK INTO public_event (
+            id, owner_id, timestamp, channel, tags_size, tags, signature, size, event
+        )
+        """,
+        [(event.id, owner_id, time, channel_id, tags_size, tag_ids, event.event_signature, size, event.event)],
+    )
     insert_label_entries(connection, [LabelEntry(id, event.timestamp, seq) for id in ids.values()])
-    change_party_usage(connection, party.id, stored=1, stored_bytes=size + tags_size, edition=1)
+    change_party_usage(connection, owner_id, stored=1, stored_bytes=size + tags_size, edition=1)
 
 
-def unpublish_event(connection: Connection, publisher: str, event_id: str) -> None:
+def unpublish_event(connection: StoreConnection, publisher: str, event_id: str) -> None:
     """
     Delete a public event.
 
@@ -367,50 +586,17 @@ def unpublish_event(connection: Connection, publisher: str, event_id: str) -> No
     """
     party = find_party(connection, publisher)
     row = connection.execute(
-        "SELECT owner_id, seq, timestamp, size + tags_size, channel, tags FROM public_event WHERE id = ?", (event_id,)
+        """
+        SELECT seq, timestamp, size + tags_size, channel, tags FROM public_event WHERE id = ? AND +owner_id = ?
+        """,
+        (event_id, party.id),
     ).fetchone()
-    if party is None or row is None or row[0] != party.id:
+    if row is None:
         raise PublicEventNotFound()
-    _, seq, timestamp, size, channel, tags = row
+    seq, timestamp, size, channel, tags = row
     everything = EventLabel(party.id, PUBLIC_LABEL)
-    label_ids = {find_labels(connection, [everything])[everything].id, *parse_tag_ids(tags)}
-    if channel is not None:
-        label_ids.add(channel)
+    label_ids = {find_labels(connection, [everything])[everything].id, channel, *parse_tag_ids(tags)} - {None}
     connection.execute("DELETE FROM public_event WHERE seq = ?", (seq,))
     delete_label_entries(connection, [LabelEntry(id, float(timestamp), seq) for id in label_ids])
     release_labels(connection, label_ids)
     change_party_usage(connection, party.id, stored=-1, stored_bytes=-size, edition=1)
-
-
-def find_public_events(
-    connection: Connection, publisher: str, wanted: PublicEventFilter, reading: PageReadOptions
-) -> ResultPage[PublicEvent] | None:
-    """A page of public events; None if it needs more patience."""
-    party = find_party(connection, publisher)
-    if party is None or not party.stored:
-        return make_empty_page()
-    groups = [tuple([EventLabel(party.id, PUBLIC_TAG_LABEL, tag) for tag in wanted.tags])] if wanted.tags else []
-    if wanted.channel_id is not None:
-        groups.append((EventLabel(party.id, CHANNEL_LABEL, wanted.channel_id),))
-    search = EventSearch(
-        EventLabel(party.id, PUBLIC_LABEL), tuple(groups), wanted.after, wanted.before, newest_first=True
-    )
-    found = find_events(connection, party, search, reading)
-    return None if found is None else ResultPage(tuple(_read_public_events(connection, found[0])), found[1])
-
-
-def _read_public_events(connection: Connection, seqs: Sequence[int]) -> list[PublicEvent]:
-    """Events by their sequence numbers, in that order."""
-    columns = "seq, id, tags, timestamp, signature, channel, size"
-    rows = {row[0]: row for row in select_rows_in(connection, columns, "FROM public_event WHERE seq IN ({})", seqs)}
-    tags = {seq: parse_tag_ids(row[2]) for seq, row in rows.items()}
-    texts = read_label_texts(
-        connection, {id for seq, row in rows.items() for id in (row[5], *tags[seq]) if id is not None}
-    )
-    events = read_texts(connection, "public_event", "event", {seq: row[6] for seq, row in rows.items()})
-    found = []
-    for seq in seqs:
-        _, id, _, timestamp, signature, channel, _ = rows[seq]
-        own = tuple([texts[tag] for tag in tags[seq]])
-        found.append(PublicEvent(id, events[seq], own, float(timestamp), signature, texts.get(channel)))
-    return found

@@ -1,27 +1,50 @@
 """
-Access to an open SQLite database: its threads, the write-ahead log, and the health of its files.
+Execution of operations on an SQLite database: a thread for each kind of them, group commit, the write-ahead log, and
+the health of the files.
+
+A commit costs a wait for the disk, however little is in it, so operations that are submitted at the same time share a
+transaction.
 """
 
 from __future__ import annotations
 
 import os
 import sqlite3
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from time import monotonic, sleep
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from twisted.internet.defer import Deferred, DeferredLock, fail, gatherResults, succeed
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IReactorFromThreads, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mediatord.errors import StoreUnavailable
-from mediatord.store.interfaces.store import STORE_FAULT_MESSAGES, STORE_FAULTS, StoreFault
-from mediatord.store.message_operations import BatchLimits, OperationObserver, log_store_fault
-from mediatord.store.quotas import GROWING_OPERATIONS, DiskSpaceMonitor, SpaceLimits
+from mediatord.store.disk_space import GROWING_OPERATIONS, DiskSpaceMonitor, SpaceLimits
+from mediatord.store.interfaces.store import (
+    STORE_FAULT_MESSAGES,
+    STORE_FAULTS,
+    BatchLimits,
+    OperationObserver,
+    StoreFault,
+    ignore_observation,
+    log_store_fault,
+)
+from mediatord.store.sqlite.connection import (
+    LOCK_TIMEOUT_SECONDS,
+    SQLOperation,
+    StoreConnection,
+    WriteTicketLock,
+    get_cause,
+    is_lock_error,
+    make_failure,
+)
 from mediatord.store.sqlite.database_file import (
     MAX_WAL_BYTES,
     STARTUP_CHECK_SECONDS,
@@ -34,19 +57,12 @@ from mediatord.store.sqlite.database_file import (
     open_database,
     reopen_database,
 )
-from mediatord.store.sqlite.group_commit import (
-    ConnectionThread,
-    EarlyOutcomesCallback,
-    JobRunner,
-    OperationBatcher,
-    OperationOutcome,
-    SQLOperation,
-    bind_arguments,
-    commit_batch,
-    read_batch,
-)
-from mediatord.store.sqlite.locks import LOCK_TIMEOUT_SECONDS, WriteTicketLock
-from mediatord.store.sqlite.queue_accounting import StoreConnection
+
+if TYPE_CHECKING:
+    from mediatord.store.sqlite.memory_store import InlineExecutor
+
+T = TypeVar("T")
+P = ParamSpec("P")
 
 CHECKPOINT_INTERVAL_SECONDS = 0.5
 # A checkpoint that waits for readers keeps others from writing: so each try waits for a short time only.
@@ -65,94 +81,339 @@ FILE_CHECK_INTERVAL = 1.0
 _log = Logger(namespace="mediatord.store")
 
 
-class WALCheckpointer:
-    """
-    Moves committed pages from the write-ahead log into the database: a passive checkpoint some time after the first
-    of several commits, in a thread of its own.
+class JobRunner(Protocol):
+    """Runs jobs one after another outside of the reactor's thread; in tests, at once."""
 
-    The log is written from its start again only if all of it was moved when the next transaction begins, which never
-    happens while there is one transaction after another. So the last pages are moved by the thread that writes, where
-    nothing can come between: writing over a file costs the disk less than letting it grow.
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def __call__(self, work: Callable[..., T], *args: Any) -> Deferred[T]: ...
+
+
+class ThreadRunner:
+    """
+    A :class:`JobRunner` with one thread between start and stop.
+
+    Twisted's pool does the same for any number of threads, at several times the cost of handing a job to one.
+    """
+
+    def __init__(self, reactor: IReactorFromThreads, name: str) -> None:
+        self._reactor = reactor
+        self._name = name
+        self._thread: Thread | None = None
+        self._jobs: SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...], Deferred[Any]] | None] = SimpleQueue()
+
+    def start(self) -> None:
+        """Start the thread, also after a stop."""
+        self._thread = Thread(target=self._serve, name=self._name)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Wait for the jobs that were accepted, then end the thread."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def __call__(self, work: Callable[..., T], *args: Any) -> Deferred[T]:
+        if self._thread is None:
+            raise RuntimeError("not started")
+        done: Deferred[T] = Deferred()
+        self._jobs.put((work, args, done))
+        return done
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            work, args, done = job
+            fire: Callable[[Any], None] = done.callback
+            try:
+                result = work(*args)
+            except BaseException:
+                result, fire = Failure(), done.errback
+            self._reactor.callFromThread(fire, result)
+            del job, work, args, done, fire, result  # while idle, keep no references
+
+
+EarlyOutcomesCallback = Callable[[int, list[Any]], None]
+
+
+@dataclass(slots=True, eq=False)
+class _Submission:
+    """
+    Operations that were submitted together, for one Deferred, and their outcomes.
+
+    :ivar early: called with outcomes while others are missing: the index of the first, and the outcomes.
+    :ivar reported: number of outcomes it has been called with.
+    """
+
+    name: str
+    number: int
+    since: float
+    early: EarlyOutcomesCallback | None = None
+    outcomes: list[Any] = field(default_factory=list)
+    reported: int = 0
+    deferred: Deferred[Any] = field(default_factory=Deferred)
+
+    def report_early(self) -> None:
+        """Pass on the outcomes that are new, if some are missing, which are in a later batch then."""
+        if self.early is not None and len(self.outcomes) < self.number:
+            reported, self.reported = self.reported, len(self.outcomes)
+            try:
+                self.early(reported, self.outcomes[reported:])
+            except Exception as error:
+                log_store_fault("early result callback failed", error)
+
+
+# With its size.
+_QueuedOperation = tuple[_Submission, SQLOperation, int]
+
+
+@dataclass(eq=False, slots=True)
+class OperationBatcher:
+    """
+    A thread with a connection that only it uses, and the operations that are queued for it.
+
+    Operations are collected until the end of the reactor iteration, or while a batch is being performed, and then
+    performed as one batch. Their Deferreds fire when the whole batch is done.
+
+    A connection that a job leaves inside a transaction, because it could not be rolled back, is replaced: every later
+    `BEGIN` on it would fail.
+
+    :param perform: performs a batch, in the thread.
+    :param on_fault: called with the exception behind each failed operation.
+    :param max_delay: seconds for which a batch waits for more operations at most, as long as every reactor iteration
+        brings some, and never for more than an eighth of the duration of the last batch: where the disk is slow,
+        clients that have just been answered come back in that time, and share the next wait.
+    :param after_batch: called with the seconds each batch took, before its Deferreds fire.
+    :ivar is_accepting: whether operations are accepted; set once all connections of the store are open.
+    """
+
+    runner: JobRunner
+    perform: Callable[[StoreConnection, Sequence[Any]], list[Any]]
+    clock: IReactorTime
+    observe: OperationObserver
+    limits: BatchLimits
+    on_fault: Callable[[BaseException], None] = lambda error: None
+    max_delay: float = 0.0
+    after_batch: Callable[[float], None] | None = None
+    is_accepting: bool = field(default=False, init=False)
+    _connection: StoreConnection | None = field(default=None, init=False)
+    _connect: Callable[[], StoreConnection] | None = field(default=None, init=False)
+    _last_duration: float = field(default=0.0, init=False)
+    _collect_until: float = field(default=0.0, init=False)
+    _collected: int = field(default=0, init=False)
+    _queue: deque[_QueuedOperation] = field(default_factory=deque, init=False)
+    _queued_bytes: int = field(default=0, init=False)
+    _busy: bool = field(default=False, init=False)
+    _drained: Deferred[None] | None = field(default=None, init=False)
+    _next_log_at: float = field(default=0.0, init=False)
+    _failures: int = field(default=0, init=False)
+
+    def open(
+        self, connect: Callable[[], StoreConnection], reconnect: Callable[[], StoreConnection] | None = None
+    ) -> Deferred[None]:
+        """
+        Start the thread and connect in it; if that fails, the thread is stopped again.
+
+        :param reconnect: makes a replacement for a connection that cannot be used any longer.
+        """
+
+        def keep_connection(connection: StoreConnection) -> None:
+            self._connection = connection
+
+        self._connect = reconnect or connect
+        self.runner.start()
+        return self.runner(connect).addCallbacks(keep_connection, self._stop_thread)
+
+    def run(self, work: Callable[..., T], *args: Any) -> Deferred[T]:
+        """Call `work` with the connection and further arguments, beside the batches."""
+        if self._connect is None:
+            raise RuntimeError("used before it was opened or after it was closed")
+        return self.runner(self._run_job, work, args)
+
+    def interrupt(self) -> None:
+        """Make the statement that is being executed fail, if there is one; may be called from another thread."""
+        if self._connection is not None:
+            self._connection.interrupt()
+
+    def drain(self) -> Deferred[None]:
+        """Accept no more operations; fires when all accepted ones are done."""
+        self.is_accepting = False
+        if not self._busy:
+            return succeed(None)
+        self._drained = Deferred()
+        return self._drained
+
+    def close(self) -> Deferred[None]:
+        """Close the connection and stop the thread, if they exist."""
+        if self._connect is None:
+            return succeed(None)
+        self._connect = None
+        return self.runner(self._disconnect).addBoth(self._stop_thread)
+
+    @property
+    def buffered(self) -> tuple[int, int]:
+        """Number of queued operations, and the bytes that they hold."""
+        return len(self._queue), self._queued_bytes
+
+    def submit(self, name: str, work: SQLOperation, size: int = 0) -> Deferred[Any]:
+        """
+        Perform an operation with the next batch.
+
+        :param size: bytes it holds until then.
+        :raise StoreUnavailable: not accepting, or too much is queued.
+        """
+        return self.submit_each(name, [(work, size)]).addCallback(get_single_result)
+
+    def submit_each(
+        self, name: str, works: Sequence[tuple[SQLOperation, int]], early: EarlyOutcomesCallback | None = None
+    ) -> Deferred[list[Any]]:
+        """
+        Submit several operations, at least one; fires with their outcomes.
+
+        :param works: each with its size.
+        :param early: called with outcomes while operations are waiting for a later batch: the index of the first, and
+            the outcomes.
+        :raise StoreUnavailable: as :meth:`submit`, for all of them.
+        """
+        queue, size, now = self._queue, self._queued_bytes, self.clock.seconds()
+        if not self.is_accepting or len(queue) >= self.limits.waiting:
+            return fail(StoreUnavailable())
+        for _, more in works:
+            size += more
+        if size > self.limits.waiting_bytes:
+            return fail(StoreUnavailable())
+        self._queued_bytes = size
+        submission = _Submission(name, len(works), now, early)
+        for work, more in works:
+            queue.append((submission, work, more))
+        if not self._busy:
+            self._schedule(now)
+        return submission.deferred
+
+    def _schedule(self, now: float) -> None:
+        self._busy = True
+        self._collected = 0
+        self._collect_until = now + min(self._last_duration / 8, self.max_delay)
+        self.clock.callLater(0, self._run_batch)
+
+    def _run_batch(self) -> None:
+        now, queue, limits = self.clock.seconds(), self._queue, self.limits
+        before, self._collected = self._collected, len(queue)
+        if before < self._collected < limits.batch and now < self._collect_until:
+            self.clock.callLater(0, self._run_batch)
+            return
+        batch: list[_QueuedOperation] = []
+        works: list[SQLOperation] = []
+        size = 0
+        while queue and len(batch) < limits.batch and (not batch or size + queue[0][2] <= limits.batch_bytes):
+            queued = queue.popleft()
+            size += queued[2]
+            batch.append(queued)
+            works.append(queued[1])
+        self._queued_bytes -= size
+        done = self.runner(self._run_job, self.perform, (works,))
+        done.addErrback(lambda failure: [make_failure(failure.value) for _ in works])
+        done.addCallback(self._finish, batch, now)
+
+    def _finish(self, outcomes: list[Any], batch: list[_QueuedOperation], begun: float) -> None:
+        now = self.clock.seconds()
+        self._last_duration = now - begun
+        if self.after_batch is not None:
+            self.after_batch(self._last_duration)
+        if [outcome for outcome in outcomes if isinstance(outcome, StoreUnavailable)]:
+            self._report_faults(outcomes, now)
+            self._fail_locked_out(batch, outcomes)
+        self._busy = False
+        if self._queue:
+            self._schedule(now)
+        for (submission, _, _), outcome in zip(batch, outcomes, strict=True):
+            submission.outcomes.append(outcome)
+            if len(submission.outcomes) == submission.number:
+                submission.deferred.callback(submission.outcomes)
+        # Only operations of the last submission can be split between this batch and the next.
+        batch[-1][0].report_early()
+        for submission, _, _ in batch:
+            self.observe(submission.name, now - submission.since)
+        if self._drained is not None and not self._busy:
+            drained, self._drained = self._drained, None
+            drained.callback(None)
+
+    def _report_faults(self, outcomes: Sequence[Any], now: float) -> None:
+        """Log the first fault, but no more than one a second: on a full disk everything fails."""
+        faults = [cause for outcome in outcomes if (cause := get_cause(outcome)) is not None]
+        self._failures += len(faults)
+        if faults and now >= self._next_log_at:
+            log_store_fault(f"store operations failed ({self._failures})", faults[0])
+            self._next_log_at = now + 1.0
+            self._failures = 0
+        for fault in faults:
+            self.on_fault(fault)
+
+    def _fail_locked_out(self, batch: list[_QueuedOperation], outcomes: list[Any]) -> None:
+        """Fail queued operations together with a batch that did not get the lock: they have waited for it as long."""
+        if is_lock_error(get_cause(outcomes[-1])):
+            batch += self._queue
+            outcomes += [StoreUnavailable() for _ in self._queue]
+            self._queue.clear()
+            self._queued_bytes = 0
+
+    def _run_job(self, work: Callable[..., T], args: tuple[Any, ...]) -> T:
+        connection = self._connection
+        if connection is None:
+            assert self._connect is not None
+            connection = self._connection = self._connect()
+        try:
+            return work(connection, *args)
+        finally:
+            if connection.in_transaction:
+                self._disconnect()
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _stop_thread(self, result: T) -> T:
+        self._connect = None
+        self.runner.stop()
+        return result
+
+
+def get_single_result(outcomes: list[Any]) -> Any:
+    """Result of a single operation, or the failure with which its Deferred fires."""
+    (outcome,) = outcomes
+    # Not raised: the traceback would refer to this frame, and to the outcome itself.
+    return Failure(outcome) if isinstance(outcome, Exception) else outcome
+
+
+def _checkpoint(connection: StoreConnection, cap_bytes: int) -> int:
+    """
+    Move committed pages from the write-ahead log into the database, in the background; returns the size of the log
+    afterwards.
 
     A passive checkpoint waits for nobody, so under a long reader, or when several processes write all the time, the
     log still grows; beyond `cap_bytes` follows a checkpoint that waits for readers and writers and empties it.
-
-    :param thread: runs the checkpoints.
-    :param writer: the thread that writes.
-    :param on_fault: called with the exception of a checkpoint that failed.
     """
-
-    def __init__(
-        self,
-        thread: ConnectionThread,
-        writer: ConnectionThread,
-        clock: IReactorTime,
-        observe: OperationObserver,
-        *,
-        on_fault: Callable[[BaseException], None] = lambda error: None,
-        cap_bytes: int = MAX_WAL_BYTES,
-    ) -> None:
-        self._thread = thread
-        self._writer = writer
-        self._clock = clock
-        self._observe = observe
-        self._on_fault = on_fault
-        self._cap_bytes = cap_bytes
-        self._timer: IDelayedCall | None = None
-
-    def schedule(self) -> None:
-        """Schedule a checkpoint after a commit, unless there is one."""
-        if self._timer is None:
-            self._timer = self._clock.callLater(CHECKPOINT_INTERVAL_SECONDS, self._run)
-
-    def stop(self) -> Deferred[None]:
-        """Fires after a last checkpoint, which empties the log; there must be no more commits."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        # The thread runs one job after another, so this waits for a checkpoint that is under way.
-        return self._thread.run(_checkpoint_truncate).addCallbacks(lambda _: None, self._report_failure)
-
-    def _run(self) -> None:
-        self._timer = None
-        begun = self._clock.seconds()
-        done = self._thread.run(self._checkpoint).addCallback(self._make_reusable)
-        done.addCallbacks(lambda _: self._observe("checkpoint", self._clock.seconds() - begun), self._report_failure)
-
-    def _checkpoint(self, connection: sqlite3.Connection) -> int:
-        """Size of the log afterwards, in bytes."""
-        for _ in range(_CHECKPOINT_PASSES):
-            pages, moved = _checkpoint_passive(connection)
-            if pages - moved <= _MAX_PAGES_LEFT:
-                break
-        (page_size,) = connection.execute("PRAGMA page_size").fetchone()
-        end = monotonic() + CHECKPOINT_TRUNCATE_SECONDS
-        while pages * page_size > self._cap_bytes:
-            pages = _checkpoint_truncate(connection)
-            if monotonic() >= end:
-                break
-            sleep(CHECKPOINT_RETRY_SECONDS)
-        return int(pages * page_size)
-
-    def _make_reusable(self, size: int) -> Deferred[tuple[int, int]] | None:
-        return self._writer.run(_checkpoint_passive) if size > WAL_REUSE_BYTES else None
-
-    def _report_failure(self, failure: Failure) -> None:
-        log_store_fault("a checkpoint failed", failure.value)
-        if failure.value is not None:
-            self._on_fault(failure.value)
+    for _ in range(_CHECKPOINT_PASSES):
+        pages, moved = _checkpoint_pages(connection, "PASSIVE")
+        if pages - moved <= _MAX_PAGES_LEFT:
+            break
+    page_size = connection.select_value("PRAGMA page_size")
+    end = monotonic() + CHECKPOINT_TRUNCATE_SECONDS
+    while pages * page_size > cap_bytes:
+        pages, _ = _checkpoint_pages(connection, "TRUNCATE")
+        if monotonic() >= end:
+            break
+        sleep(CHECKPOINT_RETRY_SECONDS)
+    return int(pages * page_size)
 
 
-def _checkpoint_passive(connection: sqlite3.Connection) -> tuple[int, int]:
-    """Number of pages in the log, and of those that are in the database as well."""
-    _busy, pages, moved = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+def _checkpoint_pages(connection: StoreConnection, mode: str) -> tuple[int, int]:
+    """Number of pages in the log afterwards, and of those that are in the database as well."""
+    _busy, pages, moved = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
     return pages, moved
-
-
-def _checkpoint_truncate(connection: sqlite3.Connection) -> int:
-    """Number of pages in the log afterwards: none, unless others held locks for longer than it waits."""
-    _busy, pages, _moved = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-    return int(pages)
 
 
 class DatabaseFileHealth:
@@ -169,56 +430,54 @@ class DatabaseFileHealth:
     """
 
     def __init__(self, path: Path, space: DiskSpaceMonitor, on_fault: Callable[[StoreFault, bool], None]) -> None:
-        self._paths = tuple(os.fspath(path.absolute()) + suffix for suffix in ("", "-wal"))
-        self._shared_memory = os.fspath(path.absolute()) + "-shm"
+        self._path = os.fspath(path.absolute())
+        # The first two are compared after each commit; another process may use the third one instead of this.
+        self._paths = tuple(self._path + suffix for suffix in ("", "-wal", "-shm"))
         self._space = space
         self._on_fault = on_fault
-        self._identities: tuple[tuple[int, int], ...] | None = None
-        self._shared_identity: tuple[int, int] | None = None
+        self._identities: tuple[tuple[int, int], ...] = ()
         self._size = 0
         self.is_shorter = False
         self.faults: set[StoreFault] = set()
 
-    @property
-    def fault_description(self) -> str:
-        """The worst fault, for the operator; empty when there is none."""
-        return next((STORE_FAULT_MESSAGES[fault] for fault in STORE_FAULTS if fault in self.faults), "")
-
     def record_open(self) -> None:
         """Remember the files that have been opened; called in a thread of the store."""
-        self._identities = tuple(_get_file_identity(path) for path in self._paths)
-        self._shared_identity = _get_file_identity(self._shared_memory)
-        self._size = os.stat(self._paths[0]).st_size
-        self.is_shorter = False
+        self._identities = tuple((found.st_dev, found.st_ino) for found in map(os.stat, self._paths))
+        self._size, self.is_shorter = os.stat(self._path).st_size, False
 
     def record_close(self) -> None:
         """Forget files and faults."""
-        self._identities = None
-        ended, self.faults = self.faults, set()
-        for fault in ended:
+        self._identities = ()
+        for fault in tuple(self.faults):
+            self.faults.discard(fault)
             self._on_fault(fault, False)
 
-    def is_lost(self) -> bool:
-        """Whether database or write-ahead log are not the files that were opened; may be called in any thread."""
-        if self._identities is not None:
-            try:
-                for path, identity in zip(self._paths, self._identities, strict=True):
-                    found = os.stat(path)
-                    if (found.st_dev, found.st_ino) != identity:
-                        return True
-            except OSError:
-                return True
+    def is_lost(self, files: int = 2) -> bool:
+        """
+        Whether database or write-ahead log are not the files that were opened; may be called in any thread.
+
+        :param files: 3 for the shared memory as well.
+        """
+        try:
+            for path, identity in zip(self._paths[:files], self._identities, strict=False):
+                found = os.stat(path)
+                if (found.st_dev, found.st_ino) != identity:
+                    return True
+        except OSError:
+            return True
         return False
 
     def check(self) -> None:
         """Check the files and the disk, and update the faults."""
-        if self._identities is None:
+        if not self._identities:
             return
-        size = self._get_size(self._identities)
-        self._change("missing", size is None)
-        if size is not None:
-            self.is_shorter = size < self._size
-            self._size = max(size, self._size)
+        lost = self.is_lost(files=3)
+        self._change("missing", lost)
+        if not lost:
+            with suppress(OSError):
+                size = os.stat(self._path).st_size
+                self.is_shorter = size < self._size
+                self._size = max(size, self._size)
         self._change("full", self._space.is_full())
 
     def record_examination(self, size: int, problems: Sequence[str]) -> None:
@@ -245,10 +504,6 @@ class DatabaseFileHealth:
             self._space.exhausted()
             self._change("full", self._space.is_full())
 
-    def refuses_reading(self) -> bool:
-        """Whether nothing can be read."""
-        return "missing" in self.faults
-
     def refuses_writing(self, name: str, shrinking: bool) -> bool:
         """
         Whether an operation is refused while there are faults.
@@ -263,48 +518,18 @@ class DatabaseFileHealth:
         self._change("full", self._space.is_full())
         return bool(self.faults)
 
-    def _get_size(self, known: tuple[tuple[int, int], ...]) -> int | None:
-        """Size of the database; None if a file is not the one that was opened."""
-        try:
-            database, log = (os.stat(path) for path in self._paths)
-            shared = _get_file_identity(self._shared_memory)
-        except OSError:
-            return None
-        there = tuple((found.st_dev, found.st_ino) for found in (database, log))
-        return database.st_size if (there, shared) == (known, self._shared_identity) else None
-
     def _change(self, fault: StoreFault, present: bool) -> None:
         if present == (fault in self.faults):
             return
-        (self.faults.add if present else self.faults.discard)(fault)
         if present:
+            self.faults.add(fault)
             _log.error(
-                "{trouble} ({path})", event="store.fault", trouble=STORE_FAULT_MESSAGES[fault], path=self._paths[0]
+                "{trouble} ({path})", event="store.fault", trouble=STORE_FAULT_MESSAGES[fault], path=self._path
             )
         else:
+            self.faults.discard(fault)
             _log.info("store fault cleared: {trouble}", event="store.fault_over", trouble=STORE_FAULT_MESSAGES[fault])
         self._on_fault(fault, present)
-
-
-def _get_file_identity(path: str) -> tuple[int, int]:
-    """:raise OSError: there is no such file."""
-    found = os.stat(path)
-    return found.st_dev, found.st_ino
-
-
-@dataclass(frozen=True, slots=True)
-class SQLiteRunners:
-    """
-    Threads of a store.
-
-    :param background: for work that takes long, such as checkpoints and statistics.
-    :param search: for long reads that a client waits for.
-    """
-
-    write: JobRunner
-    read: JobRunner
-    background: JobRunner
-    search: JobRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,47 +547,18 @@ class SQLiteTuning:
     patience: float = LOCK_TIMEOUT_SECONDS
 
 
-class SQLExecutor(Protocol):
-    """
-    Runs operations on a database between open and close: by threads on a file
-    (:class:`SQLiteExecutor`), or at once in memory.
-    """
-
-    @property
-    def is_readable(self) -> bool: ...
-
-    @property
-    def buffered(self) -> tuple[int, int]: ...
-
-    @property
-    def trouble(self) -> str: ...
-
-    def open(self) -> Deferred[None]: ...
-
-    def close(self) -> Deferred[None]: ...
-
-    def write(
-        self, name: str, work: SQLOperation | Callable[..., Any], *args: Any, size: int = 0, shrinking: bool = False
-    ) -> Deferred[Any]: ...
-
-    def write_each(
-        self, name: str, works: Sequence[tuple[SQLOperation, int]], early: EarlyOutcomesCallback | None = None
-    ) -> Deferred[list[OperationOutcome]]: ...
-
-    def read(self, name: str, work: Callable[..., Any], *args: Any, size: int = 0) -> Deferred[Any]: ...
-
-    def read_in_background(self, name: str, work: Callable[..., Any], *args: Any) -> Deferred[Any]: ...
-
-    def search(self, name: str, work: Callable[[StoreConnection], Any]) -> Deferred[Any]: ...
-
-    def ping(self) -> Deferred[None]: ...
-
-
 class SQLiteExecutor:
     """
     Runs operations on a database between open and close: writes, reads, background reads and searches, each kind in
     its own thread.
 
+    Some time after the first of several commits the write-ahead log is moved into the database, in the background. It
+    is written from its start again only if all of it was moved when the next transaction begins, which never happens
+    while there is one transaction after another. So the last pages are moved by the thread that writes, where nothing
+    can come between: writing over a file costs the disk less than letting it grow.
+
+    :param make_runner: makes the thread for a kind of operations: `write`, `read`, `background` for work that takes
+        long, such as checkpoints and statistics, and `search` for long reads that a client waits for.
     :param shared: whether other processes write to the file, so that transactions queue for a lock.
     :param create: whether to create the file if it does not exist.
     :param on_fault: called with each fault of the file when it begins and ends.
@@ -372,9 +568,9 @@ class SQLiteExecutor:
         self,
         path: Path,
         clock: IReactorTime,
-        runners: SQLiteRunners,
-        observe: OperationObserver,
-        tuning: SQLiteTuning,
+        make_runner: Callable[[str], JobRunner],
+        observe: OperationObserver = ignore_observation,
+        tuning: SQLiteTuning = SQLiteTuning(),  # noqa: B008  it is frozen
         *,
         shared: bool = False,
         create: bool = True,
@@ -385,67 +581,57 @@ class SQLiteExecutor:
         self._create = create
         self._space = DiskSpaceMonitor(path, space_limits)
         self.health = DatabaseFileHealth(path, self._space, on_fault)
-        self._patience = tuning.patience
-        self._timer: IDelayedCall | None = None
+        self._tuning = tuning
+        self._check_timer: IDelayedCall | None = None
+        self._checkpoint_timer: IDelayedCall | None = None
         self._is_examining = False
         self._ticket_lock = WriteTicketLock(path) if shared else None
         self._clock = clock
         self._observe = observe
-        self._writer = ConnectionThread(runners.write)
-        self._reader = ConnectionThread(runners.read)
-        self._background = ConnectionThread(runners.background)
-        self._search_reader = ConnectionThread(runners.search)
-
-        def make_batcher(
-            thread: ConnectionThread,
-            limits: BatchLimits,
-            perform: Callable[..., list[OperationOutcome]] = read_batch,
-            max_delay: float = 0.0,
-        ) -> OperationBatcher:
-            on_failure = self.health.record_failure
-            return OperationBatcher(thread, perform, clock, observe, limits, on_fault=on_failure, max_delay=max_delay)
-
-        self._writes = make_batcher(self._writer, tuning.bounds, self._commit, _MAX_COMMIT_DELAY)
-        self._reads = make_batcher(self._reader, tuning.read_bounds)
-        self._background_reads = make_batcher(self._background, tuning.read_bounds)
-        self._searches = make_batcher(self._search_reader, tuning.search_bounds)
-        self._checkpointer = WALCheckpointer(
-            self._background,
-            self._writer,
+        on_failure, perform = self.health.record_failure, StoreConnection.read_batch
+        self._writes = OperationBatcher(
+            make_runner("write"),
+            self._commit,
             clock,
             observe,
-            on_fault=self.health.record_failure,
-            cap_bytes=tuning.wal_cap_bytes,
+            tuning.bounds,
+            on_fault=on_failure,
+            max_delay=_MAX_COMMIT_DELAY,
+            after_batch=self._after_commit,
         )
+        self._reads, self._background, self._searches = (
+            OperationBatcher(make_runner(kind), perform, clock, observe, limits, on_failure)
+            for kind, limits in (
+                ("read", tuning.read_bounds),
+                ("background", tuning.read_bounds),
+                ("search", tuning.search_bounds),
+            )
+        )
+        self._batchers = (self._reads, self._background, self._searches, self._writes)
         self._changing = DeferredLock()
-
-    @property
-    def is_open(self) -> bool:
-        return self._writes.is_accepting
 
     @property
     def is_readable(self) -> bool:
         """Whether it is open and the file exists."""
-        return self._writes.is_accepting and not self.health.refuses_reading()
+        return self._writes.is_accepting and "missing" not in self.health.faults
 
     @property
     def buffered(self) -> tuple[int, int]:
         """Number of queued operations, and the bytes that queued writes hold."""
-        queued = [each.buffered[0] for each in (self._writes, self._reads, self._background_reads, self._searches)]
-        return sum(queued), self._writes.buffered[1]
+        return sum([batcher.buffered[0] for batcher in self._batchers]), self._writes.buffered[1]
 
     @property
-    def trouble(self) -> str:
+    def fault_description(self) -> str:
         """The fault of the file, for the operator; empty when there is none."""
-        return self.health.fault_description
+        return next((STORE_FAULT_MESSAGES[fault] for fault in STORE_FAULTS if fault in self.health.faults), "")
 
     def open(self) -> Deferred[None]:
         """:raise StoreUnavailable: it could not be opened; the reason is logged, and another try may help."""
-        return self._changing.run(self._open)
+        return Deferred.fromCoroutine(self._open())
 
     def close(self) -> Deferred[None]:
         """Refuse more operations, finish those that were accepted, empty the write-ahead log and disconnect."""
-        return self._changing.run(self._close)
+        return Deferred.fromCoroutine(self._close())
 
     def write(
         self,
@@ -464,15 +650,15 @@ class SQLiteExecutor:
         """
         if self.health.faults and self.health.refuses_writing(name, shrinking):
             return fail(StoreUnavailable())
-        return self._writes.submit(name, bind_arguments(work, args) if args and callable(work) else work, size)
+        return self._writes.submit(name, _bind(work, args) if args and callable(work) else work, size)
 
     def write_each(
         self, name: str, works: Sequence[tuple[SQLOperation, int]], early: EarlyOutcomesCallback | None = None
-    ) -> Deferred[list[OperationOutcome]]:
+    ) -> Deferred[list[Any]]:
         """
-        Several writes, each with its size; fires when all are on disk, or have failed.
+        Several writes, each with its size; fires with their outcomes when all are on disk, or have failed.
 
-        :param early: as for :meth:`~mediatord.store.sqlite.group_commit.OperationBatcher.submit_each`.
+        :param early: as for :meth:`OperationBatcher.submit_each`.
         """
         if self.health.faults and self.health.refuses_writing(name, shrinking=False):
             return fail(StoreUnavailable())
@@ -485,19 +671,19 @@ class SQLiteExecutor:
         :param args: passed to it after the connection.
         :param size: bytes that it may read, so that not too many are in memory at the same time.
         """
-        return self._read_in(self._reads, name, bind_arguments(work, args), size)
+        return self._read_in(self._reads, name, _bind(work, args), size)
 
     def read_in_background(self, name: str, work: Callable[..., Any], *args: Any) -> Deferred[Any]:
         """A read that takes so long that others should not wait for it."""
-        return self._read_in(self._background_reads, name, bind_arguments(work, args))
+        return self._read_in(self._background, name, _bind(work, args))
 
-    def search(self, name: str, work: Callable[[StoreConnection], Any]) -> Deferred[Any]:
+    def search(self, name: str, work: Callable[..., Any], *args: Any) -> Deferred[Any]:
         """A long read that a client waits for; few are queued, and close interrupts them."""
 
         def unless_closing(connection: StoreConnection) -> Any:
             if not self._searches.is_accepting:
                 raise StoreUnavailable()
-            return work(connection)
+            return work(connection, *args)
 
         return self._read_in(self._searches, name, unless_closing)
 
@@ -510,18 +696,52 @@ class SQLiteExecutor:
         return self.write("ping", write_ping).addCallback(lambda _: self.read("ping", read_ping))
 
     def _read_in(self, batcher: OperationBatcher, name: str, work: SQLOperation, size: int = 0) -> Deferred[Any]:
-        if self.health.faults and self.health.refuses_reading():
+        if "missing" in self.health.faults:
             return fail(StoreUnavailable())
         return batcher.submit(name, work, size)
 
-    def _open(self) -> Deferred[None]:
-        if self.is_open:
-            return succeed(None)
-        opened = self._writer.open(self._connect_writer, self._reconnect_writer)
-        opened.addCallback(lambda _: self._reader.open(lambda: connect_reader(self._path)))
-        opened.addCallback(lambda _: self._background.open(lambda: connect_checkpointer(self._path)))
-        opened.addCallback(lambda _: self._search_reader.open(lambda: connect_reader(self._path)))
-        return opened.addCallbacks(self._start, self._fail_open)
+    async def _open(self) -> None:
+        async with self._changing:
+            if self._writes.is_accepting:
+                return
+            try:
+                await self._writes.open(self._connect_writer, self._reconnect_writer)
+                await self._reads.open(lambda: connect_reader(self._path))
+                await self._background.open(lambda: connect_checkpointer(self._path))
+                await self._searches.open(lambda: connect_reader(self._path))
+            except Exception as error:
+                # The text is about the file: nothing that peers sent can be in it.
+                _log.error("cannot open the store: {reason}", event="store.refused", reason=str(error))
+                await self._close_connections()
+                raise StoreUnavailable() from error
+            for batcher in self._batchers:
+                batcher.is_accepting = True
+            self.health.check()
+            self._check_timer = self._clock.callLater(FILE_CHECK_INTERVAL, self._check_files)
+
+    async def _close(self) -> None:
+        async with self._changing:
+            if not self._writes.is_accepting:
+                return
+            if self._check_timer is not None:
+                self._check_timer.cancel()
+            drained = gatherResults([batcher.drain() for batcher in self._batchers])
+            self._searches.interrupt()
+            await drained
+            if self._checkpoint_timer is not None:
+                self._checkpoint_timer.cancel()
+                self._checkpoint_timer = None
+            # The thread runs one job after another, so this waits for a checkpoint that is under way.
+            await self._background.run(_checkpoint_pages, "TRUNCATE").addErrback(self._report_checkpoint_failure)
+            await self._close_connections()
+
+    async def _close_connections(self) -> None:
+        self.health.record_close()
+        for batcher in self._batchers:
+            await batcher.close()
+        self._space.closed()
+        if self._ticket_lock is not None:
+            self._ticket_lock.close()
 
     def _connect_writer(self) -> StoreConnection:
         connection = open_database(self._path, self._clock.seconds(), create=self._create)
@@ -538,21 +758,23 @@ class SQLiteExecutor:
         connection.ticket_lock = self._ticket_lock
         return connection
 
-    def _commit(self, connection: StoreConnection, operations: Sequence[SQLOperation]) -> list[OperationOutcome]:
-        outcomes = commit_batch(connection, operations, self._patience)
+    def _commit(self, connection: StoreConnection, operations: Sequence[SQLOperation]) -> list[Any]:
+        outcomes = connection.commit_batch(operations, self._tuning.patience)
         for outcome in outcomes:
-            if outcome.cause is not None and is_disk_full_error(outcome.cause):
+            if isinstance(outcome, StoreUnavailable) and is_disk_full_error(outcome.__cause__):
                 outcomes = self._retry_on_full_disk(connection, operations, outcomes)
                 break
         if self.health.is_lost():
-            return [OperationOutcome(error=StoreUnavailable(), cause=DatabaseFileLost()) for _ in outcomes]
+            return [make_failure(DatabaseFileLost()) for _ in outcomes]
         return outcomes
 
     def _retry_on_full_disk(
-        self, connection: StoreConnection, operations: Sequence[SQLOperation], outcomes: Sequence[OperationOutcome]
-    ) -> list[OperationOutcome]:
+        self, connection: StoreConnection, operations: Sequence[SQLOperation], outcomes: Sequence[Any]
+    ) -> list[Any]:
         """Retry operations that found no space, with the log written from its start, so that it need not grow."""
-        patience = self._patience if self._ticket_lock is None else self._ticket_lock.enter(self._patience)
+        patience = self._tuning.patience
+        if self._ticket_lock is not None:
+            patience = self._ticket_lock.enter(patience)
         try:
             # Waits for others that read or write.
             connection.execute(f"PRAGMA busy_timeout = {round(patience * 1000)}")
@@ -563,28 +785,41 @@ class SQLiteExecutor:
             if self._ticket_lock is not None:
                 self._ticket_lock.leave()
         return [
-            commit_batch(connection, [operation], self._patience)[0] if is_disk_full_error(outcome.cause) else outcome
+            connection.commit_batch([operation], self._tuning.patience)[0]
+            if is_disk_full_error(get_cause(outcome))
+            else outcome
             for operation, outcome in zip(operations, outcomes, strict=True)
         ]
 
+    def _after_commit(self, seconds: float) -> None:
+        self._observe("commit", seconds)
+        if self._checkpoint_timer is None:
+            self._checkpoint_timer = self._clock.callLater(CHECKPOINT_INTERVAL_SECONDS, self._run_checkpoint)
+
+    def _run_checkpoint(self) -> None:
+        self._checkpoint_timer = None
+        begun = self._clock.seconds()
+
+        def make_reusable(size: int) -> Any:
+            return self._writes.run(_checkpoint_pages, "PASSIVE") if size > WAL_REUSE_BYTES else None
+
+        done = self._background.run(_checkpoint, self._tuning.wal_cap_bytes).addCallback(make_reusable)
+        done.addCallbacks(
+            lambda _: self._observe("checkpoint", self._clock.seconds() - begun), self._report_checkpoint_failure
+        )
+
+    def _report_checkpoint_failure(self, failure: Failure) -> None:
+        log_store_fault("a checkpoint failed", failure.value)
+        self.health.record_failure(failure.value)
+
     def _check_files(self) -> None:
         """Check the files and their disk periodically."""
-        self._timer = self._clock.callLater(FILE_CHECK_INTERVAL, self._check_files)
+        self._check_timer = self._clock.callLater(FILE_CHECK_INTERVAL, self._check_files)
         self.health.check()
         if not self._is_examining:
             self._is_examining = True
             is_shorter = self.health.is_shorter and "damaged" not in self.health.faults
-            examined = self._background.run(self._examine, is_shorter)
-            examined.addCallback(self._end_examination).addErrback(self._fail_examination)
-
-    def _end_examination(self, examined: tuple[int, list[str]] | None) -> None:
-        self._is_examining = False
-        if examined is not None:
-            self.health.record_examination(*examined)
-
-    def _fail_examination(self, failure: Failure) -> None:
-        self._is_examining = False
-        self.health.record_failure(failure.value)
+            self._background.run(self._examine, is_shorter).addBoth(self._end_examination)
 
     def _examine(self, connection: StoreConnection, is_shorter: bool) -> tuple[int, list[str]] | None:
         """Measure the space, and check a file that has become shorter: its size, and the damage that was found."""
@@ -597,55 +832,49 @@ class SQLiteExecutor:
         with closing(connect_reader(self._path)) as fresh:
             return size, check_structure(fresh, STARTUP_CHECK_SECONDS)
 
+    def _end_examination(self, examined: tuple[int, list[str]] | Failure | None) -> None:
+        self._is_examining = False
+        if isinstance(examined, Failure):
+            self.health.record_failure(examined.value)
+        elif examined is not None:
+            self.health.record_examination(*examined)
+
     def _measure_free_pages(self, connection: StoreConnection) -> None:
-        ((pages,),) = connection.execute("PRAGMA freelist_count").fetchall()
-        ((page_size,),) = connection.execute("PRAGMA page_size").fetchall()
-        self._space.reusable(pages * page_size)
+        free, page_size = (connection.select_value(f"PRAGMA {name}") for name in ("freelist_count", "page_size"))
+        self._space.reusable(free * page_size)
 
-    def _start(self, _: None) -> None:
-        self._writes.start(after_batch=self._after_commit)
-        self._reads.start()
-        self._background_reads.start()
-        self._searches.start()
-        self.health.check()
-        self._timer = self._clock.callLater(FILE_CHECK_INTERVAL, self._check_files)
 
-    def _after_commit(self, seconds: float) -> None:
-        self._observe("commit", seconds)
-        self._checkpointer.schedule()
+def _bind(work: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[StoreConnection], Any]:
+    return lambda connection: work(connection, *args)
 
-    def _fail_open(self, failure: Failure) -> Deferred[None]:
-        # The text is about the file: nothing that peers sent can be in it.
-        _log.error("cannot open the store: {reason}", event="store.refused", reason=failure.getErrorMessage())
 
-        def refuse(_: None) -> None:
-            raise StoreUnavailable() from failure.value
+SQLExecutor: TypeAlias = "SQLiteExecutor | InlineExecutor"
+_OperationKind = Literal["read", "read_in_background", "search", "write"]
 
-        return self._close_connections().addCallback(refuse)
 
-    def _close(self) -> Deferred[None]:
-        if not self.is_open:
-            return succeed(None)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        ends = [self._writes.stop(), self._reads.stop(), self._background_reads.stop(), self._searches.stop()]
-        self._search_reader.interrupt()
-        emptied = gatherResults(ends).addCallback(lambda _: self._checkpointer.stop())
-        return emptied.addCallback(lambda _: self._close_connections())
+def sql_method(
+    kind: _OperationKind, name: str, query: Callable[Concatenate[StoreConnection, P], T]
+) -> Callable[Concatenate[Any, P], Deferred[T]]:
+    """A method of a part of a store that runs a query; the part has its executor in the attribute `_executor`."""
 
-    def _close_connections(self) -> Deferred[None]:
-        self.health.record_close()
-        closed = self._reader.close()
-        closed.addCallback(lambda _: self._background.close())
-        closed.addCallback(lambda _: self._search_reader.close())
-        closed.addCallback(lambda _: self._writer.close())
-        return closed.addCallback(self._release_files)
+    def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
+        done: Deferred[T] = getattr(self._executor, kind)(name, lambda c: query(c, *args, **kwargs))
+        return done
 
-    def _release_files(self, _: None) -> None:
-        self._space.closed()
-        if self._ticket_lock is not None:
-            self._ticket_lock.close()
+    return method
+
+
+def timed_sql_method(
+    kind: _OperationKind, name: str, query: Callable[Concatenate[StoreConnection, float, P], T]
+) -> Callable[Concatenate[Any, P], Deferred[T]]:
+    """As :func:`sql_method`, for a query that takes the time of the call, by the clock in the attribute `_clock`."""
+
+    def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
+        now = self._clock.seconds()
+        done: Deferred[T] = getattr(self._executor, kind)(name, lambda c: query(c, now, *args, **kwargs))
+        return done
+
+    return method
 
 
 def write_ping(connection: StoreConnection) -> None:
@@ -655,4 +884,4 @@ def write_ping(connection: StoreConnection) -> None:
 
 def read_ping(connection: StoreConnection) -> None:
     """A read that reaches the database."""
-    connection.execute("SELECT value FROM tally WHERE name = 'pings'").fetchone()
+    connection.select_value("SELECT value FROM tally WHERE name = 'pings'")

@@ -12,20 +12,11 @@ from twisted.internet.interfaces import IReactorTime
 from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.decentrl import DecentrlQuotas
 from mediatord.store.interfaces.messages import QueueLimits
-from mediatord.store.message_operations import log_store_fault
+from mediatord.store.interfaces.store import log_store_fault
+from mediatord.store.sqlite.connection import SQLOperation, StoreConnection, get_cause
 from mediatord.store.sqlite.coordination_queries import release_lost_deliveries
-from mediatord.store.sqlite.database_file import connect, disable_foreign_keys, migrate_schema, read_schema_steps
-from mediatord.store.sqlite.group_commit import (
-    BatchFunction,
-    EarlyOutcomesCallback,
-    OperationOutcome,
-    SQLOperation,
-    bind_arguments,
-    commit_batch,
-    get_single_value,
-    read_batch,
-)
-from mediatord.store.sqlite.queue_accounting import StoreConnection
+from mediatord.store.sqlite.database_file import NO_FOREIGN_KEYS, connect, migrate_schema, read_schema_steps
+from mediatord.store.sqlite.executor import EarlyOutcomesCallback, get_single_result
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 
 
@@ -37,7 +28,7 @@ class InlineExecutor:
     """
 
     buffered = 0, 0
-    trouble = ""
+    fault_description = ""
 
     def __init__(self, clock: IReactorTime, connect: Callable[[], StoreConnection] | None = None) -> None:
         self._clock = clock
@@ -65,42 +56,36 @@ class InlineExecutor:
     def write(
         self, name: str, work: SQLOperation | Callable[..., Any], *args: Any, size: int = 0, shrinking: bool = False
     ) -> Deferred[Any]:
-        operation = bind_arguments(work, args) if callable(work) else work
-        return self._perform(commit_batch, [operation]).addCallback(get_single_value)
+        operation = (lambda connection: work(connection, *args)) if callable(work) else work
+        return self.write_each(name, [(operation, size)]).addCallback(get_single_result)
 
     def write_each(
         self, name: str, works: Sequence[tuple[SQLOperation, int]], early: EarlyOutcomesCallback | None = None
-    ) -> Deferred[list[OperationOutcome]]:
-        return self._perform(commit_batch, [work for work, _ in works])
+    ) -> Deferred[list[Any]]:
+        return self._perform(StoreConnection.commit_batch, [work for work, _ in works])
 
     def read(self, name: str, work: Callable[..., Any], *args: Any, size: int = 0) -> Deferred[Any]:
-        return self._perform(read_batch, [bind_arguments(work, args)]).addCallback(get_single_value)
+        done = self._perform(StoreConnection.read_batch, [lambda connection: work(connection, *args)])
+        return done.addCallback(get_single_result)
 
-    def read_in_background(self, name: str, work: Callable[..., Any], *args: Any) -> Deferred[Any]:
-        return self.read(name, work, *args)
-
-    def search(self, name: str, work: Callable[[StoreConnection], Any]) -> Deferred[Any]:
-        return self.read(name, work)
+    read_in_background = search = read
 
     def ping(self) -> Deferred[None]:
         return self.read("ping", lambda connection: None)
 
-    def _perform(
-        self, perform: BatchFunction, operations: Sequence[SQLOperation]
-    ) -> Deferred[list[OperationOutcome]]:
+    def _perform(self, perform: Callable[..., list[Any]], operations: Sequence[SQLOperation]) -> Deferred[list[Any]]:
         if self._connection is None:
             return fail(StoreUnavailable())
         outcomes = perform(self._connection, operations)
-        for outcome in outcomes:
-            if outcome.cause is not None:
-                log_store_fault("store operation failed", outcome.cause)
+        for cause in map(get_cause, outcomes):
+            if cause is not None:
+                log_store_fault("store operation failed", cause)
         return succeed(outcomes)
 
 
 def _create_in_memory() -> StoreConnection:
-    connection = connect(None)
+    connection = connect(None, NO_FOREIGN_KEYS)
     _get_empty_database().backup(connection)
-    disable_foreign_keys(connection)
     return connection
 
 

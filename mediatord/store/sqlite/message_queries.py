@@ -1,5 +1,5 @@
 """
-Reads of queued messages in SQL: fetching, status, arrivals, digests, totals and backlog. Each function runs inside a
+Reads of queued messages and events in SQL: fetching, status, arrivals, digests. Each function runs inside a
 transaction of the caller.
 
 A message is visible from its due time until it expires. Counters of all queued messages are maintained by writes;
@@ -8,54 +8,21 @@ invisible ones are counted apart and subtracted, so that no cost grows with the 
 Arrivals of the last seconds are at the end of the order of arrival: their start is found by binary search, and from
 there the indexes by recipient are read. Since clocks of processes may differ, the search starts somewhat earlier; a
 message that arrived while they differed by more may be missed, and stays queued.
-
-Ids begin with the time of arrival, so the index of ids alone tells the number of messages by age.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import islice
-from sqlite3 import Connection
-from typing import Any, NamedTuple
+from typing import Any
 
 from mediatord.protocol.canonical_did import compute_did_digest
 from mediatord.store.interfaces.decentrl import MAX_PAGE_BYTES, PendingEvent
-from mediatord.store.interfaces.messages import (
-    AgeBucket,
-    ArrivalWindow,
-    LargeQueue,
-    MessageArrival,
-    QueueBacklog,
-    QueueStatus,
-    QueueTotals,
-    StoredMessage,
-    StoreStatistics,
-)
-from mediatord.store.message_operations import (
-    add_queue_totals,
-    build_backlog,
-    complete_buckets,
-    find_earliest,
-    get_id_ranges,
-)
-from mediatord.store.recipient_names import is_valid_unicode
-from mediatord.store.sqlite.account_queries import get_account_id
-from mediatord.store.sqlite.bulk_sql import (
-    VALUES_PER_STATEMENT,
-    format_placeholders,
-    get_digest_head,
-    hash_did,
-    read_texts,
-    select_exact_in,
-    select_rows_in,
-    split_chunks,
-)
-from mediatord.store.sqlite.queue_accounting import read_ledger
+from mediatord.store.interfaces.messages import ArrivalWindow, MessageArrival, QueueStatus, StoredMessage
+from mediatord.store.recipient_names import filter_valid_ids, is_valid_unicode
+from mediatord.store.sqlite.connection import StoreConnection, hash_did
 
 # Sequence numbers that are read at a time of each recipient when several are merged.
 _SEQS_PER_READ = 32
@@ -70,98 +37,38 @@ _VISIBLE = "+m.expires_at > :now AND (+m.due_at IS NULL OR +m.due_at <= :now)"
 # Negative when it was returned by `take_due_messages`.
 _STILL_DUE = "m.due_at > 0 AND m.due_at < m.expires_at AND +m.expires_at > :now"
 
-# A DID can have several queues, having changed hands, and events of the other half: candidates are those that have
-# most of one kind, and all that have more than one. Recipients are looked up in two indexes.
-_SELECT_LARGEST = """
-    WITH longest AS (SELECT recipient_id FROM queue ORDER BY messages DESC LIMIT :top),
-    fullest AS (SELECT party_id FROM holding WHERE pending > 0 ORDER BY pending DESC LIMIT :top),
-    candidate (did, digest) AS (
-        SELECT did, did_digest FROM recipient WHERE id IN longest
-        UNION SELECT did, did_digest FROM recipient WHERE registered IS NULL
-        UNION SELECT did, did_digest(did) FROM party WHERE id IN fullest
-        UNION {in_both}
-    ),
-    amount (did, number) AS (
-        SELECT c.did, q.messages FROM candidate c
-            CROSS JOIN recipient r ON r.did_digest = c.digest AND r.did = c.did AND r.registered IS NOT NULL
-            CROSS JOIN queue q ON q.account_id = r.account_id AND q.recipient_id = r.id
-        UNION ALL
-        SELECT c.did, q.messages FROM candidate c
-            CROSS JOIN recipient r ON r.did_digest = c.digest AND r.did = c.did AND r.registered IS NULL
-            CROSS JOIN queue q ON q.account_id = r.account_id AND q.recipient_id = r.id
-        UNION ALL
-        SELECT c.did, h.pending FROM candidate c CROSS JOIN party p ON p.did = c.did
-            CROSS JOIN holding h ON h.party_id = p.id AND h.pending > 0
-    )
-    SELECT did, sum(number) AS total FROM amount GROUP BY did ORDER BY total DESC LIMIT :top
-"""
-# Starting from the smaller side.
-_IN_BOTH_BY_QUEUE = """
-    SELECT r.did, r.did_digest FROM queue q CROSS JOIN recipient r ON r.id = q.recipient_id
-    CROSS JOIN party p ON p.did = r.did
-"""
-_IN_BOTH_BY_HOLDING = """
-    SELECT p.did, did_digest(p.did) FROM holding h CROSS JOIN party p ON p.id = h.party_id
-    WHERE h.pending > 0 AND EXISTS (
-        SELECT 1 FROM recipient r
-        WHERE r.did_digest = did_digest(p.did) AND r.did = p.did AND r.registered IS NOT NULL
-    )
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class _QueueRows:
-    """
-    The messages of an account, or of one of its recipients.
-
-    :param recipients: numbers of those whose queue is not empty.
-    :param part: condition that selects them in the queue table, or in an index, that begins with the account.
-    """
-
-    recipients: Sequence[int]
-    part: str
-    parameters: dict[str, Any]
-
 
 def fetch_messages(
-    connection: Connection, account: str, recipient_did: str | None, now: float, limit: int, max_bytes: int
+    connection: StoreConnection, now: float, account: str, recipient_did: str | None, limit: int, max_bytes: int
 ) -> list[StoredMessage]:
     """The oldest visible messages that fit, but at least one."""
-    scope = _find_scope(connection, account, recipient_did, now)
-    if scope is None:
-        return []
+    scope, parameters = _find_scope(connection, now, account, recipient_did)
+    recipients = [id for (id,) in connection.execute(f"SELECT recipient_id FROM queue m WHERE {scope}", parameters)]
     found: list[StoredMessage] = []
     size = 0
-    with closing(_iterate_visible_rows(connection, scope.recipients, now, max(limit, 0))) as rows:
-        for row in rows:
-            size += len(row[3])
-            if found and size > max_bytes:
-                break
-            found.append(_parse_message(row))
+    for row in _iterate_visible_rows(connection, recipients, now, max(limit, 0)):
+        size += len(row[3])
+        if found and size > max_bytes:
+            break
+        found.append(_parse_message(row))
     return found
 
 
 def _iterate_visible_rows(
-    connection: Connection, recipients: Sequence[int], now: float, limit: int
-) -> Generator[tuple[Any, ...], None, None]:
+    connection: StoreConnection, recipients: Sequence[int], now: float, limit: int
+) -> Iterator[tuple[Any, ...]]:
     """The first visible messages of some recipients in order of arrival."""
     if len(recipients) == 1:
         (recipient,) = recipients
         query = f"{_SELECT_MESSAGES} WHERE m.recipient_id = :recipient AND {_VISIBLE} ORDER BY m.seq LIMIT :limit"
-        with closing(connection.execute(query, {"recipient": recipient, "now": now, "limit": limit})) as rows:
-            yield from rows
+        yield from connection.execute(query, {"recipient": recipient, "now": now, "limit": limit})
         return
-    with ExitStack() as stack:
-        lanes = [
-            stack.enter_context(closing(_iterate_visible_seqs(connection, one, now, limit))) for one in recipients
-        ]
-        for seq in islice(merge(*lanes), limit):
-            yield connection.execute(f"{_SELECT_MESSAGES} WHERE m.seq = ?", (seq,)).fetchone()
+    seqs = merge(*[_iterate_visible_seqs(connection, one, now, limit) for one in recipients])
+    for seq in islice(seqs, limit):
+        yield connection.execute(f"{_SELECT_MESSAGES} WHERE m.seq = ?", (seq,)).fetchone()
 
 
-def _iterate_visible_seqs(
-    connection: Connection, recipient: int, now: float, limit: int
-) -> Generator[int, None, None]:
+def _iterate_visible_seqs(connection: StoreConnection, recipient: int, now: float, limit: int) -> Iterator[int]:
     """Sequence numbers of visible messages, read in small slices, since those of another recipient may be older."""
     after = -1
     query = f"""
@@ -179,56 +86,35 @@ def _iterate_visible_seqs(
         limit -= some
 
 
-def read_messages(connection: Connection, seqs: Sequence[int]) -> list[StoredMessage]:
-    """Messages by their sequence numbers, in that order."""
-    found: list[StoredMessage] = []
-    for some in split_chunks(sorted(seqs), VALUES_PER_STATEMENT):
-        rows = connection.execute(
-            f"{_SELECT_MESSAGES} WHERE m.seq IN ({format_placeholders(len(some))}) ORDER BY m.seq", some
+def get_queue_status(connection: StoreConnection, now: float, account: str, recipient_did: str | None) -> QueueStatus:
+    scope, parameters = _find_scope(connection, now, account, recipient_did)
+    counted = "SELECT count(*), coalesce(sum(m.size), 0) FROM message m INDEXED BY"
+    (messages, size), (expired, expired_bytes), (held, held_bytes) = [
+        connection.execute(f"{query} AND {scope}", parameters).fetchone()
+        for query in (
+            "SELECT coalesce(sum(messages), 0), coalesce(sum(bytes), 0) FROM queue m WHERE 1",
+            f"{counted} message_expiry WHERE m.expires_at <= :now",
+            f"{counted} message_delayed WHERE m.due_at > :now AND m.expires_at > :now",
         )
-        found += [_parse_message(row) for row in rows]
-    return found
-
-
-def get_queue_status(connection: Connection, account: str, recipient_did: str | None, now: float) -> QueueStatus:
-    scope = _find_scope(connection, account, recipient_did, now)
-    if scope is None:
-        return QueueStatus(0, 0)
-
-    def ask(query: str) -> Any:
-        return connection.execute(query, scope.parameters).fetchone()
-
-    counted = "SELECT count(*), coalesce(sum(m.size), 0) FROM message m"
-    all_messages, all_bytes = ask(
-        f"SELECT coalesce(sum(messages), 0), coalesce(sum(bytes), 0) FROM queue m WHERE {scope.part}"
-    )
-    expired, expired_bytes = ask(f"{counted} INDEXED BY message_expiry WHERE m.expires_at <= :now AND {scope.part}")
-    held, held_bytes = ask(
-        f"{counted} INDEXED BY message_delayed WHERE m.due_at > :now AND m.expires_at > :now AND {scope.part}"
-    )
-    if all_messages == expired + held:
+    ]
+    if messages == expired + held:
         return QueueStatus(0, 0)
     end = f"SELECT m.seq FROM message m WHERE m.recipient_id = q.recipient_id AND {_VISIBLE} ORDER BY m.seq"
-    ends = (
-        f"SELECT min(({end} LIMIT 1)), max(({end} DESC LIMIT 1)) FROM queue q WHERE {scope.part.replace('m.', 'q.')}"
+    ends = f"SELECT min(({end} LIMIT 1)), max(({end} DESC LIMIT 1)) FROM queue q WHERE {scope.replace('m.', 'q.')}"
+    oldest, newest = (
+        float(connection.select_value("SELECT received_at FROM message WHERE seq = ?", (seq,)))
+        for seq in connection.execute(ends, parameters).fetchone()
     )
-    oldest, newest = (_get_received_at(connection, seq) for seq in ask(ends))
-    return QueueStatus(all_messages - expired - held, all_bytes - expired_bytes - held_bytes, oldest, newest)
+    return QueueStatus(messages - expired - held, size - expired_bytes - held_bytes, oldest, newest)
 
 
-def _get_received_at(connection: Connection, seq: int) -> float:
-    ((time,),) = connection.execute("SELECT received_at FROM message WHERE seq = ?", (seq,)).fetchall()
-    return float(time)
+def find_next_due(connection: StoreConnection, now: float) -> float | None:
+    query = f"SELECT m.due_at FROM message m WHERE {_STILL_DUE} ORDER BY m.due_at LIMIT 1"
+    due_at: float | None = connection.select_value(query, {"now": now})
+    return due_at
 
 
-def find_next_due(connection: Connection, now: float) -> float | None:
-    row = connection.execute(
-        f"SELECT m.due_at FROM message m WHERE {_STILL_DUE} ORDER BY m.due_at LIMIT 1", {"now": now}
-    ).fetchone()
-    return None if row is None else row[0]
-
-
-def take_due_messages(connection: Connection, now: float, limit: int) -> list[StoredMessage]:
+def take_due_messages(connection: StoreConnection, now: float, limit: int) -> list[StoredMessage]:
     rows = connection.execute(
         f"{_SELECT_MESSAGES} WHERE {_STILL_DUE} AND m.due_at <= :now ORDER BY m.due_at, m.seq LIMIT :limit",
         {"now": now, "limit": max(limit, 0)},
@@ -237,68 +123,26 @@ def take_due_messages(connection: Connection, now: float, limit: int) -> list[St
     return [_parse_message(row) for row in rows]
 
 
-def find_largest_queues(connection: Connection, top: int) -> tuple[list[tuple[str, int]], int]:
+def _find_scope(
+    connection: StoreConnection, now: float, account: str, recipient_did: str | None
+) -> tuple[str, dict[str, Any]]:
     """
-    The largest queues of messages and pending events together, and the sum of the others. Scans the tables of
-    counters, which have a short row for each DID.
+    Condition for rows of the queue table, or of an index that begins with the account, by the account or one of its
+    recipients, and its parameters.
     """
-    queues, messages = connection.execute("SELECT count(*), coalesce(sum(messages), 0) FROM queue").fetchone()
-    holdings, pending = connection.execute(
-        "SELECT count(*), coalesce(sum(pending), 0) FROM holding WHERE pending > 0"
-    ).fetchone()
-    in_both = _IN_BOTH_BY_QUEUE if queues < holdings else _IN_BOTH_BY_HOLDING
-    largest = connection.execute(_SELECT_LARGEST.format(in_both=in_both), {"top": max(top, 0)}).fetchall()
-    return largest, messages + pending - sum(number for _, number in largest)
-
-
-def collect_statistics(connection: Connection, top: int) -> StoreStatistics:
-    largest, other = find_largest_queues(connection, top)
-    return StoreStatistics(tuple(largest), other, read_ledger(connection))
-
-
-def sum_queues(connection: Connection) -> QueueTotals:
-    """Totals of both halves. Scans the same tables of counters."""
-    queues = connection.execute(
-        """
-        SELECT coalesce(sum(messages), 0), coalesce(sum(bytes), 0), count(*),
-            (SELECT received_at FROM message WHERE seq = (SELECT min(seq) FROM message)) FROM queue
-        """
-    ).fetchone()
-    messages, size, recipients, received_at = connection.execute(
-        """
-        SELECT coalesce(sum(pending), 0), coalesce(sum(pending_bytes), 0), count(*),
-            (SELECT received_at FROM pending_event WHERE seq = (SELECT min(seq) FROM pending_event))
-            FROM holding WHERE pending > 0
-        """
-    ).fetchone()
-    events = QueueTotals(messages, size, recipients, None if received_at is None else float(received_at))
-    return add_queue_totals(QueueTotals(*queues), events)
-
-
-def _find_scope(connection: Connection, account: str, recipient_did: str | None, now: float) -> _QueueRows | None:
-    if not is_valid_unicode(account) or not is_valid_unicode(recipient_did or ""):
-        return None
-    account_number = get_account_id(connection, account)
-    if account_number is None:
-        return None
+    query = "SELECT id FROM account WHERE did_key = ?"
+    parameters: dict[str, Any] = {"now": now, "account": connection.select_value(query, (hash_did(account),))}
     if recipient_did is None:
-        rows = connection.execute("SELECT recipient_id FROM queue WHERE account_id = ?", (account_number,))
-        return _QueueRows([id for (id,) in rows], "m.account_id = :account", {"account": account_number, "now": now})
-    # Each half has an index of its own; at most one of them finds something.
-    row = connection.execute(
-        """
-        SELECT id FROM recipient WHERE did_digest = :digest AND account_id = :account AND registered IS NOT NULL
-        UNION ALL SELECT id FROM recipient WHERE did_digest = :digest AND account_id = :account AND registered IS NULL
-        """,
-        {"digest": compute_did_digest(recipient_did), "account": account_number},
-    ).fetchone()
-    if row is None:
-        return None
-    return _QueueRows(
-        [row[0]],
-        "m.account_id = :account AND m.recipient_id = :recipient",
-        {"account": account_number, "recipient": row[0], "now": now},
-    )
+        return "m.account_id = :account", parameters
+    if is_valid_unicode(recipient_did):
+        parameters["digest"] = compute_did_digest(recipient_did)
+        # Each half has an index of its own; at most one of them finds something.
+        recipient = "SELECT id FROM recipient WHERE did_digest = :digest AND account_id = :account AND registered IS"
+        halves = f"{recipient} NOT NULL UNION ALL {recipient} NULL"
+        parameters["recipient"] = connection.select_value(halves, parameters)
+    else:
+        parameters["recipient"] = None
+    return "m.account_id = :account AND m.recipient_id = :recipient", parameters
 
 
 def _parse_message(row: tuple[Any, ...]) -> StoredMessage:
@@ -342,13 +186,15 @@ _ARRIVED_PENDING = """
 """
 
 
-def find_messages(connection: Connection, ids: Sequence[str], now: float) -> list[StoredMessage]:
-    rows = select_rows_in(connection, "m.seq, m.size", _FIND_VISIBLE, list(dict.fromkeys(ids)), now, now)
-    return read_messages(connection, [row[0] for row in _take_fitting(rows)])
+def find_messages(connection: StoreConnection, now: float, ids: Iterable[str]) -> list[StoredMessage]:
+    rows = connection.select_rows_in("m.seq, m.size", _FIND_VISIBLE, filter_valid_ids(ids), now, now)
+    query = f"{_SELECT_MESSAGES} WHERE m.seq IN ({{}}) ORDER BY m.seq"
+    found = connection.select_exact_in(query, [row[0] for row in _take_fitting(rows)])
+    return [_parse_message(row) for row in found]
 
 
 def find_arrivals(
-    connection: Connection, accounts: Sequence[str], window: ArrivalWindow, limit: int
+    connection: StoreConnection, accounts: Sequence[str], window: ArrivalWindow, limit: int
 ) -> list[MessageArrival]:
     since, until, after, limit = window.since, window.until, window.after, max(limit, 0)
     first = _find_first_seq(connection, "message", since - ARRIVAL_CLOCK_SKEW)
@@ -359,21 +205,26 @@ def find_arrivals(
         (_ARRIVED, (first, until, since, since, after)),
         (_HANDED_OUT, (-until, min(-since, 0.0), -since, after)),
     ):
-        rows += select_exact_in(connection, query.format(limit=limit), keys, *parameters)
+        rows += connection.select_exact_in(query.format(limit=limit), keys, *parameters)
     return _sort_arrivals([MessageArrival(*row) for row in rows], limit)
 
 
-def find_pending_events(connection: Connection, ids: Sequence[str]) -> list[PendingEvent]:
-    rows = select_rows_in(connection, _PENDING_COLUMNS, _FIND_PENDING, list(dict.fromkeys(ids)))
-    return _read_pending_events(connection, _take_fitting(rows))
+def find_pending_events(connection: StoreConnection, ids: Iterable[str]) -> list[PendingEvent]:
+    rows = _take_fitting(connection.select_rows_in(_PENDING_COLUMNS, _FIND_PENDING, list(dict.fromkeys(ids))))
+    sizes = {row[0]: row[1] for row in rows}
+    payloads = connection.read_texts("pending_event", "payload", sizes, largest=sum(sizes.values()))
+    return [
+        PendingEvent(id, recipient, sender, payloads[seq], float(received_at))
+        for seq, _, id, recipient, sender, received_at in rows
+    ]
 
 
 def find_pending_arrivals(
-    connection: Connection, recipients: Sequence[str], window: ArrivalWindow, limit: int
+    connection: StoreConnection, recipients: Sequence[str], window: ArrivalWindow, limit: int
 ) -> list[MessageArrival]:
     first = _find_first_seq(connection, "pending_event", window.since - ARRIVAL_CLOCK_SKEW)
     dids = list(dict.fromkeys(recipients))
-    rows = select_rows_in(connection, "e.id, r.did, e.received_at", _ARRIVED_PENDING, dids, first)
+    rows = connection.select_rows_in("e.id, r.did, e.received_at", _ARRIVED_PENDING, dids, first)
     arrivals = [MessageArrival(id, did, float(time)) for id, did, time in rows]
     return _sort_arrivals([one for one in arrivals if window.has(one.at, one.id)], max(limit, 0))
 
@@ -382,7 +233,7 @@ def _sort_arrivals(arrivals: Sequence[MessageArrival], limit: int) -> list[Messa
     return sorted(arrivals, key=lambda one: (one.at, one.id))[:limit]
 
 
-def _find_first_seq(connection: Connection, table: str, time: float) -> int:
+def _find_first_seq(connection: StoreConnection, table: str, time: float) -> int:
     """A sequence number before which every arrival is earlier, if the order of arrival is that of times."""
     # In two subqueries, because SQLite uses the index for a single minimum or maximum only.
     ends = f"SELECT (SELECT min(seq) FROM {table}), (SELECT max(seq) + 1 FROM {table})"
@@ -414,35 +265,20 @@ def _take_fitting(rows: Sequence[list[Any]]) -> list[list[Any]]:
     return fitting
 
 
-def _read_pending_events(connection: Connection, rows: Sequence[list[Any]]) -> list[PendingEvent]:
-    sizes = {row[0]: row[1] for row in rows}
-    payloads = read_texts(connection, "pending_event", "payload", sizes, largest=sum(sizes.values()))
-    return [
-        PendingEvent(id, recipient, sender, payloads[seq], float(received_at))
-        for seq, _, id, recipient, sender, received_at in rows
-    ]
-
-
 # Messages whose digests are compared in one read; those of one recipient are compared together.
 COMPARED_AT_A_TIME = 20_000
 
 _DIGEST_PATTERN = re.compile("[0-9a-f]{64}")
-_QUEUES_OF_ACCOUNT = (
-    "SELECT recipient_id, messages FROM queue WHERE account_id = ? AND recipient_id > ? ORDER BY recipient_id"
-)
+_QUEUES_OF_ACCOUNT = """
+    SELECT q.recipient_id, q.messages FROM account a CROSS JOIN queue q ON q.account_id = a.id
+    WHERE a.did_key = ? AND q.recipient_id > ? ORDER BY q.recipient_id
+"""
 _FIND_BY_DIGEST = "SELECT m.id, m.digest FROM message m WHERE m.recipient_id = ? AND m.digest_head IN ({})"
 
 
-class DigestMatches(NamedTuple):
-    """
-    Messages that were found by digest.
-
-    :param ids: of the messages.
-    :param after: number of the last recipient that was searched; None when it was the last of all.
-    """
-
-    ids: list[str]
-    after: int | None
+def get_digest_head(digest: bytes) -> int:
+    """Integer that stands for the digest of a message in an index."""
+    return int.from_bytes(digest[:8], "big", signed=True)
 
 
 def parse_digests(ids: Iterable[str]) -> list[bytes]:
@@ -454,90 +290,21 @@ def parse_digests(ids: Iterable[str]) -> list[bytes]:
     return digests
 
 
-def find_by_digest(connection: Connection, account: str, wanted: Sequence[bytes], after: int) -> DigestMatches:
-    """Messages whose payload has one of these digests, of recipients with greater numbers."""
-    number = get_account_id(connection, account)
-    if number is None:
-        return DigestMatches([], None)
+def find_by_digest(
+    connection: StoreConnection, account: str, wanted: Sequence[bytes], after: int
+) -> tuple[list[str], int | None]:
+    """
+    Ids of messages whose payload has one of these digests, of recipients with greater numbers, and the number of the
+    last recipient that was searched; None when it was the last of all.
+    """
     heads, known = [get_digest_head(digest) for digest in wanted], set(wanted)
     ids: list[str] = []
     left = COMPARED_AT_A_TIME
-    for recipient, messages in _list_queues(connection, number, after):
+    for recipient, messages in connection.execute(_QUEUES_OF_ACCOUNT, (hash_did(account), after)):
         if left <= 0:
-            return DigestMatches(ids, after)
-        rows = select_exact_in(connection, _FIND_BY_DIGEST, heads, recipient)
+            return ids, after
+        rows = connection.select_exact_in(_FIND_BY_DIGEST, heads, recipient)
         ids += [id for id, digest in rows if digest in known]
         after = recipient
         left -= messages
-    return DigestMatches(ids, None)
-
-
-def _list_queues(connection: Connection, number: int, after: int) -> Iterator[tuple[int, int]]:
-    yield from connection.execute(_QUEUES_OF_ACCOUNT, (number, after))
-
-
-# Per age bucket: keys that are counted, and rows whose bytes are summed, at most.
-_COHORT_COUNT_LIMIT = 100_000
-_COHORT_SIZE_LIMIT = 5_000
-_TOTALS = {
-    "message": "SELECT coalesce(sum(messages), 0), coalesce(sum(bytes), 0) FROM queue",
-    "pending_event": """
-        SELECT coalesce(sum(pending), 0), coalesce(sum(pending_bytes), 0) FROM holding WHERE pending > 0
-    """,
-}
-# Registered and left-over recipients have an index each.
-_QUEUE_SIZE_AND_AGE = " UNION ALL ".join(
-    f"""
-    SELECT q.bytes, (SELECT m.received_at FROM message m WHERE m.recipient_id = r.id ORDER BY m.seq LIMIT 1)
-    FROM recipient r CROSS JOIN queue q ON q.account_id = r.account_id AND q.recipient_id = r.id
-    WHERE r.did_digest = did_digest(:did) AND r.did = :did AND r.registered {half}
-    """
-    for half in ("IS NOT NULL", "IS NULL")
-)
-_PENDING_SIZE_AND_AGE = """
-    SELECT h.pending_bytes, (
-        SELECT e.received_at FROM pending_event e WHERE e.recipient_id = p.id ORDER BY e.seq LIMIT 1
-    )
-    FROM party p CROSS JOIN holding h ON h.party_id = p.id AND h.pending > 0 WHERE p.did = :did
-"""
-# Greater than any id.
-_LAST_ID = "\U0010ffff"
-
-
-def collect_backlog(connection: Connection, bounds: Sequence[float], top: int) -> QueueBacklog:
-    """
-    As :meth:`~mediatord.store.interfaces.messages.IMessageStore.read_backlog`; reads the tables of counters as
-    :func:`find_largest_queues` does.
-    """
-    totals = {table: connection.execute(query).fetchone() for table, query in _TOTALS.items()}
-    halves = [complete_buckets(_count_buckets(connection, table, bounds), *total) for table, total in totals.items()]
-    largest, _ = find_largest_queues(connection, top)
-    found = build_backlog(
-        halves, totals.values(), [_describe_queue(connection, did, number) for did, number in largest]
-    )
-    return replace(found, books=read_ledger(connection))
-
-
-def _count_buckets(connection: Connection, table: str, bounds: Sequence[float]) -> list[AgeBucket]:
-    return [_count_bucket(connection, table, first or "", end or _LAST_ID) for first, end in get_id_ranges(bounds)]
-
-
-def _count_bucket(connection: Connection, table: str, first: str, end: str) -> AgeBucket:
-    count = f"SELECT count(*) FROM (SELECT 1 FROM {table} WHERE id >= ? AND id < ? LIMIT {_COHORT_COUNT_LIMIT})"
-    ((number,),) = connection.execute(count, (first, end)).fetchall()
-    if number >= _COHORT_SIZE_LIMIT:
-        return AgeBucket(number, None, number < _COHORT_COUNT_LIMIT)
-    weigh = f"SELECT coalesce(sum(size), 0) FROM (SELECT size FROM {table} WHERE id >= ? AND id < ?)"
-    ((size,),) = connection.execute(weigh, (first, end)).fetchall()
-    return AgeBucket(number, size)
-
-
-def _describe_queue(connection: Connection, did: str, number: int) -> LargeQueue:
-    # Not in one statement: the types of the times differ.
-    rows = [
-        row
-        for query in (_QUEUE_SIZE_AND_AGE, _PENDING_SIZE_AND_AGE)
-        for row in connection.execute(query, {"did": did})
-    ]
-    times = [None if at is None else float(at) for _, at in rows]
-    return LargeQueue(did, number, sum([size for size, _ in rows]), find_earliest(*times))
+    return ids, None

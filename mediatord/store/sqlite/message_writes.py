@@ -1,6 +1,6 @@
 """
-Changes of messages in SQL: enqueue with eviction, acknowledgement, delivery marks, expiry. Each function runs inside
-a transaction of the caller.
+Changes of messages in SQL: enqueue with eviction, acknowledgement, delivery marks, expiry, and counters of queues.
+Each function runs inside a transaction of the caller.
 
 SQLite releases the interpreter's lock at every step of a statement, and gets it back when the reactor lets go of it:
 the cost of an operation is mostly its number of steps. So enqueues, removals and marks that are neighbours in a batch
@@ -10,19 +10,20 @@ one after the other.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
-from sqlite3 import Connection
 from typing import Any
 
-from mediatord.errors import QueueFull, ReplayCacheFull, UnknownRecipient
+from mediatord.errors import MediatorError, QueueFull, UnknownRecipient
+from mediatord.protocol.canonical_did import compute_did_digest
 from mediatord.store.fair_share import (
     ANONYMOUS,
     AUTHENTICATED,
     NETWORK_MASK,
     SENDER_MASK,
+    KnownSenders,
     MessageVolume,
     SenderGroup,
     SenderUsage,
@@ -35,30 +36,289 @@ from mediatord.store.interfaces.messages import (
     AcknowledgementResult,
     EnqueueRequest,
     EnqueueResult,
+    LedgerEntry,
     Payload,
     QueueLimits,
     RemovalReason,
     RemovedMessage,
     StoredMessage,
 )
-from mediatord.store.message_operations import LedgerEntry
-from mediatord.store.sqlite.bulk_sql import execute_in, get_digest_head, insert_rows, select_rows, select_rows_in
+from mediatord.store.recipient_names import filter_valid_ids
+from mediatord.store.sqlite.connection import BatchOperation, StoreConnection
 from mediatord.store.sqlite.coordination_queries import NO_NODE_ID, NonceClaim, claim_nonces, get_or_create_node
-from mediatord.store.sqlite.group_commit import OperationOutcome
-from mediatord.store.sqlite.message_queries import get_queue_status
-from mediatord.store.sqlite.queue_accounting import (
-    MESSAGE_ROW_COLUMNS,
-    ORIGIN_COLUMN,
-    CachedQueue,
-    EvictionState,
-    MessageRow,
-    QueueCache,
-    QueueCounters,
-    StoreConnection,
-    load_known_senders,
-    parse_message_rows,
-    save_known_senders,
-)
+from mediatord.store.sqlite.message_queries import get_digest_head, get_queue_status
+
+# Queues that are cached. With DIDs of two thousand characters, their own and that of the account, that is 32 MiB of
+# text at most.
+CACHED_QUEUES = 8_192
+# Queues whose usage by sender is cached: a queue of a thousand messages may have twice as many senders and networks.
+CACHED_EVICTION_STATES = 32
+# Queues whose known senders are cached: ten thousand bytes each at most.
+CACHED_SENDER_SETS = 64
+
+_QUEUE_COLUMNS = """
+    r.did, r.id, r.account_id, a.did, coalesce(q.messages, 0), coalesce(q.bytes, 0), r.registered IS NOT NULL,
+    a.fresh
+"""
+_QUEUE_SOURCE = """
+    FROM recipient r CROSS JOIN account a ON a.id = r.account_id
+    LEFT JOIN queue q ON q.account_id = r.account_id AND q.recipient_id = r.id
+"""
+_QUEUES_BY_DID = f"{_QUEUE_SOURCE} WHERE r.did_digest IN ({{}}) AND r.registered IS NOT NULL"
+_QUEUES_BY_ID = f"{_QUEUE_SOURCE} WHERE r.id IN ({{}})"
+
+
+@dataclass(slots=True)
+class EvictionState:
+    """
+    Usage of a queue by sender, valid as long as the queue is only changed by counted enqueues.
+
+    :ivar scanned_until: by group of messages, the place in the order of arrival up to which there are none.
+    """
+
+    usage: SenderUsage
+    scanned_until: dict[SenderGroup, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class CachedQueue:
+    """
+    The queue of one recipient DID of an account, with its counters.
+
+    :ivar messages: number of messages, of `size` bytes; updated by :meth:`QueueCounters.add`.
+    :ivar registered: whether the account still has the DID.
+    :ivar fresh: whether the account has not been used since its first day
+        (:meth:`~mediatord.store.interfaces.store.IAccountStore.record_contact`).
+    :ivar eviction_state: usage by sender, while it is cached.
+    :ivar senders: known senders of the recipient, while they are cached.
+    """
+
+    did: str
+    recipient_id: int
+    account_id: int
+    account: str
+    messages: int
+    size: int
+    registered: int = True
+    fresh: int = False
+    eviction_state: EvictionState | None = None
+    senders: KnownSenders | None = None
+
+
+class QueueCache:
+    """
+    An LRU cache of queues.
+
+    It is as valid as the transaction in which it was read: changes of a queue are made here as well, and a roll-back
+    or a commit of another connection clears it (:class:`~mediatord.store.sqlite.connection.StoreConnection`).
+    """
+
+    def __init__(self, capacity: int = CACHED_QUEUES) -> None:
+        self._capacity = capacity
+        self._by_did: OrderedDict[str, CachedQueue] = OrderedDict()
+        self._by_id: dict[int, CachedQueue] = {}
+        self._with_eviction_state: OrderedDict[int, CachedQueue] = OrderedDict()
+        self._with_senders: OrderedDict[int, CachedQueue] = OrderedDict()
+
+    def clear(self) -> None:
+        """Remove all queues."""
+        for queues in (self._by_did, self._by_id, self._with_eviction_state, self._with_senders):
+            queues.clear()
+
+    def keep_eviction_state(self, queue: CachedQueue, state: EvictionState) -> None:
+        """Cache the usage by sender of a queue, and of a few others for which this was called last."""
+        queue.eviction_state = state
+        self._with_eviction_state[queue.recipient_id] = queue
+        self._with_eviction_state.move_to_end(queue.recipient_id)
+        if len(self._with_eviction_state) > CACHED_EVICTION_STATES:
+            _, oldest = self._with_eviction_state.popitem(last=False)
+            oldest.eviction_state = None
+
+    def retain_known_senders(self, queue: CachedQueue) -> None:
+        """Keep the known senders of a queue until :meth:`trim_known_senders` at least."""
+        self._with_senders[queue.recipient_id] = queue
+        self._with_senders.move_to_end(queue.recipient_id)
+
+    def trim_known_senders(self) -> None:
+        """Drop all but the most recently used sets of known senders; their changes have been written."""
+        while len(self._with_senders) > CACHED_SENDER_SETS:
+            _, oldest = self._with_senders.popitem(last=False)
+            oldest.senders = None
+
+    def find(self, connection: StoreConnection, dids: Iterable[str]) -> dict[str, CachedQueue]:
+        """
+        Queues of the DIDs that are registered; those that are not cached are read in one statement.
+
+        :param dids: in their canonical form; another form of a DID is found too, but is read every time.
+        """
+        found: dict[str, CachedQueue] = {}
+        missing: list[str] = []
+        for did in dids:
+            queue = self._by_did.get(did)
+            if queue is None:
+                missing.append(did)
+            else:
+                found[did] = queue
+                self._by_did.move_to_end(did)
+        if missing:
+            digests = {did: compute_did_digest(did) for did in missing}
+            rows = connection.select_rows_in(_QUEUE_COLUMNS, _QUEUES_BY_DID, list(digests.values()))
+            queues = {
+                compute_did_digest(row[0]): self._by_id.get(row[1]) or self._keep(CachedQueue(*row)) for row in rows
+            }
+            found |= {did: queues[digest] for did, digest in digests.items() if digest in queues}
+        return found
+
+    def find_by_ids(self, connection: StoreConnection, recipient_ids: Iterable[int]) -> dict[int, CachedQueue]:
+        """Queues by the numbers of recipients, registered or left over."""
+        found: dict[int, CachedQueue] = {}
+        missing: dict[int, None] = {}
+        for recipient_id in recipient_ids:
+            queue = self._by_id.get(recipient_id)
+            if queue is None:
+                missing[recipient_id] = None
+            else:
+                found[recipient_id] = queue
+                self._by_did.move_to_end(queue.did)
+        if missing:
+            for row in connection.select_rows_in(_QUEUE_COLUMNS, _QUEUES_BY_ID, list(missing)):
+                queue = CachedQueue(*row)
+                found[queue.recipient_id] = self._keep(queue) if queue.registered else queue
+        return found
+
+    def _keep(self, queue: CachedQueue) -> CachedQueue:
+        self._by_did[queue.did] = self._by_id[queue.recipient_id] = queue
+        if len(self._by_did) > self._capacity:
+            _, oldest = self._by_did.popitem(last=False)
+            del self._by_id[oldest.recipient_id]
+        return queue
+
+
+# A time in two numbers, because JSON would round it.
+MESSAGE_ROW_COLUMNS = """
+    seq, id, recipient_id, size, CAST(received_at AS INTEGER), received_at - CAST(received_at AS INTEGER), pushes
+"""
+# In the table it is behind the payload, in the index it is not.
+ORIGIN_COLUMN = """
+    (
+        SELECT origin FROM message o INDEXED BY message_of_recipient
+        WHERE o.recipient_id = message.recipient_id AND o.seq = message.seq
+    )
+"""
+
+
+@dataclass(slots=True, eq=False)
+class MessageRow:
+    """A message that is to be removed: its row without the payload, and its queue."""
+
+    queue: CachedQueue
+    seq: int
+    id: str
+    size: int
+    received_at: float
+    pushes: int
+    origin: int = 0
+
+    def make_removed(self, reason: RemovalReason | None = None) -> RemovedMessage:
+        queue = self.queue
+        return RemovedMessage(self.id, queue.did, queue.account, self.size, self.received_at, self.pushes, reason)
+
+
+def parse_message_rows(cache: QueueCache, connection: StoreConnection, rows: Sequence[list[Any]]) -> list[MessageRow]:
+    """Messages from rows of the :data:`MESSAGE_ROW_COLUMNS`, with the origin behind them or not."""
+    recipient_ids = []
+    for row in rows:
+        recipient_ids.append(row[2])
+    queues = cache.find_by_ids(connection, recipient_ids)
+    found = []
+    for seq, id_, recipient_id, size, seconds, fraction, pushes, *origin in rows:
+        found.append(MessageRow(queues[recipient_id], seq, id_, size, seconds + fraction, pushes, *origin))
+    return found
+
+
+_INSERT_COUNTS = "INSERT OR ROLLBACK INTO queue (account_id, recipient_id, messages, bytes)"
+_ADD_COUNTS = "ON CONFLICT DO UPDATE SET messages = messages + excluded.messages, bytes = bytes + excluded.bytes"
+# A subquery, because SQLite would look for the pairs of a `VALUES` in all of the table.
+_DELETE_EMPTY_QUEUES = """
+    WITH one (account, recipient) AS (VALUES {})
+    DELETE FROM queue WHERE (account_id, recipient_id) IN (SELECT account, recipient FROM one) AND messages = 0
+"""
+_DELETE_LEFTOVER_RECIPIENTS = """
+    DELETE FROM recipient
+    WHERE id IN ({}) AND registered IS NULL AND NOT EXISTS (
+        SELECT 1 FROM queue q WHERE q.account_id = recipient.account_id AND q.recipient_id = recipient.id
+    )
+"""
+
+
+class QueueCounters:
+    """Changes of queue counters by a run of operations; the cached queues change at once, the table with `write`."""
+
+    def __init__(self) -> None:
+        # Queue, messages and bytes.
+        self._changes: dict[int, list[Any]] = {}
+
+    def add(self, queue: CachedQueue, messages: int, size: int, origin: int | None = None) -> None:
+        """
+        Count messages that were inserted or, if negative, deleted.
+
+        :param origin: of all of them; None where it is unknown, after which the usage by sender is read anew.
+        """
+        if queue.eviction_state is not None:
+            if origin is None:
+                queue.eviction_state = None
+            else:
+                queue.eviction_state.usage.change(origin, messages, size)
+        queue.messages += messages
+        queue.size += size
+        change = self._changes.get(queue.recipient_id)
+        if change is None:
+            self._changes[queue.recipient_id] = [queue, messages, size]
+        else:
+            change[1] += messages
+            change[2] += size
+
+    def write(self, connection: StoreConnection) -> None:
+        """Update the table; empty queues are deleted, and so are recipients of which nothing else is left."""
+        rows: list[tuple[int, int, int, int]] = []
+        empty: list[CachedQueue] = []
+        first_used: list[int] = []
+        for recipient_id, (queue, messages, size) in self._changes.items():
+            if messages or size:
+                rows.append((queue.account_id, recipient_id, messages, size))
+            if queue.messages <= 0:
+                empty.append(queue)
+            if queue.fresh:
+                queue.fresh = False
+                first_used.append(queue.account_id)
+        if rows:
+            connection.insert_rows(_INSERT_COUNTS, rows, _ADD_COUNTS)
+        if first_used:
+            accounts = list(set(first_used))
+            connection.execute_in("UPDATE account SET fresh = 0 WHERE id IN ({}) AND fresh = 1", accounts)
+        if empty:
+            pairs = [(queue.account_id, queue.recipient_id) for queue in empty]
+            connection.execute_values(_DELETE_EMPTY_QUEUES, pairs)
+            left_over = [queue.recipient_id for queue in empty if not queue.registered]
+            connection.execute_in(_DELETE_LEFTOVER_RECIPIENTS, left_over)
+
+
+_UPDATE_SENDERS = """
+    UPDATE recipient SET senders = new.column2 FROM (SELECT column1, column2 FROM (VALUES {})) new
+    WHERE recipient.id = new.column1
+"""
+
+
+def load_known_senders(cache: QueueCache, connection: StoreConnection, queues: Iterable[CachedQueue]) -> None:
+    """Read the known senders of the recipients of these queues, in one statement."""
+    missing = {}
+    for queue in queues:
+        cache.retain_known_senders(queue)
+        if queue.senders is None:
+            missing[queue.recipient_id] = queue
+    for number, text in connection.select_rows_in("id, senders", "FROM recipient WHERE id IN ({})", list(missing)):
+        missing[number].senders = KnownSenders(text)
+
 
 # Rows that are read at a time where messages may be so large that few of them make room.
 _ROWS_PER_SCAN = 32
@@ -79,21 +339,20 @@ _SELECT_EXPIRED = (
     f"FROM (SELECT {_EXPIRED_COLUMNS} FROM message WHERE expires_at <= ? ORDER BY expires_at, seq LIMIT ?) some"
 )
 
-# A message and its origin.
-_EvictionCandidate = tuple[MessageRow, int]
-# The same with the limit that its queue exceeded.
-EvictionVictim = tuple[MessageRow, int, RemovalReason]
+# A message, and the limit that its queue exceeded.
+_EvictionVictim = tuple[MessageRow, RemovalReason]
 
 
-def run_message_operations(
-    connection: StoreConnection, operations: Sequence[EnqueueOperation | RemoveOperation | MarkDeliveredOperation]
-) -> list[OperationOutcome]:
-    """Perform neighbouring operations of a batch together."""
-    return _MessageOperationRun(connection, operations).run()
+class _MessageOperation(BatchOperation):
+    __slots__ = ()
+
+    @staticmethod
+    def run_batch(connection: StoreConnection, operations: Sequence[_MessageOperation]) -> list[Any]:
+        return _MessageOperationRun(connection, operations).run()
 
 
 @dataclass(slots=True)
-class EnqueueOperation:
+class EnqueueOperation(_MessageOperation):
     """
     Enqueue as an operation of a batch.
 
@@ -105,29 +364,20 @@ class EnqueueOperation:
     now: float
     size: int
 
-    run_batch = staticmethod(run_message_operations)
-
     def make_result(self, account: str, evicted: Iterable[RemovedMessage] = ()) -> EnqueueResult:
         request, stored = self.request, []
+        did, expires_at, due_at = request.recipient_did, request.expires_at, request.due_at
         for payload in request.payloads:
             stored.append(
                 StoredMessage(
-                    payload.id,
-                    request.recipient_did,
-                    account,
-                    payload.data,
-                    payload.form,
-                    self.now,
-                    request.expires_at,
-                    "pending",
-                    request.due_at,
+                    payload.id, did, account, payload.data, payload.form, self.now, expires_at, "pending", due_at
                 )
             )
         return EnqueueResult(tuple(stored), tuple(evicted))
 
 
 @dataclass(slots=True)
-class RemoveOperation:
+class RemoveOperation(_MessageOperation):
     """
     Removal of messages as an operation of a batch.
 
@@ -148,11 +398,9 @@ class RemoveOperation:
     max_nonces: int = 0
     with_status: bool = False
 
-    run_batch = staticmethod(run_message_operations)
-
 
 @dataclass(slots=True)
-class MarkDeliveredOperation:
+class MarkDeliveredOperation(_MessageOperation):
     """
     Mark of messages as delivered, as an operation of a batch.
 
@@ -162,20 +410,14 @@ class MarkDeliveredOperation:
     ids: Sequence[str]
     node: str
 
-    run_batch = staticmethod(run_message_operations)
-
 
 class _MessageOperationRun:
     """Performs neighbouring operations, collecting rows until a statement has to see them."""
 
-    def __init__(
-        self,
-        connection: StoreConnection,
-        operations: Sequence[EnqueueOperation | RemoveOperation | MarkDeliveredOperation],
-    ) -> None:
+    def __init__(self, connection: StoreConnection, operations: Sequence[_MessageOperation]) -> None:
         self._connection = connection
         self._operations = operations
-        self._cache = connection.get_queue_cache()
+        self._cache = connection.get_cache(QueueCache)
         dids: dict[str, None] = {}
         ids: dict[str, None] = {}
         claims: list[NonceClaim] = []
@@ -199,9 +441,9 @@ class _MessageOperationRun:
         self._enqueued_ids: set[str] | None = None
         self._accepted = self._acknowledged = 0
 
-    def run(self) -> list[OperationOutcome]:
+    def run(self) -> list[Any]:
         """Outcome of each operation, in order."""
-        outcomes: list[OperationOutcome] = []
+        outcomes: list[Any] = []
         wants_status = False
         for operation in self._operations:
             if isinstance(operation, EnqueueOperation):
@@ -209,52 +451,52 @@ class _MessageOperationRun:
             elif isinstance(operation, RemoveOperation):
                 outcomes.append(self._remove(operation))
                 wants_status = wants_status or operation.with_status
-            else:
-                outcomes.append(self._mark(operation))
+            elif isinstance(operation, MarkDeliveredOperation):
+                self._mark(operation)
+                outcomes.append(None)
         self._flush()
         self._counters.write(self._connection)
         if self._accepted:
             self._connection.add_ledger_entry("didcomm", "accepted", self._accepted)
         if self._acknowledged:
             self._connection.add_ledger_entry("didcomm", "acknowledged", self._acknowledged)
+            self._cache.trim_known_senders()
         if wants_status:
             self._add_statuses(outcomes)
         return outcomes
 
-    def _enqueue(self, operation: EnqueueOperation) -> OperationOutcome:
+    def _enqueue(self, operation: EnqueueOperation) -> EnqueueResult | MediatorError:
         request, limits = operation.request, operation.limits
         queue = self._queues.get(request.recipient_did)
         if queue is None:
-            return OperationOutcome(error=UnknownRecipient())
+            return UnknownRecipient()
         messages, size = queue.messages + len(request.payloads), queue.size + operation.size
         if messages > limits.max_messages or size > limits.max_bytes:
             if limits.when_full == "refuse":
-                return OperationOutcome(error=QueueFull())
+                return QueueFull()
             # Earlier messages are inserted first, so that the order is kept.
             self._flush()
             result = enqueue_with_eviction(self._connection, queue, operation, self._counters)
             for one in result.evicted:
                 self._messages.pop(one.id, None)
-            return OperationOutcome(result)
+            return result
         if limits.when_full == "refuse" and may_exceed_share(limits, request.origin, MessageVolume(messages, size)):
             self._flush()
             try:
                 check_capacity(self._connection, limits, [(queue, operation)])
             except QueueFull as error:
-                return OperationOutcome(error=error.with_traceback(None))
+                return error.with_traceback(None)
         self._accepted += len(request.payloads)
         self._counters.add(queue, len(request.payloads), operation.size, request.origin)
         for payload in request.payloads:
             self._inserted.append((queue, operation, payload))
-        return OperationOutcome(operation.make_result(queue.account))
+        return operation.make_result(queue.account)
 
-    def _remove(self, operation: RemoveOperation) -> OperationOutcome:
+    def _remove(self, operation: RemoveOperation) -> Any:
         if operation.claim is not None:
             claimed = next(self._claimed)
-            if isinstance(claimed, ReplayCacheFull):
-                return OperationOutcome(error=claimed)
-            if not claimed:
-                return OperationOutcome()
+            if claimed is not True:
+                return claimed or None
         self._find_enqueued(operation)
         messages: list[MessageRow] = []
         for id_ in operation.ids:
@@ -271,14 +513,13 @@ class _MessageOperationRun:
             removed.append(message.make_removed())
         self._record_senders(messages, operation.now)
         self._acknowledged += len(messages)
-        return OperationOutcome(removed if operation.claim is None else AcknowledgementResult(removed))
+        return removed if operation.claim is None else AcknowledgementResult(removed)
 
-    def _add_statuses(self, outcomes: Sequence[OperationOutcome]) -> None:
+    def _add_statuses(self, outcomes: Sequence[Any]) -> None:
         for operation, outcome in zip(self._operations, outcomes, strict=True):
-            if isinstance(operation, RemoveOperation) and operation.with_status and outcome.value is not None:
-                assert operation.account is not None
-                status = get_queue_status(self._connection, operation.account, None, operation.now)
-                outcome.value = AcknowledgementResult(outcome.value.removed, status)
+            if isinstance(outcome, AcknowledgementResult) and isinstance(operation, RemoveOperation):
+                if operation.with_status and operation.account is not None:
+                    outcome.status = get_queue_status(self._connection, operation.now, operation.account, None)
 
     def _record_senders(self, acknowledged: Iterable[MessageRow], now: float) -> None:
         parties: dict[CachedQueue, set[int]] = {}
@@ -296,14 +537,13 @@ class _MessageOperationRun:
             if queue.senders is not None and queue.senders.acknowledged(some, now):
                 self._changed_senders[queue.recipient_id] = queue
 
-    def _mark(self, operation: MarkDeliveredOperation) -> OperationOutcome:
+    def _mark(self, operation: MarkDeliveredOperation) -> None:
         if any(not marked.keys().isdisjoint(operation.ids) for marked in self._marked.values()):
             self._flush()  # one update changes a message once
         for id_ in operation.ids:
             if id_ in self._messages:
                 self._messages[id_].pushes += 1
         self._marked.setdefault(operation.node, {}).update(dict.fromkeys(operation.ids))
-        return OperationOutcome()
 
     def _find_enqueued(self, operation: RemoveOperation) -> None:
         """Find messages that this run has enqueued, if such are to be removed."""
@@ -321,12 +561,13 @@ class _MessageOperationRun:
         deleted, self._deleted = self._deleted, []
         inserted, self._inserted = self._inserted, []
         if deleted:
-            execute_in(self._connection, "DELETE FROM message WHERE seq IN ({})", deleted)
+            self._connection.execute_in("DELETE FROM message WHERE seq IN ({})", deleted)
         if inserted:
             insert_messages(self._connection, inserted)
         if self._changed_senders:
-            save_known_senders(self._connection, self._changed_senders.values())
-            self._changed_senders = {}
+            changed, self._changed_senders = self._changed_senders, {}
+            rows = [(id_, queue.senders.text()) for id_, queue in changed.items() if queue.senders is not None]
+            self._connection.execute_values(_UPDATE_SENDERS, rows)
         if self._marked:
             marked, self._marked = self._marked, {}
             for node, ids in marked.items():
@@ -341,7 +582,7 @@ def enqueue_all(connection: StoreConnection, operations: Sequence[EnqueueOperati
     :raise QueueFull: one of them is refused.
     """
     dids = dict.fromkeys([operation.request.recipient_did for operation in operations])
-    queues = connection.get_queue_cache().find(connection, dids)
+    queues = connection.get_cache(QueueCache).find(connection, dids)
     if len(queues) < len(dids):
         raise UnknownRecipient()
     if operations and operations[0].limits.when_full == "refuse":
@@ -368,13 +609,13 @@ def enqueue_with_eviction(
     request, limits = operation.request, operation.limits
     fitting = [payload for payload in request.payloads if len(payload.data) <= limits.max_bytes]
     coming = MessageVolume(len(fitting), sum([len(payload.data) for payload in fitting]))
-    victims = choose_victims(connection, limits, queue, request.origin, coming)
+    victims = _choose_victims(connection, limits, queue, request.origin, coming)
     insert_messages(connection, [(queue, operation, payload) for payload in fitting])
-    execute_in(connection, "DELETE FROM message WHERE seq IN ({})", [message.seq for message, _, _ in victims])
-    for message, origin, _ in victims:
-        counters.add(queue, -1, -message.size, origin)
+    connection.execute_in("DELETE FROM message WHERE seq IN ({})", [message.seq for message, _ in victims])
+    for message, _ in victims:
+        counters.add(queue, -1, -message.size, message.origin)
     counters.add(queue, coming.messages, coming.size, request.origin)
-    evicted = [message.make_removed(reason) for message, _, reason in victims]
+    evicted = [message.make_removed(reason) for message, reason in victims]
     evicted += [
         RemovedMessage(
             payload.id, request.recipient_did, queue.account, len(payload.data), operation.now, 0, "fifo_bytes"
@@ -388,7 +629,7 @@ def enqueue_with_eviction(
 
 
 def insert_messages(
-    connection: Connection, messages: Sequence[tuple[CachedQueue, EnqueueOperation, Payload]]
+    connection: StoreConnection, messages: Sequence[tuple[CachedQueue, EnqueueOperation, Payload]]
 ) -> None:
     """Append messages in this order to queues that have room for them."""
     rows = []
@@ -411,45 +652,45 @@ def insert_messages(
                 request.origin,
             )
         )
-    insert_rows(connection, _INSERT_MESSAGES, rows)
+    connection.insert_rows(_INSERT_MESSAGES, rows)
 
 
-def mark_delivered(connection: Connection, ids: Sequence[str], node: str = "") -> None:
+def mark_delivered(connection: StoreConnection, ids: Sequence[str], node: str = "") -> None:
     number = get_or_create_node(connection, node) if node else NO_NODE_ID
-    execute_in(connection, "UPDATE message SET delivered = ?, pushes = pushes + 1 WHERE id IN ({})", ids, number)
+    connection.execute_in("UPDATE message SET delivered = ?, pushes = pushes + 1 WHERE id IN ({})", ids, number)
 
 
-def mark_pending(connection: Connection, ids: Iterable[str]) -> list[str]:
-    wanted = list(dict.fromkeys(ids))
-    rows = select_rows_in(connection, "id", "FROM message WHERE id IN ({}) AND +delivered > 0", wanted)
+def mark_pending(connection: StoreConnection, ids: Iterable[str]) -> list[str]:
+    wanted = filter_valid_ids(ids)
+    rows = connection.select_rows_in("id", "FROM message WHERE id IN ({}) AND +delivered > 0", wanted)
     delivered = {id for (id,) in rows}
     pending = [id for id in wanted if id in delivered]
-    execute_in(connection, "UPDATE message SET delivered = 0 WHERE id IN ({})", pending)
+    connection.execute_in("UPDATE message SET delivered = 0 WHERE id IN ({})", pending)
     return pending
 
 
 def purge_messages(connection: StoreConnection, ids: Iterable[str]) -> list[RemovedMessage]:
     """Remove messages of any account for the operator."""
     wanted = list(dict.fromkeys(ids))
-    found = find_message_rows(connection, connection.get_queue_cache(), wanted)
+    found = find_message_rows(connection, connection.get_cache(QueueCache), wanted)
     return _remove_messages(connection, [found[id] for id in wanted if id in found], "removed")
 
 
 def expire_messages(connection: StoreConnection, now: float, limit: int, max_bytes: int) -> list[RemovedMessage]:
     """Remove expired messages, at most `limit` and as many as fit in `max_bytes`, but at least one."""
     fitting: list[list[Any]] = []
-    for row in select_rows(connection, MESSAGE_ROW_COLUMNS, _SELECT_EXPIRED, (now, max(limit, 0))):
+    for row in connection.select_rows(MESSAGE_ROW_COLUMNS, _SELECT_EXPIRED, (now, max(limit, 0))):
         max_bytes -= row[3]
         if fitting and max_bytes < 0:
             break
         fitting.append(row)
-    messages = parse_message_rows(connection.get_queue_cache(), connection, fitting)
+    messages = parse_message_rows(connection.get_cache(QueueCache), connection, fitting)
     return _remove_messages(connection, messages, "expired", "ttl")
 
 
-def find_message_rows(connection: Connection, cache: QueueCache, ids: Sequence[str]) -> dict[str, MessageRow]:
+def find_message_rows(connection: StoreConnection, cache: QueueCache, ids: Sequence[str]) -> dict[str, MessageRow]:
     """Messages with these ids, with their origins."""
-    rows = select_rows_in(connection, f"{MESSAGE_ROW_COLUMNS}, {ORIGIN_COLUMN}", "FROM message WHERE id IN ({})", ids)
+    rows = connection.select_rows_in(f"{MESSAGE_ROW_COLUMNS}, {ORIGIN_COLUMN}", "FROM message WHERE id IN ({})", ids)
     messages = {}
     for message in parse_message_rows(cache, connection, rows):
         messages[message.id] = message
@@ -464,7 +705,7 @@ def _remove_messages(
 ) -> list[RemovedMessage]:
     counters = QueueCounters()
     removed = [message.make_removed(reason) for message in messages]
-    execute_in(connection, "DELETE FROM message WHERE seq IN ({})", [message.seq for message in messages])
+    connection.execute_in("DELETE FROM message WHERE seq IN ({})", [message.seq for message in messages])
     for message in messages:
         counters.add(message.queue, -1, -message.size)
     counters.write(connection)
@@ -500,9 +741,9 @@ def check_capacity(
             usage.change(origin, -coming.messages, -coming.size)
 
 
-def choose_victims(
+def _choose_victims(
     connection: StoreConnection, limits: QueueLimits, queue: CachedQueue, origin: int, coming: MessageVolume
-) -> list[EvictionVictim]:
+) -> list[_EvictionVictim]:
     """
     Messages to be evicted so that an enqueue fits, in order.
 
@@ -511,14 +752,28 @@ def choose_victims(
     total = MessageVolume(queue.messages, queue.size).plus(coming)
     if find_exceeded_limit(limits, total.messages, total.size) is None:
         return []
-    if not needs_sender_usage(limits, origin):
+    needs_usage = needs_sender_usage(limits, origin)
+    if needs_usage:
+        state = load_eviction_state(connection, limits, queue)
+    else:
         state = EvictionState(SenderUsage(limits, frozenset()))
-        return _EvictionPlan(connection, queue, state).choose(limits, origin, coming, total)
-    state = load_eviction_state(connection, limits, queue)
-    victims = _EvictionPlan(connection, queue, state).choose(limits, origin, coming, total)
-    # They are counted when they are deleted.
-    for message, its_origin, _ in victims:
-        state.usage.change(its_origin, 1, message.size)
+    victims: list[_EvictionVictim] = []
+    scan = _EvictionScan(connection, queue, state)
+    while reason := find_exceeded_limit(limits, total.messages, total.size):
+        rows = 1 if total.size <= limits.max_bytes else _ROWS_PER_SCAN
+        scan.rows_wanted = max(total.messages - limits.max_messages, rows)
+        group = state.usage.victim(origin, coming, scan.get_oldest_origin)
+        message = scan.choose_oldest(group)
+        if message is None:
+            break
+        total.add(-1, -message.size)
+        if needs_usage:
+            state.usage.change(message.origin, -1, -message.size)
+        victims.append((message, reason))
+    if needs_usage:
+        # They are counted when they are deleted.
+        for message, _ in victims:
+            state.usage.change(message.origin, 1, message.size)
     return victims
 
 
@@ -528,100 +783,65 @@ def load_eviction_state(connection: StoreConnection, limits: QueueLimits, queue:
     full queue receives the next message soon.
     """
     if queue.eviction_state is None:
-        cache = connection.get_queue_cache()
+        cache = connection.get_cache(QueueCache)
         load_known_senders(cache, connection, [queue])
         known = queue.senders.known if queue.senders is not None else frozenset[int]()
-        rows = select_rows(connection, "origin, size", _QUEUE_ROWS, (queue.recipient_id,))
+        rows = connection.select_rows("origin, size", _QUEUE_ROWS, (queue.recipient_id,))
         usage = SenderUsage(limits, known, [(origin, 1, size) for origin, size in rows])
         cache.keep_eviction_state(queue, EvictionState(usage))
+        cache.trim_known_senders()
     assert queue.eviction_state is not None
     return queue.eviction_state
 
 
-class _EvictionPlan:
-    """Chooses the messages that make room for one enqueue."""
+class _EvictionScan:
+    """
+    Messages of a queue by group of senders, oldest first, read as they are needed.
 
-    def __init__(self, connection: Connection, queue: CachedQueue, state: EvictionState) -> None:
+    :ivar rows_wanted: rows to read at a time.
+    """
+
+    def __init__(self, connection: StoreConnection, queue: CachedQueue, state: EvictionState) -> None:
         self._connection = connection
         self._queue = queue
         self._state = state
+        self._candidates: dict[SenderGroup, deque[MessageRow]] = {}
+        # By group, the place behind which to go on.
+        self._after: dict[SenderGroup, int] = {}
         self._chosen: set[int] = set()
-        self._scans: dict[SenderGroup, _EvictionScan] = {}
-        self._rows_wanted = 1
+        self.rows_wanted = 1
 
-    def choose(
-        self, limits: QueueLimits, origin: int, coming: MessageVolume, total: MessageVolume
-    ) -> list[EvictionVictim]:
-        """
-        Victims in order, until there is room; subtracted from the usage.
+    def get_oldest_origin(self, group: SenderGroup) -> int | None:
+        """The origin of the first message of a group that is not chosen."""
+        message = self._find_oldest(group)
+        return None if message is None else message.origin
 
-        :param total: volume of the queue with the enqueue; is changed.
-        """
-        victims: list[EvictionVictim] = []
-        while reason := find_exceeded_limit(limits, total.messages, total.size):
-            rows = 1 if total.size <= limits.max_bytes else _ROWS_PER_SCAN
-            self._rows_wanted = max(total.messages - limits.max_messages, rows)
-            group = self._state.usage.victim(origin, coming, self._get_oldest_origin)
-            candidate = None if group is None else self._find_oldest(group)
-            if group is None or candidate is None:
-                break
-            message, its_origin = candidate
+    def choose_oldest(self, group: SenderGroup | None) -> MessageRow | None:
+        """Choose the first message of a group; None if there is none."""
+        message = None if group is None else self._find_oldest(group)
+        if group is not None and message is not None:
             self._chosen.add(message.seq)
             if group != SenderGroup():
                 self._state.scanned_until[group] = message.seq
-            total.add(-1, -message.size)
-            if needs_sender_usage(limits, origin):
-                self._state.usage.change(its_origin, -1, -message.size)
-            victims.append((message, its_origin, reason))
-        return victims
+        return message
 
-    def _find_oldest(self, group: SenderGroup) -> _EvictionCandidate | None:
-        scan = self._scans.get(group)
-        if scan is None:
-            condition = _format_group_condition(group, self._state.usage.known)
-            after = self._state.scanned_until.get(group, -1)
-            scan = self._scans[group] = _EvictionScan(self._connection, self._queue, condition, after)
-        return scan.find_oldest(self._chosen, self._rows_wanted)
-
-    def _get_oldest_origin(self, group: SenderGroup) -> int | None:
-        candidate = self._find_oldest(group)
-        return None if candidate is None else candidate[1]
-
-
-class _EvictionScan:
-    """
-    Messages of a queue that meet a condition, oldest first, read as they are needed.
-
-    :param after: place in the order of arrival behind which to begin.
-    """
-
-    def __init__(self, connection: Connection, queue: CachedQueue, condition: str, after: int) -> None:
-        self._connection = connection
-        self._queue = queue
-        self._source = _OLDEST_ROWS.format(condition)
-        self._after = after
-        self._candidates: deque[_EvictionCandidate] = deque()
-
-    def find_oldest(self, chosen: Container[int], number: int) -> _EvictionCandidate | None:
-        """
-        The first message that is not chosen.
-
-        :param number: rows to read if there is none yet.
-        """
+    def _find_oldest(self, group: SenderGroup) -> MessageRow | None:
+        """The first message of a group that is not chosen."""
+        candidates = self._candidates.setdefault(group, deque())
         while True:
-            while self._candidates and self._candidates[0][0].seq in chosen:
-                self._candidates.popleft()
-            if self._candidates or not self._read_more(number):
-                return self._candidates[0] if self._candidates else None
-
-    def _read_more(self, number: int) -> bool:
-        parameters = self._queue.recipient_id, self._after, number
-        rows = select_rows(self._connection, f"{MESSAGE_ROW_COLUMNS}, some.came", self._source, parameters)
-        for seq, id_, _, size, seconds, fraction, pushes, origin in rows:
-            message = MessageRow(self._queue, seq, id_, size, seconds + fraction, pushes)
-            self._candidates.append((message, origin))
-            self._after = seq
-        return bool(rows)
+            while candidates and candidates[0].seq in self._chosen:
+                candidates.popleft()
+            if candidates:
+                return candidates[0]
+            after = self._after.get(group, self._state.scanned_until.get(group, -1))
+            source = _OLDEST_ROWS.format(_format_group_condition(group, self._state.usage.known))
+            parameters = self._queue.recipient_id, after, self.rows_wanted
+            rows = self._connection.select_rows(f"{MESSAGE_ROW_COLUMNS}, some.came", source, parameters)
+            if not rows:
+                return None
+            for seq, id_, _, size, seconds, fraction, pushes, origin in rows:
+                candidates.append(MessageRow(self._queue, seq, id_, size, seconds + fraction, pushes, origin))
+            self._after[group] = candidates[-1].seq
 
 
 def _format_group_condition(group: SenderGroup, known: frozenset[int]) -> str:

@@ -189,7 +189,7 @@ CREATE INDEX pending_event_of_recipient ON pending_event (recipient_id, seq, sen
 CREATE TABLE label (
     id INTEGER PRIMARY KEY,
     owner_id INTEGER NOT NULL,
-    kind INTEGER NOT NULL,  -- see event_search.py
+    kind INTEGER NOT NULL,  -- see event_queries.py
     text TEXT NOT NULL,
     items INTEGER NOT NULL,  -- events that have it; the row is deleted with the last of them
     UNIQUE (owner_id, kind, text)

@@ -5,7 +5,6 @@ The store in an SQLite database.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from sqlite3 import Connection
 from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred, fail, succeed
@@ -17,49 +16,40 @@ from mediatord.errors import MediatorError, StoreUnavailable, UnknownRecipient
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.store.caches import OWNER_CACHE_CAPACITY, OwnerCache
 from mediatord.store.interfaces.administration import IStoreAdministration
-from mediatord.store.interfaces.cluster import ClusterJoinError, ClusterNode, IClusterStore, PresenceRecord
+from mediatord.store.interfaces.cluster import IClusterStore
 from mediatord.store.interfaces.decentrl import DecentrlQuotas, IDecentrlStore
 from mediatord.store.interfaces.messages import (
     AcknowledgementResult,
-    ArrivalWindow,
     EarlyResultCallback,
     EnqueueRequest,
     EnqueueResult,
-    MessageArrival,
     Payload,
-    QueueBacklog,
     QueueLimits,
-    QueueStatus,
-    QueueTotals,
     RemovedMessage,
     StoredMessage,
-    StoreLedger,
-    StoreStatistics,
 )
 from mediatord.store.interfaces.store import (
     Account,
-    AccountUsage,
     ExpiredAccount,
     IStore,
     RecipientUpdateAction,
     RecipientUpdateResult,
 )
 from mediatord.store.recipient_names import filter_valid_ids
-from mediatord.store.sqlite import account_queries, coordination_queries, decentrl_queries, message_queries
+from mediatord.store.sqlite import (
+    account_queries,
+    coordination_queries,
+    decentrl_queries,
+    message_queries,
+    message_writes,
+    queue_statistics,
+)
 from mediatord.store.sqlite.administration import SQLiteStoreAdministration
+from mediatord.store.sqlite.connection import StoreConnection
 from mediatord.store.sqlite.database_file import TableSizeEstimator
 from mediatord.store.sqlite.decentrl_store import SQLiteDecentrlStore, estimate_items_bytes
-from mediatord.store.sqlite.executor import SQLExecutor
-from mediatord.store.sqlite.group_commit import OperationOutcome
-from mediatord.store.sqlite.message_writes import (
-    EnqueueOperation,
-    MarkDeliveredOperation,
-    RemoveOperation,
-    enqueue_all,
-    expire_messages,
-    mark_pending,
-)
-from mediatord.store.sqlite.queue_accounting import read_ledger
+from mediatord.store.sqlite.executor import SQLExecutor, get_single_result, sql_method, timed_sql_method
+from mediatord.store.sqlite.message_writes import EnqueueOperation, MarkDeliveredOperation, RemoveOperation
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -76,62 +66,22 @@ class SQLiteClusterStore:
     """Cluster state for several processes on one host; leases are compared by its clock."""
 
     def __init__(self, executor: SQLExecutor, clock: IReactorTime) -> None:
+        self._executor = executor
         self._clock = clock
-        self._read = executor.read
-        self._write = executor.write
 
-    def join(self, node: ClusterNode, lease: float) -> Deferred[None]:
-        now = self._clock.seconds()
-        joined = self._write("join", coordination_queries.join_node, node, now + lease, now)
-        return joined.addCallback(_raise_join_error)
-
-    def renew(self, boot: str, lease: float) -> Deferred[bool]:
-        now = self._clock.seconds()
-        return self._write("renew", coordination_queries.renew_node, boot, now + lease, now)
-
-    def drop(self, boot: str, *, until: float = 0.0) -> Deferred[int]:
-        return self._write("drop", coordination_queries.drop_node, boot, max(until, self._clock.seconds()))
-
-    def list_nodes(self) -> Deferred[list[ClusterNode]]:
-        return self._read("nodes", coordination_queries.list_nodes, self._clock.seconds())
-
-    def list_lapsed_nodes(self) -> Deferred[list[str]]:
-        return self._read("lapsed", coordination_queries.list_lapsed_nodes, self._clock.seconds())
-
-    def add_presence(self, boot: str, dids: Sequence[str]) -> Deferred[None]:
-        return self._write("announce", coordination_queries.add_presence, boot, tuple(dids))
-
-    def remove_presence(self, boot: str, dids: Sequence[str]) -> Deferred[None]:
-        return self._write("withdraw", coordination_queries.remove_presence, boot, tuple(dids))
-
-    def find_presence(self, dids: Sequence[str]) -> Deferred[list[PresenceRecord]]:
-        return self._read("whereabouts", coordination_queries.find_presence, tuple(dids), self._clock.seconds())
-
-    def acquire_lease(self, lease_name: str, boot: str, lease: float) -> Deferred[bool]:
-        now = self._clock.seconds()
-        return self._write("hold", coordination_queries.acquire_lease, lease_name, boot, now + lease, now)
-
-    def take_quota(self, key: bytes, amount: int, *, limit: int, period: float) -> Deferred[float]:
-        now = self._clock.seconds()
-        return self._write("take", coordination_queries.take_quota, key, amount, limit, period, now)
-
-    def return_quota(self, key: bytes, amount: int) -> Deferred[None]:
-        return self._write("put_back", coordination_queries.return_quota, key, amount)
-
-    def record_pickups(self, ids: Sequence[str], period: float) -> Deferred[None]:
-        now = self._clock.seconds()
-        return self._write(
-            "record_pickups", coordination_queries.record_pickups, filter_valid_ids(ids), now + period, now
-        )
-
-    def find_picked_up(self, ids: Sequence[str]) -> Deferred[frozenset[str]]:
-        now = self._clock.seconds()
-        return self._read("picked_up", coordination_queries.find_picked_up, filter_valid_ids(ids), now)
-
-
-def _raise_join_error(refusal: ClusterJoinError | None) -> None:
-    if refusal is not None:
-        raise refusal
+    join = timed_sql_method("write", "join", coordination_queries.join_node)
+    renew = timed_sql_method("write", "renew", coordination_queries.renew_node)
+    drop = timed_sql_method("write", "drop", coordination_queries.drop_node)
+    list_nodes = timed_sql_method("read", "nodes", coordination_queries.list_nodes)
+    list_lapsed_nodes = timed_sql_method("read", "lapsed", coordination_queries.list_lapsed_nodes)
+    add_presence = sql_method("write", "add_presence", coordination_queries.add_presence)
+    remove_presence = sql_method("write", "remove_presence", coordination_queries.remove_presence)
+    find_presence = timed_sql_method("read", "find_presence", coordination_queries.find_presence)
+    acquire_lease = timed_sql_method("write", "acquire_lease", coordination_queries.acquire_lease)
+    take_quota = timed_sql_method("write", "take_quota", coordination_queries.take_quota)
+    return_quota = sql_method("write", "return_quota", coordination_queries.return_quota)
+    record_pickups = timed_sql_method("write", "record_pickups", coordination_queries.record_pickups)
+    find_picked_up = timed_sql_method("read", "picked_up", coordination_queries.find_picked_up)
 
 
 @implementer(IStore)
@@ -164,16 +114,29 @@ class SQLiteStore:
         self._accounts: OwnerCache[Account] = OwnerCache(
             capacity, now=clock.seconds, lifetime=ACCOUNT_CACHE_SECONDS, length=lambda account: len(account.did)
         )
-        self._read = executor.read
-        self._read_in_background = executor.read_in_background
-        self._write = executor.write
         self._table_sizes = TableSizeEstimator()
         self._decentrl = SQLiteDecentrlStore(executor, clock, caps, max_nonces)
         self.decentrl: IDecentrlStore = self._decentrl
         self.cluster: IClusterStore = SQLiteClusterStore(executor, clock)
-        self.administration: IStoreAdministration = SQLiteStoreAdministration(
-            executor, lambda: self._forget_all(None)
-        )
+        self.administration: IStoreAdministration = SQLiteStoreAdministration(executor, self._forget_all)
+
+    get_queue_status = timed_sql_method("read", "status", message_queries.get_queue_status)
+    find_arrivals = sql_method("read", "arrived", message_queries.find_arrivals)
+    find_next_due = timed_sql_method("read", "next_due", message_queries.find_next_due)
+    take_due_messages = timed_sql_method("write", "take_due", message_queries.take_due_messages)
+    mark_pending = sql_method("write", "mark_pending", message_writes.mark_pending)
+    queue_sizes = sql_method("read_in_background", "queue_sizes", queue_statistics.find_largest_queues)
+    read_statistics = sql_method("read_in_background", "statistics", queue_statistics.collect_statistics)
+    get_queue_totals = sql_method("read_in_background", "waiting", queue_statistics.sum_queues)
+    read_ledger = sql_method("read_in_background", "ledger", queue_statistics.read_ledger)
+    read_backlog = sql_method("read_in_background", "backlog", queue_statistics.collect_backlog)
+    get_account_usage = sql_method("read", "account_usage", account_queries.get_account_usage)
+    list_registered_names = sql_method("read", "spellings", account_queries.list_spellings)
+    list_recipients = sql_method("read", "recipients", account_queries.list_recipients)
+    is_retired = sql_method("read", "is_retired", account_queries.is_retired)
+    remember_did = sql_method("write", "remember_did", account_queries.remember_did)
+    recall_did = sql_method("read", "recall_did", account_queries.recall_did)
+    release_nonce = sql_method("write", "release", coordination_queries.release_nonce)
 
     def open(self) -> Deferred[None]:
         self._decentrl.opened()
@@ -183,11 +146,11 @@ class SQLiteStore:
         return self._executor.close()
 
     @property
-    def trouble(self) -> str:
-        return self._executor.trouble
+    def fault_description(self) -> str:
+        return self._executor.fault_description
 
     def table_sizes(self) -> Deferred[dict[str, int]]:
-        return self._read_in_background("table_sizes", self._table_sizes.measure)
+        return self._executor.read_in_background("table_sizes", self._table_sizes.measure)
 
     def ping(self) -> Deferred[None]:
         return self._executor.ping()
@@ -204,59 +167,47 @@ class SQLiteStore:
         due_at: float | None = None,
         origin: int = 0,
     ) -> Deferred[EnqueueResult]:
-        request = EnqueueRequest(recipient_did, tuple(payloads), expires_at, due_at, origin)
-        ((operation, size),) = self._make_operations([request])
-        return self._write("enqueue", operation, size=size).addErrback(self._forget_unknown, [request])
+        requests = [EnqueueRequest(recipient_did, tuple(payloads), expires_at, due_at, origin)]
+        enqueued = self._executor.write_each("enqueue", self._make_operations(requests))
+        return enqueued.addCallback(self._forget_unknown, requests).addCallback(get_single_result)
 
     def enqueue_each(
         self, deposits: Sequence[EnqueueRequest], early: EarlyResultCallback | None = None
     ) -> Deferred[list[EnqueueResult | MediatorError]]:
-        def report_early(place: int, outcomes: list[OperationOutcome]) -> None:
+        def report_early(place: int, outcomes: list[Any]) -> None:
             assert early is not None
-            results = self._make_results(outcomes, deposits[place : place + len(outcomes)])
-            early(list(enumerate(results, place)))
+            self._forget_unknown(outcomes, deposits[place : place + len(outcomes)])
+            early(list(enumerate(outcomes, place)))
 
-        enqueued = self._executor.write_each(
-            "enqueue", self._make_operations(deposits), None if early is None else report_early
-        )
-        return enqueued.addCallback(self._make_results, deposits)
+        operations = self._make_operations(deposits)
+        enqueued = self._executor.write_each("enqueue", operations, None if early is None else report_early)
+        return enqueued.addCallback(self._forget_unknown, deposits)
 
     def enqueue_all(self, deposits: Sequence[EnqueueRequest]) -> Deferred[list[EnqueueResult]]:
+        def forget(failure: Failure) -> Failure:
+            if failure.check(UnknownRecipient):
+                self._owners.forget([request.recipient_did for request in deposits])
+            return failure
+
         operations = [operation for operation, _ in self._make_operations(deposits)]
         size = sum([operation.size for operation in operations])
-        enqueued = self._write("enqueue", enqueue_all, operations, size=size)
-        return enqueued.addErrback(self._forget_unknown, deposits)
+        return self._executor.write("enqueue", message_writes.enqueue_all, operations, size=size).addErrback(forget)
 
     def fetch_messages(
         self, account: str, recipient_did: str | None, *, limit: int, max_bytes: int
     ) -> Deferred[list[StoredMessage]]:
-        now = self._clock.seconds()
-        return self._read(
-            "fetch", message_queries.fetch_messages, account, recipient_did, now, limit, max_bytes, size=max_bytes
-        )
-
-    def get_queue_status(self, account: str, recipient_did: str | None) -> Deferred[QueueStatus]:
-        now = self._clock.seconds()
-        return self._read("status", message_queries.get_queue_status, account, recipient_did, now)
+        arguments = self._clock.seconds(), account, recipient_did, limit, max_bytes
+        return self._executor.read("fetch", message_queries.fetch_messages, *arguments, size=max_bytes)
 
     def find_messages(self, ids: Sequence[str]) -> Deferred[list[StoredMessage]]:
-        wanted, now = filter_valid_ids(ids), self._clock.seconds()
-        size = estimate_items_bytes(len(wanted))
-        return self._read("find", message_queries.find_messages, wanted, now, size=size)
-
-    def find_arrivals(
-        self, accounts: Sequence[str], window: ArrivalWindow, *, limit: int
-    ) -> Deferred[list[MessageArrival]]:
-        return self._read("arrived", message_queries.find_arrivals, tuple(accounts), window, limit)
+        now, size = self._clock.seconds(), estimate_items_bytes(len(ids))
+        return self._executor.read("find", message_queries.find_messages, now, ids, size=size)
 
     def mark_delivered(self, ids: Sequence[str], *, node: str = "") -> Deferred[None]:
-        return self._write("mark_delivered", MarkDeliveredOperation(filter_valid_ids(ids), node))
-
-    def mark_pending(self, ids: Sequence[str]) -> Deferred[list[str]]:
-        return self._write("mark_pending", mark_pending, filter_valid_ids(ids))
+        return self._executor.write("mark_delivered", MarkDeliveredOperation(filter_valid_ids(ids), node))
 
     def remove_messages(self, ids: Sequence[str]) -> Deferred[list[RemovedMessage]]:
-        return self._write("remove", RemoveOperation(filter_valid_ids(ids), None, self._clock.seconds()))
+        return self._executor.write("remove", RemoveOperation(filter_valid_ids(ids), None, self._clock.seconds()))
 
     def acknowledge(self, account: str, ids: Sequence[str]) -> Deferred[list[RemovedMessage]]:
         return self._remove(RemoveOperation(filter_valid_ids(ids), account, self._clock.seconds()))
@@ -279,128 +230,77 @@ class SQLiteStore:
 
     def expire_messages(self, limit: int) -> Deferred[list[RemovedMessage]]:
         """In several transactions, between which others write."""
+        return Deferred.fromCoroutine(self._expire_messages(limit))
+
+    async def _expire_messages(self, limit: int) -> list[RemovedMessage]:
         expired: list[RemovedMessage] = []
-
-        def expire_more(removed: list[RemovedMessage] | None = None) -> Any:
-            expired.extend(removed or ())
-            if removed == [] or (removed and len(expired) >= limit):
-                return expired
-            some = min(max(limit, 0) - len(expired), EXPIRY_BATCH_MESSAGES)
-            written = self._write("expire", expire_messages, self._clock.seconds(), some, EXPIRY_BATCH_BYTES)
-            return written.addCallback(expire_more)
-
-        done: Deferred[list[RemovedMessage]] = expire_more()
-        return done
-
-    def find_next_due(self) -> Deferred[float | None]:
-        return self._read("next_due", message_queries.find_next_due, self._clock.seconds())
-
-    def take_due_messages(self, limit: int) -> Deferred[list[StoredMessage]]:
-        return self._write("take_due", message_queries.take_due_messages, self._clock.seconds(), limit)
-
-    def queue_sizes(self, top: int) -> Deferred[tuple[list[tuple[str, int]], int]]:
-        return self._read_in_background("queue_sizes", message_queries.find_largest_queues, top)
-
-    def read_statistics(self, top: int) -> Deferred[StoreStatistics]:
-        return self._read_in_background("statistics", message_queries.collect_statistics, top)
-
-    def get_queue_totals(self) -> Deferred[QueueTotals]:
-        return self._read_in_background("waiting", message_queries.sum_queues)
-
-    def read_ledger(self) -> Deferred[StoreLedger]:
-        return self._read_in_background("ledger", read_ledger)
-
-    def read_backlog(self, bounds: Sequence[float], top: int) -> Deferred[QueueBacklog]:
-        return self._read_in_background("backlog", message_queries.collect_backlog, tuple(bounds), top)
+        while (some := min(limit - len(expired), EXPIRY_BATCH_MESSAGES)) > 0:
+            arguments = self._clock.seconds(), some, EXPIRY_BATCH_BYTES
+            removed = await self._executor.write("expire", message_writes.expire_messages, *arguments)
+            if not removed:
+                break
+            expired += removed
+        return expired
 
     def get_account(self, did: str) -> Deferred[Account | None]:
         return self._read_cached("account", account_queries.get_account, self._accounts, did)
 
+    def find_owner(self, recipient_did: str) -> Deferred[str | None]:
+        return self._read_cached("owner", account_queries.find_owner, self._owners, canonicalize_did(recipient_did))
+
     def grant(self, did: str) -> Deferred[Account]:
-        granted = self._write("grant", account_queries.grant_account, did, self._clock.seconds())
+        granted = self._executor.write("grant", account_queries.grant_account, did, self._clock.seconds())
         return granted.addBoth(self._forget, self._accounts, [did])
 
     def record_contact(self, did: str) -> Deferred[None]:
-        recorded = self._write("touch", account_queries.touch_account, did, self._clock.seconds())
+        recorded = self._executor.write("touch", account_queries.touch_account, did, self._clock.seconds())
         return recorded.addBoth(self._forget, self._accounts, [did])
+
+    def mark_draft03(self, did: str) -> Deferred[None]:
+        marked = self._executor.write("mark_draft03", account_queries.mark_draft03, did)
+        return marked.addBoth(self._forget, self._accounts, [did])
 
     def expire_accounts(
         self, limit: int, *, unused_before: float | None, idle_before: float | None
     ) -> Deferred[list[ExpiredAccount]]:
-        expired = self._write("expire_accounts", account_queries.expire_accounts, limit, unused_before, idle_before)
+        arguments = limit, unused_before, idle_before
+        expired = self._executor.write("expire_accounts", account_queries.expire_accounts, *arguments)
         return expired.addCallback(lambda accounts: self._forget_all(accounts) if accounts else accounts)
-
-    def get_account_usage(self) -> Deferred[AccountUsage]:
-        return self._read("account_usage", account_queries.get_account_usage)
-
-    def mark_draft03(self, did: str) -> Deferred[None]:
-        marked = self._write("mark_draft03", account_queries.mark_draft03, did)
-        return marked.addBoth(self._forget, self._accounts, [did])
-
-    def find_owner(self, recipient_did: str) -> Deferred[str | None]:
-        return self._read_cached("owner", account_queries.find_owner, self._owners, canonicalize_did(recipient_did))
-
-    def list_registered_names(self, recipient_did: str) -> Deferred[list[str]]:
-        return self._read("spellings", account_queries.list_spellings, recipient_did)
 
     def update_recipients(
         self, account: str, updates: Sequence[tuple[str, RecipientUpdateAction]], *, max_recipients: int
     ) -> Deferred[list[RecipientUpdateResult]]:
-        updates = tuple(updates)
-        only_removals = all(action == "remove" for _, action in updates)
-        updated = self._write(
-            "update", account_queries.update_recipients, account, updates, max_recipients, shrinking=only_removals
-        )
+        shrinking = all(action == "remove" for _, action in updates)
+        arguments = account, tuple(updates), max_recipients
+        updated = self._executor.write("update", account_queries.update_recipients, *arguments, shrinking=shrinking)
         return updated.addBoth(self._forget, self._owners, [canonicalize_did(name) for name, _ in updates])
 
-    def list_recipients(self, account: str, *, offset: int, limit: int) -> Deferred[tuple[list[str], int]]:
-        return self._read("recipients", account_queries.list_recipients, account, offset, limit)
-
     def move_account(self, prior: str, new: str) -> Deferred[bool]:
-        return self._write("move", account_queries.move_account, prior, new).addBoth(self._forget_all)
-
-    def is_retired(self, did: str) -> Deferred[bool]:
-        return self._read("is_retired", account_queries.is_retired, did)
-
-    def remember_did(self, short: str, long: str) -> Deferred[None]:
-        return self._write("remember_did", account_queries.remember_did, short, long)
-
-    def recall_did(self, short: str) -> Deferred[str | None]:
-        return self._read("recall_did", account_queries.recall_did, short)
+        return self._executor.write("move", account_queries.move_account, prior, new).addBoth(self._forget_all)
 
     def claim_nonce(self, key: bytes, until: float, share: float = 1.0) -> Deferred[bool]:
         claim = coordination_queries.NonceClaim(key, until, self._clock.seconds(), share)
-        return self._write("claim", coordination_queries.NonceClaimOperation(claim, self._max_nonces))
-
-    def release_nonce(self, key: bytes) -> Deferred[None]:
-        return self._write("release", coordination_queries.release_nonce, key)
+        return self._executor.write("claim", coordination_queries.NonceClaimOperation(claim, self._max_nonces))
 
     def prune_nonces(self) -> Deferred[int]:
         """In several transactions, between which others write; deletes expired quotas and registrations as well."""
-        pruned = 0
+        return Deferred.fromCoroutine(self._prune_nonces())
 
+    async def _prune_nonces(self) -> int:
         def prune(work: Callable[..., Any], *args: Any) -> Deferred[Any]:
-            return self._write("prune", work, self._clock.seconds(), *args)
+            return self._executor.write("prune", work, self._clock.seconds(), *args)
 
-        def prune_quotas(after: bytes | None = None) -> Deferred[Any]:
-            done = prune(coordination_queries.prune_quotas, after)
-            return done.addCallback(lambda last: prune_nonces(0) if last is None else prune_quotas(last))
-
-        def prune_nonces(after: int) -> Deferred[Any]:
-            return prune(coordination_queries.prune_nonces, after).addCallback(add_pruned)
-
-        def add_pruned(done: tuple[int, int | None]) -> Deferred[Any]:
-            nonlocal pruned
-            number, last = done
+        key: Any = b""
+        while key is not None:
+            key = await prune(coordination_queries.prune_quotas, key)
+        pruned, place = await prune(coordination_queries.prune_nonces, 0)
+        while place is not None:
+            number, place = await prune(coordination_queries.prune_nonces, place)
             pruned += number
-            return prune_registrations() if last is None else prune_nonces(last)
-
-        def prune_registrations(number: int = decentrl_queries.REGISTRATIONS_PER_PRUNE) -> Any:
-            if number < decentrl_queries.REGISTRATIONS_PER_PRUNE:
-                return pruned
-            return prune(decentrl_queries.drop_expired_registrations).addCallback(prune_registrations)
-
-        return prune_quotas()
+        number = decentrl_queries.REGISTRATIONS_PER_PRUNE
+        while number == decentrl_queries.REGISTRATIONS_PER_PRUNE:
+            number = await prune(decentrl_queries.drop_expired_registrations)
+        return int(pruned)
 
     def _make_operations(self, requests: Sequence[EnqueueRequest]) -> list[tuple[EnqueueOperation, int]]:
         now, limits = self._clock.seconds(), self._limits
@@ -412,43 +312,31 @@ class SQLiteStore:
             operations.append((EnqueueOperation(request, limits, now, size), size))
         return operations
 
-    def _make_results(
-        self, outcomes: list[OperationOutcome], requests: Sequence[EnqueueRequest]
-    ) -> list[EnqueueResult | MediatorError]:
-        results: list[EnqueueResult | MediatorError] = []
+    def _forget_unknown(self, outcomes: list[Any], requests: Sequence[EnqueueRequest]) -> list[Any]:
         for outcome, request in zip(outcomes, requests, strict=True):
-            if isinstance(outcome.error, UnknownRecipient):
+            if isinstance(outcome, UnknownRecipient):
                 self._owners.forget([request.recipient_did])
-            results.append(outcome.value if outcome.error is None else outcome.error)
-        return results
-
-    def _forget_unknown(self, failure: Failure, requests: Sequence[EnqueueRequest]) -> Failure:
-        if failure.check(UnknownRecipient):
-            self._owners.forget([request.recipient_did for request in requests])
-        return failure
+        return outcomes
 
     def _remove(self, operation: RemoveOperation) -> Deferred[Any]:
         """Remove messages by their ids and the digests of their payloads."""
         digests = message_queries.parse_digests(operation.ids)
-        if not digests:
-            return self._write("acknowledge", operation)
+        if digests:
+            return Deferred.fromCoroutine(self._remove_by_digest(operation, digests))
+        return self._executor.write("acknowledge", operation)
+
+    async def _remove_by_digest(self, operation: RemoveOperation, digests: list[bytes]) -> Any:
         ids = dict.fromkeys(operation.ids)
-
-        def find_more(after: int) -> Deferred[Any]:
-            found = self._read("acknowledge", message_queries.find_by_digest, operation.account, digests, after)
-            return found.addCallback(add_ids)
-
-        def add_ids(found: message_queries.DigestMatches) -> Deferred[Any]:
-            ids.update(dict.fromkeys(found.ids))
-            if found.after is not None:
-                return find_more(found.after)
-            operation.ids = tuple(ids)
-            return self._write("acknowledge", operation)
-
-        return find_more(-1)
+        after: int | None = -1
+        while after is not None:
+            arguments = operation.account, digests, after
+            found, after = await self._executor.read("acknowledge", message_queries.find_by_digest, *arguments)
+            ids |= dict.fromkeys(found)
+        operation.ids = tuple(ids)
+        return await self._executor.write("acknowledge", operation)
 
     def _read_cached(
-        self, name: str, read: Callable[[Connection, str], T | None], cache: OwnerCache[T], did: str
+        self, name: str, read: Callable[[StoreConnection, str], T | None], cache: OwnerCache[T], did: str
     ) -> Deferred[T | None]:
         if not self._executor.is_readable:
             return fail(StoreUnavailable())
@@ -461,7 +349,7 @@ class SQLiteStore:
             cache.keep(did, result, age)
             return result
 
-        return self._read(name, read, did).addCallback(keep)
+        return self._executor.read(name, read, did).addCallback(keep)
 
     def _forget(self, result: R, cache: OwnerCache[Any], dids: Sequence[str]) -> R:
         cache.forget(dids)

@@ -31,7 +31,7 @@ class LifecycleContract(StoreContract):
         self.assertTrue(all(size >= 0 for size in sizes.values()))
         if self.sizes_are_exact:
             self.assertGreater(sizes["message"], sizes["account"])
-        self.assertEqual(self.store.trouble, "")
+        self.assertEqual(self.store.fault_description, "")
 
     async def test_closed(self) -> None:
         """Nothing works after close, and closing twice is no fault."""

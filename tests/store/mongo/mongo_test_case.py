@@ -17,10 +17,10 @@ from twisted.logger import ILogObserver, LogEvent, formatEvent, globalLogPublish
 from twisted.trial.unittest import TestCase
 
 from mediatord.store.interfaces.messages import EnqueueResult, Payload, QueueLimits
-from mediatord.store.interfaces.store import RecipientUpdateAction
-from mediatord.store.message_operations import OperationObserver, ignore_observation
+from mediatord.store.interfaces.store import OperationObserver, RecipientUpdateAction, ignore_observation
 from mediatord.store.mongo.driver import client as server_module
 from mediatord.store.mongo.driver.client import ReplicaSetClient
+from mediatord.store.mongo.driver.collection import Collection
 from mediatord.store.mongo.driver.uri import parse_mongo_uri
 from mediatord.store.mongo.schema import MongoMigration
 from mediatord.store.mongo.store import MongoStore
@@ -30,6 +30,7 @@ from tests.replica_set import Credentials, ReplicaSet
 CLOCK = IReactorTime(reactor)
 INBOX = "did:key:z6MkInbox"
 ALICE = "did:example:alice"
+THINGS = Collection("things")
 # What operations may take, whatever the server does, with a second for a machine that has other things to do.
 AT_MOST = 3.0 + 1.0
 # Until something that was away is back.

@@ -24,7 +24,7 @@ from mediatord.store.interfaces.decentrl import (
     StoredEvent,
 )
 from mediatord.store.interfaces.messages import Payload, QueueLimits
-from mediatord.store.message_operations import ignore_observation
+from mediatord.store.interfaces.store import ignore_observation
 from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.uri import parse_mongo_uri
 from mediatord.store.mongo.store import MongoStore

@@ -14,8 +14,7 @@ from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.cluster import MAX_CLOCK_SKEW, ClockSkewError
 from mediatord.store.interfaces.decentrl import CommandGuard, DecentrlQuotas, PendingEvent
 from mediatord.store.interfaces.messages import QueueLimits
-from mediatord.store.interfaces.store import IStore
-from mediatord.store.message_operations import ignore_observation
+from mediatord.store.interfaces.store import IStore, ignore_observation
 from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.uri import parse_mongo_uri
 from mediatord.store.mongo.store import MongoStore

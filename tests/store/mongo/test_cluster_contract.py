@@ -15,13 +15,12 @@ from twisted.trial.unittest import TestCase
 from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.decentrl import DecentrlQuotas
 from mediatord.store.interfaces.messages import QueueLimits
-from mediatord.store.interfaces.store import IStore
-from mediatord.store.message_operations import ignore_observation
+from mediatord.store.interfaces.store import IStore, ignore_observation
 from mediatord.store.mongo import cluster
 from mediatord.store.mongo.driver.client import ReplicaSetClient
-from mediatord.store.mongo.driver.commands import build_updates
 from mediatord.store.mongo.driver.transactions import Transaction
 from mediatord.store.mongo.driver.uri import parse_mongo_uri
+from mediatord.store.mongo.schema import LONG_FORM_DIDS
 from mediatord.store.mongo.store import MongoStore
 from tests.mongod import shared_replica_set
 from tests.store import contract
@@ -99,7 +98,7 @@ class ServerTests(MakesMongoCluster, ClusterStoreContract, TestCase):
         for _ in range(30):
             takings = [self.cluster.take_quota(b"key", 1, limit=10_000, period=0.64) for _ in range(20)]
             self.assertEqual(await gatherResults(takings), [0.0] * 20)
-        (found,) = self.documents("allowances")
+        (found,) = self.documents("quotas")
         self.assertLessEqual(len(found["lots"]), 129)
         self.assertLess(sum(lot["n"] for lot in found["lots"]), 601)
         self.assertEqual({round(lot["at"]) % 5 for lot in found["lots"]}, {0})
@@ -107,7 +106,7 @@ class ServerTests(MakesMongoCluster, ClusterStoreContract, TestCase):
     async def test_a_refusal_comes_to_an_end(self) -> None:
         """The server may delete the record of a quota that was never taken."""
         self.assertGreater(await self.cluster.take_quota(b"key", 5, limit=3, period=60.0), 0)
-        (found,) = self.documents("allowances")
+        (found,) = self.documents("quotas")
         self.assertIn("until", found)
 
     async def test_unknown_identity(self) -> None:
@@ -131,18 +130,18 @@ class ServerTests(MakesMongoCluster, ClusterStoreContract, TestCase):
     async def test_who_comes_meanwhile(self) -> None:
         """A node that joins during a search for lapsed nodes is not taken for one."""
         server = self.server_of(self.store)
-        find, came = server.find, False
+        query, came = server.query, False
 
         async def meanwhile(name: str, *args: Any, **more: Any) -> Any:
             nonlocal came
-            found = await find(name, *args, **more)
+            found = await query(name, *args, **more)
             if name == "lapsed" and not came:
                 came = True
                 await self.neighbour.cluster.join(a_node("a"), LONG)
                 await self.neighbour.cluster.add_presence("A", ["did:x"])
             return found
 
-        self.patch(server, "find", meanwhile)
+        self.patch(server, "query", meanwhile)
         self.assertEqual(await self.cluster.list_lapsed_nodes(), [])
         self.assertTrue(came)
 
@@ -194,9 +193,7 @@ class ServerTests(MakesMongoCluster, ClusterStoreContract, TestCase):
         begun: Deferred[None] = Deferred()
 
         async def die(transaction: Transaction) -> None:
-            await transaction.write(
-                build_updates("documents", [{"q": {"_id": "short"}, "u": {"long": "theirs"}, "upsert": True}])
-            )
+            await transaction.write(LONG_FORM_DIDS.update({"_id": "short"}, {"long": "theirs"}, upsert=True))
             begun.callback(None)
             await Deferred()
 

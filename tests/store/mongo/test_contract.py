@@ -9,8 +9,7 @@ from twisted.trial.unittest import TestCase
 
 from mediatord.store.interfaces.decentrl import MAX_PAGE_BYTES, DecentrlQuotas
 from mediatord.store.interfaces.messages import QueueLimits
-from mediatord.store.interfaces.store import IStore
-from mediatord.store.message_operations import ignore_observation
+from mediatord.store.interfaces.store import IStore, ignore_observation
 from mediatord.store.mongo.driver import client as server_module
 from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.uri import parse_mongo_uri

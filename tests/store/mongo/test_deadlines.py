@@ -13,12 +13,21 @@ from mediatord.clock import request_scope
 from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.decentrl import CommandGuard
 from mediatord.store.interfaces.messages import Payload
-from mediatord.store.message_operations import BatchLimits
+from mediatord.store.interfaces.store import BatchLimits
 from mediatord.store.mongo.driver import client as server_module
-from mediatord.store.mongo.driver.executor import OperationExecutor
+from mediatord.store.mongo.driver.operation import Operation
 from mediatord.store.mongo.driver.transactions import Transaction
-from mediatord.store.mongo.transaction_batcher import MongoBatchOperation, TransactionBatcher
-from tests.store.mongo.mongo_test_case import ALICE, AT_MOST, CLOCK, INBOX, MongoTestCase, start_mongod, wait_until
+from mediatord.store.mongo.transaction_batcher import BatchOperation, TransactionBatcher
+from tests.store.mongo.mongo_test_case import (
+    ALICE,
+    AT_MOST,
+    CLOCK,
+    INBOX,
+    THINGS,
+    MongoTestCase,
+    start_mongod,
+    wait_until,
+)
 
 # Seconds that a request has here, and milliseconds that a command is held up: one is done in time, two are not.
 PATIENCE = 1.5
@@ -119,9 +128,7 @@ class RequestTests(DeadlineCase):
         gathering = TransactionBatcher(server, at_once=1, bounds=BatchLimits())
         gathering.start()
 
-        async def together(
-            executor: OperationExecutor, works: Sequence[Any], deadline: float, tries: int | None
-        ) -> Sequence[Any]:
+        async def together(run: Operation, works: Sequence[Any], tries: int | None) -> Sequence[Any]:
             raise AssertionError
 
         async def work(_: Transaction) -> None:
@@ -138,7 +145,7 @@ class RequestTests(DeadlineCase):
         ended: list[Transaction] = []
 
         async def lasting(transaction: Transaction) -> None:
-            await transaction.find("things", {})
+            await transaction.query(THINGS.find({}))
             await deferLater(CLOCK, 2.0)
             ended.append(transaction)
 
@@ -172,14 +179,12 @@ class SharedBatchTests(DeadlineCase):
         gathering.start()
         self.batches: list[tuple[int, float]] = []
 
-        async def last(
-            executor: OperationExecutor, works: Sequence[float], deadline: float, tries: int | None
-        ) -> Sequence[None]:
-            self.batches.append((len(works), deadline))
+        async def last(run: Operation, works: Sequence[float], tries: int | None) -> Sequence[None]:
+            self.batches.append((len(works), run.deadline))
             await deferLater(CLOCK, max(works))
             return [None] * len(works)
 
-        self.last: MongoBatchOperation = last
+        self.last: BatchOperation = last
         return gathering
 
     async def test_the_earliest_counts(self) -> None:

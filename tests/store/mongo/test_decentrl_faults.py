@@ -28,12 +28,12 @@ from mediatord.store.interfaces.decentrl import (
     StoredEvent,
 )
 from mediatord.store.interfaces.messages import MessageLedger, RemovedMessage
-from mediatord.store.mongo import ledger
-from mediatord.store.mongo.decentrl_commands import MongoGuardedCommand
-from mediatord.store.mongo.decentrl_events import MongoDeliverCommand
+from mediatord.store.mongo.decentrl_commands import CommandContext, Decision, MongoGuardedCommand
 from mediatord.store.mongo.decentrl_store import MongoDecentrlStore
 from mediatord.store.mongo.driver import client
-from mediatord.store.mongo.removal import LateCommitReporter
+from mediatord.store.mongo.ledger import read_ledger_with, read_nothing
+from mediatord.store.mongo.removal import UncertainRemovalReporter
+from mediatord.store.mongo.schema import PENDING_EVENTS
 from tests.store.builders import ALICE, BOB, NOON
 from tests.store.mongo.decentrl_test_case import MongoDecentrlTestCase
 from tests.store.mongo.mongo_test_case import wait_until
@@ -65,8 +65,8 @@ class FaultCase(MongoDecentrlTestCase):
                 one.restore()
 
     def everything(self) -> dict[str, Any]:
-        """All documents, nonces included, except the schema, the heartbeat and the ledger."""
-        others = ("schema", "pulse", "ledger")
+        """All documents, nonces included, except the schema, the health probe and the ledger."""
+        others = ("schema", "health_probe", "ledger")
         names = [name for name in self.documents.list_collection_names() if name not in others]
         found = {name: list(self.documents[name].find({}, {"edition": 0, "seq": 0})) for name in names}
         return {name: documents for name, documents in found.items() if documents}
@@ -106,7 +106,8 @@ class UncertainCommitTests(FaultCase):
             await self.lost(write, guard, **DONE_OR_NOT)
             self.assertEqual(self.everything(), self.before, name)
             self.assertEqual(self.miscounted(), [], name)
-        self.assertEqual((await ledger.read_ledger(self.links[0])).decentrl, MessageLedger(accepted=1, withdrawn=1))
+        ledger, _ = await self.links[0].operate("ledger", lambda run: read_ledger_with(run, read_nothing))
+        self.assertEqual(ledger.decentrl, MessageLedger(accepted=1, withdrawn=1))
         for name, write in self.writes().items():
             await write(CommandGuard(name.encode(), 9e9, ALICE))
         self.assertEqual(self.miscounted(), [])
@@ -123,7 +124,7 @@ class UncertainCommitTests(FaultCase):
         """Acknowledged events stay removed, and are reported once even if the undo is uncertain too."""
         told: list[Sequence[RemovedMessage]] = []
         decentrl = MongoDecentrlStore(
-            self.links[0], self.clock, self.caps, late_commits=LateCommitReporter(told.append)
+            self.links[0], self.clock, self.caps, reporter=UncertainRemovalReporter(told.append)
         )
         events = [self.an_event(), self.an_event()]
         for event in events:
@@ -156,7 +157,7 @@ class UncertainCommitTests(FaultCase):
         """Events that were not acknowledged are not reported."""
         told: list[Sequence[RemovedMessage]] = []
         decentrl = MongoDecentrlStore(
-            self.links[0], self.clock, self.caps, late_commits=LateCommitReporter(told.append)
+            self.links[0], self.clock, self.caps, reporter=UncertainRemovalReporter(told.append)
         )
         event = self.an_event()
         await decentrl.enqueue_event(self.guard(), event)
@@ -196,11 +197,14 @@ class UncertainCommitTests(FaultCase):
     async def test_somebody_elses(self) -> None:
         """What another node has done with the same nonce meanwhile is not undone."""
         guard, event = self.guard(), self.an_event()
-        has_uncertain_commits = MongoGuardedCommand(
-            guard, MongoDeliverCommand(event.recipient_did, event, self.caps, NOON), NOON, b"another token"
-        )
+
+        async def do_nothing(_: CommandContext) -> Decision[None]:
+            return (), None
+
+        made = PENDING_EVENTS, [event.id]
+        uncertain = MongoGuardedCommand(guard, ALICE, do_nothing, (), made, NOON, b"another token")
         await self.decentrl.enqueue_event(guard, event)
-        await self.links[0].transact("undo", has_uncertain_commits.undo)
+        await self.links[0].transact("undo", uncertain.undo)
         await self.assertFailure(self.decentrl.enqueue_event(guard, event), DuplicateNonce)
         self.assertEqual((await self.decentrl.pending_events(ALICE, None, ALL)).items, (event,))
 

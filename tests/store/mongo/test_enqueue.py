@@ -14,10 +14,10 @@ from twisted.internet.task import deferLater
 
 from mediatord.errors import MediatorError, PayloadTooLarge, StoreUnavailable, UnknownRecipient
 from mediatord.store.interfaces.messages import EnqueueResult, QueueLimits
-from mediatord.store.message_operations import BatchLimits
+from mediatord.store.interfaces.store import BatchLimits
 from mediatord.store.mongo import accounts
 from mediatord.store.mongo.driver import client as server_module
-from mediatord.store.mongo.driver.executor import OperationExecutor
+from mediatord.store.mongo.driver.operation import Operation
 from mediatord.store.mongo.store import MongoStore
 from mediatord.store.mongo.transaction_batcher import TransactionBatcher
 from tests.replica_set import ReplicaSet
@@ -133,9 +133,7 @@ class BatchTests(MongoTestCase):
         gathering.start()
         done: list[list[str]] = []
 
-        async def together(
-            executor: OperationExecutor, works: Sequence[str], deadline: float, tries: int | None
-        ) -> list[None]:
+        async def together(run: Operation, works: Sequence[str], tries: int | None) -> list[None]:
             done.append(list(works))
             return [None for _ in works]
 
@@ -292,13 +290,13 @@ class NodesTests(MongoTestCase):
     async def test_comes_and_goes(self) -> None:
         """Records of session owners are deleted at close, and those of dead processes by others."""
         first, second, _ = await self.nodes()
-        self.documents["owners"].insert_one({"_id": "dead", "user": ""})
+        self.documents["session_owners"].insert_one({"_id": "dead", "user": ""})
         await second.close()
         await second.open()
-        self.assertEqual(self.documents["owners"].count_documents({"_id": "dead"}), 0)
+        self.assertEqual(self.documents["session_owners"].count_documents({"_id": "dead"}), 0)
         for node in (first, second):
             await node.close()
-        self.assertLessEqual(self.documents["owners"].count_documents({}), 1)
+        self.assertLessEqual(self.documents["session_owners"].count_documents({}), 1)
 
     def _in_the_way(self) -> bool:
         """Whether a transaction with writes is open."""

@@ -1,4 +1,4 @@
-"""The ledger of the MongoDB store: concurrent writes, carrying forward, initialization."""
+"""The ledger of the MongoDB store: concurrent writes, carrying forward, imports."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from mediatord.backup.records import PendingEventRecord as PendingRecord
 from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.decentrl import CommandGuard, Contract, PendingEvent
 from mediatord.store.interfaces.messages import MessageLedger, Payload, QueueLimits, StoreLedger
-from mediatord.store.message_operations import BatchLimits
+from mediatord.store.interfaces.store import BatchLimits
 from mediatord.store.mongo import ledger
 from mediatord.store.mongo import store as store_module
 from mediatord.store.mongo.store import MongoStore
 from tests.store.builders import BOB
 from tests.store.mongo.mongo_test_case import ALICE, CLOCK, INBOX, MongoTestCase, start_mongod, wait_until
-from tests.store.mongo.snapshot import restore_snapshot
 
 NO_MAJORITY = {"code": 64, "errmsg": "no"}
 OTHER = "did:key:z6MkOther"
@@ -214,27 +213,15 @@ class CarriedTests(LedgerCase):
         """A process that was taken for dead goes on."""
         store = await self.a_store()
         await self.put(store, "a")
-        self.documents["owners"].delete_many({})
+        self.documents["session_owners"].delete_many({})
         await (await self.a_store()).close()
         self.assertEqual(self.pages(), [""])
         await self.put(store, "b")
         await self.check(store, accepted=2, waiting=2)
 
 
-class OpeningTests(LedgerCase):
-    """Databases whose messages are not in the ledger."""
-
-    async def test_without_a_ledger(self) -> None:
-        """Messages that nobody has recorded were accepted."""
-        restore_snapshot(self.documents, version=1)
-        self.documents["ledger"].delete_many({})
-        store = await self.a_store()
-        found = await store.read_ledger()
-        self.assertEqual(
-            found, StoreLedger(MessageLedger(accepted=2, waiting=2), MessageLedger(accepted=1, waiting=1))
-        )
-        await store.acknowledge(ALICE, ["m"])
-        await self.check(store, accepted=2, acknowledged=1, waiting=1)
+class ImportTests(LedgerCase):
+    """Messages of an import, and messages that are missing."""
 
     async def test_imported(self) -> None:
         """Imported messages are accepted by the import, not by the first read."""

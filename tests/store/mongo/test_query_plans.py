@@ -63,7 +63,7 @@ class PlanTests(MongoTestCase):
         self.documents["system.profile"].drop()
         self.assertTrue(seen)
         for one in seen:
-            if not one["ns"].endswith((".nodes", ".owners", ".ledger")):  # of which there are never many
+            if not one["ns"].endswith((".nodes", ".session_owners", ".ledger")):  # of which there are never many
                 self.assertNotIn("COLLSCAN", one.get("planSummary", ""), one["ns"])
         return sum(one.get("keysExamined", 0) for one in seen), sum(one.get("docsExamined", 0) for one in seen)
 
@@ -207,7 +207,7 @@ class PlanTests(MongoTestCase):
         await self.look(2 * 5 + 4 + 9, 2 * 5 + 4, queue_sizes=lambda: self.store.queue_sizes(2))
         await self.look(9, 0, queue_sizes=lambda: self.store.queue_sizes(0))
         self.patch(ledger, "_COUNT_LIMIT", 9)
-        pages = sum(self.documents[name].estimated_document_count() for name in ("ledger", "owners"))
+        pages = sum(self.documents[name].estimated_document_count() for name in ("ledger", "session_owners"))
         await self.look(2 * 5 + 4 + 9, 2 * 5 + 4 + pages, statistics=lambda: self.store.read_statistics(2))
 
     async def test_all_that_waits(self) -> None:
@@ -243,7 +243,7 @@ class PlanTests(MongoTestCase):
         self.assertIsNone(cohorts[0].bytes)
         self.assertIn(cohorts[0].messages + 2, (before, self.counted_by_the_server()))
         ages = 2 * (9 + 3) + 2 * 3
-        pages = sum(self.documents[name].estimated_document_count() for name in ("ledger", "owners"))
+        pages = sum(self.documents[name].estimated_document_count() for name in ("ledger", "session_owners"))
         await self.look(ages, 2 + pages, by_age=lambda: self.store.read_backlog(bounds, 0))
         queues = 2 * (OTHERS + 1)
         await self.look(

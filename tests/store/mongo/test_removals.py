@@ -9,6 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.store.fair_share import PROBATION_SECONDS, KnownSenders
 from mediatord.store.mongo import removal
+from mediatord.store.mongo.driver.collection import Collection
 from mediatord.store.mongo.driver.transactions import Transaction
 
 RECIPIENTS, MESSAGES = 40, 10
@@ -37,7 +38,7 @@ class Recipients:
         self.ids = ids
         self.requests: list[Any] = []
 
-    async def find(self, *_: object, **__: object) -> list[dict[str, Any]]:
+    async def query(self, _: object) -> list[dict[str, Any]]:
         """Return all of them, with equal but not identical ids."""
         return [{"_id": Id(id.number)} for id in self.ids]
 
@@ -51,13 +52,13 @@ class SendersTests(SynchronousTestCase):
         """The cost grows with the messages and with the recipients, not with their product."""
         ids = [Id(number) for number in range(RECIPIENTS)]
         transaction = Recipients(ids)
-        noted: list[tuple[str, list[Any]]] = []
+        noted: list[list[Any]] = []
 
-        def note(name: str, updates: list[Any]) -> list[Any]:
-            noted.append((name, updates))
+        def note(_: Collection, updates: list[Any]) -> list[Any]:
+            noted.append(updates)
             return []
 
-        self.patch(removal, "build_updates", note)
+        self.patch(Collection, "update_each", note)
         documents = [
             {"recipient": Id(number), "sender": 1 + place}
             for place in range(MESSAGES)
@@ -69,7 +70,7 @@ class SendersTests(SynchronousTestCase):
             Deferred.fromCoroutine(removal._record_senders(cast(Transaction, transaction), cast(Any, works)))
         )
         self.assertLessEqual(Id.compared, 2 * (len(documents) + 2 * RECIPIENTS))
-        ((_, updates),) = noted
+        (updates,) = noted
         self.assertEqual(len(updates), RECIPIENTS)
         for update in updates:
             senders = KnownSenders(update["u"]["$set"]["senders"])

@@ -14,21 +14,25 @@ from mediatord.store.interfaces.store import StoreUnusable
 from mediatord.store.mongo import schema
 from mediatord.store.mongo import schema as schema_module
 from mediatord.store.mongo.driver.client import ReplicaSetClient
-from mediatord.store.mongo.driver.commands import MongoCommand, build_updates
-from mediatord.store.mongo.driver.executor import OperationExecutor
-from mediatord.store.mongo.schema import CollectionSpec, IndexSpec, MongoMigration, MongoSchema
+from mediatord.store.mongo.driver.collection import Collection
+from mediatord.store.mongo.driver.operation import Operation
+from mediatord.store.mongo.schema import MESSAGES, RECIPIENTS, MongoMigration, MongoSchema
 from mediatord.store.mongo.store import MongoStore
 from tests.mongod import fresh_database
 from tests.replica_set import ReplicaSet
 from tests.store.mongo.mongo_test_case import ALICE, CLOCK, INBOX, MongoTestCase, authenticated_server, wait_until
 from tests.store.mongo.snapshot import RECORDED, WALLET, restore_snapshot
 
-THINGS = CollectionSpec(
+THINGS = Collection(
     "things",
-    (
-        IndexSpec("thing_name", {"name": 1, "place": -1}, unique=True, partial={"place": {"$gt": 1}}),
-        IndexSpec("thing_end", {"end": 1}, expire_after=60),
-    ),
+    {
+        "thing_name": {
+            "key": {"name": 1, "place": -1},
+            "unique": True,
+            "partialFilterExpression": {"place": {"$gt": 1}},
+        },
+        "thing_end": {"key": {"end": 1}, "expireAfterSeconds": 60},
+    },
 )
 
 
@@ -69,14 +73,14 @@ class IndexTests(SchemaCase):
 
     async def prepare(self) -> None:
         server = self.a_server()
-        await server.open(lambda operations: MongoSchema([THINGS]).prepare(operations, CLOCK))
+        await server.open(MongoSchema([THINGS]).prepare)
         self.assertEqual(self.indexes("things"), self.EXPECTED)
 
     async def test_new(self) -> None:
         """All collections and indexes exist once the store is open, with their version."""
         await self.a_store()
         for collection in schema.ALL_COLLECTIONS:
-            self.assertEqual(set(self.indexes(collection.name)), {index.name for index in collection.indexes})
+            self.assertEqual(set(self.indexes(collection.name)), set(collection.indexes))
         self.assertEqual(self.version(), {"_id": "schema", "version": 1, "readable_from": 1})
 
     async def test_again(self) -> None:
@@ -122,7 +126,7 @@ class IndexTests(SchemaCase):
         try:
             first = self.elsewhere(self.make_thing_name)
             await wait_until(lambda: self.building() == 1)
-            server.open(lambda operations: MongoSchema([THINGS]).prepare(operations, CLOCK))
+            server.open(MongoSchema([THINGS]).prepare)
             await wait_until(lambda: self.building() == 2)
             self.assertFalse(server.is_available)
         finally:
@@ -141,7 +145,7 @@ class IndexTests(SchemaCase):
         try:
             other = self.elsewhere(self.documents["things"].create_index, [("place", 1)], name="thing_name")
             await wait_until(lambda: self.building() == 1)
-            opened = self.a_server().open(lambda operations: MongoSchema([THINGS]).prepare(operations, CLOCK))
+            opened = self.a_server().open(MongoSchema([THINGS]).prepare)
             await wait_until(lambda: any("rebuilding index thing_name" in line for line in self.said))
         finally:
             self.servers.client.admin.command({**hang, "mode": "off"})
@@ -159,7 +163,7 @@ class IndexTests(SchemaCase):
         try:
             for _ in range(2):
                 with self.assertRaises(StoreUnavailable):
-                    await self.a_server().open(lambda operations: MongoSchema([THINGS]).prepare(operations, CLOCK))
+                    await self.a_server().open(MongoSchema([THINGS]).prepare)
                 builds += [one["buildUUID"] for one in self.described() if "buildUUID" in one]
         finally:
             self.servers.client.admin.command({**hang, "mode": "off"})
@@ -175,7 +179,7 @@ class IndexTests(SchemaCase):
         hang = {"configureFailPoint": "hangAfterStartingIndexBuild"}
         self.servers.client.admin.command({**hang, "mode": "alwaysOn"})
         try:
-            opened = self.a_server().open(lambda operations: MongoSchema([THINGS]).prepare(operations, CLOCK))
+            opened = self.a_server().open(MongoSchema([THINGS]).prepare)
             await wait_until(lambda: self.building() == 1)
             self.assertIn("thing_end", [one.get("name") for one in self.described()])
         finally:
@@ -215,9 +219,7 @@ class IndexTests(SchemaCase):
         """Several nodes that start on a new database at the same time all succeed."""
         servers = [self.a_server() for _ in range(5)]
         self.documents["things"].create_index([("name", 1)], name="thing_name")
-        await gatherResults(
-            [server.open(lambda operations: MongoSchema([THINGS]).prepare(operations, CLOCK)) for server in servers]
-        )
+        await gatherResults([server.open(MongoSchema([THINGS]).prepare) for server in servers])
         self.assertEqual(self.indexes("things"), self.EXPECTED)
 
     async def test_no_answer(self) -> None:
@@ -226,7 +228,7 @@ class IndexTests(SchemaCase):
         server, begun = self.a_server(), CLOCK.seconds()
         with self.servers.failpoint("listIndexes", blockConnection=True, blockTimeMS=3_000):
             with self.assertRaises(StoreUnavailable):
-                await server.open(lambda operations: MongoSchema([THINGS]).prepare(operations, CLOCK))
+                await server.open(MongoSchema([THINGS]).prepare)
             self.assertLess(CLOCK.seconds() - begun, 2.5)
 
     async def test_cannot_be_made(self) -> None:
@@ -234,7 +236,7 @@ class IndexTests(SchemaCase):
         self.documents["things"].insert_many([{"name": 1, "place": 2}, {"name": 1, "place": 2}])
         server = self.a_server()
         with self.assertRaisesRegex(StoreUnusable, "the index thing_name of the MongoDB collection things"):
-            await server.open(lambda operations: MongoSchema([THINGS]).prepare(operations, CLOCK))
+            await server.open(MongoSchema([THINGS]).prepare)
         self.assertFalse(server.is_available)
 
 
@@ -253,12 +255,12 @@ class AuthorizationTests(MongoTestCase):
     async def test_other_time(self) -> None:
         """An index with another expiry can be rebuilt by that user."""
         await (await self.a_store(uri=self.uri("node"))).close()
-        turns = self.documents["turns"]
-        wanted = turns.index_information()
-        turns.drop_index("turn_over")
-        turns.create_index([("until", 1)], name="turn_over", expireAfterSeconds=1)
+        leases = self.documents["leases"]
+        wanted = leases.index_information()
+        leases.drop_index("lease_end")
+        leases.create_index([("until", 1)], name="lease_end", expireAfterSeconds=1)
         await self.a_store(uri=self.servers.uri(self.database, credentials="node:p4ss", authSource=self.database))
-        self.assertEqual(turns.index_information(), wanted)
+        self.assertEqual(leases.index_information(), wanted)
 
     async def test_another_user(self) -> None:
         """Nodes with different users warn once, as neither can abort the transactions of the other."""
@@ -291,21 +293,17 @@ class QuorumTests(SchemaCase):
         away = next(number for number in range(3) if number != self.servers.primary())
         await self.elsewhere(self.servers.kill, away)
         server = self.a_server()
-        server.open(lambda operations: MongoSchema([THINGS]).prepare(operations, CLOCK))
+        server.open(MongoSchema([THINGS]).prepare)
         await wait_until(lambda: server.is_available, 30.0)
         self.assertEqual(set(self.indexes("things")), {"thing_name", "thing_end"})
 
 
-async def _name_places(operations: OperationExecutor, deadline: float) -> None:
-    await operations.write(
-        build_updates("recipients", [{"q": {}, "u": {"$set": {"place": "here"}}, "multi": True}]), deadline
-    )
+async def _name_places(run: Operation) -> None:
+    await run.write(RECIPIENTS.update({}, {"$set": {"place": "here"}}, multi=True))
 
 
-async def _count_places(operations: OperationExecutor, deadline: float) -> None:
-    await operations.write(
-        build_updates("counts", [{"q": {"_id": 1}, "u": {"$inc": {"n": 1}}, "upsert": True}]), deadline
-    )
+async def _count_places(run: Operation) -> None:
+    await run.write(Collection("counts").update({"_id": 1}, {"$inc": {"n": 1}}, upsert=True))
 
 
 NAMED = MongoMigration(_name_places, readable_from=1)
@@ -315,19 +313,19 @@ COUNTED = MongoMigration(_count_places, readable_from=2)
 class UpgradeTests(SchemaCase):
     """Two versions with different indexes at the same time."""
 
-    OTHERS = CollectionSpec("things", (IndexSpec("thing_name", {"name": 1}), THINGS.indexes[1]))
+    OTHERS = Collection("things", {**THINGS.indexes, "thing_name": {"key": {"name": 1}}})
 
     def setUp(self) -> None:
         super().setUp()
         self.migrating: Deferred[None] = Deferred()
         self.migrate: Deferred[None] = Deferred()
 
-    async def take_time(self, operations: OperationExecutor, deadline: float) -> None:
+    async def take_time(self, run: Operation) -> None:
         self.migrating.callback(None)
         await self.migrate
 
     def open(self, schema: MongoSchema) -> Deferred[None]:
-        return self.a_server().open(lambda operations: schema.prepare(operations, CLOCK))
+        return self.a_server().open(schema.prepare)
 
     def newer(self, readable_from: int = 1) -> MongoSchema:
         return MongoSchema([self.OTHERS], [MongoMigration(self.take_time, readable_from)])
@@ -466,8 +464,8 @@ class VersionTests(SchemaCase):
         """Migrations may use any command."""
         done: list[Any] = []
 
-        async def ask(operations: OperationExecutor, deadline: float) -> None:
-            done.append(await operations.command(MongoCommand({"count": "messages"}), deadline))
+        async def ask(run: Operation) -> None:
+            done.append(await run.command(MESSAGES.count()))
 
         await self.a_store(migrations=(MongoMigration(ask, readable_from=1),))
         self.assertEqual([one["n"] for one in done], [0])

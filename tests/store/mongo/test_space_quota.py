@@ -8,12 +8,12 @@ from typing import Any
 from twisted.internet.defer import Deferred
 
 from mediatord.errors import StoreUnavailable
+from mediatord.store.disk_space import SpaceLimits
 from mediatord.store.interfaces.decentrl import CommandGuard, Contract, DecentrlQuotas
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import StoreFault
 from mediatord.store.mongo.space_quota import CHECK_INTERVAL, SpaceQuota
 from mediatord.store.mongo.store import MongoStore
-from mediatord.store.quotas import SpaceLimits
 from tests.store.mongo.mongo_test_case import ALICE, CLOCK, INBOX, SOMETIME, MongoTestCase, wait_until
 
 BOB = "did:example:bob"
@@ -64,15 +64,17 @@ class QuotaTests(SpaceCase):
         await store.grant(ALICE)
         await self.register(store, INBOX)
         await self.checkpoint(store)
-        self.assertEqual((store.trouble, self.faults), ("", []))
+        self.assertEqual((store.fault_description, self.faults), ("", []))
         number, tomorrow = 0, CLOCK.seconds() + 86_400
-        while not store.trouble:
+        while not store.fault_description:
             self.assertLess(number, 100)
             await self.put(store, f"m{number}", data=random.randbytes(100_000))
             await self.checkpoint(store)
             number += 1
         self.assertGreater(number, QUOTA // 400_000)
-        self.assertEqual((store.trouble, self.faults), ("store full: only reading and deleting", [("full", True)]))
+        self.assertEqual(
+            (store.fault_description, self.faults), ("store full: only reading and deleting", [("full", True)])
+        )
         await self.unavailable(
             self.put(store, "one more"),
             store.grant(BOB),
@@ -95,7 +97,7 @@ class QuotaTests(SpaceCase):
         await store.acknowledge(ALICE, [message.id for message in found])
         await store.update_recipients(ALICE, [(INBOX, "remove")], max_recipients=9)
         await self.checkpoint(store)
-        self.assertEqual((store.trouble, self.faults), ("", [("full", True), ("full", False)]))
+        self.assertEqual((store.fault_description, self.faults), ("", [("full", True), ("full", False)]))
         await store.ping()
         await self.register(store, INBOX)
         await self.put(store, "one more")
@@ -103,9 +105,9 @@ class QuotaTests(SpaceCase):
     async def test_asks_by_itself(self) -> None:
         """The store checks soon after it is open, and periodically."""
         store = await self.limited_store(SpaceLimits(max_bytes=1))
-        await wait_until(lambda: bool(store.trouble), SOMETIME)
+        await wait_until(lambda: bool(store.fault_description), SOMETIME)
         store.space_quota.limits = SpaceLimits()
-        await wait_until(lambda: not store.trouble, CHECK_INTERVAL + SOMETIME)
+        await wait_until(lambda: not store.fault_description, CHECK_INTERVAL + SOMETIME)
         self.assertEqual(self.faults, [("full", True), ("full", False)])
 
 
@@ -115,7 +117,7 @@ class DiskTests(SpaceCase):
     async def test_little_left(self) -> None:
         """So it is with less free space than the limit."""
         store = await self.limited_store(SpaceLimits(min_free_bytes=1 << 60))
-        await wait_until(lambda: bool(store.trouble), SOMETIME)
+        await wait_until(lambda: bool(store.fault_description), SOMETIME)
         await self.unavailable(store.grant(ALICE), store.ping())
 
     async def test_enough_left(self) -> None:
@@ -125,7 +127,7 @@ class DiskTests(SpaceCase):
         for least, trouble in ((int(free * 0.9), ""), (int(free * 1.1), "store full: only reading and deleting")):
             store = await self.limited_store(SpaceLimits(min_free_bytes=least))
             await store.space_quota.check()
-            self.assertEqual(store.trouble, trouble)
+            self.assertEqual(store.fault_description, trouble)
             await store.close()
 
 
@@ -135,7 +137,7 @@ class RefusedTests(SpaceCase):
     async def check(self, code: int) -> tuple[MongoStore, list[str]]:
         """Check while the server replies with this error once. :return: and what is logged."""
         store = await self.limited_store(SpaceLimits(max_bytes=1))
-        await wait_until(lambda: bool(store.trouble), SOMETIME)
+        await wait_until(lambda: bool(store.fault_description), SOMETIME)
         self.said.clear()
         with self.servers.failpoint("dbStats", times=1, errorCode=code):
             await store.space_quota.check()
@@ -144,12 +146,12 @@ class RefusedTests(SpaceCase):
     async def test_old_server(self) -> None:
         """A server without `freeStorage` is queried without it."""
         store, said = await self.check(72)
-        self.assertEqual((bool(store.trouble), said), (True, []))
+        self.assertEqual((bool(store.fault_description), said), (True, []))
 
     async def test_no_privilege(self) -> None:
         """It is logged once; the last known state stays."""
         store, said = await self.check(13)
-        self.assertEqual((bool(store.trouble), len(said)), (True, 1))
+        self.assertEqual((bool(store.fault_description), len(said)), (True, 1))
         self.assertIn("may not run dbStats", said[0])
         with self.servers.failpoint("dbStats", times=1, errorCode=13):
             await store.space_quota.check()
@@ -163,9 +165,9 @@ class RefusedTests(SpaceCase):
     async def test_away(self) -> None:
         """The fault is not reported while the server is down."""
         store = await self.limited_store(SpaceLimits(max_bytes=1))
-        await wait_until(lambda: bool(store.trouble), SOMETIME)
+        await wait_until(lambda: bool(store.fault_description), SOMETIME)
         await store.close()
-        self.assertEqual(store.trouble, "")
+        self.assertEqual(store.fault_description, "")
 
 
 class ReuseTests(SpaceCase):

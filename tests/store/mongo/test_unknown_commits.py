@@ -13,11 +13,12 @@ from twisted.internet.task import deferLater
 from mediatord.errors import ReplayCacheFull, StoreUnavailable
 from mediatord.store.interfaces.decentrl import CommandGuard, Contract, PendingEvent
 from mediatord.store.interfaces.messages import Payload, QueueLimits, RemovedMessage
-from mediatord.store.message_operations import BatchLimits
+from mediatord.store.interfaces.store import BatchLimits
 from mediatord.store.mongo import removal
 from mediatord.store.mongo.driver.errors import ServerUnreachable
-from mediatord.store.mongo.driver.executor import OperationExecutor
+from mediatord.store.mongo.driver.operation import Operation
 from mediatord.store.mongo.driver.transactions import Transaction
+from mediatord.store.mongo.schema import MESSAGES
 from mediatord.store.mongo.store import MongoStore
 from mediatord.store.mongo.transaction_batcher import TransactionBatcher
 from tests.store.builders import BOB
@@ -115,9 +116,7 @@ class OverloadTests(MongoTestCase):
         gathering = await self.a_gathering()
         held: Deferred[None] = Deferred()
 
-        async def slow(
-            executor: OperationExecutor, works: Sequence[str], deadline: float, tries: int | None
-        ) -> list[None]:
+        async def slow(run: Operation, works: Sequence[str], tries: int | None) -> list[None]:
             self.done.append(list(works))
             await held
             return [None for _ in works]
@@ -144,9 +143,7 @@ class OverloadTests(MongoTestCase):
         """Works that lose their connection together are divided while there is time."""
         gathering = await self.a_gathering()
 
-        async def together(
-            executor: OperationExecutor, works: Sequence[str], deadline: float, tries: int | None
-        ) -> list[None]:
+        async def together(run: Operation, works: Sequence[str], tries: int | None) -> list[None]:
             if "bad" in works:
                 raise ServerUnreachable("too much")
             self.done.append(list(works))
@@ -264,14 +261,14 @@ class ResolverTests(MongoTestCase):
     async def test_writes(self) -> None:
         """Every undo writes, so that it cannot be acknowledged by a former primary."""
         server = await self.an_open_server()
-        self.documents["pulse"].delete_many({})
+        self.documents["health_probe"].delete_many({})
 
         async def look(transaction: Transaction) -> None:
-            await transaction.find("messages", {})
+            await transaction.query(MESSAGES.find({}))
 
         server.transactions.schedule_undo(look)
         await wait_until(lambda: not server.transactions.has_uncertain_commits)
-        self.assertEqual(self.documents["pulse"].count_documents({"_id": "undone"}), 1)
+        self.assertEqual(self.documents["health_probe"].count_documents({"_id": "undone"}), 1)
 
     async def test_in_the_way(self) -> None:
         """An undo that fails does not block others, and does not fill the log."""

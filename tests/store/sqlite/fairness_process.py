@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 from sqlite3 import Connection
 
-from mediatord.store.message_operations import ignore_observation
-from mediatord.store.sqlite.executor import SQLiteExecutor, SQLiteRunners, SQLiteTuning
+from mediatord.store.sqlite.executor import SQLiteExecutor, SQLiteTuning
 from tests.store.builders import ImmediateClock, InlineRunner
 
 PATIENCE = 60.0
@@ -19,9 +18,8 @@ PATIENCE = 60.0
 
 def compete(path: Path, name: str, rows: int) -> None:
     """Write the name of this process again and again."""
-    runners = SQLiteRunners(InlineRunner(), InlineRunner(), InlineRunner(), InlineRunner())
     file = SQLiteExecutor(
-        path, ImmediateClock(), runners, ignore_observation, SQLiteTuning(patience=PATIENCE), shared=True
+        path, ImmediateClock(), lambda kind: InlineRunner(), tuning=SQLiteTuning(patience=PATIENCE), shared=True
     )
     file.open()
     print(flush=True)  # noqa: T201  it is read by who has started this

@@ -20,11 +20,10 @@ from mediatord.store.interfaces.decentrl import (
     PublicEvent,
     StoredEvent,
 )
+from mediatord.store.sqlite.connection import SQLOperation, StoreConnection
 from mediatord.store.sqlite.database_file import migrate_schema, read_schema_steps
 from mediatord.store.sqlite.decentrl_store import SQLiteDecentrlStore
 from mediatord.store.sqlite.executor import SQLiteExecutor
-from mediatord.store.sqlite.group_commit import OperationOutcome, SQLOperation
-from mediatord.store.sqlite.queue_accounting import StoreConnection
 from tests.store.builders import ALICE, BOB, HOUR, NOON, ImmediateClock
 
 CAROL = "did:example:carol"
@@ -160,9 +159,9 @@ def create_memory_database() -> StoreConnection:
     return connection
 
 
-def resolve_results(outcomes: Iterable[OperationOutcome]) -> list[tuple[Any, type[MediatorError] | None]]:
+def resolve_results(outcomes: Iterable[Any]) -> list[Any]:
     """The value of each, or the kind of its error."""
-    return [(outcome.value, None if outcome.error is None else type(outcome.error)) for outcome in outcomes]
+    return [type(outcome) if isinstance(outcome, MediatorError) else outcome for outcome in outcomes]
 
 
 def read_all_rows(connection: sqlite3.Connection) -> list[list[tuple[Any, ...]]]:

@@ -17,9 +17,8 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from mediatord.errors import ReplayCacheFull, StoreUnavailable
 from mediatord.store.interfaces.decentrl import EventFilter, PageRequest
 from mediatord.store.sqlite.account_queries import grant_account, update_recipients
-from mediatord.store.sqlite.database_file import connect, open_database, prepare_database
+from mediatord.store.sqlite.database_file import connect, open_database
 from mediatord.store.sqlite.executor import SQLiteTuning
-from mediatord.store.sqlite.group_commit import commit_batch
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 from tests.store.builders import (
     ALICE,
@@ -49,14 +48,14 @@ class StressTests(SynchronousTestCase):
         """A database with accounts and a DID that takes contract requests."""
         path = make_database_path(self)
         orders = SQLiteOperations(stress_process.CAPS)
-        with closing(prepare_database(path)) as connection:
+        with closing(open_database(path, None)) as connection:
             connection.execute("BEGIN")
             for did in (ALICE, BOB):
                 grant_account(connection, did, NOON)
             update_recipients(connection, ALICE, [(INBOX, "add")], 1)
             connection.execute("COMMIT")
-            outcomes = commit_batch(connection, orders.settled())
-            self.assertEqual({error for _, error in resolve_results(outcomes)}, {None})
+            outcomes = connection.commit_batch(orders.settled())
+            self.assertEqual(set(resolve_results(outcomes)), {None})
         return path
 
     def stress_worker(self, path: Path) -> Counter[tuple[str, Any]]:

@@ -14,26 +14,32 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.store.fair_share import KnownSenders, SenderUsage
 from mediatord.store.interfaces.decentrl import DecentrlQuotas, PendingEvent
-from mediatord.store.interfaces.messages import EnqueueRequest, MessageLedger, QueueLimits, RemovedMessage
-from mediatord.store.message_operations import BatchLimits, ignore_observation
+from mediatord.store.interfaces.messages import (
+    EnqueueRequest,
+    EnqueueResult,
+    MessageLedger,
+    QueueLimits,
+    RemovedMessage,
+)
+from mediatord.store.interfaces.store import BatchLimits, ignore_observation
 from mediatord.store.sqlite import (
     account_queries,
     executor,
     message_queries,
     message_writes,
-    queue_accounting,
+    queue_statistics,
     sqlite_store,
 )
+from mediatord.store.sqlite.connection import SQLOperation, StoreConnection
 from mediatord.store.sqlite.database_file import connect, open_database
-from mediatord.store.sqlite.group_commit import (
-    ConnectionThread,
-    OperationBatcher,
-    OperationOutcome,
-    SQLOperation,
-    commit_batch,
+from mediatord.store.sqlite.executor import OperationBatcher
+from mediatord.store.sqlite.message_writes import (
+    EnqueueOperation,
+    EvictionState,
+    MarkDeliveredOperation,
+    QueueCache,
+    RemoveOperation,
 )
-from mediatord.store.sqlite.message_writes import EnqueueOperation, MarkDeliveredOperation, RemoveOperation
-from mediatord.store.sqlite.queue_accounting import EvictionState, QueueCache, StoreConnection
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 from tests.store.builders import (
     ALICE,
@@ -78,9 +84,9 @@ class CostCase(SynchronousTestCase):
 
     def commit(self, works: Sequence[SQLOperation]) -> list[Any]:
         """What they answer."""
-        outcomes = commit_batch(self.connection, works)
-        self.assertEqual([outcome.cause or outcome.error for outcome in outcomes], [None] * len(works))
-        return [outcome.value for outcome in outcomes]
+        outcomes = self.connection.commit_batch(works)
+        self.assertEqual([outcome for outcome in outcomes if isinstance(outcome, Exception)], [])
+        return outcomes
 
     def statements(self, works: Sequence[SQLOperation]) -> int:
         """How many it takes; what a trigger does is told as a comment."""
@@ -124,7 +130,7 @@ class StatementTests(CostCase):
     def test_unknown_queues(self) -> None:
         """Those that are not known are looked up together; one more says, once, that their account is used."""
         self.assertEqual(self.statements(self.deposits(32)), 8)
-        self.connection.clear_queue_cache()
+        self.connection.clear_cache()
         self.assertEqual(self.statements(self.deposits(32)), 7)
 
     def test_removals(self) -> None:
@@ -183,7 +189,7 @@ class StatementTests(CostCase):
         self.commit(works)
         self.connection.set_trace_callback(None)
         self.assertEqual(len([statement for statement in told if "INTO ledger" in statement]), 1)
-        books = queue_accounting.read_ledger(self.connection)
+        books = queue_statistics.read_ledger(self.connection)
         self.assertEqual(books.didcomm, MessageLedger(accepted=72, acknowledged=8, expired=1, waiting=63))
         self.assertEqual(books.decentrl, MessageLedger(accepted=8, acknowledged=8))
 
@@ -255,8 +261,8 @@ class KnownQueueTests(CostCase):
         def fail(_connection: Connection) -> None:
             raise RuntimeError
 
-        outcomes = commit_batch(self.connection, [*self.deposits(8), fail])
-        self.assertEqual([outcome.error is None for outcome in outcomes], [True] * 8 + [False])
+        outcomes = self.connection.commit_batch([*self.deposits(8), fail])
+        self.assertEqual([isinstance(outcome, EnqueueResult) for outcome in outcomes], [True] * 8 + [False])
         self.commit(self.deposits(8))
         known = self.connection._cache
         assert known is not None
@@ -265,7 +271,7 @@ class KnownQueueTests(CostCase):
 
     def test_few_standings(self) -> None:
         """Of few queues it is remembered who has how much, and what was asked for last stays."""
-        self.patch(queue_accounting, "CACHED_EVICTION_STATES", 2)
+        self.patch(message_writes, "CACHED_EVICTION_STATES", 2)
         known = QueueCache()
         queues = list(known.find(self.connection, DIDS[:3]).values())
         for place in (0, 1, 0, 2):
@@ -274,7 +280,7 @@ class KnownQueueTests(CostCase):
 
     def test_few_senders(self) -> None:
         """Of few queues it stays in memory whom they have acknowledged; of the others it is in the database."""
-        self.patch(queue_accounting, "CACHED_SENDER_SETS", 3)
+        self.patch(message_writes, "CACHED_SENDER_SETS", 3)
         for more, now in (0, NOON), (len(DIDS), NOON + HOUR):
             works = self.deposits(len(DIDS))
             for work in works:
@@ -292,8 +298,8 @@ class KnownQueueTests(CostCase):
         self.assertEqual([KnownSenders(text).known for (text,) in texts], [{7}] * len(DIDS))
 
     def test_bounded(self) -> None:
-        """Two generations are remembered; who is asked for stays."""
-        known = QueueCache(generation=3)
+        """So many are remembered; who is asked for stays."""
+        known = QueueCache(capacity=3)
         for did in DIDS:
             known.find(self.connection, [did])
             known.find(self.connection, DIDS[:1])
@@ -401,18 +407,17 @@ class GroupCommitDelayTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = IterationClock()
         self.runner = Slow()
-        thread = ConnectionThread(self.runner)
-        thread.open(lambda: open_database(make_database_path(self)))
-        self.runner.finish()
         self.sizes: list[int] = []
         self.batches = OperationBatcher(
-            thread, self.perform, self.clock, ignore_observation, BatchLimits(), max_delay=0.01
+            self.runner, self.perform, self.clock, ignore_observation, BatchLimits(), max_delay=0.01
         )
-        self.batches.start()
+        self.batches.open(lambda: open_database(make_database_path(self)))
+        self.runner.finish()
+        self.batches.is_accepting = True
 
-    def perform(self, connection: Connection, works: Sequence[SQLOperation]) -> list[OperationOutcome]:
+    def perform(self, connection: Connection, works: Sequence[SQLOperation]) -> list[Any]:
         self.sizes.append(len(works))
-        return [OperationOutcome() for _ in works]
+        return [None for _ in works]
 
     def ask(self, number: int) -> None:
         for _ in range(number):

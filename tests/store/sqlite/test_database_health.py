@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import StoreUnavailable
-from mediatord.store.quotas import SpaceLimits
+from mediatord.store.disk_space import SpaceLimits
 from mediatord.store.sqlite.database_file import (
     TableSizeEstimator,
     check_integrity,
@@ -81,7 +81,7 @@ class MissingTests(FileCase):
 
     def gone(self) -> None:
         self.look()
-        self.assertIn("removed, renamed or replaced", self.store.trouble)
+        self.assertIn("removed, renamed or replaced", self.store.fault_description)
         self.assertEqual(self.faults, [("missing", True)])
         self.unavailable(
             self.put("b"),
@@ -126,7 +126,7 @@ class MissingTests(FileCase):
         self.gone()
         aside.rename(self.path)
         self.look()
-        self.assertEqual((self.store.trouble, self.faults), ("", [("missing", True), ("missing", False)]))
+        self.assertEqual((self.store.fault_description, self.faults), ("", [("missing", True), ("missing", False)]))
         self.successResultOf(self.put("b"))
         self.successResultOf(self.store.ping())
         self.assertLessEqual({"first", "b"}, set(self.fetched()))
@@ -209,12 +209,12 @@ class DamageTests(FileCase):
         self.store = self.opened()
         self.unavailable(self.store.fetch_messages(ALICE, None, limit=999, max_bytes=1 << 30))
         self.assertEqual(self.faults, [("damaged", True)])
-        self.assertIn("damaged", self.store.trouble)
+        self.assertIn("damaged", self.store.fault_description)
         before = self.beside("-wal").stat().st_size
         self.unavailable(self.put("b"), self.store.ping(), self.store.acknowledge(ALICE, ["first"]))
         self.assertEqual(self.beside("-wal").stat().st_size, before)
         self.look()
-        self.assertIn("damaged", self.store.trouble)
+        self.assertIn("damaged", self.store.fault_description)
         self.assertIsNotNone(self.successResultOf(self.store.get_account(ALICE)))
 
     def test_cut_off_while_running(self) -> None:
@@ -239,7 +239,7 @@ class DamageTests(FileCase):
         for _ in range(3):
             self.look()
         self.successResultOf(self.put("b"))
-        self.assertEqual((self.store.trouble, self.faults, self.fetched()), ("", [], ["first", "b"]))
+        self.assertEqual((self.store.fault_description, self.faults, self.fetched()), ("", [], ["first", "b"]))
 
     def test_checks(self) -> None:
         """A whole file has no problem in either check; an index that lacks a row is one for the deep check."""
@@ -328,7 +328,7 @@ class QuotaTests(FileCase):
     def fill(self) -> int:
         """Put in what it takes. :return: how many messages that was."""
         for number in range(1000):
-            if self.store.trouble:
+            if self.store.fault_description:
                 return number
             self.successResultOf(self.put(f"m{number}", size=20_000))
             self.look()
@@ -338,7 +338,7 @@ class QuotaTests(FileCase):
         """Beyond that mail and registrations are refused, and what is there is read and deleted as before."""
         number = self.fill()
         self.assertGreater(number, 10)
-        self.assertEqual((self.store.trouble[:10], self.faults), ("store full", [("full", True)]))
+        self.assertEqual((self.store.fault_description[:10], self.faults), ("store full", [("full", True)]))
         self.unavailable(
             self.put("one more"),
             self.store.grant(BOB),
@@ -360,7 +360,7 @@ class QuotaTests(FileCase):
         self.look()
         self.successResultOf(self.put("one more"))
         self.successResultOf(self.store.ping())
-        self.assertEqual((self.store.trouble, self.faults), ("", [("full", True), ("full", False)]))
+        self.assertEqual((self.store.fault_description, self.faults), ("", [("full", True), ("full", False)]))
 
     def test_steady(self) -> None:
         """What was deleted leaves a file as large as before; the fault is over once, and a restart knows as well."""

@@ -26,7 +26,6 @@ from mediatord.store.interfaces.decentrl import (
 from mediatord.store.interfaces.store import NONCE_GRACE_SECONDS
 from mediatord.store.sqlite import coordination_queries
 from mediatord.store.sqlite.database_file import connect
-from mediatord.store.sqlite.group_commit import commit_batch
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 from tests.store.builders import (
     ALICE,
@@ -166,7 +165,7 @@ class PartyTests(TestCase):
             for number in range(2500)
         ]
         with closing(connect(self.path)) as connection:
-            commit_batch(connection, many)
+            connection.commit_batch(many)
         self.clock.advance(10)
         await self.store.prune_nonces()
         self.assertEqual(self.parties(), {})

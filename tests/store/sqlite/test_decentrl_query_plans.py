@@ -21,11 +21,11 @@ from mediatord.store.interfaces.decentrl import (
     StoredEvent,
 )
 from mediatord.store.sqlite import coordination_queries, decentrl_queries, event_queries
+from mediatord.store.sqlite.connection import SQLOperation
 from mediatord.store.sqlite.database_file import open_database
-from mediatord.store.sqlite.event_search import PageReadOptions
-from mediatord.store.sqlite.group_commit import SQLOperation, commit_batch
+from mediatord.store.sqlite.event_queries import PageReadOptions
 from tests.store.builders import ALICE, BOB, HOUR, NOON, make_database_path
-from tests.store.sqlite.operations import CAROL, SQLiteOperations, make_contract, resolve_results
+from tests.store.sqlite.operations import CAROL, SQLiteOperations, make_contract
 
 STRANGER = "did:example:stranger"
 ALL = PageRequest(0, 1000)
@@ -42,8 +42,8 @@ class PlanTests(SynchronousTestCase):
         self.do(*self.orders.settled())
 
     def do(self, *commands: SQLOperation) -> None:
-        outcomes = commit_batch(self.connection, commands)
-        self.assertEqual([error for _, error in resolve_results(outcomes)], [None] * len(commands))
+        outcomes = self.connection.commit_batch(commands)
+        self.assertEqual([isinstance(outcome, Exception) for outcome in outcomes], [False] * len(commands))
 
     def plans(self, use: Callable[[], object]) -> list[str]:
         """How SQLite goes about all that this asks of it."""
@@ -88,7 +88,7 @@ class PlanTests(SynchronousTestCase):
             orders.unpublish(ALICE, "x1", orders.guard(ALICE)),
         )
         decentrl_queries.acknowledge_requests(connection, ALICE, ["q"])
-        decentrl_queries.get_registration_expiry(connection, ALICE)
+        decentrl_queries.get_registration_expiry(connection, NOON, ALICE)
         coordination_queries.claim_nonces(connection, [coordination_queries.NonceClaim(b"a", NOON + 1, NOON)] * 2, 2)
         coordination_queries.release_nonce(connection, b"a")
         coordination_queries.prune_nonces(connection, NOON, 0)

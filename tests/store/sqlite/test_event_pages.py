@@ -26,10 +26,9 @@ from mediatord.store.interfaces.decentrl import (
     StoredEvent,
 )
 from mediatord.store.sqlite import decentrl_queries, event_queries
-from mediatord.store.sqlite.bulk_sql import BYTES_PER_READ
+from mediatord.store.sqlite.connection import BYTES_PER_READ
 from mediatord.store.sqlite.database_file import connect
-from mediatord.store.sqlite.event_search import PageReadOptions
-from mediatord.store.sqlite.group_commit import commit_batch
+from mediatord.store.sqlite.event_queries import PageReadOptions
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 from tests.store.builders import ALICE, BOB, HOUR, NOON, ImmediateClock, make_database_path, make_sqlite_store
 from tests.store.sqlite.operations import SQLiteOperations, create_memory_database, make_contract, resolve_results
@@ -260,7 +259,7 @@ class PageTests(TestCase):
                 orders.save(ALICE, [StoredEvent("e", ALICE, BOB, "", (), time)]),
                 orders.publish(ALICE, PublicEvent("x", "", (), time, "")),
             ]
-            self.assertEqual(resolve_results(commit_batch(connection, commands)), [(None, None)] * 4)
+            self.assertEqual(resolve_results(connection.commit_batch(commands)), [None] * 4)
             reading = PageReadOptions(ALL, PageCursorCache())
             stored = event_queries.find_stored_events(
                 connection, ALICE, EventFilter(after=time, before=time), reading

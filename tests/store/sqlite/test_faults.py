@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 from resource import RLIMIT_FSIZE, getrlimit, setrlimit
-from sqlite3 import Connection
 from typing import Any
 
 from twisted.logger import capturedLogs, formatEvent
@@ -14,9 +13,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from mediatord.errors import MediationNotGranted, MediatorError, StoreUnavailable
 from mediatord.store.interfaces.store import Account
 from mediatord.store.sqlite.account_queries import get_account, grant_account
+from mediatord.store.sqlite.connection import StoreConnection
 from mediatord.store.sqlite.database_file import connect, connect_reader, open_database
-from mediatord.store.sqlite.group_commit import OperationOutcome, commit_batch, read_batch
-from mediatord.store.sqlite.queue_accounting import StoreConnection
 from tests.store.builders import ALICE, BOB, NOON, ImmediateClock, make_database_path, make_payload, make_sqlite_store
 
 INBOX = "did:key:z6MkInbox"
@@ -29,8 +27,8 @@ def granting(did: str) -> Grant:
     return lambda connection: grant_account(connection, did, NOON)
 
 
-def failing_after_a_write(error: Exception) -> Callable[[Connection], None]:
-    def work(connection: Connection) -> None:
+def failing_after_a_write(error: Exception) -> Callable[[StoreConnection], None]:
+    def work(connection: StoreConnection) -> None:
         grant_account(connection, "did:example:half-done", NOON)
         raise error
 
@@ -52,48 +50,48 @@ class TransactionTests(SynchronousTestCase):
         finally:
             with_reader.close()
 
-    def errors(self, outcomes: list[OperationOutcome]) -> list[type[MediatorError] | None]:
-        return [None if outcome.error is None else type(outcome.error) for outcome in outcomes]
+    def errors(self, outcomes: list[Any]) -> list[type[MediatorError] | None]:
+        return [type(outcome) if isinstance(outcome, MediatorError) else None for outcome in outcomes]
 
     def test_refusal_after_a_write(self) -> None:
         """What a work wrote before it refused is undone, and what the others wrote is kept."""
         works = [granting(ALICE), failing_after_a_write(MediationNotGranted()), granting(BOB)]
-        outcomes = commit_batch(self.connection, works)
+        outcomes = self.connection.commit_batch(works)
         self.assertEqual(self.errors(outcomes), [None, MediationNotGranted, None])
         self.assertEqual(self.granted(), {ALICE, BOB})
-        self.assertEqual(outcomes[2].value, Account(BOB, NOON))
+        self.assertEqual(outcomes[2], Account(BOB, NOON))
 
     def test_mistake_of_ours(self) -> None:
         """A programming error fails its own operation only, and leaves nothing behind."""
         works = [granting(ALICE), failing_after_a_write(ZeroDivisionError()), granting(BOB)]
-        outcomes = commit_batch(self.connection, works)
+        outcomes = self.connection.commit_batch(works)
         self.assertEqual(self.errors(outcomes), [None, StoreUnavailable, None])
-        self.assertIsInstance(outcomes[1].cause, ZeroDivisionError)
+        self.assertIsInstance(outcomes[1].__cause__, ZeroDivisionError)
         self.assertEqual(self.granted(), {ALICE, BOB})
 
     def test_full(self) -> None:
         """When no page can be added (SQLITE_FULL) nothing is stored; when that is over, everything is."""
 
-        def big(connection: Connection) -> None:
+        def big(connection: StoreConnection) -> None:
             connection.execute("INSERT INTO did_document VALUES ('short', ?)", ("x" * 100_000,))
 
         (pages,) = self.connection.execute("PRAGMA page_count").fetchone()
         self.connection.execute(f"PRAGMA max_page_count = {pages}")
-        outcomes = commit_batch(self.connection, [granting(ALICE), big, granting(BOB)])
+        outcomes = self.connection.commit_batch([granting(ALICE), big, granting(BOB)])
         # The small ones still fit on the pages that are there.
         self.assertEqual(self.errors(outcomes), [None, StoreUnavailable, None])
-        self.assertEqual(getattr(outcomes[1].cause, "sqlite_errorname", None), "SQLITE_FULL")
+        self.assertEqual(getattr(outcomes[1].__cause__, "sqlite_errorname", None), "SQLITE_FULL")
         self.connection.execute("PRAGMA max_page_count = 100000")
-        self.assertEqual(self.errors(commit_batch(self.connection, [big])), [None])
+        self.assertEqual(self.errors(self.connection.commit_batch([big])), [None])
 
     def test_read_only(self) -> None:
         """When the database cannot be written (SQLITE_READONLY) every write fails, and none after that is over."""
         self.connection.execute("PRAGMA query_only = ON")
-        outcomes = commit_batch(self.connection, [granting(ALICE), granting(BOB)])
+        outcomes = self.connection.commit_batch([granting(ALICE), granting(BOB)])
         self.assertEqual(self.errors(outcomes), [StoreUnavailable] * 2)
-        self.assertEqual(getattr(outcomes[0].cause, "sqlite_errorname", None), "SQLITE_READONLY")
+        self.assertEqual(getattr(outcomes[0].__cause__, "sqlite_errorname", None), "SQLITE_READONLY")
         self.connection.execute("PRAGMA query_only = OFF")
-        self.assertEqual(self.errors(commit_batch(self.connection, [granting(ALICE)])), [None])
+        self.assertEqual(self.errors(self.connection.commit_batch([granting(ALICE)])), [None])
 
     def test_locked_out(self) -> None:
         """When another process holds the lock all works fail after one wait for it, not one each."""
@@ -103,11 +101,11 @@ class TransactionTests(SynchronousTestCase):
         other.execute("BEGIN IMMEDIATE")
         begun: list[str] = []
         self.connection.set_trace_callback(begun.append)
-        outcomes = commit_batch(self.connection, [granting(ALICE), granting(BOB)])
+        outcomes = self.connection.commit_batch([granting(ALICE), granting(BOB)])
         self.assertEqual(self.errors(outcomes), [StoreUnavailable] * 2)
         self.assertEqual(begun, ["BEGIN IMMEDIATE"])
         other.execute("ROLLBACK")
-        self.assertEqual(self.errors(commit_batch(self.connection, [granting(ALICE)])), [None])
+        self.assertEqual(self.errors(self.connection.commit_batch([granting(ALICE)])), [None])
 
     def test_locked_out_in_between(self) -> None:
         """Nor does each wait when the lock goes while operations are tried one by one."""
@@ -123,30 +121,30 @@ class TransactionTests(SynchronousTestCase):
 
         self.connection.set_trace_callback(trace)
         works = [failing_after_a_write(ZeroDivisionError()), granting(ALICE), granting(BOB)]
-        outcomes = commit_batch(self.connection, works)
+        outcomes = self.connection.commit_batch(works)
         self.connection.set_trace_callback(None)
         self.assertEqual(self.errors(outcomes), [StoreUnavailable] * 3)
         self.assertEqual(begun.count("BEGIN IMMEDIATE"), 2)
 
     def test_reading_fault(self) -> None:
         """A read that fails does not disturb the others of its batch."""
-        commit_batch(self.connection, [granting(ALICE)])
+        self.connection.commit_batch([granting(ALICE)])
 
-        def broken(connection: Connection) -> Any:
+        def broken(connection: StoreConnection) -> Any:
             return connection.execute("SELECT * FROM nowhere")
 
         reader = connect_reader(self.path)
         self.addCleanup(reader.close)
-        outcomes = read_batch(reader, [broken, lambda connection: get_account(connection, ALICE)])
+        outcomes = reader.read_batch([broken, lambda connection: get_account(connection, ALICE)])
         self.assertEqual(self.errors(outcomes), [StoreUnavailable, None])
-        self.assertEqual(outcomes[1].value, Account(ALICE, NOON))
+        self.assertEqual(outcomes[1], Account(ALICE, NOON))
 
     def test_reader_cannot_write(self) -> None:
         """The reading connection refuses to write, whoever asks."""
         reader = connect_reader(self.path)
         self.addCleanup(reader.close)
-        (outcome,) = read_batch(reader, [granting(ALICE)])
-        self.assertIsInstance(outcome.cause, sqlite3.OperationalError)
+        (outcome,) = reader.read_batch([granting(ALICE)])
+        self.assertIsInstance(outcome.__cause__, sqlite3.OperationalError)
 
 
 class DiskTests(SynchronousTestCase):

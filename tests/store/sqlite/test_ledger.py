@@ -14,11 +14,17 @@ import pytest
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import QueueFull
-from mediatord.store.interfaces.messages import EnqueueRequest, MessageLedger, QueueLimits, StoreLedger
-from mediatord.store.message_operations import LEDGER_ENTRIES
-from mediatord.store.sqlite import message_writes, queue_accounting
+from mediatord.store.interfaces.messages import (
+    LEDGER_ENTRIES,
+    EnqueueRequest,
+    EnqueueResult,
+    MessageLedger,
+    QueueLimits,
+    StoreLedger,
+)
+from mediatord.store.sqlite import message_writes, queue_statistics
+from mediatord.store.sqlite.connection import SQLOperation
 from mediatord.store.sqlite.database_file import open_database
-from mediatord.store.sqlite.group_commit import SQLOperation, commit_batch
 from mediatord.store.sqlite.message_writes import EnqueueOperation
 from tests.store.builders import NOON, make_database_path, make_payload
 from tests.store.sqlite.commit_test_case import INBOX, CommitTestCase, count_wal_commits
@@ -43,11 +49,11 @@ class ReadingTests(CommitTestCase):
         """Then it is not known what waits, nor that all is well; exactly so many are counted."""
         self.done(self.put("a", "b", "c"))
         with closing(open_database(self.path)) as connection:
-            books = queue_accounting.read_ledger(connection, most=2)
+            books = queue_statistics.read_ledger(connection, most=2)
             self.assertEqual(books.didcomm, MessageLedger(accepted=3, waiting=None))
             self.assertIsNone(books.didcomm.difference)
             self.assertEqual(books.decentrl, MessageLedger())
-            self.assertEqual(queue_accounting.read_ledger(connection, most=3).didcomm.difference, 0)
+            self.assertEqual(queue_statistics.read_ledger(connection, most=3).didcomm.difference, 0)
 
     def test_rows_are_counted(self) -> None:
         """What is missing, or there and was never accepted, shows as a difference."""
@@ -70,19 +76,19 @@ class WritingTests(CommitTestCase):
 
         with closing(open_database(self.path)) as connection:
             works: list[SQLOperation] = [self.a_work("a"), fail, self.a_work("b"), self.a_work("a")]
-            outcomes = commit_batch(connection, works)
-            self.assertEqual([outcome.error is None for outcome in outcomes], [True, False, True, False])
-            self.assertEqual(queue_accounting.read_ledger(connection).didcomm, MessageLedger(accepted=2, waiting=2))
+            outcomes = connection.commit_batch(works)
+            self.assertEqual([isinstance(outcome, EnqueueResult) for outcome in outcomes], [True, False, True, False])
+            self.assertEqual(queue_statistics.read_ledger(connection).didcomm, MessageLedger(accepted=2, waiting=2))
 
     def test_outside_of_batches(self) -> None:
         """A transaction that was begun by hand writes it at once, whatever the connection has done before."""
         with closing(open_database(self.path)) as connection:
-            commit_batch(connection, [self.a_work("a"), self.a_work("b")])
+            connection.commit_batch([self.a_work("a"), self.a_work("b")])
             connection.execute("BEGIN IMMEDIATE")
             message_writes.purge_messages(connection, ["a"])
             connection.execute("COMMIT")
             self.assertEqual(
-                queue_accounting.read_ledger(connection).didcomm, MessageLedger(accepted=2, removed=1, waiting=1)
+                queue_statistics.read_ledger(connection).didcomm, MessageLedger(accepted=2, removed=1, waiting=1)
             )
 
     def a_work(self, id: str) -> EnqueueOperation:
@@ -125,7 +131,7 @@ class KillTests(SynchronousTestCase):
                 told[half, entry] += int(number)
             with closing(open_database(self.path)) as connection:
                 self.assertEqual(find_miscounts(connection), [], f"seed {seed}")
-                books = queue_accounting.read_ledger(connection)
+                books = queue_statistics.read_ledger(connection)
             self.reconcile("didcomm", books.didcomm, told, seed)
             self.reconcile("decentrl", books.decentrl, told, seed)
 

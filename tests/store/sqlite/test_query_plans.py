@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sqlite3
 from contextlib import closing
 from hashlib import sha256
 
@@ -18,11 +17,10 @@ from mediatord.store.sqlite import (
     executor,
     message_queries,
     message_writes,
-    queue_accounting,
+    queue_statistics,
 )
+from mediatord.store.sqlite.connection import StoreConnection
 from mediatord.store.sqlite.database_file import open_database
-from mediatord.store.sqlite.group_commit import run_operations
-from mediatord.store.sqlite.queue_accounting import StoreConnection
 from tests.store.builders import ALICE, BOB, NOON, make_database_path, make_payload
 
 INBOX = "did:key:z6MkInbox"
@@ -106,17 +104,17 @@ class PlanTests(SynchronousTestCase):
         message_writes.mark_delivered(connection, ["b"])
         message_writes.mark_pending(connection, ["b"])
         for did in (None, INBOX):
-            message_queries.fetch_messages(connection, ALICE, did, NOON + 10, 9, 999)
-            message_queries.get_queue_status(connection, ALICE, did, NOON + 10)
+            message_queries.fetch_messages(connection, NOON + 10, ALICE, did, 9, 999)
+            message_queries.get_queue_status(connection, NOON + 10, ALICE, did)
         message_queries.find_next_due(connection, NOON)
         message_queries.take_due_messages(connection, NOON + 10, 9)
-        message_queries.find_largest_queues(connection, 9)
-        message_queries.sum_queues(connection)
-        message_queries.collect_backlog(connection, [NOON, NOON - 5], 9)
+        queue_statistics.find_largest_queues(connection, 9)
+        queue_statistics.sum_queues(connection)
+        queue_statistics.collect_backlog(connection, [NOON, NOON - 5], 9)
         message_queries.find_by_digest(connection, ALICE, [sha256(b"x").digest()], -1)
-        run_operations(connection, [message_writes.RemoveOperation(["b"], ALICE, NOON)])
+        connection.run_operations([message_writes.RemoveOperation(["b"], ALICE, NOON)])
         message_writes.purge_messages(connection, ["c"])
-        queue_accounting.read_ledger(connection)
+        queue_statistics.read_ledger(connection)
         message_writes.expire_messages(connection, NOON + 60, 9, 999)
         account_queries.move_account(connection, ALICE, BOB)
         coordination_queries.claim_nonces(
@@ -133,22 +131,22 @@ class PlanTests(SynchronousTestCase):
         request = EnqueueRequest(INBOX, (payload,), NOON + 60, NOON + 5, 0x0002_0001)
         return message_writes.EnqueueOperation(request, limits, NOON, len(payload.data))
 
-    def use_cluster(self, connection: sqlite3.Connection) -> None:
+    def use_cluster(self, connection: StoreConnection) -> None:
         coordination_queries.release_lost_deliveries(connection, NOON)
-        coordination_queries.join_node(connection, ClusterNode("a", "A", "", b""), NOON + 9, NOON)
-        coordination_queries.renew_node(connection, "A", NOON + 9, NOON)
+        coordination_queries.join_node(connection, NOON, ClusterNode("a", "A", "", b""), 9)
+        coordination_queries.renew_node(connection, NOON, "A", 9)
         coordination_queries.list_nodes(connection, NOON)
         coordination_queries.list_lapsed_nodes(connection, NOON)
         coordination_queries.add_presence(connection, "A", [ALICE])
-        coordination_queries.find_presence(connection, [ALICE], NOON)
+        coordination_queries.find_presence(connection, NOON, [ALICE])
         coordination_queries.remove_presence(connection, "A", [ALICE])
-        coordination_queries.acquire_lease(connection, "turn", "A", NOON + 9, NOON)
-        coordination_queries.drop_node(connection, "A", NOON + 9)
-        coordination_queries.take_quota(connection, b"key", 1, 2, 60.0, NOON)
+        coordination_queries.acquire_lease(connection, NOON, "turn", "A", 9)
+        coordination_queries.drop_node(connection, NOON, "A", until=NOON + 9)
+        coordination_queries.take_quota(connection, NOON, b"key", 1, limit=2, period=60.0)
         coordination_queries.return_quota(connection, b"key", 1)
-        coordination_queries.prune_quotas(connection, NOON, None)
+        coordination_queries.prune_quotas(connection, NOON, b"")
         window = ArrivalWindow(NOON, NOON + 9)
-        message_queries.find_messages(connection, ["a"], NOON)
+        message_queries.find_messages(connection, NOON, ["a"])
         message_queries.find_pending_events(connection, ["a"])
         message_queries.find_arrivals(connection, [ALICE], window, 9)
         message_queries.find_pending_arrivals(connection, [ALICE], window, 9)

@@ -19,7 +19,7 @@ from mediatord.errors import StoreUnavailable
 from mediatord.store.factory import build_store
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.sqlite.database_file import connect, connect_reader
-from mediatord.store.sqlite.group_commit import ThreadRunner
+from mediatord.store.sqlite.executor import ThreadRunner
 from tests.store.builders import ALICE, HOUR, make_database_path, make_payload
 from tests.store.sqlite.enqueue_process import INBOX
 

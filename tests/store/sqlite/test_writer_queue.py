@@ -9,8 +9,8 @@ from contextlib import closing
 import pytest
 from twisted.trial.unittest import SynchronousTestCase
 
+from mediatord.store.sqlite.connection import WriteTicketLock
 from mediatord.store.sqlite.database_file import connect, open_database
-from mediatord.store.sqlite.locks import WriteTicketLock
 from tests.store.builders import make_database_path
 
 PROCESSES = ("a", "b", "c")
@@ -65,7 +65,9 @@ class LineTests(SynchronousTestCase):
 
     def another(self, program: str) -> subprocess.Popen[str]:
         """Another process with a queue of its own, once it has printed a line."""
-        begun = "import sys; from pathlib import Path; from mediatord.store.sqlite.locks import WriteTicketLock; "
+        begun = (
+            "import sys; from pathlib import Path; from mediatord.store.sqlite.connection import WriteTicketLock; "
+        )
         child = subprocess.Popen(
             [sys.executable, "-c", f"{begun}queue = WriteTicketLock(Path(sys.argv[1])); {program}", str(self.path)],
             stdin=subprocess.PIPE,

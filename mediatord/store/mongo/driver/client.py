@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import UTC
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.interfaces import IReactorTime
@@ -14,14 +14,12 @@ from twisted.logger import Logger
 
 from mediatord.clock import REQUEST_TIME_LIMIT, NonDecreasingClock, get_request_start
 from mediatord.errors import StoreUnavailable
-from mediatord.store.mongo.driver.commands import (
+from mediatord.store.mongo.driver.collection import (
+    Collection,
     Document,
-    FindOptions,
     MongoCommand,
-    build_deletes,
-    build_find,
-    build_heartbeat_read,
-    build_heartbeat_write,
+    build_probe_read,
+    build_probe_write,
 )
 from mediatord.store.mongo.driver.connection_pool import PrimaryConnectionPool
 from mediatord.store.mongo.driver.errors import (
@@ -31,22 +29,32 @@ from mediatord.store.mongo.driver.errors import (
     ServerUnreachable,
     UnsupportedServer,
 )
-from mediatord.store.mongo.driver.executor import OperationExecutor
+from mediatord.store.mongo.driver.operation import Operation, operation, retry_on_duplicate_key
 from mediatord.store.mongo.driver.transactions import TransactionRunner, TransactionWork, UndoWork, list_session_ids
 
 if TYPE_CHECKING:
     from mediatord.store.mongo.driver.uri import MongoConnectionSettings
 
-
-_log = Logger(namespace="mediatord.store")
+T = TypeVar("T")
+OperationWork = Callable[[Operation], Awaitable[T]]
 
 # Seconds between probes of an unreachable server, and for each of them.
 PROBE_INTERVAL = 0.5
 PROBE_TIMEOUT = 1.0
 OLDEST_TESTED_VERSION = NEWEST_TESTED_VERSION = (6, 0)
+# An operation is not started with less than this share of the time limit left.
+_MIN_REMAINING_SHARE = 0.1
+# Seconds to clean up at close, and between attempts to undo uncertain commits.
+_CLOSE_TIMEOUT = 1.0
+_UNDO_RETRY_INTERVAL = 0.1
+_POOL_SIZE = 10
+# Seconds by which the host's clock may be stepped between two comparisons without being distrusted.
+_CLOCK_STEP_TOLERANCE = 1.0
+
+_log = Logger(namespace="mediatord.store")
 
 
-class ServerMonitor:
+class ReachabilityMonitor:
     """
     Tracks whether the server is reachable: until an operation and the probe right after it fail, and again as soon as
     a probe succeeds.
@@ -91,57 +99,21 @@ class ServerMonitor:
         self._probing.cancel()
 
     async def _probe_until_up(self) -> None:
-        while not await self._probe_once():
-            if not self._is_probing:
-                return
+        while True:
+            try:
+                await self._probe(self._clock.seconds() + PROBE_TIMEOUT)
+                break
+            except CancelledError:
+                raise
+            except Exception:
+                if not self._is_probing:
+                    return
             if self.is_up:
                 self.set(False)
             await deferLater(self._clock, PROBE_INTERVAL)
         self._is_probing = False
         if not self.is_up:
             self.set(True)
-
-    async def _probe_once(self) -> bool:
-        try:
-            await self._probe(self._clock.seconds() + PROBE_TIMEOUT)
-        except CancelledError:
-            raise
-        except Exception:
-            return False
-        return True
-
-
-class ServerCompatibilityCheck:
-    """Checks kind and version of the server, and the credentials; warns of an untested version once."""
-
-    def __init__(self, hosts: str) -> None:
-        self._hosts = hosts
-        self._warned = False
-
-    async def run(self, executor: OperationExecutor, deadline: float) -> None:
-        """:raise UnsupportedServer: it has no transactions."""
-        hello = await executor.command(MongoCommand({"hello": 1}, database="admin"), deadline)
-        if "setName" not in hello:
-            raise UnsupportedServer(f"the MongoDB server at {self._hosts} is not a member of a replica set")
-        built = await executor.command(MongoCommand({"buildInfo": 1}, database="admin"), deadline)
-        tested = OLDEST_TESTED_VERSION <= tuple(built["versionArray"][:2]) <= NEWEST_TESTED_VERSION
-        if not tested and not self._warned:
-            self._warned = True
-            _log.warn("MongoDB {version} is not among the versions this was tested with", version=built["version"])
-        # The first command that needs credentials.
-        await executor.query(build_heartbeat_read(), deadline)
-
-
-T = TypeVar("T")
-
-# An operation is not started with less than this share of the time limit left.
-_MIN_REMAINING_SHARE = 0.1
-# Seconds to clean up at close, and between attempts to undo uncertain commits.
-_CLOSE_TIMEOUT = 1.0
-_UNDO_RETRY_INTERVAL = 0.1
-_POOL_SIZE = 10
-# Seconds by which the host's clock may be stepped between two comparisons without being distrusted.
-_CLOCK_STEP_TOLERANCE = 1.0
 
 
 class ReplicaSetClient:
@@ -172,16 +144,16 @@ class ReplicaSetClient:
         self._pool = PrimaryConnectionPool(address, clock, size=connections)
         self._error_log = OperationErrorLog(clock)
         self.transactions = TransactionRunner(self._pool, clock, self._error_log, self._schedule_undo_run)
-        self._executor = OperationExecutor(self._pool, clock, self.transactions)
-        self._monitor = ServerMonitor(clock, self._probe, on_up)
+        self._monitor = ReachabilityMonitor(clock, self._probe, on_up)
         self._accepting = False
         self._undo_running = False
         self._was_unauthorized = False
+        self._warned_of_version = False
         self._running = 0
         self._idle: Deferred[None] | None = None
-        self._compatibility_check = ServerCompatibilityCheck(address.hosts)
 
-    def open(self, prepare: Callable[[OperationExecutor], Awaitable[None]] | None = None) -> Deferred[None]:
+    @operation
+    async def open(self, prepare: OperationWork[None] | None = None) -> None:
         """
         Connect, and check that the server can be used.
 
@@ -189,11 +161,23 @@ class ReplicaSetClient:
         :raise StoreUnavailable: the server is unreachable or rejects the credentials; `open` may be called again.
         :raise UnsupportedServer: the server cannot be used.
         """
-        return Deferred.fromCoroutine(self._track(self._open(prepare)))
+        await self._track(self._open(prepare))
 
-    def close(self) -> Deferred[None]:
+    @operation
+    async def close(self) -> None:
         """Finish running operations, and disconnect."""
-        return Deferred.fromCoroutine(self._close())
+        self._accepting, was_up = False, self._monitor.is_up
+        self._monitor.stop()
+        if not self._pool.is_connected:
+            await self._pool.stop()
+        if self._running:
+            self._idle = Deferred()
+            # All but the preparation of a large database, which may take longer, has ended by then.
+            self._idle.addTimeout(REQUEST_TIME_LIMIT + _CLOSE_TIMEOUT, self.clock, onTimeoutCancel=lambda *_: None)
+            await self._idle
+        if was_up:
+            await self._end_own_sessions(self._start_operation(_CLOSE_TIMEOUT))
+        await self._pool.stop()
 
     @property
     def is_available(self) -> bool:
@@ -212,15 +196,10 @@ class ReplicaSetClient:
         return self.clock.seconds() - (now - get_request_start(now))
 
     async def operate(
-        self,
-        name: str,
-        work: Callable[[OperationExecutor, float], Awaitable[T]],
-        *,
-        since: float | None = None,
-        until: float | None = None,
+        self, name: str, work: OperationWork[T], *, since: float | None = None, until: float | None = None
     ) -> T:
         """
-        Run `work` with a deadline as one operation; not if hardly any time is left, since it might have to be undone.
+        Run `work` as one operation; not if hardly any time is left, since it might have to be undone.
 
         :param name: of the operation, for the metric.
         :param since: when it was requested, if before now.
@@ -243,27 +222,11 @@ class ReplicaSetClient:
         :raise DuplicateKeyError: a unique index already has the value.
         """
         command = MongoCommand(body, database=database)
-        return await self.operate(
-            name, lambda executor, deadline: executor.command(command, deadline, has_time_limit=has_time_limit)
-        )
+        return await self.operate(name, lambda run: run.command(command, has_time_limit=has_time_limit))
 
-    async def find(
-        self, name: str, collection: str, filter: Document, **options: Unpack[FindOptions]
-    ) -> list[Document]:
-        return await self.query(name, build_find(collection, filter, **options))
-
-    async def query(
-        self, name: str, query: MongoCommand, *, since: float | None = None, low_latency: bool = False
-    ) -> list[Document]:
-        """
-        Return what a `find` or `aggregate` command finds.
-
-        :param since: as for :meth:`operate`.
-        :param low_latency: whether it is fast, and must not queue behind slow reads.
-        """
-        return await self.operate(
-            name, lambda executor, deadline: executor.query(query, deadline, low_latency=low_latency), since=since
-        )
+    async def query(self, name: str, query: MongoCommand) -> list[Document]:
+        """Return what a `find` or `aggregate` command finds."""
+        return await self.operate(name, lambda run: run.query(query))
 
     async def write(self, name: str, commands: Sequence[MongoCommand]) -> list[Document]:
         """
@@ -271,13 +234,14 @@ class ReplicaSetClient:
 
         :raise DuplicateKeyError: a unique index already has the value.
         """
-        return await self.operate(name, lambda executor, deadline: executor.write(commands, deadline))
+        return await retry_on_duplicate_key(lambda: self.operate(name, lambda run: run.write(commands)))
 
     async def transact(
         self, name: str, work: TransactionWork[T], *, undo: UndoWork | None = None, reading: bool = False
     ) -> T:
         """
-        Run `work` in a transaction, again after a transient error, so it must have no other side effects.
+        Run `work` in a transaction, again after a transient error or a collision with a concurrent insert, so it must
+        have no other side effects.
 
         A MediatorError that it raises aborts the transaction, unless inside a CommitWithError.
 
@@ -285,32 +249,23 @@ class ReplicaSetClient:
         :param reading: whether it only reads, and may be as slow as other reads.
         :raise DuplicateKeyError: a unique index already has the value.
         """
-        return await self.operate(
-            name, lambda executor, deadline: executor.transact(work, deadline, undo, reading=reading)
+        return await retry_on_duplicate_key(
+            lambda: self.operate(name, lambda run: run.transact(work, undo, reading=reading))
         )
 
     async def delete_in_batches(
-        self, name: str, collection: str, filter: Document, *, batch: int, hint: str | None = None
+        self, name: str, collection: Collection, filter: Document, *, batch: int, hint: str | None = None
     ) -> int:
         """Delete the documents that match, in batches that hold up others only briefly; return their number."""
         deleted = 0
         while True:
-            found = await self.find(name, collection, filter, limit=batch, projection={"_id": 1}, hint=hint)
+            found = await self.query(name, collection.find(filter, limit=batch, projection={"_id": 1}, hint=hint))
             if found:
                 # Those that have changed since do not match any more, and stay.
                 matching = {"_id": {"$in": [one["_id"] for one in found]}, **filter}
-                deleted += sum([reply["n"] for reply in await self.write(name, build_deletes(collection, matching))])
+                deleted += sum([reply["n"] for reply in await self.write(name, collection.delete(matching))])
             if len(found) < batch:
                 return deleted
-
-    async def write_heartbeat(self, name: str) -> None:
-        """Check that the primary has a majority, without which it can still be read."""
-        await self.write(name, build_heartbeat_write())
-
-    @property
-    def session_owner(self) -> str:
-        """What the ids of this process's sessions are derived from."""
-        return self.transactions.sessions.owner
 
     def set_session_owner(self, owner: str) -> None:
         """Derive the ids of further sessions from this, so that :meth:`end_sessions` can end them."""
@@ -335,11 +290,12 @@ class ReplicaSetClient:
         if isinstance(error, ServerUnreachable) and self._accepting:
             self._monitor.report_failure(connected=error.connected)
 
-    async def _operate(
-        self, name: str, work: Callable[[OperationExecutor, float], Awaitable[T]], since: float, until: float
-    ) -> T:
+    def _start_operation(self, seconds: float) -> Operation:
+        return Operation(self._pool, self.clock, self.transactions, self.clock.seconds() + seconds)
+
+    async def _operate(self, name: str, work: OperationWork[T], since: float, until: float) -> T:
         try:
-            return await work(self._executor, until)
+            return await work(Operation(self._pool, self.clock, self.transactions, until))
         except (ServerUnreachable, MongoCommandError) as error:
             self.report_failure(name, error)
             raise StoreUnavailable from None
@@ -349,12 +305,13 @@ class ReplicaSetClient:
         finally:
             self.observe(name, self.clock.seconds() - since)
 
-    async def _open(self, prepare: Callable[[OperationExecutor], Awaitable[None]] | None) -> None:
+    async def _open(self, prepare: OperationWork[None] | None) -> None:
         self._pool.start()
+        run = self._start_operation(REQUEST_TIME_LIMIT)
         try:
-            await self._compatibility_check.run(self._executor, self.clock.seconds() + REQUEST_TIME_LIMIT)
+            await self._check_server(run)
             if prepare is not None:
-                await prepare(self._executor)
+                await prepare(run)
         except (ServerUnreachable, MongoCommandError) as error:
             self._monitor.set(False)
             self.report_failure(f"opening {self._address.hosts}", error)
@@ -364,35 +321,37 @@ class ReplicaSetClient:
         if self.transactions.has_uncertain_commits:
             self._schedule_undo_run()
 
-    async def _close(self) -> None:
-        self._accepting, was_up = False, self._monitor.is_up
-        self._monitor.stop()
-        if not self._pool.is_connected:
-            await self._pool.stop()
-        if self._running:
-            self._idle = Deferred()
-            # All but the preparation of a large database, which may take longer, has ended by then.
-            self._idle.addTimeout(REQUEST_TIME_LIMIT + _CLOSE_TIMEOUT, self.clock, onTimeoutCancel=lambda *_: None)
-            await self._idle
-        if was_up:
-            await self._end_own_sessions(self.clock.seconds() + _CLOSE_TIMEOUT)
-        await self._pool.stop()
+    async def _check_server(self, run: Operation) -> None:
+        """
+        Check kind and version of the server, and the credentials.
 
-    async def _end_own_sessions(self, deadline: float) -> None:
+        :raise UnsupportedServer: it has no transactions.
+        """
+        hello = await run.command(MongoCommand({"hello": 1}, database="admin"))
+        if "setName" not in hello:
+            raise UnsupportedServer(f"the MongoDB server at {self._address.hosts} is not a member of a replica set")
+        built = await run.command(MongoCommand({"buildInfo": 1}, database="admin"))
+        tested = OLDEST_TESTED_VERSION <= tuple(built["versionArray"][:2]) <= NEWEST_TESTED_VERSION
+        if not tested and not self._warned_of_version:
+            self._warned_of_version = True
+            _log.warn("MongoDB {version} is not among the versions this was tested with", version=built["version"])
+        # The first command that needs credentials.
+        await run.query(build_probe_read())
+
+    async def _end_own_sessions(self, run: Operation) -> None:
         """Abort what is still open, if possible; else it holds its locks for a minute."""
-        await self.transactions.undo_uncertain(deadline)
+        await self.transactions.undo_uncertain(run.deadline)
         ids = self.transactions.sessions.session_ids
         if not ids:
             return
-        command = MongoCommand({"killSessions": ids}, database="admin")
         try:
-            await self._executor.command(command, deadline, has_time_limit=False)
+            await run.command(MongoCommand({"killSessions": ids}, database="admin"), has_time_limit=False)
         except (MongoCommandError, ServerUnreachable):
             pass  # another process can end them later
 
     async def _probe(self, deadline: float) -> None:
         try:
-            await self._executor.write(build_heartbeat_write(), deadline)
+            await Operation(self._pool, self.clock, self.transactions, deadline).write(build_probe_write())
         except ServerUnreachable:
             self._pool.drop()  # the other connections are dead as well; another member may be the primary
             raise
@@ -457,6 +416,11 @@ class ClockSkewMonitor:
         """Whether the clocks are too far apart, or the host's was stepped since the last comparison."""
         was_stepped = self._agreed_at is not None and abs(self.wall_offset - self._agreed_at) > _CLOCK_STEP_TOLERANCE
         return self._is_skewed or was_stepped
+
+    def check(self) -> None:
+        """:raise StoreUnavailable: the clocks are too far apart, so messages would seem to have expired."""
+        if self.is_skewed:
+            raise StoreUnavailable()
 
     @property
     def wall_offset(self) -> float:

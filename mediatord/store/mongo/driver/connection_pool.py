@@ -22,7 +22,7 @@ from twisted.python.failure import Failure
 from txmongo.connection import ConnectionPool, _Connection, _Pinger
 from txmongo.protocol import MongoDecoder, MongoProtocol, Msg, connectionDone
 
-from mediatord.store.mongo.driver.commands import MongoCommand
+from mediatord.store.mongo.driver.collection import MongoCommand
 from mediatord.store.mongo.driver.errors import NOT_PRIMARY_CODES, ServerUnreachable, is_unauthenticated_reply
 from mediatord.store.mongo.driver.tls import describe_tls_failure
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from OpenSSL.SSL import Error
 from service_identity import CertificateError, VerificationError
@@ -21,27 +18,6 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 
-@dataclass(frozen=True, slots=True)
-class ClientCertificate:
-    """
-    Certificate and key that are presented to servers.
-
-    :param chain: intermediate certificates.
-    """
-
-    certificate: x509.Certificate
-    key: PrivateKeyTypes = field(repr=False)
-    chain: Sequence[x509.Certificate]
-
-    def options(self) -> dict[str, Any]:
-        """Build arguments of :class:`~twisted.internet.ssl.CertificateOptions`."""
-        return {
-            "certificate": self.certificate,
-            "privateKey": self.key,
-            "extraCertChain": list(self.chain),
-        }
-
-
 @implementer(IOpenSSLClientConnectionCreator)
 class ReplicaSetTLS:
     """
@@ -49,21 +25,21 @@ class ReplicaSetTLS:
     its connectors for other members, so the name to verify is found when a connection is made.
 
     :param authority: IOpenSSLTrustRoot of the members' certificates; None: that of the system.
-    :param certificate: presented to servers that request one.
+    :param certificate: presented to servers that request one: arguments of
+        :class:`~twisted.internet.ssl.CertificateOptions`.
     """
 
-    def __init__(self, *, authority: Any = None, certificate: ClientCertificate | None = None) -> None:
+    def __init__(self, *, authority: Any = None, certificate: dict[str, Any] | None = None) -> None:
         self._authority = authority
-        self._certificate = certificate
+        self._certificate = certificate or {}
         self._creators: dict[str, Any] = {}
         self._names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
     @property
     def subject(self) -> str | None:
         """Subject of the client certificate in the form of MongoDB user names."""
-        if self._certificate is None:
-            return None
-        return self._certificate.certificate.subject.rfc4514_string(_RFC_2253)
+        certificate: x509.Certificate | None = self._certificate.get("certificate")
+        return None if certificate is None else certificate.subject.rfc4514_string(_RFC_2253)
 
     def check(self, host: str) -> None:
         """
@@ -97,8 +73,9 @@ class ReplicaSetTLS:
 
     def _get_creator(self, host: str) -> Any:
         if host not in self._creators:
-            options = self._certificate.options() if self._certificate else {}
-            self._creators[host] = optionsForClientTLS(host, self._authority, extraCertificateOptions=options)
+            self._creators[host] = optionsForClientTLS(
+                host, self._authority, extraCertificateOptions=self._certificate
+            )
         return self._creators[host]
 
 
@@ -125,41 +102,35 @@ def load_ca_certificates(path: str) -> Any:
 
     :raise ValueError: the file cannot be read, or has none.
     """
+    pem = _read_file(path, "tlsCAFile")
     try:
-        found = x509.load_pem_x509_certificates(_read_file(path, "tlsCAFile"))
-    except ValueError as error:
-        raise _build_file_error(error, "tlsCAFile: expected certificates in PEM") from None
+        found = x509.load_pem_x509_certificates(pem)
+    except ValueError:
+        raise ValueError("tlsCAFile: expected certificates in PEM") from None
     return trustRootFromCertificates([Certificate.loadPEM(one.public_bytes(Encoding.PEM)) for one in found])
 
 
-def load_client_certificate(path: str) -> ClientCertificate:
+def load_client_certificate(path: str) -> dict[str, Any]:
     """
     Load a certificate, its private key and intermediate certificates from a PEM file.
 
+    :return: arguments of :class:`~twisted.internet.ssl.CertificateOptions`.
     :raise ValueError: the file cannot be read, or certificate and key are missing or do not match.
     """
+    pem = _read_file(path, "tlsCertificateKeyFile")
     try:
-        pem = _read_file(path, "tlsCertificateKeyFile")
         certificate, *chain = x509.load_pem_x509_certificates(pem)
         key = load_pem_private_key(pem, password=None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm):
         text = "tlsCertificateKeyFile: expected a certificate and its unencrypted private key in PEM"
-        raise _build_file_error(error, text) from None
+        raise ValueError(text) from None
     if key.public_key() != certificate.public_key():
         raise ValueError("tlsCertificateKeyFile: expected a certificate and its own private key")
-    return ClientCertificate(certificate, key, chain)
-
-
-class _UnreadableFile(ValueError):
-    """A file cannot be read; the text has the system's reason."""
+    return {"certificate": certificate, "privateKey": key, "extraCertChain": chain}
 
 
 def _read_file(path: str, option: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise _UnreadableFile(f"{option}: {path}: {error.strerror}") from None
-
-
-def _build_file_error(error: Exception, text: str) -> ValueError:
-    return error if isinstance(error, _UnreadableFile) else ValueError(text)
+        raise ValueError(f"{option}: {path}: {error.strerror}") from None

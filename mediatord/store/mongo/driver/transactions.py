@@ -5,26 +5,22 @@ from __future__ import annotations
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
+from heapq import heappop, heappush
+from itertools import chain, count
 from random import uniform
-from typing import NamedTuple, TypeVar, Unpack
+from typing import NamedTuple, TypeVar
 
 from bson import Binary, Int64
 from bson.binary import UUID_SUBTYPE
-from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore, fail
+from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
-from mediatord.store.mongo.driver.commands import (
-    Document,
-    FindOptions,
-    MongoCommand,
-    build_find,
-    build_heartbeat_write,
-    read_cursor,
-)
+from mediatord.store.mongo.driver.collection import Document, MongoCommand, build_probe_write, read_cursor
 from mediatord.store.mongo.driver.connection_pool import PrimaryConnectionPool
 from mediatord.store.mongo.driver.errors import (
     CommitWithError,
@@ -38,8 +34,8 @@ from mediatord.store.mongo.driver.errors import (
 _QUARANTINE_SECONDS = 5.0
 # Transaction numbers start at the time in these fractions of a second, so they exceed all former ones of a session.
 _NUMBERS_PER_SECOND = 1_000_000
-_MAX_NAMED_SESSIONS = 256
-_MAX_SINGLE_USE_SESSIONS = 1_000
+# Sessions of a process that others can end, and slots.
+_MAX_LISTED_SESSIONS = 256
 _SESSION_NAMESPACE = uuid.UUID("6f4ad6f2-02f5-4f2e-9d7e-3a6d1c3f6b0a")
 # Seconds before a retry, for the first attempt.
 MIN_RETRY_DELAY, MAX_RETRY_DELAY = 0.005, 0.03
@@ -48,7 +44,9 @@ _MAX_OPEN_TRANSACTIONS = 32
 _MAX_UNCERTAIN_COMMITS = 1_000
 _ABORT_TIMEOUT = 1.0
 # The document that every undo writes, so that none of them is served by a former primary.
-_UNDO_HEARTBEAT_ID = "undone"
+_UNDO_PROBE_ID = "undone"
+
+T = TypeVar("T")
 
 _log = Logger(namespace="mediatord.store")
 
@@ -61,7 +59,8 @@ class SessionSlot(NamedTuple):
 
     @property
     def id(self) -> str:
-        return f"{self.owner}:{self.number}"
+        # The others share slots: rare conflicts are better than ever more documents.
+        return f"{self.owner}:{self.number % _MAX_LISTED_SESSIONS}"
 
 
 @dataclass(eq=False, slots=True)
@@ -70,13 +69,11 @@ class ServerSession:
     Logical session, used for one transaction after another; a higher number aborts the transaction before.
 
     :param id: the `lsid`.
-    :param is_named: whether the id is derived from the owner.
     :param number: of the latest transaction.
     :param last: the latest transaction.
     """
 
     id: Document
-    is_named: bool
     slot: SessionSlot
     number: int
     usable_at: float = 0.0
@@ -90,27 +87,23 @@ class ServerSession:
 
 class ServerSessionPool:
     """
-    Pool of sessions, the last used first. Sessions do not expire: the server creates an unknown one anew.
+    Pool of sessions; those with the lowest numbers are used first. Sessions do not expire: the server creates an
+    unknown one anew.
 
-    Session ids derive from the id of the process, so another process can abort what a dead one left open. Beyond
-    :data:`_MAX_NAMED_SESSIONS` in use, sessions have random ids and are used once.
+    Session ids derive from the id of the process, so another process can abort what a dead one left open in the first
+    :data:`_MAX_LISTED_SESSIONS` sessions.
 
     :ivar owner: what session ids are derived from.
+    :ivar session_ids: of all sessions.
     """
 
     def __init__(self, clock: IReactorTime) -> None:
         self._clock = clock
         self.owner = uuid.uuid4().hex
+        self.session_ids: list[Document] = []
         self._numbers = count()
-        self._free: list[ServerSession] = []
+        self._free: list[tuple[int, ServerSession]] = []
         self._quarantined: deque[ServerSession] = deque()
-        self._named_ids: list[Document] = []
-        self._single_use_ids: deque[Document] = deque(maxlen=_MAX_SINGLE_USE_SESSIONS)
-
-    @property
-    def session_ids(self) -> list[Document]:
-        """Ids of all sessions, but of the single-use ones only the latest that may still be active."""
-        return [*self._named_ids, *self._single_use_ids]
 
     def set_session_owner(self, owner: str) -> None:
         """Derive the ids of further sessions from another process id."""
@@ -121,50 +114,46 @@ class ServerSessionPool:
 
     def check_out(self) -> ServerSession:
         now = self._clock.seconds()
+        while self._quarantined and self._quarantined[0].usable_at <= now:
+            self.return_session(self._quarantined.popleft())
         if self._free:
-            return self._free.pop()
-        if self._quarantined and self._quarantined[0].usable_at <= now:
-            return self._quarantined.popleft()
+            return heappop(self._free)[1]
         number = next(self._numbers)
-        is_named = number < _MAX_NAMED_SESSIONS
-        id = _make_session_id(_make_session_uuid(self.owner, number) if is_named else uuid.uuid4())
-        if is_named:
-            self._named_ids.append(id)
-        # Single-use sessions share slots: rare conflicts are better than ever more documents.
-        slot = SessionSlot(self.owner, number % _MAX_NAMED_SESSIONS)
-        return ServerSession(id, is_named, slot, int(now * _NUMBERS_PER_SECOND))
+        id = _make_session_id(self.owner, number)
+        self.session_ids.append(id)
+        return ServerSession(id, SessionSlot(self.owner, number), int(now * _NUMBERS_PER_SECOND))
 
     def return_session(self, session: ServerSession) -> None:
         """Make a session available whose transaction has ended, or may be aborted by the next one."""
         session.last = None
-        if session.is_named and session.slot.owner == self.owner:
-            self._free.append(session)
+        if session.slot.owner == self.owner:
+            heappush(self._free, (session.slot.number, session))
 
     def quarantine_session(self, session: ServerSession) -> None:
         """Keep a session in use until no command of it can be running, which would block the next transaction."""
         session.last = None
-        if not session.is_named:
-            self._single_use_ids.append(session.id)
-        elif session.slot.owner == self.owner:
+        if session.slot.owner == self.owner:
             session.usable_at = self._clock.seconds() + _QUARANTINE_SECONDS
             self._quarantined.append(session)
 
 
 def list_session_ids(owner: str) -> list[Document]:
-    """List the ids of all sessions that a process may have had, except single-use ones."""
-    return [_make_session_id(_make_session_uuid(owner, number)) for number in range(_MAX_NAMED_SESSIONS)]
+    """List the ids of the first sessions that a process may have had."""
+    return [_make_session_id(owner, number) for number in range(_MAX_LISTED_SESSIONS)]
 
 
-def _make_session_uuid(owner: str, number: int) -> uuid.UUID:
-    return uuid.uuid5(_SESSION_NAMESPACE, f"{owner}:{number}")
-
-
-def _make_session_id(made: uuid.UUID) -> Document:
-    return {"id": Binary(made.bytes, UUID_SUBTYPE)}
+def _make_session_id(owner: str, number: int) -> Document:
+    return {"id": Binary(uuid.uuid5(_SESSION_NAMESPACE, f"{owner}:{number}").bytes, UUID_SUBTYPE)}
 
 
 class UncertainCommit(Exception):
     """The deadline has passed, and the outcome of the commit is unknown."""
+
+
+def await_until(deadline: float, clock: IReactorTime, waited: Deferred[T], error: Exception) -> Deferred[T]:
+    """Let a Deferred fail with an error unless it fires by the deadline."""
+    left = max(deadline - clock.seconds(), 0.0)
+    return waited.addTimeout(left, clock, lambda _, __: Failure(error))
 
 
 async def wait_before_retry(clock: IReactorTime, attempt: int = 0) -> None:
@@ -211,9 +200,6 @@ class Transaction:
         """Whether it is open on the server."""
         return self._is_started and not self.is_committed
 
-    async def find(self, collection: str, filter: Document, **options: Unpack[FindOptions]) -> list[Document]:
-        return await self.query(build_find(collection, filter, **options))
-
     async def query(self, query: MongoCommand) -> list[Document]:
         """Return what a `find` or `aggregate` command finds."""
         (found,) = await self.query_many(query)
@@ -233,9 +219,9 @@ class Transaction:
         self.has_written = True
         return await self._run_all(list(commands))
 
-    def write_at_end(self, commands: Iterable[MongoCommand]) -> None:
+    def write_at_end(self, *commands: Iterable[MongoCommand]) -> None:
         """Send writes right before the commit, in this order."""
-        self._writes_at_end += commands
+        self._writes_at_end += chain(*commands)
 
     async def commit(self) -> None:
         """
@@ -250,9 +236,15 @@ class Transaction:
             await self.write(self._writes_at_end)
         if not self.has_written:
             return
-        (reply,) = await self._send([self._build_end_command("commitTransaction", self._deadline)])
-        if not _is_committed(reply):
-            await self._retry_commit()
+        is_committed = await self._send_commit()
+        for attempt in count(1):
+            if is_committed:
+                break
+            await wait_before_retry(self._clock, attempt)
+            if self._clock.seconds() >= self._deadline:
+                raise UncertainCommit
+            with suppress(ServerUnreachable):
+                is_committed = await self._send_commit()
         self.is_committed = True
 
     async def abort(self, deadline: float) -> bool:
@@ -293,23 +285,17 @@ class Transaction:
 
     async def _send(self, commands: Sequence[MongoCommand]) -> list[Document | None]:
         if self._clock.seconds() >= self._deadline:
-            raise ServerUnreachable("deadline exceeded")
+            raise _deadline_exceeded()
         return await self._pool.exchange(commands, self._deadline, for_reads=self._for_reads)
 
-    async def _retry_commit(self) -> None:
-        """Repeat the commit, which is idempotent, until its outcome is known."""
-        attempt = 0
-        while True:
-            attempt += 1
-            await wait_before_retry(self._clock, attempt)
-            if self._clock.seconds() >= self._deadline:
-                raise UncertainCommit
-            try:
-                (reply,) = await self._send([self._build_end_command("commitTransaction", self._deadline)])
-            except ServerUnreachable:
-                continue
-            if _is_committed(reply):
-                return
+    async def _send_commit(self) -> bool:
+        """Commit, which is idempotent; return whether that is known to have succeeded."""
+        (reply,) = await self._send([self._build_end_command("commitTransaction", self._deadline)])
+        return _is_committed(reply)
+
+
+def _deadline_exceeded() -> ServerUnreachable:
+    return ServerUnreachable("deadline exceeded")
 
 
 def _is_committed(reply: Document | None) -> bool:
@@ -329,7 +315,6 @@ def _is_committed(reply: Document | None) -> bool:
     return True
 
 
-T = TypeVar("T")
 TransactionWork = Callable[[Transaction], Awaitable[T]]
 UndoCallback = Callable[[], None]
 UndoWork = TransactionWork[UndoCallback | None]
@@ -384,7 +369,8 @@ class TransactionRunner:
         :raise ServerUnreachable: the deadline has passed.
         """
         slots = self._reading_slots if reading else self._writing_slots
-        await self._acquire_slot(slots, deadline)
+        acquired = slots.acquire()
+        await (acquired if acquired.called else await_until(deadline, self._clock, acquired, _deadline_exceeded()))
         session = self.sessions.check_out()
         try:
             answer = await self._transact(session, work, deadline, tries, reading)
@@ -422,20 +408,12 @@ class TransactionRunner:
         finally:
             self._is_undoing = False
 
-    async def _acquire_slot(self, slots: DeferredSemaphore, deadline: float) -> None:
-        """:raise ServerUnreachable: none was free in time."""
-        acquired = slots.acquire()
-        if not acquired.called:
-            left = max(deadline - self._clock.seconds(), 0.0)
-            acquired.addTimeout(left, self._clock, lambda _, __: fail(ServerUnreachable("deadline exceeded")))
-        await acquired
-
     async def _undo_one(self, deadline: float) -> None:
         session, undo = self._uncertain[0]
 
         async def work(transaction: Transaction) -> UndoCallback | None:
             on_undone = await undo(transaction)
-            transaction.write_at_end(build_heartbeat_write(_UNDO_HEARTBEAT_ID))
+            transaction.write_at_end(build_probe_write(_UNDO_PROBE_ID))
             return on_undone
 
         try:

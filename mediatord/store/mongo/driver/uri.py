@@ -8,15 +8,14 @@ that would be ignored is rejected here, with a one-line error without secrets.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 from urllib.parse import quote, unquote, urlencode
 
 from mediatord.store.mongo.driver.tls import ReplicaSetTLS, load_ca_certificates, load_client_certificate
 
 _HOST_PATTERN = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
-_NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,63}")
+_NAME = r"[A-Za-z0-9_-]{1,63}"
 _OPTION_PATTERN = re.compile(r"[A-Za-z]{1,40}")
 _STRAY_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _DEFAULT_PORT = 27017
@@ -25,6 +24,38 @@ _MAX_PORT = 65535
 _RESERVED_DATABASES = {"admin", "config", "local"}
 _SCRAM, _X509 = "SCRAM-SHA-1", "MONGODB-X509"
 _EXTERNAL = "$external"
+
+_BOOLEAN = "true|false", "true or false"
+_ABSOLUTE_PATH = "(?s)/.*", "the absolute path of a PEM file"
+_ALWAYS_TRUE = "true", "true, since the mediator tries again in any case"
+# Patterns of the values, and the same in words.
+_SUPPORTED_OPTIONS = {
+    "replicaSet": (_NAME, "a name of letters, digits, hyphens and underscores"),
+    "authSource": (rf"\{_EXTERNAL}|{_NAME}", "a database name"),
+    "authMechanism": (f"{_SCRAM}|{_X509}", f"{_SCRAM} or {_X509}: others are not supported"),
+    "tls": _BOOLEAN,
+    "ssl": _BOOLEAN,
+    "tlsCAFile": _ABSOLUTE_PATH,
+    "tlsCertificateKeyFile": _ABSOLUTE_PATH,
+    "w": ("majority", "majority, or what was acknowledged could be lost"),
+    "journal": ("true", "true, or what was acknowledged could be lost"),
+    "readPreference": ("primary", "primary, or what was acknowledged might not be seen"),
+    "retryWrites": _ALWAYS_TRUE,
+    "retryReads": _ALWAYS_TRUE,
+}
+_OPTION_NAMES = {name.lower(): name for name in _SUPPORTED_OPTIONS}
+_UNVERIFIED = "would leave the server unverified"
+_OWN_TIMEOUTS = "does nothing, since the mediator has time limits of its own"
+_UNSUPPORTED_OPTIONS = {
+    "tlsinsecure": _UNVERIFIED,
+    "tlsallowinvalidcertificates": _UNVERIFIED,
+    "tlsallowinvalidhostnames": _UNVERIFIED,
+    "compressors": "does nothing: there is no compression",
+    "connecttimeoutms": _OWN_TIMEOUTS,
+    "serverselectiontimeoutms": _OWN_TIMEOUTS,
+    "sockettimeoutms": _OWN_TIMEOUTS,
+    "wtimeoutms": _OWN_TIMEOUTS,
+}
 
 
 class InvalidMongoURI(ValueError):
@@ -50,16 +81,6 @@ class MongoConnectionSettings:
     x509_user: str | None = field(default=None, repr=False)
 
 
-class _ParsedURI(NamedTuple):
-    """Parts of a URI, of which only the hosts are validated."""
-
-    hosts: list[tuple[str, int]]
-    user: str | None
-    password: str | None
-    database: str
-    options: Mapping[str, str]
-
-
 def parse_mongo_uri(text: str) -> MongoConnectionSettings:
     """
     Parse a URI and build one that txmongo supports. Reads the files of `tlsCAFile` and `tlsCertificateKeyFile`; does
@@ -67,58 +88,55 @@ def parse_mongo_uri(text: str) -> MongoConnectionSettings:
 
     :raise InvalidMongoURI: it is malformed, or part of it would be ignored.
     """
-    parts = _parse(text)
-    tls = _build_tls(parts)
-    user = None
-    if parts.options.get("authmechanism") == _X509:
-        user = _get_x509_user(parts, tls)
-    else:
-        _check_credentials(parts)
-    hosts = ",".join(f"{host}:{port}" for host, port in parts.hosts)
-    return MongoConnectionSettings(
-        _build_txmongo_uri(parts, hosts, with_password=user is None), hosts, parts.database, tls, user
-    )
-
-
-def _parse(text: str) -> _ParsedURI:
     scheme, found, rest = text.partition("://")
-    if scheme == "mongodb+srv":
-        raise InvalidMongoURI("mongodb+srv:// is not supported: expected mongodb:// with the hosts themselves")
-    if scheme != "mongodb" or not found:
-        raise InvalidMongoURI("expected a mongodb:// URI")
-    if not rest.isascii() or not rest.isprintable() or " " in rest or "#" in rest:
-        raise InvalidMongoURI("expected other than letters, digits and punctuation to be written as %xx")
-    authority, path, query = _split_uri(rest)
-    # Errors below may repeat an option's name, which is no part of a password from here on.
-    userinfo, at, hosts = authority.rpartition("@")
-    user, password = _parse_userinfo(userinfo) if at else (None, None)
-    return _ParsedURI(
-        [_parse_host(one) for one in hosts.split(",")], user, password, _parse_database(path), _parse_options(query)
+    _require(
+        scheme != "mongodb+srv", "mongodb+srv:// is not supported: expected mongodb:// with the hosts themselves"
     )
-
-
-def _split_uri(rest: str) -> tuple[str, str, str]:
-    """Split into authority, path and query."""
+    _require(scheme == "mongodb" and found, "expected a mongodb:// URI")
+    is_plain = rest.isascii() and rest.isprintable() and " " not in rest and "#" not in rest
+    _require(is_plain, "expected other than letters, digits and punctuation to be written as %xx")
     before, _, query = rest.partition("?")
-    authority, _, path = before.partition("/")
-    if "@" in path or "@" in query:
-        raise InvalidMongoURI("expected /, ? and @ in user name and password to be written as %2F, %3F and %40")
-    return authority, path, query
+    authority, _, database = before.partition("/")
+    misplaced = "expected /, ? and @ in user name and password to be written as %2F, %3F and %40"
+    _require("@" not in database and "@" not in query, misplaced)
+    # Errors below may repeat an option's name, which is no part of a password from here on.
+    userinfo, at, host_list = authority.rpartition("@")
+    user, password = _parse_userinfo(userinfo) if at else (None, None)
+    seeds = [_parse_host(one) for one in host_list.split(",")]
+    hosts = ",".join(f"{host}:{port}" for host, port in seeds)
+    _check_database(database)
+    options = _parse_options(query)
+    tls = _build_tls(options, [host for host, _ in seeds])
+    # Not `readPreference=primary`: with that, txmongo does not check that a member is the primary.
+    sent = {"w": "majority", "journal": "true"}
+    if "replicaset" in options:
+        sent["replicaSet"] = options["replicaset"]
+    if options.get("authmechanism") == _X509:
+        x509_user, credentials = _get_x509_user(options, tls, user, password), ""
+    else:
+        x509_user, credentials = None, _build_credentials(options, user, password)
+    if credentials:
+        sent |= {"authMechanism": _SCRAM, "authSource": options.get("authsource", database)}
+    uri = f"mongodb://{credentials}{hosts}/{database}?{urlencode(sent)}"
+    return MongoConnectionSettings(uri, hosts, database, tls, x509_user)
+
+
+def _require(holds: object, text: str) -> None:
+    if not holds:
+        raise InvalidMongoURI(text)
 
 
 def _parse_userinfo(text: str) -> tuple[str, str | None]:
     # Some drivers decode a plus sign to a space, others do not.
-    if "@" in text or "+" in text or text.count(":") > 1:
-        raise InvalidMongoURI("expected @, : and + in user name and password to be written as %40, %3A and %2B")
+    is_plain = "@" not in text and "+" not in text and text.count(":") <= 1
+    _require(is_plain, "expected @, : and + in user name and password to be written as %40, %3A and %2B")
     user, colon, password = text.partition(":")
-    if not user:
-        raise InvalidMongoURI("expected a user name before the @")
+    _require(user, "expected a user name before the @")
     return _decode(user, "user name"), _decode(password, "password") if colon else None
 
 
 def _decode(text: str, what: str) -> str:
-    if _STRAY_PERCENT.search(text):
-        raise InvalidMongoURI(f"expected % in the {what} to be written as %25")
+    _require(not _STRAY_PERCENT.search(text), f"expected % in the {what} to be written as %25")
     try:
         return unquote(text, errors="strict")
     except UnicodeDecodeError:
@@ -126,155 +144,89 @@ def _decode(text: str, what: str) -> str:
 
 
 def _parse_host(text: str) -> tuple[str, int]:
-    if "%" in text:
-        raise InvalidMongoURI("Unix sockets are not supported: expected host:port")
-    if text.startswith("["):
-        # txmongo splits host and port at the first colon.
-        raise InvalidMongoURI("IPv6 addresses are not supported: expected host names")
+    _require("%" not in text, "Unix sockets are not supported: expected host:port")
+    # txmongo splits host and port at the first colon.
+    _require(not text.startswith("["), "IPv6 addresses are not supported: expected host names")
     host, colon, port = text.rpartition(":") if re.search(r":\d*$", text) else (text, "", "")
-    if not _HOST_PATTERN.fullmatch(host):
-        raise InvalidMongoURI("expected host:port, several separated by commas, before the database name")
+    is_host = _HOST_PATTERN.fullmatch(host)
+    _require(is_host, "expected host:port, several separated by commas, before the database name")
     # int() rejects thousands of digits with another error.
-    if colon and (len(port) > len(str(_MAX_PORT)) or not 1 <= int(port or 0) <= _MAX_PORT):
-        raise InvalidMongoURI("expected a port between 1 and 65535")
+    is_port = not colon or (len(port) <= len(str(_MAX_PORT)) and 1 <= int(port or 0) <= _MAX_PORT)
+    _require(is_port, "expected a port between 1 and 65535")
     return host.lower(), int(port or _DEFAULT_PORT)
 
 
-def _parse_database(path: str) -> str:
-    if not path:
-        raise InvalidMongoURI("expected a database name after the hosts, as in /mediatord: no authentication without")
-    if not _NAME_PATTERN.fullmatch(path) or path.lower() in _RESERVED_DATABASES:
-        raise InvalidMongoURI(
-            "expected a database name of at most 63 letters, digits, - and _, which is not admin, config or local"
-        )
-    return path
+def _check_database(name: str) -> None:
+    _require(name, "expected a database name after the hosts, as in /mediatord: no authentication without")
+    _require(
+        re.fullmatch(_NAME, name) and name.lower() not in _RESERVED_DATABASES,
+        "expected a database name of at most 63 letters, digits, - and _, which is not admin, config or local",
+    )
 
 
 def _parse_options(query: str) -> dict[str, str]:
     """Parse options by lower-case name; each is supported, and so is its value."""
     options: dict[str, str] = {}
     for one in query.split("&") if query else []:
-        name, _, value = one.partition("=")
-        known = _SUPPORTED_OPTIONS.get(name.lower())
-        if known is None:
-            raise InvalidMongoURI(_describe_unknown_option(name))
-        if name.lower() in options:
-            raise InvalidMongoURI(f"option {known.name} is there twice")
-        value = _decode(value, f"option {known.name}")
-        if not known.accepts(value):
-            raise InvalidMongoURI(f"option {known.name}: expected {known.expected}")
-        options[name.lower()] = value
-    if "ssl" in options and options.setdefault("tls", options["ssl"]) != options["ssl"]:
-        raise InvalidMongoURI("options tls and ssl contradict each other")
+        given, _, value = one.partition("=")
+        key = given.lower()
+        if key not in _OPTION_NAMES:
+            raise InvalidMongoURI(_describe_unknown_option(given))
+        name = _OPTION_NAMES[key]
+        pattern, expected = _SUPPORTED_OPTIONS[name]
+        _require(key not in options, f"option {name} is there twice")
+        options[key] = _decode(value, f"option {name}")
+        _require(re.fullmatch(pattern, options[key]), f"option {name}: expected {expected}")
+    if "ssl" in options:
+        is_same = options.setdefault("tls", options["ssl"]) == options["ssl"]
+        _require(is_same, "options tls and ssl contradict each other")
     return options
 
 
 def _describe_unknown_option(name: str) -> str:
     called = f"option {name}" if _OPTION_PATTERN.fullmatch(name) else "an option"
     why = _UNSUPPORTED_OPTIONS.get(name.lower(), "is not supported")
-    return f"{called} {why}: expected only {', '.join(known.name for known in _SUPPORTED_OPTIONS.values())}"
+    return f"{called} {why}: expected only {', '.join(_SUPPORTED_OPTIONS)}"
 
 
-def _build_tls(parts: _ParsedURI) -> ReplicaSetTLS | None:
-    authority = parts.options.get("tlscafile")
-    certificate = parts.options.get("tlscertificatekeyfile")
-    if parts.options.get("tls") != "true":
-        if authority or certificate:
-            raise InvalidMongoURI("tlsCAFile and tlsCertificateKeyFile do nothing without tls: expected tls=true")
+def _build_tls(options: Mapping[str, str], hosts: Sequence[str]) -> ReplicaSetTLS | None:
+    authority, certificate = options.get("tlscafile"), options.get("tlscertificatekeyfile")
+    if options.get("tls") != "true":
+        unused = "tlsCAFile and tlsCertificateKeyFile do nothing without tls: expected tls=true"
+        _require(not authority and not certificate, unused)
         return None
     try:
         tls = ReplicaSetTLS(
             authority=load_ca_certificates(authority) if authority else None,
             certificate=load_client_certificate(certificate) if certificate else None,
         )
-        for host, _ in parts.hosts:
+        for host in hosts:
             tls.check(host)
     except ValueError as error:
         raise InvalidMongoURI(str(error)) from None
     return tls
 
 
-def _get_x509_user(parts: _ParsedURI, tls: ReplicaSetTLS | None) -> str:
-    if tls is None or tls.subject is None:
+def _get_x509_user(
+    options: Mapping[str, str], tls: ReplicaSetTLS | None, user: str | None, password: str | None
+) -> str:
+    subject = tls.subject if tls is not None else None
+    if subject is None:
         raise InvalidMongoURI(f"authMechanism={_X509}: expected tls=true and a tlsCertificateKeyFile")
-    if parts.password is not None:
-        raise InvalidMongoURI(f"authMechanism={_X509}: expected no password")
-    if parts.options.get("authsource", _EXTERNAL) != _EXTERNAL:
-        raise InvalidMongoURI(f"authMechanism={_X509}: expected authSource={_EXTERNAL}, or none")
-    return parts.user or tls.subject
+    _require(password is None, f"authMechanism={_X509}: expected no password")
+    is_external = options.get("authsource", _EXTERNAL) == _EXTERNAL
+    _require(is_external, f"authMechanism={_X509}: expected authSource={_EXTERNAL}, or none")
+    return user or subject
 
 
-def _check_credentials(parts: _ParsedURI) -> None:
-    if parts.user is not None and not parts.password:
-        raise InvalidMongoURI("expected a password beside the user name: no authentication without")
-    if parts.options.get("authsource") == _EXTERNAL:
-        raise InvalidMongoURI(f"authSource={_EXTERNAL}: expected authMechanism={_X509}")
-    if parts.user is None and {"authsource", "authmechanism"} & set(parts.options):
-        raise InvalidMongoURI("authSource and authMechanism do nothing without user name and password")
-
-
-def _build_txmongo_uri(parts: _ParsedURI, hosts: str, *, with_password: bool) -> str:
-    # Not `readPreference=primary`: with that, txmongo does not check that a member is the primary.
-    options = {"w": "majority", "journal": "true"}
-    if "replicaset" in parts.options:
-        options["replicaSet"] = parts.options["replicaset"]
-    credentials = ""
-    if with_password and parts.user and parts.password:
-        credentials = f"{quote(parts.user, safe='')}:{quote(parts.password, safe='')}@"
-        options["authMechanism"] = _SCRAM
-        options["authSource"] = parts.options.get("authsource", parts.database)
-    return f"mongodb://{credentials}{hosts}/{parts.database}?{urlencode(options)}"
-
-
-class _OptionRule(NamedTuple):
-    """
-    A supported option.
-
-    :param accepts: whether it may have a value.
-    :param expected: the same in words.
-    """
-
-    name: str
-    accepts: Callable[[str], object]
-    expected: str
-
-
-def _one_of(*values: str) -> Callable[[str], bool]:
-    return lambda value: value in values
-
-
-_BOOLEAN = _one_of("true", "false"), "true or false"
-_ABSOLUTE_PATH = (lambda value: value.startswith("/")), "the absolute path of a PEM file"
-_ALWAYS_TRUE = _one_of("true"), "true, since the mediator tries again in any case"
-
-_SUPPORTED_OPTIONS = {
-    known.name.lower(): known
-    for known in (
-        _OptionRule("replicaSet", _NAME_PATTERN.fullmatch, "a name of letters, digits, hyphens and underscores"),
-        _OptionRule(
-            "authSource", lambda value: value == _EXTERNAL or _NAME_PATTERN.fullmatch(value), "a database name"
-        ),
-        _OptionRule("authMechanism", _one_of(_SCRAM, _X509), f"{_SCRAM} or {_X509}: others are not supported"),
-        _OptionRule("tls", *_BOOLEAN),
-        _OptionRule("ssl", *_BOOLEAN),
-        _OptionRule("tlsCAFile", *_ABSOLUTE_PATH),
-        _OptionRule("tlsCertificateKeyFile", *_ABSOLUTE_PATH),
-        _OptionRule("w", _one_of("majority"), "majority, or what was acknowledged could be lost"),
-        _OptionRule("journal", _one_of("true"), "true, or what was acknowledged could be lost"),
-        _OptionRule("readPreference", _one_of("primary"), "primary, or what was acknowledged might not be seen"),
-        _OptionRule("retryWrites", *_ALWAYS_TRUE),
-        _OptionRule("retryReads", *_ALWAYS_TRUE),
-    )
-}
-_UNVERIFIED = "would leave the server unverified"
-_OWN_TIMEOUTS = "does nothing, since the mediator has time limits of its own"
-_UNSUPPORTED_OPTIONS = {
-    "tlsinsecure": _UNVERIFIED,
-    "tlsallowinvalidcertificates": _UNVERIFIED,
-    "tlsallowinvalidhostnames": _UNVERIFIED,
-    "compressors": "does nothing: there is no compression",
-    "connecttimeoutms": _OWN_TIMEOUTS,
-    "serverselectiontimeoutms": _OWN_TIMEOUTS,
-    "sockettimeoutms": _OWN_TIMEOUTS,
-    "wtimeoutms": _OWN_TIMEOUTS,
-}
+def _build_credentials(options: Mapping[str, str], user: str | None, password: str | None) -> str:
+    """Build the part of the URI before the hosts."""
+    has_password = user is None or password
+    _require(has_password, "expected a password beside the user name: no authentication without")
+    is_internal = options.get("authsource") != _EXTERNAL
+    _require(is_internal, f"authSource={_EXTERNAL}: expected authMechanism={_X509}")
+    if user is not None and password:
+        return f"{quote(user, safe='')}:{quote(password, safe='')}@"
+    is_unused = not {"authsource", "authmechanism"} & set(options)
+    _require(is_unused, "authSource and authMechanism do nothing without user name and password")
+    return ""

@@ -13,14 +13,22 @@ from twisted.protocols.portforward import ProxyFactory, ProxyServer
 from mediatord.errors import StoreUnavailable
 from mediatord.store.mongo.driver import client as server_module
 from mediatord.store.mongo.driver import connection_pool
-from mediatord.store.mongo.driver.commands import build_updates
 from mediatord.store.mongo.driver.uri import parse_mongo_uri
 from tests.replica_set import Credentials, ReplicaSet
-from tests.store.mongo.mongo_test_case import ALICE, BACK, CLOCK, INBOX, MongoTestCase, start_mongod, wait_until
+from tests.store.mongo.mongo_test_case import (
+    ALICE,
+    BACK,
+    CLOCK,
+    INBOX,
+    THINGS,
+    MongoTestCase,
+    start_mongod,
+    wait_until,
+)
 
 reactor: Any = _reactor
 
-BEATING = build_updates("things", [{"q": {"_id": 1}, "u": {"$set": {"there": True}}, "upsert": True}])
+BEATING = THINGS.update({"_id": 1}, {"$set": {"there": True}}, upsert=True)
 
 
 class CuttingProxy(ProxyServer):
@@ -91,7 +99,7 @@ class GuardedTests(MongoTestCase):
         admin.command("createUser", "revoked", **create)
         self.addCleanup(admin.command, "dropUser", "revoked")
         await wait_until(lambda: server.is_available, BACK)
-        await gatherResults([start_mongod(server.find("read", "things", {})) for _ in range(20)])
+        await gatherResults([start_mongod(server.query("read", THINGS.find({}))) for _ in range(20)])
         await gatherResults([start_mongod(server.write("write", BEATING)) for _ in range(20)])
         self.assertEqual((self.states, len(dropped)), ([True, False, True], 1))
 

@@ -7,7 +7,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import StoreUnavailable
-from mediatord.store.mongo.driver.executor import KeyedMutex
+from mediatord.store.mongo.driver.operation import KeyedMutex
 
 
 class LockTests(SynchronousTestCase):

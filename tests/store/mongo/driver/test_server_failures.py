@@ -13,18 +13,10 @@ from twisted.internet.task import deferLater
 from mediatord.clock import request_scope
 from mediatord.errors import PayloadTooLarge, StoreUnavailable, UnknownRecipient
 from mediatord.store.interfaces.messages import Payload
-from mediatord.store.message_operations import ignore_observation
+from mediatord.store.interfaces.store import ignore_observation
 from mediatord.store.mongo.driver import client
 from mediatord.store.mongo.driver.client import ReplicaSetClient
-from mediatord.store.mongo.driver.commands import (
-    MAX_DOCUMENT_BYTES,
-    MongoCommand,
-    build_aggregate,
-    build_deletes,
-    build_inserts,
-    build_updates,
-    encode_document,
-)
+from mediatord.store.mongo.driver.collection import MAX_DOCUMENT_BYTES, MongoCommand, encode_document
 from mediatord.store.mongo.driver.errors import CommitWithError, DuplicateKeyError, UnsupportedServer
 from mediatord.store.mongo.driver.transactions import Transaction
 from mediatord.store.mongo.driver.uri import parse_mongo_uri
@@ -37,6 +29,7 @@ from tests.store.mongo.mongo_test_case import (
     BACK,
     CLOCK,
     INBOX,
+    THINGS,
     HostClock,
     MongoTestCase,
     authenticated_server,
@@ -54,7 +47,7 @@ BLOCKED_MS = 4_500
 
 def adding(number: int) -> list[MongoCommand]:
     """An idempotent write."""
-    return build_updates("things", [{"q": {"_id": number}, "u": {"$set": {"there": True}}, "upsert": True}])
+    return THINGS.update({"_id": number}, {"$set": {"there": True}}, upsert=True)
 
 
 class ServerCase(MongoTestCase):
@@ -87,7 +80,7 @@ class CommandTests(ServerCase):
         """A read and a write whose connection is closed are retried."""
         with self.servers.failpoint("update", "find", closeConnection=True, times=2):
             await self.server.write("write", adding(1))
-            self.assertEqual(len(await self.server.find("read", "things", {})), 1)
+            self.assertEqual(len(await self.server.query("read", THINGS.find({}))), 1)
 
     async def test_not_primary(self) -> None:
         """Commands that a server rejects as it is not the primary are retried."""
@@ -111,13 +104,13 @@ class CommandTests(ServerCase):
 
     async def test_cursor_lost(self) -> None:
         """A query whose cursor is lost is restarted."""
-        await self.server.write("write", build_inserts("things", [{"_id": number} for number in range(2500)]))
+        await self.server.write("write", THINGS.insert([{"_id": number} for number in range(2500)]))
         with self.servers.failpoint("getMore", errorCode=43, times=1):
-            self.assertEqual(len(await self.server.find("read", "things", {})), 2500)
+            self.assertEqual(len(await self.server.query("read", THINGS.find({}))), 2500)
 
     async def test_refused(self) -> None:
         """A rejected command is not retried, and the server's text is not logged."""
-        await self.fails(self.server.find("read", "things", {"$nonsense": CANARY}))
+        await self.fails(self.server.query("read", THINGS.find({"$nonsense": CANARY})))
         self.assertTrue(self.server.is_available)
         await self.server.write("write", adding(1))
 
@@ -125,7 +118,7 @@ class CommandTests(ServerCase):
         """A late reply is not awaited, and other commands go on."""
         with self.servers.failpoint("find", blockConnection=True, blockTimeMS=BLOCKED_MS):
             with self.impatiently():
-                slow = start_mongod(self.server.find("read", "things", {}))
+                slow = start_mongod(self.server.query("read", THINGS.find({})))
             slow.addErrback(
                 lambda failure: failure.trap(StoreUnavailable) and start_mongod(self.server.write("w", adding(1)))
             )
@@ -141,20 +134,20 @@ class CommandTests(ServerCase):
             "_id": 1,
             "data": b"x" * (MAX_DOCUMENT_BYTES - len(encode_document({"_id": 1, "data": b""}))),
         }
-        await self.server.write("write", build_inserts("things", [largest]))
+        await self.server.write("write", THINGS.insert([largest]))
         for excess in (1, 1_000_000):
             with self.assertRaises(PayloadTooLarge):
-                build_inserts("things", [{**largest, "_id": 2, "data": largest["data"] + b"x" * excess}])
+                THINGS.insert([{**largest, "_id": 2, "data": largest["data"] + b"x" * excess}])
         self.assertEqual(self.things(), [1])
 
     async def test_large_and_small(self) -> None:
         """Replies of many megabytes and many small ones arrive complete, each for its query."""
         documents = [{"_id": number, "data": bytes([number]) * 3_000_000} for number in range(8)]
         for one in documents:
-            await self.server.write("write", build_inserts("things", [one]))
-        large = start_mongod(self.server.find("read", "things", {}, sort={"_id": 1}))
+            await self.server.write("write", THINGS.insert([one]))
+        large = start_mongod(self.server.query("read", THINGS.find({}, sort={"_id": 1})))
         small = [
-            start_mongod(self.server.find("read", "things", {"_id": number % 8}, projection={"_id": 1}))
+            start_mongod(self.server.query("read", THINGS.find({"_id": number % 8}, projection={"_id": 1})))
             for number in range(100)
         ]
         self.assertEqual([await one for one in small], [[{"_id": number % 8}] for number in range(100)])
@@ -163,19 +156,19 @@ class CommandTests(ServerCase):
     async def test_unstorable(self) -> None:
         """Lone surrogates and numbers over 64 bits fail, and are not logged."""
         for value in (f"{CANARY}\ud800", 1 << 64):
-            await self.fails(self.server.find("read", "things", {"a": value}))
+            await self.fails(self.server.query("read", THINGS.find({"a": value})))
 
     async def test_says_nothing(self) -> None:
         """Failures log nothing of queries, documents and replies."""
         document = {"_id": CANARY, "data": CANARY}
-        await self.server.write("write", build_inserts("things", [document]))
+        await self.server.write("write", THINGS.insert([document]))
         with self.assertRaises(DuplicateKeyError):
-            await self.server.write("write", build_inserts("things", [document]))
+            await self.server.write("write", THINGS.insert([document]))
         await self.test_refused()
         await self.test_unstorable()
         with self.servers.failpoint("insert", "find", errorCode=8, closeConnection=False, times=2):
-            await self.fails(self.server.write("write", build_inserts("things", [{**document, "_id": 2}])))
-            await self.fails(self.server.find("read", "things", document))
+            await self.fails(self.server.write("write", THINGS.insert([{**document, "_id": 2}])))
+            await self.fails(self.server.query("read", THINGS.find(document)))
         await self.server.close()
         self.assertNotIn(CANARY, "\n".join(self.said))
         self.assertIn("operations failed", "\n".join(self.said))
@@ -185,14 +178,14 @@ class CommandTests(ServerCase):
         begun = start_mongod(self.server.write("write", adding(1)))
         await self.server.close()
         self.successResultOf(begun)
-        self.fails_at_once(self.server.find("read", "things", {}))
+        self.fails_at_once(self.server.query("read", THINGS.find({})))
         await self.server.close()
 
     async def test_close_while_nobody_answers(self) -> None:
         """A command without a reply ends before the close does."""
         blocked = self.servers.failpoint("find", blockConnection=True, blockTimeMS=BLOCKED_MS)
         with blocked, self.impatiently():
-            asked = start_mongod(self.server.find("read", "things", {}))
+            asked = start_mongod(self.server.query("read", THINGS.find({})))
             begun = CLOCK.seconds()
             await self.server.close()
             self.assertLess(CLOCK.seconds() - begun, AT_MOST)
@@ -204,15 +197,15 @@ class TransactionTests(ServerCase):
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
         await super().setUp()
-        await self.server.write("write", build_inserts("things", [{"_id": 0, "number": 0}]))
+        await self.server.write("write", THINGS.insert([{"_id": 0, "number": 0}]))
         self.attempts = 0
 
     async def count(self, transaction: Transaction) -> int:
         """Increment the number, reading first and writing at the end."""
         self.attempts += 1
-        (found,) = await transaction.find("things", {"_id": 0})
-        transaction.write_at_end(build_inserts("things", [{"_id": found["number"] + 1}]))
-        transaction.write_at_end(build_updates("things", [{"q": {"_id": 0}, "u": {"$inc": {"number": 1}}}]))
+        (found,) = await transaction.query(THINGS.find({"_id": 0}))
+        transaction.write_at_end(THINGS.insert([{"_id": found["number"] + 1}]))
+        transaction.write_at_end(THINGS.update_each([{"q": {"_id": 0}, "u": {"$inc": {"number": 1}}}]))
         return int(found["number"])
 
     def counted(self) -> int:
@@ -227,14 +220,14 @@ class TransactionTests(ServerCase):
         """A transaction is durable when it ends, and reads its own writes."""
 
         async def work(transaction: Transaction) -> list[Any]:
-            await transaction.write(build_inserts("things", [{"_id": 1}]))
-            await transaction.write(build_updates("things", [{"q": {"_id": 1}, "u": {"$set": {"a": 1}}}]))
-            await transaction.write(build_updates("things", [{"q": {"_id": 1}, "u": {"$inc": {"a": 1}}}]))
-            self.assertEqual(await transaction.find("things", {"_id": 1}), [{"_id": 1, "a": 2}])
-            (deleted,) = await transaction.write(build_deletes("things", {"_id": 0}, {"_id": 9}))
+            await transaction.write(THINGS.insert([{"_id": 1}]))
+            await transaction.write(THINGS.update_each([{"q": {"_id": 1}, "u": {"$set": {"a": 1}}}]))
+            await transaction.write(THINGS.update_each([{"q": {"_id": 1}, "u": {"$inc": {"a": 1}}}]))
+            self.assertEqual(await transaction.query(THINGS.find({"_id": 1})), [{"_id": 1, "a": 2}])
+            (deleted,) = await transaction.write(THINGS.delete({"_id": 0}, {"_id": 9}))
             self.assertEqual(deleted["n"], 1)
             self.assertEqual(self.things(), [0])
-            return await transaction.query(build_aggregate("things", [{"$match": {}}]))
+            return await transaction.query(THINGS.aggregate([{"$match": {}}]))
 
         self.assertEqual(await self.server.transact("work", work), [{"_id": 1, "a": 2}])
         self.assertEqual(self.things(), [1])
@@ -243,11 +236,11 @@ class TransactionTests(ServerCase):
         """An error aborts the transaction, unless it asks for a commit."""
 
         async def refuse(transaction: Transaction) -> None:
-            await transaction.write(build_inserts("things", [{"_id": 1}]))
+            await transaction.write(THINGS.insert([{"_id": 1}]))
             raise UnknownRecipient()
 
         async def keep(transaction: Transaction) -> None:
-            await transaction.write(build_inserts("things", [{"_id": 2}]))
+            await transaction.write(THINGS.insert([{"_id": 2}]))
             raise CommitWithError(UnknownRecipient())
 
         for work in (refuse, keep):
@@ -259,8 +252,8 @@ class TransactionTests(ServerCase):
         """A duplicate key is reported with the name of the index, and nothing is written."""
 
         async def work(transaction: Transaction) -> None:
-            transaction.write_at_end(build_updates("things", [{"q": {"_id": 0}, "u": {"$set": {"number": 9}}}]))
-            transaction.write_at_end(build_inserts("things", [{"_id": 0}]))
+            transaction.write_at_end(THINGS.update_each([{"q": {"_id": 0}, "u": {"$set": {"number": 9}}}]))
+            transaction.write_at_end(THINGS.insert([{"_id": 0}]))
 
         with self.assertRaises(DuplicateKeyError) as caught:
             await self.server.transact("work", work)
@@ -311,8 +304,8 @@ class TransactionTests(ServerCase):
         """A transaction that is given up after a write leaves no locks."""
 
         async def write_first(transaction: Transaction) -> None:
-            await transaction.write(build_updates("things", [{"q": {"_id": 0}, "u": {"$inc": {"number": 1}}}]))
-            await transaction.find("things", {})
+            await transaction.write(THINGS.update_each([{"q": {"_id": 0}, "u": {"$inc": {"number": 1}}}]))
+            await transaction.query(THINGS.find({}))
 
         blocked = self.servers.failpoint("find", blockConnection=True, blockTimeMS=BLOCKED_MS)
         with blocked, self.impatiently():
@@ -326,7 +319,7 @@ class TransactionTests(ServerCase):
         """Another process can abort the transactions of a dead one."""
 
         async def leave(transaction: Transaction) -> None:
-            await transaction.write(build_updates("things", [{"q": {"_id": 0}, "u": {"$inc": {"number": 1}}}]))
+            await transaction.write(THINGS.update_each([{"q": {"_id": 0}, "u": {"$inc": {"number": 1}}}]))
             await Deferred[None]()
 
         self.server.set_session_owner("boot 1")
@@ -349,10 +342,10 @@ class UncertainCommitTests(ServerCase):
     """A commit with an unknown outcome is reported as failed and undone."""
 
     async def insert(self, transaction: Transaction) -> None:
-        transaction.write_at_end(build_inserts("things", [{"_id": 1}]))
+        transaction.write_at_end(THINGS.insert([{"_id": 1}]))
 
     async def undo(self, transaction: Transaction) -> None:
-        await transaction.write(build_deletes("things", {"_id": 1}))
+        await transaction.write(THINGS.delete({"_id": 1}))
 
     async def test_committed(self) -> None:
         """It succeeded, but was not acknowledged in time."""
@@ -400,7 +393,7 @@ class UnavailableServerTests(ServerCase):
         self.assertIn(2, self.things())
 
     async def read(self, transaction: Transaction) -> list[Any]:
-        return await transaction.find("things", {})
+        return await transaction.query(THINGS.find({}))
 
     async def test_stopped(self) -> None:
         """A server that is stopped and restarted."""
@@ -466,11 +459,11 @@ class UnavailableServerTests(ServerCase):
         await self.elsewhere(self.servers.kill, 0)
         try:
             await self.fails(server.open())
-            self.fails_at_once(server.find("read", "things", {}))
+            self.fails_at_once(server.query("read", THINGS.find({})))
         finally:
             await self.elsewhere(self.servers.start, 0)
         await server.open()
-        await server.find("read", "things", {})
+        await server.query("read", THINGS.find({}))
 
     async def test_closed_while_away(self) -> None:
         """Closing does not wait for a server that is down."""
@@ -496,7 +489,7 @@ class OpeningTests(MongoTestCase):
         server = self.a_server()
         for _ in range(2):
             await server.open()
-            await server.find("read", "things", {})
+            await server.query("read", THINGS.find({}))
             await server.close()
         self.assertEqual(sum("not among the versions" in line for line in self.said), 1)
 
@@ -549,7 +542,7 @@ class CredentialTests(MongoTestCase):
                 await server.write("write", adding(1))
                 break
         server.set_session_owner("boot")
-        await server.transact("work", lambda t: t.write(build_inserts("things", [{"_id": 2}])))
+        await server.transact("work", lambda t: t.write(THINGS.insert([{"_id": 2}])))
         await server.end_sessions("boot")
         self.assertNotIn(self.PASSWORD, "\n".join(self.said))
 

@@ -12,19 +12,19 @@ from pathlib import Path
 import pytest
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.store.sqlite.database_file import ExclusiveStoreLock
+from mediatord.store.sqlite.database_file import DatabaseFileLock
 
 
-class ExclusiveStoreLockTests(SynchronousTestCase):
+class DatabaseFileLockTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.directory = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, self.directory)
         self.path = self.directory / "mediator.sqlite3"
-        self.first, self.second = ExclusiveStoreLock(self.path), ExclusiveStoreLock(self.path)
+        self.first, self.second = DatabaseFileLock(self.path), DatabaseFileLock(self.path)
         self.addCleanup(self.first.release)
         self.addCleanup(self.second.release)
 
-    def refusal(self, use: ExclusiveStoreLock) -> str:
+    def refusal(self, use: DatabaseFileLock) -> str:
         """Why it cannot be had."""
         return str(self.assertRaises(ValueError, use.take))
 
@@ -46,7 +46,7 @@ class ExclusiveStoreLockTests(SynchronousTestCase):
         other.parent.mkdir()
         other.symlink_to(self.path)
         self.first.take()
-        self.assertIn("another daemon does", self.refusal(ExclusiveStoreLock(other)))
+        self.assertIn("another daemon does", self.refusal(DatabaseFileLock(other)))
 
     @pytest.mark.system
     def test_one_that_was_killed(self) -> None:
@@ -54,8 +54,8 @@ class ExclusiveStoreLockTests(SynchronousTestCase):
         program = (
             "import subprocess, sys\n"
             "from pathlib import Path\n"
-            "from mediatord.store.sqlite.database_file import ExclusiveStoreLock\n"
-            "use = ExclusiveStoreLock(Path(sys.argv[1])); use.take()\n"
+            "from mediatord.store.sqlite.database_file import DatabaseFileLock\n"
+            "use = DatabaseFileLock(Path(sys.argv[1])); use.take()\n"
             "child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=0)\n"
             "print('taken', flush=True); child.wait()"
         )
@@ -70,7 +70,7 @@ class ExclusiveStoreLockTests(SynchronousTestCase):
 
     def test_no_place_for_it(self) -> None:
         """In the words of the system."""
-        missing = ExclusiveStoreLock(self.directory / "nowhere" / "mediator.sqlite3")
+        missing = DatabaseFileLock(self.directory / "nowhere" / "mediator.sqlite3")
         self.assertIn("mediator.sqlite3: No such file or directory", self.refusal(missing))
         os.symlink("/", f"{self.path}.lock")
         self.assertIn("mediator.sqlite3: ", self.refusal(self.first))

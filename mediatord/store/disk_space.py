@@ -1,18 +1,11 @@
-"""
-Disk space of a database, with a reserve for deletions on a full disk, and sliding-window quotas.
-
-Uses of a quota within a small part of its period are merged, as if all had happened at the end of it, so that their
-number is bounded.
-"""
+"""Disk space of a database: its limits, and a reserve for deletions on a full disk."""
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from math import ceil
 from pathlib import Path
 
 # Operations that let the store grow; the others are performed on a full disk, so that messages can be deleted.
@@ -180,57 +173,3 @@ def _extend_reserve(descriptor: int, size: int) -> None:
 
 def _get_reserve_bytes(total: int) -> int:
     return int(min(RESERVE_BYTES, _RESERVE_SHARE * total))
-
-
-# Time and amount of a use; lists have the oldest first.
-QuotaUse = tuple[float, int]
-
-QUOTA_WINDOW_SLOTS = 128
-
-
-def drop_expired_uses(lots: Sequence[QuotaUse], period: float, now: float) -> list[QuotaUse]:
-    """Uses within the last period."""
-    return [lot for lot in lots if lot[0] > now - period]
-
-
-def get_quota_wait(lots: Sequence[QuotaUse], amount: int, *, limit: int, period: float, now: float) -> float:
-    """
-    Seconds until an amount is available; 0.0 when it is now, `period` when it is over the limit.
-
-    :param lots: uses within the last period.
-    """
-    if amount > limit:
-        return period
-    excess = sum([taken for _, taken in lots]) + amount - limit
-    if excess <= 0:
-        return 0.0
-    for at, taken in lots:
-        excess -= taken
-        if excess <= 0:
-            return at + period - now
-    return period
-
-
-def add_quota_use(lots: Sequence[QuotaUse], amount: int, *, period: float, now: float) -> list[QuotaUse]:
-    """Uses with one more."""
-    slot = period / QUOTA_WINDOW_SLOTS
-    at = ceil(now / slot) * slot
-    if lots and lots[-1][0] >= at:
-        return [*lots[:-1], (lots[-1][0], lots[-1][1] + amount)]
-    return [*lots, (at, amount)]
-
-
-def remove_latest_use(lots: Sequence[QuotaUse], amount: int) -> list[QuotaUse]:
-    """Uses without the latest ones, of this amount in total."""
-    left = list(lots)
-    while left and amount > 0:
-        at, taken = left.pop()
-        if taken > amount:
-            left.append((at, taken - amount))
-        amount -= taken
-    return left
-
-
-def get_utf8_size(*texts: str) -> int:
-    """Bytes of texts as UTF-8, which is how quotas count them."""
-    return sum([len(text) if text.isascii() else len(text.encode()) for text in texts])

@@ -1,4 +1,4 @@
-"""Commands that are retried until a deadline, and serialisation of work on one key."""
+"""Operations: commands with a common deadline, until which they are retried; serialisation of work on one key."""
 
 from __future__ import annotations
 
@@ -8,14 +8,21 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from twisted.internet.defer import Deferred, fail
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
 from mediatord.errors import StoreUnavailable
-from mediatord.store.mongo.driver.commands import Document, MongoCommand, read_cursor
+from mediatord.store.mongo.driver.collection import Document, MongoCommand, read_cursor
 from mediatord.store.mongo.driver.connection_pool import PrimaryConnectionPool
 from mediatord.store.mongo.driver.errors import DuplicateKeyError, MongoCommandError, ServerUnreachable, check_reply
-from mediatord.store.mongo.driver.transactions import TransactionRunner, get_milliseconds_left, wait_before_retry
+from mediatord.store.mongo.driver.transactions import (
+    TransactionRunner,
+    TransactionWork,
+    UndoWork,
+    await_until,
+    get_milliseconds_left,
+    wait_before_retry,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -25,16 +32,30 @@ _READ_COMMANDS = frozenset({"find", "aggregate", "getMore", "count", "distinct",
 _MAX_ATTEMPTS = 5
 
 
-class OperationExecutor:
-    """Runs commands and transactions on the primary; a deadline is a time of the clock."""
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """
+    Runs commands and transactions on the primary.
 
-    def __init__(self, pool: PrimaryConnectionPool, clock: IReactorTime, transactions: TransactionRunner) -> None:
-        self._pool = pool
-        self._clock = clock
-        self.transact = transactions.transact
+    :param deadline: of all of them together, a time of the clock.
+    """
+
+    pool: PrimaryConnectionPool
+    clock: IReactorTime
+    transactions: TransactionRunner
+    deadline: float
+
+    def until(self, deadline: float) -> Operation:
+        """Return the operation with another deadline."""
+        return Operation(self.pool, self.clock, self.transactions, deadline)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the deadline has passed."""
+        return self.clock.seconds() >= self.deadline
 
     async def command(
-        self, command: MongoCommand, deadline: float, *, has_time_limit: bool = True, low_latency: bool = False
+        self, command: MongoCommand, *, has_time_limit: bool = True, low_latency: bool = False
     ) -> Document:
         """
         Run an idempotent command.
@@ -48,65 +69,71 @@ class OperationExecutor:
         attempt = 0
         while True:
             attempt += 1
-            reply = await self._exchange(command, deadline, has_time_limit, low_latency)
+            reply = await self._exchange(command, has_time_limit, low_latency)
             try:
                 return check_reply(reply)
             except MongoCommandError as error:
-                if not error.is_retryable or self._clock.seconds() >= deadline:
+                if not error.is_retryable or self.is_over:
                     raise
-            await wait_before_retry(self._clock, attempt)
+            await wait_before_retry(self.clock, attempt)
 
-    async def run_reads(
-        self, commands: Sequence[MongoCommand], deadline: float
-    ) -> list[Document | MongoCommandError]:
+    async def run_reads(self, commands: Sequence[MongoCommand]) -> list[Document | MongoCommandError]:
         """Send several reads at once and return their replies or errors."""
-        while True:
-            replies = await self._pool.exchange(commands, deadline, for_reads=True)
-            if None not in replies:
-                return [_parse_reply_or_error(reply or {}) for reply in replies]
-            if self._clock.seconds() >= deadline:
-                raise ServerUnreachable("no reply")
-            await wait_before_retry(self._clock)
+        while None in (replies := await self.pool.exchange(commands, self.deadline, for_reads=True)):
+            await self._wait_after_silence()
+        return [_parse_reply_or_error(reply or {}) for reply in replies]
 
-    async def query(self, query: MongoCommand, deadline: float, *, low_latency: bool = False) -> list[Document]:
+    async def query(self, query: MongoCommand, *, low_latency: bool = False) -> list[Document]:
         """Return all documents that a `find` or `aggregate` command finds; restart it when its cursor is lost."""
         attempt = 0
         while True:
             attempt += 1
             try:
-                reply = await self.command(query, deadline, low_latency=low_latency)
-                return await read_cursor(lambda more: self._get_more(more, deadline), query, reply)
+                reply = await self.command(query, low_latency=low_latency)
+                return await read_cursor(self._get_more, query, reply)
             except MongoCommandError as error:
-                if not error.is_retryable or self._clock.seconds() >= deadline:
+                if not error.is_retryable or self.is_over:
                     raise
-                await wait_before_retry(self._clock, attempt)
+                await wait_before_retry(self.clock, attempt)
 
-    async def write(self, commands: Sequence[MongoCommand], deadline: float) -> list[Document]:
+    async def write(self, commands: Sequence[MongoCommand]) -> list[Document]:
         """Run idempotent writes one after another, each durable on a majority."""
-        return [await self.command(self.with_majority(one, deadline), deadline) for one in commands]
+        return [await self.command(self.with_majority(one)) for one in commands]
 
-    def with_majority(self, command: MongoCommand, deadline: float) -> MongoCommand:
+    def with_majority(self, command: MongoCommand) -> MongoCommand:
         """Return the command with write concern `majority` and journaling."""
-        concern = {"w": "majority", "j": True, "wtimeout": get_milliseconds_left(self._clock, deadline)}
+        concern = {"w": "majority", "j": True, "wtimeout": get_milliseconds_left(self.clock, self.deadline)}
         return command.with_fields({"writeConcern": concern})
 
-    async def _exchange(
-        self, command: MongoCommand, deadline: float, has_time_limit: bool, low_latency: bool = False
-    ) -> Document:
+    async def transact(
+        self,
+        work: TransactionWork[T],
+        undo: UndoWork | None = None,
+        *,
+        tries: int | None = None,
+        reading: bool = False,
+    ) -> T:
+        """See :meth:`~mediatord.store.mongo.driver.transactions.TransactionRunner.transact`."""
+        return await self.transactions.transact(work, self.deadline, undo, tries=tries, reading=reading)
+
+    async def _exchange(self, command: MongoCommand, has_time_limit: bool, low_latency: bool = False) -> Document:
         """:raise ServerUnreachable: there was no reply by the deadline."""
         for_reads = not low_latency and next(iter(command.body)) in _READ_COMMANDS
         while True:
-            left = get_milliseconds_left(self._clock, deadline)
+            left = get_milliseconds_left(self.clock, self.deadline)
             sent = command.with_fields({"maxTimeMS": left}) if has_time_limit else command
-            (reply,) = await self._pool.exchange([sent], deadline, for_reads=for_reads)
+            (reply,) = await self.pool.exchange([sent], self.deadline, for_reads=for_reads)
             if reply is not None:
                 return reply
-            if self._clock.seconds() >= deadline:
-                raise ServerUnreachable("no reply")
-            await wait_before_retry(self._clock)
+            await self._wait_after_silence()
 
-    async def _get_more(self, command: MongoCommand, deadline: float) -> Document:
-        return check_reply(await self._exchange(command, deadline, has_time_limit=False))
+    async def _wait_after_silence(self) -> None:
+        if self.is_over:
+            raise ServerUnreachable("no reply")
+        await wait_before_retry(self.clock)
+
+    async def _get_more(self, command: MongoCommand) -> Document:
+        return check_reply(await self._exchange(command, has_time_limit=False))
 
 
 def _parse_reply_or_error(reply: Document) -> Document | MongoCommandError:
@@ -130,26 +157,20 @@ async def retry_on_duplicate_key(transact: Callable[[], Awaitable[T]]) -> T:
     return await transact()
 
 
-def start_operation(work: Coroutine[Any, Any, T]) -> Deferred[T]:
-    """Run a coroutine; its Deferred fails with StoreUnavailable for a DuplicateKeyError."""
-    return Deferred.fromCoroutine(_convert_duplicate_key(work))
-
-
 def operation(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Deferred[T]]:
-    """Decorate a coroutine function to return a Deferred; see :func:`start_operation`."""
+    """Decorate a coroutine function to return a Deferred, and to fail with StoreUnavailable for DuplicateKeyError."""
+
+    async def convert_duplicate_key(work: Coroutine[Any, Any, T]) -> T:
+        try:
+            return await work
+        except DuplicateKeyError:
+            raise StoreUnavailable() from None
 
     @wraps(function)
     def start(*args: P.args, **options: P.kwargs) -> Deferred[T]:
-        return Deferred.fromCoroutine(_convert_duplicate_key(function(*args, **options)))
+        return Deferred.fromCoroutine(convert_duplicate_key(function(*args, **options)))
 
     return start
-
-
-async def _convert_duplicate_key(work: Coroutine[Any, Any, T]) -> T:
-    try:
-        return await work
-    except DuplicateKeyError:
-        raise StoreUnavailable() from None
 
 
 class KeyedMutex:
@@ -169,8 +190,12 @@ class KeyedMutex:
 
         :raise StoreUnavailable: the mutex was not free by the deadline.
         """
-        waiters = self._waiters.setdefault(key, _MutexWaiters(self._clock))
-        await waiters.acquire(deadline)
+        waiters = self._waiters.setdefault(key, _MutexWaiters())
+        if waiters.is_locked or waiters.waiting:
+            turn: Deferred[None] = Deferred(waiters.waiting.remove)
+            waiters.waiting.append(turn)
+            await await_until(deadline, self._clock, turn, StoreUnavailable())
+        waiters.is_locked = True
         try:
             return await work()
         finally:
@@ -183,24 +208,15 @@ class KeyedMutex:
 class _MutexWaiters:
     """Queue of one key; waiters resume one after another, not inside each other, however many fail at once."""
 
-    _clock: IReactorTime
     waiting: deque[Deferred[None]] = field(default_factory=deque)
-    _is_locked: bool = False
+    is_locked: bool = False
     _is_handing_over: bool = False
 
-    async def acquire(self, deadline: float) -> None:
-        if self._is_locked or self.waiting:
-            turn: Deferred[None] = Deferred(self.waiting.remove)
-            self.waiting.append(turn)
-            left = max(deadline - self._clock.seconds(), 0.0)
-            await turn.addTimeout(left, self._clock, lambda _, __: fail(StoreUnavailable()))
-        self._is_locked = True
-
     def release(self) -> None:
-        self._is_locked = False
+        self.is_locked = False
         if self._is_handing_over:
             return
         self._is_handing_over = True
-        while self.waiting and not self._is_locked:
+        while self.waiting and not self.is_locked:
             self.waiting.popleft().callback(None)
         self._is_handing_over = False
