@@ -40,6 +40,11 @@ class DecentrlDID:
     prekey: bytes = field(repr=False)
     mediator_did: str
 
+    @property
+    def signing_key_id(self) -> str:
+        """Key id of the signing key."""
+        return f"{self.did}#signing"
+
 
 @lru_cache(maxsize=4096)
 def parse_did(text: str) -> DecentrlDID:

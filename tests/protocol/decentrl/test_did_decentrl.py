@@ -60,6 +60,7 @@ def test_known_answer(did: str) -> None:
     assert parse_did(did) == DecentrlDID(
         did, "alice", signing_key("alice"), agreement_key("alice", "prekey"), "did:web:mediator.example"
     )
+    assert parse_did(did).signing_key_id == f"{did}#signing"
 
 
 def test_known_answer_made() -> None:
