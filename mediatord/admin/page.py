@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from hashlib import sha256
@@ -25,12 +24,8 @@ class Markup(str):
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TableColumn:
-    """A column. :param style: CSS classes of its cells."""
-
-    title: str
-    style: str = ""
+# Title, and CSS classes of the cells.
+TableColumn = tuple[str, str]
 
 
 def escape_text(value: object) -> Markup:
@@ -55,15 +50,13 @@ def join_markup(*content: object, by: str = "") -> Markup:
 
 def build_table(columns: Sequence[TableColumn], rows: Iterable[Sequence[object]], style: str = "") -> Markup:
     """A table whose first cell in each row is its header."""
-    head = build_element("tr", *[build_element("th", one.title, class_=one.style, scope="col") for one in columns])
+    head = [build_element("th", title, class_=css, scope="col") for title, css in columns]
     body = []
     for first, *rest in rows:
-        cells = [build_element("th", first, class_=columns[0].style, scope="row")]
-        for column, value in zip(columns[1:], rest, strict=True):
-            cells.append(build_element("td", value, class_=column.style))
-        body.append(build_element("tr", *cells))
-    whole = build_element("table", build_element("thead", head), build_element("tbody", *body), class_=style)
-    return build_element("div", whole, class_="scroll")
+        cells = [build_element("td", value, class_=css) for (_, css), value in zip(columns[1:], rest, strict=True)]
+        body.append(build_element("tr", build_element("th", first, class_=columns[0][1], scope="row"), *cells))
+    parts = build_element("thead", build_element("tr", *head)), build_element("tbody", *body)
+    return build_element("div", build_element("table", *parts, class_=style), class_="scroll")
 
 
 def build_definition_list(pairs: Iterable[tuple[str, object]]) -> Markup:
@@ -153,10 +146,8 @@ _TRAFFIC_DESCRIPTIONS = {
     "evicted": "replaced by newer ones",
 }
 _AGE_LABELS = ("under 1 min", "1 to 10 min", "10 min to 1 h", "1 to 6 h", "6 to 24 h", "over 24 h")
-_NUMBER_STYLE = "number"
 _AT_LEAST = "\N{GREATER-THAN OR EQUAL TO} "
 _NO_STORE = "Not available: the store did not respond."
-_RATE_STYLE = "number quiet wide-only"
 
 
 def render_status_page(status: DaemonStatus, *, refreshing: bool, now: float | None = None) -> bytes:
@@ -266,13 +257,13 @@ def _render_state(status: DaemonStatus) -> Markup:
 
 def _render_traffic(status: DaemonStatus) -> Markup:
     columns = [
-        TableColumn("", "name"),
-        TableColumn("since start", _NUMBER_STYLE),
-        TableColumn("last minute", _NUMBER_STYLE),
-        TableColumn("", _RATE_STYLE),
-        TableColumn("last hour", _NUMBER_STYLE),
-        TableColumn("", _RATE_STYLE),
-        TableColumn("by minute", "drawn"),
+        ("", "name"),
+        ("since start", "number"),
+        ("last minute", "number"),
+        ("", "number quiet wide-only"),
+        ("last hour", "number"),
+        ("", "number quiet wide-only"),
+        ("by minute", "drawn"),
     ]
     rows = [
         (
@@ -298,41 +289,30 @@ def _render_ledger(status: DaemonStatus, now: float) -> Markup:
 
 
 def _render_ages(status: DaemonStatus, now: float) -> Markup:
-    cohorts, total = status.cohorts, status.waiting
-    if cohorts is None or total is None:
-        return _render_section("Queued messages by age", _render_note(_NO_STORE))
-    most = max(one.messages for one in cohorts)
-    columns = [
-        TableColumn("age", "short"),
-        TableColumn("messages", _NUMBER_STYLE),
-        TableColumn("bytes", _NUMBER_STYLE),
-        TableColumn("", "drawn"),
-    ]
+    title = "Queued messages by age"
+    if status.cohorts is None or status.waiting is None:
+        return _render_section(title, _render_note(_NO_STORE))
+    most = max(one.messages for one in status.cohorts)
     rows = [
-        (name, _format_cohort_messages(one), _format_cohort_bytes(one), draw_share_bar(one.messages, most))
-        for name, one in zip(_AGE_LABELS, cohorts, strict=True)
+        (name, *_format_cohort(one), draw_share_bar(one.messages, most))
+        for name, one in zip(_AGE_LABELS, status.cohorts, strict=True)
     ]
-    whole = ("total", _format_cohort_messages(total), _format_cohort_bytes(total), "")
-    return _render_section(
-        "Queued messages by age", build_table(columns, [*rows, whole]), _render_store_time(status, now)
+    columns = (("age", "short"), ("messages", "number"), ("bytes", "number"), ("", "drawn"))
+    table = build_table(columns, [*rows, ("total", *_format_cohort(status.waiting), "")])
+    return _render_section(title, table, _render_store_time(status, now))
+
+
+def _format_cohort(cohort: AgeBucket) -> tuple[str, str]:
+    """Messages and bytes."""
+    least = "" if cohort.exact else _AT_LEAST
+    return least + format_count(cohort.messages), ("" if cohort.bytes is None else least) + format_byte_count(
+        cohort.bytes
     )
 
 
-def _format_cohort_messages(cohort: AgeBucket) -> str:
-    return ("" if cohort.exact else _AT_LEAST) + format_count(cohort.messages)
-
-
-def _format_cohort_bytes(cohort: AgeBucket) -> str:
-    return ("" if cohort.bytes is None or cohort.exact else _AT_LEAST) + format_byte_count(cohort.bytes)
-
-
 def _render_largest_queues(status: DaemonStatus, now: float) -> Markup:
-    columns = [
-        TableColumn("recipient", "name"),
-        TableColumn("messages", _NUMBER_STYLE),
-        TableColumn("bytes", f"{_NUMBER_STYLE} wide-only"),
-        TableColumn("oldest", _NUMBER_STYLE),
-    ]
+    if status.waiting is None:
+        return _render_section("Largest queues", _render_note(_NO_STORE))
     rows = [
         (
             "(self-test)" if one.own else build_element("code", one.tag),
@@ -342,45 +322,36 @@ def _render_largest_queues(status: DaemonStatus, now: float) -> Markup:
         )
         for one in status.largest
     ]
-    if status.waiting is None:
-        return _render_section("Largest queues", _render_note(_NO_STORE))
+    columns = (("recipient", "name"), ("messages", "number"), ("bytes", "number wide-only"), ("oldest", "number"))
     known = build_table(columns, rows) if rows else _render_note("No messages are queued.")
     return _render_section("Largest queues", known, _render_store_time(status, now))
 
 
-_REFUSAL_COLUMNS = (
-    TableColumn("situation", "name"),
-    TableColumn("code", "name wide-only"),
-    TableColumn("protocol", "wide-only"),
-)
-_WARNING_COLUMNS = (TableColumn("line", "name"), TableColumn("level", "wide-only"), TableColumn("from", "wide-only"))
-_OCCURRENCE_COLUMNS = (TableColumn("times", _NUMBER_STYLE), TableColumn("last", _NUMBER_STYLE))
+_REFUSAL_COLUMNS = (("situation", "name"), ("code", "name wide-only"), ("protocol", "wide-only"))
+_WARNING_COLUMNS = (("line", "name"), ("level", "wide-only"), ("from", "wide-only"))
 
 
 def _render_problems(
-    title: str, troubles: Sequence[ProblemSummary], now: float, columns: Sequence[TableColumn]
+    title: str, problems: Sequence[ProblemSummary], now: float, columns: Sequence[TableColumn]
 ) -> Markup:
-    if not troubles:
+    if not problems:
         return _render_section(title, _render_note("None since start."))
     rows = []
-    for one in troubles:
+    for one in problems:
         words = one.kind.replace("_", " ")
-        heads = (
-            (one.text, words, one.where)
-            if columns is _WARNING_COLUMNS
-            else (words, build_element("code", one.text), one.where)
-        )
-        rows.append((*heads, format_count(one.count), f"{format_duration(now - one.last)} ago"))
-    return _render_section(title, build_table([*columns, *_OCCURRENCE_COLUMNS], rows))
+        is_warning = columns is _WARNING_COLUMNS
+        heads = (one.text, words) if is_warning else (words, build_element("code", one.text))
+        rows.append((*heads, one.where, format_count(one.count), f"{format_duration(now - one.last)} ago"))
+    return _render_section(title, build_table([*columns, ("times", "number"), ("last", "number")], rows))
 
 
 def _render_processes(status: DaemonStatus) -> Markup:
     columns = [
-        TableColumn("worker", "name"),
-        TableColumn("process", f"{_NUMBER_STYLE} wide-only"),
-        TableColumn("sockets", f"{_NUMBER_STYLE} wide-only"),
-        TableColumn("uptime", _NUMBER_STYLE),
-        TableColumn("state", "name"),
+        ("worker", "name"),
+        ("process", "number wide-only"),
+        ("sockets", "number wide-only"),
+        ("uptime", "number"),
+        ("state", "name"),
     ]
     rows = [
         (
@@ -392,19 +363,15 @@ def _render_processes(status: DaemonStatus) -> Markup:
         )
         for one in status.processes
     ]
-    missing = status.asked - len(status.processes)
-    note = (
-        [_render_note("Other workers did not respond in time; their figures are not included.")]
-        if missing > 0
-        else []
-    )
+    text = "Other workers did not respond in time; their figures are not included."
+    note = [_render_note(text)] if status.asked > len(status.processes) else []
     return _render_section("Workers", build_table(columns, rows), *note, whole=True)
 
 
 def _render_reports(reports: Sequence[AnalysisReport], now: float) -> Markup:
     if not reports:
         return _render_section("Nightly report", _render_note("No report yet."), whole=True)
-    columns = [TableColumn("day", "short"), TableColumn("", ""), TableColumn("written", f"{_NUMBER_STYLE} wide-only")]
+    columns = [("day", "short"), ("", ""), ("written", "number wide-only")]
     rows = [
         (
             build_element("a", one.day, href=f"admin/report/{quote(one.day)}/{REPORT_INDEX}"),
@@ -418,12 +385,11 @@ def _render_reports(reports: Sequence[AnalysisReport], now: float) -> Markup:
 
 def build_ledger_table(books: status.LedgerEntries) -> Markup:
     """The ledger, with a column for each protocol."""
-    columns = [TableColumn("", "name"), *(TableColumn(half, _NUMBER_STYLE) for half in books)]
     rows = [
-        (entry, *(_format_ledger_entry(half.get(entry)) for half in books.values()))
+        (entry, *(_format_ledger_entry(entries[entry]) for entries in books.values()))
         for entry in status.LEDGER_ENTRIES
     ]
-    return build_table(columns, rows)
+    return build_table([("", "name"), *((protocol, "number") for protocol in books)], rows)
 
 
 def _format_ledger_entry(number: int | None) -> str | Markup:

@@ -7,6 +7,7 @@ import hmac
 from base64 import b64decode
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
@@ -16,12 +17,12 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IPushProducer, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
-from twisted.web.resource import IResource, Resource
+from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Request, Site
 from zope.interface import implementer
 
 from mediatord.admin.page import build_security_policy, render_status_page
-from mediatord.admin.status import DaemonStatus, StatusCollector, render_status_json
+from mediatord.admin.status import StatusCollector, render_status_json
 from mediatord.admin.status_sources import REPORT_INDEX, AnalysisReportFile, ReportDirectory
 from mediatord.http.channel import BackpressureHTTPChannel
 from mediatord.http.client_address import ClientAddressResolver, get_addresses
@@ -84,17 +85,6 @@ def _extract_secret(authorization: bytes) -> bytes:
         return b""
 
 
-@dataclass(frozen=True, slots=True)
-class AccessDenial:
-    """
-    A client is not authenticated.
-
-    :param wait: seconds until it may try again; 0 for immediately.
-    """
-
-    wait: int = 0
-
-
 class AdminAuthenticator:
     """Checks tokens, and locks an address out for a while after too many wrong ones."""
 
@@ -107,23 +97,21 @@ class AdminAuthenticator:
         """Replace the token."""
         self._token = token
 
-    def authenticate(self, rate_limit_key: str, authorization: bytes | None) -> AccessDenial | None:
+    def authenticate(self, rate_limit_key: str, authorization: bytes | None) -> int | None:
         """
-        Authenticate a client; None on success.
+        Authenticate a client; None on success, else seconds until it may try again.
 
         :param rate_limit_key: address whose attempts are counted.
         :param authorization: value of the header; None without one, which is no failed attempt.
         """
         now = self._clock.seconds()
         wait = self._wrong.wait(rate_limit_key, now)
-        if wait:
-            return AccessDenial(wait)
-        if authorization is None:
-            return AccessDenial()
+        if wait or authorization is None:
+            return wait
         if self._token.matches(authorization):
             return None
         self._wrong.admit(rate_limit_key, now)
-        return AccessDenial()
+        return 0
 
 
 _log = Logger()
@@ -163,7 +151,9 @@ class AdminContext:
     reports: ReportDirectory | None
 
 
-class _AdminResource(Resource):
+class AdminResource(Resource):
+    """All pages; unknown paths require authentication, too."""
+
     isLeaf = True
 
     def __init__(self, context: AdminContext) -> None:
@@ -173,85 +163,64 @@ class _AdminResource(Resource):
     def render(self, request: Request) -> int:
         """Authenticate every request, and allow GET and HEAD only."""
         rate_limit_key = self._context.client_addresses.rate_limit_key(*get_addresses(request))
-        denial = self._context.authenticator.authenticate(rate_limit_key, request.getHeader(b"authorization"))
-        if denial is not None and denial.wait:
-            request.setHeader(b"Retry-After", b"%d" % denial.wait)
+        wait = self._context.authenticator.authenticate(rate_limit_key, request.getHeader(b"authorization"))
+        if wait:
+            request.setHeader(b"Retry-After", b"%d" % wait)
             return send_admin_response(request, 429, b"too many attempts\n")
-        if denial is not None:
+        if wait is not None:
             request.setHeader(b"WWW-Authenticate", _CHALLENGE)
             return send_admin_response(request, 401, b"unauthorized\n")
         if request.method not in (b"GET", b"HEAD"):
             request.setHeader(b"Allow", b"GET, HEAD")
             return send_admin_response(request, 405, b"method not allowed\n")
-        return self.show(request)
+        return self._get(request)
 
-    def show(self, request: Request) -> int:
-        """Answer an authenticated request."""
+    def _get(self, request: Request) -> int:
+        """Respond to an authenticated request."""
+        match request.postpath:
+            case [b"admin"]:
+                is_refreshing = (request.args or {}).get(b"refresh") != [b"0"]
+                return self._send_status(request, _HTML_TYPE, partial(render_status_page, refreshing=is_refreshing))
+            case [b"admin", b"status.json"]:
+                return self._send_status(request, b"application/json", render_status_json)
+            case [b""] | [b"admin", b""]:  # the page has one URL, to which its links are relative
+                request.setHeader(b"Location", b"../admin" if len(request.postpath) > 1 else b"admin")
+                return send_admin_response(request, 302, b"")
+            case [b"admin", b"report", day, name] if self._context.reports is not None:
+                report = self._context.reports.open(day.decode("latin-1"), name.decode("latin-1") or REPORT_INDEX)
+                if report is not None:
+                    return _send_file(request, report)
         return send_admin_response(request, 404, b"not found\n")
 
-
-class _PageRedirect(_AdminResource):
-    def show(self, request: Request) -> int:
-        """Redirect to the only URL of the page, to which its links are relative."""
-        request.setHeader(b"Location", b"../admin" if request.path == b"/admin/" else b"admin")
-        return send_admin_response(request, 302, b"")
-
-
-class _StatusResource(_AdminResource):
-    """
-    A document that is rendered from the status.
-
-    :param render_status: given the status, whether the page reloads itself, and the current time.
-    """
-
-    def __init__(
-        self, context: AdminContext, content_type: bytes, render_status: Callable[[DaemonStatus, bool, float], bytes]
-    ) -> None:
-        super().__init__(context)
-        self._content_type = content_type
-        self._render_status = render_status
-
-    def show(self, request: Request) -> int:
+    def _send_status(self, request: Request, content_type: bytes, render_status: Callable[..., bytes]) -> int:
+        """Send a document that is rendered from the status. :param render_status: given it and the current time."""
         gone: list[Failure] = []
         request.notifyFinish().addErrback(gone.append)
-        refreshing = (request.args or {}).get(b"refresh") != [b"0"]
 
         async def answer() -> None:
             try:
-                current = await self._context.collector.latest()
-                body = self._render_status(current, refreshing, self._context.clock.seconds())
-                status, content_type = 200, self._content_type
+                status = await self._context.collector.latest()
+                body = render_status(status, now=self._context.clock.seconds())
+                code, type_ = 200, content_type
             except Exception:
                 _log.failure("making the status page failed", redact_failure())
-                status, body, content_type = 500, b"internal error\n", _TEXT_TYPE
+                code, body, type_ = 500, b"internal error\n", _TEXT_TYPE
             if not gone:
-                policy = build_security_policy() if content_type == _HTML_TYPE else _DENY_ALL_POLICY
-                send_admin_response(request, status, body, content_type, policy)
+                policy = build_security_policy() if type_ == _HTML_TYPE else _DENY_ALL_POLICY
+                send_admin_response(request, code, body, type_, policy)
 
         Deferred.fromCoroutine(answer())
         return NOT_DONE_YET
 
 
-class _ReportResource(_AdminResource):
-    def show(self, request: Request) -> int:
-        """Send a file of the report of a day; its page by default."""
-        reports = self._context.reports
-        named = [part.decode("latin-1") for part in cast("list[bytes]", request.postpath)]
-        if len(named) != 2 or reports is None:
-            return send_admin_response(request, 404, b"not found\n")
-        found = reports.open(named[0], named[1] or REPORT_INDEX)
-        return send_admin_response(request, 404, b"not found\n") if found is None else _send_file(request, found)
-
-
 def _send_file(request: Request, found: AnalysisReportFile) -> int:
     """Send a file with backpressure."""
-    _set_admin_head(request, 200, found.content_type, _REPORT_POLICY)
-    request.setHeader(b"Content-Length", b"%d" % found.size)
+    _set_admin_head(request, 200, found.content_type, _REPORT_POLICY, found.size)
     if request.method == b"HEAD":
         found.file.close()
         request.finish()
-        return NOT_DONE_YET
-    _FileProducer(request, found.file).start()
+    else:
+        _FileProducer(request, found.file).start()
     return NOT_DONE_YET
 
 
@@ -294,54 +263,20 @@ def send_admin_response(
     request: Request, status: int, body: bytes, content_type: bytes = _TEXT_TYPE, policy: bytes = _DENY_ALL_POLICY
 ) -> int:
     """Send a complete response."""
-    _set_admin_head(request, status, content_type, policy)
-    request.setHeader(b"Content-Length", b"%d" % len(body))
+    _set_admin_head(request, status, content_type, policy, len(body))
     if request.method != b"HEAD":
         request.write(body)
     request.finish()
     return NOT_DONE_YET
 
 
-def _set_admin_head(request: Request, status: int, content_type: bytes, policy: bytes) -> None:
+def _set_admin_head(request: Request, status: int, content_type: bytes, policy: bytes, size: int) -> None:
     request.setResponseCode(status, {429: b"Too Many Requests"}.get(status))
     for name, value in _COMMON_HEADERS:
         request.setHeader(name, value)
     request.setHeader(b"Content-Type", content_type)
     request.setHeader(b"Content-Security-Policy", policy)
-
-
-class _AdminRootResource(_AdminResource):
-    """The root; unknown paths require authentication, too."""
-
-    isLeaf = False
-
-    def __init__(self, context: AdminContext) -> None:
-        super().__init__(context)
-        self._page = _StatusResource(
-            context,
-            _HTML_TYPE,
-            lambda status, refreshing, now: render_status_page(status, refreshing=refreshing, now=now),
-        )
-        self._json = _StatusResource(
-            context, b"application/json", lambda status, _, now: render_status_json(status, now)
-        )
-        self._report = _ReportResource(context)
-        self._redirect = _PageRedirect(context)
-        self._not_found = _AdminResource(context)
-
-    def getChild(self, path: bytes, request: Request) -> IResource:
-        """Look up the whole path."""
-        whole = [path, *cast("list[bytes]", request.postpath)]
-        if whole[:2] == [b"admin", b"report"]:
-            request.postpath = whole[2:]
-            return self._report
-        places: dict[tuple[bytes, ...], IResource] = {
-            (b"",): self._redirect,
-            (b"admin",): self._page,
-            (b"admin", b""): self._redirect,
-            (b"admin", b"status.json"): self._json,
-        }
-        return places.get(tuple(whole), self._not_found)
+    request.setHeader(b"Content-Length", b"%d" % size)
 
 
 class _AdminChannel(BackpressureHTTPChannel):
@@ -386,7 +321,7 @@ class AdminSite(Site):
     noisy = False
 
     def __init__(self, context: AdminContext) -> None:
-        super().__init__(_AdminRootResource(context), reactor=context.clock, parsePOSTFormSubmission=False)
+        super().__init__(AdminResource(context), reactor=context.clock, parsePOSTFormSubmission=False)
         self.clock = context.clock
         self.memory = MemoryReclaimer(self.clock)
         self.scheduler = RoundRobinScheduler(self.clock)

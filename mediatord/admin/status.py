@@ -28,28 +28,18 @@ from mediatord.store.interfaces.messages import AgeBucket, QueueBacklog
 
 LEDGER_DIFFERS = "message ledger does not balance"
 
-_DIFFERENCE = "difference"
-LEDGER_ENTRIES = ("accepted", "acknowledged", "waiting", "expired", "evicted", "removed", "withdrawn", _DIFFERENCE)
+LEDGER_ENTRIES = ("accepted", "acknowledged", "waiting", "expired", "evicted", "removed", "withdrawn", "difference")
 
-# By protocol and entry; unknown entries are left out.
-LedgerEntries = Mapping[str, Mapping[str, int]]
+# By protocol and entry; unknown entries are None.
+LedgerEntries = Mapping[str, Mapping[str, int | None]]
 
 
 def read_ledger(books: messages.StoreLedger) -> LedgerEntries:
     """Convert the store's ledger."""
-    halves = {"didcomm": books.didcomm, "decentrl": books.decentrl}
-    known = {half: {**asdict(one), _DIFFERENCE: one.difference} for half, one in halves.items()}
-    return {half: {name: n for name, n in entries.items() if n is not None} for half, entries in known.items()}
-
-
-def is_ledger_balanced(books: LedgerEntries) -> bool:
-    """Whether no protocol has a known difference."""
-    return not any(entries.get(_DIFFERENCE) for entries in books.values())
-
-
-def build_ledger_json(books: LedgerEntries) -> dict[str, dict[str, int | None]]:
-    """All entries; null for unknown ones."""
-    return {half: {entry: entries.get(entry) for entry in LEDGER_ENTRIES} for half, entries in books.items()}
+    ledgers = {"didcomm": books.didcomm, "decentrl": books.decentrl}
+    return {
+        protocol: {entry: getattr(ledger, entry) for entry in LEDGER_ENTRIES} for protocol, ledger in ledgers.items()
+    }
 
 
 # Upper bounds of the age groups in seconds; older messages are one more group.
@@ -195,7 +185,7 @@ class DaemonStatus:
             return "the store does not respond"
         if self.asked > len(self.processes) or self.totals is None:
             return "some workers do not respond"
-        if not is_ledger_balanced(self.books):
+        if any(entries["difference"] for entries in self.books.values()):
             return LEDGER_DIFFERS
         return self.processes[0].state if self.gauges.get("ready", 1) else "end-to-end probe fails"
 
@@ -223,19 +213,15 @@ class StatusCollector:
         answer: Deferred[DaemonStatus] = Deferred()
         self._waiting.append(answer)
         if len(self._waiting) == 1:
-            Deferred.fromCoroutine(self._collect()).addCallbacks(self._succeed, self._fail)
+            Deferred.fromCoroutine(self._collect()).addBoth(self._answer)
         return answer
 
-    def _succeed(self, status: DaemonStatus) -> None:
-        self._last = status
+    def _answer(self, result: DaemonStatus | Failure) -> None:
+        if isinstance(result, DaemonStatus):
+            self._last = result
         waiting, self._waiting = self._waiting, []
         for answer in waiting:
-            answer.callback(status)
-
-    def _fail(self, failure: Failure) -> None:
-        waiting, self._waiting = self._waiting, []
-        for answer in waiting:
-            answer.errback(failure)
+            answer.callback(result)
 
     async def _collect(self) -> DaemonStatus:
         sources = self._sources
@@ -244,11 +230,11 @@ class StatusCollector:
         samples = await self._figures()
         backlog = await self._backlog(now)
         store_at = None if backlog is None else self._clock.seconds()
-        processes = tuple(
-            sorted((_parse_process_status(one) for one in replies if "pid" in one), key=lambda one: one.node)
-        )
+        fields = ("node", "pid", "state", "well", "uptime", "sockets")
+        found = [ProcessStatus(**{name: one[name] for name in fields}) for one in replies if "pid" in one]
+        processes = tuple(sorted(found, key=lambda one: one.node))
         uptime = max((one.uptime for one in processes), default=0.0)
-        troubles = [one["troubles"] for one in replies]
+        problems = [one["problems"] for one in replies]
         return DaemonStatus(
             at=now,
             store_at=store_at,
@@ -266,8 +252,8 @@ class StatusCollector:
             waiting=AgeBucket(backlog.messages, backlog.bytes) if backlog else None,
             cohorts=backlog.cohorts if backlog else None,
             largest=self._build_queue_summaries(backlog, now) if backlog else (),
-            refusals=tuple(merge_problems(troubles, "request")),
-            warnings=tuple(merge_problems(troubles, "output")),
+            refusals=tuple(merge_problems(problems, "request")),
+            warnings=tuple(merge_problems(problems, "output")),
             reports=None if sources.reports is None else tuple(sources.reports.latest()),
         )
 
@@ -322,10 +308,6 @@ class StatusCollector:
         )
 
 
-def _parse_process_status(reply: Mapping[str, Any]) -> ProcessStatus:
-    return ProcessStatus(**{name: reply[name] for name in ("node", "pid", "state", "well", "uptime", "sockets")})
-
-
 def _sum_totals(
     asked: int, replies: Sequence[Mapping[str, Any]], samples: Mapping[str, float] | None
 ) -> dict[str, int] | None:
@@ -357,10 +339,11 @@ def render_status_json(status: DaemonStatus, now: float | None = None) -> bytes:
 
     :param now: current time; by default that of the status.
     """
+    now = status.at if now is None else now
     return encoding.dumps(
         {
             "at": status.at,
-            "age_seconds": _get_age(status.at, now),
+            "age_seconds": _compute_age(status.at, now),
             "version": status.version,
             "node": status.node,
             "ok": status.well,
@@ -369,12 +352,13 @@ def render_status_json(status: DaemonStatus, now: float | None = None) -> bytes:
             "store": {
                 "backend": status.backend,
                 "answers": status.cohorts is not None,
-                **_build_store_json(status, now),
+                "at": status.store_at,
+                "age_seconds": None if status.store_at is None else _compute_age(status.store_at, now),
             },
             "processes": {"asked": status.asked, "answered": [asdict(one) for one in status.processes]},
             "gauges": dict(status.gauges),
             "traffic": _build_traffic_json(status),
-            "ledger": build_ledger_json(status.books) if status.books else None,
+            "ledger": status.books or None,
             "waiting": _build_waiting_json(status),
             "refusals": [asdict(one) for one in status.refusals],
             "warnings": [asdict(one) for one in status.warnings],
@@ -383,14 +367,8 @@ def render_status_json(status: DaemonStatus, now: float | None = None) -> bytes:
     )
 
 
-def _build_store_json(status: DaemonStatus, now: float | None) -> dict[str, float | None]:
-    """Time and age of the store's figures."""
-    at = status.store_at
-    return {"at": at, "age_seconds": None if at is None else _get_age(at, now)}
-
-
-def _get_age(at: float, now: float | None) -> float:
-    return 0.0 if now is None else round(max(0.0, now - at), 3)
+def _compute_age(at: float, now: float) -> float:
+    return round(max(0.0, now - at), 3)
 
 
 def _build_traffic_json(status: DaemonStatus) -> dict[str, Any]:
@@ -408,7 +386,6 @@ def _build_traffic_json(status: DaemonStatus) -> dict[str, Any]:
 def _build_waiting_json(status: DaemonStatus) -> dict[str, Any] | None:
     if status.waiting is None:
         return None
-    messages, size = status.waiting.messages, status.waiting.bytes
     bounds: list[int | None] = [*AGE_BOUNDS, None]
     by_age = [
         {"below_seconds": bound, **asdict(cohort)} for bound, cohort in zip(bounds, status.cohorts or (), strict=True)
@@ -423,4 +400,5 @@ def _build_waiting_json(status: DaemonStatus) -> dict[str, Any] | None:
         }
         for one in status.largest
     ]
-    return {"messages": messages, "bytes": size, "by_age": by_age, "largest": largest}
+    waiting = {"messages": status.waiting.messages, "bytes": status.waiting.bytes}
+    return {**waiting, "by_age": by_age, "largest": largest}

@@ -185,7 +185,7 @@ class RecentProblems:
         where = namespace.partition(".")[2] or namespace
         self._note((level.name, namespace, str(event["log_format"])), "output", level.name, where, text)
 
-    def told(self) -> list[dict[str, Any]]:
+    def list_problems(self) -> list[dict[str, Any]]:
         """All problems as plain values, for :func:`merge_problems`."""
         return [asdict(one) for kept in self._kept.values() for one in kept.values()]
 
@@ -202,25 +202,18 @@ def merge_problems(processes: Iterable[Iterable[Mapping[str, Any]]], source: Pro
     """
     Merge the problems of several processes, the most recent first.
 
-    :param processes: results of :meth:`RecentProblems.told`.
+    :param processes: results of :meth:`RecentProblems.list_problems`.
     """
     found: dict[tuple[str, str, str], ProblemSummary] = {}
-    for told in processes:
-        for values in told:
-            one = ProblemSummary(**values)
-            if one.source == source:
-                key = one.kind, one.where, one.text
-                found[key] = _combine_problems(found[key], one) if key in found else one
+    for one in [ProblemSummary(**values) for problems in processes for values in problems]:
+        if one.source != source:
+            continue
+        key = one.kind, one.where, one.text
+        other = found.get(key, one)
+        count = one.count if other is one else one.count + other.count
+        first, last = min(one.first, other.first), max(one.last, other.last)
+        found[key] = replace(one, count=count, first=first, last=last)
     return sorted(found.values(), key=lambda one: one.last, reverse=True)[:MAX_PROBLEMS]
-
-
-def _combine_problems(one: ProblemSummary, other: ProblemSummary) -> ProblemSummary:
-    return replace(
-        one,
-        count=one.count + other.count,
-        first=min(one.first, other.first),
-        last=max(one.last, other.last),
-    )
 
 
 REPORT_INDEX = "index.html"
@@ -319,13 +312,9 @@ class ReportDirectory:
 
 
 def _is_day(name: str) -> bool:
-    if not _DAY_PATTERN.fullmatch(name):
-        return False
-    try:
-        date.fromisoformat(name)
-    except ValueError:
-        return False
-    return True
+    with suppress(ValueError):
+        return bool(_DAY_PATTERN.fullmatch(name) and date.fromisoformat(name))
+    return False
 
 
 @contextmanager

@@ -153,7 +153,7 @@ class SupervisorMonitor(Service):
 
     def report(self) -> Mapping[str, Any]:
         """The name of the daemon and the problems of this process, as JSON values."""
-        return {"node": self._node, "troubles": self._problems.told()}
+        return {"node": self._node, "problems": self._problems.list_problems()}
 
 
 class ProcessMonitor(SupervisorMonitor):

@@ -34,7 +34,6 @@ from mediatord.protocol.decentrl.did_decentrl import parse_did
 
 _SCHEMA = """
 PRAGMA journal_mode=WAL;
-PRAGMA synchronous=FULL;
 CREATE TABLE event (
     id INTEGER PRIMARY KEY, recipient TEXT NOT NULL, sender TEXT NOT NULL, payload TEXT NOT NULL
 ) STRICT;
@@ -90,6 +89,8 @@ class _GroupCommitWriter:
 
     def __init__(self, reactor: IReactorFromThreads, path: Path) -> None:
         self._reactor = reactor
+        with closing(sqlite3.connect(path)) as connection:
+            connection.executescript(_SCHEMA)
         self._queue: SimpleQueue[tuple[EventRow, Deferred[None]]] = SimpleQueue()
         Thread(target=self._work, args=[path], daemon=True).start()
 
@@ -101,7 +102,7 @@ class _GroupCommitWriter:
 
     def _work(self, path: Path) -> None:
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-            connection.executescript(_SCHEMA)
+            connection.execute("PRAGMA synchronous=FULL")
             while True:
                 rows, deferreds = zip(*self._take_batch(), strict=True)
                 connection.execute("BEGIN IMMEDIATE")

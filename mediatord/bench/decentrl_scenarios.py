@@ -37,15 +37,17 @@ from mediatord.bench.wallet_group import SystemClock, fetch, run_blocking
 from mediatord.protocol import encoding
 from mediatord.protocol.decentrl.crypto import sign_event
 from mediatord.protocol.encoding import encode_base64
-from mediatord.wallet.decentrl_client import DecentrlMediator, DecentrlWallet, read_mediator_document
-from mediatord.wallet.decentrl_messages import (
+from mediatord.wallet.decentrl_client import (
     PRIVATE_CHANNEL,
     PUBLIC_CHANNEL,
     ContractRequest,
     DecentrlIdentity,
+    DecentrlMediator,
+    DecentrlWallet,
     derive_public_key,
     encode_command,
     propose_contract,
+    read_mediator_document,
 )
 from mediatord.wallet.didcomm_client import HTTPResponse
 from mediatord.wallet.temporary_daemon import run_temporary_daemon

@@ -177,21 +177,11 @@ def measure_remote_push(plan: BenchmarkPlan) -> ResultTable:
     with ExitStack() as stack:
         daemons, database = stack.enter_context(start_cluster(2, plan.mongodb))
         mediator = MeasuredMediator(plan, daemons[0])
-        loads = {
-            name: stack.enter_context(
-                closing(
-                    CycleLoad(
-                        mediator,
-                        table.failures,
-                        PUSH_WALLETS // 2,
-                        size,
-                        short=False,
-                        url=f"ws://{urlsplit(daemon.url).netloc}/didcomm",
-                    )
-                )
-            )
-            for name, daemon in zip((_SAME_NODE, _OTHER_NODE), daemons, strict=True)
-        }
+        loads = {}
+        for name, daemon in zip((_SAME_NODE, _OTHER_NODE), daemons, strict=True):
+            url = f"ws://{urlsplit(daemon.url).netloc}/didcomm"
+            load = CycleLoad(mediator, table.failures, PUSH_WALLETS // 2, size, short=False, url=url)
+            loads[name] = stack.enter_context(closing(load))
         round_trip = database.measure_round_trip()
         for at_once in PUSH_CONCURRENCIES:
             contenders: dict[str, Contender] = {

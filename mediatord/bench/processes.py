@@ -8,7 +8,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -62,25 +62,23 @@ def _send_outcome(function: Callable[[], object], outcome: Connection) -> None:
 
 def cpu_seconds(pid: int) -> float:
     """User and system time of a process and its children so far, in steps of 10 ms; 0 for process 0."""
-    total = 0.0
-    for member in _process_tree(pid) if pid else ():
-        # The program's name is in parentheses and may contain blanks; the fields after it are plain.
-        fields = Path(f"/proc/{member}/stat").read_text().rpartition(")")[2].split()
-        total += (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
-    return total
+    # The program's name is in parentheses and may contain blanks; the fields after it are plain.
+    stats = (text.rpartition(")")[2].split() for text in _read_tree(pid, "stat"))
+    return sum(int(fields[11]) + int(fields[12]) for fields in stats) / _TICKS_PER_SECOND
 
 
 def rss_bytes(pid: int) -> int:
     """Resident memory of a process and its children."""
-    return sum(int(Path(f"/proc/{one}/statm").read_text().split()[1]) * _PAGE_BYTES for one in _process_tree(pid))
+    return sum(int(text.split()[1]) * _PAGE_BYTES for text in _read_tree(pid, "statm"))
 
 
-def _process_tree(pid: int) -> list[int]:
-    found = [pid]
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in children.read_text().split():
-            found += _process_tree(int(child))
-    return found
+def _read_tree(pid: int, name: str) -> Iterator[str]:
+    """A file in /proc of a process and of its children, some of which end at any time."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        yield Path(f"/proc/{pid}/{name}").read_text()
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            for child in children.read_text().split():
+                yield from _read_tree(int(child), name)
 
 
 def raise_file_limit() -> int:

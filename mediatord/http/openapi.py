@@ -8,7 +8,7 @@ of. The served copy is a file beside this module, written by ``python -m mediato
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_args
@@ -38,73 +38,53 @@ from mediatord.protocol.error_codes import (
     IDENTUS_PROBLEM_CODES,
 )
 
-Schema = dict[str, Any]
 
-COMMAND_SCHEMAS = ("DirectCommand", "PrivateCommand", "PublicCommand")
+class Schema(dict[str, Any]):
+    """A JSON Schema."""
+
+
 # Errors that belong to no command, by status (reference section 12).
 HTTP_ERROR_CODES = {
     **{400: "BAD_REQUEST", 403: "ORIGIN_NOT_ALLOWED", 404: "NOT_FOUND"},
     **{405: "METHOD_NOT_ALLOWED", 426: "UPGRADE_REQUIRED"},
 }
-STRING_SCHEMA: Schema = {"type": "string"}
-NUMBER_SCHEMA: Schema = {"type": "number"}
+_TYPE_NAMES = {str: "string", float: "number", int: "integer", dict: "object"}
+
+
+def build_schema(shape: Any) -> Schema:
+    """
+    A schema of a shape written in Python: a type, a constant, a set of constants, `[item]`, or a dict for an object
+    with these members and no others, of which those with a `?` are optional. Schemas are left as they are.
+    """
+    match shape:
+        case Schema():
+            return shape
+        case type():
+            return Schema(type=_TYPE_NAMES[shape])
+        case str():
+            return Schema(type="string", const=shape)
+        case set():
+            return Schema(type="string", enum=sorted(shape))
+        case [item]:
+            return Schema(type="array", items=build_schema(item))
+    members = {name.removesuffix("?"): build_schema(member) for name, member in shape.items()}
+    required = [name for name in shape if not name.endswith("?")]
+    return Schema(type="object", properties=members, required=required, additionalProperties=False)
 
 
 def build_ref(name: str) -> Schema:
     """A reference to a component."""
-    return {"$ref": f"#/components/schemas/{name}"}
+    return Schema({"$ref": f"#/components/schemas/{name}"})
 
 
-def build_any_of(names: Sequence[str]) -> Schema:
+def build_any_of(names: Iterable[str]) -> Schema:
     """Any of several components."""
-    return {"anyOf": [build_ref(name) for name in names]}
-
-
-def build_const(value: str) -> Schema:
-    """A constant string."""
-    return {"type": "string", "const": value}
-
-
-def build_enum(*values: str) -> Schema:
-    """One of several strings."""
-    return {"type": "string", "enum": sorted(set(values))}
-
-
-def build_object(
-    members: Mapping[str, Schema], *, about: str = "", optional: Mapping[str, Schema] | None = None
-) -> Schema:
-    """An object with these members and no others."""
-    return {
-        **({"description": about} if about else {}),
-        "type": "object",
-        "properties": {**members, **(optional or {})},
-        "required": list(members),
-        "additionalProperties": False,
-    }
+    return Schema(anyOf=[build_ref(name) for name in names])
 
 
 def build_refusal_ref(status: int) -> Schema:
     """A reference to the non-DIDComm error of a status."""
     return build_ref(f"Refused{status}")
-
-
-def build_components() -> dict[str, Schema]:
-    """All named schemas."""
-    return {
-        **_build_request_schemas(),
-        **_build_response_schemas(),
-        **_build_refusal_schemas(),
-        **_build_reply_schemas(),
-        **_build_frame_schemas(),
-        **_build_didcomm_schemas(),
-    }
-
-
-def build_query_parameters() -> dict[str, Schema]:
-    """Query parameters of a public channel, by name."""
-    shown = PublicQuery.model_json_schema(schema_generator=_SchemaGenerator)
-    properties: dict[str, Schema] = shown["properties"]
-    return properties
 
 
 class _SchemaGenerator(GenerateJsonSchema):
@@ -122,67 +102,81 @@ class _SchemaGenerator(GenerateJsonSchema):
         return shown
 
 
-def _build_request_schemas() -> dict[str, Schema]:
+def build_components() -> dict[str, Schema]:
+    """All named schemas."""
     models: tuple[type[BaseModel], ...] = (DirectCommand, PrivateCommand, PublicCommand, AuthenticateMessage)
     _, shown = models_json_schema(
         [(model, "validation") for model in models],
         ref_template="#/components/schemas/{model}",
         schema_generator=_SchemaGenerator,
     )
-    found: dict[str, Schema] = shown["$defs"]
-    return found
-
-
-def _build_refusal_schemas() -> dict[str, Schema]:
-    """Errors by status, and all in one."""
-    named = [(wire.status, wire.code) for wire in DECENTRL_ERROR_CODES.values()] + list(HTTP_ERROR_CODES.items())
-    by_status = {
-        f"Refused{status}": _build_error_schema(code for at, code in named if at == status)
-        for status, _ in sorted(named)
+    refusals = [(wire.status, wire.code) for wire in DECENTRL_ERROR_CODES.values()] + list(HTTP_ERROR_CODES.items())
+    errors = {"Error": {code for _, code in refusals}} | {
+        f"Refused{status}": {code for at, code in refusals if at == status} for status, _ in sorted(refusals)
     }
-    return {"Error": _build_error_schema(code for _, code in named), **by_status}
+    replies = {name: {"type": "SUCCESS", **members} for name, members in _REPLIES.items()}
+    shapes = {**_SHAPES, **{name: {"type": "ERROR", "code": codes} for name, codes in errors.items()}, **replies}
+    built = {name: build_schema(shape) for name, shape in shapes.items()}
+    for name, about in _SHAPE_DESCRIPTIONS.items():
+        built[name] = Schema(description=about, **built[name])
+    return {**shown["$defs"], **built, **_DIDCOMM_SCHEMAS}
 
 
-def _build_error_schema(named: Iterable[str]) -> Schema:
-    return build_object({"type": build_const("ERROR"), "code": build_enum(*named)})
+_COUNT = Schema(type="integer", minimum=0)
+_CONTRACT, _PAGE = build_ref("SignedCommunicationContract"), build_ref("Page")
 
 
-def _build_response_schemas() -> dict[str, Schema]:
-    return {
-        "Trouble": build_object(
-            {"status": build_const("error"), "detail": STRING_SCHEMA},
-            about="An error outside of both protocols.",
-        ),
-        "Unready": build_object(
-            {"status": build_const("error"), "detail": STRING_SCHEMA},
-            optional={"age_ms": {"type": "integer", "minimum": 0}},
-        ),
-        "DIDDocument": {
-            "description": "The mediator's DID document (DCTRL-0004 3.2, with additions for DIDComm).",
-            "type": "object",
-            "required": ["@context", "id", "verificationMethod", "keyAgreement", "authentication", "service"],
-        },
-        "Page": build_object({name: {"type": "integer", "minimum": 0} for name in ("page", "page_size", "total")}),
-        "PublicEvents": build_object(
-            {
-                "publisher_did": STRING_SCHEMA,
-                "events": _build_array(
-                    {
-                        "id": STRING_SCHEMA,
-                        "event": STRING_SCHEMA,
-                        "tags": _build_string_array(),
-                        "timestamp": NUMBER_SCHEMA,
-                        "event_signature": STRING_SCHEMA,
-                    },
-                    {"channel_id": STRING_SCHEMA},
-                ),
-                "pagination": build_ref("Page"),
-            },
-            about="A page of a public channel, newest first (reference 10.3).",
-        ),
-    }
+def _page(name: str, **members: Any) -> dict[str, Any]:
+    """The payload of a page of items with these members."""
+    return {"payload": {name: [members], "pagination": _PAGE}}
 
 
+_SHAPES: dict[str, Any] = {
+    "Trouble": {"status": "error", "detail": str},
+    "Unready": {"status": "error", "detail": str, "age_ms?": _COUNT},
+    "Page": {"page": _COUNT, "page_size": _COUNT, "total": _COUNT},
+    "PublicEvents": {
+        "publisher_did": str,
+        "events": [
+            {"id": str, "event": str, "tags": [str], "timestamp": float, "event_signature": str, "channel_id?": str}
+        ],
+        "pagination": _PAGE,
+    },
+    # Frames of a Decentrl socket (DCTRL-0004 section 10).
+    "AuthSuccess": {"type": "AUTH_SUCCESS"},
+    "AuthFailed": {"type": "AUTH_FAILED", "code": {wire.code for wire in DECENTRL_CLOSE_CODES.values()}},
+    "Ping": {"type": "PING", "timestamp": int},
+    "PendingEventsPushed": {
+        "type": "PENDING_EVENTS",
+        "events": [{"id": str, "sender_did": str, "payload": str}],
+    },
+    "ContractsUpdated": {"type": "CONTRACTS_UPDATED"},
+}
+_SHAPE_DESCRIPTIONS = {
+    "Trouble": "An error outside of both protocols.",
+    "PublicEvents": "A page of a public channel, newest first (reference 10.3).",
+}
+# Members of replies to commands, besides their type.
+_REPLIES: dict[str, dict[str, Any]] = {
+    "Success": {},
+    "Registered": {
+        "code": "MEDIATOR_REGISTRATION_SUCCESS",
+        "payload": {"signed_communication_contract": _CONTRACT},
+    },
+    "Requested": {"code": "REQUESTED"},
+    "Delivered": {"pendingEventId": str},
+    "Published": {"public_event_id": str},
+    "PendingContractRequestsPage": _page(
+        "pending_communication_contract_requests",
+        id=str,
+        sender_did=str,
+        encrypted_contract_request=str,
+        requestor_ephemeral_public_key=str,
+    ),
+    "ContractsPage": _page("communication_contracts", id=str, signed_communication_contract=_CONTRACT),
+    "PendingEventsPage": _page("pending_events", id=str, payload=str, sender_did=str),
+    "EventsPage": _page("events", id=str, payload=str, encrypted_tags=[str], timestamp=float),
+}
 # Replies of successful commands; all others get a bare Success.
 COMMAND_REPLIES = {
     "REQUEST_COMMUNICATION_CONTRACT to the mediator": "Registered",
@@ -194,7 +188,6 @@ COMMAND_REPLIES = {
     "TWO_WAY_PRIVATE": "Delivered",
     "PUBLISH_PUBLIC_EVENT": "Published",
 }
-SUCCESS_SCHEMA = "Success"
 
 
 def list_command_names() -> list[str]:
@@ -203,132 +196,52 @@ def list_command_names() -> list[str]:
     return [get_args(model.model_fields["type"].annotation)[0] for model in models]
 
 
-def _build_reply_schemas() -> dict[str, Schema]:
-    contract = build_ref("SignedCommunicationContract")
-    request = {"encrypted_contract_request": STRING_SCHEMA, "requestor_ephemeral_public_key": STRING_SCHEMA}
-    return {
-        SUCCESS_SCHEMA: _build_success_schema({}),
-        "Registered": _build_success_schema(
-            {
-                "code": build_const("MEDIATOR_REGISTRATION_SUCCESS"),
-                "payload": build_object({"signed_communication_contract": contract}),
-            }
-        ),
-        "Requested": _build_success_schema({"code": build_const("REQUESTED")}),
-        "Delivered": _build_success_schema({"pendingEventId": STRING_SCHEMA}),
-        "Published": _build_success_schema({"public_event_id": STRING_SCHEMA}),
-        "PendingContractRequestsPage": _build_page_schema(
-            "pending_communication_contract_requests", {"id": STRING_SCHEMA, "sender_did": STRING_SCHEMA, **request}
-        ),
-        "ContractsPage": _build_page_schema(
-            "communication_contracts", {"id": STRING_SCHEMA, "signed_communication_contract": contract}
-        ),
-        "PendingEventsPage": _build_page_schema(
-            "pending_events", {"id": STRING_SCHEMA, "payload": STRING_SCHEMA, "sender_did": STRING_SCHEMA}
-        ),
-        "EventsPage": _build_page_schema(
-            "events",
-            {
-                "id": STRING_SCHEMA,
-                "payload": STRING_SCHEMA,
-                "encrypted_tags": _build_string_array(),
-                "timestamp": NUMBER_SCHEMA,
-            },
-        ),
-    }
+def _open_object(about: str, **members: Any) -> Schema:
+    """An object with at least these members, in one of the protocols' own forms."""
+    shown = {name: build_schema(member) for name, member in members.items()}
+    return Schema(description=about, type="object", properties=shown, required=list(members))
 
 
-def _build_frame_schemas() -> dict[str, Schema]:
-    """Frames of a Decentrl socket (DCTRL-0004 section 10)."""
-    event = {"id": STRING_SCHEMA, "sender_did": STRING_SCHEMA, "payload": STRING_SCHEMA}
-    return {
-        "AuthSuccess": build_object({"type": build_const("AUTH_SUCCESS")}),
-        "AuthFailed": build_object(
-            {
-                "type": build_const("AUTH_FAILED"),
-                "code": build_enum(*(wire.code for wire in DECENTRL_CLOSE_CODES.values())),
-            }
-        ),
-        "Ping": build_object({"type": build_const("PING"), "timestamp": {"type": "integer"}}),
-        "PendingEventsPushed": build_object({"type": build_const("PENDING_EVENTS"), "events": _build_array(event)}),
-        "ContractsUpdated": build_object({"type": build_const("CONTRACTS_UPDATED")}),
-    }
+def _message(about: str, type_: str, **members: Any) -> Schema:
+    return _open_object(about, **{"id": str, "type": type_, "body": dict, **members})
 
 
-def _build_didcomm_schemas() -> dict[str, Schema]:
-    message = {"id": STRING_SCHEMA, "type": STRING_SCHEMA, "body": {"type": "object"}}
-    problem_codes = build_enum(*(wire.code for wire in DIDCOMM_ERROR_CODES.values()), *IDENTUS_PROBLEM_CODES.values())
-    return {
-        "JWE": {
-            "description": "A DIDComm v2 encrypted message: a JWE in general JSON serialization.",
-            "type": "object",
-            "properties": {
-                **dict.fromkeys(("protected", "iv", "ciphertext", "tag"), STRING_SCHEMA),
-                "recipients": {"type": "array", "items": {"type": "object"}, "minItems": 1},
-            },
-            "required": ["protected", "recipients", "iv", "ciphertext", "tag"],
-        },
-        "JWS": {
-            "description": "A DIDComm v2 signed message: a JWS in general JSON serialization.",
-            "type": "object",
-            "properties": {
-                "payload": STRING_SCHEMA,
-                "signatures": {"type": "array", "items": {"type": "object"}, "minItems": 1},
-            },
-            "required": ["payload", "signatures"],
-        },
-        "ProblemReport": {
-            "description": "An unencrypted problem report 2.0, for a sender whose key is not known.",
-            "type": "object",
-            "properties": {
-                **message,
-                "type": build_const("https://didcomm.org/report-problem/2.0/problem-report"),
-                "body": {
-                    "type": "object",
-                    "properties": {"code": problem_codes, "comment": STRING_SCHEMA},
-                    "required": ["code", "comment"],
-                },
-            },
-            "required": list(message),
-        },
-        "Invitation": {
-            "description": "An out-of-band 2.0 invitation to request mediation.",
-            "type": "object",
-            "properties": {
-                **message,
-                "type": build_const("https://didcomm.org/out-of-band/2.0/invitation"),
-                "from": STRING_SCHEMA,
-            },
-            "required": [*message, "from"],
-        },
-    }
+_OBJECTS = Schema(type="array", items={"type": "object"}, minItems=1)
+_PROBLEM_CODES = {wire.code for wire in DIDCOMM_ERROR_CODES.values()} | set(IDENTUS_PROBLEM_CODES.values())
+_PROBLEM_BODY = Schema(
+    type="object",
+    properties={"code": build_schema(_PROBLEM_CODES), "comment": build_schema(str)},
+    required=["code", "comment"],
+)
+_DIDCOMM_SCHEMAS: dict[str, Schema] = {
+    "DIDDocument": Schema(
+        description="The mediator's DID document (DCTRL-0004 3.2, with additions for DIDComm).",
+        type="object",
+        required=["@context", "id", "verificationMethod", "keyAgreement", "authentication", "service"],
+    ),
+    "JWE": _open_object(
+        "A DIDComm v2 encrypted message: a JWE in general JSON serialization.",
+        **{"protected": str, "recipients": _OBJECTS, "iv": str, "ciphertext": str, "tag": str},
+    ),
+    "JWS": _open_object(
+        "A DIDComm v2 signed message: a JWS in general JSON serialization.", payload=str, signatures=_OBJECTS
+    ),
+    "ProblemReport": _message(
+        "An unencrypted problem report 2.0, for a sender whose key is not known.",
+        "https://didcomm.org/report-problem/2.0/problem-report",
+        body=_PROBLEM_BODY,
+    ),
+    "Invitation": _message(
+        "An out-of-band 2.0 invitation to request mediation.",
+        "https://didcomm.org/out-of-band/2.0/invitation",
+        **{"from": str},
+    ),
+}
 
-
-def _build_success_schema(members: Mapping[str, Schema]) -> Schema:
-    return build_object({"type": build_const("SUCCESS"), **members})
-
-
-def _build_page_schema(name: str, members: Mapping[str, Schema]) -> Schema:
-    return _build_success_schema(
-        {"payload": build_object({name: _build_array(members), "pagination": build_ref("Page")})}
-    )
-
-
-def _build_array(members: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None) -> Schema:
-    return {"type": "array", "items": build_object(members, optional=optional)}
-
-
-def _build_string_array() -> Schema:
-    return {"type": "array", "items": STRING_SCHEMA}
-
-
-ContentSchemas = Mapping[str, Schema]
 
 # Version of the document, independent of releases of the daemon.
 _DOCUMENT_VERSION = "1.0.0"
-_JSON_TYPE = "application/json"
-_TEXT_TYPE = "text/plain"
-_HTML_TYPE = "text/html"
+_JSON_TYPE, _TEXT_TYPE, _HTML_TYPE = "application/json", "text/plain", "text/html"
 
 _API_DESCRIPTION = """
 One listener for two protocols: DIDComm v2 at `/didcomm`, and Decentrl (DCTRL-0004, DCTRL-0007) at `/`,
@@ -355,14 +268,17 @@ _DIDCOMM_SOCKET_DESCRIPTION = """
 With `Upgrade: websocket`: one DIDComm message in each frame, in both directions. Messages are pushed to a socket with
 live delivery turned on (Message Pickup 3.0).
 """
-_HEADER_COMPONENTS: Mapping[str, Schema] = {
-    "Access-Control-Allow-Origin": {"required": True, "schema": build_const("*")},
-    "Access-Control-Expose-Headers": {"required": True, "schema": build_const("Retry-After")},
-    "Retry-After": {"description": "Seconds.", "required": True, "schema": {"type": "integer", "minimum": 0}},
+_HEADER_COMPONENTS = {
+    "Access-Control-Allow-Origin": {"required": True, "schema": build_schema("*")},
+    "Access-Control-Expose-Headers": {"required": True, "schema": build_schema("Retry-After")},
+    "Retry-After": {"description": "Seconds.", "required": True, "schema": _COUNT},
 }
 # Statuses of DIDComm errors in JSON, before a message was read; statuses with Retry-After.
 _JSON_ERROR_STATUSES = (500, 503)
 _RETRY_STATUSES = (429, 503)
+
+# Shapes of bodies by media type.
+Content = Mapping[str, Any]
 
 
 def build_openapi_document() -> dict[str, Any]:
@@ -380,30 +296,25 @@ def build_openapi_document() -> dict[str, Any]:
         "paths": {
             "/": {"get": _describe_root_get(), "post": _describe_root_post()},
             "/didcomm": {
-                "get": _describe_upgrade(
-                    "DIDComm", _DIDCOMM_SOCKET_DESCRIPTION, {405: _build_response("Not an upgrade.")}
-                ),
+                "get": _describe_upgrade("DIDComm", _DIDCOMM_SOCKET_DESCRIPTION, 405, None),
                 "post": _describe_didcomm_post(),
             },
             "/ws": {
                 "get": _describe_upgrade(
-                    "Decentrl",
-                    _DECENTRL_SOCKET_DESCRIPTION,
-                    {426: _build_json_response("Not an upgrade.", build_refusal_ref(426))},
+                    "Decentrl", _DECENTRL_SOCKET_DESCRIPTION, 426, {_JSON_TYPE: build_refusal_ref(426)}
                 )
             },
             "/public/{did}": {"get": _describe_public_channel()},
-            "/.well-known/did.json": {
-                "get": _describe_static_document(
-                    "The document of the mediator's did:web", _JSON_TYPE, build_ref("DIDDocument")
+            "/invitation": {"get": _describe_invitation()},
+            **{
+                path: {"get": _build_operation("Mediator", about, {200: _build_response(f"{about}.", {kind: shape})})}
+                for path, about, kind, shape in (
+                    ("/.well-known/did.json", "The document of the mediator's did:web", _JSON_TYPE, _DID_DOCUMENT),
+                    ("/did", "The mediator's did:peer:2", _TEXT_TYPE, str),
+                    ("/invitationOOB", "The invitation as a URL", _TEXT_TYPE, str),
+                    ("/openapi.json", "This document", _JSON_TYPE, dict),
                 )
             },
-            "/did": {"get": _describe_static_document("The mediator's did:peer:2", _TEXT_TYPE, STRING_SCHEMA)},
-            "/invitation": {"get": _describe_invitation()},
-            "/invitationOOB": {
-                "get": _describe_static_document("The invitation as a URL", _TEXT_TYPE, STRING_SCHEMA)
-            },
-            "/openapi.json": {"get": _describe_static_document("This document", _JSON_TYPE, {"type": "object"})},
             "/health": {"get": _describe_health()},
             "/ready": {"get": _describe_ready()},
             "/metrics": {"get": _describe_metrics()},
@@ -417,210 +328,188 @@ def render_openapi_document() -> str:
     return json.dumps(build_openapi_document(), indent=1, ensure_ascii=False) + "\n"
 
 
-def _describe_root_post() -> Schema:
-    rows = [f"| `{command}` | `{reply}` |" for command, reply in COMMAND_REPLIES.items()]
-    told = {name.partition(" ")[0] for name in COMMAND_REPLIES}
-    rows += [f"| `{name}` | `{SUCCESS_SCHEMA}` |" for name in list_command_names() if name not in told]
-    table = "\n".join(["", "| command | reply |", "|---|---|", *rows])
-    letters = {ENCRYPTED_MEDIA_TYPE: build_ref("JWE")}
-    replies = {_JSON_TYPE: build_any_of([SUCCESS_SCHEMA, *dict.fromkeys(COMMAND_REPLIES.values())]), **letters}
-    refused = {status: _build_didcomm_content(status) for status in _list_didcomm_statuses()}
+_DID_DOCUMENT, _JWE, _TROUBLE = build_ref("DIDDocument"), build_ref("JWE"), build_ref("Trouble")
+_OOB_PARAMETER = {"name": "_oob", "in": "query", "schema": build_schema(str)}
+
+
+def _describe_root_post() -> dict[str, Any]:
+    listed = {name.partition(" ")[0] for name in COMMAND_REPLIES}
+    replies = COMMAND_REPLIES | {name: "Success" for name in list_command_names() if name not in listed}
+    rows = [f"| `{command}` | `{reply}` |" for command, reply in replies.items()]
+    refused = _list_didcomm_refusals()
     for status in {wire.status for wire in DECENTRL_ERROR_CODES.values()}:
         content = refused.get(status, {})
         both = [build_refusal_ref(status), *([content[_JSON_TYPE]] if _JSON_TYPE in content else [])]
-        refused[status] = {**content, _JSON_TYPE: {"anyOf": both} if len(both) > 1 else both[0]}
+        refused[status] = {**content, _JSON_TYPE: Schema(anyOf=both) if len(both) > 1 else both[0]}
+    answers = build_any_of(["Success", *dict.fromkeys(COMMAND_REPLIES.values())])
+    commands = build_any_of(("DirectCommand", "PrivateCommand", "PublicCommand"))
     return _build_operation(
         "Decentrl",
         "A Decentrl command, or a DIDComm message by its Content-Type",
-        {200: _build_response("Executed.", replies), 202: _build_accepted(), **_build_refusals(refused)},
-        about="The response is 200 when the command has been executed and is durable." + "\n" + table,
-        requestBody=_build_request_body({_JSON_TYPE: build_any_of(COMMAND_SCHEMAS), **letters}),
+        {
+            200: _build_response("Executed.", {_JSON_TYPE: answers, ENCRYPTED_MEDIA_TYPE: _JWE}),
+            202: _build_response(_ACCEPTED),
+            **_build_refusals(refused),
+        },
+        about="\n".join([_EXECUTED, "", "| command | reply |", "|---|---|", *rows]),
+        requestBody={
+            "required": True,
+            "content": _build_content({_JSON_TYPE: commands, ENCRYPTED_MEDIA_TYPE: _JWE}),
+        },
     )
 
 
-def _describe_didcomm_post() -> Schema:
-    refused = {status: _build_didcomm_content(status) for status in _list_didcomm_statuses()}
+_ACCEPTED = "Accepted, without a reply on this connection."
+_EXECUTED = "The response is 200 when the command has been executed and is durable."
+
+
+def _describe_didcomm_post() -> dict[str, Any]:
+    replies = {200: _build_response("A reply.", {ENCRYPTED_MEDIA_TYPE: _JWE}), 202: _build_response(_ACCEPTED)}
     return _build_operation(
         "DIDComm",
         "A DIDComm message",
-        {
-            200: _build_response("A reply.", {ENCRYPTED_MEDIA_TYPE: build_ref("JWE")}),
-            202: _build_accepted(),
-            **_build_refusals(refused),
-        },
-        requestBody=_build_request_body({ENCRYPTED_MEDIA_TYPE: build_ref("JWE")}),
+        {**replies, **_build_refusals(_list_didcomm_refusals())},
+        requestBody={"required": True, "content": _build_content({ENCRYPTED_MEDIA_TYPE: _JWE})},
     )
 
 
-def _describe_public_channel() -> Schema:
+def _describe_public_channel() -> dict[str, Any]:
     did = {"type": "string", "pattern": "^did:", "maxLength": MAX_DID_CHARACTERS}
-    asked = [
-        {
-            "name": name,
-            "in": "query",
-            "schema": schema,
-            **({"style": "form", "explode": False} if schema.get("type") == "array" else {}),
-        }
-        for name, schema in build_query_parameters().items()
+    query = PublicQuery.model_json_schema(schema_generator=_SchemaGenerator)["properties"]
+    as_list = {"style": "form", "explode": False}
+    parameters = [
+        {"name": name, "in": "query", "schema": schema, **(as_list if schema.get("type") == "array" else {})}
+        for name, schema in query.items()
     ]
-    refused = {status: {_JSON_TYPE: build_refusal_ref(status)} for status in (400, 429, 500, 503)}
+    page = _build_response(
+        "A page of events; empty for an unknown publisher.", {_JSON_TYPE: build_ref("PublicEvents")}
+    )
     return _build_operation(
         "Decentrl",
         "A public channel",
-        {
-            200: _build_json_response("A page of events; empty for an unknown publisher.", build_ref("PublicEvents")),
-            **_build_refusals(refused),
-        },
+        {200: page, **_build_refusals(_list_refusals(400, 429, 500, 503))},
         about="All filters must match; one of several tags is sufficient. Bounds are inclusive.",
-        parameters=[{"name": "did", "in": "path", "required": True, "schema": did}, *asked],
+        parameters=[{"name": "did", "in": "path", "required": True, "schema": did}, *parameters],
     )
 
 
-def _describe_root_get() -> Schema:
-    content = {_JSON_TYPE: build_any_of(["DIDDocument", "Invitation"]), _HTML_TYPE: STRING_SCHEMA}
+def _describe_root_get() -> dict[str, Any]:
+    content = {_JSON_TYPE: build_any_of(["DIDDocument", "Invitation"]), _HTML_TYPE: str}
     return _build_operation(
         "Mediator",
         "The mediator's DID document",
         {
             101: {"description": "With an upgrade: the same socket as at `/ws`."},
             200: _build_response("The document.", content),
-            **_build_refusals({status: {_JSON_TYPE: build_refusal_ref(status)} for status in _RETRY_STATUSES}),
+            **_build_refusals(_list_refusals(*_RETRY_STATUSES)),
         },
         about="With `_oob`, as in the URL of an invitation, the same as `/invitation`.",
-        parameters=[{"name": "_oob", "in": "query", "schema": STRING_SCHEMA}],
+        parameters=[_OOB_PARAMETER],
     )
 
 
-def _describe_invitation() -> Schema:
-    content = {_JSON_TYPE: build_ref("Invitation"), _HTML_TYPE: STRING_SCHEMA}
-    return _build_operation(
-        "Mediator",
-        "An out-of-band 2.0 invitation",
-        {200: _build_response("JSON, or an HTML page with a QR code, by the Accept header.", content)},
-        parameters=[{"name": "_oob", "in": "query", "schema": STRING_SCHEMA}],
-    )
+def _describe_invitation() -> dict[str, Any]:
+    about = "JSON, or an HTML page with a QR code, by the Accept header."
+    page = _build_response(about, {_JSON_TYPE: build_ref("Invitation"), _HTML_TYPE: str})
+    return _build_operation("Mediator", "An out-of-band 2.0 invitation", {200: page}, parameters=[_OOB_PARAMETER])
 
 
-def _describe_health() -> Schema:
-    trouble = _build_json_response("It cannot serve.", build_ref("Trouble"), retry=True)
-    well = _build_json_response("It can serve.", build_object({"status": build_const("ok")}))
-    return _build_operation(
-        "Operation", "Whether the mediator can serve requests", {200: well, 500: _build_fault(), 503: trouble}
-    )
+def _describe_health() -> dict[str, Any]:
+    well = _build_response("It can serve.", {_JSON_TYPE: {"status": "ok"}})
+    trouble = _build_response("It cannot serve.", {_JSON_TYPE: _TROUBLE}, retry=True)
+    responses = {200: well, 500: _build_fault(), 503: trouble}
+    return _build_operation("Operation", "Whether the mediator can serve requests", responses)
 
 
-def _describe_ready() -> Schema:
-    milliseconds = {"type": "integer", "minimum": 0}
-    well = build_object({"status": build_const("ok"), "cycle_ms": milliseconds, "age_ms": milliseconds})
+def _describe_ready() -> dict[str, Any]:
+    well = _build_response("It succeeds.", {_JSON_TYPE: {"status": "ok", "cycle_ms": _COUNT, "age_ms": _COUNT}})
+    fails = _build_response("It fails.", {_JSON_TYPE: build_ref("Unready")}, retry=True)
     about = """
 A request starts an end-to-end probe, which sends a message through the mediator's own listener every few seconds.
 `cycle_ms` is the duration of the last successful cycle, `age_ms` its age. `detail` names what failed: `store`,
 `listener`, `socket`, `forward`, `push` or `acknowledgement`; or it says why no requests should be sent here.
 """
-    return _build_operation(
-        "Operation",
-        "Whether the end-to-end probe succeeds",
-        {
-            200: _build_json_response("It succeeds.", well),
-            500: _build_fault(),
-            503: _build_json_response("It fails.", build_ref("Unready"), retry=True),
-        },
-        about=about,
-    )
+    responses = {200: well, 500: _build_fault(), 503: fails}
+    return _build_operation("Operation", "Whether the end-to-end probe succeeds", responses, about=about)
 
 
-def _describe_metrics() -> Schema:
-    shown = {"description": "Prometheus' text format.", "content": {CONTENT_TYPE: {"schema": STRING_SCHEMA}}}
-    refused = _build_json_response("Not allowed from this address.", build_ref("Trouble"))
-    late = _build_json_response("Time-out.", build_ref("Trouble"), retry=True)
-    asked = {
+def _describe_metrics() -> dict[str, Any]:
+    shown = {"description": "Prometheus' text format.", "content": _build_content({CONTENT_TYPE: str})}
+    refused = _build_response("Not allowed from this address.", {_JSON_TYPE: _TROUBLE})
+    late = _build_response("Time-out.", {_JSON_TYPE: _TROUBLE}, retry=True)
+    parameter = {
+        "name": "ready",
+        "in": "query",
+        "required": False,
         "description": "Run the check of `/ready` as well, which updates `mediator_ready`.",
-        "schema": STRING_SCHEMA,
+        "schema": build_schema(str),
     }
-    parameters = [{"name": "ready", "in": "query", "required": False, **asked}]
     responses = {200: shown, 403: refused, 500: _build_fault(), 503: late}
-    return _build_operation("Operation", "Metrics", responses, parameters=parameters)
+    return _build_operation("Operation", "Metrics", responses, parameters=[parameter])
 
 
-def _describe_static_document(summary: str, media_type: str, schema: Schema) -> Schema:
-    return _build_operation("Mediator", summary, {200: _build_response(f"{summary}.", {media_type: schema})})
-
-
-def _describe_upgrade(tag: str, about: str, otherwise: Mapping[int, Schema]) -> Schema:
-    refused = {status: {_JSON_TYPE: build_refusal_ref(status)} for status in (429, 503)}
-    foreign: ContentSchemas = {_JSON_TYPE: build_refusal_ref(403)}
+def _describe_upgrade(tag: str, about: str, status: int, content: Content | None) -> dict[str, Any]:
+    """:param status: of a request that is no upgrade; `content` is the response to it."""
+    foreign: Content = {_JSON_TYPE: build_refusal_ref(403)}
+    refused = _list_refusals(*_RETRY_STATUSES)
     if tag == "DIDComm":
-        foreign = {_TEXT_TYPE: STRING_SCHEMA}
-        refused = {429: {_TEXT_TYPE: STRING_SCHEMA}, 503: {_JSON_TYPE: build_ref("Trouble")}}
-    answers = {
+        foreign = {_TEXT_TYPE: str}
+        refused = {429: {_TEXT_TYPE: str}, 503: {_JSON_TYPE: _TROUBLE}}
+    responses = {
         101: {"description": "The socket is open."},
         403: _build_response("The origin is not allowed.", foreign),
+        status: _build_response("Not an upgrade.", content),
+        **_build_refusals(refused),
     }
-    return _build_operation(tag, "A WebSocket", {**answers, **otherwise, **_build_refusals(refused)}, about=about)
+    return _build_operation(tag, "A WebSocket", responses, about=about)
 
 
 def _build_operation(
-    tag: str, summary: str, responses: Mapping[int, Schema], *, about: str = "", **more: Any
-) -> Schema:
+    tag: str, summary: str, responses: Mapping[int, dict[str, Any]], *, about: str = "", **more: Any
+) -> dict[str, Any]:
     described = {"description": about.strip()} if about else {}
     numbered = {str(status): responses[status] for status in sorted(responses)}
     return {"tags": [tag], "summary": summary, **described, **more, "responses": numbered}
 
 
-def _build_request_body(content: ContentSchemas) -> Schema:
-    return {"required": True, "content": _build_content(content)}
+def _build_content(content: Content) -> dict[str, Any]:
+    return {media_type: {"schema": build_schema(shape)} for media_type, shape in content.items()}
 
 
-def _build_content(content: ContentSchemas) -> dict[str, Any]:
-    return {media_type: {"schema": schema} for media_type, schema in content.items()}
-
-
-def _build_response(about: str, content: ContentSchemas | None = None, *, retry: bool = False) -> Schema:
+def _build_response(about: str, content: Content | None = None, *, retry: bool = False) -> dict[str, Any]:
     names = ["Access-Control-Allow-Origin", *(["Retry-After", "Access-Control-Expose-Headers"] if retry else [])]
     headers = {name: {"$ref": f"#/components/headers/{name}"} for name in names}
     return {"description": about, "headers": headers, **({"content": _build_content(content)} if content else {})}
 
 
-def _build_json_response(about: str, schema: Schema, *, retry: bool = False) -> Schema:
-    return _build_response(about, {_JSON_TYPE: schema}, retry=retry)
+def _build_fault() -> dict[str, Any]:
+    return _build_response("Internal error.", {_JSON_TYPE: _TROUBLE})
 
 
-def _build_refusals(refused: Mapping[int, ContentSchemas]) -> dict[int, Schema]:
+def _build_refusals(refused: Mapping[int, Content]) -> dict[int, dict[str, Any]]:
     return {
         status: _build_response("Rejected.", content, retry=status in _RETRY_STATUSES)
         for status, content in refused.items()
     }
 
 
-def _build_accepted() -> Schema:
-    return _build_response("Accepted, without a reply on this connection.")
+def _list_refusals(*statuses: int) -> dict[int, Content]:
+    return {status: {_JSON_TYPE: build_refusal_ref(status)} for status in statuses}
 
 
-def _build_fault() -> Schema:
-    return _build_json_response("Internal error.", build_ref("Trouble"))
-
-
-def _list_didcomm_statuses() -> list[int]:
-    return sorted(
-        {
-            status
-            for wire in DIDCOMM_ERROR_CODES.values()
-            for status in (wire.status, wire.encrypted_status or 400)
-            if status >= 400
-        }
-    )
-
-
-def _build_didcomm_content(status: int) -> dict[str, Schema]:
-    """A problem report, encrypted or signed where possible; errors before a message was read are JSON."""
-    content = {PLAINTEXT_MEDIA_TYPE: build_ref("ProblemReport")}
-    if status in {wire.status for wire in DIDCOMM_ERROR_CODES.values() if wire.is_signed}:
-        content[SIGNED_TYPE] = build_ref("JWS")
-    if status in {wire.encrypted_status for wire in DIDCOMM_ERROR_CODES.values()}:
-        content[ENCRYPTED_MEDIA_TYPE] = build_ref("JWE")
-    if status in _JSON_ERROR_STATUSES:
-        content[_JSON_TYPE] = build_ref("Trouble")
-    return content
+def _list_didcomm_refusals() -> dict[int, Content]:
+    """Problem reports, encrypted or signed where possible; errors before a message was read are JSON."""
+    wires = DIDCOMM_ERROR_CODES.values()
+    refusals: dict[int, Content] = {}
+    for status in sorted({status for wire in wires for status in (wire.status, wire.encrypted_status or 400)}):
+        if status >= 400:
+            refusals[status] = {
+                PLAINTEXT_MEDIA_TYPE: build_ref("ProblemReport"),
+                **({SIGNED_TYPE: build_ref("JWS")} if any(w.is_signed for w in wires if w.status == status) else {}),
+                **({ENCRYPTED_MEDIA_TYPE: _JWE} if any(w.encrypted_status == status for w in wires) else {}),
+                **({_JSON_TYPE: _TROUBLE} if status in _JSON_ERROR_STATUSES else {}),
+            }
+    return refusals
 
 
 OPENAPI_JSON = files("mediatord.http").joinpath("openapi.json").read_bytes()

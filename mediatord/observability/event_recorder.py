@@ -27,7 +27,6 @@ from mediatord.store.interfaces.messages import MessageLedger, RemovedMessage, S
 from mediatord.store.interfaces.store import ExpiredAccount
 
 DeliveryPath = Literal["live", "pickup", "poll", "http"]
-AcceptMethod = Literal["live", "queue"]
 ProtocolName = Literal["didcomm", "decentrl"]
 
 # Outcomes in the message ledger of a store, besides the queued messages.

@@ -228,38 +228,6 @@ class EventLog(Protocol):
         """Write pending lines to the file now, before clients are answered."""
 
 
-class MemoryEventLog:
-    """
-    Event log in memory for tests, with validation.
-
-    :ivar events: (event, fields without None) in order.
-    """
-
-    def __init__(self) -> None:
-        self.events: list[tuple[str, dict[str, object]]] = []
-
-    def emit(self, event: str, **fields: object) -> None:
-        """As :meth:`EventLog.emit`."""
-        self.events.append((event, validate_fields(event, fields)))
-
-    def write(self, event: str, fields: dict[str, object]) -> None:
-        """
-        As :meth:`EventLog.write`.
-
-        :raise TypeError: invalid fields.
-        """
-        if validate_fields(event, dict(fields)) != fields:
-            raise TypeError(f"{event} has a field without a value, or one that is not rounded")
-        self.events.append((event, fields))
-
-    def flush(self) -> None:
-        """No-op."""
-
-    def named(self, event: str) -> list[dict[str, object]]:
-        """Fields of all events of this name, in order."""
-        return [fields for name, fields in self.events if name == event]
-
-
 def validate_fields(event: str, fields: dict[str, object]) -> dict[str, object]:
     """
     `fields` without None values, floats rounded.
@@ -327,15 +295,6 @@ def build_json_schema() -> dict[str, Any]:
 def render_json_schema() -> str:
     """The JSON Schema as text."""
     return json.dumps(build_json_schema(), indent=1) + "\n"
-
-
-def render_event_table() -> str:
-    """All events and their fields as a reStructuredText list table."""
-    rows = ["   * - event\n     - level\n     - fields\n     - meaning"]
-    for name, event in EVENTS.items():
-        fields = ", ".join(f"``{field}``" for field in event.fields)
-        rows.append(f"   * - ``{name}``\n     - {event.level}\n     - {fields}\n     - {event.meaning}")
-    return ".. list-table::\n   :header-rows: 1\n\n" + "\n".join(rows) + "\n"
 
 
 MAX_LINE_BYTES = 4096

@@ -15,13 +15,15 @@ from twisted.web.client import ResponseNeverReceived
 
 from mediatord.protocol import encoding
 from mediatord.wallet.decentrl_client import (
+    PRIVATE_CHANNEL,
     CommandRefused,
     DecentrlWallet,
     HistoryEntry,
+    PendingEvent,
     connect_decentrl_socket,
     discover_decentrl_mediator,
+    read_pushed_events,
 )
-from mediatord.wallet.decentrl_messages import PRIVATE_CHANNEL, PendingEvent, read_pushed_events
 from mediatord.wallet.didcomm_client import (
     DeliveredMessage,
     DIDCommWallet,

@@ -384,7 +384,6 @@ class DIDCommWallet(MediationRequests):
     """
     An identity and its account at a mediator; wallets may share an HTTP client and a document cache.
 
-    :param mediator: may also be given to :meth:`enrol`.
     :param clock: for `created_time` and time-outs.
     """
 
@@ -393,17 +392,16 @@ class DIDCommWallet(MediationRequests):
         identity: WalletIdentity,
         http: HTTPClient,
         clock: IReactorTime,
-        mediator: DIDCommMediator | None = None,
+        mediator: DIDCommMediator,
         documents: DIDDocumentCache | None = None,
     ) -> None:
         super().__init__(self.request, identity.did)
         self.identity = identity
         self.clock = clock
         self.documents = documents or DIDDocumentCache()
+        self.mediator = mediator
+        self.documents.add(mediator.document)
         self._http = http
-        self._mediator = mediator
-        if mediator is not None:
-            self.documents.add(mediator.document)
 
     @classmethod
     def generate(cls, mediator: DIDCommMediator, http: HTTPClient, clock: IReactorTime) -> DIDCommWallet:
@@ -415,30 +413,13 @@ class DIDCommWallet(MediationRequests):
         """The identity's DID."""
         return self.identity.did
 
-    @property
-    def mediator(self) -> DIDCommMediator:
-        """
-        The wallet's mediator.
-
-        :raise RuntimeError: it has none yet.
-        """
-        if self._mediator is None:
-            raise RuntimeError("the wallet has no mediator yet")
-        return self._mediator
-
-    async def enrol(
-        self, mediator: DIDCommMediator | None = None, *, version: CoordinationVersion | None = None
-    ) -> tuple[str, ...]:
+    async def enrol(self, *, version: CoordinationVersion | None = None) -> tuple[str, ...]:
         """
         Request mediation; the routing DIDs. No message is accepted before :meth:`register`.
 
-        :param mediator: replaces the current one.
         :param version: of Coordinate Mediation, from now on.
         :raise UnreadableMessage: the grant names another mediator.
         """
-        if mediator is not None:
-            self._mediator = mediator
-            self.documents.add(mediator.document)
         self.coordination_version = version or self.coordination_version
         granted = await self.grant()
         if canonicalize_did(self.mediator.did) not in map(canonicalize_did, granted):

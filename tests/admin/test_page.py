@@ -190,7 +190,7 @@ class DaemonPageTests(SynchronousTestCase):
 def of_worker(pid: int, **more: Any) -> dict[str, Any]:
     """What a worker tells."""
     process = {"node": f"m-{pid}", "pid": pid, "state": "serving", "well": True, "uptime": 100.0, "sockets": 2}
-    return {**process, "slots": [], "troubles": [], **more}
+    return {**process, "slots": [], "problems": [], **more}
 
 
 class SeveralTests(SynchronousTestCase):
@@ -246,9 +246,9 @@ class SeveralTests(SynchronousTestCase):
         self.told = (
             2,
             [
-                of_worker(1, slots=[[slot, 5, *zeros], [slot - 30, 1, *zeros]], troubles=[one]),
-                of_worker(2, slots=[[slot, 6, *zeros]], troubles=[other]),
-                {"node": "m", "troubles": []},
+                of_worker(1, slots=[[slot, 5, *zeros], [slot - 30, 1, *zeros]], problems=[one]),
+                of_worker(2, slots=[[slot, 6, *zeros]], problems=[other]),
+                {"node": "m", "problems": []},
             ],
         )
         overview = self.overview()
@@ -390,7 +390,7 @@ def test_rates_of_a_young_daemon() -> None:
     assert compute_traffic([[slot]], NOW + 5, 99_999.0)["accepted"].per_second[0] == 30 / 55
 
 
-def test_only_so_many_troubles() -> None:
+def test_only_so_many_problems() -> None:
     """However many processes tell of some."""
     told = [
         {"source": "output", "kind": "warn", "where": "x", "text": f"{n}", "count": 1, "first": n, "last": n}

@@ -16,13 +16,14 @@ from mediatord.identity.key_file import create_keys
 from mediatord.secret_files import create_secret_file
 from mediatord.store.interfaces.cluster import ClockSkewError
 from mediatord.store.interfaces.store import StoreUnusable
-from mediatord.wallet.decentrl_client import DecentrlWallet, make_contract
+from mediatord.wallet.decentrl_client import DecentrlWallet
 from mediatord.wallet.decentrl_client import connect_decentrl_socket as connect_decentrl
 from mediatord.wallet.decentrl_client import discover_decentrl_mediator as discover_decentrl
 from mediatord.wallet.didcomm_client import DIDCommWallet, discover_mediator, open_http
 from mediatord.wallet.didcomm_messages import anoncrypt, build_forward
 from mediatord.wallet.didcomm_socket import DIDCommSocket, connect_didcomm_socket
 from tests.cluster.in_process_daemons import PATIENCE, STEP, InProcessClusterTestCase, InProcessNode, reactor
+from tests.decentrl_contracts import make_contract
 from tests.integration.message_load import read_marker
 
 

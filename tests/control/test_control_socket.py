@@ -32,11 +32,11 @@ from mediatord.control.operations import ControlOperations
 from mediatord.control.server import ControlListener, ControlSite, ControlSocket
 from mediatord.errors import ShutdownInProgress, StartupError
 from mediatord.observability.event_recorder import EventRecorder
-from mediatord.observability.event_schema import MemoryEventLog
 from mediatord.observability.metrics import Metrics
 from mediatord.observability.pseudonyms import Pseudonymizer, PseudonymKey
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.sqlite.memory_store import MemoryStore
+from tests.observability.memory_event_log import MemoryEventLog
 from tests.store.builders import ALICE, HOUR, NOON, ImmediateClock, make_payload
 
 T = TypeVar("T")

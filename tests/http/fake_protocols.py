@@ -1,4 +1,4 @@
-"""Protocol halves that only note what the web layer hands to them, and answer as a test wants."""
+"""Protocols that only note what the web layer hands to them, and answer as a test wants."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mediatord.didcomm.messages import DIDCommReply, MessageOrigin
 
 
 class FakeDIDComm:
-    """A DIDComm half that answers with the length of the body."""
+    """A DIDComm protocol that answers with the length of the body."""
 
     def __init__(self) -> None:
         self.received: list[tuple[bytes, MessageOrigin]] = []
@@ -38,7 +38,7 @@ class FakeDIDComm:
 
 class FakeDecentrl:
     """
-    A Decentrl half that answers commands with the length of the body, and queries with an empty object.
+    A Decentrl protocol that answers commands with the length of the body, and queries with an empty object.
 
     :ivar opened: told of every socket.
     """
@@ -46,8 +46,8 @@ class FakeDecentrl:
     def __init__(self) -> None:
         self.received: list[tuple[bytes, str]] = []
         self.queried: list[tuple[str, Mapping[bytes, Sequence[bytes]], str]] = []
-        self.talks: list[FakeDecentrlSocketProtocol] = []
-        self.opened: Callable[[FakeDecentrlSocketProtocol], None] = lambda talk: None
+        self.sockets: list[FakeDecentrlSocketProtocol] = []
+        self.opened: Callable[[FakeDecentrlSocketProtocol], None] = lambda socket: None
         self.answer: Callable[[bytes], Any] = lambda body: succeed(DecentrlReply(200, b'{"n":%d}' % len(body)))
         self.page: Callable[[str], Any] = lambda did: succeed(DecentrlReply(200, b"{}"))
         self.dispatcher = self
@@ -65,35 +65,35 @@ class FakeDecentrl:
         return reply
 
     def open_socket(self, session: WebSocketSession) -> FakeDecentrlSocketProtocol:
-        """Begin a conversation."""
-        self.talks.append(FakeDecentrlSocketProtocol(session, lambda talk: self.opened(talk)))
-        return self.talks[-1]
+        """Open a socket."""
+        self.sockets.append(FakeDecentrlSocketProtocol(session, lambda socket: self.opened(socket)))
+        return self.sockets[-1]
 
 
 class FakeDecentrlSocketProtocol:
     """
-    A conversation that notes what it is told.
+    A socket protocol that notes its calls.
 
-    :ivar told: what happened, in order; messages as payload and whether they were binary.
+    :ivar calls: what happened, in order; messages as payload and whether they were binary.
     :ivar answer: fires when a message has been served.
     """
 
     def __init__(self, session: WebSocketSession, opened: Callable[[FakeDecentrlSocketProtocol], None]) -> None:
         self._opened = opened
         self.session = session
-        self.told: list[Any] = []
+        self.calls: list[Any] = []
         self.answer: Callable[[bytes], Deferred[None]] = lambda frame: succeed(None)
 
     def start(self) -> None:
         """Note."""
-        self.told.append("begin")
+        self.calls.append("begin")
         self._opened(self)
 
     async def handle_message(self, frame: bytes, binary: bool) -> None:
         """Note, and be done when the test says so."""
-        self.told.append((frame, binary))
+        self.calls.append((frame, binary))
         await self.answer(frame)
 
     def stop(self) -> None:
         """Note."""
-        self.told.append("end")
+        self.calls.append("end")

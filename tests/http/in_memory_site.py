@@ -1,4 +1,4 @@
-"""A mediator with its front door, in memory: TCP connections whose peer the test plays, byte by byte."""
+"""A mediator with its HTTP site, in memory: TCP connections whose peer the test plays, byte by byte."""
 
 from __future__ import annotations
 
@@ -245,15 +245,17 @@ def encode_masked_frame(payload: bytes, opcode: int = TEXT, *, final: bool = Tru
 
 class InMemorySite(InMemoryMediator):
     """
-    A house with the HTTP site in front of it.
+    A mediator in memory with its HTTP site.
 
-    :param talker: a Decentrl half to be served instead of the real one.
+    :param fake_decentrl: what is to be served instead of the real one.
     """
 
-    def __init__(self, test: SynchronousTestCase, *, talker: FakeDecentrl | None = None, **settings: Any) -> None:
+    def __init__(
+        self, test: SynchronousTestCase, *, fake_decentrl: FakeDecentrl | None = None, **settings: Any
+    ) -> None:
         super().__init__(test, **settings)
-        decentrl: Any = talker or self.decentrl
-        self.site = build_site(self.base, self.half, decentrl, self.config)
+        protocol: Any = fake_decentrl or self.decentrl
+        self.site = build_site(self.base, self.half, protocol, self.config)
 
     def line(self, peer: str = PEER) -> InMemoryTransport:
         """A new connection."""

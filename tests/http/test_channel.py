@@ -54,8 +54,8 @@ class SiteFixture:
         self.in_memory = InMemoryMediator(
             test, limits={"max_message_bytes": MAX_BODY}, trusted_proxies=["192.168.1.1"], listen=["tcp:0"]
         )
-        self.half, self.decentrl = FakeDIDComm(), FakeDecentrl()
-        self.site = site_of(self.in_memory, self.half, self.decentrl)
+        self.didcomm, self.decentrl = FakeDIDComm(), FakeDecentrl()
+        self.site = site_of(self.in_memory, self.didcomm, self.decentrl)
 
     def connect(self, *, stock: bool = False) -> tuple[Any, RecordingTransport]:
         """A new connection."""
@@ -67,9 +67,9 @@ class SiteFixture:
         channel.makeConnection(line)
         return channel, line
 
-    def talk(self, pieces: Sequence[bytes], *, stock: bool = False) -> tuple[list[Any], bytes, str]:
+    def exchange(self, pieces: Sequence[bytes], *, stock: bool = False) -> tuple[list[Any], bytes, str]:
         """What was taken, what was answered (without the date), and how it ended."""
-        self.half.received, self.decentrl.received = [], []
+        self.didcomm.received, self.decentrl.received = [], []
         channel, line = self.connect(stock=stock)
         for piece in pieces:
             if not line.disconnecting and not line.ended:
@@ -79,7 +79,7 @@ class SiteFixture:
         ):
             self.in_memory.clock.advance(0)
         channel.connectionLost(Failure(ConnectionError()))
-        taken = [("didcomm", *one) for one in self.half.received] + [
+        taken = [("didcomm", *one) for one in self.didcomm.received] + [
             ("decentrl", *one) for one in self.decentrl.received
         ]
         return taken, _comparable(line.value()), line.ended
@@ -275,11 +275,11 @@ PLAIN = [post(), post(b"{}"), command(), command(b"{}"), command(Content_Type="t
 
 class EquivalenceTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.rig = SiteFixture(self)
+        self.fixture = SiteFixture(self)
 
     def check(self, pieces: Sequence[bytes]) -> None:
         """Both ways take the same messages and give the same answers."""
-        self.assertEqual(self.rig.talk(pieces), self.rig.talk(pieces, stock=True))
+        self.assertEqual(self.fixture.exchange(pieces), self.fixture.exchange(pieces, stock=True))
 
     def test_odd_requests(self) -> None:
         """Alone, and with a plain one before and after them on the same connection."""
@@ -333,9 +333,9 @@ class EquivalenceTests(SynchronousTestCase):
 
 class FastPathTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.rig = SiteFixture(self)
+        self.fixture = SiteFixture(self)
         self.channel: MediatorHTTPChannel
-        self.channel, self.line = self.rig.connect()
+        self.channel, self.line = self.fixture.connect()
         self.parsed_by_twisted: list[bytes] = []
         self.patch(HTTPChannel, "lineReceived", lambda channel, line: self.parsed_by_twisted.append(line))
 
@@ -345,7 +345,7 @@ class FastPathTests(SynchronousTestCase):
 
     def test_a_plain_post_never_reaches_twisted_web(self) -> None:
         """That is what it is for."""
-        self.rig.half.answer = lambda body: succeed(ACCEPTED)
+        self.fixture.didcomm.answer = lambda body: succeed(ACCEPTED)
         self.channel.dataReceived(post())
         self.assertEqual(self.answers(), [b"202"])
         self.assertIn(b"Content-Length: 0\r\n\r\n", self.line.value())
@@ -355,9 +355,11 @@ class FastPathTests(SynchronousTestCase):
     def test_a_plain_command_never_reaches_twisted_web(self) -> None:
         """Nor one that a browser, axios or a proxy has dressed up; each is charged to its client."""
         for headers in LIBRARIES.values():
-            self.rig.decentrl.received = []
+            self.fixture.decentrl.received = []
             self.channel.dataReceived(command(**headers))
-            self.assertEqual(self.rig.decentrl.received, [(b"hello", headers.get("X-Forwarded-For", "192.168.1.1"))])
+            self.assertEqual(
+                self.fixture.decentrl.received, [(b"hello", headers.get("X-Forwarded-For", "192.168.1.1"))]
+            )
             (answer,) = parse_responses(self.line.value())
             self.assertEqual((answer.status, answer.json), (200, {"n": 5}))
             self.assertEqual(answer.headers["content-type"], "application/json")
@@ -370,16 +372,16 @@ class FastPathTests(SynchronousTestCase):
         json, envelope = "application/json", "Application/DIDComm-Encrypted+JSON; charset=utf-8"
         for path, label in (("/", json), ("/", envelope), ("/didcomm", json), ("/didcomm", envelope)):
             self.channel.dataReceived(post(path.encode(), path, Content_Type=label))
-        self.assertEqual([raw for raw, _ in self.rig.decentrl.received], [b"/"])
-        self.assertEqual([raw for raw, _ in self.rig.half.received], [b"/", b"/didcomm", b"/didcomm"])
+        self.assertEqual([raw for raw, _ in self.fixture.decentrl.received], [b"/"])
+        self.assertEqual([raw for raw, _ in self.fixture.didcomm.received], [b"/", b"/didcomm", b"/didcomm"])
         self.assertEqual(self.parsed_by_twisted, [])
 
     def test_answers_come_in_order(self) -> None:
         """A second request that arrives while the first is served waits for its turn."""
         first: Deferred[DIDCommReply] = Deferred()
-        self.rig.half.answer = lambda body: first if body == b"one" else succeed(ACCEPTED)
+        self.fixture.didcomm.answer = lambda body: first if body == b"one" else succeed(ACCEPTED)
         self.channel.dataReceived(post(b"one") + post(b"two"))
-        self.assertEqual([raw for raw, _ in self.rig.half.received], [b"one"])
+        self.assertEqual([raw for raw, _ in self.fixture.didcomm.received], [b"one"])
         first.callback(DIDCommReply(429, retry_after=7))
         self.assertEqual(self.answers(), [b"429", b"202"])
         self.assertIn(b"Retry-After: 7\r\n", self.line.value())
@@ -387,14 +389,14 @@ class FastPathTests(SynchronousTestCase):
     def test_reading_stops_while_too_much_waits(self) -> None:
         """What is read ahead is bounded."""
         first: Deferred[DIDCommReply] = Deferred()
-        self.rig.half.answer = lambda body: first if body == b"one" else succeed(ACCEPTED)
+        self.fixture.didcomm.answer = lambda body: first if body == b"one" else succeed(ACCEPTED)
         self.channel.dataReceived(post(b"one") + post(b"x" * 900) * 80)
         self.channel.dataReceived(post())
         self.assertEqual(self.line.producerState, "paused")
         first.callback(ACCEPTED)
         self.assertEqual(self.line.producerState, "paused")
         for _ in range(82):
-            self.rig.in_memory.clock.advance(0)
+            self.fixture.in_memory.clock.advance(0)
         self.assertEqual(self.line.producerState, "producing")
         self.assertEqual(len(self.answers()), 82)
 
@@ -409,20 +411,20 @@ class FastPathTests(SynchronousTestCase):
     def test_a_request_that_takes_too_long(self) -> None:
         """503 after the deadline; the next is served, and the late answer goes nowhere."""
         first: Deferred[DIDCommReply] = Deferred()
-        self.rig.half.answer = lambda body: first if body == b"one" else succeed(ACCEPTED)
+        self.fixture.didcomm.answer = lambda body: first if body == b"one" else succeed(ACCEPTED)
         self.channel.dataReceived(post(b"one") + post(b"two"))
-        self.rig.in_memory.clock.advance(9.9)
+        self.fixture.in_memory.clock.advance(9.9)
         self.assertEqual(self.answers(), [])
-        self.rig.in_memory.clock.advance(0.2)
+        self.fixture.in_memory.clock.advance(0.2)
         self.assertEqual(self.answers(), [b"503", b"202"])
         first.callback(ACCEPTED)
         self.assertEqual(self.answers(), [b"503", b"202"])
 
     def test_a_command_that_takes_too_long(self) -> None:
         """503 in the form of its protocol; an envelope behind it that takes too long gets the other form."""
-        self.rig.decentrl.answer = self.rig.half.answer = lambda body: Deferred()
+        self.fixture.decentrl.answer = self.fixture.didcomm.answer = lambda body: Deferred()
         self.channel.dataReceived(command() + post())
-        self.rig.in_memory.clock.pump([10, 10])
+        self.fixture.in_memory.clock.pump([10, 10])
         first, second = parse_responses(self.line.value())
         self.assertEqual((first.status, first.json), (503, {"type": "ERROR", "code": "UNAVAILABLE"}))
         self.assertEqual(first.headers["retry-after"], "5")
@@ -431,29 +433,29 @@ class FastPathTests(SynchronousTestCase):
     def test_silence_ends_the_connection(self) -> None:
         """Before the first request, within one, and between two."""
         self.channel.dataReceived(post(b"hello")[:-1])
-        self.rig.in_memory.clock.pump([30, 29])
+        self.fixture.in_memory.clock.pump([30, 29])
         self.assertEqual(self.line.ended, "")
         self.channel.dataReceived(b"o")
         self.assertEqual(self.answers(), [b"200"])
-        self.rig.in_memory.clock.pump([30, 29])
+        self.fixture.in_memory.clock.pump([30, 29])
         self.assertEqual(self.line.ended, "")
-        self.rig.in_memory.clock.pump([1.1])
+        self.fixture.in_memory.clock.pump([1.1])
         self.assertEqual(self.line.ended, "aborted")
 
     def test_a_clock_set_back(self) -> None:
         """Neither a request that takes too long nor a silent client has more time than that once more."""
-        self.rig.half.answer = lambda body: Deferred()
+        self.fixture.didcomm.answer = lambda body: Deferred()
         self.channel.dataReceived(post())
-        self.rig.in_memory.clock.set_by(-3600)
-        self.rig.in_memory.clock.pump([10, 10])
+        self.fixture.in_memory.clock.set_by(-3600)
+        self.fixture.in_memory.clock.pump([10, 10])
         self.assertEqual(self.answers(), [b"503"])
-        self.rig.in_memory.clock.set_by(-3600)
-        self.rig.in_memory.clock.pump([60, 60])
+        self.fixture.in_memory.clock.set_by(-3600)
+        self.fixture.in_memory.clock.pump([60, 60])
         self.assertEqual(self.line.ended, "aborted")
 
     def test_a_fault(self) -> None:
         """500, and the connection lives."""
-        self.rig.half.answer = self.rig.decentrl.answer = lambda body: fail(ZeroDivisionError("secret"))
+        self.fixture.didcomm.answer = self.fixture.decentrl.answer = lambda body: fail(ZeroDivisionError("secret"))
         self.channel.dataReceived(post() + command())
         first, second = parse_responses(self.line.value())
         self.assertEqual((first.status, first.json["status"]), (500, "error"))
@@ -462,9 +464,9 @@ class FastPathTests(SynchronousTestCase):
 
     def test_while_stopping(self) -> None:
         """503 with Retry-After."""
-        in_memory = self.rig.in_memory
-        self.rig.site = site_of(in_memory, in_memory.half, in_memory.decentrl)
-        channel, line = self.rig.connect()
+        in_memory = self.fixture.in_memory
+        self.fixture.site = site_of(in_memory, in_memory.half, in_memory.decentrl)
+        channel, line = self.fixture.connect()
         in_memory.base.gate.stopService()
         channel.dataReceived(post() + command())
         first, second = parse_responses(line.value())
@@ -475,12 +477,12 @@ class FastPathTests(SynchronousTestCase):
     def test_a_client_that_leaves(self) -> None:
         """What it asked for is done; nothing is written and no timer stays."""
         first: Deferred[DIDCommReply] = Deferred()
-        self.rig.half.answer = lambda body: first
+        self.fixture.didcomm.answer = lambda body: first
         self.channel.dataReceived(post())
         self.channel.connectionLost()
         first.callback(ACCEPTED)
         self.assertEqual(self.line.value(), b"")
-        mine = [call for call in self.rig.in_memory.clock.getDelayedCalls() if "HTTPChannel" in repr(call)]
+        mine = [call for call in self.fixture.in_memory.clock.getDelayedCalls() if "HTTPChannel" in repr(call)]
         self.assertEqual(mine, [])
 
 
@@ -498,19 +500,19 @@ def test_the_head_reader_is_strict() -> None:
 class ReadAheadTests(SynchronousTestCase):
     def test_what_is_not_served_yet_is_counted(self) -> None:
         """Parts of requests, and requests behind one that takes its time, until they are served or gone."""
-        rig = SiteFixture(self)
+        fixture = SiteFixture(self)
         held: Deferred[Any] = Deferred()
-        rig.half.answer = lambda body: held
-        (part, line), (behind, _) = rig.connect(), rig.connect()
+        fixture.didcomm.answer = lambda body: held
+        (part, line), (behind, _) = fixture.connect(), fixture.connect()
         part.dataReceived(post()[:-1])
         behind.dataReceived(post())
-        self.assertEqual(rig.site.read_ahead(), (1, len(post()) - 1))
+        self.assertEqual(fixture.site.read_ahead(), (1, len(post()) - 1))
         behind.dataReceived(post() + post())
-        self.assertEqual(rig.site.read_ahead(), (2, 3 * len(post()) - 1))
+        self.assertEqual(fixture.site.read_ahead(), (2, 3 * len(post()) - 1))
         part.connectionLost(Failure(ConnectionError()))
-        self.assertEqual(rig.site.read_ahead(), (1, 2 * len(post())))
+        self.assertEqual(fixture.site.read_ahead(), (1, 2 * len(post())))
         held.callback(DIDCommReply(202))
-        self.assertEqual(rig.site.read_ahead(), (0, 0))
+        self.assertEqual(fixture.site.read_ahead(), (0, 0))
         self.assertEqual(line.ended, "")
 
 
@@ -553,15 +555,15 @@ class SlowRequestTests(SynchronousTestCase):
     """A request that takes more than a minute to arrive is given up, however steadily it drips."""
 
     def setUp(self) -> None:
-        self.rig = SiteFixture(self)
+        self.fixture = SiteFixture(self)
 
     def drip(self, beginning: bytes, step: float = 0.0) -> str:
-        channel, line = self.rig.connect()
+        channel, line = self.fixture.connect()
         channel.dataReceived(beginning)
-        self.rig.in_memory.clock.set_by(step)
+        self.fixture.in_memory.clock.set_by(step)
         channel.dataReceived(b"x")
         for _ in range(5):
-            self.rig.in_memory.clock.advance(15)
+            self.fixture.in_memory.clock.advance(15)
             if not line.ended:
                 channel.dataReceived(b"x")
         return line.ended
@@ -580,9 +582,9 @@ class SlowRequestTests(SynchronousTestCase):
 
     def test_connections_of_one_address_are_limited(self) -> None:
         """One too many is closed at once; when one is gone, there is room again."""
-        limit = 4 * self.rig.in_memory.config.limits.max_connections_per_ip
+        limit = 4 * self.fixture.in_memory.config.limits.max_connections_per_ip
         in_memory = InMemoryMediator(self)
-        site = site_of(in_memory, self.rig.half, self.rig.decentrl)
+        site = site_of(in_memory, self.fixture.didcomm, self.fixture.decentrl)
         address = StringTransport().getPeer()
         channels = [site.buildProtocol(address) for _ in range(limit)]
         self.assertIsNone(site.buildProtocol(address))

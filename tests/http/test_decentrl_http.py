@@ -22,13 +22,13 @@ DID = "did:decentrl:YQ:z6Mk:z6LS:ZGlk"
 
 
 class DecentrlTestCase(SynchronousTestCase):
-    """The web layer, and a Decentrl half in the test's hand."""
+    """The web layer, and the Decentrl protocol in the test's hand."""
 
     settings: ClassVar[dict[str, Any]] = {}
 
     def setUp(self) -> None:
-        self.half = FakeDecentrl()
-        self.site_fixture = InMemorySite(self, talker=self.half, **{"limits": PLENTY, **self.settings})
+        self.decentrl = FakeDecentrl()
+        self.site_fixture = InMemorySite(self, fake_decentrl=self.decentrl, **{"limits": PLENTY, **self.settings})
 
     def command(self, body: bytes = b"{}", /, **headers: str) -> HTTPResponse:
         """The response to a command."""
@@ -36,12 +36,12 @@ class DecentrlTestCase(SynchronousTestCase):
 
     def replying(self, reply: DecentrlReply) -> None:
         """Have every command answered like this."""
-        self.half.answer = lambda body: succeed(reply)
+        self.decentrl.answer = lambda body: succeed(reply)
 
     def hanging(self) -> Deferred[DecentrlReply]:
         """Have the next command answered when this fires."""
         late: Deferred[DecentrlReply] = Deferred()
-        self.half.answer = lambda body: late
+        self.decentrl.answer = lambda body: late
         return late
 
     def get(self, path: str, method: str = "GET") -> HTTPResponse:
@@ -67,32 +67,32 @@ class CommandTests(DecentrlTestCase):
         body = b' {"a":\xc3\xa9} \xff'
         for label in ("application/json", "text/plain;charset=UTF-8", "application/x-www-form-urlencoded", "x", ""):
             for way in BOTH_WAYS:
-                self.half.received = []
+                self.decentrl.received = []
                 self.assertEqual(self.command(body, **{"Content-Type": label}, **way).status, 200)
-                self.assertEqual(self.half.received, [(body, PEER)], label)
-        self.half.received = []
+                self.assertEqual(self.decentrl.received, [(body, PEER)], label)
+        self.decentrl.received = []
         self.assertEqual(self.site_fixture.request("POST", "/", body).status, 200)
-        self.assertEqual(len(self.half.received), 1)
+        self.assertEqual(len(self.decentrl.received), 1)
 
     def test_envelopes(self) -> None:
-        """A media type that names DIDComm takes a body to the other half; a mere parameter does not (contract 3)."""
+        """A media type that names DIDComm selects the other protocol; a mere parameter does not (contract 3)."""
         for way in BOTH_WAYS:
             for label in (ENCRYPTED.decode(), "APPLICATION/DIDCOMM+ENCRYPTED", "didcomm-encrypted+json ;a=b"):
                 response = self.command(b"hello", **{"Content-Type": label}, **way)
                 self.assertEqual((response.status, response.json["body"]["code"]), (400, "e.p.msg"))
-                self.assertEqual(self.half.received, [])
+                self.assertEqual(self.decentrl.received, [])
             self.command(b"hello", **{"Content-Type": "application/json; for=didcomm"}, **way)
-            self.assertEqual(len(self.half.received), 1)
-            self.half.received = []
+            self.assertEqual(len(self.decentrl.received), 1)
+            self.decentrl.received = []
 
     def test_not_at_the_other_address(self) -> None:
         """`/didcomm` never takes commands."""
         response = self.site_fixture.request("POST", "/didcomm", b"{}", {"Content-Type": "application/json"})
         self.assertEqual(response.json["body"]["code"], "e.p.msg")
-        self.assertEqual(self.half.received, [])
+        self.assertEqual(self.decentrl.received, [])
 
     def test_replies(self) -> None:
-        """Status and body are the half's, as JSON; who may come again is told when, in a way that a page can read."""
+        """Status and body are the protocol's, as JSON; pages can read when a client may come again."""
         for reply in (
             DecentrlReply(200, b'{"type":"SUCCESS"}'),
             build_error_reply(InvalidSignature()),
@@ -122,15 +122,15 @@ class CommandTests(DecentrlTestCase):
                 headers = {**way, **({"X-Forwarded-For": forwarded} if forwarded else {})}
                 self.site_fixture.request("POST", "/", b"{}", headers, peer)
                 self.site_fixture.request("GET", f"/public/{DID}", None, headers, peer)
-                self.assertEqual(self.half.received.pop()[1], rate_limit_key)
-                self.assertEqual(self.half.queried.pop()[2], rate_limit_key)
+                self.assertEqual(self.decentrl.received.pop()[1], rate_limit_key)
+                self.assertEqual(self.decentrl.queried.pop()[2], rate_limit_key)
 
     def test_a_chunked_body(self) -> None:
         """Chunks make one command."""
         line = self.site_fixture.line()
         line.feed(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{\n\r\n1\r\n}\r\n0\r\n\r\n")
         self.assertEqual([one.json for one in parse_responses(line.taken())], [{"n": 3}])
-        self.assertEqual([raw for raw, _ in self.half.received], [b"{\n}"])
+        self.assertEqual([raw for raw, _ in self.decentrl.received], [b"{\n}"])
 
     def test_the_deadline(self) -> None:
         """After ten seconds the answer is 503; the connection serves the next, and the late reply goes nowhere."""
@@ -149,8 +149,8 @@ class CommandTests(DecentrlTestCase):
 
     def test_a_fault_of_ours(self) -> None:
         """500 with nothing of what went wrong."""
-        self.half.answer = lambda body: fail(RuntimeError("boom"))
-        self.half.page = lambda did: fail(RuntimeError("boom"))
+        self.decentrl.answer = lambda body: fail(RuntimeError("boom"))
+        self.decentrl.page = lambda did: fail(RuntimeError("boom"))
         for response in (self.command(), self.command(**DETOUR), self.get(f"/public/{DID}")):
             self.is_error(response, 500, "INTERNAL_ERROR")
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 3)
@@ -169,7 +169,7 @@ class PublicTests(DecentrlTestCase):
     def asked(self, path: str) -> tuple[str, Any]:
         """The DID and the arguments that the half is asked for."""
         self.assertEqual(self.get(path).status, 200)
-        did, arguments, _ = self.half.queried.pop()
+        did, arguments, _ = self.decentrl.queried.pop()
         return did, dict(arguments)
 
     def test_spellings(self) -> None:
@@ -204,7 +204,7 @@ class PublicTests(DecentrlTestCase):
 
     def test_replies(self) -> None:
         """As for commands; HEAD has the headers alone."""
-        self.half.page = lambda did: succeed(DecentrlReply(429, b'{"type":"ERROR"}', 7))
+        self.decentrl.page = lambda did: succeed(DecentrlReply(429, b'{"type":"ERROR"}', 7))
         for method, body in (("GET", b'{"type":"ERROR"}'), ("HEAD", b"")):
             response = self.get(f"/public/{DID}", method)
             self.assertEqual((response.status, response.body), (429, body))
@@ -215,7 +215,7 @@ class PublicTests(DecentrlTestCase):
 
     def test_the_deadline(self) -> None:
         """A store that hangs is 503."""
-        self.half.page = lambda did: Deferred()
+        self.decentrl.page = lambda did: Deferred()
         line = self.site_fixture.line()
         line.feed(encode_request("GET", f"/public/{DID}"))
         self.site_fixture.clock.advance(10)
@@ -268,7 +268,7 @@ class SizeTests(DecentrlTestCase):
         line.feed(b"1\r\n \r\n")
         (response,) = parse_responses(line.taken())
         self.is_error(response, 413, "PAYLOAD_TOO_LARGE")
-        self.assertEqual(self.half.received, [])
+        self.assertEqual(self.decentrl.received, [])
 
     def test_exactly_the_limit(self) -> None:
         """`max_message_bytes` themselves are fine."""

@@ -46,14 +46,14 @@ class DecentrlSocketTestCase(SynchronousTestCase):
     settings: ClassVar[dict[str, Any]] = {}
 
     def setUp(self) -> None:
-        self.half = FakeDecentrl()
-        self.site_fixture = InMemorySite(self, talker=self.half, **{"limits": PLENTY, **self.settings})
+        self.decentrl = FakeDecentrl()
+        self.site_fixture = InMemorySite(self, fake_decentrl=self.decentrl, **{"limits": PLENTY, **self.settings})
         self.bob = InMemoryWallet(self.site_fixture).enrol()
 
     def websocket_client(self, path: str = "/ws") -> tuple[InMemoryWebSocketClient, FakeDecentrlSocketProtocol]:
         """An open socket and our side of it."""
         websocket_client = self.site_fixture.websocket_client(path)
-        return websocket_client, self.half.talks[-1]
+        return websocket_client, self.decentrl.sockets[-1]
 
     def ping(self, thread: str = "t") -> bytes:
         """A message of Bob's that is answered."""
@@ -67,8 +67,8 @@ class DecentrlSocketTestCase(SynchronousTestCase):
 class FirstMessageTests(DecentrlSocketTestCase):
     def test_messages_are_handed_on(self) -> None:
         """From the opening on, each message as it came, text or binary, whole (DCTRL-0004 10.2)."""
-        websocket_client, talk = self.websocket_client()
-        self.assertEqual(talk.told, ["begin"])
+        websocket_client, socket = self.websocket_client()
+        self.assertEqual(socket.calls, ["begin"])
         websocket_client.send(HELLO)
         websocket_client.send(b"\xff\x00", BINARY)
         websocket_client.send(b"", TEXT)
@@ -76,21 +76,21 @@ class FirstMessageTests(DecentrlSocketTestCase):
         websocket_client.send(b"alive?", PING_FRAME)
         websocket_client.send(b'"PONG"}', 0)
         expected = [(HELLO, False), (b"\xff\x00", True), (b"", False), (b'{"type":"PONG"}', False)]
-        self.assertEqual(talk.told, ["begin", *expected])
+        self.assertEqual(socket.calls, ["begin", *expected])
         self.assertEqual([opcode for opcode, _ in websocket_client.frames()], [10])
 
     def test_spellings_of_the_path(self) -> None:
         """A closing slash, a query or an encoded letter make no difference."""
         for path in ("/ws/", "/ws?a=b", "/%77s"):
             self.websocket_client(path)[0].send(HELLO)
-            self.assertEqual(self.half.talks[-1].told, ["begin", (HELLO, False)])
-        self.assertEqual(len(self.half.talks), 3)
+            self.assertEqual(self.decentrl.sockets[-1].calls, ["begin", (HELLO, False)])
+        self.assertEqual(len(self.decentrl.sockets), 3)
 
     def test_an_envelope_first(self) -> None:
         """The socket is DIDComm's from then on, whatever follows (contract section 3)."""
-        websocket_client, talk = self.websocket_client()
+        websocket_client, socket = self.websocket_client()
         websocket_client.send(self.ping("one"), BINARY)
-        self.assertEqual(talk.told, ["begin", "end"])
+        self.assertEqual(socket.calls, ["begin", "end"])
         self.assertEqual(self.threads(websocket_client.texts()), ["one"])
         websocket_client.send(self.ping("two"))
         self.assertEqual(self.threads(websocket_client.texts()), ["two"])
@@ -98,23 +98,23 @@ class FirstMessageTests(DecentrlSocketTestCase):
         (report,) = websocket_client.texts()
         self.assertEqual(json.loads(report)["body"]["code"], "e.p.msg")
         websocket_client.line.hang_up()
-        self.assertEqual(talk.told, ["begin", "end"])
+        self.assertEqual(socket.calls, ["begin", "end"])
 
     def test_an_envelope_that_does_not_open(self) -> None:
         """It is one by its look."""
-        websocket_client, talk = self.websocket_client()
+        websocket_client, socket = self.websocket_client()
         websocket_client.send(GARBAGE)
         (report,) = websocket_client.texts()
         self.assertEqual(json.loads(report)["body"]["code"], "e.p.trust.crypto")
-        self.assertEqual(talk.told, ["begin", "end"])
+        self.assertEqual(socket.calls, ["begin", "end"])
 
     def test_an_envelope_later(self) -> None:
         """Only the first message decides."""
-        websocket_client, talk = self.websocket_client()
+        websocket_client, socket = self.websocket_client()
         websocket_client.send(b"hello")
         raw = self.ping()
         websocket_client.send(raw)
-        self.assertEqual(talk.told, ["begin", (b"hello", False), (raw, False)])
+        self.assertEqual(socket.calls, ["begin", (b"hello", False), (raw, False)])
         self.assertEqual(websocket_client.frames(), [])
 
     def test_other_addresses(self) -> None:
@@ -124,14 +124,14 @@ class FirstMessageTests(DecentrlSocketTestCase):
             websocket_client.send(HELLO)
             (report,) = websocket_client.texts()
             self.assertEqual(json.loads(report)["body"]["code"], "e.p.msg")
-        self.assertEqual(self.half.talks, [])
+        self.assertEqual(self.decentrl.sockets, [])
 
     def test_handshakes_that_are_none(self) -> None:
         """Nothing begins with them, so there is nothing to end."""
         for headers in ({"Sec-WebSocket-Version": "99"}, {"Sec-WebSocket-Key": "short"}):
             _, response, _ = self.site_fixture.upgrade("/ws", **headers)
             self.assertEqual(response.status, 400)
-        self.assertEqual([talk.told for talk in self.half.talks], [])
+        self.assertEqual([socket.calls for socket in self.decentrl.sockets], [])
 
     def test_the_log_names_the_protocol(self) -> None:
         """What a socket spoke; who said nothing at `/ws` would have spoken Decentrl."""
@@ -152,78 +152,78 @@ class FirstMessageTests(DecentrlSocketTestCase):
 class AnswerTests(DecentrlSocketTestCase):
     def test_a_refusal_and_a_goodbye(self) -> None:
         """What is said in the same turn as the closing comes first, and nothing comes after (DCTRL-0004 10.2)."""
-        websocket_client, talk = self.websocket_client()
-        self.assertTrue(talk.session.send(FAILED))
-        talk.session.close(4007, "NOT_REGISTERED")
-        self.assertFalse(talk.session.send(b"too late"))
+        websocket_client, socket = self.websocket_client()
+        self.assertTrue(socket.session.send(FAILED))
+        socket.session.close(4007, "NOT_REGISTERED")
+        self.assertFalse(socket.session.send(b"too late"))
         (refusal, goodbye) = websocket_client.frames()
         self.assertEqual(refusal, (TEXT, FAILED))
         self.assertEqual(goodbye, (CLOSE, (4007).to_bytes(2, "big") + b"NOT_REGISTERED"))
         websocket_client.send((4007).to_bytes(2, "big"), CLOSE)
         self.site_fixture.settle()
         self.assertTrue(websocket_client.line.lost)
-        self.assertEqual(talk.told, ["begin", "end"])
+        self.assertEqual(socket.calls, ["begin", "end"])
         (closed,) = self.site_fixture.events("conn.close")
         self.assertEqual((closed["ws_code"], closed["reason"], closed["n_out"]), (4007, "us", 1))
 
     def test_every_close_code(self) -> None:
         """Those of DCTRL-0004 10.3 and those for faults of ours."""
         for code in (*range(4001, 4008), 1011, 1013):
-            websocket_client, talk = self.websocket_client()
-            talk.session.send(FAILED)
-            talk.session.close(code, "X")
+            websocket_client, socket = self.websocket_client()
+            socket.session.send(FAILED)
+            socket.session.close(code, "X")
             self.assertEqual(websocket_client.close_code(), code)
 
     def test_a_peer_that_does_not_say_goodbye(self) -> None:
         """It is cut off, and then the conversation is over."""
-        websocket_client, talk = self.websocket_client()
-        talk.session.close(4001, "AUTH_TIMEOUT")
-        self.assertEqual(talk.told, ["begin"])
+        websocket_client, socket = self.websocket_client()
+        socket.session.close(4001, "AUTH_TIMEOUT")
+        self.assertEqual(socket.calls, ["begin"])
         self.site_fixture.clock.pump([1] * 4)
         self.site_fixture.settle()
         self.assertTrue(websocket_client.line.lost)
-        self.assertEqual(talk.told, ["begin", "end"])
+        self.assertEqual(socket.calls, ["begin", "end"])
 
     def test_one_after_the_other(self) -> None:
         """A message is heard when the one before it has been served."""
-        websocket_client, talk = self.websocket_client()
+        websocket_client, socket = self.websocket_client()
         first: Deferred[None] = Deferred()
-        talk.answer = lambda frame: first if frame == b"one" else said(talk.session, frame)
+        socket.answer = lambda frame: first if frame == b"one" else said(socket.session, frame)
         websocket_client.line.feed(
             encode_masked_frame(b"one") + encode_masked_frame(b"two") + encode_masked_frame(b"three")
         )
-        self.assertEqual(talk.told, ["begin", (b"one", False)])
+        self.assertEqual(socket.calls, ["begin", (b"one", False)])
         self.assertEqual(websocket_client.frames(), [])
         first.callback(None)
         self.assertEqual(websocket_client.texts(), [b"two", b"three"])
 
     def test_what_waits_behind_a_goodbye(self) -> None:
         """It is not heard, whether it came with the last message or later."""
-        websocket_client, talk = self.websocket_client()
+        websocket_client, socket = self.websocket_client()
         first: Deferred[None] = Deferred()
-        talk.answer = lambda frame: first
+        socket.answer = lambda frame: first
         websocket_client.line.feed(
             encode_masked_frame(HELLO) + encode_masked_frame(b"two") + encode_masked_frame(b"three")
         )
-        talk.session.close(4002, "INVALID_MESSAGE")
+        socket.session.close(4002, "INVALID_MESSAGE")
         first.callback(None)
         websocket_client.send(b"four")
-        self.assertEqual(talk.told, ["begin", (HELLO, False)])
+        self.assertEqual(socket.calls, ["begin", (HELLO, False)])
         self.assertEqual(websocket_client.close_code(), 4002)
 
     def test_a_peer_that_leaves(self) -> None:
         """What it said last is not heard any more: nobody is there to be told anything."""
-        websocket_client, talk = self.websocket_client()
+        websocket_client, socket = self.websocket_client()
         first: Deferred[None] = Deferred()
-        talk.answer = lambda frame: first
+        socket.answer = lambda frame: first
         websocket_client.line.feed(
             encode_masked_frame(HELLO) + encode_masked_frame(b"two") + encode_masked_frame(b"\x03\xe8", CLOSE)
         )
         self.site_fixture.settle()
-        self.assertEqual(talk.told, ["begin", (HELLO, False), "end"])
+        self.assertEqual(socket.calls, ["begin", (HELLO, False), "end"])
         first.callback(None)
-        self.assertFalse(talk.session.send(b"gone"))
-        self.assertEqual(talk.told, ["begin", (HELLO, False), "end"])
+        self.assertFalse(socket.session.send(b"gone"))
+        self.assertEqual(socket.calls, ["begin", (HELLO, False), "end"])
 
     def test_envelopes_of_a_peer_that_leaves(self) -> None:
         """They are taken: a sender of forwards may say what it has to, close and leave."""
@@ -237,11 +237,11 @@ class AnswerTests(DecentrlSocketTestCase):
 
     def test_a_fault_of_ours(self) -> None:
         """The socket stays as it is, and the next message is heard."""
-        websocket_client, talk = self.websocket_client()
-        talk.answer = lambda frame: fail(ZeroDivisionError("secret"))
+        websocket_client, socket = self.websocket_client()
+        socket.answer = lambda frame: fail(ZeroDivisionError("secret"))
         websocket_client.send(HELLO)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
-        talk.answer = lambda frame: said(talk.session, frame)
+        socket.answer = lambda frame: said(socket.session, frame)
         websocket_client.send(b"again")
         self.assertEqual(websocket_client.texts(), [b"again"])
 
@@ -251,22 +251,22 @@ class LifeTests(DecentrlSocketTestCase):
 
     def test_draining(self) -> None:
         """A socket that has not authenticated is closed with 1001 like all others."""
-        websocket_client, talk = self.websocket_client()
+        websocket_client, socket = self.websocket_client()
         stopped = self.site_fixture.base.connections.stopService()
         self.assertNoResult(stopped)
         self.assertEqual(websocket_client.frames(), [(CLOSE, (1001).to_bytes(2, "big") + b"going away")])
         websocket_client.send((1001).to_bytes(2, "big"), CLOSE)
         self.site_fixture.settle()
         self.successResultOf(stopped)
-        self.assertEqual(talk.told, ["begin", "end"])
+        self.assertEqual(socket.calls, ["begin", "end"])
 
     def test_a_message_while_the_daemon_stops(self) -> None:
         """Who is not served is told to go away."""
-        websocket_client, talk = self.websocket_client()
-        talk.answer = lambda frame: fail(ShutdownInProgress())
+        websocket_client, socket = self.websocket_client()
+        socket.answer = lambda frame: fail(ShutdownInProgress())
         websocket_client.line.feed(encode_masked_frame(HELLO) + encode_masked_frame(b"two"))
         self.assertEqual(websocket_client.close_code(), 1001)
-        self.assertEqual(talk.told, ["begin", (HELLO, False)])
+        self.assertEqual(socket.calls, ["begin", (HELLO, False)])
 
     def test_one_socket_too_many(self) -> None:
         """429 in the form of the address; the log tells whose it was."""
@@ -295,9 +295,9 @@ class LifeTests(DecentrlSocketTestCase):
 
     def test_a_flood(self) -> None:
         """While a message is served, only so many are read ahead."""
-        websocket_client, talk = self.websocket_client()
+        websocket_client, socket = self.websocket_client()
         first: Deferred[None] = Deferred()
-        talk.answer = lambda frame: first
+        socket.answer = lambda frame: first
         for number in range(30):
             websocket_client.send(b"%d" % number)
         self.assertEqual(websocket_client.line.producerState, "paused")
@@ -306,16 +306,16 @@ class LifeTests(DecentrlSocketTestCase):
         )
         first.callback(None)
         self.site_fixture.settle()
-        self.assertEqual([frame for frame, _ in talk.told[1:]], [b"%d" % number for number in range(30)])
+        self.assertEqual([frame for frame, _ in socket.calls[1:]], [b"%d" % number for number in range(30)])
 
     def test_a_socket_that_left_is_forgotten(self) -> None:
         """Neither the conversation nor anything else keeps it."""
-        websocket_client, talk = self.websocket_client()
+        websocket_client, socket = self.websocket_client()
         session = weakref.ref(websocket_client.line.protocol)
         websocket_client.send(HELLO)
         websocket_client.line.hang_up()
-        self.half.talks.clear()
-        del websocket_client, talk
+        self.decentrl.sockets.clear()
+        del websocket_client, socket
         # Autobahn keeps an hour-glass for each socket, which runs out.
         self.site_fixture.clock.advance(3600)
         gc.collect()
@@ -389,8 +389,8 @@ class ClientTests(TestCase):
     """What a client by other people sees, over TCP."""
 
     def setUp(self) -> None:
-        self.half = FakeDecentrl()
-        self.site_fixture = InMemorySite(self, talker=self.half, limits=PLENTY)
+        self.decentrl = FakeDecentrl()
+        self.site_fixture = InMemorySite(self, fake_decentrl=self.decentrl, limits=PLENTY)
         reactor: Any = _reactor
         self.port = reactor.listenTCP(0, self.site_fixture.site, interface=LOCAL)
         self.addCleanup(self.port.stopListening)
@@ -410,10 +410,10 @@ class ClientTests(TestCase):
     async def test_a_refusal_arrives(self) -> None:
         """The failure message, then the code, though both are sent in one turn (DCTRL-0004 10.2)."""
 
-        def opened(talk: FakeDecentrlSocketProtocol) -> None:
-            talk.answer = lambda frame: refused(talk.session)
+        def opened(socket: FakeDecentrlSocketProtocol) -> None:
+            socket.answer = lambda frame: refused(socket.session)
 
-        self.half.opened = opened
+        self.decentrl.opened = opened
         client = await self.client(HELLO)
         self.assertEqual(await client.over, [(FAILED, False), (True, 4007, "NOT_REGISTERED")])
         await self.gone
@@ -421,7 +421,7 @@ class ClientTests(TestCase):
     async def test_going_away(self) -> None:
         """A client that has said nothing yet is told when the daemon stops."""
         opened: Deferred[FakeDecentrlSocketProtocol] = Deferred()
-        self.half.opened = opened.callback
+        self.decentrl.opened = opened.callback
         client = await self.client()
         await opened
         stopped = self.site_fixture.base.connections.stopService()

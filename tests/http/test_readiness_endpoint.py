@@ -138,25 +138,25 @@ class OwnTrafficTests(SynchronousTestCase):
         )
         own = self.site_fixture.base.probe_credentials
         self.headers = {PROBE_HEADER: own.token.decode("ascii")}
-        self.guest = InMemoryWallet(self.site_fixture, own.identities.identity("a node"))
+        self.wallet = InMemoryWallet(self.site_fixture, own.identities.identity("a node"))
 
     def ask(self, type_: str, body: dict[str, Any] | None = None, *, way: str = "/didcomm") -> dict[str, Any]:
         """The answer to a message of our own, over twisted.web if the way is not the plain one."""
-        answered = self.site_fixture.post(self.guest.pack(type_, body), way, **self.headers)
+        answered = self.site_fixture.post(self.wallet.pack(type_, body), way, **self.headers)
         self.assertEqual(answered.status, 200, answered.body)
-        return dict(self.guest.open(answered.body).body)
+        return dict(self.wallet.open(answered.body).body)
 
     def forward(self, **headers: Any) -> HTTPResponse:
         """A forward of our own to ourselves, as an account sends it."""
-        note = anoncrypt(compose_message(NOTE), self.guest.identity.document)
-        message = a_forward(self.guest.did, [note], **headers)
-        packed = self.guest.pack(message["type"], message["body"], attachments=message["attachments"], **headers)
+        note = anoncrypt(compose_message(NOTE), self.wallet.identity.document)
+        message = a_forward(self.wallet.did, [note], **headers)
+        packed = self.wallet.pack(message["type"], message["body"], attachments=message["attachments"], **headers)
         return self.site_fixture.post(packed, **self.headers)
 
     def enrol(self) -> None:
         """Get an account and register."""
         self.ask(f"{COORDINATION}/mediate-request")
-        entries = [{"recipient_did": self.guest.did, "action": "add"}]
+        entries = [{"recipient_did": self.wallet.did, "action": "add"}]
         updated = self.ask(f"{COORDINATION}/recipient-update", {"updates": entries})["updated"]
         self.assertEqual(updated[0]["result"], "success")
 
@@ -187,16 +187,16 @@ class OwnTrafficTests(SynchronousTestCase):
         visitors = [self.site_fixture.websocket_client(**self.headers) for _ in range(3)]
         self.assertEqual(len(self.site_fixture.base.connections), 0)
         websocket_client = visitors[0]
-        websocket_client.send(self.guest.pack(f"{PICKUP}/live-delivery-change", {"live_delivery": True}))
+        websocket_client.send(self.wallet.pack(f"{PICKUP}/live-delivery-change", {"live_delivery": True}))
         (answer,) = websocket_client.texts()
-        self.assertTrue(self.guest.open(answer).body["live_delivery"])
+        self.assertTrue(self.wallet.open(answer).body["live_delivery"])
         self.assertEqual(self.forward().status, 202)
         (push,) = websocket_client.texts()
-        (attachment,) = self.guest.open(push).message.attachments or ()
+        (attachment,) = self.wallet.open(push).message.attachments or ()
         acknowledged = {"message_id_list": [attachment["id"]]}
-        websocket_client.send(self.guest.pack(f"{PICKUP}/messages-received", acknowledged))
+        websocket_client.send(self.wallet.pack(f"{PICKUP}/messages-received", acknowledged))
         (answer,) = websocket_client.texts()
-        self.assertEqual(self.guest.open(answer).body["message_count"], 0)
+        self.assertEqual(self.wallet.open(answer).body["message_count"], 0)
         for one in visitors:
             one.line.hang_up()
         self.site_fixture.settle()
@@ -208,7 +208,7 @@ class OwnTrafficTests(SynchronousTestCase):
         """A push that was never acknowledged, a message that made room, and one that has expired."""
         self.enrol()
         websocket_client = self.site_fixture.websocket_client(**self.headers)
-        websocket_client.send(self.guest.pack(f"{PICKUP}/live-delivery-change", {"live_delivery": True}))
+        websocket_client.send(self.wallet.pack(f"{PICKUP}/live-delivery-change", {"live_delivery": True}))
         for _ in range(3):
             self.forward(expires_time=int(self.site_fixture.clock.seconds()) + 30)
         self.assertEqual(len(websocket_client.texts()), 4)
@@ -227,7 +227,7 @@ class OwnTrafficTests(SynchronousTestCase):
             peer = f"203.0.113.{number}"
             statuses = [
                 self.site_fixture.request(
-                    "POST", "/didcomm", self.guest.pack("https://a.example/1.0/x"), headers, peer=peer
+                    "POST", "/didcomm", self.wallet.pack("https://a.example/1.0/x"), headers, peer=peer
                 ).status
                 for _ in range(3)
             ]
@@ -240,9 +240,9 @@ class OwnTrafficTests(SynchronousTestCase):
     def test_a_proxy_cannot_say_so(self) -> None:
         """No address that anybody could have is taken for it."""
         site_fixture = InMemorySite(self, trusted_proxies=[PEER])
-        guest = InMemoryWallet(site_fixture)
+        wallet = InMemoryWallet(site_fixture)
         for said in ("itself", "itself, itself", PEER):
-            site_fixture.post(guest.pack("https://a.example/1.0/x"), **{"X-Forwarded-For": said})
+            site_fixture.post(wallet.pack("https://a.example/1.0/x"), **{"X-Forwarded-For": said})
         self.assertEqual(len(site_fixture.events("req.done")), 3)
 
     def test_others_are_told_of(self) -> None:
@@ -260,6 +260,6 @@ class OwnTrafficTests(SynchronousTestCase):
         """What is fetched is what was sent."""
         self.enrol()
         self.forward()
-        (left,) = self.guest.fetch()
-        opened = unpack_message(left.payload, self.guest.identity, lambda did: self.guest.identity.document)
+        (left,) = self.wallet.fetch()
+        opened = unpack_message(left.payload, self.wallet.identity, lambda did: self.wallet.identity.document)
         self.assertEqual(opened.message.type.uri, NOTE)

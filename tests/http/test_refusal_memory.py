@@ -78,8 +78,8 @@ class RefusalMemoryTests(SynchronousTestCase):
 
     def test_not_enrolled(self) -> None:
         """A request of somebody without an account."""
-        stranger = InMemoryWallet(self.site_fixture)
-        raws = [stranger.pack(f"{MP}/status-request", {"a": LARGE.decode()}) for _ in range(2)]
+        other_wallet = InMemoryWallet(self.site_fixture)
+        raws = [other_wallet.pack(f"{MP}/status-request", {"a": LARGE.decode()}) for _ in range(2)]
         self.assert_freed(lambda: self.post(raws.pop(), status=200))
 
     def test_fault(self) -> None:

@@ -38,13 +38,13 @@ LOCAL = "127.0.0.1"
 PAGE = f"/public/{DID}"
 REFUSED = {"type": "ERROR", "code": "RATE_LIMITED"}
 
-# What the tests allow: to one payer, and to all.
+# What the tests allow: to one client, and to all.
 ONE, ALL = 300_000, 500_000
 
 
 class CountTests(SynchronousTestCase):
     def test_limits(self) -> None:
-        """32 MiB for one payer, 256 MiB for all; exactly so much fits, and not a byte more."""
+        """32 MiB for one client, 256 MiB for all; exactly so much fits, and not a byte more."""
         unread = ResponseBudget()
         self.assertEqual((MAX_UNREAD_PER_CLIENT, MAX_UNREAD_TOTAL), (32 * 1024 * 1024, 256 * 1024 * 1024))
         self.assertTrue(unread.has_room("a", MAX_UNREAD_PER_CLIENT))
@@ -58,7 +58,7 @@ class CountTests(SynchronousTestCase):
         self.assertTrue(unread.has_room("a", SMALL_RESPONSE_BYTES))
 
     def test_sums(self) -> None:
-        """What is gone does not count; of a payer who owes nothing, nothing is kept."""
+        """What is gone does not count; of a client who owes nothing, nothing is kept."""
         unread = ResponseBudget()
         for rate_limit_key, size in (("a", 10), ("b", 5), ("a", 7)):
             unread.add(rate_limit_key, size)
@@ -81,7 +81,7 @@ class UnreadTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.didcomm, self.decentrl = FakeDIDComm(), FakeDecentrl()
-        self.site_fixture = InMemorySite(self, talker=self.decentrl, limits=PLENTY, trusted_proxies=[PROXY])
+        self.site_fixture = InMemorySite(self, fake_decentrl=self.decentrl, limits=PLENTY, trusted_proxies=[PROXY])
         didcomm: Any = self.didcomm
         decentrl: Any = self.decentrl
         self.site_fixture.site = build_site(self.site_fixture.base, didcomm, decentrl, self.site_fixture.config)
@@ -230,7 +230,7 @@ class UnreadTests(SynchronousTestCase):
         self.assertFalse(line.lost or line.disconnecting)
 
     def test_an_envelope(self) -> None:
-        """A refusal has the form of the half that was asked."""
+        """A refusal has the form of the protocol that was asked."""
         self.leave(ONE)
         self.didcomm.answer = lambda body: succeed(EnvelopeReply(200, b"x" * 100_000, "text/x-test"))
         line = self.site_fixture.line()
@@ -414,7 +414,7 @@ class KernelTests(TestCase):
         reactor: Any = _reactor
         self.call_later = reactor.callLater
         self.decentrl = FakeDecentrl()
-        site_fixture = InMemorySite(self, talker=self.decentrl, limits=PLENTY)
+        site_fixture = InMemorySite(self, fake_decentrl=self.decentrl, limits=PLENTY)
         self.unread = site_fixture.site.unread
         site_fixture.site.scheduler._clock = reactor
         port = reactor.listenTCP(0, site_fixture.site, interface=LOCAL)

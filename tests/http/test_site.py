@@ -572,12 +572,12 @@ class MetricsTests(HTTPTestCase):
         """A series for each of the largest queues, the rest summed up; a series vanishes with its queue."""
         carol = InMemoryWallet(self.site_fixture).enrol()
         self.assertNotIn(b"mediator_message_queue_size{", self.get("/metrics").body)
-        for guest, count in ((self.bob, 3), (carol, 2)):
+        for wallet, count in ((self.bob, 3), (carol, 2)):
             for _ in range(count):
-                self.site_fixture.post(pack_forward(self.site_fixture, guest.did, guest.letter()))
+                self.site_fixture.post(pack_forward(self.site_fixture, wallet.did, wallet.letter()))
         response = self.get("/metrics")
         self.assertTrue(response.headers["content-type"].startswith("text/plain; version="))
-        bobs, carols = (self.site_fixture.tag(guest.did) for guest in (self.bob, carol))
+        bobs, carols = (self.site_fixture.tag(wallet.did) for wallet in (self.bob, carol))
         self.assertIn(f'mediator_message_queue_size{{did="{bobs}"}} 3.0\n'.encode(), response.body)
         self.assertIn(b'mediator_message_queue_size{did="other"} 2.0\n', response.body)
         self.bob.answer(f"{MP}/messages-received", {"message_id_list": [one.id for one in self.bob.fetch()]})

@@ -35,30 +35,30 @@ class CostsTestCase(SynchronousTestCase):
     def setUp(self) -> None:
         self.site_fixture = InMemorySite(self, limits={**PLENTY, "max_connections_per_ip": 10_000})
 
-    def live(self, guest: InMemoryWallet) -> InMemoryWebSocketClient:
-        """A socket that a guest's messages are pushed to."""
+    def live(self, wallet: InMemoryWallet) -> InMemoryWebSocketClient:
+        """A socket that a wallet's messages are pushed to."""
         websocket_client = self.site_fixture.websocket_client()
-        websocket_client.send(guest.pack(f"{MP}/live-delivery-change", {"live_delivery": True}))
+        websocket_client.send(wallet.pack(f"{MP}/live-delivery-change", {"live_delivery": True}))
         self.assertEqual(len(websocket_client.texts()), 1)
         return websocket_client
 
-    def pushed(self, websocket_client: InMemoryWebSocketClient, guest: InMemoryWallet, text: str = "hello") -> str:
+    def pushed(self, websocket_client: InMemoryWebSocketClient, wallet: InMemoryWallet, text: str = "hello") -> str:
         """The id of a message that a stranger sends and that comes out of a socket."""
-        self.site_fixture.receive(pack_forward(self.site_fixture, guest.did, guest.letter(text)))
+        self.site_fixture.receive(pack_forward(self.site_fixture, wallet.did, wallet.letter(text)))
         (frame,) = websocket_client.texts()
-        return read_delivery(guest.open(frame).message)[0].id
+        return read_delivery(wallet.open(frame).message)[0].id
 
 
 class MemoryTests(CostsTestCase):
     def test_bytes_of_a_live_socket(self) -> None:
         """At rest it takes less than three KiB in our modules and Autobahn's, where it was over ten."""
-        guests = [InMemoryWallet(self.site_fixture).enrol() for _ in range(MANY)]
-        kept = [self.live(guests[0])]
+        wallets = [InMemoryWallet(self.site_fixture).enrol() for _ in range(MANY)]
+        kept = [self.live(wallets[0])]
         gc.collect()
         tracemalloc.start()
         try:
             before = tracemalloc.take_snapshot()
-            kept += [self.live(guest) for guest in guests]
+            kept += [self.live(wallet) for wallet in wallets]
             gc.collect()
             after = tracemalloc.take_snapshot()
         finally:
@@ -73,8 +73,8 @@ class MemoryTests(CostsTestCase):
 
     def test_nothing_of_its_own(self) -> None:
         """What Autobahn keeps of a socket at rest is that of its class, also after fragments and control frames."""
-        guest = InMemoryWallet(self.site_fixture).enrol()
-        websocket_client = self.live(guest)
+        wallet = InMemoryWallet(self.site_fixture).enrol()
+        websocket_client = self.live(wallet)
         own = vars(websocket_client.line.protocol)
         self.assertEqual(own, {})
         websocket_client.line.feed(
@@ -96,15 +96,15 @@ class MemoryTests(CostsTestCase):
 
     def test_dids_are_kept_once(self) -> None:
         """The reader of a socket shares its DID with the tables, and needs no document."""
-        guest = InMemoryWallet(self.site_fixture).enrol()
-        websocket_client = self.live(guest)
+        wallet = InMemoryWallet(self.site_fixture).enrol()
+        websocket_client = self.live(wallet)
         connections = self.site_fixture.base.connections
-        ((session, reader),) = connections.subscribers(guest.did)
+        ((session, reader),) = connections.subscribers(wallet.did)
         self.assertIs(session, websocket_client.line.protocol)
         self.assertIs(reader.name, next(iter(connections._live)))
         self.assertIs(reader.name, connections._dids.lookup(session)[0][0])
         self.assertFalse(hasattr(reader, "document"))
-        self.assertEqual(reader.kid, guest.identity.agreement.kid)
+        self.assertEqual(reader.kid, wallet.identity.agreement.kid)
 
 
 class TimerTests(CostsTestCase):
@@ -121,27 +121,27 @@ class TimerTests(CostsTestCase):
 class KeepaliveTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = InMemoryReactor()
-        self.pulse = KeepaliveScheduler(self.clock, 30.0)
+        self.keepalive = KeepaliveScheduler(self.clock, 30.0)
 
     def test_everybody_once_in_an_interval(self) -> None:
         """Whenever a socket was opened; the first time an interval after that."""
         hearts = [RecordingSocket(self.clock) for _ in range(70)]
-        for heart in hearts:
-            self.pulse.add(heart)
-            heart.opened = self.clock.seconds()
+        for socket_ in hearts:
+            self.keepalive.add(socket_)
+            socket_.opened = self.clock.seconds()
             self.clock.advance(1)
         self.clock.pump([1] * 200)
-        for heart in hearts:
-            first, *_ = heart.beats
-            self.assertTrue(29 <= first - heart.opened <= 30)
-            gaps = {after - before for before, after in zip(heart.beats, heart.beats[1:], strict=False)}
+        for socket_ in hearts:
+            first, *_ = socket_.beats
+            self.assertTrue(29 <= first - socket_.opened <= 30)
+            gaps = {after - before for before, after in zip(socket_.beats, socket_.beats[1:], strict=False)}
             self.assertEqual(gaps, {KEEPALIVE_SLOTS})
 
     def test_many_at_once_are_spread(self) -> None:
         """A thousand that came in the same moment do not hold up everybody else."""
         hearts = [RecordingSocket(self.clock) for _ in range(1000)]
-        for heart in hearts:
-            self.pulse.add(heart)
+        for socket_ in hearts:
+            self.keepalive.add(socket_)
         turns: list[float] = []
         real = self.clock.callLater
 
@@ -152,7 +152,7 @@ class KeepaliveTests(SynchronousTestCase):
         self.patch(self.clock, "callLater", call_later)
         self.clock.pump([1] * 30)
         self.assertEqual(turns.count(0), 9)
-        self.assertEqual({len(heart.beats) for heart in hearts}, {1})
+        self.assertEqual({len(socket_.beats) for socket_ in hearts}, {1})
 
     def test_one_that_fails(self) -> None:
         """The hearts of others go on, also of those that have their turn later."""
@@ -161,21 +161,21 @@ class KeepaliveTests(SynchronousTestCase):
             raise ZeroDivisionError
 
         hearts = [RecordingSocket(self.clock) for _ in range(250)]
-        for heart in hearts:
-            self.pulse.add(heart)
-        broken = next(iter(self.pulse))
+        for socket_ in hearts:
+            self.keepalive.add(socket_)
+        broken = next(iter(self.keepalive))
         self.patch(broken, "ping", fail)
         self.clock.pump([1] * 61)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 2)
-        self.assertEqual({len(heart.beats) for heart in hearts if heart is not broken}, {2})
+        self.assertEqual({len(socket_.beats) for socket_ in hearts if socket_ is not broken}, {2})
 
     def test_no_timer_for_nobody(self) -> None:
-        """Who has gone has no pulse, and removing it again does no harm."""
-        heart = RecordingSocket(self.clock)
-        self.pulse.add(heart)
-        self.pulse.remove(heart)
-        self.pulse.remove(heart)
-        self.assertEqual((len(self.pulse), self.clock.getDelayedCalls()), (0, []))
+        """Who has gone is not pinged, and removing it again does no harm."""
+        socket_ = RecordingSocket(self.clock)
+        self.keepalive.add(socket_)
+        self.keepalive.remove(socket_)
+        self.keepalive.remove(socket_)
+        self.assertEqual((len(self.keepalive), self.clock.getDelayedCalls()), (0, []))
 
 
 class RecordingSocket:
@@ -195,8 +195,8 @@ class RecordingSocket:
 class PushTests(CostsTestCase):
     def test_writes(self) -> None:
         """A push is one write, header and all."""
-        guest = InMemoryWallet(self.site_fixture).enrol()
-        websocket_client = self.live(guest)
+        wallet = InMemoryWallet(self.site_fixture).enrol()
+        websocket_client = self.live(wallet)
         writes: list[bytes] = []
         real = websocket_client.line.write
 
@@ -205,13 +205,13 @@ class PushTests(CostsTestCase):
             real(data)
 
         self.patch(websocket_client.line, "write", write)
-        self.pushed(websocket_client, guest)
+        self.pushed(websocket_client, wallet)
         self.assertEqual(len(writes), 1)
 
     def test_marks(self) -> None:
         """A message that is acknowledged soon is never marked as delivered; others are, many in one go."""
-        guest = InMemoryWallet(self.site_fixture).enrol()
-        websocket_client = self.live(guest)
+        wallet = InMemoryWallet(self.site_fixture).enrol()
+        websocket_client = self.live(wallet)
         marked: list[list[str]] = []
         store: Any = self.site_fixture.store
         real = store.mark_delivered
@@ -222,9 +222,9 @@ class PushTests(CostsTestCase):
             return real(ids, node=node)
 
         self.patch(store, "mark_delivered", mark)
-        quick = self.pushed(websocket_client, guest)
-        slow = [self.pushed(websocket_client, guest), self.pushed(websocket_client, guest)]
-        websocket_client.send(guest.pack(f"{MP}/messages-received", {"message_id_list": [quick]}))
+        quick = self.pushed(websocket_client, wallet)
+        slow = [self.pushed(websocket_client, wallet), self.pushed(websocket_client, wallet)]
+        websocket_client.send(wallet.pack(f"{MP}/messages-received", {"message_id_list": [quick]}))
         self.assertEqual(len(websocket_client.texts()), 1)
         self.assertEqual(marked, [])
         self.site_fixture.clock.advance(MARK_DELAY)
@@ -233,8 +233,8 @@ class PushTests(CostsTestCase):
 
     def test_no_status_for_nobody(self) -> None:
         """Who wants no answer to an acknowledgement has none made: the store is asked nothing for it."""
-        guest = InMemoryWallet(self.site_fixture).enrol()
-        websocket_client = self.live(guest)
+        wallet = InMemoryWallet(self.site_fixture).enrol()
+        websocket_client = self.live(wallet)
         asked: list[str] = []
         store: Any = self.site_fixture.store
         real = store.acknowledge_once
@@ -245,26 +245,26 @@ class PushTests(CostsTestCase):
 
         self.patch(store, "acknowledge_once", acknowledge)
         for route in ("none", "all"):
-            ids = {"message_id_list": [self.pushed(websocket_client, guest)]}
-            websocket_client.send(guest.pack(f"{MP}/messages-received", ids, return_route=route))
+            ids = {"message_id_list": [self.pushed(websocket_client, wallet)]}
+            websocket_client.send(wallet.pack(f"{MP}/messages-received", ids, return_route=route))
             self.assertEqual(len(websocket_client.texts()), len(asked))
         self.assertEqual(asked, ["status"])
-        self.assertEqual(guest.waiting(), 0)
+        self.assertEqual(wallet.waiting(), 0)
 
     def test_unmarked_pushes_that_came_to_nothing(self) -> None:
         """They are told of like others, and the store is not asked about what it was never told."""
-        guest = InMemoryWallet(self.site_fixture).enrol()
-        websocket_client = self.live(guest)
-        self.pushed(websocket_client, guest)
+        wallet = InMemoryWallet(self.site_fixture).enrol()
+        websocket_client = self.live(wallet)
+        self.pushed(websocket_client, wallet)
         websocket_client.line.hang_up()
         failed = [event for event in self.site_fixture.events("msg.push") if event["ok"] is False]
         self.assertEqual(len(failed), 1)
-        self.assertEqual(guest.waiting(), 1)
+        self.assertEqual(wallet.waiting(), 1)
 
     def test_some_of_them_marked(self) -> None:
         """All are told of once; the store is asked about those alone that it knows to have been pushed."""
-        guest = InMemoryWallet(self.site_fixture).enrol()
-        websocket_client = self.live(guest)
+        wallet = InMemoryWallet(self.site_fixture).enrol()
+        websocket_client = self.live(wallet)
         pending: list[str] = []
         store: Any = self.site_fixture.store
         real = store.mark_pending
@@ -274,9 +274,9 @@ class PushTests(CostsTestCase):
             return real(ids)
 
         self.patch(store, "mark_pending", mark_pending)
-        old = [self.pushed(websocket_client, guest), self.pushed(websocket_client, guest)]
+        old = [self.pushed(websocket_client, wallet), self.pushed(websocket_client, wallet)]
         self.site_fixture.clock.advance(MARK_DELAY)
-        self.pushed(websocket_client, guest)
+        self.pushed(websocket_client, wallet)
         websocket_client.line.hang_up()
         self.assertEqual(pending, old)
         failed = [event["msg"] for event in self.site_fixture.events("msg.push") if event["ok"] is False]

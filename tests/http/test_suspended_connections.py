@@ -47,7 +47,7 @@ LONG_CHUNKS = (
 ) + b"0\r\n\r\n"
 PROXY_LINE = b"PROXY TCP4 192.0.2.1 192.0.2.2 50000 443\r\n"
 FRAMES = encode_masked_frame(b"first") + encode_masked_frame(b"second") + encode_masked_frame(b"third")
-TOLD = [b"first", b"second", b"third"]
+MESSAGES = [b"first", b"second", b"third"]
 
 
 def padded(size: int) -> bytes:
@@ -58,8 +58,8 @@ def padded(size: int) -> bytes:
 
 class UpgradeTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.talker = FakeDecentrl()
-        self.site_fixture = InMemorySite(self, talker=self.talker, limits=PLENTY)
+        self.decentrl = FakeDecentrl()
+        self.site_fixture = InMemorySite(self, fake_decentrl=self.decentrl, limits=PLENTY)
 
     def told(self, segments: list[bytes], *, at_once: bool) -> tuple[int, list[bytes]]:
         """
@@ -76,13 +76,13 @@ class UpgradeTests(SynchronousTestCase):
         self.site_fixture.settle()
         got = line.taken()
         self.assertEqual(line.producerState, "producing")
-        (talk,) = self.talker.talks
-        self.talker.talks.clear()
+        (socket,) = self.decentrl.sockets
+        self.decentrl.sockets.clear()
         line.hang_up()
         self.site_fixture.settle()
         self.assertEqual(len(self.site_fixture.site.scheduler), 0)
         before = got.partition(b"HTTP/1.1 101 ")[0]
-        return len(parse_responses(before)), [one[0] for one in talk.told if isinstance(one, tuple)]
+        return len(parse_responses(before)), [one[0] for one in socket.calls if isinstance(one, tuple)]
 
     def check(self, name: str, number: int, data: bytes, cuts: Any) -> None:
         """Wherever the segments are cut."""
@@ -90,7 +90,7 @@ class UpgradeTests(SynchronousTestCase):
             for cut in cuts:
                 with self.subTest(name, cut=cut, at_once=at_once):
                     found = self.told([data[:cut], data[cut:]], at_once=at_once)
-                    self.assertEqual(found, (number, TOLD))
+                    self.assertEqual(found, (number, MESSAGES))
 
     def test_behind_requests(self) -> None:
         """Requests that spend the quantum, a handshake, and frames right behind it: all are served, in order."""
@@ -118,7 +118,7 @@ class UpgradeTests(SynchronousTestCase):
             for at_once in (False, True):
                 with self.subTest(size, at_once=at_once):
                     number = data.count(b"GET /health")
-                    self.assertEqual(self.told([data], at_once=at_once), (number, TOLD))
+                    self.assertEqual(self.told([data], at_once=at_once), (number, MESSAGES))
 
     def test_many_frames(self) -> None:
         """More than is read in one go, and more than a quantum of messages: none is lost, none overtakes another."""
@@ -133,18 +133,18 @@ class UpgradeTests(SynchronousTestCase):
             for at_once in (False, True):
                 for cut in range(len(request) - 3, len(request + OPENING + FRAMES), 5):
                     late: Deferred[DecentrlReply] = Deferred()
-                    self.talker.answer = partial(_wait_for, late)
+                    self.decentrl.answer = partial(_wait_for, late)
                     line = self.site_fixture.line()
                     data = request + OPENING + FRAMES
                     for segment in (data[:cut], data[cut:]):
                         line.protocol.dataReceived(segment) if at_once else line.feed(segment)
                     self.site_fixture.settle()
-                    self.assertEqual(self.talker.talks, [])
+                    self.assertEqual(self.decentrl.sockets, [])
                     late.callback(DecentrlReply(200, b"{}"))
                     self.site_fixture.settle()
-                    (talk,) = self.talker.talks
-                    self.talker.talks.clear()
-                    self.assertEqual([one[0] for one in talk.told if isinstance(one, tuple)], TOLD)
+                    (socket,) = self.decentrl.sockets
+                    self.decentrl.sockets.clear()
+                    self.assertEqual([one[0] for one in socket.calls if isinstance(one, tuple)], MESSAGES)
                     line.hang_up()
 
     def test_long_bodies(self) -> None:
@@ -165,8 +165,8 @@ class LossTests(SynchronousTestCase):
     """What is left of a connection that breaks while it waits for a quantum: nothing."""
 
     def setUp(self) -> None:
-        self.talker = FakeDecentrl()
-        self.site_fixture = InMemorySite(self, talker=self.talker, limits=PLENTY)
+        self.decentrl = FakeDecentrl()
+        self.site_fixture = InMemorySite(self, fake_decentrl=self.decentrl, limits=PLENTY)
         self.patch(self.site_fixture.site.scheduler, "_steady", lambda: 0.0)
 
     def broken(self, first: bytes, data: bytes) -> InMemoryTransport:
@@ -194,10 +194,10 @@ class LossTests(SynchronousTestCase):
         ):
             with self.subTest(first=first[:20], data=data[:20]):
                 line = self.broken(first, data)
-                served = len(self.talker.received), len(line.value())
+                served = len(self.decentrl.received), len(line.value())
                 self.assertEqual((len(site.scheduler), site._per_host, len(site.reading)), (0, {}, 0))
                 self.site_fixture.settle()
-                self.assertEqual((len(self.talker.received), len(line.value())), served)
+                self.assertEqual((len(self.decentrl.received), len(line.value())), served)
                 self.assertEqual(site.read_ahead(), (0, 0))
                 self.assertEqual(len(self.site_fixture.base.connections), 0)
                 self.assertEqual(self.held("socket_inboxes"), (0, 0))
@@ -215,7 +215,7 @@ class LossTests(SynchronousTestCase):
     def test_flooded_while_the_answer_is_not_read(self) -> None:
         """Nothing more is served on a connection that was turned away, and it ends once its answers are read."""
         self.site_fixture.base.rate_limiter.set_limits(did_per_minute=1, ip_per_minute=1, account_per_minute=1)
-        self.talker.answer = lambda body: _reply(b"x" * 100)
+        self.decentrl.answer = lambda body: _reply(b"x" * 100)
         line = self.site_fixture.line(PEER)
         line.stuck = True
         line.feed(COMMAND * 1001)
@@ -227,12 +227,12 @@ class LossTests(SynchronousTestCase):
             if line.disconnecting:
                 break
         self.assertTrue(line.disconnecting)
-        served = len(self.talker.received)
+        served = len(self.decentrl.received)
         turned_away = self.site_fixture.counter("mediator_rejections_total", reason="rate_limited")
         for _ in range(5):
             line.protocol.dataReceived(COMMAND)
         self.site_fixture.settle()
-        self.assertEqual(len(self.talker.received), served)
+        self.assertEqual(len(self.decentrl.received), served)
         self.assertEqual(self.site_fixture.counter("mediator_rejections_total", reason="rate_limited"), turned_away)
         line.unstick()
         self.site_fixture.settle()
@@ -292,8 +292,8 @@ class KernelTests(TestCase):
 
     def setUp(self) -> None:
         self.reactor: Any = _reactor
-        self.talker = FakeDecentrl()
-        self.site_fixture = InMemorySite(self, talker=self.talker, limits=PLENTY)
+        self.decentrl = FakeDecentrl()
+        self.site_fixture = InMemorySite(self, fake_decentrl=self.decentrl, limits=PLENTY)
         self.site_fixture.site.scheduler._clock = self.reactor
 
     def listen(self, *, tls: bool, proxied: bool = False) -> int:
@@ -369,7 +369,7 @@ class KernelTests(TestCase):
         for request in (COMMAND, DETOUR):
             late: Deferred[DecentrlReply] = Deferred()
 
-            self.talker.answer = partial(_wait_for, late)
+            self.decentrl.answer = partial(_wait_for, late)
             client = await self.connect(port, tls=False)
             wire: Any = client.transport
             wire.write(request)

@@ -65,21 +65,21 @@ class SocketTestCase(SynchronousTestCase):
         """The threads of answers to Bob."""
         return [self.bob.open(frame).message.thid for frame in frames]
 
-    def go_live(self, websocket_client: InMemoryWebSocketClient, guest: InMemoryWallet | None = None) -> None:
-        """Have a guest's messages pushed to a socket."""
-        guest = guest or self.bob
-        websocket_client.send(guest.pack(f"{MP}/live-delivery-change", {"live_delivery": True}))
+    def go_live(self, websocket_client: InMemoryWebSocketClient, wallet: InMemoryWallet | None = None) -> None:
+        """Have a wallet's messages pushed to a socket."""
+        wallet = wallet or self.bob
+        websocket_client.send(wallet.pack(f"{MP}/live-delivery-change", {"live_delivery": True}))
         (answer,) = websocket_client.texts()
-        self.assertIs(read_status(guest.open(answer).message).live_delivery, True)
+        self.assertIs(read_status(wallet.open(answer).message).live_delivery, True)
 
-    def forward(self, guest: InMemoryWallet, text: str = "hello") -> None:
-        """A stranger sends something to a guest."""
-        raw = pack_forward(self.site_fixture, guest.did, guest.letter(text))
+    def forward(self, wallet: InMemoryWallet, text: str = "hello") -> None:
+        """A stranger sends something to a wallet."""
+        raw = pack_forward(self.site_fixture, wallet.did, wallet.letter(text))
         self.assertEqual(self.site_fixture.receive(raw, peer="203.0.113.7").status, 202)
 
-    def delivered(self, frame: bytes, guest: InMemoryWallet | None = None) -> DeliveredMessage:
+    def delivered(self, frame: bytes, wallet: InMemoryWallet | None = None) -> DeliveredMessage:
         """The one message in a pushed delivery."""
-        (one,) = read_delivery((guest or self.bob).open(frame).message)
+        (one,) = read_delivery((wallet or self.bob).open(frame).message)
         return one
 
 
@@ -88,8 +88,8 @@ class HandshakeTests(SocketTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.talker = FakeDecentrl()
-        self.premises_of_talker = InMemorySite(self, talker=self.talker)
+        self.decentrl = FakeDecentrl()
+        self.premises_of_talker = InMemorySite(self, fake_decentrl=self.decentrl)
 
     def test_three_addresses(self) -> None:
         """A socket can be opened at /ws, /didcomm and / and is the same everywhere (reference 3.2)."""
@@ -202,10 +202,10 @@ class HandshakeTests(SocketTestCase):
         for segment in segments:
             line.feed(segment)
         self.premises_of_talker.settle()
-        (talk,) = self.talker.talks
-        self.talker.talks.clear()
+        (socket,) = self.decentrl.sockets
+        self.decentrl.sockets.clear()
         line.hang_up()
-        return [told[0] for told in talk.told if isinstance(told, tuple)]
+        return [told[0] for told in socket.calls if isinstance(told, tuple)]
 
     def test_handshakes_that_are_none(self) -> None:
         """A version that nobody speaks, or no key, is refused in HTTP; no socket is counted."""

@@ -23,14 +23,15 @@ from mediatord.protocol.decentrl.commands import ChannelType
 from mediatord.protocol.decentrl.contracts import sign_contract, sign_contract_request
 from mediatord.protocol.decentrl.crypto import derive_shared_secret, encrypt, generate_key_pair, sign_event
 from mediatord.protocol.encoding import encode_base64
-from mediatord.wallet.decentrl_client import DecentrlMediator, read_mediator_document
-from mediatord.wallet.decentrl_messages import (
+from mediatord.wallet.decentrl_client import (
     DIRECT_CHANNEL,
     PRIVATE_CHANNEL,
     PUBLIC_CHANNEL,
     DecentrlIdentity,
+    DecentrlMediator,
     compose_authentication,
     compose_command,
+    read_mediator_document,
 )
 from tests.http.in_memory_site import HTTPResponse, encode_masked_frame, encode_request, parse_responses
 from tests.integration.daemon import Daemon

@@ -30,8 +30,7 @@ from mediatord.protocol.decentrl.commands import ChannelType
 from mediatord.protocol.decentrl.contracts import sign_contract, sign_contract_request
 from mediatord.protocol.encoding import encode_base64
 from mediatord.store.interfaces.decentrl import IDecentrlStore
-from mediatord.wallet.decentrl_client import read_mediator_document
-from mediatord.wallet.decentrl_messages import DIRECT_CHANNEL, PRIVATE_CHANNEL, PUBLIC_CHANNEL
+from mediatord.wallet.decentrl_client import DIRECT_CHANNEL, PRIVATE_CHANNEL, PUBLIC_CHANNEL, read_mediator_document
 from tests.http.in_memory_site import HTTPResponse, InMemorySite, encode_masked_frame, encode_request
 from tests.integration.daemon import PLENTY, Daemon, merge_settings
 from tests.integration.message_load import prepare_daemon

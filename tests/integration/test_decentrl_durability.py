@@ -15,7 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.protocol import encoding
 from mediatord.store.interfaces.messages import StoreLedger
-from mediatord.wallet.decentrl_messages import PRIVATE_CHANNEL
+from mediatord.wallet.decentrl_client import PRIVATE_CHANNEL
 from tests.integration.cluster import fresh_storage
 from tests.integration.message_load import LoadSenders, PreparedForward, SendAttempt, prepare_daemon
 from tests.integration.raw_decentrl_client import JSON, DaemonClient, RawDecentrlClient, RawWebSocket

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, ClassVar
 
-from mediatord.wallet.decentrl_messages import PRIVATE_CHANNEL, PUBLIC_CHANNEL
+from mediatord.wallet.decentrl_client import PRIVATE_CHANNEL, PUBLIC_CHANNEL
 from tests.integration.raw_decentrl_client import RawDecentrlClient, RawWebSocket
 from tests.integration.refusal_test_case import REQUEST, RESPOND, SAVE, SEALED, WAYS, RefusalDaemonTestCase
 

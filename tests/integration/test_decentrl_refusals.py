@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from mediatord.protocol.decentrl.crypto import generate_key_pair
 from mediatord.protocol.encoding import encode_base64
-from mediatord.wallet.decentrl_messages import DIRECT_CHANNEL, PRIVATE_CHANNEL, PUBLIC_CHANNEL
+from mediatord.wallet.decentrl_client import DIRECT_CHANNEL, PRIVATE_CHANNEL, PUBLIC_CHANNEL
 from tests.http.in_memory_site import encode_request
 from tests.in_memory_identities import bad_dids
 from tests.integration.raw_decentrl_client import JSON, MANY, RawDecentrlClient, send_request_on, unix_time

@@ -13,7 +13,7 @@ from mediatord.bench.raw_clients import CLOSE_OPCODE, TEXT_OPCODE
 from mediatord.protocol import encoding
 from mediatord.protocol.decentrl.commands import is_didcomm_envelope
 from mediatord.protocol.didcomm.did_methods import resolve_local
-from mediatord.wallet.decentrl_messages import PRIVATE_CHANNEL
+from mediatord.wallet.decentrl_client import PRIVATE_CHANNEL
 from mediatord.wallet.didcomm_identity import WalletIdentity
 from mediatord.wallet.didcomm_messages import authcrypt, compose_message, unpack_message
 from tests.in_memory_mediator import PING, from_header

@@ -12,19 +12,21 @@ from typing import Any, ClassVar
 from twisted.internet import reactor as _reactor  # noqa: TID251  two daemons are spoken to over real sockets
 from twisted.trial.unittest import TestCase
 
-from mediatord.wallet import decentrl_messages
+from mediatord.wallet import decentrl_client
 from mediatord.wallet.decentrl_client import (
     CommandRefused,
+    ConcludedContract,
     DecentrlSocket,
     DecentrlWallet,
     HistoryEntry,
+    PendingEvent,
     connect_decentrl_socket,
     discover_decentrl_mediator,
-    make_contract,
+    read_pushed_events,
     read_reply,
 )
-from mediatord.wallet.decentrl_messages import ConcludedContract, PendingEvent, read_pushed_events
 from mediatord.wallet.didcomm_client import open_http
+from tests.decentrl_contracts import make_contract
 from tests.integration.daemon import Daemon
 from tests.integration.message_load import PATIENCE_SECONDS, prepare_daemon
 
@@ -174,7 +176,7 @@ class DualDeliveryTests(TwoMediatorsTestCase):
     async def test_recipient_is_at_its_own_mediator_only(self) -> None:
         """Nothing is forwarded: an event for Bob that comes to Alice's mediator is refused (reference 15.1)."""
         alice, bob = await self.befriended()
-        sent = alice.ask("sealed", bob.did, decentrl_messages.PRIVATE_CHANNEL)
+        sent = alice.ask("sealed", bob.did, decentrl_client.PRIVATE_CHANNEL)
         self.assertEqual(await self.refusal(sent), (404, "RECIPIENT_NOT_REGISTERED"))
 
     async def test_contract_of_the_sender_does_not_count(self) -> None:
@@ -248,7 +250,7 @@ class RestartTests(TwoMediatorsTestCase):
         sealed = [
             (
                 peer,
-                decentrl_messages.encode_command(one.command("sealed", peer.did, decentrl_messages.PRIVATE_CHANNEL)),
+                decentrl_client.encode_command(one.command("sealed", peer.did, decentrl_client.PRIVATE_CHANNEL)),
             )
             for one, peer in both
         ]

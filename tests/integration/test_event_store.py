@@ -14,13 +14,13 @@ from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is 
 from twisted.trial.unittest import TestCase
 
 from mediatord.wallet.decentrl_client import (
+    ConcludedContract,
     DecentrlWallet,
     connect_decentrl_socket,
     discover_decentrl_mediator,
-    make_contract,
 )
-from mediatord.wallet.decentrl_messages import ConcludedContract
 from mediatord.wallet.didcomm_client import open_http
+from tests.decentrl_contracts import make_contract
 from tests.foreign.decentrl.stores import ClientFailed, EventStores
 from tests.integration.daemon import Daemon
 from tests.integration.message_load import PATIENCE_SECONDS, prepare_daemon

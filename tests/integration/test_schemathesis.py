@@ -32,7 +32,7 @@ from mediatord.http.openapi import OPENAPI_JSON
 from mediatord.protocol.decentrl.commands import ChannelType, DirectPayload, PublicPayload
 from mediatord.protocol.decentrl.contracts import sign_contract
 from mediatord.protocol.decentrl.crypto import decode_public_key
-from mediatord.wallet.decentrl_messages import (
+from mediatord.wallet.decentrl_client import (
     DIRECT_CHANNEL,
     PRIVATE_CHANNEL,
     PUBLIC_CHANNEL,

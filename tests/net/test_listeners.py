@@ -204,8 +204,8 @@ class ListenerLayerTests(SynchronousTestCase):
     def test_frames_behind_the_handshake(self) -> None:
         """A WebSocket gets those in the TLS record of its upgrade, also where a proxy names its client within TLS."""
         for before, header in (("", b""), ("haproxy:", b"PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\n")):
-            talker = FakeDecentrl()
-            site_fixture = InMemorySite(self, talker=talker)
+            decentrl = FakeDecentrl()
+            site_fixture = InMemorySite(self, fake_decentrl=decentrl)
             protocol, transport = self.connect(self.listen(before + self.tls, site_fixture.site))
             client = TLSClient()
             self.assertTrue(client.shake_hands(protocol, transport))
@@ -213,8 +213,8 @@ class ListenerLayerTests(SynchronousTestCase):
             protocol.dataReceived(client.connection.bio_read(1 << 16))
             client.connection.send(encode_masked_frame(b"third"))
             protocol.dataReceived(client.connection.bio_read(1 << 16))
-            (talk,) = talker.talks
-            self.assertEqual(talk.told, ["begin", *((one, False) for one in (b"first", b"second", b"third"))])
+            (socket,) = decentrl.sockets
+            self.assertEqual(socket.calls, ["begin", *((one, False) for one in (b"first", b"second", b"third"))])
 
     def test_cipher_suites(self) -> None:
         """Suites without forward secrecy or without authenticated encryption are refused, and TLS before 1.2."""

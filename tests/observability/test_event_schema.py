@@ -15,14 +15,13 @@ from mediatord.observability.event_schema import (
     ENVELOPE,
     EVENTS,
     FIELDS,
-    MemoryEventLog,
     build_json_schema,
-    render_event_table,
     render_json_schema,
     validate_fields,
 )
 from mediatord.observability.pseudonyms import Pseudonymizer, PseudonymKey, create_pseudonym_key, load_pseudonym_key
 from mediatord.secret_files import SecretFileError
+from tests.observability.memory_event_log import MemoryEventLog
 
 KEY = PseudonymKey(3, b"k" * 32)
 DID = "did:peer:2.Ez6LSc1YK7J47otkPx5smthWsH492pKyRthNs7XYiXo1GCnpR.Vz6MkknhhwAGsRrcTTthPSsBbQtrNX6CMqt4poro5jdP6uCue"
@@ -136,7 +135,7 @@ def test_schema_file() -> None:
 
 def test_reference_table() -> None:
     """The table in the documentation has a row for every event."""
-    table = render_event_table()
+    table = _render_event_table()
     assert all(f"``{name}``" in table for name in EVENTS)
     assert table.count("   * - ") == len(EVENTS) + 1
 
@@ -220,3 +219,12 @@ def test_not_finite() -> None:
     for value in (math.nan, math.inf):
         with pytest.raises(TypeError):
             validate_fields("msg.ack", {"latency_ms": value})
+
+
+def _render_event_table() -> str:
+    """All events and their fields as a reStructuredText list table."""
+    rows = ["   * - event\n     - level\n     - fields\n     - meaning"]
+    for name, event in EVENTS.items():
+        fields = ", ".join(f"``{field}``" for field in event.fields)
+        rows.append(f"   * - ``{name}``\n     - {event.level}\n     - {fields}\n     - {event.meaning}")
+    return ".. list-table::\n   :header-rows: 1\n\n" + "\n".join(rows) + "\n"

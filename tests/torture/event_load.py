@@ -10,7 +10,7 @@ from threading import Event, Thread
 from typing import Any
 
 from mediatord.protocol import encoding
-from mediatord.wallet.decentrl_messages import PRIVATE_CHANNEL
+from mediatord.wallet.decentrl_client import PRIVATE_CHANNEL
 from tests.integration.delivery_ledger import LedgerBalance
 from tests.integration.message_load import PATIENCE_SECONDS
 from tests.integration.raw_decentrl_client import JSON, DaemonClient, RawDecentrlClient

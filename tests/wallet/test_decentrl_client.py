@@ -27,22 +27,20 @@ from mediatord.protocol.decentrl.crypto import (
 from mediatord.protocol.decentrl.did_decentrl import parse_did
 from mediatord.wallet.decentrl_client import (
     CommandRefused,
+    ContractRequest,
     DecentrlMediator,
     DecentrlSocket,
     DecentrlWallet,
     HistoryEntry,
     MediatorDirectory,
-    connect_decentrl_socket,
-    discover_decentrl_mediator,
-    read_mediator_document,
-    resolve_decentrl_mediator,
-)
-from mediatord.wallet.decentrl_messages import (
-    ContractRequest,
     PendingEvent,
     conclude_contract,
+    connect_decentrl_socket,
+    discover_decentrl_mediator,
     propose_contract,
+    read_mediator_document,
     read_pushed_events,
+    resolve_decentrl_mediator,
 )
 from mediatord.wallet.didcomm_messages import UnreadableMessage
 from mediatord.wallet.didcomm_socket import SocketClosedError

@@ -11,9 +11,8 @@ import pytest
 from mediatord.protocol import encoding
 from mediatord.protocol.decentrl.crypto import derive_shared_secret, encrypt, verify_json
 from mediatord.protocol.decentrl.did_decentrl import make_mediator_document, parse_did
-from mediatord.wallet import decentrl_messages
-from mediatord.wallet.decentrl_client import read_mediator_document
-from mediatord.wallet.decentrl_messages import (
+from mediatord.wallet import decentrl_client
+from mediatord.wallet.decentrl_client import (
     ConcludedContract,
     ContractProposal,
     ContractRequest,
@@ -23,6 +22,7 @@ from mediatord.wallet.decentrl_messages import (
     derive_public_key,
     open_event,
     propose_contract,
+    read_mediator_document,
     seal_event,
 )
 from mediatord.wallet.didcomm_messages import UnreadableMessage
@@ -65,13 +65,13 @@ def test_signatures_of_the_vectors() -> None:
     alice = alice_of_the_vectors()
     payload = {"type": "QUERY_EVENTS", "filter": {}, "pagination": {"page": 0, "page_size": 10}}
     mediator = "did:web:mediator.example"
-    command = decentrl_messages.compose_command(
-        alice, decentrl_messages.DIRECT_CHANNEL, mediator, payload, timestamp_ms=TIMESTAMP_MS, nonce=NONCE
+    command = decentrl_client.compose_command(
+        alice, decentrl_client.DIRECT_CHANNEL, mediator, payload, timestamp_ms=TIMESTAMP_MS, nonce=NONCE
     )
     assert command["signature"] == (
         "mARV7l20vMxGwMYCyxe3Fpg9a360DNkpSqnEccemwI/M1yVZcPBL1JPFyOv6vYnKb6IhdSu7O2fbft3FcW8vCg=="
     )
-    assert decentrl_messages.compose_authentication(alice, TIMESTAMP_MS, nonce=NONCE)["signature"] == (
+    assert decentrl_client.compose_authentication(alice, TIMESTAMP_MS, nonce=NONCE)["signature"] == (
         "PqVGJMu+ZZOZI6IYcL5/uSEGxqjBXBKXEookogoWqxNoykfOGJKR+XK8ZAHTT6fAov2rClZhL71vdtXc9vIxDg=="
     )
     assert alice.tag("chat.abc") == (
@@ -107,8 +107,8 @@ def test_storage_is_for_oneself() -> None:
 def test_headers_can_be_replaced() -> None:
     """Tests need commands with any header, and signed all the same."""
     alice = DecentrlIdentity.generate("alice", MEDIATOR)
-    command = decentrl_messages.compose_command(
-        alice, decentrl_messages.PRIVATE_CHANNEL, "did:x:1", "sealed", timestamp_ms=1, sender_did="did:x:2", more=1
+    command = decentrl_client.compose_command(
+        alice, decentrl_client.PRIVATE_CHANNEL, "did:x:1", "sealed", timestamp_ms=1, sender_did="did:x:2", more=1
     )
     assert (command["header"]["sender_did"], command["header"]["more"]) == ("did:x:2", 1)
     signed = {"header": command["header"], "payload": "sealed"}

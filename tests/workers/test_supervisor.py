@@ -783,13 +783,13 @@ class SupervisorTests(SynchronousTestCase):
         processes[1].say("ask", [7, "all states", None])
         for process in processes[1:]:
             self.assertEqual(process.questions(), [("state", None)])
-            process.answer({"pid": process.pid, "troubles": []})
+            process.answer({"pid": process.pid, "problems": []})
         ((word, (number, (asked, told))),) = processes[1].orders()
         self.assertEqual((word, number, asked), ("answer", 7, 2))
         *workers, supervisor = told
         self.assertEqual([one["pid"] for one in workers], [1001, 1002])
         self.assertEqual(supervisor["node"], "n")
-        ((text, count),) = [(one["text"], one["count"]) for one in supervisor["troubles"]]
+        ((text, count),) = [(one["text"], one["count"]) for one in supervisor["problems"]]
         self.assertEqual((text, count), ("worker n-1 (process 1000) ended with status 1", 1))
         self.stop()
 

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from mediatord.protocol.encoding import encode_base64
-from mediatord.wallet.decentrl_client import DecentrlWallet
-from mediatord.wallet.decentrl_messages import ConcludedContract, derive_public_key
+from mediatord.wallet.decentrl_client import ConcludedContract, DecentrlWallet, derive_public_key
 from tests.foreign.environments import PROJECT
 
 INSTALLED = PROJECT / ".node-decentrl"
