@@ -17,8 +17,8 @@ BOUNDS: dict[str, tuple[int, int, int]] = {
     "forward and live push": (26, 142, 80),
     "acknowledgement": (32, 237, 131),
     "TWO_WAY_PRIVATE": (27, 146, 88),
-    "push across workers, sender's side": (28, 196, 83),
-    "push across workers, socket's side": (27, 179, 80),
+    "push across workers, sender's side": (28, 188, 83),
+    "push across workers, socket's side": (27, 169, 80),
 }
 
 

@@ -183,7 +183,7 @@ def build_cluster_services(
         core.connections,
         didcomm.live,
         store.find_messages,
-        lambda dids, window, limit: store.find_arrivals(dids, window, limit=limit),
+        store.find_arrivals,
         store.cluster,
         is_wanted=lambda recipient: recipient is not None,
     )
@@ -191,7 +191,7 @@ def build_cluster_services(
         core.connections,
         decentrl.event_pusher,
         store.decentrl.find_pending,
-        lambda dids, window, limit: store.decentrl.find_pending_arrivals(dids, window, limit=limit),
+        store.decentrl.find_pending_arrivals,
         store.cluster,
         is_wanted=lambda recipient: recipient is None,
         filter_served=filter_registered,

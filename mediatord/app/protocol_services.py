@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from mediatord.app.core_services import CoreServices
 from mediatord.app.metrics_collection import ReactorLagMonitor, record_gauges
-from mediatord.cluster.anti_entropy import BacklogReader, PickupRecorder
+from mediatord.cluster.anti_entropy import read_backlog, record_pickups
 from mediatord.cluster.leases import LeaderLease
 from mediatord.config.settings import Config
 from mediatord.decentrl.authentication import CommandAuthenticator, KeyDirectory
@@ -97,14 +98,12 @@ def build_didcomm(core: CoreServices, config: Config) -> DIDCommServices:
         push_timeout=queue.delivered_timeout,
         node=get_marking_node(core, config),
     )
-    read_backlog, record_pickups, push_elsewhere = None, None, None
+    backlog_reader, pickup_recorder, push_elsewhere = None, None, None
     if core.cluster:
         push_elsewhere = core.cluster.remote_delivery.deliver_message
-        read_backlog = BacklogReader(
-            reactor, core.connections, lambda dids, window, limit: store.find_arrivals(dids, window, limit=limit)
-        )
-        record_pickups = PickupRecorder(store.cluster, queue.delivered_timeout)
-    live = LiveDelivery(context, read_backlog)
+        backlog_reader = partial(read_backlog, reactor, core.connections, store.find_arrivals)
+        pickup_recorder = partial(record_pickups, store.cluster, queue.delivered_timeout)
+    live = LiveDelivery(context, backlog_reader)
     forward_wrapper = ForwardWrapper(resolver, reactor, new_didcomm_message_id)
     websocket_url = "ws" + config.public_url.removeprefix("http")
     targets = EndpointResolver(
@@ -135,7 +134,7 @@ def build_didcomm(core: CoreServices, config: Config) -> DIDCommServices:
         core.requests,
         forward_router,
         live,
-        Pickup(context, live, record_pickups),
+        Pickup(context, live, pickup_recorder),
         UtilityProtocols(context, lambda: core.reloader.config.limits.max_message_bytes),
         endpoints,
     )
@@ -200,12 +199,8 @@ def build_decentrl(core: CoreServices, config: Config) -> DecentrlServices:
     remote_delivery, pickup_recorder, backlog_reader = None, None, None
     if core.cluster:
         remote_delivery = core.cluster.remote_delivery
-        pickup_recorder = PickupRecorder(store.cluster, config.queue.delivered_timeout)
-        backlog_reader = BacklogReader(
-            clock,
-            core.connections,
-            lambda dids, window, limit: store.decentrl.find_pending_arrivals(dids, window, limit=limit),
-        )
+        pickup_recorder = partial(record_pickups, store.cluster, config.queue.delivered_timeout)
+        backlog_reader = partial(read_backlog, clock, core.connections, store.decentrl.find_pending_arrivals)
     event_pusher = EventPusher(core.connections, recorder, remote_delivery, pickup_recorder)
     core.late_removals.resolve_events = event_pusher.resolve_pushes
     recorder.metrics.register_buffer("remembered_events", lambda: (event_pusher.remembered, None))

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred, DeferredList
+from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from mediatord.app.core_services import CoreServices, load_pseudonymizer
@@ -138,11 +139,9 @@ class _WorkerMetricsReport:
         if self._store_check is None or self._store_check.called:
             self._store_check = Deferred.fromCoroutine(self._check_store())
             self._store_check.addErrback(lambda failure: _log.failure("store check failed", failure))
-        timeout: Deferred[None] = Deferred()
-        timer = self._core.reactor.callLater(_STORE_CHECK_TIMEOUT, timeout.callback, None)
-        await DeferredList([self._store_check, timeout], fireOnOneCallback=True)
-        if timer.active():
-            timer.cancel()
+        timeout: Deferred[None] = deferLater(self._core.reactor, _STORE_CHECK_TIMEOUT)
+        await DeferredList([self._store_check, timeout], fireOnOneCallback=True, consumeErrors=True)
+        timeout.cancel()
         return self._metrics.render().decode("utf-8")
 
     async def _check_store(self) -> None:

@@ -76,7 +76,7 @@ class AntiEntropy:
             for start in range(0, len(dids), BATCH_SIZE):
                 batch = dids[start : start + BATCH_SIZE]
                 window = ArrivalWindow(since, now - MIN_MESSAGE_AGE)
-                while arrived := await delivery.list_arrivals(batch, window, BATCH_SIZE):
+                while arrived := await delivery.list_arrivals(batch, window, limit=BATCH_SIZE):
                     await delivery.push_missed(arrived)
                     if len(arrived) < BATCH_SIZE:
                         break
@@ -152,24 +152,24 @@ class PeriodicClusterTasks(Service):
         self._is_member = is_member
         self._tasks = tuple(tasks)
         self._warning = LogThrottle(clock)
-        self._loops: list[tuple[LoopingCall, Deferred[LoopingCall]]] = []
+        self._loops: dict[LoopingCall, Deferred[LoopingCall]] = {}
 
     def startService(self) -> None:
         """Start; each task runs for the first time after its interval."""
         super().startService()
         for task, interval in self._tasks:
-            loop = LoopingCall(lambda task=task: Deferred.fromCoroutine(self._run(task)))
+            loop = LoopingCall(self._run, task)
             loop.clock = self._clock
-            self._loops.append((loop, loop.start(interval, now=False)))
+            self._loops[loop] = loop.start(interval, now=False)
 
     def stopService(self) -> Deferred[list[LoopingCall]]:
         """Stop; fires when the running tasks have finished."""
         super().stopService()
-        loops, self._loops = self._loops, []
-        for loop, _ in loops:
+        loops, self._loops = self._loops, {}
+        for loop in loops:
             if loop.running:
                 loop.stop()
-        return gatherResults([stopped for _, stopped in loops])
+        return gatherResults(loops.values())
 
     async def _run(self, task: Callable[[], Awaitable[None]]) -> None:
         if not self._is_member():
@@ -185,9 +185,15 @@ class PeriodicClusterTasks(Service):
             _log.failure("periodic cluster task failed", redact_failure())
 
 
-class BacklogReader:
+async def read_backlog(
+    clock: IReactorTime,
+    connections: ConnectionManager[object],
+    list_arrivals: Callable[..., Deferred[list[MessageArrival]]],
+    session: WebSocketSession,
+    did: str,
+) -> None:
     """
-    Reads which messages were in the store before a socket subscribed, so that they are not pushed to it.
+    Record which messages were in the store before a socket subscribed, once, so that they are not pushed to it.
 
     The order of message and subscription has to come from the store, as the clocks of nodes differ. What is committed
     after other nodes can find the socket is pushed; what was there before is for the socket's owner to request. The
@@ -195,53 +201,32 @@ class BacklogReader:
     meanwhile.
 
     :param list_arrivals: of the store.
+    :raise StoreUnavailable: the backlog is unknown, and a recent part of it may be pushed.
     """
-
-    def __init__(
-        self,
-        clock: IReactorTime,
-        connections: ConnectionManager[object],
-        list_arrivals: Callable[[Sequence[str], ArrivalWindow, int], Deferred[list[MessageArrival]]],
-    ) -> None:
-        self._clock = clock
-        self._connections = connections
-        self._list_arrivals = list_arrivals
-
-    async def __call__(self, session: WebSocketSession, did: str) -> None:
-        """
-        Record the backlog of a subscription, once.
-
-        :raise StoreUnavailable: the backlog is unknown, and a recent part of it may be pushed.
-        """
-        if self._connections.is_backlog_known(session, did):
-            return
-        # No scan looks for older messages.
-        window = ArrivalWindow(self._clock.seconds() - MAX_VISIBILITY_DELAY, inf)
-        ids: list[str] = []
-        while arrived := await self._list_arrivals([did], window, BATCH_SIZE):
-            ids += [one.id for one in arrived]
-            if len(arrived) < BATCH_SIZE or len(ids) >= MAX_BACKLOG_IDS_PER_SUBSCRIPTION:
-                break
-            window = window.behind(arrived[-1])
-        self._connections.record_backlog(session, did, ids)
+    if connections.is_backlog_known(session, did):
+        return
+    # No scan looks for older messages.
+    window = ArrivalWindow(clock.seconds() - MAX_VISIBILITY_DELAY, inf)
+    ids: list[str] = []
+    while arrived := await list_arrivals([did], window, limit=BATCH_SIZE):
+        ids += [one.id for one in arrived]
+        if len(arrived) < BATCH_SIZE or len(ids) >= MAX_BACKLOG_IDS_PER_SUBSCRIPTION:
+            break
+        window = window.behind(arrived[-1])
+    connections.record_backlog(session, did, ids)
 
 
-class PickupRecorder:
+def record_pickups(store: IClusterStore, period: float, ids: Sequence[str]) -> None:
     """
-    Records pickups in the store without waiting; a lost record means that a message may be delivered twice.
+    Record in the store that messages or events were delivered by pickup.
+
+    Nobody waits for it; a lost record means that a message may be delivered twice.
 
     :param period: seconds after which an unacknowledged message may be pushed again.
     """
-
-    def __init__(self, store: IClusterStore, period: float) -> None:
-        self._store = store
-        self._period = period
-
-    def __call__(self, ids: Sequence[str]) -> None:
-        """Record that the messages or events with these ids were delivered by pickup."""
-        if ids:
-            with outside_request():
-                self._store.record_pickups(ids, self._period).addErrback(_log_pickup_failure)
+    if ids:
+        with outside_request():
+            store.record_pickups(ids, period).addErrback(_log_pickup_failure)
 
 
 def _log_pickup_failure(failure: Failure) -> None:

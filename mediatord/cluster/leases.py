@@ -52,14 +52,12 @@ class LeaderLease:
         clock: IReactorTime,
         store: IClusterStore,
         boot: str,
-        lease_name: str = HOUSEKEEPING,
         is_member: Callable[[], bool] = lambda: True,
     ) -> None:
         self._is_member = is_member
         self._clock = clock
         self._store = store
         self._boot = boot
-        self._lease_name = lease_name
         self._renewed_at = float("-inf")
         self._held_until = float("-inf")
 
@@ -73,7 +71,7 @@ class LeaderLease:
             return False
         asked_at = self._clock.seconds()
         if not 0 <= asked_at - self._renewed_at < LEADER_RENEWAL_INTERVAL:
-            is_held = await self._store.acquire_lease(self._lease_name, self._boot, LEADER_LEASE)
+            is_held = await self._store.acquire_lease(HOUSEKEEPING, self._boot, LEADER_LEASE)
             # The lease in the store began after this call, or later.
             self._held_until = asked_at + LEADER_LEASE if is_held else asked_at
             self._renewed_at = asked_at

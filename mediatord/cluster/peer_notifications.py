@@ -29,7 +29,7 @@ from mediatord.observability.metrics import Metrics
 from mediatord.protocol import encoding
 from mediatord.store.interfaces.cluster import MAX_CLOCK_SKEW, ClusterNode, IClusterStore
 from mediatord.store.interfaces.decentrl import PendingEvent
-from mediatord.store.interfaces.messages import ArrivalWindow, MessageArrival, StoredMessage
+from mediatord.store.interfaces.messages import MessageArrival, StoredMessage
 
 _log = Logger()
 
@@ -95,7 +95,6 @@ RETRY_DELAYS = (0.1, 0.5)
 # Seconds for which a node that was replaced gets no notifications, unless the store reports its end earlier. Not
 # longer: its address may have led elsewhere for a moment.
 DEAD_PEER_TTL = NODE_LEASE
-MAX_DEAD_PEERS = 256
 
 PeerCall = Callable[[ClusterNode, bytes], Awaitable[bytes]]
 
@@ -112,7 +111,6 @@ class PeerQueue:
     Bounded queue of notifications for one node, sent in batches with up to three attempts each.
 
     :param call: sends a request.
-    :param replaced: called when another node answers at the address.
     """
 
     def __init__(
@@ -121,19 +119,18 @@ class PeerQueue:
         node: ClusterNode,
         call: PeerCall,
         metrics: Metrics,
-        replaced: Callable[[ClusterNode], None],
     ) -> None:
         self._clock = clock
         self._node = node
         self._call = call
         self._metrics = metrics
-        self._on_replaced = replaced
         self._queue: deque[_QueuedNotification] = deque()
         self._bytes = 0
         self._timer: IDelayedCall | None = None
         self._sending: Deferred[bool] | None = None
         self._warning = LogThrottle(clock)
         self._is_closed = False
+        self._replaced_at = -inf
 
     @property
     def pending(self) -> tuple[int, int]:
@@ -141,13 +138,22 @@ class PeerQueue:
         return len(self._queue), self._bytes
 
     def enqueue(self, notification: PeerNotification) -> Deferred[bool | None]:
-        """Send a notification; fires with whether a socket took the item, None if unknown; never fails."""
+        """
+        Send a notification; fires with whether a socket took the item, None if unknown; never fails.
+
+        Nothing is sent while another node answers at the address.
+        """
+        now = self._clock.seconds()
+        # The lower bound matters when the clock is set back.
+        if 0.0 <= now - self._replaced_at < DEAD_PEER_TTL:
+            self._metrics.cluster_pushes.inc("failed")
+            return succeed(None)
         if len(self._queue) >= MAX_QUEUED or (
             self._queue and self._bytes + notification.payload_bytes > MAX_QUEUED_BYTES
         ):
             self._metrics.cluster_pushes.inc("dropped")
             return succeed(None)
-        queued = _QueuedNotification(notification, self._clock.seconds())
+        queued = _QueuedNotification(notification, now)
         self._queue.append(queued)
         self._bytes += notification.payload_bytes
         # In the next reactor iteration, to batch everything from this one.
@@ -161,9 +167,12 @@ class PeerQueue:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        queue, self._queue, self._bytes = self._queue, deque(), 0
+        self._drop_queued()
         if self._sending is not None:
             self._sending.cancel()
+
+    def _drop_queued(self) -> None:
+        queue, self._queue, self._bytes = self._queue, deque(), 0
         self._resolve(queue, None)
 
     def _start(self) -> None:
@@ -175,7 +184,8 @@ class PeerQueue:
     def _sent(self, is_replaced: bool | None) -> None:
         self._sending = None
         if is_replaced:
-            self._on_replaced(self._node)
+            self._replaced_at = self._clock.seconds()
+            self._drop_queued()
         elif self._queue:
             self._timer = self._clock.callLater(0, self._start)
 
@@ -265,7 +275,6 @@ class PeerQueues:
         self._metrics = metrics
         self._queues: dict[str, PeerQueue] = {}
         self._missing: set[str] = set()
-        self._dead: dict[str, float] = {}
         self._is_closed = False
 
     @property
@@ -278,13 +287,13 @@ class PeerQueues:
         return len(self._queues)
 
     def enqueue(self, node: ClusterNode, notification: PeerNotification) -> Deferred[bool | None]:
-        """As :meth:`PeerQueue.enqueue`; fails at once for a dead node, or after the end."""
-        if self._is_closed or self._is_dead(node.boot):
+        """As :meth:`PeerQueue.enqueue`; fails at once after the end."""
+        if self._is_closed:
             self._metrics.cluster_pushes.inc("failed")
             return succeed(None)
         queue = self._queues.get(node.boot)
         if queue is None:
-            queue = self._queues[node.boot] = PeerQueue(self._clock, node, self._call, self._metrics, self._mark_dead)
+            queue = self._queues[node.boot] = PeerQueue(self._clock, node, self._call, self._metrics)
         return queue.enqueue(notification)
 
     def set_live_nodes(self, live: Collection[str]) -> None:
@@ -295,30 +304,14 @@ class PeerQueues:
         """
         missing = self._queues.keys() - live
         for boot in missing & self._missing:
-            self._forget(boot)
+            self._queues.pop(boot).end()
         self._missing = set(missing)
-        self._dead = {boot: at for boot, at in self._dead.items() if boot in live and self._is_dead(boot)}
 
     def end(self) -> None:
         """Cancel everything, and accept no more."""
         self._is_closed = True
         for boot in tuple(self._queues):
-            self._forget(boot)
-
-    def _is_dead(self, boot: str) -> bool:
-        # The lower bound matters when the clock is set back.
-        return 0.0 <= self._clock.seconds() - self._dead.get(boot, -inf) < DEAD_PEER_TTL
-
-    def _mark_dead(self, node: ClusterNode) -> None:
-        self._dead[node.boot] = self._clock.seconds()
-        if len(self._dead) > MAX_DEAD_PEERS:
-            del self._dead[next(iter(self._dead))]
-        self._forget(node.boot)
-
-    def _forget(self, boot: str) -> None:
-        queue = self._queues.pop(boot, None)
-        if queue is not None:
-            queue.end()
+            self._queues.pop(boot).end()
 
 
 Item = TypeVar("Item", StoredMessage, PendingEvent)
@@ -353,7 +346,7 @@ class PeerNotificationDelivery(Generic[Item]):
         connections: ConnectionManager[Any],
         pusher: RemotePusher[Item],
         find: Callable[[Sequence[str]], Deferred[list[Item]]],
-        list_arrivals: Callable[[Sequence[str], ArrivalWindow, int], Deferred[list[MessageArrival]]],
+        list_arrivals: Callable[..., Deferred[list[MessageArrival]]],
         store: IClusterStore,
         is_wanted: Callable[[Any], bool],
         filter_served: Callable[[Collection[str]], Awaitable[Collection[str]]] | None = None,
@@ -381,8 +374,9 @@ class PeerNotificationDelivery(Generic[Item]):
         :raise StoreUnavailable: the store did not answer.
         """
         was_pushed = self._pusher.was_pushed
-        pushed = [id_ for id_ in ids if was_pushed(id_)]
-        async for items in self._find_served([id_ for id_ in ids if id_ not in pushed]):
+        pushed = list(filter(was_pushed, ids))
+        wanted = [id_ for id_ in ids if id_ not in pushed] if pushed else ids
+        async for items in self._find_served(wanted):
             # A repeated notification may have been served meanwhile.
             pushed += [item.id for item in items if was_pushed(item.id) or self._pusher.push_remote(item)]
         return pushed
@@ -414,6 +408,8 @@ class PeerNotificationDelivery(Generic[Item]):
             else:
                 served = await self._filter_served({item.recipient_did for item in found})
                 yield [item for item in found if item.recipient_did in served]
+            if len(found) == len(ids):
+                return
             # The others do not exist any more, or exceed what is read at once.
             found_ids = {item.id for item in found}
             ids = [id_ for id_ in ids if id_ not in found_ids]

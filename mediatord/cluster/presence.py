@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import mmap
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from zlib import crc32
 
@@ -47,10 +48,10 @@ class SharedPresenceCounters:
     def __init__(self, path: Path, number: int) -> None:
         with open(path, "r+b") as file:
             memory = mmap.mmap(file.fileno(), 0)
-        self._counters = memoryview(memory).cast("Q")
-        sections = range(0, len(self._counters), COUNTERS_PER_WORKER)
-        self._own_offset = sections[number]
-        self._other_offsets = [section for section in sections if section != self._own_offset]
+        counters = memoryview(memory).cast("Q")
+        sections = range(0, len(counters), COUNTERS_PER_WORKER)
+        self._others = [counters[start : start + COUNTERS_PER_WORKER] for start in sections]
+        self._own = self._others.pop(number)
 
     @classmethod
     def open(cls, socket: Path) -> SharedPresenceCounters | None:
@@ -65,12 +66,11 @@ class SharedPresenceCounters:
     def increment(self, dids: Iterable[str]) -> None:
         """Record that this worker has sockets of these DIDs and that the store knows it."""
         for did in dids:
-            self._counters[self._own_offset + _counter_index(did)] += 1
+            self._own[_counter_index(did)] += 1
 
     def epoch(self, did: str) -> PresenceEpoch:
         """A value that changes whenever another worker gains a socket of the DID, and never repeats."""
-        index, counters = _counter_index(did), self._counters
-        return tuple([counters[offset + index] for offset in self._other_offsets])
+        return tuple(map(itemgetter(_counter_index(did)), self._others))
 
 
 def create_presence_counters(socket: Path, count: int) -> None:
@@ -107,11 +107,13 @@ class PresenceCache:
     of its socket and before the socket's owner learns that live delivery is on. So no node has gained a socket since,
     and a message stored before a later increment is part of the backlog that the new socket reports. Without shared
     counters an entry is a guess, to be confirmed by a lookup.
+
+    :ivar epoch: the current epoch of a DID, to be read before the store is asked; None without shared counters.
     """
 
     def __init__(self, clock: IReactorTime, counters: SharedPresenceCounters | None = None) -> None:
+        self.epoch: Callable[[str], PresenceEpoch | None] = counters.epoch if counters else lambda did: None
         self._clock = clock
-        self._counters = counters
         self._live: frozenset[str] = frozenset()
         self._entries: OrderedDict[str, tuple[PresenceEpoch | None, float, Sequence[ClusterNode]]] = OrderedDict()
 
@@ -121,10 +123,6 @@ class PresenceCache:
     def set_live_nodes(self, boots: Collection[str]) -> None:
         """Return only these nodes from now on."""
         self._live = frozenset(boots)
-
-    def epoch(self, did: str) -> PresenceEpoch | None:
-        """The current epoch of a DID, to be read before the store is asked; None without shared counters."""
-        return None if self._counters is None else self._counters.epoch(did)
 
     def get_nodes(self, did: str) -> tuple[Sequence[ClusterNode], bool]:
         """The live nodes last known to hold sockets of a DID, and whether no other node can hold any."""
@@ -315,16 +313,11 @@ class PresencePublisher:
     def _start(self) -> None:
         self._timer = None
         self._exchange = exchange = Deferred.fromCoroutine(self._publish_changes())
-        exchange.addErrback(self._publish_failed)
         exchange.addCallback(self._publish_finished)
 
     def _publish_finished(self, pause: float) -> None:
         self._exchange = None
         self._schedule(pause)
-
-    def _publish_failed(self, failure: Failure) -> float:
-        _log.failure("publishing presence failed", redact_failure(failure))
-        return PUBLISH_RETRY_DELAY
 
     async def _publish_changes(self) -> float:
         """Publish all changes; returns the delay before the next attempt in seconds."""
@@ -338,12 +331,11 @@ class PresencePublisher:
                 await self._unpublish(
                     [did for did in dids if did not in self._present and did in self._maybe_published]
                 )
-            except StoreUnavailable:
+            except Exception as error:
+                if not isinstance(error, StoreUnavailable):
+                    _log.failure("publishing presence failed", redact_failure())
                 self._resolve_waiters(dids, fault=True)
                 return PUBLISH_RETRY_DELAY
-            except Exception:
-                self._resolve_waiters(dids, fault=True)
-                raise
             finally:
                 self._changed.update(dict.fromkeys(did for did in dids if not self._is_in_sync(did)))
         return 0

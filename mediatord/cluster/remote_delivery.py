@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from operator import attrgetter
 
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from mediatord.cluster.peer_notifications import PeerNotification, PeerQueues
+from mediatord.cluster.peer_notifications import NotificationKind, PeerNotification, PeerQueues
 from mediatord.cluster.presence import PresenceCache, PresenceEpoch, PresenceLookup, SharedPresenceCounters
 from mediatord.errors import StoreUnavailable
 from mediatord.log_redaction_and_throttle import redact_failure
@@ -30,88 +30,51 @@ from mediatord.store.interfaces.messages import StoredMessage
 _log = Logger()
 
 
+@dataclass(eq=False, slots=True)
 class NotificationFanout:
     """
     One notification to all nodes that hold sockets of its DID, at most once to each.
 
     :param on_done: called when nothing more is awaited.
-    :param acknowledged: boots that need no notification.
+    :param acknowledged: boots that have answered, and those that need no notification.
     :ivar delivered: fires with whether a socket of another node took it, as soon as that is known.
     :ivar sent: boots that it was sent to.
-    :ivar acknowledged: boots that have answered, and those that need no notification.
+    :ivar waiting: those of them whose answers are awaited.
+    :ivar holders: boots that hold sockets, once they are known.
+    :ivar is_cache_complete: whether it was sent to all nodes that can hold sockets, so that they are looked up only
+        if one of them did not deliver it.
     """
 
-    def __init__(
-        self,
-        notification: PeerNotification,
-        peers: PeerQueues,
-        on_done: Callable[[NotificationFanout], None],
-        acknowledged: Iterable[str] = (),
-    ) -> None:
-        self.notification = notification
-        self.delivered: Deferred[bool] = Deferred()
-        self.sent: set[str] = set()
-        self.acknowledged = set(acknowledged)
-        self._peers = peers
-        self._on_done = on_done
-        self._waiting: set[str] = set()
-        self._holders: frozenset[str] | None = None
-        self._look_up: Callable[[NotificationFanout], None] | None = None
-        self._is_undelivered = self._is_lookup_done = False
+    notification: PeerNotification
+    on_done: Callable[[NotificationFanout], None] | None
+    acknowledged: set[str]
+    delivered: Deferred[bool] = field(default_factory=Deferred)
+    sent: set[str] = field(default_factory=set)
+    waiting: set[str] = field(default_factory=set)
+    holders: frozenset[str] | None = None
+    is_cache_complete: bool = False
+    is_undelivered: bool = False
+    is_lookup_done: bool = False
 
     @property
     def is_complete(self) -> bool:
         """Whether the nodes with sockets are known, and all of them have acknowledged."""
-        return self._holders is not None and self._holders <= self.acknowledged
+        return self.holders is not None and self.holders <= self.acknowledged
 
-    def send_to(self, nodes: Iterable[ClusterNode]) -> None:
-        """Send it to those of these nodes that have not got it yet."""
-        for node in nodes:
-            if node.boot not in self.sent and node.boot not in self.acknowledged:
-                self.sent.add(node.boot)
-                self._waiting.add(node.boot)
-                self._peers.enqueue(node, self.notification).addCallback(self._answered, node.boot)
 
-    def look_up_if_undelivered(self, look_up: Callable[[NotificationFanout], None]) -> None:
-        """All nodes that can hold sockets have been sent to: look up again only if one of them did not deliver it."""
-        self._look_up = look_up
-        self._finish_if_done()
+@dataclass(slots=True)
+class _PendingFanouts:
+    """
+    Notifications of one DID, in order, whose lookup is not finished.
 
-    def finish_lookup(self, nodes: Sequence[ClusterNode] | None) -> None:
-        """
-        Send to the nodes that hold sockets, and wait for no others.
+    :param offered: boots that all of them were sent to.
+    """
 
-        :param nodes: None if the lookup failed.
-        """
-        if nodes is not None:
-            self._holders = frozenset([node.boot for node in nodes])
-            self.send_to(nodes)
-            self._waiting &= self._holders
-        self._is_lookup_done = True
-        self._finish_if_done()
+    fanouts: dict[NotificationFanout, None] = field(default_factory=dict)
+    offered: frozenset[str] = frozenset()
 
-    def _answered(self, delivered: bool | None, boot: str) -> None:
-        if delivered is not None:
-            self.acknowledged.add(boot)
-        if not delivered:
-            self._is_undelivered = True
-        elif not self.delivered.called:
-            self.delivered.callback(True)
-        if boot in self._waiting:
-            self._waiting.discard(boot)
-            self._finish_if_done()
 
-    def _finish_if_done(self) -> None:
-        if self._look_up is not None:
-            if self._is_undelivered:
-                look_up, self._look_up = self._look_up, None
-                look_up(self)
-                return
-            self._is_lookup_done = not self._waiting
-        if self._is_lookup_done and not self._waiting:
-            if not self.delivered.called:
-                self.delivered.callback(False)
-            self._on_done(self)
+_get_boot = attrgetter("boot")
 
 
 # DIDs in both retry queues, and DIDs retried at a time.
@@ -121,55 +84,47 @@ RETRY_BATCH = 100
 MIN_RETRY_DELAY, MAX_RETRY_DELAY = 1.0, 15.0
 
 
-class _BackoffQueue:
+class _BackoffQueue(OrderedDict[str, frozenset[str]]):
     """
-    DIDs retried at a common, growing interval, oldest first.
+    DIDs, and the boots that need no notification, retried at a common, growing interval, oldest first.
 
-    :param retry: called with each DID and the boots that need no notification.
+    :param retry: called with each DID and its boots.
     :param max_delay: seconds that the interval grows to.
     """
 
     def __init__(self, clock: IReactorTime, retry: Callable[[str, Collection[str]], None], max_delay: float) -> None:
-        self.entries: OrderedDict[str, frozenset[str]] = OrderedDict()
+        super().__init__()
         self._clock = clock
         self._retry = retry
         self._max_delay = max_delay
         self._delay = MIN_RETRY_DELAY
         self._timer: IDelayedCall | None = None
 
-    def put(self, did: str, acknowledged: frozenset[str]) -> None:
-        """Append a DID."""
-        self.entries[did] = acknowledged
-        self._schedule()
+    def schedule(self) -> None:
+        """Start the timer, if it does not run and there is something to retry."""
+        if self and self._timer is None:
+            self._timer = self._clock.callLater(self._delay, self._retry_batch)
+
+    def cancel(self) -> None:
+        """Stop the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def reset_backoff(self) -> None:
         """Return to the shortest interval; a timer that already has it keeps running."""
         if self._delay > MIN_RETRY_DELAY:
             self._delay = MIN_RETRY_DELAY
-            self._cancel()
-            self._schedule()
-
-    def end(self) -> None:
-        """Drop all entries."""
-        self.entries.clear()
-        self._cancel()
-
-    def _cancel(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _schedule(self) -> None:
-        if self.entries and self._timer is None:
-            self._timer = self._clock.callLater(self._delay, self._retry_batch)
+            self.cancel()
+            self.schedule()
 
     def _retry_batch(self) -> None:
         self._timer = None
         self._delay = min(2 * self._delay, self._max_delay)
-        batch = [self.entries.popitem(last=False) for _ in range(min(RETRY_BATCH, len(self.entries)))]
+        batch = [self.popitem(last=False) for _ in range(min(RETRY_BATCH, len(self)))]
         for did, acknowledged in batch:
             self._retry(did, acknowledged)
-        self._schedule()
+        self.schedule()
 
 
 class ContractChangeRetryQueue:
@@ -192,7 +147,7 @@ class ContractChangeRetryQueue:
         self._is_closed = False
 
     def __len__(self) -> int:
-        return len(self._new.entries) + len(self._failed.entries)
+        return len(self._new) + len(self._failed)
 
     def add(self, did: str, acknowledged: Collection[str]) -> None:
         """Add a change that only these boots have acknowledged."""
@@ -200,7 +155,7 @@ class ContractChangeRetryQueue:
 
     def add_failed(self, did: str, acknowledged: Collection[str]) -> None:
         """Add a change whose retry failed; it joins a newer change of the same DID, if there is one."""
-        self._put(self._new if did in self._new.entries else self._failed, did, acknowledged)
+        self._put(self._new if did in self._new else self._failed, did, acknowledged)
 
     def record_success(self) -> None:
         """Retry the failed ones soon: a retry has reached all its nodes."""
@@ -209,18 +164,20 @@ class ContractChangeRetryQueue:
     def end(self) -> None:
         """Drop all entries and accept no more."""
         self._is_closed = True
-        self._new.end()
-        self._failed.end()
+        for queue in (self._new, self._failed):
+            queue.clear()
+            queue.cancel()
 
     def _put(self, queue: _BackoffQueue, did: str, acknowledged: Collection[str]) -> None:
         if self._is_closed:
             return
         common = frozenset(acknowledged)
         for one in (self._new, self._failed):
-            common &= one.entries.pop(did, common)
-        queue.put(did, common)
+            common &= one.pop(did, common)
+        queue[did] = common
+        queue.schedule()
         if len(self) > MAX_RETRY_DIDS:
-            (self._failed.entries or self._new.entries).popitem(last=False)
+            (self._failed or self._new).popitem(last=False)
             self._dropped()
 
 
@@ -229,26 +186,6 @@ LOOKUP_DELAY = 0.05
 # Notifications whose outcome is unknown, and bytes of their payloads, which stay in memory meanwhile.
 MAX_PENDING = 10_000
 MAX_PENDING_BYTES = 67_108_864
-
-
-@dataclass(slots=True)
-class _PendingFanouts:
-    """
-    Notifications of one DID, in order, whose lookup is not finished.
-
-    :param offered: boots that all of them were sent to.
-    """
-
-    fanouts: dict[NotificationFanout, None] = field(default_factory=dict)
-    offered: frozenset[str] = frozenset()
-
-    def send_to(self, nodes: Sequence[ClusterNode]) -> None:
-        """Send all of them to these nodes, so that a later one never overtakes an earlier one."""
-        boots = frozenset([node.boot for node in nodes])
-        if not boots <= self.offered:
-            for fanout in self.fanouts:
-                fanout.send_to(nodes)
-        self.offered = boots
 
 
 class RemoteDelivery:
@@ -306,13 +243,11 @@ class RemoteDelivery:
 
         Nodes that do not acknowledge are notified again later.
         """
-        notification = PeerNotification("contracts", did, did)
         if not self._has_capacity(0):
             self._retry_queue.add(did, ())
             return succeed(False)
-        return self._start(
-            NotificationFanout(notification, self._peers, self._contracts_notified), self._cache.get_nodes(did)[0]
-        )
+        nodes, _ = self._cache.get_nodes(did)
+        return self._start(PeerNotification("contracts", did, did), nodes, on_done=self._contracts_notified)
 
     def set_live_nodes(self, live: Collection[str]) -> None:
         """
@@ -335,9 +270,7 @@ class RemoteDelivery:
             not self._pending_count or self._pending_bytes + payload_bytes <= MAX_PENDING_BYTES
         )
 
-    def _deliver(
-        self, kind: Literal["messages", "events"], name: str, did: str, payload_bytes: int
-    ) -> Deferred[bool]:
+    def _deliver(self, kind: NotificationKind, name: str, did: str, payload_bytes: int) -> Deferred[bool]:
         nodes, is_complete = self._cache.get_nodes(did)
         if is_complete and not nodes:
             return succeed(False)
@@ -345,33 +278,38 @@ class RemoteDelivery:
             # Anti-entropy finds it in the store.
             self._metrics.cluster_pushes.inc("dropped")
             return succeed(False)
-        notification = PeerNotification(kind, name, did, payload_bytes)
-        return self._start(NotificationFanout(notification, self._peers, self._remove_pending), nodes, is_complete)
+        return self._start(PeerNotification(kind, name, did, payload_bytes), nodes, is_complete=is_complete)
 
     def _start(
-        self, fanout: NotificationFanout, nodes: Sequence[ClusterNode], is_complete: bool = False
+        self,
+        notification: PeerNotification,
+        nodes: Sequence[ClusterNode],
+        *,
+        is_complete: bool = False,
+        on_done: Callable[[NotificationFanout], None] | None = None,
+        acknowledged: Iterable[str] = (),
     ) -> Deferred[bool]:
         """
         Send to cached nodes, and look up others.
 
         :param is_complete: whether only the cached nodes can hold sockets.
         """
-        did = fanout.notification.did
+        fanout = NotificationFanout(notification, on_done, set(acknowledged))
         self._pending_count += 1
-        self._pending_bytes += fanout.notification.payload_bytes
-        fanout.delivered.addCallback(self._release, fanout.notification.payload_bytes)
+        self._pending_bytes += notification.payload_bytes
+        fanout.delivered.addCallback(self._release, notification.payload_bytes)
+        pending = self._pending_by_did.get(notification.did)
+        if pending is None:
+            pending = self._pending_by_did[notification.did] = _PendingFanouts()
+        pending.fanouts[fanout] = None
         if self._is_closed:
             nodes = ()
-        pending = self._pending_by_did.get(did)
-        if pending is None:
-            pending = self._pending_by_did[did] = _PendingFanouts()
-        pending.fanouts[fanout] = None
-        pending.send_to(nodes)
-        fanout.send_to(nodes)
+        self._offer(pending, nodes, fanout)
         if not nodes:
             self._look_up(fanout)
         elif is_complete:
-            fanout.look_up_if_undelivered(self._look_up)
+            fanout.is_cache_complete = True
+            self._finish_if_done(fanout)
         else:
             self._awaiting_lookup.append(fanout)
             if self._lookup_timer is None:
@@ -382,6 +320,44 @@ class RemoteDelivery:
         self._pending_count -= 1
         self._pending_bytes -= payload_bytes
         return delivered
+
+    def _offer(self, pending: _PendingFanouts, nodes: Sequence[ClusterNode], latest: NotificationFanout) -> None:
+        """Send the latest notification to nodes, and to a new one all of them, so that it gets them in order."""
+        boots = frozenset(map(_get_boot, nodes))
+        is_known, pending.offered = boots <= pending.offered, boots
+        for fanout in (latest,) if is_known else tuple(pending.fanouts):
+            self._send(fanout, nodes)
+
+    def _send(self, fanout: NotificationFanout, nodes: Iterable[ClusterNode]) -> None:
+        """Send a notification to those of these nodes that have not got it yet."""
+        for node in nodes:
+            if node.boot not in fanout.sent and node.boot not in fanout.acknowledged:
+                fanout.sent.add(node.boot)
+                fanout.waiting.add(node.boot)
+                answered = self._peers.enqueue(node, fanout.notification)
+                answered.addCallback(self._answered, fanout, node.boot)
+
+    def _answered(self, delivered: bool | None, fanout: NotificationFanout, boot: str) -> None:
+        if delivered is not None:
+            fanout.acknowledged.add(boot)
+        if not delivered:
+            fanout.is_undelivered = True
+        elif not fanout.delivered.called:
+            fanout.delivered.callback(True)
+        if boot in fanout.waiting:
+            fanout.waiting.discard(boot)
+            self._finish_if_done(fanout)
+
+    def _finish_if_done(self, fanout: NotificationFanout) -> None:
+        if fanout.is_cache_complete and fanout.is_undelivered:
+            fanout.is_cache_complete = False
+            self._look_up(fanout)
+        elif not fanout.waiting and (fanout.is_cache_complete or fanout.is_lookup_done):
+            self._remove_pending(fanout)
+            if not fanout.delivered.called:
+                fanout.delivered.callback(False)
+            if fanout.on_done is not None:
+                fanout.on_done(fanout)
 
     def _remove_pending(self, fanout: NotificationFanout) -> None:
         pending = self._pending_by_did.get(fanout.notification.did)
@@ -411,12 +387,12 @@ class RemoteDelivery:
         did = fanout.notification.did
         others = [record for record in records if record.boot != self._boot]
         nodes = [record.node for record in others if record.node is not None]
-        stale = len(others) - len(nodes) + len(fanout.sent - {record.boot for record in others})
+        stale = len(others) - len(nodes) + len(fanout.sent - set(map(_get_boot, others)))
         for _ in range(stale):
             self._metrics.stale_presence.inc()
         # A node whose lease has expired may return.
         self._cache.record(did, nodes, epoch if len(nodes) == len(others) else None)
-        self._pending_by_did[did].send_to(nodes)
+        self._offer(self._pending_by_did[did], nodes, fanout)
         self._finish_lookup(fanout, nodes)
 
     def _not_found(self, failure: Failure, fanout: NotificationFanout) -> None:
@@ -425,8 +401,13 @@ class RemoteDelivery:
         self._finish_lookup(fanout, None)
 
     def _finish_lookup(self, fanout: NotificationFanout, nodes: Sequence[ClusterNode] | None) -> None:
+        """Wait only for nodes that hold sockets. :param nodes: those, which it was sent to; None if unknown."""
         self._remove_pending(fanout)
-        fanout.finish_lookup(nodes)
+        if nodes is not None:
+            fanout.holders = frozenset(map(_get_boot, nodes))
+            fanout.waiting &= fanout.holders
+        fanout.is_lookup_done = True
+        self._finish_if_done(fanout)
 
     def _contracts_notified(self, fanout: NotificationFanout) -> None:
         if not fanout.is_complete:
@@ -436,11 +417,8 @@ class RemoteDelivery:
         if not self._has_capacity(0):
             self._retry_queue.add_failed(did, acknowledged)
             return
-        notification = PeerNotification("contracts", did, did)
-        self._start(
-            NotificationFanout(notification, self._peers, self._contracts_retried, acknowledged),
-            self._cache.get_nodes(did)[0],
-        )
+        notification, (nodes, _) = PeerNotification("contracts", did, did), self._cache.get_nodes(did)
+        self._start(notification, nodes, on_done=self._contracts_retried, acknowledged=acknowledged)
 
     def _contracts_retried(self, fanout: NotificationFanout) -> None:
         if fanout.is_complete:

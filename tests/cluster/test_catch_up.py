@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from twisted.internet.defer import fail
-
 from mediatord.cluster import anti_entropy
 from mediatord.cluster.anti_entropy import ANTI_ENTROPY_INTERVAL, MIN_MESSAGE_AGE, SCAN_WINDOW
 from mediatord.cluster.peer_notifications import MAX_COMMIT_DELAY, MAX_VISIBILITY_DELAY
@@ -243,12 +241,15 @@ class BacklogTests(CatchUpTestCase):
     def test_not_known(self) -> None:
         """A store that does not say what waits is told to the wallet, which tries again."""
         self.forward(self.a)
-        store: Any = self.store
-        store.find_arrivals = lambda *_, **__: fail(StoreUnavailable())
+
+        def away(*_: object) -> None:
+            raise StoreUnavailable
+
+        asked = self.patch(anti_entropy, "ArrivalWindow", away)
         socket = self.b.socket()
         reply = self.bob_at_b.ask(f"{MP}/live-delivery-change", {"live_delivery": True}, socket=socket)
         self.assertEqual(reply.status, 503)
-        del store.find_arrivals
+        asked.restore()
         self.bob_at_b.answer(f"{MP}/live-delivery-change", {"live_delivery": True}, socket=socket)
         socket.frames.clear()
         self.later(SCAN_WINDOW)

@@ -746,6 +746,14 @@ class UnauthenticatedPeerTests(WireTestCase):
         await stranger.gone
         self.assertEqual((stranger.got, self.refusals, self.bodies), (frame(b""), ["malformed"], []))
 
+    async def test_fault_before_the_proof(self) -> None:
+        """A mistake of ours is no way in: it ends the connection."""
+        self.patch(PeerServerConnection, "hello_received", lambda *args: 1 // 0)
+        stranger = await self.stranger()
+        stranger.say(frame(HELLO))
+        await stranger.gone
+        self.assertEqual((stranger.got, len(self.flushLoggedErrors(ZeroDivisionError))), (b"", 1))
+
     async def test_strangers_keep_no_node_out(self) -> None:
         """However many hold connections open, from however many addresses: a node that comes is served, and stays."""
         await self.calling.call(self.bea, b"{}")
