@@ -42,14 +42,6 @@ def is_missing_credential(path: Path) -> bool:
     return str(path).startswith(CREDENTIAL_PREFIX)
 
 
-def is_credential(path: Path) -> bool:
-    """
-    Whether a path is a credential of this process. Such a file belongs to root; an ACL grants the service access.
-    """
-    given = get_credentials_directory()
-    return given is not None and path.parent == given
-
-
 class SecretFileError(OperatorError):
     """A secret file cannot be created or used."""
 
@@ -127,8 +119,8 @@ def read_secret_file(path: Path) -> bytes:
     """
     if is_missing_credential(path):
         raise SecretFileError(f"{path} is not there: this process was given no such credential by systemd")
-    # The ACL of a credential appears in the mode as group permissions.
-    others = 0o037 if is_credential(path) else 0o077
+    # A credential belongs to root; an ACL grants the service access, which appears in the mode as group permissions.
+    others = 0o037 if path.parent == get_credentials_directory() else 0o077
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)

@@ -123,12 +123,6 @@ class RecordArchive:
         """Number of records."""
         return sum(self.counts.values())
 
-    def verify(self, progress: ProgressCallback, accept: Callable[[StoreRecord], None]) -> None:
-        """Read it from end to end. :raise InvalidArchiveError: as :func:`verify_archive`."""
-        for number, (record, _) in enumerate(self._read(), 1):
-            accept(record)
-            progress(number)
-
     def records(self, after: int = 0) -> Iterator[tuple[StoreRecord, int]]:
         """
         The records after the first `after`, each with the size of its line.
@@ -137,14 +131,18 @@ class RecordArchive:
         """
         again = RecordArchive(self.path)
         with suppress(InvalidArchiveError):
-            for number, found in enumerate(again._read(), 1):
+            for number, found in enumerate(again.read(), 1):
                 if number > after:
                     yield found
         if again.id != self.id:
             raise InvalidArchiveError(f"{self.path} has changed while it was read")
 
-    def _read(self) -> Iterator[tuple[StoreRecord, int]]:
-        """All records, each with the size of its line; :attr:`id` and :attr:`counts` are set at the end."""
+    def read(self) -> Iterator[tuple[StoreRecord, int]]:
+        """
+        All records, each with the size of its line; :attr:`id` and :attr:`counts` are set at the end.
+
+        :raise InvalidArchiveError: as :func:`verify_archive`.
+        """
         with self.path.open("rb") as file, gzip.GzipFile(fileobj=file, mode="rb") as packed:
             try:
                 yield from self._parse(iter(lambda: packed.readline(_MAX_LINE_BYTES), b""))
@@ -187,7 +185,9 @@ def verify_archive(
     """
     archive = RecordArchive(path)
     try:
-        archive.verify(progress, accept)
+        for number, (record, _) in enumerate(archive.read(), 1):
+            accept(record)
+            progress(number)
     except InvalidArchiveError as error:
         raise InvalidArchiveError(f"{path} cannot be used: {error}") from None
     return archive

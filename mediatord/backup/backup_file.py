@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from hashlib import file_digest, sha256
@@ -20,7 +20,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Annotated, BinaryIO, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from mediatord import __version__
 from mediatord.backup.archive import ProgressCallback, ignore_progress, import_archive, verify_archive
@@ -49,7 +49,7 @@ from mediatord.backup.sqlite_records import (
     require_empty_database,
 )
 from mediatord.config.file import load_config
-from mediatord.config.settings import Config, StorageSettings
+from mediatord.config.settings import Config
 
 BACKUP_FORMAT, BACKUP_VERSION = "mediatord-backup", 1
 CONFIG, KEYS = "mediator.yaml", "keys.jwks"
@@ -94,22 +94,16 @@ class BackupManifest(_StrictModel):
     records: dict[str, Annotated[int, Field(ge=0)]]
     members: list[BackupMember]
 
-    @field_validator("records")
-    @classmethod
-    def _has_all_kinds(cls, records: Mapping[str, int]) -> Mapping[str, int]:
-        if list(records) != list(RECORD_KINDS):
+    @model_validator(mode="after")
+    def _is_complete(self) -> Self:
+        if list(self.records) != list(RECORD_KINDS):
             raise ValueError("expected all kinds of records")
-        return records
-
-    @field_validator("members")
-    @classmethod
-    def _has_each_once(cls, members: Sequence[BackupMember]) -> Sequence[BackupMember]:
-        names = [member.name for member in members]
-        small = all(member.bytes <= MAX_MEMBER_BYTES for member in members[:-1])
+        names = [member.name for member in self.members]
+        small = all(member.bytes <= MAX_MEMBER_BYTES for member in self.members[:-1])
         whole = names[:2] == [CONFIG, KEYS] and names[-1:] in ([DATABASE], [RECORDS])
         if len(set(names)) < len(names) or not whole or not small:
             raise ValueError("expected configuration, keys and store, each once")
-        return members
+        return self
 
     @property
     def store(self) -> BackupMember:
@@ -272,15 +266,14 @@ def _open_next_member(tar: tarfile.TarFile, name: str, size: int | None = None) 
     return content  # type: ignore[return-value]  # typeshed knows that it is buffered only
 
 
-# Copies a store to a new file; returns the number of records of each kind.
-StoreCopier = Callable[[Path], RecordCounts]
-
-
-def create_backup(path: Path, config_path: Path, config: Config, copy: StoreCopier) -> BackupManifest:
+def create_backup(
+    path: Path, config_path: Path, config: Config, copy: Callable[[Path], RecordCounts]
+) -> BackupManifest:
     """
     Write a backup, and verify it before it gets its name.
 
     :param config_path: of the configuration.
+    :param copy: copies the store to a new file, and returns the number of records of each kind.
     :raise BackupError: it could not be written; nothing is left of it.
     :raise OSError: likewise.
     """
@@ -366,8 +359,14 @@ def restore_backup(
         if manifest.backend == "sqlite":
             _restore_database(backup, manifest, config.storage.sqlite.path, commit)
         else:
-            with _extract_store(backup, config_path.with_name("store.records"), manifest.store) as archive:
-                _restore_records(backup, archive, manifest, config.storage, commit, progress, stopped=stopped)
+            path = config_path.with_name("store.records")
+            with (
+                _extract_store(backup, path, manifest.store) as extracted,
+                open_record_target(config.storage, stopped=stopped) as target,
+            ):
+                archive = verify_archive(extracted, accept=target.accept)
+                _check_counts(backup, manifest, archive.counts)
+                import_archive(archive, target, progress, commit)
     return manifest.records
 
 
@@ -389,22 +388,6 @@ def _restore_database(backup: Path, manifest: BackupManifest, path: Path, commit
         except OSError:
             path.unlink()
             raise
-
-
-def _restore_records(
-    backup: Path,
-    extracted: Path,
-    manifest: BackupManifest,
-    storage: StorageSettings,
-    commit: Callable[[], None],
-    progress: ProgressCallback,
-    *,
-    stopped: bool,
-) -> None:
-    with open_record_target(storage, stopped=stopped) as target:
-        archive = verify_archive(extracted, accept=target.accept)
-        _check_counts(backup, manifest, archive.counts)
-        import_archive(archive, target, progress, commit)
 
 
 def _check_counts(backup: Path, manifest: BackupManifest, counts: RecordCounts) -> None:

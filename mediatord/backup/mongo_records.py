@@ -33,7 +33,6 @@ from mediatord.backup.records import (
     RecipientRecord,
     RecordCounts,
     RecordSource,
-    RecordTarget,
     RegistrationRecord,
     StoredEventRecord,
     StoreRecord,
@@ -445,7 +444,7 @@ _REFUSALS = {
 }
 
 
-class MongoRecordTarget(RecordTarget):
+class MongoRecordTarget:
     """
     :param session: in which all is written, so that whoever goes on can end what is left open in it.
     :param dead: of the daemons that have left an entry, those who are dead.

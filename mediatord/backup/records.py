@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from datetime import UTC, datetime
 from importlib.util import find_spec
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import to_json
@@ -320,17 +320,15 @@ class RecordSource(ABC):
                         ) from None
 
 
-class RecordTarget(ABC):
+class RecordTarget(Protocol):
     """
     A store that is imported into. Written records stay if the import is interrupted; no daemon uses the store before
     the import is finished.
     """
 
-    @abstractmethod
     def accept(self, record: StoreRecord) -> None:
         """Check a record without writing it. :raise InvalidArchiveError: the store cannot hold it."""
 
-    @abstractmethod
     def begin(self, archive: str) -> int:
         """
         Begin or continue the import of an archive; returns the number of its records that were written already.
@@ -338,7 +336,6 @@ class RecordTarget(ABC):
         :raise BackupError: the store is not empty, or an import of another archive was not finished.
         """
 
-    @abstractmethod
     def write(self, first: int, records: Sequence[StoreRecord]) -> None:
         """
         Write records, all of them or none.
@@ -346,11 +343,9 @@ class RecordTarget(ABC):
         :param first: position of the first one in the archive, from 1.
         """
 
-    @abstractmethod
     def counts(self) -> RecordCounts:
         """Number of records of each kind."""
 
-    @abstractmethod
     def finish(self) -> None:
         """Finish the import: daemons may use the store from now on."""
 

@@ -28,7 +28,6 @@ from mediatord.backup.records import (
     RecipientRecord,
     RecordCounts,
     RecordSource,
-    RecordTarget,
     StoredEventRecord,
     StoreRecord,
     map_fields,
@@ -354,7 +353,7 @@ _CREATE_PROGRESS_TABLE = (
 )
 
 
-class SQLiteRecordTarget(RecordTarget):
+class SQLiteRecordTarget:
     """
     :param path: of the store.
     :ivar connection: to the draft of the file, until that takes the place of the store.

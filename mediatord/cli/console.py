@@ -172,29 +172,22 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
     :param columns: titles; columns whose title ends in `#` are right-aligned.
     """
-    rows = [[escape_control_characters(cell) for cell in row] for row in rows]
     if not rows:
         return
+    rows = [[escape_control_characters(cell) for cell in row] for row in rows]
+    titles, right = [column.rstrip(" #") for column in columns], [column.endswith("#") for column in columns]
     if not sys.stdout.isatty():
-        print(format_plain_table(columns, rows))  # noqa: T201  this is a program's output
+        print(align_columns([titles, *rows], right))  # noqa: T201  this is a program's output
         return
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in columns:
-        right = column.endswith("#")
-        table.add_column(column.rstrip(" #"), justify="right" if right else "left", overflow="fold", no_wrap=right)
+    for title, flush in zip(titles, right, strict=True):
+        table.add_column(title, justify="right" if flush else "left", overflow="fold", no_wrap=flush)
     for row in rows:
         table.add_row(*row)
     Console(highlight=False, markup=False, emoji=False).print(table)  # DIDs contain `:key:`
-
-
-def format_plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in plain text."""
-    return align_columns(
-        [[column.rstrip(" #") for column in columns], *rows], [column.endswith("#") for column in columns]
-    )
 
 
 def align_columns(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
@@ -204,14 +197,11 @@ def align_columns(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
     :param right: whether each column is right-aligned.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        [
-            text.rjust(width) if flush else text.ljust(width)
-            for text, width, flush in zip(row, widths, right, strict=True)
-        ]
-        for row in rows
-    ]
-    return "\n".join("  ".join(line).rstrip() for line in lines)
+    lines = []
+    for row in rows:
+        cells = zip(row, widths, right, strict=True)
+        lines.append("  ".join(text.rjust(width) if flush else text.ljust(width) for text, width, flush in cells))
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def format_bytes(size: float) -> str:

@@ -7,13 +7,12 @@ The reference pages of the documentation: docs/configuration.md with every setti
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import click
-from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -53,7 +52,14 @@ _TYPE_WORDS: dict[Any, str] = {
     str: "text",
     Path: "path",
 }
-_GENERAL_TITLE = "General"
+# Attributes of the marks of a type.
+_BOUNDS = {
+    "ge": "at least {}",
+    "gt": "more than {}",
+    "le": "at most {}",
+    "lt": "less than {}",
+    "min_length": "at least {} of them",
+}
 
 
 def render_settings_page() -> str:
@@ -68,7 +74,7 @@ def render_settings_page() -> str:
             )
         else:
             general.append(_render_setting(name, field, getattr(Config(), name)))
-    return _SETTINGS_HEAD + f"## {_GENERAL_TITLE}\n\n" + "".join(general + sections).rstrip("\n") + "\n"
+    return _SETTINGS_HEAD + "## General\n\n" + "".join(general + sections).rstrip("\n") + "\n"
 
 
 def _render_section(model: Any, prefix: str) -> Iterator[str]:
@@ -127,29 +133,18 @@ def _describe_bare_type(annotation: Any) -> str:
 
 
 def _describe_bounds(metadata: list[Any]) -> Iterator[str]:
-    text = _choose_bound_format(metadata)
+    kinds = {type(mark) for mark in metadata}
     # A bound of the field itself counts instead of that of its type.
     for mark in {type(mark): mark for mark in metadata}.values():
-        match mark:
-            case Ge(ge=bound):
-                yield f"at least {text(bound)}"
-            case Gt(gt=bound):
-                yield f"more than {text(bound)}"
-            case Le(le=bound):
-                yield f"at most {text(bound)}"
-            case Lt(lt=bound):
-                yield f"less than {text(bound)}"
-            case MinLen(min_length=bound):
-                yield f"at least {bound} of them"
-
-
-def _choose_bound_format(metadata: list[Any]) -> Callable[[Any], str]:
-    """How bounds of such a value are written."""
-    if any(isinstance(mark, DurationMarker) for mark in metadata):
-        return lambda bound: f"`{format_duration(bound)}`" if bound else f"{bound}"
-    if any(isinstance(mark, SizeMarker) for mark in metadata):
-        return lambda bound: f"`{format_size(bound)}`"
-    return str
+        for name, words in _BOUNDS.items():
+            bound = getattr(mark, name, None)
+            if bound is not None:
+                text = f"{bound}"
+                if DurationMarker in kinds and bound:
+                    text = f"`{format_duration(bound)}`"
+                elif SizeMarker in kinds:
+                    text = f"`{format_size(bound)}`"
+                yield words.format(text)
 
 
 _COMMANDS_HEAD = """\

@@ -26,7 +26,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.web.http import HTTPChannel
 from twisted.web.resource import Resource
-from twisted.web.server import NOT_DONE_YET, Request, Site
+from twisted.web.server import Request, Site
 
 from mediatord.control.client import make_socket_address
 from mediatord.control.operations import ControlError
@@ -56,7 +56,7 @@ class ControlListener:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._socket: socket.socket | None = None
-        self._identity: tuple[int, int] | None = None
+        self._stat: os.stat_result | None = None
 
     def bind(self) -> bool:
         """
@@ -92,11 +92,11 @@ class ControlListener:
         except BaseException:
             bound.close()
             raise
-        self._socket, self._identity = bound, _identify(self._path)
+        self._socket, self._stat = bound, os.lstat(self._path)
 
     def _remove_stale(self) -> None:
         try:
-            mode = os.stat(self._path, follow_symlinks=False).st_mode
+            mode = os.lstat(self._path).st_mode
         except FileNotFoundError:
             return
         if not stat.S_ISSOCK(mode):
@@ -128,22 +128,14 @@ class ControlListener:
 
     def close(self) -> None:
         """Close the socket and remove its file, if that is possible, unless another daemon has replaced it."""
-        if self._socket is None:
+        if self._socket is None or self._stat is None:
             return
         self._socket.close()
         self._socket = None
-        if _identify(self._path) == self._identity:
-            # The next start replaces a file that is left, in a directory that has become read-only for example.
-            with suppress(OSError):
+        # The next start replaces a file that is left, in a directory that has become read-only for example.
+        with suppress(OSError):
+            if os.path.samestat(os.lstat(self._path), self._stat):
                 self._path.unlink()
-
-
-def _identify(path: Path) -> tuple[int, int] | None:
-    try:
-        found = os.stat(path, follow_symlinks=False)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
 
 
 class ControlSocket(Service):
@@ -198,40 +190,49 @@ class ControlSocket(Service):
         self._site.close()
 
 
-class _ControlResource(Resource):
-    isLeaf = True
+class _ControlRequest(Request):
+    """A request with a bounded body, whose path names the operation."""
 
-    def __init__(self, run: OperationRunner) -> None:
-        super().__init__()
-        self._run = run
+    content: BytesIO
+    _received = 0
 
-    def render(self, request: Request) -> int:
-        """Run the operation that the path names. A client that does not read its answers is disconnected."""
-        channel = cast(_ControlChannel, request.channel)
+    def gotLength(self, length: int | None) -> None:
+        """Called once the headers are there."""
+        self.content = BytesIO()
+
+    def handleContentChunk(self, data: bytes) -> None:
+        """Called with every piece of the body."""
+        self._received += len(data)
+        if self._received > _MAX_BODY_BYTES:
+            cast(Any, self.channel).transport.abortConnection()
+            return
+        super().handleContentChunk(data)
+
+    def render(self, resrc: object) -> None:
+        """Run the operation, whatever the resource. A client that does not read its answers is disconnected."""
+        channel = cast(Any, self.channel)
         if channel.is_answer_unread:
-            cast(Any, channel.transport).abortConnection()
-            return NOT_DONE_YET
-        if request.method != b"POST" or not request.path.startswith(b"/v1/"):
-            _respond(request, 400, {"error": "expected POST /v1/OPERATION"})
-            return NOT_DONE_YET
-        gone: list[Failure] = []
-        request.notifyFinish().addErrback(gone.append)
+            channel.transport.abortConnection()
+        elif self.method != b"POST" or not self.path.startswith(b"/v1/"):
+            self._respond(400, {"error": "expected POST /v1/OPERATION"})
+        else:
+            gone: list[Failure] = []
+            self.notifyFinish().addErrback(gone.append)
 
-        async def answer() -> None:
-            status, body = await self._answer(request)
-            if not gone:
-                _respond(request, status, body)
+            async def answer() -> None:
+                status, body = await self._answer()
+                if not gone:
+                    self._respond(status, body)
 
-        Deferred.fromCoroutine(answer())
-        return NOT_DONE_YET
+            Deferred.fromCoroutine(answer())
 
-    async def _answer(self, request: Request) -> tuple[int, dict[str, Any]]:
+    async def _answer(self) -> tuple[int, dict[str, Any]]:
         try:
-            arguments = json.loads(cast(BytesIO, request.content).read() or b"{}")
+            arguments = json.loads(self.content.read() or b"{}")
             if not isinstance(arguments, dict):
                 return 400, {"error": "expected a JSON object"}
-            operation = request.path.removeprefix(b"/v1/").decode("ascii", "replace")
-            return 200, {"result": await self._run(operation, arguments)}
+            operation = self.path.removeprefix(b"/v1/").decode("ascii", "replace")
+            return 200, {"result": await cast(ControlSite, self.site).run_operation(operation, arguments)}
         except ControlError as error:
             return 400, {"error": str(error)}
         except (ValueError, RecursionError):
@@ -246,33 +247,14 @@ class _ControlResource(Resource):
             _log.failure("an operation of the control socket failed", redact_failure())
             return 500, {"error": "internal error; see the log of the daemon"}
 
-
-def _respond(request: Request, status: int, body: dict[str, Any]) -> None:
-    encoded = json.dumps(body, separators=(",", ":")).encode()
-    request.setResponseCode(status)
-    request.setHeader(b"Server", b"mediatord")
-    request.setHeader(b"Content-Type", b"application/json")
-    request.setHeader(b"Content-Length", b"%d" % len(encoded))
-    request.write(encoded)
-    request.finish()
-
-
-class _ControlRequest(Request):
-    """A request with a bounded body."""
-
-    _received = 0
-
-    def gotLength(self, length: int | None) -> None:
-        """Called once the headers are there."""
-        self.content = BytesIO()
-
-    def handleContentChunk(self, data: bytes) -> None:
-        """Called with every piece of the body."""
-        self._received += len(data)
-        if self._received > _MAX_BODY_BYTES:
-            cast(Any, self.channel).transport.abortConnection()
-            return
-        super().handleContentChunk(data)
+    def _respond(self, status: int, body: dict[str, Any]) -> None:
+        encoded = json.dumps(body, separators=(",", ":")).encode()
+        self.setResponseCode(status)
+        self.setHeader(b"Server", b"mediatord")
+        self.setHeader(b"Content-Type", b"application/json")
+        self.setHeader(b"Content-Length", b"%d" % len(encoded))
+        self.write(encoded)
+        self.finish()
 
 
 class _ControlChannel(HTTPChannel):
@@ -331,7 +313,10 @@ class ControlSite(Site):
     noisy = False
 
     def __init__(self, clock: IReactorTime, run: OperationRunner) -> None:
-        super().__init__(_ControlResource(run), reactor=clock, timeout=_IDLE_TIMEOUT, parsePOSTFormSubmission=False)
+        root = Resource()
+        root.isLeaf = True
+        super().__init__(root, reactor=clock, timeout=_IDLE_TIMEOUT, parsePOSTFormSubmission=False)
+        self.run_operation = run
         self.connections: set[_ControlChannel] = set()
 
     def startFactory(self) -> None:
