@@ -70,13 +70,14 @@ class KeyDirectory:
 
         :param number: of the mediator's key: 0 is the current one.
         """
+        if key_id != f"{did}#signing":
+            return None
         if did in self._own_dids:
-            return self._get_own_keys()[number] if key_id == f"{did}#signing" else None
+            return self._get_own_keys()[number]
         try:
-            found = parse_did(did)
+            return parse_did(did).signing_key
         except ValueError:
             return None
-        return found.signing_key if key_id == found.signing_key_id else None
 
     def signing_key_lookups(self, dids: Collection[str]) -> Iterator[SigningKeyLookup]:
         """
@@ -90,7 +91,7 @@ class KeyDirectory:
             yield partial(self.signing_key, number=number)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CommandRequest:
     """
     A command whose sender is authenticated.
@@ -101,6 +102,7 @@ class CommandRequest:
     :param nonce: digest of nonce and sender.
     :param expires_at: when the nonce may be forgotten, Unix seconds.
     :param peer: rate limit key.
+    :param guard: conditions under which the store carries out the command; by default only that it is no replay.
     """
 
     command: DecentrlCommand
@@ -110,20 +112,16 @@ class CommandRequest:
     nonce: bytes
     expires_at: float
     peer: str
+    guard: CommandGuard
 
     @property
     def recipient(self) -> str:
         """The DID that the command is addressed to."""
         return self.command.header.recipient_did
 
-    def guard(self, *, registered: bool = False, recipient: str | None = None) -> CommandGuard:
-        """
-        The conditions under which the store carries out the command.
-
-        :param registered: whether the sender has to be registered.
-        :param recipient: DID that has to be registered as well.
-        """
-        return CommandGuard(self.nonce, self.expires_at, self.sender if registered else None, recipient)
+    def make_guard(self, recipient: str | None) -> CommandGuard:
+        """As `guard`. :param recipient: DID that has to be registered as well."""
+        return CommandGuard(self.nonce, self.expires_at, recipient=recipient)
 
 
 class CommandAuthenticator:
@@ -174,7 +172,8 @@ class CommandAuthenticator:
             with suppress(ReplayCacheFull):
                 await self._store.check_guard(CommandGuard(nonce, expires_at, share=_FORGED_NONCE_SHARE))
             raise
-        return CommandRequest(command, sender, request_id, key, nonce, expires_at, peer)
+        guard = CommandGuard(nonce, expires_at)
+        return CommandRequest(command, sender, request_id, key, nonce, expires_at, peer, guard)
 
     def check_time(self, timestamp_ms: float) -> float:
         """

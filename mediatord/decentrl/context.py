@@ -45,6 +45,8 @@ def build_error_reply(error: MediatorError) -> DecentrlReply:
     return DecentrlReply(wire.status, encoding.dumps({"type": "ERROR", "code": wire.code}), retry_after, type(error))
 
 
+# Members of the reply to a command that was carried out.
+ReplyBody = dict[str, Any]
 Item = TypeVar("Item")
 
 
@@ -86,7 +88,7 @@ def to_slice(pagination: Pagination) -> PageRequest:
 
 def build_page_reply(
     name: str, items: Sequence[Mapping[str, Any]], found: ResultPage[Item], asked: Pagination
-) -> dict[str, Any]:
+) -> ReplyBody:
     """The reply to a query."""
     pagination = {"page": asked.page, "page_size": asked.page_size, "total": found.total}
     return {"payload": {name: items, "pagination": pagination}}

@@ -1,7 +1,7 @@
 """
 Commands about communication contracts between identities, requests for them (DCTRL-0004 8.1 to 8.6, reference section
 7), and the contract with the mediator that registers an identity (8.1, reference 7.6). Only requests for the last are
-decrypted. Each command is a function that is called with the guard of the command.
+decrypted. Each command is a function that returns the members of its reply.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from mediatord.clock import measure_time
 from mediatord.decentrl.authentication import CommandRequest
-from mediatord.decentrl.context import DecentrlContext, build_page_reply, to_slice
+from mediatord.decentrl.context import DecentrlContext, ReplyBody, build_page_reply, to_slice
 from mediatord.errors import InvalidCommand, InvalidContractSignatures, MediatorError, UnauthorizedCommand
 from mediatord.protocol import encoding
 from mediatord.protocol.decentrl.commands import (
@@ -42,12 +42,12 @@ _new_pair, _countersign = measure_time(generate_key_pair), measure_time(counters
 
 
 async def request_contract(
-    context: DecentrlContext, request: CommandRequest, guard: CommandGuard, payload: RequestCommunicationContract
-) -> dict[str, Any]:
+    context: DecentrlContext, request: CommandRequest, payload: RequestCommunicationContract
+) -> ReplyBody:
     """REQUEST_COMMUNICATION_CONTRACT: registers with the mediator; queued for another identity."""
     recipient = request.recipient
     if context.key_directory.owns(recipient):
-        return await _register(context, request, guard, payload)
+        return await _register(context, request, payload)
     kept = ContractRequest(
         id=context.new_id(context.clock.seconds()),
         sender_did=request.sender,
@@ -55,40 +55,35 @@ async def request_contract(
         encrypted_contract_request=payload.encrypted_contract_request,
         requestor_ephemeral_public_key=payload.requestor_ephemeral_public_key,
     )
-    await context.store.request_contract(request.guard(recipient=recipient), kept)
+    await context.store.request_contract(request.make_guard(recipient=recipient), kept)
     context.event_pusher.notify_contracts_updated(recipient)
     return {"code": "REQUESTED"}
 
 
 async def respond(
-    context: DecentrlContext, request: CommandRequest, guard: CommandGuard, payload: CommunicationContractResponse
-) -> dict[str, Any]:
+    context: DecentrlContext, request: CommandRequest, payload: CommunicationContractResponse
+) -> ReplyBody:
     """COMMUNICATION_CONTRACT_RESPONSE: stores the contract for the other participant."""
     addressed = request.recipient
     other = _find_other_participant(payload, request.sender)
     # A recipient other than the mediator has to be that participant (reference section 8).
     if other is None or not (addressed == other or context.key_directory.owns(addressed)):
-        if not context.key_directory.owns(addressed):
-            guard = request.guard(recipient=addressed)
-        await context.refuse(guard, InvalidCommand())
-    await _keep(context, request, request.guard(recipient=other), owner=other, peer=request.sender)
+        is_own = context.key_directory.owns(addressed)
+        await context.refuse(request.make_guard(recipient=None if is_own else addressed), InvalidCommand())
+    await _keep(context, request, request.make_guard(recipient=other), owner=other, peer=request.sender)
     return {}
 
 
-async def save(
-    context: DecentrlContext, request: CommandRequest, guard: CommandGuard, payload: SaveCommunicationContract
-) -> dict[str, Any]:
+async def save(context: DecentrlContext, request: CommandRequest, payload: SaveCommunicationContract) -> ReplyBody:
     """SAVE_COMMUNICATION_CONTRACT: stores the contract for the sender."""
     peer = _find_other_participant(payload, request.sender)
     if peer is None:
-        await context.refuse(guard, InvalidCommand())
-    await _keep(context, request, guard, owner=request.sender, peer=peer)
+        await context.refuse(request.guard, InvalidCommand())
+    await _keep(context, request, request.guard, owner=request.sender, peer=peer)
     return {}
 
 
-async def query(
-    context: DecentrlContext, request: CommandRequest, guard: CommandGuard, payload: QueryCommunicationContracts
-) -> dict[str, Any]:
+async def query(context: DecentrlContext, request: CommandRequest, payload: QueryCommunicationContracts) -> ReplyBody:
     """QUERY_COMMUNICATION_CONTRACTS."""
     asked = payload.filter
     wanted = ContractFilter(asked.did, asked.expires_at_before, asked.expires_at_after)
@@ -100,11 +95,8 @@ async def query(
 
 
 async def query_requests(
-    context: DecentrlContext,
-    request: CommandRequest,
-    guard: CommandGuard,
-    payload: QueryPendingCommunicationContractRequests,
-) -> dict[str, Any]:
+    context: DecentrlContext, request: CommandRequest, payload: QueryPendingCommunicationContractRequests
+) -> ReplyBody:
     """QUERY_PENDING_COMMUNICATION_CONTRACT_REQUESTS."""
     found = await context.store.contract_requests(request.sender, to_slice(payload.pagination))
     items = [
@@ -120,13 +112,10 @@ async def query_requests(
 
 
 async def acknowledge_requests(
-    context: DecentrlContext,
-    request: CommandRequest,
-    guard: CommandGuard,
-    payload: AcknowledgePendingCommunicationContractRequests,
-) -> dict[str, Any]:
+    context: DecentrlContext, request: CommandRequest, payload: AcknowledgePendingCommunicationContractRequests
+) -> ReplyBody:
     """ACKNOWLEDGE_PENDING_COMMUNICATION_CONTRACT_REQUESTS; its ids are those of the requests."""
-    await context.store.acknowledge_requests(guard, request.sender, payload.communication_contract_ids)
+    await context.store.acknowledge_requests(request.guard, request.sender, payload.communication_contract_ids)
     return {}
 
 
@@ -173,14 +162,14 @@ async def _keep(
 
 
 async def _register(
-    context: DecentrlContext, request: CommandRequest, guard: CommandGuard, payload: RequestCommunicationContract
-) -> dict[str, Any]:
+    context: DecentrlContext, request: CommandRequest, payload: RequestCommunicationContract
+) -> ReplyBody:
     try:
         registration = _read_registration(context, request, payload)
     except MediatorError as error:
         if isinstance(error, UnauthorizedCommand):
             context.recorder.record_denial(request.sender, "policy", "decentrl")
-        await context.refuse(guard, error)
+        await context.refuse(request.guard, error)
     now = context.clock.seconds()
     _, encryption_key = _new_pair()  # no event is encrypted to it, so the private key is not kept
     signed = _countersign(
@@ -200,7 +189,7 @@ async def _register(
     )
     await context.quota.charge(request.peer, len(text), 1)
     try:
-        await context.store.save_contract(guard, contract)
+        await context.store.save_contract(request.guard, contract)
     except MediatorError:
         context.quota.refund(request.peer, len(text), 1)
         raise

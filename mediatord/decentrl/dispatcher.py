@@ -8,7 +8,7 @@ from typing import Any
 
 from mediatord.decentrl import contracts, events
 from mediatord.decentrl.authentication import CommandAuthenticator, CommandRequest
-from mediatord.decentrl.context import DecentrlContext, DecentrlReply, build_error_reply
+from mediatord.decentrl.context import DecentrlContext, DecentrlReply, ReplyBody, build_error_reply
 from mediatord.errors import (
     DuplicateNonce,
     MediatorError,
@@ -23,10 +23,10 @@ from mediatord.ratelimit.admission import RequestAdmission
 from mediatord.ratelimit.rate_limiter import RateLimiter, compute_request_cost
 from mediatord.store.interfaces.decentrl import CommandGuard
 
-CommandFunction = Callable[[DecentrlContext, CommandRequest, CommandGuard, Any], Awaitable[dict[str, Any]]]
+CommandFunction = Callable[[DecentrlContext, CommandRequest, Any], Awaitable[ReplyBody]]
 
 PUBLIC_QUERY = "GET_PUBLIC"
-# Commands that reach identities other than the sender; they make their own guard.
+# Commands that reach identities other than the sender, which need not be registered.
 _OUTGOING_COMMANDS: dict[str, CommandFunction] = {
     "TWO_WAY_PRIVATE": events.deliver,
     "REQUEST_COMMUNICATION_CONTRACT": contracts.request_contract,
@@ -109,7 +109,7 @@ class DecentrlDispatcher:
             if context.access.denies(request.sender):
                 if command.name == "REQUEST_COMMUNICATION_CONTRACT":
                     context.recorder.record_denial(request.sender, "policy", "decentrl")
-                await context.refuse(request.guard(), UnauthorizedCommand())
+                await context.refuse(request.guard, UnauthorizedCommand())
             return request
         except (StoreUnavailable, RateLimitExceeded):
             raise
@@ -120,19 +120,20 @@ class DecentrlDispatcher:
             self._rate_limiter.charge_failure(record.peer, record.size)
             raise
 
-    async def _carry_out(self, request: CommandRequest, record: RequestRecord) -> dict[str, Any]:
+    async def _carry_out(self, request: CommandRequest, record: RequestRecord) -> ReplyBody:
         """Charge, then execute. A replay is charged to the peer that sends it, not to the author of the command."""
         name, sender, peer, size, limiter = record.kind, request.sender, record.peer, record.size, self._rate_limiter
         assert name is not None
         outgoing, cost = name in _OUTGOING_COMMANDS, compute_request_cost(size)
         await self._charge(sender, peer, size, cost, outgoing)
         try:
-            guard = request.guard(registered=not outgoing)
-            if not outgoing and not self._context.key_directory.owns(request.recipient):
-                await self._context.refuse(request.guard(), UnauthorizedCommand())
-            if name in _QUERIES:
-                await self._context.store.check_guard(guard)
-            return await _COMMANDS[name](self._context, request, guard, request.command.payload)
+            if not outgoing:
+                if not self._context.key_directory.owns(request.recipient):
+                    await self._context.refuse(request.guard, UnauthorizedCommand())
+                request.guard = CommandGuard(request.nonce, request.expires_at, sender)
+                if name in _QUERIES:
+                    await self._context.store.check_guard(request.guard)
+            return await _COMMANDS[name](self._context, request, request.command.payload)
         except (StoreUnavailable, RateLimitExceeded):
             raise
         except MediatorError as error:

@@ -2,7 +2,7 @@
 Commands about events: pending ones between identities (DCTRL-0004 section 7, 8.7, 8.8), stored ones of an identity,
 encrypted by it for itself (8.9 to 8.11), and public ones of its channels (DCTRL-0007, reference section 10).
 
-Each command is a function that is called with the command's guard.
+Each command is a function that returns the members of its reply.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from mediatord.clock import measure_time
 from mediatord.decentrl.authentication import CommandRequest
-from mediatord.decentrl.context import DecentrlContext, build_page_reply, to_slice
+from mediatord.decentrl.context import DecentrlContext, ReplyBody, build_page_reply, to_slice
 from mediatord.errors import InvalidCommand, InvalidEventSignature, RecipientNotFound
 from mediatord.protocol.decentrl.canonical_json import normalize_number
 from mediatord.protocol.decentrl.commands import (
@@ -41,13 +41,11 @@ from mediatord.store.interfaces.decentrl import (
 _verify_event_signature = measure_time(verify_event_signature)
 
 
-async def deliver(
-    context: DecentrlContext, request: CommandRequest, guard: CommandGuard, payload: str
-) -> dict[str, Any]:
+async def deliver(context: DecentrlContext, request: CommandRequest, payload: str) -> ReplyBody:
     """TWO_WAY_PRIVATE; the sender need not be registered here."""
     recipient, sender = request.command.header.recipient_did, request.sender
     if not context.key_directory.resolves(recipient):
-        await context.refuse(guard, RecipientNotFound())
+        await context.refuse(request.guard, RecipientNotFound())
     now = context.clock.seconds()
     event = PendingEvent(context.new_id(now), recipient, sender, payload, now)
     await context.store.enqueue_event(CommandGuard(request.nonce, request.expires_at, recipient=recipient), event)
@@ -56,9 +54,7 @@ async def deliver(
     return {"pendingEventId": event.id}
 
 
-async def query_pending(
-    context: DecentrlContext, request: CommandRequest, guard: CommandGuard, payload: QueryPendingEvents
-) -> dict[str, Any]:
+async def query_pending(context: DecentrlContext, request: CommandRequest, payload: QueryPendingEvents) -> ReplyBody:
     """QUERY_PENDING_EVENTS."""
     found = await context.store.pending_events(
         request.sender, payload.filter.sender_did, to_slice(payload.pagination)
@@ -71,17 +67,15 @@ async def query_pending(
 
 
 async def acknowledge(
-    context: DecentrlContext, request: CommandRequest, guard: CommandGuard, payload: AcknowledgePendingEvents
-) -> dict[str, Any]:
+    context: DecentrlContext, request: CommandRequest, payload: AcknowledgePendingEvents
+) -> ReplyBody:
     """ACKNOWLEDGE_PENDING_EVENTS."""
-    removed = await context.store.acknowledge_events(guard, request.sender, payload.event_ids)
+    removed = await context.store.acknowledge_events(request.guard, request.sender, payload.event_ids)
     context.event_pusher.resolve_pushes(removed)
     return {}
 
 
-async def save(
-    context: DecentrlContext, request: CommandRequest, guard: CommandGuard, payload: SaveEvents
-) -> dict[str, Any]:
+async def save(context: DecentrlContext, request: CommandRequest, payload: SaveEvents) -> ReplyBody:
     """SAVE_EVENTS: all of them or none."""
     events = [
         StoredEvent(
@@ -95,13 +89,11 @@ async def save(
         )
         for event in payload.events
     ]
-    await context.store.save_events(guard, request.sender, events)
+    await context.store.save_events(request.guard, request.sender, events)
     return {}
 
 
-async def query_stored(
-    context: DecentrlContext, request: CommandRequest, guard: CommandGuard, payload: QueryEvents
-) -> dict[str, Any]:
+async def query_stored(context: DecentrlContext, request: CommandRequest, payload: QueryEvents) -> ReplyBody:
     """QUERY_EVENTS."""
     asked = payload.filter
     wanted = EventFilter(
@@ -124,18 +116,14 @@ async def query_stored(
     return build_page_reply("events", items, found, payload.pagination)
 
 
-async def update_tags(
-    context: DecentrlContext, request: CommandRequest, guard: CommandGuard, payload: UpdateEventTags
-) -> dict[str, Any]:
+async def update_tags(context: DecentrlContext, request: CommandRequest, payload: UpdateEventTags) -> ReplyBody:
     """UPDATE_EVENT_TAGS."""
     tags = [(event.event_id, tuple(event.encrypted_tags)) for event in payload.events]
-    await context.store.update_tags(guard, request.sender, tags)
+    await context.store.update_tags(request.guard, request.sender, tags)
     return {}
 
 
-async def publish(
-    context: DecentrlContext, request: CommandRequest, guard: CommandGuard, payload: PublishPublicEvent
-) -> dict[str, Any]:
+async def publish(context: DecentrlContext, request: CommandRequest, payload: PublishPublicEvent) -> ReplyBody:
     """PUBLISH_PUBLIC_EVENT, signed by the key that the command is signed with."""
     signed = _verify_event_signature(
         payload.event,
@@ -146,7 +134,7 @@ async def publish(
         channel_id=payload.channel_id,
     )
     if not signed:
-        await context.refuse(guard, InvalidEventSignature())
+        await context.refuse(request.guard, InvalidEventSignature())
     event = PublicEvent(
         id=context.new_id(context.clock.seconds()),
         event=payload.event,
@@ -155,21 +143,19 @@ async def publish(
         event_signature=payload.event_signature,
         channel_id=payload.channel_id,
     )
-    await context.store.publish(guard, request.sender, event)
+    await context.store.publish(request.guard, request.sender, event)
     return {"public_event_id": event.id}
 
 
-async def delete_public(
-    context: DecentrlContext, request: CommandRequest, guard: CommandGuard, payload: DeletePublicEvent
-) -> dict[str, Any]:
+async def delete_public(context: DecentrlContext, request: CommandRequest, payload: DeletePublicEvent) -> ReplyBody:
     """DELETE_PUBLIC_EVENT; an event of another identity looks like one that does not exist."""
-    await context.store.unpublish(guard, request.sender, payload.public_event_id)
+    await context.store.unpublish(request.guard, request.sender, payload.public_event_id)
     return {}
 
 
 async def read_public(
     context: DecentrlContext, publisher: str, arguments: Mapping[bytes, Sequence[bytes]]
-) -> dict[str, Any]:
+) -> ReplyBody:
     """
     `GET /public/:did`; an empty list for an unknown DID, so that it does not show who is registered.
 

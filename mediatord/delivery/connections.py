@@ -379,16 +379,6 @@ class IPresencePublisher(Protocol):
         """The last socket is gone."""
 
 
-class _NullPresencePublisher:
-    """Presence publisher where there are no other nodes."""
-
-    def add(self, did: str) -> Deferred[None]:
-        return succeed(None)
-
-    def remove(self, did: str) -> None:
-        pass
-
-
 class ConnectionManager(Service, Generic[Recipient]):
     """
     Open sockets and their subscriptions to DIDs. The length leaves out the sockets of the probe.
@@ -407,7 +397,7 @@ class ConnectionManager(Service, Generic[Recipient]):
         self._larger = larger or {}
         self._sessions: set[WebSocketSession] = set()
         self._per_peer: dict[str, int] = {}
-        self._presence_publisher: IPresencePublisher = _NullPresencePublisher()
+        self._presence_publisher: IPresencePublisher | None = None
         self._clock: IReactorTime | None = None
         self._live: CompactMultiMap[str, WebSocketSession, Recipient] = CompactMultiMap()
         # To find out without a call that a DID has no subscription.
@@ -499,7 +489,7 @@ class ConnectionManager(Service, Generic[Recipient]):
         if not self._wanted.has(did, session):
             self._wanted.put(did, session, False)
         self._dids.put(session, did, None)
-        return self._presence_publisher.add(did)
+        return succeed(None) if self._presence_publisher is None else self._presence_publisher.add(did)
 
     def subscribe(self, session: WebSocketSession, did: str, recipient: Recipient) -> Deferred[None]:
         """
@@ -549,7 +539,7 @@ class ConnectionManager(Service, Generic[Recipient]):
         self._live.discard(did, session)
         self._since.discard(did, session)
         self.backlogs.discard(did, session)
-        if self._wanted.discard(did, session):
+        if self._wanted.discard(did, session) and self._presence_publisher is not None:
             self._presence_publisher.remove(did)
 
     def subscribers(

@@ -20,7 +20,7 @@ kept for 30 days may use half; beyond that they are kept for an hour.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -125,8 +125,6 @@ async def claim_once(store: INonceCache, digest: bytes, memory: ReplayRetention)
         return True
 
 
-MessageHandler = Callable[[MessageRequest], Awaitable[OutgoingMessage | None]]
-AccountHandler = Callable[[MessageRequest, Account], Awaitable[OutgoingMessage | None]]
 ReplyRoute = Literal["connection", "endpoint", "nowhere"]
 
 

@@ -45,7 +45,7 @@ from mediatord.errors import (
 )
 from mediatord.log_redaction_and_throttle import redact_failure, release_traceback
 from mediatord.observability.event_recorder import RequestRecord
-from mediatord.protocol.canonical_did import canonicalize_did, is_did_peer_3, make_did_comparison_key
+from mediatord.protocol.canonical_did import DID_PEER_3, canonicalize_did, make_did_comparison_key
 from mediatord.protocol.didcomm import jwe
 from mediatord.protocol.didcomm.forward import (
     MAX_ATTACHMENTS,
@@ -257,7 +257,7 @@ class ForwardRouter:
 
         :raise UnknownRecipient: no account has registered it.
         """
-        if is_did_peer_3(did):
+        if did.startswith(DID_PEER_3):
             names = await self._context.store.list_registered_names(did)
             if names:
                 return canonicalize_did(names[0])
@@ -443,7 +443,7 @@ class ForwardFastPath:
             if forward.expires_time is not None and forward.expires_time <= now:
                 return None
             recipient = canonicalize_did(forward.next)
-            if recipient in context.own_dids or is_did_peer_3(recipient) or recipient in context.routing_keys:
+            if recipient in context.own_dids or recipient.startswith(DID_PEER_3) or recipient in context.routing_keys:
                 return None
         except Exception:
             _log.failure("reading a message failed", redact_failure())
@@ -466,7 +466,9 @@ class ForwardFastPath:
                     EnqueueRequest(
                         one.recipient,
                         (Payload(context.new_stored_id(now), forward.payload, forward.form),),
-                        compute_expiry(forward, now, context.ttl),
+                        now + context.ttl
+                        if forward.expires_time is None
+                        else compute_expiry(forward, now, context.ttl),
                         origin=self._fingerprints.compute(one.recipient, one.record.peer, None),
                     )
                 )

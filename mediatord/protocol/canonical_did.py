@@ -31,9 +31,9 @@ _PRISM_LONG = re.compile(r"([0-9a-f]{64}):.*+", re.DOTALL)
 _MAX_LENGTH = 32_768
 _DECENTRL = "did:decentrl:"
 _PEER_2 = "did:peer:2"
-_PEER_3 = "did:peer:3"
+DID_PEER_3 = "did:peer:3"
 # Multibase prefix and base58 digits of the hash.
-_PEER_3_LENGTH = len(_PEER_3) + 1 + 46
+_PEER_3_LENGTH = len(DID_PEER_3) + 1 + 46
 
 
 def canonicalize_did(did_url: str) -> str:
@@ -51,7 +51,7 @@ def compute_did_digest(did_url: str) -> bytes:
     """16 bytes that are equal for all forms and DID URLs of one DID, and different for any other DID."""
     did = canonicalize_did(did_url)
     if did.startswith(_PEER_2):
-        did = _PEER_3 + encoding.encode_multihash(did[len(_PEER_2) :].rstrip("=").encode("utf-8", "surrogatepass"))
+        did = DID_PEER_3 + encoding.encode_multihash(did[len(_PEER_2) :].rstrip("=").encode("utf-8", "surrogatepass"))
     return blake2b(did.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
 
 
@@ -65,14 +65,14 @@ def make_did_comparison_key(did: str) -> str:
     """
     if did.startswith(_PEER_2):
         hashed = sha256(did[len(_PEER_2) :].rstrip("=").encode("utf-8", "surrogatepass"))
-        return f"{_PEER_3} {hashed.hexdigest()}"
-    if did.startswith(_PEER_3) and len(did) == _PEER_3_LENGTH:
+        return f"{DID_PEER_3} {hashed.hexdigest()}"
+    if did.startswith(DID_PEER_3) and len(did) == _PEER_3_LENGTH:
         try:
-            decoded = encoding.decode_base58(did[len(_PEER_3) + 1 :])
+            decoded = encoding.decode_base58(did[len(DID_PEER_3) + 1 :])
         except ValueError:
             return did
-        if did[len(_PEER_3)] == "z" and decoded.startswith(encoding.SHA2_256_MULTIHASH):
-            return f"{_PEER_3} {decoded[len(encoding.SHA2_256_MULTIHASH) :].hex()}"
+        if did[len(DID_PEER_3)] == "z" and decoded.startswith(encoding.SHA2_256_MULTIHASH):
+            return f"{DID_PEER_3} {decoded[len(encoding.SHA2_256_MULTIHASH) :].hex()}"
     return did
 
 
@@ -83,7 +83,7 @@ def is_same_did(one: str, other: str) -> bool:
 
 def is_did_peer_3(did: str) -> bool:
     """Whether a canonical form has another canonical form, a did:peer:2; it must not serve as a cache key."""
-    return did.startswith(_PEER_3)
+    return did.startswith(DID_PEER_3)
 
 
 def _normalize(did_url: str) -> str:

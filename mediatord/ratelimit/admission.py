@@ -67,11 +67,16 @@ class RequestMemoryBudget:
         """Number of requests, and the bytes reserved for them."""
         return self._requests, self._total
 
-    def try_acquire(self, peer: str, amount: int) -> bool:
-        """Reserve memory for a request if available; pair with :meth:`release`."""
-        return peer == PROBE_CLIENT or (peer not in self._waiting and self._take(peer, amount))
+    def try_acquire(self, peer: str, amount: int, *, is_waiting: bool = False) -> bool:
+        """
+        Reserve memory for a request if available; pair with :meth:`release`.
 
-    def _take(self, peer: str, amount: int) -> bool:
+        :param is_waiting: whether it is the first that waits, and not one that has just come.
+        """
+        if peer == PROBE_CLIENT:
+            return True
+        if peer in self._waiting and not is_waiting:
+            return False
         taken = self._taken.get(peer, 0)
         if taken and (taken + amount > self._max_bytes_per_address or self._total + amount > self._max_bytes_total):
             return False
@@ -123,7 +128,7 @@ class RequestMemoryBudget:
         """Start the waiting requests of an address for which memory is available."""
         while waiting := self._waiting.get(peer):
             amount, turn = waiting[0]
-            if not self._take(peer, amount):
+            if not self.try_acquire(peer, amount, is_waiting=True):
                 return
             waiting.popleft()
             if not waiting:

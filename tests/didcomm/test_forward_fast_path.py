@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -13,6 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from mediatord.didcomm.messages import DIDCommReply, MessageOrigin
 from mediatord.errors import QueueFull, StoreUnavailable
 from mediatord.protocol.didcomm.did_methods import derive_did_peer_3
+from mediatord.store.interfaces.messages import EnqueueRequest
 from tests.in_memory_mediator import (
     NOW,
     PEER,
@@ -170,9 +171,9 @@ class FaultTests(SynchronousTestCase):
 
     def test_the_store_fails(self) -> None:
         """As on the long way: 503 for what may work later, 500 and a line for what nobody expected."""
-        with self.in_memory.failing("enqueue", StoreUnavailable()):
+        with self.in_memory.failing("enqueue_all", StoreUnavailable()):
             self.assertEqual(self.way.post(_letter(self.way)).status, 503)
-        with self.in_memory.failing("enqueue", RuntimeError("of ours")):
+        with self.in_memory.failing("enqueue_all", RuntimeError("of ours")):
             self.assertEqual(self.way.post(_letter(self.way)).status, 500)
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
         self.assertEqual(self.way.taken, 2)
@@ -188,7 +189,7 @@ class FaultTests(SynchronousTestCase):
     def test_nothing_is_answered_before_the_commit(self) -> None:
         """And what is under way then is waited for when the daemon stops."""
         committed: Deferred[Any] = Deferred()
-        self.patch(self.in_memory.store, "enqueue", lambda *args, **options: committed)
+        self.patch(self.in_memory.store, "enqueue_all", lambda *args, **options: committed)
         replies: list[DIDCommReply] = []
         self.assertTrue(
             self.in_memory.half.forward_fast_path.take(_letter(self.way), PEER, replies.append, self.fail)
@@ -206,10 +207,10 @@ class FaultTests(SynchronousTestCase):
 
     def test_one_that_fails_takes_no_other_with_it(self) -> None:
         """All that came in one turn is begun together, and each has its own end."""
-        enqueue, failing = self.in_memory.store.enqueue, iter([True, False, True])
+        enqueue, failing = self.in_memory.store.enqueue_all, iter([True, False, True])
         self.patch(
             self.in_memory.store,
-            "enqueue",
+            "enqueue_all",
             lambda *args, **options: fail(StoreUnavailable()) if next(failing) else enqueue(*args, **options),
         )
         replies: list[DIDCommReply] = []
@@ -229,10 +230,10 @@ class FaultTests(SynchronousTestCase):
 
     def test_one_that_fails_for_no_known_reason(self) -> None:
         """Others that were stored with it are taken, pushed and told of."""
-        enqueue, failing = self.in_memory.store.enqueue, iter([False, True, False])
+        enqueue, failing = self.in_memory.store.enqueue_all, iter([False, True, False])
         self.patch(
             self.in_memory.store,
-            "enqueue",
+            "enqueue_all",
             lambda *args, **options: fail(ZeroDivisionError()) if next(failing) else enqueue(*args, **options),
         )
         replies: list[DIDCommReply] = []
@@ -358,17 +359,17 @@ class HeldEnqueueTests(SynchronousTestCase):
         self.in_memory = InMemoryMediator(self, in_steps=True)
         self.bob, self.eve = InMemoryWallet(self.in_memory).enrol(), InMemoryWallet(self.in_memory).enrol()
         self.replies: dict[str, DIDCommReply] = {}
-        enqueue = self.in_memory.store.enqueue
+        enqueue = self.in_memory.store.enqueue_all
         self.held: list[Callable[[], object]] = []
 
-        def hold(did: str, *args: Any, **options: Any) -> Deferred[Any]:
-            if did != self.eve.did:
-                return enqueue(did, *args, **options)
+        def hold(deposits: Sequence[EnqueueRequest]) -> Deferred[Any]:
+            if deposits[0].recipient_did != self.eve.did:
+                return enqueue(deposits)
             done: Deferred[Any] = Deferred()
-            self.held.append(lambda: enqueue(did, *args, **options).chainDeferred(done))
+            self.held.append(lambda: enqueue(deposits).chainDeferred(done))
             return done
 
-        self.patch(self.in_memory.store, "enqueue", hold)
+        self.patch(self.in_memory.store, "enqueue_all", hold)
 
     def send(self, *names: str) -> None:
         """Forwards to those who are called like that."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from twisted.internet.defer import Deferred
 from zope.interface import Interface
@@ -141,17 +141,18 @@ class ContractFilter:
 
 @dataclass(frozen=True, slots=True)
 class PendingEvent:
-    """An event for `recipient_did`, queued until it is acknowledged."""
+    """
+    An event for `recipient_did`, queued until it is acknowledged.
 
+    :cvar expires_at: None, as it does not expire.
+    """
+
+    expires_at: ClassVar[None] = None
     id: str
     recipient_did: str
     sender_did: str
     payload: str = field(repr=False)
     received_at: float
-
-    @property
-    def expires_at(self) -> None:
-        """None: it is queued until it is acknowledged."""
 
 
 @dataclass(frozen=True, slots=True)

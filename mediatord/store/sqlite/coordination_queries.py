@@ -194,39 +194,35 @@ _INSERT_NONCES = "INSERT OR IGNORE INTO nonce (key, until)"
 _CHANGE_NONCE_COUNT = "UPDATE tally SET value = value + ? WHERE name = 'nonces'"
 
 
+# Whether it was new, or the error if it is, but the cache is full.
+ClaimOutcome = bool | ReplayCacheFull
+
+
 @dataclass(frozen=True, slots=True)
-class NonceClaim:
+class NonceClaim(BatchOperation):
     """
-    A nonce to be claimed at `now` until a time.
+    A nonce to be claimed at `now` until a time, as an operation of a batch, which returns whether it was new.
 
     :param share: share of the capacity that may be in use already.
+    :param capacity: number of nonces that are kept; the same for all claims.
     """
 
     key: bytes
     until: float
     now: float
     share: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class NonceClaimOperation(BatchOperation):
-    """A claim as an operation of a batch, which returns whether the nonce was new."""
-
-    claim: NonceClaim
-    capacity: int
+    capacity: int = 1_000_000
 
     @staticmethod
-    def run_batch(connection: StoreConnection, operations: Sequence[NonceClaimOperation]) -> list[ClaimOutcome]:
-        claims = [operation.claim for operation in operations]
-        return claim_nonces(connection, claims, operations[0].capacity)
+    def run_batch(connection: StoreConnection, operations: Sequence[NonceClaim]) -> list[ClaimOutcome]:
+        return claim_nonces(connection, operations)
 
 
-# Whether it was new, or the error if it is, but the cache is full.
-ClaimOutcome = bool | ReplayCacheFull
-
-
-def claim_nonces(connection: StoreConnection, claims: Sequence[NonceClaim], capacity: int) -> list[ClaimOutcome]:
+def claim_nonces(connection: StoreConnection, claims: Sequence[NonceClaim]) -> list[ClaimOutcome]:
     """Outcome of each claim, as if they were made one after the other."""
+    if not claims:
+        return []
+    capacity = claims[0].capacity
     rows: list[tuple[bytes, float]] = []
     room = capacity
     for claim in claims:
@@ -240,7 +236,7 @@ def claim_nonces(connection: StoreConnection, claims: Sequence[NonceClaim], capa
     # Some exist, perhaps expired, or are too many: the inserted ones are deleted, and claimed one by one.
     newest = "SELECT place FROM nonce ORDER BY place DESC LIMIT ?"
     connection.execute(f"DELETE FROM nonce WHERE place IN ({newest})", (inserted,))
-    return [_claim_nonce(connection, claim, capacity) for claim in claims]
+    return [_claim_nonce(connection, claim) for claim in claims]
 
 
 def release_nonce(connection: StoreConnection, key: bytes) -> None:
@@ -281,13 +277,13 @@ def _prune_rows(connection: StoreConnection, table: str, key: str, after: Any, u
     return connection.execute(f"DELETE FROM {table} WHERE {within} AND until <= ?", (*keys, until)).rowcount, last
 
 
-def _claim_nonce(connection: StoreConnection, claim: NonceClaim, capacity: int) -> ClaimOutcome:
+def _claim_nonce(connection: StoreConnection, claim: NonceClaim) -> ClaimOutcome:
     held = connection.select_value("SELECT until FROM nonce WHERE key = ?", (claim.key,))
     if held is not None:
         if held > claim.now:
             return False
         release_nonce(connection, claim.key)
-    elif _change_nonce_count(connection, 0) >= int(claim.share * capacity):
+    elif _change_nonce_count(connection, 0) >= int(claim.share * claim.capacity):
         return ReplayCacheFull()
     _change_nonce_count(connection, connection.insert_rows(_INSERT_NONCES, [(claim.key, claim.until)]))
     return True

@@ -54,15 +54,13 @@ class GuardedCommand(BatchOperation):
     A command with its guard, as an operation of a batch.
 
     :param command: refuses, if it does, before its first write.
-    :param now: when it was given.
-    :param max_nonces: number of nonces that are kept.
+    :param claim: of its nonce, when it was given.
     :param conflict_class: names what it reads and changes; commands of other classes do not affect it.
     """
 
     guard: CommandGuard
     command: SQLOperation
-    now: float
-    max_nonces: int
+    claim: NonceClaim
     conflict_class: str
 
     @staticmethod
@@ -71,10 +69,7 @@ class GuardedCommand(BatchOperation):
         Claim all nonces, then check the guards of commands and execute those that pass. A command that may change who
         is registered ends a run of operations that are checked together.
         """
-        claims = []
-        for one in operations:
-            claims.append(NonceClaim(one.guard.nonce, one.guard.until, one.now, one.guard.share))
-        claimed = claim_nonces(connection, claims, operations[0].max_nonces)
+        claimed = claim_nonces(connection, [one.claim for one in operations])
         outcomes: list[Any] = []
         start = 0
         for end, one in enumerate(operations, 1):
@@ -95,7 +90,7 @@ def _execute_run(
     now = 0.0
     for one, is_new in zip(commands, claimed, strict=True):
         # A batch waits for a short time only, so one time will do: that of the last.
-        now = max(now, one.now)
+        now = max(now, one.claim.now)
         if is_new is True:
             dids |= dict.fromkeys([did for did in (one.guard.sender, one.guard.recipient) if did is not None])
     registered = {None, *decentrl_queries.find_registered(connection, list(dids), now)}
@@ -270,5 +265,5 @@ class SQLiteDecentrlStore:
         :param conflict_class: what the command reads and changes.
         :param size: bytes that the command keeps in memory until it is done.
         """
-        operation = GuardedCommand(guard, command, self._clock.seconds(), self._max_nonces, conflict_class)
-        return self._executor.write(name, operation, size=size)
+        claim = NonceClaim(guard.nonce, guard.until, self._clock.seconds(), guard.share, self._max_nonces)
+        return self._executor.write(name, GuardedCommand(guard, command, claim, conflict_class), size=size)

@@ -387,7 +387,6 @@ class RemoveOperation(_MessageOperation):
     :param now: time of the acknowledgement.
     :param claim: a nonce without which nothing is removed. The operation then returns an
         :class:`~mediatord.store.interfaces.messages.AcknowledgementResult`, or None if the nonce is not new.
-    :param max_nonces: number of nonces that are kept.
     :param with_status: whether that result has the status of the account's queues.
     """
 
@@ -395,7 +394,6 @@ class RemoveOperation(_MessageOperation):
     account: str | None
     now: float
     claim: NonceClaim | None = None
-    max_nonces: int = 0
     with_status: bool = False
 
 
@@ -421,7 +419,6 @@ class _MessageOperationRun:
         dids: dict[str, None] = {}
         ids: dict[str, None] = {}
         claims: list[NonceClaim] = []
-        max_nonces = 0
         for operation in operations:
             if isinstance(operation, EnqueueOperation):
                 dids[operation.request.recipient_did] = None
@@ -429,8 +426,7 @@ class _MessageOperationRun:
                 ids.update(dict.fromkeys(operation.ids))
                 if operation.claim is not None:
                     claims.append(operation.claim)
-                    max_nonces = operation.max_nonces
-        self._claimed = iter(claim_nonces(connection, claims, max_nonces) if claims else ())
+        self._claimed = iter(claim_nonces(connection, claims) if claims else ())
         self._queues = self._cache.find(connection, dids) if dids else {}
         self._messages = find_message_rows(connection, self._cache, list(ids)) if ids else {}
         self._counters = QueueCounters()

@@ -223,10 +223,8 @@ class SQLiteStore:
         with_status: bool = False,
     ) -> Deferred[AcknowledgementResult | None]:
         now = self._clock.seconds()
-        claim = coordination_queries.NonceClaim(key, until, now, share)
-        return self._remove(
-            RemoveOperation(filter_valid_ids(ids), account, now, claim, self._max_nonces, with_status)
-        )
+        claim = coordination_queries.NonceClaim(key, until, now, share, self._max_nonces)
+        return self._remove(RemoveOperation(filter_valid_ids(ids), account, now, claim, with_status))
 
     def expire_messages(self, limit: int) -> Deferred[list[RemovedMessage]]:
         """In several transactions, between which others write."""
@@ -279,8 +277,10 @@ class SQLiteStore:
         return self._executor.write("move", account_queries.move_account, prior, new).addBoth(self._forget_all)
 
     def claim_nonce(self, key: bytes, until: float, share: float = 1.0) -> Deferred[bool]:
-        claim = coordination_queries.NonceClaim(key, until, self._clock.seconds(), share)
-        return self._executor.write("claim", coordination_queries.NonceClaimOperation(claim, self._max_nonces))
+        now = self._clock.seconds()
+        return self._executor.write(
+            "claim", coordination_queries.NonceClaim(key, until, now, share, self._max_nonces)
+        )
 
     def prune_nonces(self) -> Deferred[int]:
         """In several transactions, between which others write; deletes expired quotas and registrations as well."""

@@ -218,11 +218,13 @@ class NonceTests(TestCase):
         await store.open()
         self.addCleanup(store.close)
         claims = [
-            coordination_queries.NonceClaim(b"%d" % number, NOON + (200 if number % 5 == 0 else 10), NOON)
+            coordination_queries.NonceClaim(
+                b"%d" % number, NOON + (200 if number % 5 == 0 else 10), NOON, capacity=11_000
+            )
             for number in range(11_000)
         ]
         with closing(connect(path)) as connection:
-            self.assertEqual(coordination_queries.claim_nonces(connection, claims, 11_000), [True] * 11_000)
+            self.assertEqual(coordination_queries.claim_nonces(connection, claims), [True] * 11_000)
         self.assertEqual(await store.prune_nonces(), 0)
         clock.advance(10 + NONCE_GRACE_SECONDS)
         observed.clear()
@@ -252,10 +254,11 @@ class NonceTests(TestCase):
             for number, batch in enumerate(batches):
                 now = NOON + 2 * number
                 claims = [
-                    coordination_queries.NonceClaim(bytes([key]), now + ttl, now, share) for key, ttl, share in batch
+                    coordination_queries.NonceClaim(bytes([key]), now + ttl, now, share, 4)
+                    for key, ttl, share in batch
                 ]
-                one_by_one = [coordination_queries.claim_nonces(alone, [claim], 4)[0] for claim in claims]
-                at_once = coordination_queries.claim_nonces(together, claims, 4)
+                one_by_one = [coordination_queries.claim_nonces(alone, [claim])[0] for claim in claims]
+                at_once = coordination_queries.claim_nonces(together, claims)
                 self.assertEqual([repr(one) for one in at_once], [repr(one) for one in one_by_one])
                 kept = [
                     connection.execute("SELECT key, until FROM nonce ORDER BY place").fetchall()

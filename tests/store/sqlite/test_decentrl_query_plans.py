@@ -89,7 +89,9 @@ class PlanTests(SynchronousTestCase):
         )
         decentrl_queries.acknowledge_requests(connection, ALICE, ["q"])
         decentrl_queries.get_registration_expiry(connection, NOON, ALICE)
-        coordination_queries.claim_nonces(connection, [coordination_queries.NonceClaim(b"a", NOON + 1, NOON)] * 2, 2)
+        coordination_queries.claim_nonces(
+            connection, [coordination_queries.NonceClaim(b"a", NOON + 1, NOON, capacity=2)] * 2
+        )
         coordination_queries.release_nonce(connection, b"a")
         coordination_queries.prune_nonces(connection, NOON, 0)
         decentrl_queries.drop_expired_registrations(connection, NOON + 2 * HOUR)

@@ -118,7 +118,8 @@ class PlanTests(SynchronousTestCase):
         message_writes.expire_messages(connection, NOON + 60, 9, 999)
         account_queries.move_account(connection, ALICE, BOB)
         coordination_queries.claim_nonces(
-            connection, [coordination_queries.NonceClaim(key, NOON + 9, NOON) for key in (b"a", b"a", b"b")], 1
+            connection,
+            [coordination_queries.NonceClaim(key, NOON + 9, NOON, capacity=1) for key in (b"a", b"a", b"b")],
         )
         coordination_queries.release_nonce(connection, b"b")
         coordination_queries.prune_nonces(connection, NOON + 60, 0)
