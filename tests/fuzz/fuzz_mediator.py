@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import sqlite3
 import sys
 import tracemalloc
 from collections.abc import Callable
@@ -31,7 +32,7 @@ STATUSES = {200, 202, *(wire.status for wire in DIDCOMM_ERROR_CODES.values() if 
 DECENTRL_STATUSES = {200, *(wire.status for wire in DECENTRL_ERROR_CODES.values() if wire.status < 500), UNAVAILABLE}
 
 # What a refusal may leave behind all the same: that it was here, and the long form of a DID.
-_LEFT_ALL_THE_SAME = ("nonces", "documents", "cluster")
+_LEFT_ALL_THE_SAME = ("nonce", "did_document", "tally", "turn", "allowance", "node", "presence", "pickup")
 
 
 class StandInTestCase(SynchronousTestCase):
@@ -98,15 +99,16 @@ class FuzzMediator:
     def kept(self) -> bytes:
         """All that the store holds for anybody, as bytes to be compared."""
         assert self._premises is not None
-        store: Any = self._premises.store
-        contents = store._contents
-        names = [name for name in type(contents).__slots__ if name not in _LEFT_ALL_THE_SAME]
-        return pickle.dumps([_state(getattr(contents, name)) for name in names])
+        connection: sqlite3.Connection = self._premises.store._executor._connection
+        named = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
+        tables = sorted(name for (name,) in named if name not in _LEFT_ALL_THE_SAME)
+        return pickle.dumps({name: _rows(connection, name) for name in tables})
 
 
-def _state(part: Any) -> Any:
-    """Its attributes, without what says only how far it has counted, or what came before."""
-    return {name: value for name, value in vars(part).items() if name not in ("_places", "_nonces")}
+def _rows(connection: sqlite3.Connection, table: str) -> list[tuple[Any, ...]]:
+    """The rows of a table, without what says only how far it has counted."""
+    columns = ", ".join(row[1] for row in connection.execute(f"PRAGMA table_info({table})") if row[1] != "places")
+    return connection.execute(f"SELECT {columns} FROM {table}").fetchall()
 
 
 def problem_code(body: bytes) -> str:
