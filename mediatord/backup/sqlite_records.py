@@ -64,7 +64,7 @@ _COUNT_IN_QUEUE = """
     ON CONFLICT DO UPDATE SET messages = messages + 1, bytes = bytes + excluded.bytes
 """
 _COUNT_NAMES = "UPDATE account SET places = max(places, :last), recipients = recipients + :more WHERE id = :account"
-_COUNT_NONCE = "UPDATE tally SET value = value + 1 WHERE name = 'nonces'"
+_COUNT_NONCE = "UPDATE counter SET value = value + 1 WHERE name = 'nonces'"
 _COUNT_ACCEPTED = "UPDATE ledger SET accepted = accepted + 1 WHERE half = '{}'"
 
 
@@ -182,7 +182,7 @@ def _build_inserts(kind: str) -> Iterator[str]:
         values = {"party_id": _GET_PARTY.format(table.parties[0])} | table.usage
         sums = ", ".join(f"{column} = {column} + excluded.{column}" for column in table.usage)
         yield f"""
-            INSERT INTO holding ({", ".join(values)}) VALUES ({", ".join(values.values())})
+            INSERT INTO party_usage ({", ".join(values)}) VALUES ({", ".join(values.values())})
             ON CONFLICT DO UPDATE SET {sums}
         """
     yield from table.also

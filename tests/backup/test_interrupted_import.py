@@ -101,7 +101,7 @@ def counted(config: Path) -> None:
             queues = connection.execute("SELECT messages, bytes FROM queue ORDER BY recipient_id").fetchall()
             assert queues == [(MESSAGES // 2, sizes[0]), (MESSAGES // 2, sizes[1])]
             assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-            assert connection.execute("SELECT value FROM tally WHERE name = 'nonces'").fetchall() == [(1,)]
+            assert connection.execute("SELECT value FROM counter WHERE name = 'nonces'").fetchall() == [(1,)]
         assert sorted(one.name for one in config.parent.iterdir() if "sqlite" in one.name) == [
             "mediator.sqlite3",
             "mediator.sqlite3.lock",

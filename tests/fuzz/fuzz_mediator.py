@@ -32,7 +32,7 @@ STATUSES = {200, 202, *(wire.status for wire in DIDCOMM_ERROR_CODES.values() if 
 DECENTRL_STATUSES = {200, *(wire.status for wire in DECENTRL_ERROR_CODES.values() if wire.status < 500), UNAVAILABLE}
 
 # What a refusal may leave behind all the same: that it was here, and the long form of a DID.
-_LEFT_ALL_THE_SAME = ("nonce", "did_document", "tally", "turn", "allowance", "node", "presence", "pickup")
+_LEFT_ALL_THE_SAME = ("nonce", "did_document", "counter", "lease", "quota", "node", "presence", "pickup")
 
 
 class StandInTestCase(SynchronousTestCase):

@@ -41,7 +41,7 @@ JSON = "application/json"
 YEAR = 31_536_000
 MANY = 1000
 # Of what a command leaves behind even when it is refused, and what the daemon counts for itself.
-_PASSING = ("nonce", "tally")
+_PASSING = ("nonce", "counter")
 
 
 def unix_time() -> float:

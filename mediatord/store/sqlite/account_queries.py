@@ -64,7 +64,7 @@ def touch_account(connection: StoreConnection, did: str, now: float) -> None:
 
 
 def get_account_usage(connection: StoreConnection) -> AccountUsage:
-    counts = dict(connection.execute("SELECT name, value FROM tally").fetchall())
+    counts = dict(connection.execute("SELECT name, value FROM counter").fetchall())
     return AccountUsage(counts["accounts"], counts["registration_bytes"])
 
 

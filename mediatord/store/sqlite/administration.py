@@ -35,7 +35,7 @@ _SELECT_QUEUES = {
     "decentrl": """
         SELECT p.did, p.did, h.pending, h.pending_bytes,
             (SELECT e.received_at FROM pending_event e WHERE e.recipient_id = h.party_id ORDER BY e.seq LIMIT 1)
-        FROM holding h JOIN party p ON p.id = h.party_id WHERE h.pending > 0
+        FROM party_usage h JOIN party p ON p.id = h.party_id WHERE h.pending > 0
         ORDER BY h.pending DESC, p.did LIMIT ?
     """,
 }

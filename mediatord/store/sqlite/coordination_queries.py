@@ -37,9 +37,9 @@ _UPSERT_NODE = """
         name = excluded.name, address = excluded.address, seal = excluded.seal, until = excluded.until
 """
 _ACQUIRE_LEASE = """
-    INSERT INTO turn (name, boot, until) VALUES (?, ?, ?)
+    INSERT INTO lease (name, boot, until) VALUES (?, ?, ?)
     ON CONFLICT DO UPDATE SET boot = excluded.boot, until = excluded.until
-    WHERE turn.boot = excluded.boot OR turn.until <= ?
+    WHERE lease.boot = excluded.boot OR lease.until <= ?
 """
 
 
@@ -69,7 +69,7 @@ def drop_node(connection: StoreConnection, now: float, boot: str, *, until: floa
     lease_end = connection.select_value(_SELECT_LEASE_END, (boot,))
     if lease_end is not None and lease_end > max(until, now):
         return 0
-    connection.execute("DELETE FROM turn WHERE boot = ?", (boot,))
+    connection.execute("DELETE FROM lease WHERE boot = ?", (boot,))
     rows = connection.execute("DELETE FROM node WHERE boot = ? RETURNING id", (boot,)).fetchall()
     connection.executemany("DELETE FROM presence WHERE node_id = ?", rows)
     released = "UPDATE message SET delivered = 0 WHERE delivered > 0 AND delivered = ?"
@@ -135,7 +135,7 @@ def find_picked_up(connection: StoreConnection, now: float, ids: Sequence[str]) 
 
 
 _UPSERT_QUOTA = """
-    INSERT INTO allowance (key, until, lots) VALUES (?, ?, ?)
+    INSERT INTO quota (key, until, lots) VALUES (?, ?, ?)
     ON CONFLICT DO UPDATE SET until = excluded.until, lots = excluded.lots
 """
 
@@ -181,17 +181,17 @@ def return_quota(connection: StoreConnection, key: bytes, amount: int) -> None:
     before = _load_uses(connection, key)
     lots = remove_latest_use(before, amount)
     if lots != before:
-        connection.execute("UPDATE allowance SET lots = ? WHERE key = ?", (json.dumps(lots), key))
+        connection.execute("UPDATE quota SET lots = ? WHERE key = ?", (json.dumps(lots), key))
 
 
 def _load_uses(connection: StoreConnection, key: bytes) -> list[QuotaUse]:
-    lots = connection.select_value("SELECT lots FROM allowance WHERE key = ?", (key,))
+    lots = connection.select_value("SELECT lots FROM quota WHERE key = ?", (key,))
     return [(at, taken) for at, taken in json.loads(lots or "[]")]
 
 
 # Nonces that exist are skipped; the others get the last places.
 _INSERT_NONCES = "INSERT OR IGNORE INTO nonce (key, until)"
-_CHANGE_NONCE_COUNT = "UPDATE tally SET value = value + ? WHERE name = 'nonces'"
+_CHANGE_NONCE_COUNT = "UPDATE counter SET value = value + ? WHERE name = 'nonces'"
 
 
 # Whether it was new, or the error if it is, but the cache is full.
@@ -254,7 +254,7 @@ def prune_quotas(connection: StoreConnection, now: float, after: bytes) -> bytes
     :param after: key to begin behind.
     :return: the last key that was checked; None when it was the last of all.
     """
-    last: bytes | None = _prune_rows(connection, "allowance", "key", after, now)[1]
+    last: bytes | None = _prune_rows(connection, "quota", "key", after, now)[1]
     return last
 
 

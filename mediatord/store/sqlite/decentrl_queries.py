@@ -34,12 +34,12 @@ _PARTY_COLUMNS = """
     p.id, coalesce(h.contracts, 0), coalesce(h.requests, 0), coalesce(h.pending, 0), coalesce(h.pending_bytes, 0),
     coalesce(h.stored, 0), coalesce(h.stored_bytes, 0), coalesce(h.edition, 0)
 """
-_SELECT_PARTY = f"SELECT {_PARTY_COLUMNS} FROM party p LEFT JOIN holding h ON h.party_id = p.id WHERE p.did = ?"
+_SELECT_PARTY = f"SELECT {_PARTY_COLUMNS} FROM party p LEFT JOIN party_usage h ON h.party_id = p.id WHERE p.did = ?"
 # CROSS JOIN, so that the query planner keeps the order of the tables.
-_SELECT_PARTIES = "FROM {} w CROSS JOIN party p ON p.did = w.column2 LEFT JOIN holding h ON h.party_id = p.id"
+_SELECT_PARTIES = "FROM {} w CROSS JOIN party p ON p.did = w.column2 LEFT JOIN party_usage h ON h.party_id = p.id"
 # Parties that own nothing, and with which there are no contracts.
 _SELECT_UNUSED = """
-    FROM party p LEFT JOIN holding h ON h.party_id = p.id
+    FROM party p LEFT JOIN party_usage h ON h.party_id = p.id
     WHERE p.id IN ({}) AND coalesce(h.contracts + h.requests + h.pending + h.stored, 0) = 0
     AND NOT EXISTS (SELECT 1 FROM contract WHERE peer_id = p.id)
 """
@@ -86,7 +86,7 @@ def change_party_usage(connection: StoreConnection, party_id: int, **differences
     sums = ", ".join(f"{column} = {column} + excluded.{column}" for column in differences)
     connection.execute(
         f"""
-        INSERT INTO holding (party_id, {columns}) VALUES (?{", ?" * len(differences)})
+        INSERT INTO party_usage (party_id, {columns}) VALUES (?{", ?" * len(differences)})
         ON CONFLICT DO UPDATE SET {sums}
         """,
         (party_id, *differences.values()),
@@ -96,7 +96,7 @@ def change_party_usage(connection: StoreConnection, party_id: int, **differences
 def drop_unused_parties(connection: StoreConnection, party_ids: Collection[int]) -> None:
     """Delete those of these parties that own nothing and have no contracts with others."""
     unused = [id for (id,) in connection.select_rows_in("p.id", _SELECT_UNUSED, list(party_ids))]
-    connection.execute_in("DELETE FROM holding WHERE party_id IN ({})", unused)
+    connection.execute_in("DELETE FROM party_usage WHERE party_id IN ({})", unused)
     connection.execute_in("DELETE FROM party WHERE id IN ({})", unused)
 
 
@@ -293,14 +293,14 @@ def acknowledge_requests(connection: StoreConnection, recipient: str, ids: Seque
 # CROSS JOIN, so that the query planner keeps the order of the tables.
 _SELECT_DELIVERABLE = """
     FROM {} w CROSS JOIN party r ON r.did = w.column2 CROSS JOIN party s ON s.did = w.column3
-    LEFT JOIN holding h ON h.party_id = r.id
+    LEFT JOIN party_usage h ON h.party_id = r.id
     WHERE (SELECT max(expires_at) FROM contract WHERE peer_id = s.id AND owner_id = r.id) > ?
 """
 _DELIVERABLE_COLUMNS = "r.id, coalesce(h.pending, 0), coalesce(h.pending_bytes, 0)"
 _INSERT_PENDING = """
     INSERT OR ROLLBACK INTO pending_event (id, recipient_id, sender_key, sender_did, received_at, size, payload)
 """
-_INSERT_PENDING_USAGE = "INSERT INTO holding (party_id, pending, pending_bytes)"
+_INSERT_PENDING_USAGE = "INSERT INTO party_usage (party_id, pending, pending_bytes)"
 _ADD_PENDING_USAGE = """
     ON CONFLICT DO UPDATE SET
         pending = pending + excluded.pending, pending_bytes = pending_bytes + excluded.pending_bytes

@@ -310,7 +310,7 @@ _INSERT_STORED_EVENTS = """
     )
 """
 _INSERT_PAYLOADS = "INSERT OR ROLLBACK INTO stored_payload (seq, payload)"
-_INSERT_STORED_USAGE = "INSERT INTO holding (party_id, stored, stored_bytes)"
+_INSERT_STORED_USAGE = "INSERT INTO party_usage (party_id, stored, stored_bytes)"
 _ADD_STORED_USAGE = """
     ON CONFLICT DO UPDATE SET
         stored = stored + excluded.stored, stored_bytes = stored_bytes + excluded.stored_bytes, edition = edition + 1

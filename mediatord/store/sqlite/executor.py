@@ -879,9 +879,9 @@ def timed_sql_method(
 
 def write_ping(connection: StoreConnection) -> None:
     """A write that reaches the disk."""
-    connection.execute("UPDATE tally SET value = value + 1 WHERE name = 'pings'")
+    connection.execute("UPDATE counter SET value = value + 1 WHERE name = 'pings'")
 
 
 def read_ping(connection: StoreConnection) -> None:
     """A read that reaches the database."""
-    connection.select_value("SELECT value FROM tally WHERE name = 'pings'")
+    connection.select_value("SELECT value FROM counter WHERE name = 'pings'")

@@ -33,14 +33,14 @@ _TABLES: Mapping[LedgerHalf, str] = {"didcomm": "message", "decentrl": "pending_
 _TOTALS: Mapping[LedgerHalf, str] = {
     "didcomm": "SELECT count(*), coalesce(sum(messages), 0), coalesce(sum(bytes), 0) FROM queue",
     "decentrl": """
-        SELECT count(*), coalesce(sum(pending), 0), coalesce(sum(pending_bytes), 0) FROM holding WHERE pending > 0
+        SELECT count(*), coalesce(sum(pending), 0), coalesce(sum(pending_bytes), 0) FROM party_usage WHERE pending > 0
     """,
 }
 # A DID can have several queues, having changed hands, and events of the other half: candidates are those that have
 # most of one kind, and all that have more than one. Recipients are looked up in two indexes.
 _SELECT_LARGEST = """
     WITH longest AS (SELECT recipient_id FROM queue ORDER BY messages DESC LIMIT :top),
-    fullest AS (SELECT party_id FROM holding WHERE pending > 0 ORDER BY pending DESC LIMIT :top),
+    fullest AS (SELECT party_id FROM party_usage WHERE pending > 0 ORDER BY pending DESC LIMIT :top),
     candidate (did, digest) AS (
         SELECT did, did_digest FROM recipient WHERE id IN longest
         UNION SELECT did, did_digest FROM recipient WHERE registered IS NULL
@@ -57,7 +57,7 @@ _SELECT_LARGEST = """
             CROSS JOIN queue q ON q.account_id = r.account_id AND q.recipient_id = r.id
         UNION ALL
         SELECT c.did, h.pending FROM candidate c CROSS JOIN party p ON p.did = c.did
-            CROSS JOIN holding h ON h.party_id = p.id AND h.pending > 0
+            CROSS JOIN party_usage h ON h.party_id = p.id AND h.pending > 0
     )
     SELECT did, sum(number) AS total FROM amount GROUP BY did ORDER BY total DESC LIMIT :top
 """
@@ -67,7 +67,7 @@ _IN_BOTH_BY_QUEUE = """
     CROSS JOIN party p ON p.did = r.did
 """
 _IN_BOTH_BY_HOLDING = """
-    SELECT p.did, did_digest(p.did) FROM holding h CROSS JOIN party p ON p.id = h.party_id
+    SELECT p.did, did_digest(p.did) FROM party_usage h CROSS JOIN party p ON p.id = h.party_id
     WHERE h.pending > 0 AND EXISTS (
         SELECT 1 FROM recipient r
         WHERE r.did_digest = did_digest(p.did) AND r.did = p.did AND r.registered IS NOT NULL
@@ -150,7 +150,7 @@ _PENDING_SIZE_AND_AGE = """
     SELECT h.pending_bytes, (
         SELECT e.received_at FROM pending_event e WHERE e.recipient_id = p.id ORDER BY e.seq LIMIT 1
     )
-    FROM party p CROSS JOIN holding h ON h.party_id = p.id AND h.pending > 0 WHERE p.did = :did
+    FROM party p CROSS JOIN party_usage h ON h.party_id = p.id AND h.pending > 0 WHERE p.did = :did
 """
 # Greater than any id.
 _LAST_ID = "\U0010ffff"

@@ -129,7 +129,7 @@ CREATE TABLE party (
 ) STRICT;
 
 -- Usage of a party; no row when there never was any. Written by the statements that change what is counted.
-CREATE TABLE holding (
+CREATE TABLE party_usage (
     party_id INTEGER PRIMARY KEY,
     contracts INTEGER NOT NULL DEFAULT 0,
     requests INTEGER NOT NULL DEFAULT 0,
@@ -258,14 +258,14 @@ CREATE TABLE presence (
 ) STRICT, WITHOUT ROWID;
 
 -- Leases for work that one node does at a time.
-CREATE TABLE turn (
+CREATE TABLE lease (
     name TEXT PRIMARY KEY,
     boot TEXT NOT NULL,
     until REAL NOT NULL
 ) STRICT, WITHOUT ROWID;
 
 -- Sliding-window quotas.
-CREATE TABLE allowance (
+CREATE TABLE quota (
     key BLOB PRIMARY KEY,
     until REAL NOT NULL,  -- when none of it counts any more
     lots TEXT NOT NULL  -- uses as JSON: pairs of time and amount, oldest first
@@ -273,23 +273,23 @@ CREATE TABLE allowance (
 
 -- Counters that would otherwise be counted over whole tables ----------------------------------------------------------
 
-CREATE TABLE tally (
+CREATE TABLE counter (
     name TEXT PRIMARY KEY,
     value INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
-INSERT INTO tally VALUES ('nonces', 0), ('pings', 0), ('accounts', 0), ('registration_bytes', 0);
+INSERT INTO counter VALUES ('nonces', 0), ('pings', 0), ('accounts', 0), ('registration_bytes', 0);
 
-CREATE TRIGGER recipient_comes AFTER INSERT ON recipient WHEN NEW.registered IS NOT NULL BEGIN
+CREATE TRIGGER recipient_inserted AFTER INSERT ON recipient WHEN NEW.registered IS NOT NULL BEGIN
     UPDATE account SET recipients = recipients + 1 WHERE id = NEW.account_id;
 END;
 
-CREATE TRIGGER recipient_returns AFTER UPDATE OF registered ON recipient
+CREATE TRIGGER recipient_registered_again AFTER UPDATE OF registered ON recipient
 WHEN OLD.registered IS NULL AND NEW.registered IS NOT NULL BEGIN
     UPDATE account SET recipients = recipients + 1 WHERE id = NEW.account_id;
 END;
 
-CREATE TRIGGER recipient_leaves AFTER UPDATE OF registered ON recipient
+CREATE TRIGGER recipient_unregistered AFTER UPDATE OF registered ON recipient
 WHEN OLD.registered IS NOT NULL AND NEW.registered IS NULL BEGIN
     UPDATE account SET recipients = recipients - 1 WHERE id = NEW.account_id;
     DELETE FROM recipient
@@ -299,48 +299,48 @@ WHEN OLD.registered IS NOT NULL AND NEW.registered IS NULL BEGIN
 END;
 
 -- `registration_bytes`: DIDs, their names and long forms, and the text of Decentrl registrations.
-CREATE TRIGGER account_comes AFTER INSERT ON account BEGIN
-    UPDATE tally SET value = value + 1 WHERE name = 'accounts';
-    UPDATE tally SET value = value + length(NEW.did) WHERE name = 'registration_bytes';
+CREATE TRIGGER account_inserted AFTER INSERT ON account BEGIN
+    UPDATE counter SET value = value + 1 WHERE name = 'accounts';
+    UPDATE counter SET value = value + length(NEW.did) WHERE name = 'registration_bytes';
 END;
 
-CREATE TRIGGER account_goes AFTER DELETE ON account BEGIN
-    UPDATE tally SET value = value - 1 WHERE name = 'accounts';
-    UPDATE tally SET value = value - length(OLD.did) WHERE name = 'registration_bytes';
+CREATE TRIGGER account_deleted AFTER DELETE ON account BEGIN
+    UPDATE counter SET value = value - 1 WHERE name = 'accounts';
+    UPDATE counter SET value = value - length(OLD.did) WHERE name = 'registration_bytes';
 END;
 
 -- The DID before stays, as retired.
-CREATE TRIGGER account_moves AFTER UPDATE OF did ON account BEGIN
-    UPDATE tally SET value = value + length(NEW.did) WHERE name = 'registration_bytes';
+CREATE TRIGGER account_renamed AFTER UPDATE OF did ON account BEGIN
+    UPDATE counter SET value = value + length(NEW.did) WHERE name = 'registration_bytes';
 END;
 
 CREATE TRIGGER recipient_stored AFTER INSERT ON recipient BEGIN
-    UPDATE tally SET value = value + length(NEW.did) + coalesce(length(NEW.names), 0)
+    UPDATE counter SET value = value + length(NEW.did) + coalesce(length(NEW.names), 0)
         WHERE name = 'registration_bytes';
 END;
 
 CREATE TRIGGER recipient_renamed AFTER UPDATE OF names ON recipient WHEN NEW.names IS NOT OLD.names BEGIN
-    UPDATE tally SET value = value + coalesce(length(NEW.names), 0) - coalesce(length(OLD.names), 0)
+    UPDATE counter SET value = value + coalesce(length(NEW.names), 0) - coalesce(length(OLD.names), 0)
         WHERE name = 'registration_bytes';
 END;
 
-CREATE TRIGGER recipient_dropped AFTER DELETE ON recipient BEGIN
-    UPDATE tally SET value = value - length(OLD.did) - coalesce(length(OLD.names), 0)
+CREATE TRIGGER recipient_deleted AFTER DELETE ON recipient BEGIN
+    UPDATE counter SET value = value - length(OLD.did) - coalesce(length(OLD.names), 0)
         WHERE name = 'registration_bytes';
 END;
 
-CREATE TRIGGER did_document_comes AFTER INSERT ON did_document BEGIN
-    UPDATE tally SET value = value + length(NEW.long) WHERE name = 'registration_bytes';
+CREATE TRIGGER did_document_inserted AFTER INSERT ON did_document BEGIN
+    UPDATE counter SET value = value + length(NEW.long) WHERE name = 'registration_bytes';
 END;
 
-CREATE TRIGGER did_document_goes AFTER DELETE ON did_document BEGIN
-    UPDATE tally SET value = value - length(OLD.long) WHERE name = 'registration_bytes';
+CREATE TRIGGER did_document_deleted AFTER DELETE ON did_document BEGIN
+    UPDATE counter SET value = value - length(OLD.long) WHERE name = 'registration_bytes';
 END;
 
-CREATE TRIGGER registration_comes AFTER INSERT ON contract WHEN NEW.owner_id = 0 BEGIN
-    UPDATE tally SET value = value + length(NEW.text) WHERE name = 'registration_bytes';
+CREATE TRIGGER registration_inserted AFTER INSERT ON contract WHEN NEW.owner_id = 0 BEGIN
+    UPDATE counter SET value = value + length(NEW.text) WHERE name = 'registration_bytes';
 END;
 
-CREATE TRIGGER registration_goes AFTER DELETE ON contract WHEN OLD.owner_id = 0 BEGIN
-    UPDATE tally SET value = value - length(OLD.text) WHERE name = 'registration_bytes';
+CREATE TRIGGER registration_deleted AFTER DELETE ON contract WHEN OLD.owner_id = 0 BEGIN
+    UPDATE counter SET value = value - length(OLD.text) WHERE name = 'registration_bytes';
 END;

@@ -31,15 +31,15 @@ PEOPLE = (ALICE, BOB, CAROL)
 
 # What is counted where, and what that has to be.
 COUNTED = {
-    "nonces": "SELECT value FROM tally WHERE name = 'nonces' EXCEPT SELECT count(*) FROM nonce",
-    "contracts": "SELECT h.contracts FROM holding h WHERE h.contracts IS NOT ("
+    "nonces": "SELECT value FROM counter WHERE name = 'nonces' EXCEPT SELECT count(*) FROM nonce",
+    "contracts": "SELECT h.contracts FROM party_usage h WHERE h.contracts IS NOT ("
     "SELECT count(*) FROM contract WHERE owner_id = h.party_id)",
-    "requests": "SELECT h.requests FROM holding h WHERE h.requests IS NOT ("
+    "requests": "SELECT h.requests FROM party_usage h WHERE h.requests IS NOT ("
     "SELECT count(*) FROM contract_request WHERE recipient_id = h.party_id)",
-    "pending": "SELECT 1 FROM holding h WHERE (h.pending, h.pending_bytes) IS NOT ("
+    "pending": "SELECT 1 FROM party_usage h WHERE (h.pending, h.pending_bytes) IS NOT ("
     "SELECT count(*), coalesce(sum(length(CAST(payload AS BLOB))), 0) FROM pending_event"
     " WHERE recipient_id = h.party_id)",
-    "stored": "SELECT 1 FROM holding h WHERE (h.stored, h.stored_bytes) IS NOT ("
+    "stored": "SELECT 1 FROM party_usage h WHERE (h.stored, h.stored_bytes) IS NOT ("
     "SELECT count(*), coalesce(sum(size + tags_size), 0) FROM ("
     "SELECT owner_id, size, tags_size FROM stored_event"
     " UNION ALL SELECT owner_id, size, tags_size FROM public_event) WHERE owner_id = h.party_id)",
@@ -54,7 +54,7 @@ COUNTED = {
     " UNION SELECT 1 FROM pending_event WHERE recipient_id NOT IN (SELECT id FROM party)"
     " UNION SELECT 1 FROM contract_request WHERE recipient_id NOT IN (SELECT id FROM party)"
     " UNION SELECT 1 FROM label WHERE owner_id NOT IN (SELECT id FROM party)"
-    " UNION SELECT 1 FROM holding WHERE party_id NOT IN (SELECT id FROM party)",
+    " UNION SELECT 1 FROM party_usage WHERE party_id NOT IN (SELECT id FROM party)",
 }
 
 
@@ -62,7 +62,7 @@ COUNTED = {
 KEPT = (
     "SELECT key, until FROM nonce ORDER BY place",
     "SELECT p.did, h.contracts, h.requests, h.pending, h.pending_bytes, h.stored, h.stored_bytes"
-    " FROM holding h JOIN party p ON p.id = h.party_id ORDER BY p.did",
+    " FROM party_usage h JOIN party p ON p.id = h.party_id ORDER BY p.did",
     "SELECT c.id, o.did, p.did, c.expires_at FROM contract c LEFT JOIN party o ON o.id = c.owner_id"
     " JOIN party p ON p.id = c.peer_id ORDER BY o.did, c.seq",
     "SELECT r.id, p.did, r.sender_did FROM contract_request r JOIN party p ON p.id = r.recipient_id ORDER BY r.seq",

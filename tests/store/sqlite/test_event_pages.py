@@ -73,7 +73,7 @@ class PageTests(TestCase):
 
     def edition(self) -> int:
         with closing(connect(self.path)) as connection:
-            ((edition,),) = connection.execute("SELECT edition FROM holding").fetchall()
+            ((edition,),) = connection.execute("SELECT edition FROM party_usage").fetchall()
         return int(edition)
 
     async def test_pages_meet(self) -> None:
@@ -212,7 +212,7 @@ class PageTests(TestCase):
                 (owner,),
             )
             connection.execute("UPDATE label SET items = items + 1 WHERE id = ?", (everything,))
-            connection.execute("UPDATE holding SET edition = edition + 1")
+            connection.execute("UPDATE party_usage SET edition = edition + 1")
         self.observed.clear()
         for wanted, total, long in (
             (EventFilter(("even",)), 39_151, False),

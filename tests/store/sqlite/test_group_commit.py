@@ -188,7 +188,7 @@ class OutcomeTests(SynchronousTestCase):
         outcomes = self.connection.commit_batch([self.ping("first"), self.ping(refusal), self.ping("last")])
         self.assertEqual(outcomes, ["first", refusal, "last"])
         self.assertFalse(self.connection.in_transaction)
-        pings = self.connection.execute("SELECT value FROM tally WHERE name = 'pings'").fetchone()
+        pings = self.connection.execute("SELECT value FROM counter WHERE name = 'pings'").fetchone()
         self.assertEqual(pings, (3,))
 
 

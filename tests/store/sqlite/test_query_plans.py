@@ -62,14 +62,14 @@ class PlanTests(SynchronousTestCase):
             "SCAN one",
             # in order, up to a limit
             "SCAN nonce",
-            "SCAN allowance",
-            # as many as there are processes, as they have turns, and as they have sockets: when one is gone
+            "SCAN quota",
+            # as many as there are processes, as they have leases, and as they have sockets: when one is gone
             "SCAN node",
             "SCAN node USING INDEX sqlite_autoindex_node_1",
-            "SCAN turn",
+            "SCAN lease",
             "SCAN presence",
             # How much waits for whom, of all there are, out of everybody's way.
-            "SCAN holding",
+            "SCAN party_usage",
             "SCAN h",
             "SCAN amount",
             "SCAN fullest",
