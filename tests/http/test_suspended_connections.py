@@ -343,6 +343,17 @@ class KernelTests(TestCase):
                 wire.abortConnection()
                 await client.over
 
+    async def test_address_behind_the_proxy_protocol(self) -> None:
+        """Each client is charged by its own address, whoever parses its request."""
+        port = self.listen(tls=False, proxied=True)
+        for request in (COMMAND, DETOUR):
+            client = await self.connect(port, tls=False)
+            wire: Any = client.transport
+            wire.write(PROXY_LINE + request)
+            wire.loseWriteConnection()
+            await client.over
+        self.assertEqual([peer for _, peer in self.decentrl.received], ["192.0.2.1"] * 2)
+
     async def test_half_closed(self) -> None:
         """Who sends requests and says that no more will come gets all answers, then the connection is closed."""
         ports = {b"": self.listen(tls=False), PROXY_LINE: self.listen(tls=False, proxied=True)}

@@ -69,7 +69,10 @@ class GuardedCommand(BatchOperation):
         Claim all nonces, then check the guards of commands and execute those that pass. A command that may change who
         is registered ends a run of operations that are checked together.
         """
-        claimed = claim_nonces(connection, [one.claim for one in operations])
+        claims = []
+        for one in operations:
+            claims.append(one.claim)
+        claimed = claim_nonces(connection, claims)
         outcomes: list[Any] = []
         start = 0
         for end, one in enumerate(operations, 1):
