@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from mediatord.didcomm.context import DIDCommContext, MessageRequest
-from mediatord.errors import TooManyErrors
-from mediatord.protocol.didcomm.discover_features import DISCLOSE, parse_queries, select_features
+from mediatord.errors import InvalidBody, TooManyErrors
 from mediatord.protocol.didcomm.message import OutgoingMessage
 from mediatord.ratelimit.rate_limiter import SlidingWindowLimiter
 
+DISCLOSE = "https://didcomm.org/discover-features/2.0/disclose"
+MAX_QUERIES = 100
+
+_SUPPORTED_PROTOCOLS: dict[str, list[str]] = {
+    "https://didcomm.org/routing/2.0": ["mediator"],
+    "https://didcomm.org/coordinate-mediation/2.0": ["mediator"],
+    "https://didcomm.org/coordinate-mediation/3.0": ["mediator"],
+    "https://didcomm.org/messagepickup/3.0": ["mediator"],
+    "https://didcomm.org/trust-ping/2.0": ["receiver"],
+    "https://didcomm.org/discover-features/2.0": ["responder"],
+    "https://didcomm.org/out-of-band/2.0": ["sender"],
+    "https://didcomm.org/report-problem/2.0": [],
+    "https://didcomm.org/empty/1.0": [],
+}
 MAX_PROBLEM_REPORTS = 10
 PROBLEM_REPORT_PERIOD = 3600.0
 
@@ -56,3 +71,69 @@ class UtilityProtocols:
     async def ignore(self, request: MessageRequest) -> OutgoingMessage | None:
         """No reply; only the headers of the message have an effect."""
         return None
+
+
+def parse_queries(body: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """
+    The queries of a discover-features request as (feature type, match).
+
+    :raise InvalidBody: `queries` is not a list of at most 100 objects with two strings of at most 512 characters.
+    """
+    entries = body.get("queries")
+    if not isinstance(entries, list) or len(entries) > MAX_QUERIES:
+        raise InvalidBody
+    queries = []
+    for entry in entries:
+        kind = entry.get("feature-type") if isinstance(entry, dict) else None
+        match = entry.get("match") if isinstance(entry, dict) else None
+        if not (isinstance(kind, str) and isinstance(match, str) and len(match) <= 512):
+            raise InvalidBody
+        queries.append((kind, match))
+    return queries
+
+
+def select_features(queries: list[tuple[str, str]], max_receive_bytes: int) -> list[dict[str, Any]]:
+    """What is served and asked about; each feature once, unknown feature types contribute nothing."""
+    found: list[dict[str, Any]] = []
+    for feature in _list_features(max_receive_bytes):
+        kind, id_ = feature["feature-type"], feature["id"]
+        if any(kind == wanted and _matches_wildcard(match, id_) for wanted, match in queries):
+            found.append(feature)
+    return found
+
+
+def _matches_wildcard(match: str, id_: str) -> bool:
+    """`*` stands for any text. Runs of it are one, and pieces are searched in turn: no backtracking to abuse."""
+    pieces = re.split(r"\*+", match)
+    if len(pieces) == 1:
+        return match == id_
+    first, *middle, last = pieces
+    if not (id_.startswith(first) and id_.endswith(last)) or len(id_) < len(first) + len(last):
+        return False
+    position, end = len(first), len(id_) - len(last)
+    for piece in middle:
+        position = id_.find(piece, position, end)
+        if position < 0:
+            return False
+        position += len(piece)
+    return True
+
+
+def _list_features(max_receive_bytes: int) -> list[dict[str, Any]]:
+    features: list[dict[str, Any]] = []
+    for uri, roles in _SUPPORTED_PROTOCOLS.items():
+        feature: dict[str, Any] = {"feature-type": "protocol", "id": uri}
+        if roles:
+            feature["roles"] = roles
+        features.append(feature)
+    features.append({"feature-type": "header", "id": "return_route"})
+    features.append({"feature-type": "goal-code", "id": "request-mediate"})
+    features.append(
+        {
+            "feature-type": "constraint",
+            "id": "max_receive_bytes",
+            # A string: so it stands in the specification's example.
+            "max_receive_bytes": str(max_receive_bytes),
+        }
+    )
+    return features

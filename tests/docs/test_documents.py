@@ -18,10 +18,10 @@ from pydantic import BaseModel
 
 from mediatord.cli.commands import cli
 from mediatord.config.settings import Config
+from mediatord.didcomm.utility_protocols import select_features
 from mediatord.observability.event_schema import EVENTS
 from mediatord.observability.metrics import Metrics
 from mediatord.protocol.decentrl.commands import DirectPayload, PublicPayload
-from mediatord.protocol.didcomm.discover_features import select_features
 from mediatord.protocol.error_codes import DECENTRL_CLOSE_CODES, DECENTRL_ERROR_CODES, DIDCOMM_ERROR_CODES
 from mediatord.workers.metrics_aggregator import MetricsAggregator
 from tests.cli.test_commands import subcommands

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
+from mediatord.didcomm.utility_protocols import parse_queries, select_features
 from mediatord.errors import InvalidBody
 from mediatord.protocol import encoding
-from mediatord.protocol.didcomm.discover_features import parse_queries, select_features
 
 _ALL = [{"feature-type": kind, "match": "*"} for kind in ("protocol", "header", "goal-code", "constraint")]
 

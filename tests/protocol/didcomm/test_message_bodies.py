@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from mediatord.didcomm import utility_protocols
 from mediatord.errors import InvalidBody, InvalidLimit, InvalidPagination, InvalidUpdates
-from mediatord.protocol.didcomm import coordinate_mediation, discover_features, message_pickup
+from mediatord.protocol.didcomm import coordinate_mediation, message_pickup
 from mediatord.protocol.didcomm.coordinate_mediation import MEDIATION_VERSIONS, RecipientPage, RecipientUpdate
 
 
@@ -157,7 +158,7 @@ def test_exactly_one_data_member(came: Any, form: Any, member: str) -> None:
 
 
 def found(*queries: tuple[str, str]) -> set[str]:
-    return {feature["id"] for feature in discover_features.select_features(list(queries), 1024)}
+    return {feature["id"] for feature in utility_protocols.select_features(list(queries), 1024)}
 
 
 def test_what_is_disclosed() -> None:
@@ -178,7 +179,7 @@ def test_what_is_disclosed() -> None:
 def test_the_size_limit_is_disclosed_as_text() -> None:
     """As in the specification's example (7.2)."""
     assert (
-        discover_features.select_features([("constraint", "max_receive_bytes")], 1024)[0]["max_receive_bytes"]
+        utility_protocols.select_features([("constraint", "max_receive_bytes")], 1024)[0]["max_receive_bytes"]
         == "1024"
     )
 
@@ -189,4 +190,4 @@ def test_the_size_limit_is_disclosed_as_text() -> None:
 def test_bad_queries(queries: object) -> None:
     """Section 11 row 22."""
     with pytest.raises(InvalidBody):
-        discover_features.parse_queries({"queries": queries})
+        utility_protocols.parse_queries({"queries": queries})
