@@ -99,7 +99,8 @@ class FuzzMediator:
     def kept(self) -> bytes:
         """All that the store holds for anybody, as bytes to be compared."""
         assert self._premises is not None
-        connection: sqlite3.Connection = self._premises.store._executor._connection
+        store: Any = self._premises.store
+        connection: sqlite3.Connection = store._executor._connection
         named = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
         tables = sorted(name for (name,) in named if name not in _LEFT_ALL_THE_SAME)
         return pickle.dumps({name: _rows(connection, name) for name in tables})
