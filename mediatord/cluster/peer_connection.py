@@ -360,7 +360,8 @@ class PeerServerConnection(PeerConnection):
     is_client = False
     factory: PeerServer
 
-    _is_authenticated = False
+    is_authenticated = False
+    _is_closing = False
     _serving: Deferred[None] | None = None
 
     @property
@@ -372,6 +373,8 @@ class PeerServerConnection(PeerConnection):
         self.setTimeout(RECEIVE_TIMEOUT)
 
     def dataReceived(self, data: bytes) -> None:
+        if self._is_closing:
+            return  # TLS goes on reading until the other side has closed
         if self.timeOut == SERVER_IDLE_TIMEOUT:
             self.setTimeout(RECEIVE_TIMEOUT)
         super().dataReceived(data)
@@ -382,7 +385,7 @@ class PeerServerConnection(PeerConnection):
     def body_received(self, body: bytes) -> None:
         if self._serving is not None:
             self.abort()
-        elif self._is_authenticated:
+        elif self.is_authenticated:
             self.setTimeout(SERVER_IDLE_TIMEOUT)
             serving = Deferred.fromCoroutine(self._serve(body)).addErrback(self._fail)
             if not serving.called:
@@ -395,7 +398,7 @@ class PeerServerConnection(PeerConnection):
                 self._close()
 
     def _authenticated(self) -> None:
-        self._is_authenticated = True
+        self.is_authenticated = True
         self.MAX_LENGTH = _MAX_FRAME_BYTES
         self.setTimeout(SERVER_IDLE_TIMEOUT)
         self.factory.mark_authenticated(self)
@@ -413,7 +416,7 @@ class PeerServerConnection(PeerConnection):
         self.abort()
 
     def refuse(self, reason: str, frame: bytes | None) -> None:
-        if self._is_authenticated and frame is None:
+        if self.is_authenticated and frame is None:
             self.abort()
             return
         self.factory.count_refusal(reason)
@@ -422,7 +425,7 @@ class PeerServerConnection(PeerConnection):
 
     def _close(self) -> None:
         """Close once everything is written; the timeout still applies."""
-        self.paused = True
+        self.paused = self._is_closing = True
         self.transport.loseConnection()  # type: ignore[union-attr]
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
@@ -496,6 +499,9 @@ class PeerServer(Factory):
         """Free the place of a connection."""
         self._authenticated.discard(connection)
         self._unauthenticated.pop(connection, None)
+        # One that found no place takes the one that is free now.
+        if waiting := next((one for one in self._unauthenticated if one.is_authenticated), None):
+            self.mark_authenticated(waiting)
 
     async def serve(self, body: bytes) -> bytes:
         """The answer to a request of a node; empty if it was not served."""

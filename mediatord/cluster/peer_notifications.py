@@ -228,7 +228,7 @@ class PeerQueue:
             except PeerReplaced:
                 raise
             except PeerCallRejected:
-                self._log_failure("rejects this node: its cluster.secret_file differs")
+                self._log_failure("rejects this node: its cluster.secret_file or its version differs")
                 return None
             except (PeerCallFailed, ValueError):
                 if pause is None or self._is_closed:

@@ -187,7 +187,8 @@ class DIDCommDispatcher:
         """
         opened: list[UnpackedMessage] = []
         work, refuse = partial(self._serve, raw, origin, opened), partial(self._refuse, opened)
-        return self._requests.serve("didcomm", origin.peer, len(raw), work, refuse)
+        session = origin.session.name if origin.session else None
+        return self._requests.serve("didcomm", origin.peer, len(raw), work, refuse, session)
 
     def _refuse(self, opened: list[UnpackedMessage], error: MediatorError) -> DIDCommReply:
         is_opened = opened and not isinstance(error, InternalFault)
@@ -197,7 +198,6 @@ class DIDCommDispatcher:
         self, raw: bytes, origin: MessageOrigin, opened: list[UnpackedMessage], record: RequestRecord
     ) -> DIDCommReply:
         context, cost = self._context, compute_request_cost(len(raw))
-        record.session = origin.session.name if origin.session else None
         received = await self._open(raw, origin, cost)
         opened.append(received)
         message, sender = received.message, received.authcrypt_sender

@@ -343,7 +343,7 @@ class LiveDelivery:
                 push = pushes[id_]
                 self._context.recorder.record_push_failure(id_, push.recipient_did, push.received_at)
 
-        unmarked = [id_ for id_ in pushes if self._marks.cancel_mark(id_)]
+        unmarked = {id_: None for id_ in pushes if self._marks.cancel_mark(id_)}
         record(unmarked)
         if marked := [id_ for id_ in pushes if id_ not in unmarked]:
             log_mark_failure(self._context.store.mark_pending(marked).addCallback(record))

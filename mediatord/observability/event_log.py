@@ -390,9 +390,12 @@ class EventLogWriter(Service):
             stamp = b"%b.%06dZ" % (self._prefix, (now - self._second) * 1e6)
             head = self._heads[event] % (stamp, self._seq)
             try:
-                # As encode_line does for nearly all lines; a call costs too much here.
-                line = b"%b,%b" % (head, orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)[1:])
-                if not (fields and len(line) <= MAX_LINE_BYTES and line.isascii()):
+                try:
+                    # As encode_line does for nearly all lines; a call costs too much here.
+                    line = b"%b,%b" % (head, orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)[1:])
+                except orjson.JSONEncodeError:
+                    line = b""
+                if not (line and fields and len(line) <= MAX_LINE_BYTES and line.isascii()):
                     line = encode_line(head, fields)
             except Exception:
                 self._log.failure("{name} could not be encoded for the event log", redact_failure(), name=event)

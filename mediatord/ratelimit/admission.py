@@ -264,12 +264,14 @@ class RequestAdmission:
         size: int,
         work: Callable[[RequestRecord], Awaitable[ReplyT]],
         refuse: Callable[[MediatorError], ReplyT],
+        session: str | None = None,
     ) -> ReplyT:
         """
         The reply that `work` returns, or that `refuse` makes of the error that it raises.
 
         :param peer: rate limit key.
         :param size: in bytes; a request without a body needs no memory.
+        :param session: name of the socket that it came on.
         :raise ShutdownInProgress: the daemon is stopping.
         """
         if not self._gate.enter():
@@ -281,6 +283,7 @@ class RequestAdmission:
         try:
             with request_scope(self._clock):
                 record = self._recorder.begin_request(protocol, peer, size)
+                record.session = session
                 memory = estimate_request_memory(size)
                 has_memory = not memory or self.memory.try_acquire(peer, memory)
                 try:

@@ -178,10 +178,13 @@ class Supervisor(Service):
         for step, content in enumerate(keys):
             self._keys, text = content, content.decode("utf-8")
             asked = [
-                child.ask("keys", text) if step else child.ask("reload", [slot.settings, outcome, text])
+                (child, child.ask("keys", text) if step else child.ask("reload", [slot.settings, outcome, text]))
                 for slot, child in self._workers
             ]
-            await DeferredList(asked, consumeErrors=True)
+            for child, answer in asked:
+                # The replacement of a worker that could not apply them starts with these settings and keys.
+                answer.addErrback(lambda failure, child: failure.trap(NoAnswer) and child.signal("TERM"), child)
+            await DeferredList([answer for _, answer in asked], consumeErrors=True)
         self._notify_reload("READY=1")
 
     def _notify_reload(self, state: str) -> None:

@@ -361,6 +361,14 @@ class StrangerTests(SynchronousTestCase):
         pair.server.dataReceived(frame(HELLO))
         self.assertEqual((pair.written(pair.server), pair.refusals), (frame(b""), ["malformed"]))
 
+    def test_nothing_is_kept_at_the_end(self) -> None:
+        """What still comes while the connection closes, as it may over TLS, takes no memory."""
+        pair = Pair(self)
+        pair.server.dataReceived(frame(b"x"))
+        for _ in range(3):
+            pair.server.dataReceived(b"x" * 10_000)
+        self.assertLess(len(pair.server._unprocessed), 10_000)
+
     def test_long_request(self) -> None:
         """Who is a node may send long ones, and none that are longer."""
         pair = Pair(self)
@@ -489,6 +497,17 @@ class ConnectionLimitTests(SynchronousTestCase):
         self.fill()
         self.assertIn(late, self.ended)
         self.assertEqual(len(self.server), MAX_AUTHENTICATED + MAX_UNAUTHENTICATED)
+
+    def test_next_node(self) -> None:
+        """The first node that found no place takes the one that another gives up."""
+        nodes = []
+        for number in range(MAX_AUTHENTICATED + 2):
+            nodes += self.come(origin=f"node {number}")
+            nodes[-1].is_authenticated = True
+            self.server.mark_authenticated(nodes[-1])
+        self.server.remove(nodes[0])
+        self.fill()
+        self.assertEqual(self.ended, nodes[-1:])
 
     def test_late(self) -> None:
         """Who has given up its place is no node any more."""

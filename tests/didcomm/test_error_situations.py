@@ -13,6 +13,7 @@ from mediatord.errors import StoreUnavailable
 from mediatord.protocol import encoding
 from mediatord.protocol.didcomm import json_web_signature, jwe
 from mediatord.protocol.didcomm.forward import FORWARD
+from mediatord.ratelimit.admission import MEMORY_WAIT_SECONDS
 from mediatord.wallet.didcomm_client import read_delivery
 from mediatord.wallet.didcomm_identity import WalletIdentity
 from mediatord.wallet.didcomm_messages import anoncrypt, authcrypt, build_forward, compose_message
@@ -65,6 +66,17 @@ class SituationTests(SynchronousTestCase):
         attachments = [{"data": {"json": json.loads(self.bob.letter())}}]
         body = headers.pop("body", {"next": self.bob.did})
         return self.alice.ask(FORWARD, body, **{"attachments": attachments, **headers})
+
+    def test_no_memory(self) -> None:
+        """A message that waited too long for memory is refused and recorded with its socket."""
+        memory, socket = self.in_memory.half.dispatcher._requests.memory, self.in_memory.socket()
+        for _ in range(9):
+            memory.try_acquire(socket.client, 10**9)
+        origin = MessageOrigin(socket.client, socket)
+        reply = Deferred.fromCoroutine(self.in_memory.half.dispatcher.receive(b"x" * 1_000_000, origin))
+        self.in_memory.clock.advance(MEMORY_WAIT_SECONDS)
+        self.assertEqual(self.successResultOf(reply).status, 429)
+        self.assertEqual(self.in_memory.events("req.done")[-1]["conn"], socket.name)
 
     def test_row_5_unknown_recipient(self) -> None:
         """400 with the code and the very comment of UC-021 AF-1, packed to an authenticated sender."""

@@ -358,6 +358,13 @@ class EventFileTests(SynchronousTestCase):
         self.assertEqual([line["event"] for line in written], ["log.open", "proc.stop", "log.close"])
         self.assertEqual((last["seq_last"], last["lines"]), (last["seq"], 3))
 
+    def test_lone_surrogate(self) -> None:
+        """A text that is no Unicode loses that character and not its line."""
+        self.log.write("proc.start", {"version": "a\ud800b"})
+        self.turn()
+        self.assertEqual(lines_of(self.active)[-1]["version"], "a?b")
+        self.assertEqual(self.log.dropped, 0)
+
     def test_one_that_cannot_be_encoded(self) -> None:
         """It is counted as lost, and those of the same iteration are written."""
         self.log.emit("proc.start")

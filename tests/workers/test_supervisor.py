@@ -761,6 +761,24 @@ class SupervisorTests(SynchronousTestCase):
         self.assertEqual(Config.model_validate_json(settings).log.level, "error")
         self.stop()
 
+    def test_reload_that_fails(self) -> None:
+        """A worker that could not apply the settings is replaced by one that starts with them."""
+        processes = self.all_ready()
+        other = self.config(log={"level": "warn"})
+        self.service.reload(lambda: other)
+        for process in processes:
+            process.questions()
+        processes[0].say("answer", [processes[0].numbers.pop()])
+        for process in processes[1:]:
+            process.answer()
+        self.assertEqual([process.signals for process in processes], [["TERM"], [], []])
+        self.assertEqual(self.told_systemd()[-1], "READY=1")
+        processes[0].end()
+        self.reactor.advance(0)
+        settings = Config.model_validate_json(self.reactor.spawned[-1].brief.settings)
+        self.assertEqual((settings.node, settings.log.level), ("n-1", "warn"))
+        self.stop()
+
     def test_reload_while_nobody_runs(self) -> None:
         """It is done at once."""
         processes = self.all_ready()
