@@ -14,6 +14,7 @@ from twisted.internet.defer import Deferred, DeferredList, DeferredLock
 from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from mediatord.cluster.presence import create_presence_counters
 from mediatord.errors import StartupError
@@ -65,6 +66,12 @@ class _WorkerSlot:
     is_suspended: bool = False
     has_served: bool = False
     start_error: str = ""
+
+
+def _stop_if_refused(failure: Failure, child: WorkerProcess) -> None:
+    """Stop a worker that could not apply settings or keys; its replacement starts with them."""
+    failure.trap(NoAnswer)
+    child.signal("TERM")
 
 
 class Supervisor(Service):
@@ -182,8 +189,7 @@ class Supervisor(Service):
                 for slot, child in self._workers
             ]
             for child, answer in asked:
-                # The replacement of a worker that could not apply them starts with these settings and keys.
-                answer.addErrback(lambda failure, child: failure.trap(NoAnswer) and child.signal("TERM"), child)
+                answer.addErrback(_stop_if_refused, child)
             await DeferredList([answer for _, answer in asked], consumeErrors=True)
         self._notify_reload("READY=1")
 
