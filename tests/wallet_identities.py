@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from mediatord.protocol.didcomm.coordinate_mediation import OWNERSHIP_PROOF, make_ownership_proof_body
+from mediatord.didcomm.mediation import OWNERSHIP_PROOF
 from mediatord.protocol.didcomm.did_document import DIDDocument
 from mediatord.protocol.didcomm.did_methods import make_did_key, make_did_peer_4
 from mediatord.protocol.didcomm.keys import (
@@ -81,7 +81,7 @@ def prove_ownership(
     """
     headers = {"from": owner.did, "to": [mediator.did], "created_time": int(now)}
     return authcrypt(
-        compose_message(OWNERSHIP_PROOF, make_ownership_proof_body(account, recipient_did), **headers),
+        compose_message(OWNERSHIP_PROOF, {"account": account, "recipient_did": recipient_did}, **headers),
         owner,
         mediator,
     )

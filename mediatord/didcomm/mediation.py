@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import compress
-from typing import cast
+from typing import Any, cast
 
 from mediatord.didcomm.context import DIDCommContext, MessageRequest
 from mediatord.didcomm.messages import AuthcryptSender
@@ -12,7 +12,6 @@ from mediatord.errors import MediationNotGranted, MediatorError, RateLimitExceed
 from mediatord.protocol.canonical_did import compute_did_digest, is_same_did
 from mediatord.protocol.didcomm import jwe
 from mediatord.protocol.didcomm.coordinate_mediation import (
-    MAX_PROOF_AGE,
     MEDIATION_VERSIONS,
     RecipientUpdate,
     display_recipient_did,
@@ -21,20 +20,23 @@ from mediatord.protocol.didcomm.coordinate_mediation import (
     make_update_response_body,
     parse_pagination,
     parse_updates,
-    verify_ownership_proof,
 )
 from mediatord.protocol.didcomm.did_document import is_did, strip_did_url
 from mediatord.protocol.didcomm.forward import read_payloads
-from mediatord.protocol.didcomm.message import OutgoingMessage
+from mediatord.protocol.didcomm.message import Message, OutgoingMessage
 from mediatord.store.interfaces.store import Account, RecipientUpdateAction
 
+OWNERSHIP_PROOF = "urn:mediatord:recipient-ownership/1.0/proof"
+# Maximum difference to the creation time of a proof, in either direction, in seconds.
+MAX_PROOF_AGE = 300.0
 # Seconds that a proof's digest is kept after the proof is no longer accepted.
 _PROOF_EXPIRY_MARGIN = 1.0
 
 
 class OwnershipVerifier:
     """
-    Verifies the proofs of ownership attached to updates.
+    Verifies the proofs of ownership attached to updates: messages, of mediatord's own type, by which a recipient DID
+    confirms that it belongs to an account (docs/protocols.md, "Ownership of recipient DIDs").
 
     Each is charged to the account as a request, whatever its result, and is accepted once.
     """
@@ -88,6 +90,29 @@ class OwnershipVerifier:
         if not await context.store.claim_nonce(proof.digest, expires_at):
             return {}
         return {compute_did_digest(did): proof.digest}
+
+
+def verify_ownership_proof(
+    message: Message, sender: str, account: str, now: float, owns: Callable[[str], bool]
+) -> str | None:
+    """
+    The recipient DID that a proof is valid for; None if it is invalid.
+
+    :param sender: authenticated DID of the sender.
+    :param account: DID of the account that requests the update; did:peer:4 in short form.
+    :param owns: whether a DID is one of the mediator's.
+    """
+    body: Mapping[str, Any] = message.body if isinstance(message.body, dict) else {}
+    recipient, holder, made = body.get("recipient_did"), body.get("account"), message.created_time
+    if message.type.uri != OWNERSHIP_PROOF or not (isinstance(recipient, str) and isinstance(holder, str)):
+        return None
+    if not is_same_did(holder, account) or not is_same_did(recipient, sender):
+        return None
+    if not any(owns(strip_did_url(one)) for one in message.to):
+        return None
+    if made is None or abs(now - made) > MAX_PROOF_AGE or (message.expires_time or now + 1) <= now:
+        return None
+    return recipient
 
 
 _UNLIMITED_RECIPIENTS = 1 << 31

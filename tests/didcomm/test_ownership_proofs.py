@@ -6,10 +6,10 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from mediatord.didcomm.mediation import OWNERSHIP_PROOF
 from mediatord.errors import StoreUnavailable
 from mediatord.protocol import encoding
 from mediatord.protocol.didcomm import json_web_signature
-from mediatord.protocol.didcomm.coordinate_mediation import OWNERSHIP_PROOF, make_ownership_proof_body
 from mediatord.wallet.didcomm_identity import WalletIdentity
 from mediatord.wallet.didcomm_messages import anoncrypt, authcrypt, build_attachment, compose_message
 from tests.in_memory_mediator import CM3, MP, PING, InMemoryMediator, InMemoryWallet, from_header, pack_forward
@@ -46,7 +46,7 @@ class OwnershipTestCase(SynchronousTestCase):
             "created_time": int(self.in_memory.clock.seconds()),
             **from_header(self.alias.did),
         }
-        body = changes.pop("body", make_ownership_proof_body(self.bob.did, self.alias.did))
+        body = changes.pop("body", {"account": self.bob.did, "recipient_did": self.alias.did})
         return compose_message(changes.pop("type_", OWNERSHIP_PROOF), body, **{**headers, **changes})
 
 

@@ -1,20 +1,13 @@
-"""
-Coordinate Mediation 2.0 and 3.0: bodies of requests and responses (reference section 5).
-
-Also mediatord's own ownership proof: a message by which a recipient DID confirms that it belongs to an account,
-attached to the `recipient-update` that adds it (docs/protocols.md, "Ownership of recipient DIDs").
-"""
+"""Coordinate Mediation 2.0 and 3.0: bodies of requests and responses (reference section 5)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mediatord.errors import InvalidPagination, InvalidUpdates
-from mediatord.protocol.canonical_did import canonicalize_did, is_same_did
-from mediatord.protocol.didcomm.did_document import strip_did_url
-from mediatord.protocol.didcomm.message import Message
+from mediatord.protocol.canonical_did import canonicalize_did
 
 COORDINATE_MEDIATION = "https://didcomm.org/coordinate-mediation"
 MAX_UPDATES = 1000
@@ -126,39 +119,6 @@ def make_query_response_body(
 def make_grant_body(mediation_version: MediationVersion, routing_did: str) -> dict[str, Any]:
     """Body of a `mediate-grant`."""
     return {"routing_did": routing_did if mediation_version.has_single_routing_did else [routing_did]}
-
-
-OWNERSHIP_PROOF = "urn:mediatord:recipient-ownership/1.0/proof"
-# Maximum difference to the creation time of a proof, in either direction, in seconds.
-MAX_PROOF_AGE = 300.0
-
-
-def make_ownership_proof_body(account: str, recipient_did: str) -> dict[str, Any]:
-    """Body of a proof. :param recipient_did: as in the update, with its key if it has one there."""
-    return {"account": account, "recipient_did": recipient_did}
-
-
-def verify_ownership_proof(
-    message: Message, sender: str, account: str, now: float, owns: Callable[[str], bool]
-) -> str | None:
-    """
-    The recipient DID that a proof is valid for; None if it is invalid.
-
-    :param sender: authenticated DID of the sender.
-    :param account: DID of the account that requests the update; did:peer:4 in short form.
-    :param owns: whether a DID is one of the mediator's.
-    """
-    body: Mapping[str, Any] = message.body if isinstance(message.body, dict) else {}
-    recipient, holder, made = body.get("recipient_did"), body.get("account"), message.created_time
-    if message.type.uri != OWNERSHIP_PROOF or not (isinstance(recipient, str) and isinstance(holder, str)):
-        return None
-    if not is_same_did(holder, account) or not is_same_did(recipient, sender):
-        return None
-    if not any(owns(strip_did_url(one)) for one in message.to):
-        return None
-    if made is None or abs(now - made) > MAX_PROOF_AGE or (message.expires_time or now + 1) <= now:
-        return None
-    return recipient
 
 
 def display_recipient_did(recipient_did: str) -> str:
