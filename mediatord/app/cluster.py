@@ -37,7 +37,7 @@ from mediatord.ratelimit.distributed_limiter import QuotaStore
 from mediatord.secret_files import SecretFileError
 from mediatord.store.interfaces.cluster import ClusterNode
 from mediatord.store.interfaces.store import IStore
-from mediatord.workers.worker_process import WorkerSpec
+from mediatord.workers.supervised_worker import WorkerSpec
 
 if TYPE_CHECKING:
     from mediatord.app.core_services import CoreServices

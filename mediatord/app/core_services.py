@@ -45,7 +45,7 @@ from mediatord.store.interfaces.cluster import ClusterNode
 from mediatord.store.interfaces.decentrl import DecentrlQuotas
 from mediatord.store.interfaces.messages import QueueLimits, RemovedMessage
 from mediatord.store.interfaces.store import IStore
-from mediatord.workers.worker_process import WorkerSpec
+from mediatord.workers.supervised_worker import WorkerSpec
 
 # Hexadecimal digits that identify a store in the ledger.
 _STORE_NAME_LENGTH = 12

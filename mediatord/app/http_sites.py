@@ -19,7 +19,7 @@ from mediatord.app.metrics_collection import StoreMetricsRefresher
 from mediatord.app.protocol_services import DecentrlServices, DIDCommServices
 from mediatord.cluster.membership import StoreHealthCheck
 from mediatord.config.settings import Config
-from mediatord.control.operations import ControlOperations
+from mediatord.control.queue_and_account_operations import ControlOperations
 from mediatord.control.server import ControlListener, ControlSocket
 from mediatord.errors import MediatorError, StartupError, StoreUnavailable
 from mediatord.http.client_address import AllowedOrigins, ClientAddressResolver

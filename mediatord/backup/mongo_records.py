@@ -55,7 +55,7 @@ from mediatord.store.mongo.decentrl_parties import make_party_key, sum_utf8_size
 from mediatord.store.mongo.driver.collection import MAX_DOCUMENT_BYTES, Collection
 from mediatord.store.mongo.driver.uri import parse_mongo_uri
 from mediatord.store.mongo.schema import ACCOUNTS, IMPORT_MARKER, MESSAGES, PARTIES, RECIPIENTS, RETIRED_DIDS
-from mediatord.store.recipient_names import import_names
+from mediatord.store.registered_names import import_names
 
 MongoDocument: TypeAlias = dict[str, Any]
 MongoDatabase: TypeAlias = Database[MongoDocument]

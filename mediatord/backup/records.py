@@ -24,7 +24,7 @@ from pydantic_core import to_json
 from mediatord.config.settings import StorageSettings
 from mediatord.errors import OperatorError
 from mediatord.protocol.canonical_did import canonicalize_did
-from mediatord.store.recipient_names import export_names
+from mediatord.store.registered_names import export_names
 
 ItemT = TypeVar("ItemT")
 

@@ -36,7 +36,7 @@ from mediatord.backup.records import (
 )
 from mediatord.store.interfaces import decentrl
 from mediatord.store.interfaces.decentrl import get_utf8_size
-from mediatord.store.recipient_names import import_names
+from mediatord.store.registered_names import import_names
 from mediatord.store.sqlite import decentrl_queries, event_queries
 from mediatord.store.sqlite.connection import StoreConnection, hash_did
 from mediatord.store.sqlite.database_file import (

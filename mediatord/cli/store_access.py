@@ -27,7 +27,7 @@ from mediatord.app.reload import build_segment_limits
 from mediatord.cluster.membership import STANDALONE_NODE_NAME
 from mediatord.config.settings import Config
 from mediatord.control.client import ControlClient, NoDaemon
-from mediatord.control.operations import ControlError, ControlOperations
+from mediatord.control.queue_and_account_operations import ControlError, ControlOperations
 from mediatord.errors import MediatorError, StartupError, StoreUnavailable
 from mediatord.observability.event_log import EventLogWriter, LogOrigin
 from mediatord.observability.event_recorder import EventRecorder
@@ -48,9 +48,8 @@ from mediatord.store.interfaces.administration import (
     QueueProtocol,
 )
 from mediatord.store.interfaces.cluster import ClusterJoinError, ClusterNode
-from mediatord.store.interfaces.messages import QueueLimits
+from mediatord.store.interfaces.messages import QueueLimits, is_valid_unicode
 from mediatord.store.interfaces.store import IStore, StoreUnusable
-from mediatord.store.recipient_names import is_valid_unicode
 from mediatord.store.sqlite.connection import split_chunks
 from mediatord.store.sqlite.database_file import DatabaseFileLock, DatabaseUnusable, StoreInUse, open_database
 from mediatord.store.sqlite.memory_store import InlineExecutor

@@ -71,7 +71,7 @@ class ControlClient:
 
     def call(self, operation: str, **arguments: Any) -> Any:
         """
-        Run an operation of :class:`~mediatord.control.operations.ControlOperations` in the daemon.
+        Run an operation of :class:`~mediatord.control.queue_and_account_operations.ControlOperations` in the daemon.
 
         :raise StartupError: the daemon refuses it or does not answer.
         """

@@ -40,7 +40,7 @@ from mediatord.http.responses import (
     respond_to_command,
     select_protocol,
 )
-from mediatord.http.websocket import SocketHandler
+from mediatord.http.websocket import DecentrlSocketHandler
 from mediatord.identity.invitation import build_invitation, build_invitation_url, render_invitation_page
 from mediatord.observability.event_recorder import EventRecorder, ProtocolName
 from mediatord.observability.metrics import CONTENT_TYPE
@@ -137,7 +137,7 @@ class HTTPContext:
     recorder: EventRecorder
     client_addresses: ClientAddressResolver
     connections: ConnectionManager[Any]
-    open_decentrl_socket: Callable[[WebSocketSession], SocketHandler]
+    open_decentrl_socket: Callable[[WebSocketSession], DecentrlSocketHandler]
     record_early_rejection: Callable[[ProtocolName, str, MediatorError], None]
     origins: AllowedOrigins
     memory: MemoryReclaimer

@@ -279,7 +279,7 @@ def has_native_masking() -> bool:
     return bool(USES_NVX)
 
 
-class SocketHandler(Protocol):
+class DecentrlSocketHandler(Protocol):
     """Handles the messages of one Decentrl socket."""
 
     def start(self) -> None:
@@ -355,7 +355,7 @@ class MediatorSocket(WebSocketServerProtocol):
         self.name = secrets.token_hex(8)
         self.keepalive_slot = 0
         self._send_queue = SendQueue(self._write_frame, max_bytes=self._max_send_queue, on_drained=self._drained)
-        self._decentrl: SocketHandler | None = None
+        self._decentrl: DecentrlSocketHandler | None = None
         # None before the first message of a socket that may be of either protocol.
         self._protocol_name: ProtocolName | None = "didcomm"
         self._undecryptable = 0

@@ -27,7 +27,7 @@ from mediatord.observability.systemd import (
 from mediatord.workers.control_channel import NoAnswer
 from mediatord.workers.metrics_aggregator import MetricsAggregator
 from mediatord.workers.shared_listeners import SharedListeners
-from mediatord.workers.worker_process import FIRST_SOCKET_FD, WorkerProcess, WorkerSpec
+from mediatord.workers.supervised_worker import FIRST_SOCKET_FD, SupervisedWorker, WorkerSpec
 
 _log = Logger()
 
@@ -59,7 +59,7 @@ class _WorkerSlot:
     number: int
     name: str
     settings: str
-    child: WorkerProcess | None = None
+    child: SupervisedWorker | None = None
     restart_timer: IDelayedCall | None = None
     began: float = 0.0
     failures: int = 0
@@ -68,7 +68,7 @@ class _WorkerSlot:
     start_error: str = ""
 
 
-def _stop_if_refused(failure: Failure, child: WorkerProcess) -> None:
+def _stop_if_refused(failure: Failure, child: SupervisedWorker) -> None:
     """Stop a worker that could not apply settings or keys; its replacement starts with them."""
     failure.trap(NoAnswer)
     child.signal("TERM")
@@ -127,7 +127,7 @@ class Supervisor(Service):
         self._heartbeat.clock = self._watchdog.clock = reactor
 
     @property
-    def _workers(self) -> Iterator[tuple[_WorkerSlot, WorkerProcess]]:
+    def _workers(self) -> Iterator[tuple[_WorkerSlot, SupervisedWorker]]:
         """The running workers, ready or not."""
         return iter([(slot, slot.child) for slot in self._slots if slot.child is not None])
 
@@ -248,7 +248,7 @@ class Supervisor(Service):
             return
         _log.info("worker {name} is process {pid}", name=slot.name, pid=slot.child.pid)
 
-    def _spawn_worker(self, slot: _WorkerSlot) -> WorkerProcess:
+    def _spawn_worker(self, slot: _WorkerSlot) -> SupervisedWorker:
         path = self._directory / f"{slot.number + 1}.sock"
         for stale in (path, path.with_name(f"{path.name}.lock")):
             stale.unlink(missing_ok=True)
@@ -256,10 +256,10 @@ class Supervisor(Service):
         inherited = range(FIRST_SOCKET_FD, FIRST_SOCKET_FD + len(sockets))
         spec = WorkerSpec(str(path), self._secret, self._seed, list(inherited), self._keys, slot.settings)
 
-        def ended(child: WorkerProcess, how: str) -> None:
+        def ended(child: SupervisedWorker, how: str) -> None:
             self._worker_ended(slot, child, how)
 
-        child = WorkerProcess(self._reactor, slot.name, ended, missed_heartbeats=-_STARTING_HEARTBEATS)
+        child = SupervisedWorker(self._reactor, slot.name, ended, missed_heartbeats=-_STARTING_HEARTBEATS)
         child.handlers |= {
             "ready": lambda _: self._worker_ready(child),
             "status": lambda status: self._set_status(slot, child, status),
@@ -269,7 +269,7 @@ class Supervisor(Service):
         child.spawn(spec, sockets)
         return child
 
-    def _worker_ready(self, child: WorkerProcess) -> None:
+    def _worker_ready(self, child: SupervisedWorker) -> None:
         child.ready = True
         if self._is_ready or not all(slot.child and slot.child.ready for slot in self._slots):
             return
@@ -280,7 +280,7 @@ class Supervisor(Service):
         if interval is not None:
             self._watchdog.start(interval)
 
-    def _set_status(self, slot: _WorkerSlot, child: WorkerProcess, status: str) -> None:
+    def _set_status(self, slot: _WorkerSlot, child: SupervisedWorker, status: str) -> None:
         child.status = status
         slot.has_served |= status == STATUS_SERVING
         worst = next((one.status for _, one in self._workers if one.status != STATUS_SERVING), STATUS_SERVING)
@@ -288,7 +288,7 @@ class Supervisor(Service):
             self._last_status = worst
             notify_systemd(f"STATUS={worst}")
 
-    def _worker_ended(self, slot: _WorkerSlot, child: WorkerProcess, how: str) -> None:
+    def _worker_ended(self, slot: _WorkerSlot, child: SupervisedWorker, how: str) -> None:
         self._aggregator.retire(child.pid)
         slot.child, slot.start_error = None, child.start_error
         if self.running and all(one.start_error and not one.has_served for one in self._slots):
@@ -334,7 +334,7 @@ class Supervisor(Service):
         if all(child.missed_heartbeats < _LATE_HEARTBEATS for _, child in self._workers):
             notify_systemd("WATCHDOG=1")
 
-    async def _query_all(self, word: str, requester: WorkerProcess) -> tuple[int, Mapping[int, Any]]:
+    async def _query_all(self, word: str, requester: SupervisedWorker) -> tuple[int, Mapping[int, Any]]:
         """Query every ready worker, and the requester: how many there are, and the answers in time, by process."""
         asked = [child for _, child in self._workers if child.ready or child is requester]
         answers = [child.ask(word, timeout=QUERY_TIMEOUT) for child in asked]
@@ -343,14 +343,14 @@ class Supervisor(Service):
             child.pid: value for child, (answered, value) in zip(asked, results, strict=True) if answered
         }
 
-    async def _collect_metrics(self, requester: WorkerProcess) -> str:
+    async def _collect_metrics(self, requester: SupervisedWorker) -> str:
         """The metrics of all workers, aggregated."""
         asked, reports = await self._query_all("metrics", requester)
         if requester.pid not in reports:
             raise NoAnswer
         return self._aggregator.page(reports, requester.pid, asked)
 
-    async def _collect_states(self, requester: WorkerProcess) -> tuple[int, list[Any]]:
+    async def _collect_states(self, requester: SupervisedWorker) -> tuple[int, list[Any]]:
         """The number of workers, and the states of those that answered and of the supervisor."""
         asked, states = await self._query_all("state", requester)
         return asked, [*states.values(), *([] if self._report_state is None else [self._report_state()])]

@@ -17,7 +17,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from mediatord.workers.control_channel import ControlChannel, NoAnswer, encode_control_message
-from mediatord.workers.worker_process import COMMAND_FD, REPORT_FD, WorkerSpec
+from mediatord.workers.supervised_worker import COMMAND_FD, REPORT_FD, WorkerSpec
 
 _log = Logger()
 

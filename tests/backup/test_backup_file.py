@@ -18,7 +18,7 @@ from mediatord.backup import sqlite_records
 from mediatord.backup.archive import write_archive
 from mediatord.backup.records import AccountRecord, BackupError
 from mediatord.backup.sqlite_records import copy_sqlite_store, require_empty_database
-from mediatord.cli import configuration
+from mediatord.cli import check_config as check_config_module
 from mediatord.config.file import load_config
 from mediatord.store.sqlite import database_file
 from mediatord.store.sqlite.database_file import DatabaseFileLock, open_database, read_schema_steps
@@ -103,7 +103,7 @@ def test_a_backup_of_an_earlier_version(
         writer.execute("INSERT INTO account (did, created_at) VALUES ('did:old', 1.0)")
     assert call("backup", "--config", str(made), "--to", str(backup)) == 0
     steps = [*read_schema_steps(), "CREATE TABLE extra (did TEXT); INSERT INTO extra SELECT did FROM account;"]
-    for module in (database_file, sqlite_records, configuration):
+    for module in (database_file, sqlite_records, check_config_module):
         monkeypatch.setattr(module, "read_schema_steps", lambda: steps)
     assert call("restore", "--from", str(backup), "--dir", str(new)) == 0
     with closing(sqlite3.connect(new / "mediator.sqlite3")) as connection:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mediatord.cli.configuration import _explain_unwritable
+from mediatord.cli.check_config import _explain_unwritable
 from mediatord.store.sqlite.database_file import open_database
 from tests.certificate_authority import CertificateAuthority
 from tests.cli.test_commands import Capture, call, made

@@ -19,7 +19,7 @@ import click
 import pytest
 
 from mediatord import __version__
-from mediatord.cli import configuration
+from mediatord.cli import init
 from mediatord.cli.commands import _COMMANDS, cli, main
 from mediatord.config.file import load_config
 from mediatord.identity.invitation import build_invitation_url
@@ -199,10 +199,10 @@ def test_the_steps_of_init_work(tmp_path: Path, capsys: Capture) -> None:
 
 def test_init_for_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     """In the directory of the system's daemon, state and logs are where those of daemons are."""
-    monkeypatch.setattr(configuration, "SYSTEM", tmp_path / "etc")
-    monkeypatch.setattr(configuration, "USER", "nobody-of-this-name")
+    monkeypatch.setattr(init, "SYSTEM", tmp_path / "etc")
+    monkeypatch.setattr(init, "USER", "nobody-of-this-name")
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    monkeypatch.setattr(configuration, "_UNIT_PLACES", (tmp_path / "units",))
+    monkeypatch.setattr(init, "_UNIT_PLACES", (tmp_path / "units",))
     (tmp_path / "share/mediatord/systemd").mkdir(parents=True)
     (tmp_path / "share/mediatord/systemd/mediatord.service").touch()
     assert call("init", "--dir", str(tmp_path / "etc"), "--public-url", "https://m.example") == 0
@@ -226,8 +226,8 @@ def test_init_gives_the_system_its_files(tmp_path: Path, monkeypatch: pytest.Mon
     if os.geteuid() != 0:
         pytest.skip("only root can give files away")
     system = tmp_path / "mediatord"
-    monkeypatch.setattr(configuration, "SYSTEM", system)
-    monkeypatch.setattr(configuration, "system_owner", lambda: (12345, 12346))
+    monkeypatch.setattr(init, "SYSTEM", system)
+    monkeypatch.setattr(init, "system_owner", lambda: (12345, 12346))
     assert call("init", "--dir", str(system)) == 0
     found = {path.name: (path.stat().st_uid, path.stat().st_gid) for path in (system, *system.iterdir())}
     assert found == {"mediatord": (0, 12346), "keys.jwks": (12345, 12346), "mediator.yaml": (0, 12346)}

@@ -25,7 +25,7 @@ from mediatord.cli.keys import read_identity
 from mediatord.cli.store_access import StoreAccess
 from mediatord.config.file import load_config
 from mediatord.config.settings import Config
-from mediatord.control.operations import ControlError, ControlOperations
+from mediatord.control.queue_and_account_operations import ControlError, ControlOperations
 from mediatord.errors import StartupError
 from mediatord.observability.event_log import BufferedLineFile, EventLogWriter, LogOrigin
 from mediatord.observability.event_recorder import EventRecorder

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mediatord.cli.commands import main
-from mediatord.cli.configuration import write_initial_files
+from mediatord.cli.init import write_initial_files
 from mediatord.store.sqlite.database_file import DatabaseFileLock, connect, create_database
 
 ROWS = 500

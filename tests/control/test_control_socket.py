@@ -28,7 +28,7 @@ from mediatord.cli.store_access import StoreAccess
 from mediatord.config.settings import Config
 from mediatord.control import server as server_module
 from mediatord.control.client import ControlClient, NoDaemon
-from mediatord.control.operations import ControlOperations
+from mediatord.control.queue_and_account_operations import ControlOperations
 from mediatord.control.server import ControlListener, ControlSite, ControlSocket
 from mediatord.errors import ShutdownInProgress, StartupError
 from mediatord.observability.event_recorder import EventRecorder

@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 
-from mediatord.cli.configuration import write_initial_files
+from mediatord.cli.init import write_initial_files
 from mediatord.wallet.didcomm_client import DIDCommMediator, DIDCommWallet, open_http
 from mediatord.wallet.temporary_daemon import find_free_port
 from tests.integration.daemon import PLENTY, Daemon, merge_settings

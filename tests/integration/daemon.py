@@ -26,7 +26,7 @@ from typing import Any
 
 import yaml
 
-from mediatord.cli.configuration import write_initial_files
+from mediatord.cli.init import write_initial_files
 from mediatord.wallet.temporary_daemon import find_free_port
 from tests.integration.fork_server import ForkedDaemonProcess
 from tests.ledger_checks import assert_ledger_balanced, read_sqlite_ledger

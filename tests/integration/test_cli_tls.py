@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mediatord.cli.configuration import write_initial_files
+from mediatord.cli.init import write_initial_files
 from mediatord.wallet.temporary_daemon import find_free_port
 from tests.certificate_authority import CertificateAuthority
 from tests.packaging.health_checks import await_port

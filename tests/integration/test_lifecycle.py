@@ -25,7 +25,7 @@ from twisted.trial.unittest import TestCase
 
 from mediatord import __version__
 from mediatord.bench.raw_clients import WebSocketClient
-from mediatord.cli.configuration import write_initial_files
+from mediatord.cli.init import write_initial_files
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
 from mediatord.wallet.didcomm_client import PICKUP, PROBLEM_REPORT, DIDCommWallet, MediatorProblem
 from mediatord.wallet.didcomm_identity import WalletIdentity

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mediatord.cli.configuration import write_initial_files
+from mediatord.cli.init import write_initial_files
 from mediatord.store.sqlite.database_file import DatabaseFileLock
 from mediatord.wallet.temporary_daemon import find_free_port
 from tests.integration.daemon import clean_environment

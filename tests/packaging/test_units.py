@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from mediatord.cli import configuration
-from mediatord.cli.configuration import write_initial_files
+from mediatord.cli import init
+from mediatord.cli.init import write_initial_files
 from mediatord.config.file import load_config
 from mediatord.tap import Options
 from mediatord.wallet.temporary_daemon import find_free_port
@@ -73,7 +73,7 @@ def test_the_package_configures_what_init_does(tmp_path: Path, monkeypatch: pyte
     script = (UNITS.parent / "deb/postinst").read_text("utf-8")
     command = script[script.index("    sed -i") : script.index("    chown root:mediatord")]
     subprocess.run(["sh", "-e", "-c", command], env={"PATH": "/usr/bin:/bin", "new": str(path.parent)}, check=True)
-    monkeypatch.setattr(configuration, "SYSTEM", tmp_path / "etc")
+    monkeypatch.setattr(init, "SYSTEM", tmp_path / "etc")
     _, expected = write_initial_files(tmp_path / "etc", "http://127.0.0.1:8080")
     assert path.read_text("utf-8") == expected.read_text("utf-8")
     assert load_config(path).control_socket == Path("/var/lib/mediatord/control.sock")

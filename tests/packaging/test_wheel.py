@@ -149,7 +149,7 @@ def page(url: str) -> str:
 @long
 def test_the_unit_is_brought(programs: Path, tmp_path: Path) -> None:
     """Where what `mediatord init` prints for the system's daemon has it."""
-    program = "from mediatord.cli.configuration import find_installed_units; print(find_installed_units())"
+    program = "from mediatord.cli.init import find_installed_units; print(find_installed_units())"
     place = Path(run(programs / "python", "-c", program, where=tmp_path).strip())
     assert (place / "mediatord.service").is_file() and (place / "mediatord.socket").is_file()
 

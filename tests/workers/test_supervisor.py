@@ -31,8 +31,8 @@ from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.sqlite.memory_store import MemoryStore
 from mediatord.wallet.temporary_daemon import find_free_port
 from mediatord.workers.control_channel import encode_control_message
+from mediatord.workers.supervised_worker import COMMAND_FD, FIRST_SOCKET_FD, REPORT_FD, SPEC_FD, WorkerSpec
 from mediatord.workers.supervisor import QUERY_TIMEOUT
-from mediatord.workers.worker_process import COMMAND_FD, FIRST_SOCKET_FD, REPORT_FD, SPEC_FD, WorkerSpec
 
 BEAT, HUNG, STARTING = 5.0, 6, 6
 

@@ -26,8 +26,8 @@ from mediatord.observability.metrics import Metrics
 from mediatord.ratelimit.admission import RequestGate
 from mediatord.workers import supervisor_connection
 from mediatord.workers.control_channel import ControlChannel, NoAnswer, encode_control_message
+from mediatord.workers.supervised_worker import REPORT_FD, SPEC_FD, WorkerSpec
 from mediatord.workers.supervisor_connection import MAX_BUFFERED_LOG_BYTES, REPLY_TIMEOUT, SupervisorConnection
-from mediatord.workers.worker_process import REPORT_FD, SPEC_FD, WorkerSpec
 from tests.http.in_memory_site import InMemorySite, InMemoryTransport, parse_responses
 from tests.http.in_memory_site import encode_request as written_request
 
@@ -290,7 +290,7 @@ class StartTests(SynchronousTestCase):
         program = (
             f"import os; os.dup2(0, {SPEC_FD})\n"
             "from mediatord.workers import supervisor_connection as module; module._ALARM_SECONDS = 0.5\n"
-            "from mediatord.cli.daemon import worker; worker.callback('x')"
+            "from mediatord.cli.run_and_worker import worker; worker.callback('x')"
         )
         with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as process:
             try:

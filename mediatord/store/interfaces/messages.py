@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -492,3 +492,17 @@ class IMessageStore(Interface):
             second or later and before the first, and so on. Rows on disk are found by their ids, which begin with the
             time (:func:`~mediatord.store.interfaces.messages.new_stored_message_id`).
         """
+
+
+def is_valid_unicode(text: str) -> bool:
+    """Whether a text can be encoded; one with half of a surrogate pair cannot, so no row has it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def filter_valid_ids(ids: Iterable[str]) -> tuple[str, ...]:
+    """Distinct ids that a row can have; an invalid one would make a query for all of them fail."""
+    return tuple([id_ for id_ in dict.fromkeys(ids) if id_.isascii() or is_valid_unicode(id_)])

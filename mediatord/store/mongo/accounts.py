@@ -14,6 +14,7 @@ from twisted.internet.interfaces import IReactorTime
 from mediatord.errors import MediationNotGranted, StoreUnavailable
 from mediatord.protocol.canonical_did import canonicalize_did, compute_did_digest
 from mediatord.store.caches import OwnerCache
+from mediatord.store.interfaces.messages import is_valid_unicode
 from mediatord.store.interfaces.store import (
     FIRST_DAY_SECONDS,
     Account,
@@ -30,7 +31,7 @@ from mediatord.store.mongo.driver.operation import Operation, operation
 from mediatord.store.mongo.driver.transactions import Transaction, await_until
 from mediatord.store.mongo.schema import ABSENT, ACCOUNTS, LONG_FORM_DIDS, PRESENT, RECIPIENTS, RETIRED_DIDS
 from mediatord.store.mongo.space_quota import SpaceQuota
-from mediatord.store.recipient_names import MAX_RECIPIENT_NAMES, RecipientNames, is_valid_unicode, slice_names
+from mediatord.store.registered_names import MAX_REGISTERED_NAMES, RegisteredNames, slice_names
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -282,7 +283,7 @@ class _RecipientUpdate:
         self._account = account
         self._max_recipients = max_recipients
         self._existing = existing
-        self._changed: dict[bytes, RecipientNames] = {}
+        self._changed: dict[bytes, RegisteredNames] = {}
         self._number: int = account["recipients"]
         self._places: int = account["places"]
 
@@ -296,7 +297,7 @@ class _RecipientUpdate:
         if action == "remove":
             self._number -= 1
             names.remove(name)
-        elif self._number >= self._max_recipients or len(names) >= MAX_RECIPIENT_NAMES:
+        elif self._number >= self._max_recipients or len(names) >= MAX_REGISTERED_NAMES:
             return "client_error"
         else:
             self._number += 1
@@ -328,16 +329,16 @@ class _RecipientUpdate:
             *RECIPIENTS.delete(unused),
         ]
 
-    def _find_names(self, digest: bytes, name: str) -> RecipientNames | None:
+    def _find_names(self, digest: bytes, name: str) -> RegisteredNames | None:
         """Return the names of a DID before the update; None if it is registered by another account."""
         before = self._existing.get(digest)
         if before is None:
-            return RecipientNames(canonicalize_did(name), None)
+            return RegisteredNames(canonicalize_did(name), None)
         return _parse_names(before) if before["account"] == self._account["_id"] else None
 
 
-def _parse_names(document: Document) -> RecipientNames:
-    return RecipientNames(document["did"], document.get("registered"), document.get("names"))
+def _parse_names(document: Document) -> RegisteredNames:
+    return RegisteredNames(document["did"], document.get("registered"), document.get("names"))
 
 
 class DIDCache(OrderedDict[K, V], Generic[K, V]):

@@ -28,6 +28,7 @@ from mediatord.store.interfaces.cluster import (
     PresenceRecord,
     get_quota_wait,
 )
+from mediatord.store.interfaces.messages import filter_valid_ids
 from mediatord.store.mongo.driver.client import ClockSkewMonitor, ReplicaSetClient
 from mediatord.store.mongo.driver.collection import Document, MongoCommand
 from mediatord.store.mongo.driver.operation import operation, retry_on_duplicate_key
@@ -43,7 +44,6 @@ from mediatord.store.mongo.schema import (
     QUOTAS,
     SESSION_OWNERS,
 )
-from mediatord.store.recipient_names import filter_valid_ids
 
 _IS_LIVE: Document = {"$gt": ["$until", "$$NOW"]}
 _LIVE: Document = {"$expr": _IS_LIVE}

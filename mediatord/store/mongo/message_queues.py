@@ -27,6 +27,8 @@ from mediatord.store.interfaces.messages import (
     RemovalReason,
     RemovedMessage,
     StoredMessage,
+    filter_valid_ids,
+    is_valid_unicode,
 )
 from mediatord.store.mongo.accounts import DIDCache, MessageDIDFinder, MessageDIDs
 from mediatord.store.mongo.driver.client import ClockSkewMonitor, ReplicaSetClient
@@ -34,7 +36,6 @@ from mediatord.store.mongo.driver.collection import Collection, Document, MongoC
 from mediatord.store.mongo.driver.operation import KeyedMutex, Operation, operation
 from mediatord.store.mongo.driver.transactions import Transaction, TransactionWork
 from mediatord.store.mongo.schema import ABSENT, ACCOUNTS, MESSAGES, PRESENT, RECIPIENTS, build_window_filters
-from mediatord.store.recipient_names import filter_valid_ids, is_valid_unicode
 
 # Fields that a removal needs, and those that an eviction needs.
 REMOVAL_PROJECTION = {"recipient": 1, "account": 1, "size": 1, "received_at": 1, "pushes": 1}

@@ -21,6 +21,7 @@ from mediatord.store.interfaces.messages import (
     EnqueueResult,
     QueueLimits,
     RemovedMessage,
+    filter_valid_ids,
 )
 from mediatord.store.interfaces.store import BatchLimits, IStore, StoreFault, StoreUnusable
 from mediatord.store.mongo import ledger
@@ -46,7 +47,6 @@ from mediatord.store.mongo.removal import RemovalBatch, RemovalListener, Removal
 from mediatord.store.mongo.schema import ALL_COLLECTIONS, MIGRATIONS, MongoMigration, MongoSchema
 from mediatord.store.mongo.space_quota import SpaceQuota
 from mediatord.store.mongo.transaction_batcher import TransactionBatcher
-from mediatord.store.recipient_names import filter_valid_ids
 from mediatord.store.separate_transactions import IndependentEnqueues, acknowledge_in_steps
 
 # Batches of writes, and of nonce claims, that run at a time, and works in each: smaller ones cost the server more,

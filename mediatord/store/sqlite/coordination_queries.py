@@ -21,8 +21,8 @@ from mediatord.store.interfaces.cluster import (
     QuotaUse,
     get_quota_wait,
 )
+from mediatord.store.interfaces.messages import filter_valid_ids
 from mediatord.store.interfaces.store import NONCE_GRACE_SECONDS
-from mediatord.store.recipient_names import filter_valid_ids
 from mediatord.store.sqlite.connection import BatchOperation, StoreConnection
 
 # Stands for a node in a message that was delivered by no node.

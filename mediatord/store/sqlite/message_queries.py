@@ -20,8 +20,14 @@ from typing import Any
 
 from mediatord.protocol.canonical_did import compute_did_digest
 from mediatord.store.interfaces.decentrl import MAX_PAGE_BYTES, PendingEvent
-from mediatord.store.interfaces.messages import ArrivalWindow, MessageArrival, QueueStatus, StoredMessage
-from mediatord.store.recipient_names import filter_valid_ids, is_valid_unicode
+from mediatord.store.interfaces.messages import (
+    ArrivalWindow,
+    MessageArrival,
+    QueueStatus,
+    StoredMessage,
+    filter_valid_ids,
+    is_valid_unicode,
+)
 from mediatord.store.sqlite.connection import StoreConnection, hash_did
 
 # Sequence numbers that are read at a time of each recipient when several are merged.

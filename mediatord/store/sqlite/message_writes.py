@@ -42,8 +42,8 @@ from mediatord.store.interfaces.messages import (
     RemovalReason,
     RemovedMessage,
     StoredMessage,
+    filter_valid_ids,
 )
-from mediatord.store.recipient_names import filter_valid_ids
 from mediatord.store.sqlite.connection import BatchOperation, StoreConnection
 from mediatord.store.sqlite.coordination_queries import NO_NODE_ID, NonceClaim, claim_nonces, get_or_create_node
 from mediatord.store.sqlite.message_queries import get_digest_head, get_queue_status

@@ -27,6 +27,7 @@ from mediatord.store.interfaces.messages import (
     QueueLimits,
     RemovedMessage,
     StoredMessage,
+    filter_valid_ids,
 )
 from mediatord.store.interfaces.store import (
     Account,
@@ -35,7 +36,6 @@ from mediatord.store.interfaces.store import (
     RecipientUpdateAction,
     RecipientUpdateResult,
 )
-from mediatord.store.recipient_names import filter_valid_ids
 from mediatord.store.sqlite import (
     account_queries,
     coordination_queries,

@@ -12,9 +12,8 @@ from typing import Any
 
 from mediatord.observability.event_recorder import EventRecorder
 from mediatord.store.interfaces.administration import MAX_PURGE_BATCH, MAX_ROWS, QUEUE_PROTOCOLS, QueueProtocol
-from mediatord.store.interfaces.messages import RemovedMessage
+from mediatord.store.interfaces.messages import RemovedMessage, is_valid_unicode
 from mediatord.store.interfaces.store import IStore
-from mediatord.store.recipient_names import is_valid_unicode
 
 # Largest page number that is accepted, in rows.
 _MAX_OFFSET = 100_000_000

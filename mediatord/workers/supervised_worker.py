@@ -77,7 +77,7 @@ _PROGRAM = (
 _SUPERVISOR_VARIABLES = ("MEDIATORD_", "NOTIFY_", "WATCHDOG_", "LISTEN_")
 
 
-class WorkerProcess(ProcessProtocol, ControlChannel):
+class SupervisedWorker(ProcessProtocol, ControlChannel):
     """
     A worker process as the supervisor sees it.
 
@@ -93,7 +93,7 @@ class WorkerProcess(ProcessProtocol, ControlChannel):
         self,
         reactor: Any,
         name: str,
-        gone: Callable[[WorkerProcess, str], None],
+        gone: Callable[[SupervisedWorker, str], None],
         *,
         missed_heartbeats: int = 0,
     ) -> None:

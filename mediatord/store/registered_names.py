@@ -11,13 +11,13 @@ from collections.abc import Iterable, Sequence
 from mediatord.protocol.canonical_did import canonicalize_did
 
 # Per DID: they are read and written together.
-MAX_RECIPIENT_NAMES = 32
+MAX_REGISTERED_NAMES = 32
 
 # A place and a name; the DID at its beginning is left out.
-StoredRecipientName = Sequence[int | str]
+StoredName = Sequence[int | str]
 
 
-class RecipientNames:
+class RegisteredNames:
     """
     The registered names of one DID.
 
@@ -26,7 +26,7 @@ class RecipientNames:
     :param stored: as returned by :attr:`stored`.
     """
 
-    def __init__(self, did: str, place: int | None, stored: Iterable[StoredRecipientName] | None = None) -> None:
+    def __init__(self, did: str, place: int | None, stored: Iterable[StoredName] | None = None) -> None:
         self._did = did
         self._places: dict[str, int] = {}
         if stored is not None:
@@ -84,26 +84,24 @@ class RecipientNames:
         return stored if stored.startswith("did:") else self._did + stored
 
 
-def export_names(
-    did: str, place: int | None, stored: Iterable[StoredRecipientName] | None
-) -> tuple[tuple[int, str], ...]:
+def export_names(did: str, place: int | None, stored: Iterable[StoredName] | None) -> tuple[tuple[int, str], ...]:
     """Names as in a backup record: complete, and none where the DID is the only one."""
-    return () if stored is None else tuple(RecipientNames(did, place, stored).spellings)
+    return () if stored is None else tuple(RegisteredNames(did, place, stored).spellings)
 
 
-def import_names(did: str, place: int | None, names: Iterable[tuple[int, str]]) -> RecipientNames:
+def import_names(did: str, place: int | None, names: Iterable[tuple[int, str]]) -> RegisteredNames:
     """
     Names from a backup record.
 
     :param did: in any form; it is the only name if there are no others.
     """
-    found = RecipientNames(canonicalize_did(did), None)
+    found = RegisteredNames(canonicalize_did(did), None)
     for at, name in tuple(names) or (() if place is None else ((place, did),)):
         found.add(name, at)
     return found
 
 
-def slice_names(recipients: Iterable[RecipientNames], offset: int, limit: int) -> list[str]:
+def slice_names(recipients: Iterable[RegisteredNames], offset: int, limit: int) -> list[str]:
     """
     A slice of names in order of registration.
 
@@ -111,17 +109,3 @@ def slice_names(recipients: Iterable[RecipientNames], offset: int, limit: int) -
     """
     spellings = sorted(one for recipient in recipients for one in recipient.spellings)
     return [name for _, name in spellings[offset : offset + limit]]
-
-
-def is_valid_unicode(text: str) -> bool:
-    """Whether a text can be encoded; one with half of a surrogate pair cannot, so no row has it."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def filter_valid_ids(ids: Iterable[str]) -> tuple[str, ...]:
-    """Distinct ids that a row can have; an invalid one would make a query for all of them fail."""
-    return tuple([id_ for id_ in dict.fromkeys(ids) if id_.isascii() or is_valid_unicode(id_)])

@@ -24,8 +24,8 @@ from mediatord.errors import StartupError
 from mediatord.identity.invitation import build_invitation_url
 from mediatord.identity.mediator_identity import MediatorIdentity
 from mediatord.tap import DaemonService
+from mediatord.workers.supervised_worker import SPEC_FD, WorkerSpec
 from mediatord.workers.supervisor_connection import SupervisorConnection, reset_hang_alarm
-from mediatord.workers.worker_process import SPEC_FD, WorkerSpec
 
 
 @click.command()
