@@ -52,6 +52,7 @@ from mediatord.store.interfaces.messages import QueueLimits, is_valid_unicode
 from mediatord.store.interfaces.store import IStore, StoreUnusable
 from mediatord.store.sqlite.connection import split_chunks
 from mediatord.store.sqlite.database_file import DatabaseFileLock, DatabaseUnusable, StoreInUse, open_database
+from mediatord.store.sqlite.executor import SQLiteTuning
 from mediatord.store.sqlite.memory_store import InlineExecutor
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 
@@ -279,7 +280,9 @@ def _open_sqlite(config: Config) -> Iterator[tuple[IStore, _Wait]]:
         raise StartupError(str(error)) from None
     clock = _HostClock()
     store = SQLiteStore(
-        InlineExecutor(clock, lambda: open_database(path, clock.seconds(), create=False)), clock, QueueLimits()
+        InlineExecutor(clock, lambda: open_database(path, clock.seconds(), create=False), SQLiteTuning().patience),
+        clock,
+        QueueLimits(),
     )
     try:
         _get_result(store.open)

@@ -221,6 +221,7 @@ class OperationTests(ControlSocketTestCase):
             ("list_queues", {"offset": -1, "limit": 1}),
             ("list_queues", {"offset": 0, "limit": True}),
             ("list_queues", {"offset": 0, "limit": 1, "half": "other"}),
+            ("list_entries", {"did": INBOX, "half": "didcomm", "after": "x", "limit": 1}),
             ("purge", {"did": INBOX, "half": "didcomm", "ids": ids}),
             ("purge", {"did": INBOX, "half": "didcomm", "ids": [1]}),
             ("purge", {"did": INBOX, "half": None, "ids": []}),

@@ -166,12 +166,10 @@ class EvictionPlan:
         filter = {"recipient": self.queue.recipient_id, **_build_group_filter(group, self._known_parties)}
         return MESSAGES.find(filter, sort={"seq": 1}, limit=number, projection=EVICTION_PROJECTION)
 
-    def append(self, messages: Sequence[EnqueuedMessage]) -> list[RemovedMessage]:
+    def append(self, messages: Sequence[EnqueuedMessage], origin: int) -> list[RemovedMessage]:
         """Append messages of a request, and evict others until these fit or none is left to evict."""
-        if not messages:
-            return []
         evicted: list[RemovedMessage] = []
-        coming, origin = sum_volume(messages), messages[0].request.origin
+        coming = sum_volume(messages)
         while reason := find_exceeded_limit(self._limits, self.messages + coming.messages, self.bytes + coming.size):
             usage = (
                 self.usage
@@ -524,7 +522,7 @@ class _EnqueuePass:
     def _append(self, request: EnqueueRequest, messages: Sequence[EnqueuedMessage]) -> EnqueueResult:
         plan, largest = self._plans[request.recipient_did], self._limits.max_bytes
         fitting = [one for one in messages if len(one.payload.data) <= largest]
-        evicted = plan.append(fitting)
+        evicted = plan.append(fitting, request.origin)
         evicted += [one.removed("fifo_bytes") for one in messages if len(one.payload.data) > largest]
         self._new_messages += fitting
         self._accepted += len(messages)

@@ -31,7 +31,7 @@ from mediatord.store.mongo.cluster import MongoClusterStore, SessionOwnerRecord
 from mediatord.store.mongo.decentrl_store import MongoDecentrlStore
 from mediatord.store.mongo.driver.client import ClockSkewMonitor, ReplicaSetClient
 from mediatord.store.mongo.driver.collection import build_probe_write
-from mediatord.store.mongo.driver.errors import UnsupportedServer
+from mediatord.store.mongo.driver.errors import DuplicateKeyError, UnsupportedServer
 from mediatord.store.mongo.driver.operation import KeyedMutex, operation
 from mediatord.store.mongo.enqueue import EnqueueBatch, EnqueueWork
 from mediatord.store.mongo.message_queues import (
@@ -123,7 +123,7 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics, Inde
         self._claim_batcher.start()
         live = {node.boot for node in await self.cluster.list_nodes()}
         await self._session_owner.enter(live)
-        with suppress(StoreUnavailable):
+        with suppress(StoreUnavailable, DuplicateKeyError):
             await ledger.carry_forward(self._client)
         for boot in await list_delivering_boots(self._client):
             if boot not in live:

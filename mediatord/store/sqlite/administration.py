@@ -115,10 +115,10 @@ def _find_did(connection: StoreConnection, did: str) -> str | None:
 
 
 def _list_entries(
-    connection: StoreConnection, did: str, protocol: QueueProtocol, after: str, limit: int
+    connection: StoreConnection, did: str, protocol: QueueProtocol, after: int, limit: int
 ) -> EntryPage:
     query, parse = (_SELECT_MESSAGES, _parse_message) if protocol == "didcomm" else (_SELECT_EVENTS, _parse_event)
-    values = {"did": did, "digest": compute_did_digest(did), "after": int(after or -1), "limit": limit}
+    values = {"did": did, "digest": compute_did_digest(did), "after": after, "limit": limit}
     rows = connection.execute(query, values).fetchall()
     return EntryPage([parse(did, row[1:]) for row in rows], str(rows[-1][0]) if len(rows) == limit else None)
 
@@ -183,12 +183,14 @@ class SQLiteStoreAdministration:
     sum_queues = sql_method("search", "sum_queues", _sum_queues)
     list_dids = sql_method("search", "list_dids", _list_dids)
     find_did = sql_method("search", "find_did", _find_did)
-    list_entries = sql_method("search", "list_entries", _list_entries)
     list_accounts = sql_method("search", "list_accounts", _list_accounts)
     count_accounts = sql_method("search", "count_accounts", _count_accounts)
     find_account = sql_method("search", "find_account", _find_account)
     list_queued_dids = sql_method("search", "list_queued_dids", _list_queued_dids)
     purge = sql_method("write", "purge", _purge)
+
+    def list_entries(self, did: str, protocol: QueueProtocol, after: str, limit: int) -> Deferred[EntryPage]:
+        return self._executor.search("list_entries", _list_entries, did, protocol, int(after or -1), limit)
 
     def unregister_recipients(self, account: str) -> Deferred[None]:
         done = self._executor.write("unregister_recipients", account_queries.unregister_recipients, account)

@@ -125,6 +125,25 @@ class StoreConnection(Connection):
                 outcomes += self.commit_batch([operation], patience)
         return outcomes
 
+    def retry_on_full_disk(
+        self, operations: Sequence[SQLOperation], outcomes: Sequence[Any], patience: float
+    ) -> list[Any]:
+        """Retry operations that found no space, with the log written from its start, so that it need not grow."""
+        left = patience if self.ticket_lock is None else self.ticket_lock.enter(patience)
+        try:
+            # Waits for others that read or write.
+            self.execute(f"PRAGMA busy_timeout = {round(left * 1000)}")
+            with suppress(sqlite3.Error):
+                self.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
+            self.execute("PRAGMA busy_timeout = 0")
+        finally:
+            if self.ticket_lock is not None:
+                self.ticket_lock.leave()
+        return [
+            self.commit_batch([operation], patience)[0] if is_disk_full_error(get_cause(outcome)) else outcome
+            for operation, outcome in zip(operations, outcomes, strict=True)
+        ]
+
     def read_batch(self, operations: Sequence[Callable[[StoreConnection], Any]]) -> list[Any]:
         """Outcomes of operations on one snapshot of the database; one that fails does not affect the others."""
         try:
@@ -401,6 +420,11 @@ def is_lock_error(error: BaseException | None) -> bool:
     """Whether another connection held the lock."""
     code = getattr(error, "sqlite_errorcode", None)
     return code is not None and code & 0xFF in _LOCK_ERRORS
+
+
+def is_disk_full_error(error: BaseException | None) -> bool:
+    """Whether SQLite reports that the disk is full."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
 
 
 def retry_while_locked(patience: float, work: Callable[..., T], *args: Any) -> T:

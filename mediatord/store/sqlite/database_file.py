@@ -114,11 +114,6 @@ def is_damage_error(error: BaseException | None) -> bool:
     return code is not None and (code & 0xFF in _DAMAGE_CODES or code in _DAMAGE_EXTENDED)
 
 
-def is_disk_full_error(error: BaseException | None) -> bool:
-    """Whether SQLite reports that the disk is full."""
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
-
-
 # "mdrd": identifies databases of mediatord.
 APPLICATION_ID = 0x6D647264
 

@@ -9,7 +9,6 @@ transaction.
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
@@ -42,6 +41,7 @@ from mediatord.store.sqlite.connection import (
     StoreConnection,
     WriteTicketLock,
     get_cause,
+    is_disk_full_error,
     is_lock_error,
     make_failure,
 )
@@ -53,7 +53,6 @@ from mediatord.store.sqlite.database_file import (
     connect_checkpointer,
     connect_reader,
     is_damage_error,
-    is_disk_full_error,
     open_database,
     reopen_database,
 )
@@ -762,34 +761,11 @@ class SQLiteExecutor:
         outcomes = connection.commit_batch(operations, self._tuning.patience)
         for outcome in outcomes:
             if isinstance(outcome, StoreUnavailable) and is_disk_full_error(outcome.__cause__):
-                outcomes = self._retry_on_full_disk(connection, operations, outcomes)
+                outcomes = connection.retry_on_full_disk(operations, outcomes, self._tuning.patience)
                 break
         if self.health.is_lost():
             return [make_failure(DatabaseFileLost()) for _ in outcomes]
         return outcomes
-
-    def _retry_on_full_disk(
-        self, connection: StoreConnection, operations: Sequence[SQLOperation], outcomes: Sequence[Any]
-    ) -> list[Any]:
-        """Retry operations that found no space, with the log written from its start, so that it need not grow."""
-        patience = self._tuning.patience
-        if self._ticket_lock is not None:
-            patience = self._ticket_lock.enter(patience)
-        try:
-            # Waits for others that read or write.
-            connection.execute(f"PRAGMA busy_timeout = {round(patience * 1000)}")
-            with suppress(sqlite3.Error):
-                connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
-            connection.execute("PRAGMA busy_timeout = 0")
-        finally:
-            if self._ticket_lock is not None:
-                self._ticket_lock.leave()
-        return [
-            connection.commit_batch([operation], self._tuning.patience)[0]
-            if is_disk_full_error(get_cause(outcome))
-            else outcome
-            for operation, outcome in zip(operations, outcomes, strict=True)
-        ]
 
     def _after_commit(self, seconds: float) -> None:
         self._observe("commit", seconds)

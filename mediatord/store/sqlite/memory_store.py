@@ -13,7 +13,7 @@ from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.decentrl import DecentrlQuotas
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import log_store_fault
-from mediatord.store.sqlite.connection import SQLOperation, StoreConnection, get_cause
+from mediatord.store.sqlite.connection import SQLOperation, StoreConnection, get_cause, is_disk_full_error
 from mediatord.store.sqlite.coordination_queries import release_lost_deliveries
 from mediatord.store.sqlite.database_file import NO_FOREIGN_KEYS, connect, migrate_schema, read_schema_steps
 from mediatord.store.sqlite.executor import EarlyOutcomesCallback, get_single_result
@@ -25,13 +25,17 @@ class InlineExecutor:
     Runs each operation at once, in the calling thread.
 
     :param connect: opens the database, which is closed by the last close; by default an empty one in memory.
+    :param patience: seconds to wait while another process writes.
     """
 
     buffered = 0, 0
     fault_description = ""
 
-    def __init__(self, clock: IReactorTime, connect: Callable[[], StoreConnection] | None = None) -> None:
+    def __init__(
+        self, clock: IReactorTime, connect: Callable[[], StoreConnection] | None = None, patience: float = 0.0
+    ) -> None:
         self._clock = clock
+        self._patience = patience
         self._connect = connect or _create_in_memory
         self._openings = 0
         self._connection: StoreConnection | None = None
@@ -62,7 +66,7 @@ class InlineExecutor:
     def write_each(
         self, name: str, works: Sequence[tuple[SQLOperation, int]], early: EarlyOutcomesCallback | None = None
     ) -> Deferred[list[Any]]:
-        return self._perform(StoreConnection.commit_batch, [work for work, _ in works])
+        return self._perform(self._commit, [work for work, _ in works])
 
     def read(self, name: str, work: Callable[..., Any], *args: Any, size: int = 0) -> Deferred[Any]:
         done = self._perform(StoreConnection.read_batch, [lambda connection: work(connection, *args)])
@@ -72,6 +76,12 @@ class InlineExecutor:
 
     def ping(self) -> Deferred[None]:
         return self.read("ping", lambda connection: None)
+
+    def _commit(self, connection: StoreConnection, operations: Sequence[SQLOperation]) -> list[Any]:
+        outcomes = connection.commit_batch(operations, self._patience)
+        if any(is_disk_full_error(get_cause(outcome)) for outcome in outcomes):
+            outcomes = connection.retry_on_full_disk(operations, outcomes, self._patience)
+        return outcomes
 
     def _perform(self, perform: Callable[..., list[Any]], operations: Sequence[SQLOperation]) -> Deferred[list[Any]]:
         if self._connection is None:

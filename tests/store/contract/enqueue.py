@@ -153,6 +153,13 @@ class EnqueueContract(StoreContract):
         )
         self.assertEqual(await self.waiting(), ["a", "b", "c"])
 
+    async def test_too_large_for_an_overfull_queue(self) -> None:
+        """A queue that is over its limits is brought within them, even by a message that could never fit."""
+        await self.put_payloads(make_payload("a", b"x" * 600), make_payload("b", b"x" * 600))
+        enqueued = await self.put_payloads(make_payload("big", b"x" * 1001))
+        self.assertEqual({gone.id for gone in enqueued.evicted}, {"a", "big"})
+        self.assertEqual(await self.waiting(), ["b"])
+
     async def test_limits_are_per_recipient_did(self) -> None:
         """One full queue takes nothing from another of the same account (reference 12)."""
         await self.register(ALICE, OTHER)

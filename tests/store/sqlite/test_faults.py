@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Callable
 from resource import RLIMIT_FSIZE, getrlimit, setrlimit
 from typing import Any
 
+from twisted.internet.task import Clock
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -15,6 +17,7 @@ from mediatord.store.interfaces.store import Account
 from mediatord.store.sqlite.account_queries import get_account, grant_account
 from mediatord.store.sqlite.connection import StoreConnection
 from mediatord.store.sqlite.database_file import connect, connect_reader, open_database
+from mediatord.store.sqlite.memory_store import InlineExecutor
 from tests.store.builders import ALICE, BOB, NOON, ImmediateClock, make_database_path, make_payload, make_sqlite_store
 
 INBOX = "did:key:z6MkInbox"
@@ -92,6 +95,30 @@ class TransactionTests(SynchronousTestCase):
         self.assertEqual(getattr(outcomes[0].__cause__, "sqlite_errorname", None), "SQLITE_READONLY")
         self.connection.execute("PRAGMA query_only = OFF")
         self.assertEqual(self.errors(self.connection.commit_batch([granting(ALICE)])), [None])
+
+    def test_full_at_first(self) -> None:
+        """Without a daemon too, a write that finds no space is tried again with the log written from its start."""
+        executor = InlineExecutor(Clock(), lambda: self.connection)
+        self.successResultOf(executor.open())
+        (pages,) = self.connection.execute("PRAGMA page_count").fetchone()
+        self.connection.execute(f"PRAGMA max_page_count = {pages}")
+        begun: list[str] = []
+        self.connection.set_trace_callback(begun.append)
+        big = ("INSERT INTO did_document VALUES ('short', ?)", ("x" * 100_000,))
+        self.failureResultOf(executor.write("big", lambda connection: connection.execute(*big)), StoreUnavailable)
+        self.assertEqual(begun.count("BEGIN IMMEDIATE"), 2)
+        self.assertIn("PRAGMA wal_checkpoint(RESTART)", begun)
+
+    def test_waits_for_others(self) -> None:
+        """Without a daemon too, a write waits for a process that holds the lock for a moment."""
+        other = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+        self.addCleanup(other.close)
+        other.execute("BEGIN IMMEDIATE")
+        release = threading.Timer(0.1, other.execute, ["ROLLBACK"])
+        release.start()
+        self.addCleanup(release.join)
+        executor = InlineExecutor(Clock(), lambda: self.connection, patience=60.0)
+        self.successResultOf(executor.open())
 
     def test_locked_out(self) -> None:
         """When another process holds the lock all works fail after one wait for it, not one each."""
