@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 from twisted.application.service import Service
 from twisted.internet.interfaces import IStreamClientEndpoint
 
+from mediatord.app.admin_and_control import build_admin, build_control_socket
 from mediatord.app.cluster import build_cluster_services, build_membership
 from mediatord.app.core_services import CoreServices, build_core_services
-from mediatord.app.http_sites import build_admin, build_control_socket, build_site
 from mediatord.app.lifecycle import (
     AcceptDelay,
     LifecycleNotifier,
@@ -25,6 +25,7 @@ from mediatord.app.lifecycle import (
 )
 from mediatord.app.metrics_collection import StartStopLedgerRecorder
 from mediatord.app.protocol_services import DIDCommServices, build_decentrl, build_didcomm
+from mediatord.app.public_site import build_site
 from mediatord.app.workers import bind_supervisor_callbacks, build_listeners, build_supervisor
 from mediatord.cluster.leases import ExclusiveStoreLease, open_shared_store
 from mediatord.cluster.membership import Membership

@@ -12,8 +12,8 @@ from twisted.internet.defer import Deferred, DeferredList
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
+from mediatord.app.admin_and_control import SupervisorMonitor, list_listen_endpoints, load_admin_token
 from mediatord.app.core_services import CoreServices, load_pseudonymizer
-from mediatord.app.http_sites import SupervisorMonitor, list_listen_endpoints, load_admin_token
 from mediatord.app.lifecycle import OrderedService
 from mediatord.app.reload import ReloadOutcome, load_identity, parse_identity, plan_key_rollout, reload_config
 from mediatord.config.settings import Config

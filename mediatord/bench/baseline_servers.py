@@ -141,14 +141,14 @@ def run_on_slow_disk(arguments: list[str]) -> None:
     connect = sqlite3.connect
 
     def connect_slowly(*positional: Any, factory: type[Connection] = Connection, **options: Any) -> Connection:
-        class SlowConnection(factory):  # type: ignore[valid-type, misc]
+        class SlowSyncConnection(factory):  # type: ignore[valid-type, misc]
             def execute(self, sql: str, parameters: Any = (), /) -> Cursor:
                 cursor: Cursor = super().execute(sql, parameters)
                 if syncs := _SYNCS_PER_STATEMENT.get(sql):
                     sleep(syncs * _SYNC_SECONDS)
                 return cursor
 
-        return connect(*positional, factory=SlowConnection, **options)
+        return connect(*positional, factory=SlowSyncConnection, **options)
 
     sys.argv[1:] = arguments
     vars(sqlite3)["connect"] = connect_slowly

@@ -14,7 +14,7 @@ DEFAULT_SCENARIOS = {
     "storm": "pickup_scenarios:measure_connection_storm",
     "mixed": "pickup_scenarios:measure_mixed",
     "command": "decentrl_scenarios:measure_commands",
-    "log": "storage_scenarios:measure_event_log",
+    "log": "storage_and_log_scenarios:measure_event_log",
     "push": "pickup_scenarios:measure_push",
     "sockets": "memory_scenarios:measure_sockets",
     "memory": "memory_scenarios:measure_memory",
@@ -22,10 +22,10 @@ DEFAULT_SCENARIOS = {
 # Run on request only: they take minutes, many cores or much disk, or change with a release only.
 OPTIONAL_SCENARIOS = {
     "workers": "forward_scenarios:measure_workers",
-    "accounts": "storage_scenarios:measure_accounts",
-    "disk": "storage_scenarios:measure_disk",
+    "accounts": "storage_and_log_scenarios:measure_accounts",
+    "disk": "storage_and_log_scenarios:measure_disk",
     "soak": "memory_scenarios:measure_soak",
-    "cost": "storage_scenarios:measure_cost",
+    "cost": "storage_and_log_scenarios:measure_cost",
     "pages": "decentrl_scenarios:measure_pages",
     "abuse": "flood_scenario:measure_abuse",
 }

@@ -18,13 +18,14 @@ from mediatord.errors import MediatorError, OperatorError
 from mediatord.identity.key_file import KeyGeneration, KeySet, NamedKey
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.decentrl.did_decentrl import encode_multibase_key, make_mediator_document
-from mediatord.protocol.didcomm.did_document import (
-    DIDDocument,
+from mediatord.protocol.didcomm.did_document import DIDDocument, VerificationMethod
+from mediatord.protocol.didcomm.did_methods import (
     DIDPeer4LongFormRequired,
     DIDWebLookupRequired,
-    VerificationMethod,
+    derive_did_peer_3,
+    make_did_peer_2,
+    resolve_local,
 )
-from mediatord.protocol.didcomm.did_methods import derive_did_peer_3, make_did_peer_2, resolve_local
 from mediatord.protocol.didcomm.keys import Curve, PrivateKey, PublicKey, convert_ed25519_to_x25519_private
 
 _ACCEPTED_PROFILES = ["didcomm/v2"]

@@ -21,9 +21,11 @@ from mediatord.errors import RateLimitExceeded, UnresolvableDID
 from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.net.outbound_http import IPNetwork, OutboundError, OutboundResponse
 from mediatord.protocol.canonical_did import canonicalize_did
-from mediatord.protocol.didcomm.did_document import DIDDocument, DIDPeer4LongFormRequired, DIDWebLookupRequired
+from mediatord.protocol.didcomm.did_document import DIDDocument
 from mediatord.protocol.didcomm.did_methods import (
+    DIDPeer4LongFormRequired,
     DIDWebLocation,
+    DIDWebLookupRequired,
     locate_did_web,
     parse_did_web_document,
     resolve_local,

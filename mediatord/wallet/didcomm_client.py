@@ -18,8 +18,8 @@ from twisted.web.http_headers import Headers
 
 from mediatord.protocol import encoding
 from mediatord.protocol.canonical_did import canonicalize_did
-from mediatord.protocol.didcomm.did_document import DIDDocument, DIDWebLookupRequired, parse_did_document
-from mediatord.protocol.didcomm.did_methods import resolve_local
+from mediatord.protocol.didcomm.did_document import DIDDocument, parse_did_document
+from mediatord.protocol.didcomm.did_methods import DIDWebLookupRequired, resolve_local
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
 from mediatord.protocol.didcomm.message import Message, extract_attachment_json
 from mediatord.wallet.didcomm_identity import WalletIdentity

@@ -11,7 +11,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.admin.site import AdminToken
-from mediatord.app.http_sites import ProcessMonitor, build_admin_site
+from mediatord.app.admin_and_control import ProcessMonitor, build_admin_site
 from tests.http.in_memory_site import HTTPResponse, InMemoryTransport, encode_request, parse_responses
 from tests.in_memory_mediator import PEER, InMemoryMediator
 

@@ -15,7 +15,7 @@ import pytest
 from mediatord.bench.envelope_scenario import parse_openssl_rate
 from mediatord.bench.processes import assign_cores, pin_to_cores
 from mediatord.bench.results import BarChart, LineChart, PerformanceTarget, ResultTable, render_svg, select_charts
-from mediatord.bench.storage_scenarios import add_accounts, add_messages, expire_messages
+from mediatord.bench.storage_and_log_scenarios import add_accounts, add_messages, expire_messages
 from mediatord.bench.wallet_group import find_mediator
 from mediatord.wallet.didcomm_identity import WalletIdentity
 

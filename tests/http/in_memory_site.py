@@ -14,7 +14,7 @@ from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.app.http_sites import build_site
+from mediatord.app.public_site import build_site
 from mediatord.observability.pseudonyms import Pseudonymizer, load_pseudonym_key
 from mediatord.protocol import encoding
 from tests.http.fake_protocols import FakeDecentrl

@@ -15,7 +15,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.http import HTTPChannel
 
-from mediatord.app.http_sites import build_site
+from mediatord.app.public_site import build_site
 from mediatord.didcomm.messages import ACCEPTED, DIDCommReply
 from mediatord.http import channel as channel_module
 from mediatord.http.channel import BackpressureHTTPChannel, MediatorHTTPChannel, parse_plain_head

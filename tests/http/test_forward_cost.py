@@ -13,7 +13,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.testing import StringTransport
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.app.http_sites import build_site
+from mediatord.app.public_site import build_site
 from mediatord.store.interfaces.messages import EnqueueRequest, EnqueueResult, StoredMessage
 from tests.in_memory_mediator import NOW, InMemoryMediator, InMemoryWallet, pack_forward
 

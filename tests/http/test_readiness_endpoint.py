@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.app.http_sites import build_site
+from mediatord.app.public_site import build_site
 from mediatord.http.openapi import OPENAPI_JSON
 from mediatord.observability.metrics import Metrics
 from mediatord.probe.cycle import ProbeCycle, ProbeError

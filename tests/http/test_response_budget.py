@@ -11,7 +11,7 @@ from twisted.internet.protocol import Protocol
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from mediatord.app.http_sites import build_site
+from mediatord.app.public_site import build_site
 from mediatord.decentrl.context import DecentrlReply
 from mediatord.didcomm.messages import DIDCommReply as EnvelopeReply
 from mediatord.http.flow_control import (

@@ -19,7 +19,7 @@ from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.logger import Logger, globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.app.http_sites import build_site
+from mediatord.app.public_site import build_site
 from mediatord.app.workers import bind_supervisor_callbacks
 from mediatord.errors import StoreUnavailable
 from mediatord.observability.metrics import Metrics

@@ -30,14 +30,6 @@ _SHORT_KID_LENGTH = 8
 _MAX_CACHED_LENGTH = 2048
 
 
-class DIDWebLookupRequired(LookupError):
-    """The document of a did:web has to be fetched."""
-
-
-class DIDPeer4LongFormRequired(LookupError):
-    """A did:peer:4 in short form resolves only if its long form was seen before."""
-
-
 @dataclass(frozen=True, slots=True)
 class ServiceEndpoint:
     """

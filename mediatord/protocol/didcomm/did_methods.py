@@ -22,14 +22,21 @@ from mediatord.protocol.didcomm.did_document import (
     MAX_SERVICES,
     SIGNATURE_CURVES,
     DIDDocument,
-    DIDPeer4LongFormRequired,
-    DIDWebLookupRequired,
     VerificationMethod,
     is_did,
     parse_did_document,
     parse_services,
 )
 from mediatord.protocol.didcomm.keys import PublicKey, convert_ed25519_to_x25519
+
+
+class DIDWebLookupRequired(LookupError):
+    """The document of a did:web has to be fetched."""
+
+
+class DIDPeer4LongFormRequired(LookupError):
+    """A did:peer:4 in short form resolves only if its long form was seen before."""
+
 
 _KEY_PREFIX = "did:key:"
 

@@ -16,13 +16,13 @@ from mediatord.protocol.didcomm.did_document import (
     MAX_ROUTING_KEYS,
     MAX_SERVICES,
     DIDDocument,
-    DIDPeer4LongFormRequired,
-    DIDWebLookupRequired,
     is_did,
     parse_did_document,
     strip_did_url,
 )
 from mediatord.protocol.didcomm.did_methods import (
+    DIDPeer4LongFormRequired,
+    DIDWebLookupRequired,
     locate_did_web,
     make_did_peer_4,
     parse_did_web_document,

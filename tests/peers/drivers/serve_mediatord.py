@@ -21,8 +21,8 @@ from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import serverFromString
 
 from mediatord.app.core_services import build_core_services
-from mediatord.app.http_sites import build_site
 from mediatord.app.protocol_services import build_decentrl, build_didcomm
+from mediatord.app.public_site import build_site
 from mediatord.config.settings import Config
 from mediatord.didcomm.messages import ACCEPTED, DIDCommReply, MessageOrigin
 from mediatord.http.flow_control import tune_garbage_collector

@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 
 from mediatord.errors import UnresolvableDID, UnsupportedDIDMethod
 from mediatord.protocol import encoding
-from mediatord.protocol.didcomm.did_document import (
-    DIDDocument,
+from mediatord.protocol.didcomm.did_document import DIDDocument, is_did
+from mediatord.protocol.didcomm.did_methods import (
     DIDPeer4LongFormRequired,
     DIDWebLookupRequired,
-    is_did,
+    locate_did_web,
+    make_did_peer_2,
+    make_did_peer_4,
+    resolve_local,
 )
-from mediatord.protocol.didcomm.did_methods import locate_did_web, make_did_peer_2, make_did_peer_4, resolve_local
 from mediatord.protocol.didcomm.keys import Curve, PrivateKey, PublicKey
 
 _CURVES: tuple[Curve, ...] = ("X25519", "Ed25519", "P-256", "P-384", "P-521", "secp256k1")

@@ -6,13 +6,9 @@ import pytest
 
 from mediatord.errors import UnresolvableDID, UnsupportedDIDMethod
 from mediatord.protocol import encoding
-from mediatord.protocol.didcomm.did_document import (
-    DIDCommService,
-    DIDPeer4LongFormRequired,
-    ServiceEndpoint,
-    VerificationMethod,
-)
+from mediatord.protocol.didcomm.did_document import DIDCommService, ServiceEndpoint, VerificationMethod
 from mediatord.protocol.didcomm.did_methods import (
+    DIDPeer4LongFormRequired,
     derive_did_peer_3,
     make_did_peer_0,
     make_did_peer_2,

@@ -1,0 +1,110 @@
+"""Builds the public HTTP site of both protocols."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from mediatord.app.core_services import CoreServices
+from mediatord.app.metrics_collection import StoreMetricsRefresher
+from mediatord.app.protocol_services import DecentrlServices, DIDCommServices
+from mediatord.cluster.membership import StoreHealthCheck
+from mediatord.config.settings import Config
+from mediatord.errors import MediatorError, StoreUnavailable
+from mediatord.http.client_address import AllowedOrigins, ClientAddressResolver
+from mediatord.http.flow_control import MemoryReclaimer, RoundRobinScheduler
+from mediatord.http.resources import HTTPContext, StaticDocuments, report_no_probe
+from mediatord.http.site import MediatorSite
+from mediatord.observability.event_recorder import ProtocolName
+from mediatord.probe.readiness import ReadinessMonitor
+from mediatord.workers.supervisor_connection import SupervisorConnection
+
+
+def build_site(
+    core: CoreServices,
+    didcomm: DIDCommServices,
+    decentrl: DecentrlServices,
+    config: Config,
+    worker: SupervisorConnection | None = None,
+    readiness: Callable[[], ReadinessMonitor] | None = None,
+) -> MediatorSite:
+    """
+    Build the site of both protocols.
+
+    :param readiness: gives what answers `/ready`, once the site is served.
+    """
+    recorder = core.recorder
+
+    def record_early_rejection(protocol: ProtocolName, peer: str, error: MediatorError) -> None:
+        recorder.record_early_rejection(protocol, peer, 0, error)
+
+    async def render_metrics() -> bytes:
+        return recorder.metrics.render()
+
+    limits = config.limits
+    addresses = ClientAddressResolver(config.trusted_proxies, core.probe_credentials.token, limits.trusted_peers)
+    origins = AllowedOrigins(config.websocket_origins)
+    documents = StaticDocuments(core.identity.now.did, core.identity.now.web_document, config.public_url)
+    context = HTTPContext(
+        clock=core.reactor,
+        receive=didcomm.dispatcher.receive,
+        command=decentrl.dispatcher.receive,
+        public=decentrl.dispatcher.public,
+        ping_store=_build_store_ping(core, config),
+        find_store_problem=lambda: core.store.fault_description,
+        find_node_problem=lambda: core.node_health.trouble,
+        refresh_store_metrics=StoreMetricsRefresher(core),
+        render_metrics=worker.fetch_metrics if worker else render_metrics,
+        documents=documents,
+        recorder=recorder,
+        client_addresses=addresses,
+        connections=core.connections,
+        open_decentrl_socket=decentrl.open_socket,
+        record_early_rejection=record_early_rejection,
+        origins=origins,
+        memory=MemoryReclaimer(core.reactor),
+        scheduler=RoundRobinScheduler(core.reactor),
+        admits=core.rate_limiter.charge_request,
+        metrics_allow=lambda: core.reloader.config.metrics.allow,
+        check_readiness=(lambda: readiness().ask()) if readiness else report_no_probe,
+        forward_fast_path=didcomm.forward_fast_path.take,
+    )
+    site = MediatorSite(context, *_get_site_limits(config))
+    site.unread.limit(limits.max_unread_bytes)
+
+    def follow(new: Config) -> None:
+        addresses.set_peer_networks(new.limits.trusted_peers)
+        origins.allow(new.websocket_origins)
+        site.limit(*_get_site_limits(new))
+        site.unread.limit(new.limits.max_unread_bytes)
+        documents.set_identity(core.identity.now.did, core.identity.now.web_document)
+
+    core.reloader.follow(follow)
+    recorder.metrics.register_buffer("socket_outboxes", site.socket_factory.unsent)
+    recorder.metrics.register_buffer("socket_inboxes", site.socket_factory.unserved)
+    recorder.metrics.register_buffer("http_requests", site.read_ahead)
+    recorder.metrics.register_buffer("http_answers", lambda: site.unread.held)
+    return site
+
+
+def _get_site_limits(config: Config) -> tuple[int, int, int, int]:
+    """Bytes of a message, HTTP connections of one address and of a trusted peer, bytes queued for a socket."""
+    limits = config.limits
+    connections = 4 * limits.max_connections_per_ip, 4 * limits.trusted_connections
+    return limits.max_message_bytes, *connections, limits.max_outbox_bytes
+
+
+def _build_store_ping(core: CoreServices, config: Config) -> Callable[[], Awaitable[None]]:
+    """The check of the store for `/health`. A server is asked each time; SQLite may be slow as long as it works."""
+    metrics = core.recorder.metrics
+
+    async def ping() -> None:
+        try:
+            await core.gate.run_request(core.store.ping)
+        except StoreUnavailable:
+            metrics.set_storage_up(False)
+            raise
+        metrics.set_storage_up(True)
+
+    if config.storage.backend != "sqlite":
+        return ping
+    return StoreHealthCheck(ping, core.monotonic, lambda: metrics.rejected.get("store_unavailable"))
