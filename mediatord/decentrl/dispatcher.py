@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from mediatord.decentrl import contracts, events
+from mediatord.decentrl import contracts_and_registration as contracts
+from mediatord.decentrl import events
 from mediatord.decentrl.authentication import CommandAuthenticator, CommandRequest
 from mediatord.decentrl.context import DecentrlContext, DecentrlReply, ReplyBody, build_error_reply
 from mediatord.errors import (
