@@ -324,11 +324,11 @@ class ConfigError(OperatorError):
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
+        self._problems = problems
 
     @property
     def problems(self) -> list[str]:
-        """One line each."""
-        return str(self).splitlines()
+        return self._problems
 
 
 def load_config(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:

@@ -81,7 +81,7 @@ class ManyTests(BombTestCase):
             (f"{MP}/messages-received", "message_id_list", [f"i-{number}" for number in range(49_000)], 10_000),
             (f"{CM3}/recipient-update", "updates", updates, 1_000),
         ):
-            for count, most_calls in ((longest, 90_000), (longest + 1, USUAL), (len(entries), USUAL)):
+            for count, most_calls in ((longest, 130_000), (longest + 1, USUAL), (len(entries), USUAL)):
                 raw = self.authcrypted(self.message(type_, {member: entries[:count]}, return_route="all"))
                 answer = self.post(raw, most_calls=most_calls, most=40 * len(raw) + 2_000_000)
                 is_refused = self.guest.open(answer.body).message.type.uri.endswith("/problem-report")
