@@ -410,7 +410,9 @@ class MediatorHTTPChannel(BackpressureHTTPChannel):
                 return b""
             data, self._partial = bytes(self._partial), b""
             return data
-        if self.requests or self._handlingRequest or self.paused:
+        # A head that is too long for a plain one stays with Twisted, which gives up where a line does not end.
+        is_long = len(self._buffer) >= MAX_HEAD_BYTES and self._buffer.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES) < 0
+        if is_long or self.requests or self._handlingRequest or self.paused:
             super()._read(data)
             self.site.reading.add(self)
             return b""
