@@ -6,6 +6,7 @@ import binascii
 import hmac
 from base64 import b64decode
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
@@ -75,14 +76,13 @@ def _extract_secret(authorization: bytes) -> bytes:
     """The secret in an `Authorization` header; empty if there is none."""
     scheme, _, value = authorization.strip().partition(b" ")
     value = value.strip()
-    if scheme.lower() == b"bearer":
-        return value
-    if scheme.lower() != b"basic":
-        return b""
-    try:
-        return b64decode(value, validate=True).partition(b":")[2]
-    except binascii.Error:
-        return b""
+    match scheme.lower():
+        case b"bearer":
+            return value
+        case b"basic":
+            with suppress(binascii.Error):
+                return b64decode(value, validate=True).partition(b":")[2]
+    return b""
 
 
 class AdminAuthenticator:
