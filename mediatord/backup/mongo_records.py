@@ -156,7 +156,7 @@ def _read_schema_document(database: MongoDatabase) -> MongoDocument:
     return found
 
 
-class _Mapping(NamedTuple):
+class _CollectionMapping(NamedTuple):
     """
     How a kind of records is stored.
 
@@ -175,32 +175,36 @@ class _Mapping(NamedTuple):
     constants: MongoDocument = {}
 
 
-def _map_party(collection: schema.PartyCollection, keys: dict[str, str], names: str = "", **fields: str) -> _Mapping:
-    return _Mapping(collection, map_fields(names, id="_id", **fields), keys, collection, is_ordered=True)
+def _map_party(
+    collection: schema.PartyCollection, keys: dict[str, str], names: str = "", **fields: str
+) -> _CollectionMapping:
+    return _CollectionMapping(collection, map_fields(names, id="_id", **fields), keys, collection, is_ordered=True)
 
 
 _RECIPIENT_KEYS = {"party": "recipient", "sender": "sender"}
 _MAPPINGS = {
-    "account": _Mapping(
+    "account": _CollectionMapping(
         ACCOUNTS,
         map_fields("did created_at draft03 seen_at fresh", number="_id"),
         constants={"recipients": 0, "places": 0},
     ),
-    "retired": _Mapping(RETIRED_DIDS, {"did": "_id"}),
-    "recipient": _Mapping(
+    "retired": _CollectionMapping(RETIRED_DIDS, {"did": "_id"}),
+    "recipient": _CollectionMapping(
         RECIPIENTS,
         map_fields("account did names", number="_id", place="registered"),
         constants={"messages": 0, "bytes": 0},
     ),
-    "message": _Mapping(
+    "message": _CollectionMapping(
         MESSAGES,
         map_fields("account recipient form received_at expires_at due_at arrived_at pushes payload", id="_id"),
         is_ordered=True,
     ),
-    "long_form": _Mapping(schema.LONG_FORM_DIDS, map_fields("long", short="_id")),
+    "long_form": _CollectionMapping(schema.LONG_FORM_DIDS, map_fields("long", short="_id")),
     # The token of the claim, which says who made it, is not exported.
-    "nonce": _Mapping(schema.NONCES, map_fields("until", key="_id"), is_ordered=True, constants={"token": bytes(12)}),
-    "registration": _Mapping(
+    "nonce": _CollectionMapping(
+        schema.NONCES, map_fields("until", key="_id"), is_ordered=True, constants={"token": bytes(12)}
+    ),
+    "registration": _CollectionMapping(
         schema.REGISTRATIONS, map_fields("digest text", id="_id", expires_at="until"), {"party": "did"}
     ),
     "contract": _map_party(

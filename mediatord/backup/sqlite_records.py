@@ -68,7 +68,7 @@ _COUNT_NONCE = "UPDATE counter SET value = value + 1 WHERE name = 'nonces'"
 _COUNT_ACCEPTED = "UPDATE ledger SET accepted = accepted + 1 WHERE half = '{}'"
 
 
-class _Table(NamedTuple):
+class _TableMapping(NamedTuple):
     """
     How a kind of records is stored.
 
@@ -95,18 +95,18 @@ class _Table(NamedTuple):
 
 
 _TABLES = {
-    "account": _Table(
+    "account": _TableMapping(
         map_fields("did created_at draft03 seen_at fresh", number="id"), {}, {"did_key": "hash_did(:did)"}, order="id"
     ),
-    "retired": _Table(map_fields("did"), order="did"),
-    "recipient": _Table(
+    "retired": _TableMapping(map_fields("did"), order="did"),
+    "recipient": _TableMapping(
         map_fields("did names", number="id", account="account_id", place="registered"),
         write={"did_digest": "did_digest(:did)"},
         order="id",
         also=(_COUNT_NAMES,),
     ),
     # A delayed message that was handed out has the negative time of that.
-    "message": _Table(
+    "message": _TableMapping(
         map_fields("id form received_at expires_at pushes payload", account="account_id", recipient="recipient_id"),
         {
             "due_at": "iif(due_at > 0, due_at, NULL)",
@@ -116,9 +116,9 @@ _TABLES = {
         | {"digest": "sha256(:payload)", "digest_head": "digest_head(:payload)"},
         also=(_COUNT_IN_QUEUE, _COUNT_ACCEPTED.format("didcomm")),
     ),
-    "long_form": _Table(map_fields("short long"), name="did_document", order="short"),
-    "nonce": _Table(map_fields("key until"), order="place", also=(_COUNT_NONCE,)),
-    "registration": _Table(
+    "long_form": _TableMapping(map_fields("short long"), name="did_document", order="short"),
+    "nonce": _TableMapping(map_fields("key until"), order="place", also=(_COUNT_NONCE,)),
+    "registration": _TableMapping(
         map_fields("id expires_at digest text"),
         {"did": _GET_DID.format("peer_id")},
         {"owner_id": f"{_MEDIATOR}", "peer_id": _GET_PARTY.format("did")},
@@ -127,7 +127,7 @@ _TABLES = {
         where=f"+owner_id = {_MEDIATOR}",
         parties=("did",),
     ),
-    "contract": _Table(
+    "contract": _TableMapping(
         map_fields("id expires_at digest text"),
         {"owner": _GET_DID.format("owner_id"), "peer": _GET_DID.format("peer_id")},
         {"owner_id": _GET_PARTY.format("owner"), "peer_id": _GET_PARTY.format("peer")},
@@ -135,14 +135,14 @@ _TABLES = {
         parties=("owner", "peer"),
         usage={"contracts": "1"},
     ),
-    "contract_request": _Table(
+    "contract_request": _TableMapping(
         map_fields("id public_key request", sender="sender_did"),
         {"recipient": _GET_DID.format("recipient_id")},
         {"recipient_id": _GET_PARTY.format("recipient"), "sender_key": "hash_did(:sender)"},
         parties=("recipient",),
         usage={"requests": "1"},
     ),
-    "pending_event": _Table(
+    "pending_event": _TableMapping(
         map_fields("id payload", sender="sender_did"),
         {"recipient": _GET_DID.format("recipient_id"), "received_at": "received_at"},
         {"recipient_id": _GET_PARTY.format("recipient"), "sender_key": "hash_did(:sender)"}
@@ -151,13 +151,13 @@ _TABLES = {
         usage={"pending": "1", "pending_bytes": _UTF8_SIZE},
         also=(_COUNT_ACCEPTED.format("decentrl"),),
     ),
-    "stored_event": _Table(
+    "stored_event": _TableMapping(
         map_fields("id contract_id timestamp processed tags"),
         {"owner": _GET_DID.format("owner_id"), "sender": _GET_LABEL.format("sender")}
         | {"recipient": _GET_LABEL.format("recipient")}
         | {"payload": "(SELECT payload FROM stored_payload WHERE seq = stored_event.seq)"},
     ),
-    "public_event": _Table(
+    "public_event": _TableMapping(
         map_fields("id timestamp tags signature event"),
         {"publisher": _GET_DID.format("owner_id"), "channel_id": _GET_LABEL.format("channel")},
     ),

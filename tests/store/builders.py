@@ -28,7 +28,7 @@ from mediatord.store.interfaces.messages import (
     RemovalReason,
 )
 from mediatord.store.interfaces.store import OperationObserver, StoreFault, ignore_observation
-from mediatord.store.separate_transactions import IndependentEnqueues, acknowledge_in_steps
+from mediatord.store.mongo.separate_transactions import IndependentEnqueues, acknowledge_in_steps
 from mediatord.store.sqlite.executor import JobRunner, SQLiteExecutor, SQLiteTuning
 from mediatord.store.sqlite.memory_store import MemoryStore
 from mediatord.store.sqlite.sqlite_store import SQLiteStore

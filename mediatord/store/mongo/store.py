@@ -45,9 +45,9 @@ from mediatord.store.mongo.nonces import NonceCapacity, NonceClaimBatch, NonceCl
 from mediatord.store.mongo.queue_statistics import MongoQueueStatistics
 from mediatord.store.mongo.removal import RemovalBatch, RemovalListener, RemovalRequest, UncertainRemovalReporter
 from mediatord.store.mongo.schema import ALL_COLLECTIONS, MIGRATIONS, MongoMigration, MongoSchema
+from mediatord.store.mongo.separate_transactions import IndependentEnqueues, acknowledge_in_steps
 from mediatord.store.mongo.space_quota import SpaceQuota
 from mediatord.store.mongo.transaction_batcher import TransactionBatcher
-from mediatord.store.separate_transactions import IndependentEnqueues, acknowledge_in_steps
 
 # Batches of writes, and of nonce claims, that run at a time, and works in each: smaller ones cost the server more,
 # larger ones keep one of its threads busy while the others are idle.
