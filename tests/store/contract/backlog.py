@@ -46,7 +46,7 @@ class BacklogContract(DecentrlContract):
         self.assertEqual(await self.store.read_backlog([], 0), QueueBacklog(0, 0, (NOTHING,), ()))
 
     async def test_ages(self) -> None:
-        """Each bound is the first moment of its cohort; what is delayed or has expired counts until it is gone."""
+        """Each bound is the first moment of its bucket; what is delayed or has expired counts until it is gone."""
         await self.arrive(1, 2)
         self.clock.advance(10)
         (acknowledged, _) = await self.arrive(100, 4)

@@ -228,10 +228,10 @@ class PlanTests(MongoTestCase):
 
     async def test_backlog(self) -> None:
         """Of each age a bounded number of keys is counted, and of few messages the bytes are summed."""
-        self.patch(queue_statistics, "_COHORT_COUNT_LIMIT", 9)
+        self.patch(queue_statistics, "_BUCKET_COUNT_LIMIT", 9)
         self.patch(ledger, "_COUNT_LIMIT", 9)
         self.patch(queue_statistics, "_EXACT_COUNT_LIMIT", 9)
-        self.patch(queue_statistics, "_COHORT_SIZE_LIMIT", 5)
+        self.patch(queue_statistics, "_BUCKET_SIZE_LIMIT", 5)
         aged = tuple(make_payload(new_stored_message_id(NOON - 10)) for _ in "ab")
         await self.store.enqueue(mine(0), aged, expires_at=NOON + HOUR)
         size = sum(len(payload.data) for payload in aged)
