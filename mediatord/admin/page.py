@@ -239,7 +239,7 @@ def _render_state(status: DaemonStatus) -> Markup:
         ("State", status.state),
         ("Uptime", format_duration(status.uptime)),
         ("Version", status.version),
-        ("Store", f"{status.backend}, {'available' if status.cohorts is not None else 'not responding'}"),
+        ("Store", f"{status.backend}, {'available' if status.buckets is not None else 'not responding'}"),
     ]
     if "ready" in gauges:
         pairs.append(("End-to-end probe", "succeeds" if gauges["ready"] else "fails"))
@@ -284,29 +284,29 @@ def _render_traffic(status: DaemonStatus) -> Markup:
 
 def _render_ledger(status: DaemonStatus, now: float) -> Markup:
     about = "Since the store was created: accepted messages by outcome. A difference is an error."
-    known = build_ledger_table(status.books) if status.books else _render_note(_NO_STORE)
+    known = build_ledger_table(status.ledger) if status.ledger else _render_note(_NO_STORE)
     return _render_section("Message ledger", known, _render_store_time(status, now, about), whole=True)
 
 
 def _render_ages(status: DaemonStatus, now: float) -> Markup:
     title = "Queued messages by age"
-    if status.cohorts is None or status.waiting is None:
+    if status.buckets is None or status.waiting is None:
         return _render_section(title, _render_note(_NO_STORE))
-    most = max(one.messages for one in status.cohorts)
+    most = max(one.messages for one in status.buckets)
     rows = [
-        (name, *_format_cohort(one), draw_share_bar(one.messages, most))
-        for name, one in zip(_AGE_LABELS, status.cohorts, strict=True)
+        (name, *_format_bucket(one), draw_share_bar(one.messages, most))
+        for name, one in zip(_AGE_LABELS, status.buckets, strict=True)
     ]
     columns = (("age", "short"), ("messages", "number"), ("bytes", "number"), ("", "drawn"))
-    table = build_table(columns, [*rows, ("total", *_format_cohort(status.waiting), "")])
+    table = build_table(columns, [*rows, ("total", *_format_bucket(status.waiting), "")])
     return _render_section(title, table, _render_store_time(status, now))
 
 
-def _format_cohort(cohort: AgeBucket) -> tuple[str, str]:
+def _format_bucket(bucket: AgeBucket) -> tuple[str, str]:
     """Messages and bytes."""
-    least = "" if cohort.exact else _AT_LEAST
-    return least + format_count(cohort.messages), ("" if cohort.bytes is None else least) + format_byte_count(
-        cohort.bytes
+    least = "" if bucket.exact else _AT_LEAST
+    return least + format_count(bucket.messages), ("" if bucket.bytes is None else least) + format_byte_count(
+        bucket.bytes
     )
 
 
@@ -383,13 +383,13 @@ def _render_reports(reports: Sequence[AnalysisReport], now: float) -> Markup:
     return _render_section("Nightly report", build_table(columns, rows), whole=True)
 
 
-def build_ledger_table(books: status.LedgerEntries) -> Markup:
+def build_ledger_table(ledgers: status.LedgerEntries) -> Markup:
     """The ledger, with a column for each protocol."""
     rows = [
-        (entry, *(_format_ledger_entry(entries[entry]) for entries in books.values()))
+        (entry, *(_format_ledger_entry(entries[entry]) for entries in ledgers.values()))
         for entry in status.LEDGER_ENTRIES
     ]
-    return build_table([("", "name"), *((protocol, "number") for protocol in books)], rows)
+    return build_table([("", "name"), *((protocol, "number") for protocol in ledgers)], rows)
 
 
 def _format_ledger_entry(number: int | None) -> str | Markup:

@@ -34,9 +34,9 @@ LEDGER_ENTRIES = ("accepted", "acknowledged", "waiting", "expired", "evicted", "
 LedgerEntries = Mapping[str, Mapping[str, int | None]]
 
 
-def read_ledger(books: messages.StoreLedger) -> LedgerEntries:
+def read_ledger(store_ledger: messages.StoreLedger) -> LedgerEntries:
     """Convert the store's ledger."""
-    ledgers = {"didcomm": books.didcomm, "decentrl": books.decentrl}
+    ledgers = {"didcomm": store_ledger.didcomm, "decentrl": store_ledger.decentrl}
     return {
         protocol: {entry: getattr(ledger, entry) for entry in LEDGER_ENTRIES} for protocol, ledger in ledgers.items()
     }
@@ -146,9 +146,9 @@ class DaemonStatus:
     :param asked: number of processes asked; `processes` are those that replied.
     :param totals: since the start; None if not all processes could be asked.
     :param gauges: likewise; missing ones are left out.
-    :param books: message ledger; empty without a reply of the store.
+    :param ledger: message ledger; empty without a reply of the store.
     :param waiting: queued messages and bytes; None without a reply of the store.
-    :param cohorts: the same by the ages of :data:`AGE_BOUNDS`.
+    :param buckets: the same by the ages of :data:`AGE_BOUNDS`.
     :param reports: None if no directory is configured.
     """
 
@@ -163,9 +163,9 @@ class DaemonStatus:
     totals: Mapping[str, int] | None
     gauges: Mapping[str, float]
     flows: Mapping[str, TrafficRate]
-    books: LedgerEntries
+    ledger: LedgerEntries
     waiting: AgeBucket | None
-    cohorts: tuple[AgeBucket, ...] | None
+    buckets: tuple[AgeBucket, ...] | None
     largest: tuple[QueueSummary, ...]
     refusals: tuple[ProblemSummary, ...]
     warnings: tuple[ProblemSummary, ...]
@@ -181,11 +181,11 @@ class DaemonStatus:
         """The most important problem, or the state of a healthy process."""
         if worst := [one.state for one in self.processes if not one.well]:
             return worst[0]
-        if self.cohorts is None:
+        if self.buckets is None:
             return "the store does not respond"
         if self.asked > len(self.processes) or self.totals is None:
             return "some workers do not respond"
-        if any(entries["difference"] for entries in self.books.values()):
+        if any(entries["difference"] for entries in self.ledger.values()):
             return LEDGER_DIFFERS
         return self.processes[0].state if self.gauges.get("ready", 1) else "end-to-end probe fails"
 
@@ -248,9 +248,9 @@ class StatusCollector:
             totals=_sum_totals(asked, replies, samples),
             gauges={name: samples[key] for name, key in _GAUGE_METRICS.items() if samples and key in samples},
             flows=compute_traffic([one.get("slots", ()) for one in replies], now, uptime),
-            books=read_ledger(backlog.books) if backlog else {},
+            ledger=read_ledger(backlog.ledger) if backlog else {},
             waiting=AgeBucket(backlog.messages, backlog.bytes) if backlog else None,
-            cohorts=backlog.cohorts if backlog else None,
+            buckets=backlog.buckets if backlog else None,
             largest=self._build_queue_summaries(backlog, now) if backlog else (),
             refusals=tuple(merge_problems(problems, "request")),
             warnings=tuple(merge_problems(problems, "output")),
@@ -351,14 +351,14 @@ def render_status_json(status: DaemonStatus, now: float | None = None) -> bytes:
             "uptime_seconds": status.uptime,
             "store": {
                 "backend": status.backend,
-                "answers": status.cohorts is not None,
+                "answers": status.buckets is not None,
                 "at": status.store_at,
                 "age_seconds": None if status.store_at is None else _compute_age(status.store_at, now),
             },
             "processes": {"asked": status.asked, "answered": [asdict(one) for one in status.processes]},
             "gauges": dict(status.gauges),
             "traffic": _build_traffic_json(status),
-            "ledger": status.books or None,
+            "ledger": status.ledger or None,
             "waiting": _build_waiting_json(status),
             "refusals": [asdict(one) for one in status.refusals],
             "warnings": [asdict(one) for one in status.warnings],
@@ -388,7 +388,7 @@ def _build_waiting_json(status: DaemonStatus) -> dict[str, Any] | None:
         return None
     bounds: list[int | None] = [*AGE_BOUNDS, None]
     by_age = [
-        {"below_seconds": bound, **asdict(cohort)} for bound, cohort in zip(bounds, status.cohorts or (), strict=True)
+        {"below_seconds": bound, **asdict(bucket)} for bound, bucket in zip(bounds, status.buckets or (), strict=True)
     ]
     largest = [
         {
