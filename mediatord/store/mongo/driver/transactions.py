@@ -341,7 +341,6 @@ class TransactionRunner:
         self._writing_slots = DeferredSemaphore(_MAX_OPEN_TRANSACTIONS)
         self._reading_slots = DeferredSemaphore(_MAX_OPEN_TRANSACTIONS)
         self._uncertain: deque[tuple[ServerSession, UndoWork]] = deque()
-        self._is_undoing = False
         self.sessions = ServerSessionPool(clock)
 
     @property
@@ -395,18 +394,10 @@ class TransactionRunner:
 
     async def undo_uncertain(self, deadline: float) -> None:
         """Undo all commits whose outcome is unknown, each once; those that cannot be undone yet move to the end."""
-        while self._is_undoing:
+        for _ in range(len(self._uncertain)):
             if self._clock.seconds() >= deadline:
                 return
-            await wait_before_retry(self._clock)
-        self._is_undoing = True
-        try:
-            for _ in range(len(self._uncertain)):
-                if self._clock.seconds() >= deadline:
-                    return
-                await self._undo_one(deadline)
-        finally:
-            self._is_undoing = False
+            await self._undo_one(deadline)
 
     async def _undo_one(self, deadline: float) -> None:
         session, undo = self._uncertain[0]
