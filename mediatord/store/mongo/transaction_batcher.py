@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from typing import Any
 
 from twisted.internet.defer import Deferred, fail, succeed
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.task import Cooperator
 from twisted.logger import Logger
 
 from mediatord.errors import MediatorError, StoreUnavailable
@@ -25,8 +26,6 @@ from mediatord.store.mongo.driver.errors import (
 )
 from mediatord.store.mongo.driver.operation import Operation
 
-# Seconds of one reactor iteration that rejections may take.
-_REFUSAL_SECONDS = 0.005
 # Conflicts of works that share a transaction before they are divided.
 _MAX_SHARED_TRIES = 2
 # Shares of the time limit: after the first work has waited this long, more is rejected; and works of requests that
@@ -40,43 +39,6 @@ _STALE_CHECK_INTERVAL = 0.1
 _LARGE_BACKLOG, _LARGE_BATCH = 2_500, 512
 
 _log = Logger(namespace="mediatord.store")
-
-
-class LoadShedder:
-    """
-    Rejects operations a few per reactor iteration; clients that retry at once would otherwise leave no time for
-    accepted operations.
-    """
-
-    def __init__(self, clock: IReactorTime) -> None:
-        self._clock = clock
-        self._waiting: deque[Deferred[Any]] = deque()
-        self._log_throttle = LogThrottle(clock)
-
-    def refuse(self, answer: Deferred[Any]) -> Deferred[Any]:
-        """Make a Deferred fail with StoreUnavailable shortly."""
-        if not self._waiting:
-            self._clock.callLater(0, self._refuse_some)
-        self._waiting.append(answer)
-        if number := self._log_throttle.count_occurrence():
-            _log.warn("MongoDB is overloaded: rejected {number} operations", number=number)
-        return answer
-
-    def finish(self) -> None:
-        """Reject all of them now."""
-        while self._waiting:
-            self._waiting.popleft().errback(StoreUnavailable())
-
-    def _refuse_some(self) -> None:
-        give_up = self._clock.seconds() + _REFUSAL_SECONDS
-        for _ in range(len(self._waiting)):
-            if not self._waiting:
-                return
-            self._waiting.popleft().errback(StoreUnavailable())
-            if self._clock.seconds() >= give_up:
-                break
-        if self._waiting:
-            self._clock.callLater(0, self._refuse_some)
 
 
 # Does works of a kind in their order, in one transaction: is called with them and with the tries of
@@ -135,7 +97,11 @@ class TransactionBatcher:
         self._scheduled = False
         self._stale_timer: IDelayedCall | None = None
         self._drained: Deferred[None] | None = None
-        self._load_shedder = LoadShedder(client.clock)
+        self._refused: deque[Deferred[Any]] = deque()
+        # Rejects for a part of each reactor iteration only: clients that retry at once would otherwise leave no time
+        # for accepted operations.
+        self._cooperator = Cooperator(scheduler=lambda step: self._clock.callLater(0, step))
+        self._refusal_throttle = LogThrottle(client.clock)
 
     @property
     def held(self) -> tuple[int, int]:
@@ -160,7 +126,7 @@ class TransactionBatcher:
             return fail(StoreUnavailable())
         full = len(self._waiting) >= bounds.waiting or self._waiting_bytes + size > bounds.waiting_bytes
         if full or (self._waiting and now - self._waiting[0].since > _MAX_WAIT_SHARE * self._client.time_limit):
-            return self._load_shedder.refuse(Deferred())
+            return self._refuse(Deferred())
         waiting = _PendingWork(name, batch_operation, work, keys, size, now, began)
         self._waiting.append(waiting)
         self._waiting_bytes += size
@@ -173,7 +139,8 @@ class TransactionBatcher:
     def drain(self) -> Deferred[None]:
         """Reject further works; fire when all others are done."""
         self._accepting = False
-        self._load_shedder.finish()
+        for _ in self._reject_refused():
+            pass
         if self._stale_timer is not None:
             self._stale_timer.cancel()
             self._stale_timer = None
@@ -181,6 +148,20 @@ class TransactionBatcher:
             return succeed(None)
         self._drained = Deferred()
         return self._drained
+
+    def _refuse(self, answer: Deferred[Any]) -> Deferred[Any]:
+        """Make a Deferred fail with StoreUnavailable shortly."""
+        if not self._refused:
+            self._cooperator.cooperate(self._reject_refused())
+        self._refused.append(answer)
+        if number := self._refusal_throttle.count_occurrence():
+            _log.warn("MongoDB is overloaded: rejected {number} operations", number=number)
+        return answer
+
+    def _reject_refused(self) -> Iterator[None]:
+        while self._refused:
+            self._refused.popleft().errback(StoreUnavailable())
+            yield
 
     def _schedule(self) -> None:
         if not self._scheduled and self._running < self._at_once:
@@ -224,7 +205,7 @@ class TransactionBatcher:
             else:
                 self._waiting_bytes -= one.size
                 self._observe(one, now)
-                self._load_shedder.refuse(one.answer)
+                self._refuse(one.answer)
 
     def _next_batch(self) -> list[_PendingWork]:
         """Take the first work that may start, and others of its kind and about its deadline that fit."""

@@ -236,16 +236,15 @@ class Transaction:
             await self.write(self._writes_at_end)
         if not self.has_written:
             return
-        is_committed = await self._send_commit()
-        for attempt in count(1):
-            if is_committed:
-                break
+        self.is_committed = await self._send_commit()
+        attempt = 0
+        while not self.is_committed:
+            attempt += 1
             await wait_before_retry(self._clock, attempt)
             if self._clock.seconds() >= self._deadline:
                 raise UncertainCommit
             with suppress(ServerUnreachable):
-                is_committed = await self._send_commit()
-        self.is_committed = True
+                self.is_committed = await self._send_commit()
 
     async def abort(self, deadline: float) -> bool:
         """Abort the transaction; return whether the server replied."""
@@ -289,30 +288,25 @@ class Transaction:
         return await self._pool.exchange(commands, self._deadline, for_reads=self._for_reads)
 
     async def _send_commit(self) -> bool:
-        """Commit, which is idempotent; return whether that is known to have succeeded."""
+        """
+        Commit, which is idempotent; return whether that is known to have succeeded.
+
+        :raise MongoCommandError: it was rejected.
+        """
         (reply,) = await self._send([self._build_end_command("commitTransaction", self._deadline)])
-        return _is_committed(reply)
+        if reply is None:
+            return False
+        try:
+            check_reply(reply)
+        except MongoCommandError as error:
+            if error.is_commit_uncertain or "writeConcernError" in reply:
+                return False
+            raise
+        return True
 
 
 def _deadline_exceeded() -> ServerUnreachable:
     return ServerUnreachable("deadline exceeded")
-
-
-def _is_committed(reply: Document | None) -> bool:
-    """
-    Whether a commit has succeeded; False if its outcome is unknown.
-
-    :raise MongoCommandError: it was rejected.
-    """
-    if reply is None:
-        return False
-    try:
-        check_reply(reply)
-    except MongoCommandError as error:
-        if error.is_commit_uncertain or "writeConcernError" in reply:
-            return False
-        raise
-    return True
 
 
 TransactionWork = Callable[[Transaction], Awaitable[T]]
