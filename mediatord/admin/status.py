@@ -35,9 +35,9 @@ LEDGER_ENTRIES = ("accepted", "acknowledged", "waiting", "expired", "evicted", "
 LedgerEntries = Mapping[str, Mapping[str, int | None]]
 
 
-def read_ledger(books: messages.StoreLedger) -> LedgerEntries:
+def read_ledger(store_ledger: messages.StoreLedger) -> LedgerEntries:
     """Convert the store's ledger."""
-    ledgers = {"didcomm": books.didcomm, "decentrl": books.decentrl}
+    ledgers = {"didcomm": store_ledger.didcomm, "decentrl": store_ledger.decentrl}
     return {
         protocol: {entry: getattr(ledger, entry) for entry in LEDGER_ENTRIES} for protocol, ledger in ledgers.items()
     }
@@ -276,7 +276,7 @@ class StatusCollector:
             processes=ProcessReplies(asked, tuple(sorted(found, key=lambda one: one.node))),
             gauges={name: samples[key] for name, key in _GAUGE_METRICS.items() if samples and key in samples},
             traffic=_count_traffic(asked, replies, samples, now),
-            ledger=read_ledger(backlog.books) if backlog else None,
+            ledger=read_ledger(backlog.ledger) if backlog else None,
             waiting=self._summarize_queues(backlog, now) if backlog else None,
             refusals=tuple(merge_problems(problems, "request")),
             warnings=tuple(merge_problems(problems, "output")),
@@ -332,7 +332,7 @@ class StatusCollector:
             )
             for one in backlog.largest
         )
-        return QueuedMessages(backlog.messages, backlog.bytes, backlog.cohorts, largest)
+        return QueuedMessages(backlog.messages, backlog.bytes, backlog.buckets, largest)
 
 
 def _count_traffic(

@@ -283,12 +283,12 @@ class SeveralTests(SynchronousTestCase):
             self.assertEqual(self.overview().state, state)
 
     def test_books(self) -> None:
-        """They stand there by half; with a difference in either the daemon is not well, whatever the sum is."""
+        """They stand there by protocol; with a difference in either the daemon is not well, whatever the sum is."""
         for differences, well in (((0, 0), True), ((-1, 1), False)):
             didcomm, decentrl = [
                 MessageLedger(accepted=1234, waiting=1234 - difference) for difference in differences
             ]
-            self.backlog = replace(self.backlog, books=StoreLedger(didcomm, decentrl))
+            self.backlog = replace(self.backlog, ledger=StoreLedger(didcomm, decentrl))
             overview = self.overview()
             self.assertEqual(overview.well, well)
             self.assertEqual(overview.state, "serving" if well else "message ledger does not balance")
@@ -296,13 +296,15 @@ class SeveralTests(SynchronousTestCase):
             self.assertIn("1,234", shown)
             self.assertEqual("\N{MINUS SIGN}1" in shown, not well)
             books = json.loads(render_status_json(overview))["ledger"]
-            self.assertEqual([books[half]["difference"] for half in ("didcomm", "decentrl")], list(differences))
+            self.assertEqual(
+                [books[protocol]["difference"] for protocol in ("didcomm", "decentrl")], list(differences)
+            )
             self.assertEqual(books["didcomm"]["accepted"], 1234)
 
     def test_waiting_that_is_not_counted(self) -> None:
         """Of very many messages the books do not say how many wait, and nothing is wrong."""
         self.backlog = replace(
-            self.backlog, books=StoreLedger(MessageLedger(accepted=5, waiting=None), MessageLedger())
+            self.backlog, ledger=StoreLedger(MessageLedger(accepted=5, waiting=None), MessageLedger())
         )
         overview = self.overview()
         books = json.loads(render_status_json(overview))["ledger"]
