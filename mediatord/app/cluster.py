@@ -110,6 +110,7 @@ class ClusterSubsystem:
             self._peer_queues,
             metrics,
             settings.counters,
+            sends_messages=settings.is_worker,
         )
         self.leader_lease = LeaderLease(
             reactor, store.cluster, node.boot, is_member=lambda: self.node_health.is_member
@@ -196,7 +197,7 @@ def build_cluster_services(
         is_wanted=lambda recipient: recipient is None,
         filter_served=filter_registered,
     )
-    receiver = NotificationReceiver(messages, events, decentrl.event_pusher.push_contracts_updated)
+    receiver = NotificationReceiver(clock, messages, events, decentrl.event_pusher.push_contracts_updated)
     server = PeerServer(
         clock,
         cluster.settings.keys,

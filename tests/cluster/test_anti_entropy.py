@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from math import inf
-from typing import Any
+from typing import Any, cast
 
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
@@ -21,7 +22,13 @@ from mediatord.cluster.anti_entropy import (
     LapsedNodeSweeper,
     PeriodicClusterTasks,
 )
-from mediatord.cluster.peer_notifications import MAX_VISIBILITY_DELAY, PeerNotificationDelivery
+from mediatord.cluster.peer_notifications import (
+    MAX_VISIBILITY_DELAY,
+    NotificationReceiver,
+    PeerNotificationDelivery,
+    decode_names,
+    encode_names,
+)
 from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.messages import ArrivalWindow, MessageArrival, StoredMessage
 from tests.in_memory_mediator import NOW
@@ -122,6 +129,34 @@ class NotificationReceiverTests(SynchronousTestCase):
             one.callback([message("a")])
         self.assertEqual([self.successResultOf(one) for one in both], [["a"], ["a"]])
         self.assertEqual(shelf.pushed, ["a"])
+
+    def test_with_messages(self) -> None:
+        """What comes with the hint is pushed as it is, unless it has been, and without the store."""
+        shelf = FakeMessageSource()
+        shelf.pushed, shelf.stuck = ["a"], {"c"}
+        self.assertEqual(self.receive(shelf, "abc", map(message, "abc")), ["a", "b"])
+        self.assertEqual((shelf.pushed, shelf.found), (["a", "b"], []))
+
+    def test_without_some_messages(self) -> None:
+        """Nothing of a hint is pushed before what has to be read for it: they are pushed in order."""
+        shelf = FakeMessageSource(*map(message, "abc"))
+        self.assertEqual(self.receive(shelf, "abc", map(message, "ac")), ["a", "b", "c"])
+        self.assertEqual((shelf.pushed, shelf.found), (["a", "b", "c"], [["a", "b", "c"]]))
+
+    def test_expired_on_the_way(self) -> None:
+        """A message whose time is over is read, so that it is not pushed."""
+        shelf = FakeMessageSource()
+        self.assertEqual(self.receive(shelf, "a", [replace(message("a"), expires_at=NOW)]), [])
+        self.assertEqual((shelf.pushed, shelf.found), ([], [["a"]]))
+
+    def receive(self, shelf: FakeMessageSource, ids: Iterable[str], messages: Iterable[StoredMessage]) -> list[str]:
+        """What is said to be pushed of a request with messages."""
+        clock = Clock()
+        clock.advance(NOW)
+        receiver = NotificationReceiver(clock, shelf.half, cast(Any, None), lambda did: False)
+        body = encode_names("hints", {"messages": list(ids)}, list(messages))
+        answer = self.successResultOf(Deferred.fromCoroutine(receiver.receive(body)))
+        return decode_names("pushed", answer).get("messages", [])
 
     def test_more_than_fits(self) -> None:
         """What the store does not give at once is asked for again."""
