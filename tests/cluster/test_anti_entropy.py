@@ -20,7 +20,6 @@ from mediatord.cluster.anti_entropy import (
     SCAN_WINDOW,
     AntiEntropy,
     LapsedNodeSweeper,
-    PeriodicClusterTasks,
 )
 from mediatord.cluster.peer_notifications import (
     MAX_VISIBILITY_DELAY,
@@ -365,36 +364,3 @@ class SweepTests(SynchronousTestCase):
         self.my_turn = False
         self.successResultOf(Deferred.fromCoroutine(self.sweep.sweep()))
         self.assertEqual(self.dropped, [])
-
-
-class AntiEntropyRoundTests(SynchronousTestCase):
-    def setUp(self) -> None:
-        self.clock = Clock()
-        self.member = True
-        self.fault: Exception | None = None
-        self.done = 0
-        self.rounds = PeriodicClusterTasks(self.clock, lambda: self.member, [(self.work, 5.0)])
-        self.rounds.startService()
-
-    async def work(self) -> None:
-        """Counted."""
-        self.done += 1
-        if self.fault is not None:
-            raise self.fault
-
-    def test_every_so_often(self) -> None:
-        """As long as this node is a member, whatever becomes of one of them."""
-        self.clock.pump([5] * 2)
-        self.fault = StoreUnavailable()
-        self.clock.advance(5)
-        self.fault = RuntimeError("boom")
-        self.clock.advance(5)
-        self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
-        self.fault, self.member = None, False
-        self.clock.advance(5)
-        self.assertEqual(self.done, 4)
-        self.member = True
-        self.clock.advance(5)
-        self.assertEqual(self.done, 5)
-        self.successResultOf(self.rounds.stopService())
-        self.assertEqual(self.clock.getDelayedCalls(), [])
