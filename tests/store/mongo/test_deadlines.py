@@ -165,6 +165,7 @@ class RequestTests(DeadlineCase):
         with self.servers.failpoint("aggregate", blockConnection=True, blockTimeMS=8 * SLOW, times=1):
             with began(PATIENCE):
                 hasty = store.find_owner(INBOX)
+            await deferLater(CLOCK, 0.2)  # its query is the one that is blocked
             with request_scope(CLOCK):
                 patient = store.find_owner(INBOX)
             self.assertEqual(await patient, ALICE)
