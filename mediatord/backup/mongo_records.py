@@ -42,7 +42,6 @@ from mediatord.backup.records import (
     resolve_seen_at,
 )
 from mediatord.protocol.canonical_did import compute_did_digest
-from mediatord.store.interfaces import decentrl
 from mediatord.store.mongo import schema
 from mediatord.store.mongo.decentrl_events import (
     EventLabelKind,
@@ -389,17 +388,11 @@ class ImportBatch:
             case PendingEventRecord():
                 document["size"] = sum_utf8_sizes(one.payload)
             case StoredEventRecord():
-                event = decentrl.StoredEvent(
-                    one.id, one.sender, one.recipient, one.payload, one.tags, one.timestamp, one.contract_id
-                )
-                self.documents[schema.STORED_PAYLOADS.name].append(build_event_payload(event))
-                return build_stored_event(event, document["party"], one.processed)
+                self.documents[schema.STORED_PAYLOADS.name].append(build_event_payload(one.to_event()))
+                return build_stored_event(one.to_event(), document["party"], one.processed)
             case PublicEventRecord():
-                shown = decentrl.PublicEvent(
-                    one.id, one.event, one.tags, one.timestamp, one.signature, one.channel_id
-                )
-                self.documents[schema.PUBLIC_PAYLOADS.name].append(build_event_payload(shown))
-                return build_public_event(shown, document["party"])
+                self.documents[schema.PUBLIC_PAYLOADS.name].append(build_event_payload(one.to_event()))
+                return build_public_event(one.to_event(), document["party"])
         return document
 
     def _count(self, collection: Collection, key: Any, **more: Any) -> None:

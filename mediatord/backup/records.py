@@ -24,6 +24,7 @@ from pydantic_core import to_json
 from mediatord.config.settings import StorageSettings
 from mediatord.errors import OperatorError
 from mediatord.protocol.canonical_did import canonicalize_did
+from mediatord.store.interfaces import decentrl
 from mediatord.store.registered_names import export_names
 
 ItemT = TypeVar("ItemT")
@@ -201,6 +202,12 @@ class StoredEventRecord(_BaseRecord):
     tags: tuple[str, ...]
     payload: str
 
+    def to_event(self) -> decentrl.StoredEvent:
+        """The event without `processed` and its owner."""
+        return decentrl.StoredEvent(
+            self.id, self.sender, self.recipient, self.payload, self.tags, self.timestamp, self.contract_id
+        )
+
 
 class PublicEventRecord(_BaseRecord):
     """An event of a public channel."""
@@ -213,6 +220,10 @@ class PublicEventRecord(_BaseRecord):
     tags: tuple[str, ...]
     signature: str
     event: str
+
+    def to_event(self) -> decentrl.PublicEvent:
+        """The event without its publisher."""
+        return decentrl.PublicEvent(self.id, self.event, self.tags, self.timestamp, self.signature, self.channel_id)
 
 
 StoreRecord: TypeAlias = (

@@ -314,27 +314,22 @@ def _insert_record(connection: StoreConnection, one: StoreRecord) -> None:
     values = dict(one)
     match one:
         case PublicEventRecord():
-            shown = decentrl.PublicEvent(one.id, one.event, one.tags, one.timestamp, one.signature, one.channel_id)
-            event_queries.publish_event(connection, one.publisher, shown, _UNLIMITED_CAPS)
+            event_queries.publish_event(connection, one.publisher, one.to_event(), _UNLIMITED_CAPS)
             return
         case StoredEventRecord():
             owner = decentrl_queries.get_or_create_party(connection, one.owner)
-            event = decentrl.StoredEvent(
-                one.id, one.sender, one.recipient, one.payload, one.tags, one.timestamp, one.contract_id
-            )
-            event_queries.insert_stored_events(
-                connection, [event_queries.NewStoredEvent(event, owner, one.processed)]
-            )
+            stored = event_queries.NewStoredEvent(one.to_event(), owner, one.processed)
+            event_queries.insert_stored_events(connection, [stored])
             event_queries.add_stored_usage(connection, [(owner, 1, get_utf8_size(one.payload, *one.tags))])
             return
         case AccountRecord():
             values["seen_at"] = resolve_seen_at(one)
         case RecipientRecord():
             names = import_names(one.did, one.place, one.names)
-            stored = None if names.stored is None else json.dumps(names.stored)
+            spellings = None if names.stored is None else json.dumps(names.stored)
             # The trigger of the table counts one name.
             more = max(len(names) - 1, 0)
-            values |= {"did": names.did, "place": names.place, "names": stored, "last": names.last, "more": more}
+            values |= {"did": names.did, "place": names.place, "names": spellings, "last": names.last, "more": more}
     try:
         for statement in _INSERTS[one.kind]:
             connection.execute(statement, values)
