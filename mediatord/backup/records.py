@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from datetime import UTC, datetime
 from importlib.util import find_spec
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import to_json
@@ -241,6 +241,9 @@ StoreRecord: TypeAlias = (
     | PublicEventRecord
 )
 
+# Fields of each kind, without `kind`, which comes first.
+RECORD_FIELDS = {record.model_fields["kind"].default: [*record.model_fields][1:] for record in get_args(StoreRecord)}
+
 # Kinds in the order of an archive, with their names in tables of counts.
 RECORD_KINDS = {
     "account": "accounts",
@@ -282,11 +285,6 @@ def decode_record(line: bytes) -> StoreRecord:
             raise InvalidArchiveError("kind: not known") from None
         where = ".".join(map(str, first["loc"])) or "line"
         raise InvalidArchiveError(f"{shorten_value(where)}: {first['msg']}") from None
-
-
-def map_fields(names: str, **renamed: str) -> dict[str, str]:
-    """How fields are called in a store: some as in a record, others not."""
-    return {**{name: name for name in names.split()}, **renamed}
 
 
 class RecordSource(ABC):
