@@ -30,7 +30,7 @@ from mediatord.store.interfaces.cluster import (
 )
 from mediatord.store.interfaces.messages import filter_valid_ids
 from mediatord.store.mongo.driver.client import ClockSkewMonitor, ReplicaSetClient
-from mediatord.store.mongo.driver.collection import Document, MongoCommand
+from mediatord.store.mongo.driver.collection import Document, MongoCommand, batch_by_size
 from mediatord.store.mongo.driver.operation import operation, retry_on_duplicate_key
 from mediatord.store.mongo.driver.transactions import Transaction
 from mediatord.store.mongo.message_queues import list_delivering_boots, release_delivered
@@ -52,7 +52,7 @@ _LAPSED_NODES: Document = {**_ALL_NODES, "$expr": {"$lte": ["$until", "$$NOW"]}}
 _SERVER_MILLISECONDS: Document = {"$toLong": "$$NOW"}
 # Quotas do not wait for a majority: a failover loses only what was taken a moment before.
 _UNREPLICATED = {"writeConcern": {"w": 1}}
-_DIDS_PER_QUERY = 1_000
+_DIDS_PER_QUERY, _QUERY_BYTES = 1_000, 8_388_608
 # Presence records that are deleted in one transaction.
 _PRESENCE_DELETE_BATCH = 2_000
 
@@ -169,7 +169,7 @@ class MongoClusterStore:
     @operation
     async def take_quota(self, key: bytes, amount: int, *, limit: int, period: float) -> float:
         command = _build_quota_take(key, amount, limit, period)
-        reply = await retry_on_duplicate_key(lambda: self._run("take_quota", command))
+        reply = await retry_on_duplicate_key(lambda: self._client.command("take_quota", command.body))
         found = reply["value"]
         if found["taken"]:
             return 0.0
@@ -178,7 +178,7 @@ class MongoClusterStore:
 
     @operation
     async def return_quota(self, key: bytes, amount: int) -> None:
-        await self._run("return_quota", _build_quota_return(key, amount))
+        await self._client.command("return_quota", _build_quota_return(key, amount).body)
 
     @operation
     async def record_pickups(self, ids: Sequence[str], period: float) -> None:
@@ -198,9 +198,6 @@ class MongoClusterStore:
         """:raise ClockSkewError: the clocks of this host and of the server are too far apart."""
         if ahead := await self._clocks.measure_skew():
             raise ClockSkewError(ahead)
-
-    async def _run(self, name: str, command: MongoCommand) -> Document:
-        return await self._client.operate(name, lambda run: run.command(command))
 
 
 class SessionOwnerRecord:
@@ -315,9 +312,7 @@ def _build_presence_query(dids: Sequence[str]) -> MongoCommand:
 
 def _split_values(values: Sequence[str]) -> Iterator[list[str]]:
     """Split distinct values into chunks for `$in`."""
-    distinct = list(dict.fromkeys(values))
-    for start in range(0, len(distinct), _DIDS_PER_QUERY):
-        yield distinct[start : start + _DIDS_PER_QUERY]
+    return batch_by_size(dict.fromkeys(values), len, _QUERY_BYTES, _DIDS_PER_QUERY)
 
 
 def _build_quota_take(key: bytes, amount: int, limit: int, period: float) -> MongoCommand:
