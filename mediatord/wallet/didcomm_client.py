@@ -441,7 +441,11 @@ class DIDCommWallet(MediationRequests):
             "return_route": "all",
         }
         message = compose_message(type_, body, **{**defaults, **headers})
-        return message, authcrypt(message, self.identity, self.mediator.document)
+        return message, self.encrypt(message)
+
+    def encrypt(self, message: Mapping[str, Any]) -> bytes:
+        """An authcrypt for the mediator."""
+        return authcrypt(message, self.identity, self.mediator.document)
 
     async def request(self, type_: str, body: Mapping[str, Any] | None = None, /, **headers: Any) -> Message:
         """
