@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _CHILD_STOP_SECONDS = 15.0
+_SPARE_FILES = 200
 
 _fork = multiprocessing.get_context("fork")
 Result = TypeVar("Result")
@@ -86,6 +87,11 @@ def raise_file_limit() -> int:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     return most
+
+
+def limit_sockets(wanted: int) -> int:
+    """The number of sockets that this process may open, at most `wanted`."""
+    return min(wanted, raise_file_limit() - _SPARE_FILES)
 
 
 @contextmanager
