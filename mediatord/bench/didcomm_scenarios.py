@@ -45,7 +45,6 @@ from mediatord.bench.results import (
     PER_SECOND,
     Contender,
     Figures,
-    LoadResult,
     ResultTable,
     format_size,
     latency_figures,
@@ -83,15 +82,18 @@ def _open_bare_sqlite(payloads: list[tuple[str, bytes]], batch: int, seconds: fl
         connection.executescript(_BARE_SCHEMA)
 
         def run() -> Figures:
-            start, start_cpu, result = perf_counter(), process_time(), LoadResult()
+            start, start_cpu, latencies_us = perf_counter(), process_time(), list[float]()
             while (begun := perf_counter()) - start < seconds:
                 connection.execute("BEGIN IMMEDIATE")
                 connection.executemany(_BARE_INSERT, islice(rows, batch))
                 connection.execute("COMMIT")
-                result.latencies_us.append(int((perf_counter() - begun) * 1e6))
-            result.accepted = batch * len(result.latencies_us)
-            result.seconds, result.cpu_seconds = perf_counter() - start, process_time() - start_cpu
-            return result.figures()
+                latencies_us.append((perf_counter() - begun) * 1e6)
+            done = batch * len(latencies_us)
+            return {
+                PER_SECOND: done / (perf_counter() - start),
+                PER_CPU_SECOND: done / (process_time() - start_cpu),
+                **latency_figures(latencies_us),
+            }
 
         yield run
 
