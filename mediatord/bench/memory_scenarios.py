@@ -64,7 +64,6 @@ def growth_per_message(resident: list[int], leg: int) -> float:
     return (median(resident[half:]) - median(resident[:half])) / (half * leg)
 
 
-_SOCKET_GOAL_KIB = 12.0
 _WARM_UP_SOCKETS = 50
 
 
@@ -91,7 +90,7 @@ def measure_sockets(plan: BenchmarkPlan, table: ResultTable) -> None:
         for live in sockets:
             live.enable_live_delivery()
         each = add_row("in live mode")
-    table.add_target(f"KiB of a live socket, {count} held", _SOCKET_GOAL_KIB, each, most=True)
+    table.add_target(f"KiB of a live socket, {count} held", 12.0, each, most=True)
     table.notes = [
         f"Without sockets the daemon has {before / _MIB:.1f} MiB with {count} accounts enrolled. Each socket "
         f"belongs to its own wallet, with a DID of {len(wallets[0].did)} characters.",
@@ -229,8 +228,6 @@ class SoakRunner:
         self._register(reader)
 
 
-_RESIDENT_GOAL_MIB = 256.0
-_GROWTH_GOAL = 0.01
 _SOAK_RATE, _SOAK_CONNECTIONS = 150.0, 4
 _SAMPLE_SECONDS = 1.0
 # About what the kernel buffers for a socket that is not read.
@@ -279,8 +276,8 @@ def measure_soak(plan: BenchmarkPlan, table: ResultTable) -> None:
         },
         "sockets closed": {kind: float(number) for kind, number in closed.items()},
     }
-    table.add_target("resident MiB", _RESIDENT_GOAL_MIB, max(resident) / _MIB, most=True)
-    table.add_target("growth after the first third", _GROWTH_GOAL, compute_memory_growth(resident), most=True)
+    table.add_target("resident MiB", 256.0, max(resident) / _MIB, most=True)
+    table.add_target("growth after the first third", 0.01, compute_memory_growth(resident), most=True)
     table.notes = [
         f"{plan.minutes:g} minutes, {SOAK_WALLETS} wallets in live mode; one in {_SLOW_EVERY} reads slowly, one in "
         f"{_NEVER_EVERY} never, both with full buffers from the start; {_SOAK_RATE:g} forwards of "
