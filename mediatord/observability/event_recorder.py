@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -421,7 +421,8 @@ class EventRecorder:
         protocol: ProtocolName,
         code: int | None,
         by: Literal["us", "peer"],
-        traffic: Mapping[str, int],
+        received: tuple[int, int],
+        sent: tuple[int, int],
     ) -> None:
         """
         A socket was closed.
@@ -429,7 +430,8 @@ class EventRecorder:
         :param protocol: what it spoke, or would have.
         :param code: of the first close frame; 1006 without one.
         :param by: who sent it.
-        :param traffic: `n_in`, `n_out`, `bytes_in`, `bytes_out`.
+        :param received: messages, and their bytes.
+        :param sent: likewise.
         """
         connection = self._connections.pop(name, None)
         if connection is None:  # the daemon's own
@@ -437,6 +439,7 @@ class EventRecorder:
         self.metrics.active_connections.dec()
         seconds = self.monotonic() - connection.began
         about = {"conn": name, "did": connection.did, "proto": protocol, "dur_ms": seconds * 1000}
+        traffic = {"n_in": received[0], "n_out": sent[0], "bytes_in": received[1], "bytes_out": sent[1]}
         self._emit("conn.close", ws_code=code, reason=by, **about, **traffic)
 
     def record_gauge(self, **values: int | float | None) -> None:
