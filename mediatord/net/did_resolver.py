@@ -158,30 +158,22 @@ class DIDWebResolver:
         return document
 
     async def _fetched(self, did: str, peer: str | None) -> DIDDocument | None:
+        """The result of a fetch that is in progress, or of a new one."""
+        answer: Deferred[DIDDocument | None] = Deferred()
         if did not in self._waiting:
             location = self._location(did)
-            await self._admit(peer)
-            if did not in self._waiting:
-                return await self._await_fetch(self._begin(did, location))
-        return await self._await_fetch(self._join(self._waiting[did]))
-
-    async def _await_fetch(self, answer: Deferred[DIDDocument | None]) -> DIDDocument | None:
+            self._refuse_if_busy()
+            if peer is not None and (wait := await self._charge(peer)):
+                raise RateLimitExceeded(retry_after=wait)
+        if did in self._waiting:  # perhaps since the charge
+            self._waiting[did].append(answer)
+        else:
+            self._refuse_if_busy()
+            self._waiting[did] = [answer]
+            # Independent of the callers (it never fails): one that gives up must not affect the others.
+            Deferred.fromCoroutine(self._fetch_and_notify(did, location))
         with pause_deadline(self._clock):
             return await answer
-
-    def _begin(self, did: str, location: DIDWebLocation) -> Deferred[DIDDocument | None]:
-        self._refuse_if_busy()
-        self._waiting[did] = []
-        answer = self._join(self._waiting[did])
-        # Independent of the callers (it never fails): one that gives up must not affect the others.
-        Deferred.fromCoroutine(self._fetch_and_notify(did, location))
-        return answer
-
-    @staticmethod
-    def _join(waiting: list[Deferred[DIDDocument | None]]) -> Deferred[DIDDocument | None]:
-        answer: Deferred[DIDDocument | None] = Deferred()
-        waiting.append(answer)
-        return answer
 
     def _location(self, did: str) -> DIDWebLocation:
         """Location of the document; a host that is an address must be in an allowed network."""
@@ -195,12 +187,6 @@ class DIDWebResolver:
             if not any(address in network for network in self._allowed):
                 raise UnresolvableDID
         return location
-
-    async def _admit(self, peer: str | None) -> None:
-        self._refuse_if_busy()
-        wait = await self._charge(peer) if peer is not None else 0
-        if wait:
-            raise RateLimitExceeded(retry_after=wait)
 
     def _refuse_if_busy(self) -> None:
         if len(self._waiting) >= _MAX_CONCURRENT_FETCHES:

@@ -323,8 +323,7 @@ class EventLogWriter(Service):
             return
         if self._file_check_due:
             self._ensure_file()
-        if not (self._sink.flush() or self._flush_again()):
-            self._retry_later()
+        if not self._write_pending():
             return
         if self._unreported:
             lost, self._unreported = self._unreported, Counter()
@@ -360,8 +359,7 @@ class EventLogWriter(Service):
     def _begin_next(self) -> bool:
         """Whether the segment was closed."""
         self._ensure_file()
-        if not (self._sink.flush() or self._flush_again()):
-            self._retry_later()
+        if not self._write_pending():
             return False
         closed = self._close_segment()
         self._open_segment()
@@ -456,9 +454,14 @@ class EventLogWriter(Service):
         self._segment.seq_first = min(json.loads(line)["seq"] for line in self._sink.pending.splitlines())
         self._count_lost(torn + (written if state == "removed" else 0), "removed")
 
-    def _flush_again(self) -> bool:
-        """After a failure: create the directory if it is missing and write again; whether all was written."""
-        return not self._sink.is_open and self._make_directory() and self._sink.flush()
+    def _write_pending(self) -> bool:
+        """Write the lines, creating the directory if it is missing; if that fails, try again later."""
+        if self._sink.flush() or (not self._sink.is_open and self._make_directory() and self._sink.flush()):
+            return True
+        self._file_check_due = True
+        if self._flush_call is None:
+            self._flush_call = self._clock.callLater(_RETRY_SECONDS, self._end_iteration)
+        return False
 
     def _make_directory(self) -> bool:
         """Create the directory; whether it was missing."""
@@ -477,17 +480,11 @@ class EventLogWriter(Service):
         if self._sink.pending or self._unreported or self._file_check_due:
             self.flush(is_retry=True)
 
-    def _retry_later(self) -> None:
-        self._file_check_due = True
-        if self._flush_call is None:
-            self._flush_call = self._clock.callLater(_RETRY_SECONDS, self._end_iteration)
-
     def _open_segment(self) -> None:
         """Begin a segment; its first line stays in the buffer until the file can be opened."""
         self._segment = _OpenSegment(self._segments.next_name(self._clock.seconds()), self._seq + 1)
         self.write("log.open", self._opening())
-        if not (self._sink.flush() or self._flush_again()):
-            self._retry_later()
+        self._write_pending()
 
     def _first_line(self) -> bytes:
         """The first line of a segment, to be placed before lines in the buffer."""
