@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from ipaddress import ip_address
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
-from zope.interface import Interface, implementer
 
 from mediatord.clock import pause_deadline
 from mediatord.errors import RateLimitExceeded, UnresolvableDID
@@ -31,28 +30,6 @@ from mediatord.protocol.didcomm.did_methods import (
     resolve_local,
     resolve_short_did_peer_4,
 )
-
-
-class IDIDResolver(Interface):
-    """Resolves DIDs to documents."""
-
-    def resolve(did: str, peer: str | None = None) -> Deferred[DIDDocument]:
-        """
-        Resolve a DID.
-
-        :param peer: rate limit key of the address that caused the lookup.
-        :raise UnresolvableDID: it does not resolve.
-        :raise UnsupportedDIDMethod: the method is not did:key, did:peer 0/2/4 or did:web.
-        :raise RateLimitExceeded: too many lookups for `peer`.
-        :raise StoreUnavailable: the long form of a did:peer:4 could not be looked up.
-        """
-
-    def remember_long_form(did: str) -> Awaitable[None]:
-        """
-        Store the long form of an authenticated did:peer:4, so that its short form resolves from now on (reference
-        8.4). Ignores other DIDs.
-        """
-
 
 _log = Logger()
 
@@ -99,17 +76,6 @@ class LRUCache(Generic[V]):
             self._left += freed
 
 
-class HTTPGetFunction(Protocol):
-    """Signature of :meth:`mediatord.net.outbound_http.OutboundHTTPClient.get`."""
-
-    async def __call__(self, url: str, *, limit: int, timeout: float) -> OutboundResponse:
-        """
-        :param limit: of the body, in bytes.
-        :param timeout: seconds.
-        :raise OutboundError: no usable response.
-        """
-
-
 class DIDWebResolver:
     """
     Fetches did:web documents. Documents are cached for 5 minutes, failures for 30 seconds; concurrent requests for a
@@ -119,12 +85,13 @@ class DIDWebResolver:
     def __init__(
         self,
         clock: IReactorTime,
-        get: HTTPGetFunction,
+        get: Callable[..., Awaitable[OutboundResponse]],
         charge: Callable[[str], Awaitable[int]],
         *,
         allow_private: Iterable[IPNetwork] = (),
     ) -> None:
         """
+        :param get: :meth:`mediatord.net.outbound_http.OutboundHTTPClient.get`.
         :param charge: charges an address for a fetch; returns the seconds to wait, or 0.
         :param allow_private: networks whose addresses may be used in a DID in place of a name.
         """
@@ -215,7 +182,6 @@ class DIDWebResolver:
             return None
 
 
-@implementer(IDIDResolver)
 class DIDResolver:
     """Resolver for all supported DID methods."""
 
@@ -246,14 +212,25 @@ class DIDResolver:
         return sum(entries), sum(sizes)
 
     def resolve(self, did: str, peer: str | None = None) -> Deferred[DIDDocument]:
-        """See :class:`~mediatord.net.did_resolver.IDIDResolver`."""
+        """
+        Resolve a DID.
+
+        :param peer: rate limit key of the address that caused the lookup.
+        :raise UnresolvableDID: it does not resolve.
+        :raise UnsupportedDIDMethod: the method is not did:key, did:peer 0/2/4 or did:web.
+        :raise RateLimitExceeded: too many lookups for `peer`.
+        :raise StoreUnavailable: the long form of a did:peer:4 could not be looked up.
+        """
         document = self._local.get(did)
         if document is not None:
             return succeed(document)
         return Deferred.fromCoroutine(self._resolve(did, peer))
 
     async def remember_long_form(self, did: str) -> None:
-        """See :class:`~mediatord.net.did_resolver.IDIDResolver`."""
+        """
+        Store the long form of an authenticated did:peer:4, so that its short form resolves from now on (reference
+        8.4). Ignores other DIDs.
+        """
         short = canonicalize_did(did)
         if not did.startswith(f"{short}:") or self._remembered.get(did):
             return
