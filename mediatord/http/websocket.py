@@ -556,8 +556,8 @@ class MediatorSocket(WebSocketServerProtocol):
         self._serve_next()
 
     def _serve_next(self) -> None:
-        """Serve queued messages, unless the peer does not read its replies."""
-        if self._queued and not self._serving and self._send_queue.is_drained:
+        """Serve queued messages, as far as the peer reads its replies."""
+        if self._queued and not self._serving:
             self._serving = True
             served = Deferred.fromCoroutine(self._serve())
             served.addErrback(lambda failure: _log.failure("serving a socket failed", redact_failure(failure)))

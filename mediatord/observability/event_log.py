@@ -499,7 +499,7 @@ class EventLogWriter(Service):
         segment = self._segment
         self._unflushed_lines = 0
         if self.metrics is not None and "counters" in self._written:
-            self.write("counters", {**self.metrics.collect_totals()})
+            self.write("counters", dict[str, object](self.metrics.collect_totals()))
         last = {"seq_first": segment.seq_first, "seq_last": self._seq + 1, "lines": segment.lines + 1}
         self.write("log.close", {**last, "dropped": segment.dropped})
         self._sink.flush()

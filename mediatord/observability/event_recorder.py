@@ -11,7 +11,7 @@ from twisted.internet.interfaces import IReactorTime
 
 from mediatord.clock import Stopwatch, start_stopwatch
 from mediatord.errors import MediatorError
-from mediatord.observability.event_schema import EventLog
+from mediatord.observability.event_schema import LEDGER_ENTRIES, EventLog
 from mediatord.observability.metrics import FastCounter, Metrics
 from mediatord.observability.pseudonyms import Pseudonymizer
 from mediatord.protocol.error_codes import (
@@ -28,9 +28,6 @@ from mediatord.store.interfaces.store import ExpiredAccount
 
 DeliveryPath = Literal["live", "pickup", "poll", "http"]
 ProtocolName = Literal["didcomm", "decentrl"]
-
-# Outcomes in the message ledger of a store, besides the queued messages.
-LEDGER_ENTRIES = ("accepted", "acknowledged", "expired", "evicted", "removed", "withdrawn")
 
 # Messages of which the number of pushes is kept; the least recently pushed are dropped.
 _MAX_ATTEMPT_COUNTERS = 10_000
@@ -124,12 +121,11 @@ class EventRecorder:
     def _emit(self, event: str, **fields: object) -> None:
         """Write an event with pseudonyms for DIDs, message ids and addresses; fields that are None are omitted."""
         names = self._pseudonymizer
-        for field_names, pseudonymize in ((("did", "rcpt", "sender"), names.did), (("msg",), names.message)):
-            for name in field_names:
-                if (value := fields.get(name)) is not None:
-                    fields[name] = pseudonymize(str(value))
-        if "peer" in fields:
-            fields["peer"] = names.peer(str(fields["peer"]))
+        pseudonymize = {"msg": names.message, "peer": names.peer}
+        pseudonymize |= dict.fromkeys(("did", "rcpt", "sender"), names.did)
+        for name in fields.keys() & pseudonymize.keys():
+            if fields[name] is not None:
+                fields[name] = pseudonymize[name](str(fields[name]))
         self._events.emit(event, **fields)
 
     def record_accept(
