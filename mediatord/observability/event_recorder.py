@@ -11,7 +11,7 @@ from twisted.internet.interfaces import IReactorTime
 
 from mediatord.clock import Stopwatch, start_stopwatch
 from mediatord.errors import MediatorError
-from mediatord.observability.event_schema import LEDGER_ENTRIES, EventLog
+from mediatord.observability.event_schema import EventLog
 from mediatord.observability.metrics import FastCounter, Metrics
 from mediatord.observability.pseudonyms import Pseudonymizer
 from mediatord.protocol.error_codes import (
@@ -23,7 +23,13 @@ from mediatord.protocol.error_codes import (
 )
 from mediatord.protocol.probe_markers import PROBE_CLIENT, PROBE_DID_INFIX
 from mediatord.store.interfaces.decentrl import PendingEvent
-from mediatord.store.interfaces.messages import MessageLedger, RemovedMessage, StoredMessage, StoreLedger
+from mediatord.store.interfaces.messages import (
+    LEDGER_ENTRIES,
+    MessageLedger,
+    RemovedMessage,
+    StoredMessage,
+    StoreLedger,
+)
 from mediatord.store.interfaces.store import ExpiredAccount
 
 DeliveryPath = Literal["live", "pickup", "poll", "http"]

@@ -132,7 +132,7 @@ class EventDeclaration:
 
 _MESSAGE_FIELDS = ("msg", "rcpt", "proto", "size", "age_ms", "reason", "pushes")
 # Outcomes in the message ledger of a store, besides the queued messages.
-LEDGER_ENTRIES = ("accepted", "acknowledged", "expired", "evicted", "removed", "withdrawn")
+_LEDGER_ENTRIES = ("accepted", "acknowledged", "expired", "evicted", "removed", "withdrawn")
 MESSAGE_COUNTERS = ("forwarded", "stored", "delivered", "expired", "evicted")
 REQUEST_COUNTERS = ("requests_accepted", "requests_rejected", "requests_failed")
 _ACCOUNT_FIELDS = ("did", "proto", "reason", "n_added", "n_removed")
@@ -182,10 +182,10 @@ EVENTS: dict[str, EventDeclaration] = {
         (
             "proto",
             "store",
-            *(f"all_{entry}" for entry in LEDGER_ENTRIES),
+            *(f"all_{entry}" for entry in _LEDGER_ENTRIES),
             "waiting",
             "difference",
-            *(f"own_{entry}" for entry in LEDGER_ENTRIES[:4]),
+            *(f"own_{entry}" for entry in _LEDGER_ENTRIES[:4]),
         ),
         "message ledger of one protocol: at start, once a minute, and at stop",
     ),
