@@ -243,7 +243,7 @@ class EventFileTests(SynchronousTestCase):
         self.assertEqual(len(self.closed()), before + 2)
 
     def test_rotation_within_a_turn(self) -> None:
-        """However many lines wait to be written, each segment has a first and a last line, and the next is another."""
+        """However many lines wait to be written, each segment has one first and one last line."""
         for before in range(250, 260):
             self.restart(limits=SegmentLimits(size=30_000))
             self.sealed.clear()
