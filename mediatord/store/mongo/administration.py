@@ -137,23 +137,18 @@ class MongoStoreAdministration:
         )
         found = await self._query(entries)
         following = f"{found[-1]['seq'].time}.{found[-1]['seq'].inc}" if len(found) == limit else None
-        if protocol == "decentrl":
-            return EntryPage(
-                [QueuedMessage("decentrl", one["_id"], did, did, one["size"], one["received_at"]) for one in found],
-                following,
-            )
-        account_dids = await self._find_account_dids(found)
+        account_dids, unknown = await self._find_account_dids(found), did if protocol == "decentrl" else ""
         messages = [
             QueuedMessage(
-                protocol="didcomm",
+                protocol=protocol,
                 id=one["_id"],
                 did=did,
-                account=account_dids.get(one["account"], ""),
+                account=account_dids.get(one.get("account"), unknown),
                 size=one["size"],
                 received_at=one["received_at"],
-                expires_at=one["expires_at"],
+                expires_at=one.get("expires_at"),
                 status="delivered" if "delivered" in one else "pending",
-                pushes=one["pushes"],
+                pushes=one.get("pushes", 0),
                 due_at=one.get("due_at"),
             )
             for one in found
