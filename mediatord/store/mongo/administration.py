@@ -129,8 +129,11 @@ class MongoStoreAdministration:
         if protocol == "didcomm":
             query = RECIPIENTS.find({"did_digest": compute_did_digest(did)}, projection={"_id": 1})
             mine = {"recipient": {"$in": [one["_id"] for one in await self._query(query)]}}
+        if after:
+            time, increment = after.split(".")
+            mine["seq"] = {"$gt": Timestamp(int(time), int(increment))}
         entries = QUEUES[protocol].messages.find(
-            {**mine, **_build_seq_filter(after)},
+            mine,
             sort={"seq": 1},
             limit=limit,
             projection=dict.fromkeys(_MESSAGE_FIELDS, 1),
@@ -260,10 +263,3 @@ class MongoStoreAdministration:
             )
             for one in found
         ]
-
-
-def _build_seq_filter(after: str) -> Document:
-    if not after:
-        return {}
-    time, increment = after.split(".")
-    return {"seq": {"$gt": Timestamp(int(time), int(increment))}}

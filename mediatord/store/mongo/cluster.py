@@ -142,11 +142,14 @@ class MongoClusterStore:
     @operation
     async def find_presence(self, dids: Sequence[str]) -> list[PresenceRecord]:
         found: list[PresenceRecord] = []
+        # Records and all live nodes, each once; a `$lookup` per record would take far longer.
+        nodes: Document = {"$unionWith": {"coll": NODES.name, "pipeline": [{"$match": _LIVE}]}}
         for some in _split_values(dids):
-            documents = await self._client.query("find_presence", _build_presence_query(some))
+            records = PRESENCE.aggregate([{"$match": {"did": {"$in": some}}}, {"$project": {"_id": 0}}, nodes])
+            documents = await self._client.query("find_presence", records)
             live = {one["_id"]: _parse_node(one) for one in documents if "name" in one}
-            records = [(one["did"], one["boot"]) for one in documents if "did" in one]
-            found += [PresenceRecord(did, boot, live.get(boot)) for did, boot in records]
+            present = [(one["did"], one["boot"]) for one in documents if "did" in one]
+            found += [PresenceRecord(did, boot, live.get(boot)) for did, boot in present]
         return found
 
     @operation
@@ -215,7 +218,9 @@ class SessionOwnerRecord:
         :param live: boots of live nodes.
         """
         client = self._client
-        user = await self._read_user()
+        status = await client.command("enter", {"connectionStatus": 1}, database="admin")
+        # Empty without access control.
+        user = ", ".join(f"{one['user']}@{one['db']}" for one in status["authInfo"]["authenticatedUsers"])
         others = SESSION_OWNERS.find({"_id": {"$nin": [self._owner, *live]}})
         for other in await client.query("enter", others):
             self._compare_users(user, other["user"])
@@ -229,11 +234,6 @@ class SessionOwnerRecord:
         if self._client.is_available:
             with suppress(StoreUnavailable):
                 await self._client.write("leave", SESSION_OWNERS.delete({"_id": self._owner}))
-
-    async def _read_user(self) -> str:
-        """Return the authenticated user; empty without access control."""
-        status = await self._client.command("enter", {"connectionStatus": 1}, database="admin")
-        return ", ".join(f"{one['user']}@{one['db']}" for one in status["authInfo"]["authenticatedUsers"])
 
     def _compare_users(self, ours: str, theirs: str) -> None:
         """Warn of another user, whose sessions the server silently does not end."""
@@ -301,13 +301,6 @@ def _parse_node(document: Document) -> ClusterNode:
 
 def _build_lease_end(lease: float) -> Document:
     return {"$add": ["$$NOW", round(lease * 1000)]}
-
-
-def _build_presence_query(dids: Sequence[str]) -> MongoCommand:
-    """Build a query for records and all live nodes, each once; a `$lookup` per record would take far longer."""
-    nodes = {"coll": NODES.name, "pipeline": [{"$match": _LIVE}]}
-    stages: list[Document] = [{"$match": {"did": {"$in": list(dids)}}}, {"$project": {"_id": 0}}]
-    return PRESENCE.aggregate([*stages, {"$unionWith": nodes}])
 
 
 def _split_values(values: Sequence[str]) -> Iterator[list[str]]:
