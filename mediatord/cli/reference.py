@@ -19,9 +19,8 @@ from pydantic.fields import FieldInfo
 from mediatord.app.reload import is_reloadable
 from mediatord.cli.commands import cli
 from mediatord.cli.man import walk_commands
-from mediatord.config.file import format_yaml_value
-from mediatord.config.settings import Config, DurationMarker, SizeMarker, ValueKind
-from mediatord.config.values import format_duration, format_size
+from mediatord.config.file import format_variable_name, format_yaml_value
+from mediatord.config.settings import Config, ValueKind, find_value_kind
 
 _SETTINGS_HEAD = """\
 # Configuration
@@ -66,38 +65,31 @@ def render_settings_page() -> str:
     """The page, as Markdown."""
     general: list[str] = []
     sections: list[str] = []
-    for name, field in Config.model_fields.items():
-        if _is_section(field):
-            about = field.description or ""
-            sections.append(
-                f"## {name}\n\n{_format_sentence(about)}\n\n" + "".join(_render_section(field.annotation, f"{name}."))
-            )
+    for name, value in Config():
+        field = Config.model_fields[name]
+        if isinstance(value, BaseModel):
+            sections.append(f"## {name}\n\n{_format_sentence(field.description or '')}\n\n")
+            sections += _render_section(value, f"{name}.")
         else:
-            general.append(_render_setting(name, field, getattr(Config(), name)))
+            general.append(_render_setting(name, field, value))
     return _SETTINGS_HEAD + "## General\n\n" + "".join(general + sections).rstrip("\n") + "\n"
 
 
-def _render_section(model: Any, prefix: str) -> Iterator[str]:
-    default = model()
-    for name, field in model.model_fields.items():
-        if _is_section(field):
-            yield from _render_section(field.annotation, f"{prefix}{name}.")
+def _render_section(section: BaseModel, prefix: str) -> Iterator[str]:
+    for name, value in section:
+        if isinstance(value, BaseModel):
+            yield from _render_section(value, f"{prefix}{name}.")
         else:
-            yield _render_setting(prefix + name, field, getattr(default, name))
-
-
-def _is_section(field: FieldInfo) -> bool:
-    return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+            yield _render_setting(prefix + name, type(section).model_fields[name], value)
 
 
 def _render_setting(key: str, field: FieldInfo, default: Any) -> str:
-    variable = "MEDIATORD_" + key.upper().replace(".", "__")
     count = "counts at once" if is_reloadable(key) else "needs a restart"
     facts = (
         f"Type: {_describe_type(field.annotation, field.metadata)}",
         f"Default: `{format_yaml_value(default, field)}`",
         f"After SIGHUP: {count}",
-        f"Variable: `{variable}`",
+        f"Variable: `{format_variable_name(key.split('.'))}`",
     )
     listed = "".join(f"* {fact}\n" for fact in facts)
     return f"### `{key}`\n\n{_format_sentence(field.description or '')}\n\n{listed}\n"
@@ -133,18 +125,14 @@ def _describe_bare_type(annotation: Any) -> str:
 
 
 def _describe_bounds(metadata: list[Any]) -> Iterator[str]:
-    kinds = {type(mark) for mark in metadata}
+    kind = find_value_kind(None, metadata)
+    write = kind.format if kind else None
     # A bound of the field itself counts instead of that of its type.
     for mark in {type(mark): mark for mark in metadata}.values():
         for name, words in _BOUNDS.items():
             bound = getattr(mark, name, None)
             if bound is not None:
-                text = f"{bound}"
-                if DurationMarker in kinds and bound:
-                    text = f"`{format_duration(bound)}`"
-                elif SizeMarker in kinds:
-                    text = f"`{format_size(bound)}`"
-                yield words.format(text)
+                yield words.format(f"`{write(bound)}`" if write and bound else bound)
 
 
 _COMMANDS_HEAD = """\

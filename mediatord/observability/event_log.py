@@ -1,9 +1,9 @@
 """
 The event log: one JSON object a line, in rotated segments (analytics contract 4.2).
 
-Events are kept as records and encoded and written once per reactor iteration with one write(2), so that a crash loses
-at most one iteration. Nothing here waits for the disk. A full disk loses lines, which are counted, and raises
-nothing. Closed segments are sealed by a child process, one at a time (see :mod:`mediatord.observability.segments`).
+The lines of a reactor iteration are written with one write(2), so that a crash loses at most one iteration. Nothing
+here waits for the disk. A full disk loses lines, which are counted, and raises nothing. Closed segments are sealed by
+a child process, one at a time (see :mod:`mediatord.observability.segments`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import secrets
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -98,18 +98,18 @@ class BufferedLineFile:
             return "in_place"
         return "moved" if status.st_nlink else "removed"
 
-    def switch_file(self, first: bytes) -> int:
+    def take_whole_lines(self) -> tuple[bytes, int]:
         """
-        Close this file and continue in a new one with the given first line and all whole lines not yet written.
+        Close the file, to continue in a new one.
 
-        :return: how many lines were lost because a part of them is in the old file: 0 or 1.
+        :return: the whole lines not yet written, and how many were lost because a part is in the file: 0 or 1.
         """
         torn = self.torn
         if torn:
             del self.pending[: self.pending.find(b"\n") + 1]
-        self.pending[:0] = first
-        self._close()
-        return int(torn)
+        lines = bytes(self.pending)
+        self.close()
+        return lines, int(torn)
 
     def flush(self) -> bool:
         """Write what is pending; whether all of it was written."""
@@ -131,15 +131,12 @@ class BufferedLineFile:
         """Close the file; how many lines were lost because they could not be written, a torn one included."""
         given_up = self.pending.count(b"\n")
         self.pending.clear()
-        self._close()
-        return given_up
-
-    def _close(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
         self._descriptor = None
         self.size = 0
         self.torn = False
+        return given_up
 
 
 class SegmentSealer:
@@ -174,8 +171,8 @@ class SegmentSealer:
             self._log.warn("log segment {name} could not be sealed: {reason}", name=path.name, reason=reason)
 
 
-# Records that are kept before they are encoded within a reactor iteration.
-_MAX_RECORDS = 256
+# Lines that are kept within a reactor iteration before they are written.
+_MAX_UNFLUSHED_LINES = 256
 _RETRY_SECONDS = 1.0
 _SECONDS_PER_HOUR = 3600.0
 
@@ -225,7 +222,7 @@ class EventLogWriter(Service):
         self._seal = seal
         self._segments = SegmentDirectory(directory, origin.node, origin.boot)
         self._sink = BufferedLineFile(self._segments.active, limits.buffer)
-        self._records: list[tuple[str, float, Mapping[str, object]]] = []
+        self._unflushed_lines = 0
         self._segment = _OpenSegment("", 0)
         self._heads = _encode_line_heads(origin)
         self._comparable = True
@@ -259,14 +256,13 @@ class EventLogWriter(Service):
 
     def stopService(self) -> None:
         """Close the segment, which is sealed at the next start."""
+        self._ensure_file()
+        self._sink.flush()
+        self._close_segment()
         for call in (self._flush_call, self._hour_call):
             if call is not None:
                 call.cancel()
         self._flush_call = self._hour_call = None
-        self._encode_records()
-        self._ensure_file()
-        self._sink.flush()
-        self._close_segment()
         Service.stopService(self)
 
     def emit(self, event: str, **fields: object) -> None:
@@ -279,33 +275,57 @@ class EventLogWriter(Service):
 
     def write(self, event: str, fields: dict[str, object]) -> None:
         """Write an event with valid fields: :meth:`EventLog.write`."""
-        if event not in self._written:
+        if event not in self._written or not self.running:
+            self._count_lost(int(event in self._written))
             return
-        if not self.running:
-            self._count_lost()
-            return
-        self._records.append((event, self._clock.seconds(), fields))
-        if len(self._records) >= _MAX_RECORDS:
-            self._encode_records()
+        self._seq += 1
+        now = self._clock.seconds()
+        if int(now) != self._second:
+            self._second = int(now)
+            self._file_check_due = True
+            self._prefix = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(self._second)).encode()
+        stamp = b"%b.%06dZ" % (self._prefix, (now - self._second) * 1e6)
+        head = self._heads[event] % (stamp, self._seq)
+        try:
+            # As encode_line does for nearly all lines; a call costs too much here.
+            line = b"%b,%b" % (head, orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)[1:])
+        except orjson.JSONEncodeError:
+            line = b""
+        if not (line and fields and len(line) <= MAX_LINE_BYTES and line.isascii()):
+            line = self._encode_unusual(event, head, fields)
+        if line and len(self._sink.pending) + len(line) <= self._sink.capacity:
+            self._sink.pending += line
+            self._segment.lines += 1
+        else:
+            self._count_lost(1, "disk" if line else "")
+            self._segment.dropped += 1
+        self._unflushed_lines += 1
+        if self._unflushed_lines >= _MAX_UNFLUSHED_LINES:
             self.flush()
         if self._flush_call is None:
             self._flush_call = self._clock.callLater(0, self._end_iteration)
 
+    def _encode_unusual(self, event: str, head: bytes, fields: dict[str, object]) -> bytes:
+        """The line of an event; empty if it cannot be encoded."""
+        try:
+            return encode_line(head, fields)
+        except Exception:
+            self._log.failure("{name} could not be encoded for the event log", redact_failure(), name=event)
+            return b""
+
     def flush(self, is_retry: bool = False) -> None:
         """As :meth:`EventLog.flush`. :param is_retry: whether to try after a failure."""
+        self._unflushed_lines = 0
         if self._sink.blocked and not is_retry:
             return
-        if self._records:
-            self._encode_records()
         if self._file_check_due:
             self._ensure_file()
-        if not (self._sink.flush() or self._flush_again()):
-            self._retry_later()
+        if not self._write_pending():
             return
         if self._unreported:
             lost, self._unreported = self._unreported, Counter()
             for reason, lines in lost.items():
-                self._append("log.drop", {"dropped": lines, "reason": reason})
+                self.write("log.drop", {"dropped": lines, "reason": reason})
             self._sink.flush()
         if self._sink.size >= self._limits.size:
             self.rotate()
@@ -313,13 +333,11 @@ class EventLogWriter(Service):
     @property
     def pending(self) -> int:
         """Bytes of lines not yet written."""
-        self._encode_records()
         return len(self._sink.pending)
 
     @property
     def segment_lines(self) -> int:
         """Lines of the open segment."""
-        self._encode_records()
         return self._segment.lines
 
     def rotate(self, ignored_lines: int = 0) -> bool:
@@ -331,7 +349,6 @@ class EventLogWriter(Service):
         :param ignored_lines: number of its last lines that do not count.
         :return: whether it was closed, and old segments were deleted.
         """
-        self._encode_records()
         self._segment.ignored_lines += ignored_lines
         has_lines = self._segment.lines - self._segment.ignored_lines > 1
         return bool(self.running) and has_lines and self._begin_next()
@@ -339,8 +356,7 @@ class EventLogWriter(Service):
     def _begin_next(self) -> bool:
         """Whether the segment was closed."""
         self._ensure_file()
-        if not (self._sink.flush() or self._flush_again()):
-            self._retry_later()
+        if not self._write_pending():
             return False
         closed = self._close_segment()
         self._open_segment()
@@ -351,7 +367,6 @@ class EventLogWriter(Service):
 
     def set_key_epoch(self, epoch: int) -> None:
         """Begin a segment, as pseudonyms are made with another key from now on."""
-        self._encode_records()
         self._origin = replace(self._origin, epoch=epoch)
         self._heads = _encode_line_heads(self._origin)
         if self.running:
@@ -373,41 +388,6 @@ class EventLogWriter(Service):
         self._comparable = self._comparable and "counters" in self._written
         if not self._comparable:
             self._written.discard("counters")
-
-    def _append(self, event: str, fields: Mapping[str, object]) -> None:
-        self._records.append((event, self._clock.seconds(), fields))
-        self._encode_records()
-
-    def _encode_records(self) -> None:
-        """Encode the collected records as lines."""
-        records, self._records = self._records, []
-        for event, now, fields in records:
-            self._seq += 1
-            if int(now) != self._second:
-                self._second = int(now)
-                self._file_check_due = True
-                self._prefix = _format_seconds(now)
-            stamp = b"%b.%06dZ" % (self._prefix, (now - self._second) * 1e6)
-            head = self._heads[event] % (stamp, self._seq)
-            try:
-                try:
-                    # As encode_line does for nearly all lines; a call costs too much here.
-                    line = b"%b,%b" % (head, orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)[1:])
-                except orjson.JSONEncodeError:
-                    line = b""
-                if not (line and fields and len(line) <= MAX_LINE_BYTES and line.isascii()):
-                    line = encode_line(head, fields)
-            except Exception:
-                self._log.failure("{name} could not be encoded for the event log", redact_failure(), name=event)
-                self._count_lost()
-                self._segment.dropped += 1
-                continue
-            if len(self._sink.pending) + len(line) <= self._sink.capacity:
-                self._sink.pending += line
-                self._segment.lines += 1
-            else:
-                self._count_lost(1, "disk")
-                self._segment.dropped += 1
 
     def _count_lost(self, lines: int = 1, unreported_reason: str = "") -> None:
         """
@@ -465,15 +445,21 @@ class EventLogWriter(Service):
             self._log.warn("{path} is in the way: {reason}", path=str(self._segments.active), reason=error.strerror)
             return
         written = self._segment.lines - self._sink.pending.count(b"\n")
-        self._segment = _OpenSegment(self._segments.next_name(self._clock.seconds()), self._seq + 1)
-        torn = self._sink.switch_file(self._first_line())
+        lines, torn = self._sink.take_whole_lines()
+        self._begin_segment()
+        self._sink.pending += lines
         self._segment.lines = self._sink.pending.count(b"\n")
         self._segment.seq_first = min(json.loads(line)["seq"] for line in self._sink.pending.splitlines())
         self._count_lost(torn + (written if state == "removed" else 0), "removed")
 
-    def _flush_again(self) -> bool:
-        """After a failure: create the directory if it is missing and write again; whether all was written."""
-        return not self._sink.is_open and self._make_directory() and self._sink.flush()
+    def _write_pending(self) -> bool:
+        """Write the lines, creating the directory if it is missing; if that fails, try again later."""
+        if self._sink.flush() or (not self._sink.is_open and self._make_directory() and self._sink.flush()):
+            return True
+        self._file_check_due = True
+        if self._flush_call is None:
+            self._flush_call = self._clock.callLater(_RETRY_SECONDS, self._end_iteration)
+        return False
 
     def _make_directory(self) -> bool:
         """Create the directory; whether it was missing."""
@@ -489,33 +475,20 @@ class EventLogWriter(Service):
 
     def _end_iteration(self) -> None:
         self._flush_call = None
-        if self._records or self._sink.pending or self._unreported or self._file_check_due:
+        if self._sink.pending or self._unreported or self._file_check_due:
             self.flush(is_retry=True)
-
-    def _retry_later(self) -> None:
-        self._file_check_due = True
-        if self._flush_call is None:
-            self._flush_call = self._clock.callLater(_RETRY_SECONDS, self._end_iteration)
 
     def _open_segment(self) -> None:
         """Begin a segment; its first line stays in the buffer until the file can be opened."""
+        self._begin_segment()
+        self._write_pending()
+
+    def _begin_segment(self) -> None:
         self._segment = _OpenSegment(self._segments.next_name(self._clock.seconds()), self._seq + 1)
-        self._append("log.open", self._opening())
-        if not (self._sink.flush() or self._flush_again()):
-            self._retry_later()
-
-    def _first_line(self) -> bytes:
-        """The first line of a segment, to be placed before lines in the buffer."""
-        self._seq += 1
-        now = self._clock.seconds()
-        return encode_line(
-            self._heads["log.open"] % (b"%b.%06dZ" % (_format_seconds(now), now % 1 * 1e6), self._seq),
-            self._opening(),
-        )
-
-    def _opening(self) -> dict[str, object]:
-        """Fields of the first line of a segment."""
-        return {"version": self._origin.version, "schema": SCHEMA_VERSION, "segment": self._segment.name}
+        # Its first and last lines must not lead to a flush, and perhaps to the next segment.
+        self._unflushed_lines = 0
+        fields = {"version": self._origin.version, "schema": SCHEMA_VERSION, "segment": self._segment.name}
+        self.write("log.open", fields)
 
     def _close_segment(self) -> Path | None:
         """
@@ -524,10 +497,11 @@ class EventLogWriter(Service):
         The last line is missing if the disk is full; readers treat that as a crash.
         """
         segment = self._segment
+        self._unflushed_lines = 0
         if self.metrics is not None and "counters" in self._written:
-            self._append("counters", self.metrics.collect_totals())
+            self.write("counters", dict[str, object](self.metrics.collect_totals()))
         last = {"seq_first": segment.seq_first, "seq_last": self._seq + 1, "lines": segment.lines + 1}
-        self._append("log.close", {**last, "dropped": segment.dropped})
+        self.write("log.close", {**last, "dropped": segment.dropped})
         self._sink.flush()
         if lost := self._sink.close():
             self._count_lost(lost, "disk")
@@ -566,7 +540,3 @@ def _encode_line_heads(origin: LogOrigin) -> dict[str, bytes]:
         name: encode_line_head(name, event.level, node=origin.node, boot=origin.boot, epoch=origin.epoch)
         for name, event in EVENTS.items()
     }
-
-
-def _format_seconds(now: float) -> bytes:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(int(now))).encode()

@@ -8,17 +8,16 @@ from typing import Any
 from twisted.internet.defer import CancelledError, Deferred, fail, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
-from zope.interface.verify import verifyObject
 
 from mediatord.clock import REQUEST_TIME_LIMIT, get_time_left, request_scope
 from mediatord.errors import RateLimitExceeded, StoreUnavailable, UnresolvableDID, UnsupportedDIDMethod
-from mediatord.net.did_resolver import DIDResolver, DIDWebResolver, IDIDResolver, LRUCache
+from mediatord.net.did_resolver import DIDResolver, DIDWebResolver, LRUCache
 from mediatord.net.outbound_http import OutboundAddressError, OutboundRequestError, OutboundResponse
 from mediatord.protocol import encoding
 from mediatord.protocol.didcomm.did_document import DIDDocument
 from mediatord.protocol.didcomm.did_methods import make_did_key, make_did_peer_2, make_did_peer_4
 from mediatord.protocol.didcomm.keys import PrivateKey
-from mediatord.ratelimit.rate_limiter import SlidingWindowLimiter
+from mediatord.ratelimit.rate_limiter import SlidingWindowLimiter, resolve_wait
 
 KEY = PrivateKey.from_secret("X25519", b"\x31" * 32).public
 WEB = "did:web:example.com"
@@ -75,11 +74,10 @@ class ResolverTestCase(SynchronousTestCase):
         async def charge(peer: str) -> int:
             if self.charging is not None:
                 await self.charging
-            return lookups.admit(peer, self.clock.seconds())
+            return await resolve_wait(lookups.admit(peer, self.clock.seconds()))
 
         web = DIDWebResolver(self.clock, self.web.get, charge, allow_private=allow_private)
         resolver = DIDResolver(web, self.remember, self.recall, **limits)
-        verifyObject(IDIDResolver, resolver)
         return resolver
 
     def keep(self, did: str) -> None:

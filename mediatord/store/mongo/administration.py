@@ -63,40 +63,32 @@ class MongoStoreAdministration:
     @operation
     async def list_queues(self, protocols: Sequence[QueueProtocol], offset: int, limit: int) -> list[QueueInfo]:
         found: list[tuple[QueueProtocol, Document]] = []
-        for half in protocols:
-            queues = QUEUES[half]
+        for protocol in protocols:
+            queues = QUEUES[protocol]
             fields = {"did": 1, "account": 1, queues.counter: 1, queues.bytes: 1}
             longest = queues.owners.find(
                 _NON_EMPTY, sort={queues.counter: -1}, limit=offset + limit, projection=fields
             )
-            found += [(half, one) for one in await self._query(longest)]
+            found += [(protocol, one) for one in await self._query(longest)]
         page = sorted(found, key=lambda one: -one[1][QUEUES[one[0]].counter])[offset : offset + limit]
         account_dids = await self._find_account_dids([one for _, one in page])
         infos = []
-        for half, one in page:
-            queues = QUEUES[half]
-            oldest = await self._query(
-                queues.messages.find(
-                    {queues.owner: one["_id"]}, sort={"seq": 1}, limit=1, projection={"received_at": 1}
-                )
-            )
+        for protocol, one in page:
+            queues = QUEUES[protocol]
+            oldest = await self._query(queues.build_first_query(one["_id"]))
             account = str(account_dids.get(one.get("account"), one["did"]))
             received_at = oldest[0]["received_at"] if oldest else None
-            infos.append(QueueInfo(half, one["did"], account, one[queues.counter], one[queues.bytes], received_at))
+            infos.append(
+                QueueInfo(protocol, one["did"], account, one[queues.counter], one[queues.bytes], received_at)
+            )
         return infos
 
     @operation
     async def sum_queues(self, protocols: Sequence[QueueProtocol]) -> QueueListTotals:
         sums = [0, 0, 0]
-        for queues in map(QUEUES.__getitem__, protocols):
-            total = {
-                "_id": None,
-                "n": {"$sum": 1},
-                "messages": {"$sum": f"${queues.counter}"},
-                "bytes": {"$sum": f"${queues.bytes}"},
-            }
-            for one in await self._query(queues.owners.aggregate([{"$match": _NON_EMPTY}, {"$group": total}])):
-                sums = [sums[0] + one["n"], sums[1] + one["messages"], sums[2] + one["bytes"]]
+        for protocol in protocols:
+            for one in await self._query(QUEUES[protocol].build_sum_query()):
+                sums = [sums[0] + one["queues"], sums[1] + one["messages"], sums[2] + one["bytes"]]
         return QueueListTotals(*sums)
 
     @operation
@@ -153,7 +145,7 @@ class MongoStoreAdministration:
         account_dids = await self._find_account_dids(found)
         messages = [
             QueuedMessage(
-                half="didcomm",
+                protocol="didcomm",
                 id=one["_id"],
                 did=did,
                 account=account_dids.get(one["account"], ""),
