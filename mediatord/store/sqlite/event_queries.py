@@ -310,11 +310,7 @@ _INSERT_STORED_EVENTS = """
     )
 """
 _INSERT_PAYLOADS = "INSERT OR ROLLBACK INTO stored_payload (seq, payload)"
-_INSERT_STORED_USAGE = "INSERT INTO party_usage (party_id, stored, stored_bytes)"
-_ADD_STORED_USAGE = """
-    ON CONFLICT DO UPDATE SET
-        stored = stored + excluded.stored, stored_bytes = stored_bytes + excluded.stored_bytes, edition = edition + 1
-"""
+STORED_USAGE = ("stored", "stored_bytes", "edition")
 
 
 def fits_quota(party: PartyRow, caps: DecentrlQuotas, items: int, size: int) -> bool:
@@ -339,9 +335,8 @@ class SaveEventsOperation(BatchOperation):
 
     @staticmethod
     def run_batch(connection: StoreConnection, operations: Sequence[SaveEventsOperation]) -> list[Any]:
-        owners = dict.fromkeys([one.owner for one in operations])
-        parties = dict.fromkeys(owners, PartyRow()) | find_parties(connection, owners)
-        growth = {owner: (0, 0) for owner in owners}
+        parties = find_parties(connection, list({one.owner: None for one in operations}))
+        growth = dict.fromkeys(parties, (0, 0))
         outcomes: list[QuotaExceeded | None] = []
         for one in operations:
             items, size = growth[one.owner]
@@ -360,7 +355,7 @@ class SaveEventsOperation(BatchOperation):
                 for event in one.events
             ],
         )
-        add_stored_usage(connection, [(id, *growth[owner]) for owner, id in ids.items()])
+        change_party_usage(connection, STORED_USAGE, [(id, *growth[owner], 1) for owner, id in ids.items()])
         return outcomes
 
 
@@ -500,11 +495,6 @@ def insert_stored_events(connection: StoreConnection, arrivals: Collection[NewSt
     )
 
 
-def add_stored_usage(connection: StoreConnection, counted: Sequence[tuple[int, int, int]]) -> None:
-    """Add events and bytes to owners, given by their numbers."""
-    connection.insert_rows(_INSERT_STORED_USAGE, counted, _ADD_STORED_USAGE)
-
-
 _FIND_TAGGED_EVENTS = "FROM stored_event WHERE +owner_id = ? AND id IN ({})"
 _UPDATE_TAGS = """
     WITH changed (seq, size, tags) AS (VALUES {})
@@ -547,7 +537,7 @@ def update_tags(
         delete_label_entries(connection, going)
         release_labels(connection, released)
         connection.execute_values(_UPDATE_TAGS, changed)
-        change_party_usage(connection, party.id, stored_bytes=growth, edition=1)
+        change_party_usage(connection, STORED_USAGE, [(party.id, 0, growth, 1)])
 
 
 def publish_event(connection: StoreConnection, publisher: str, event: PublicEvent, caps: DecentrlQuotas) -> None:
@@ -575,7 +565,7 @@ def publish_event(connection: StoreConnection, publisher: str, event: PublicEven
         [(event.id, owner_id, time, channel_id, tags_size, tag_ids, event.event_signature, size, event.event)],
     )
     insert_label_entries(connection, [LabelEntry(id, event.timestamp, seq) for id in ids.values()])
-    change_party_usage(connection, owner_id, stored=1, stored_bytes=size + tags_size, edition=1)
+    change_party_usage(connection, STORED_USAGE, [(owner_id, 1, size + tags_size, 1)])
 
 
 def unpublish_event(connection: StoreConnection, publisher: str, event_id: str) -> None:
@@ -599,4 +589,4 @@ def unpublish_event(connection: StoreConnection, publisher: str, event_id: str) 
     connection.execute("DELETE FROM public_event WHERE seq = ?", (seq,))
     delete_label_entries(connection, [LabelEntry(id, float(timestamp), seq) for id in label_ids])
     release_labels(connection, label_ids)
-    change_party_usage(connection, party.id, stored=-1, stored_bytes=-size, edition=1)
+    change_party_usage(connection, STORED_USAGE, [(party.id, -1, -size, 1)])
