@@ -50,7 +50,7 @@ class FakeMessageSource:
         self.questions: list[tuple[list[str], ArrivalWindow]] = []
         self.is_away = False
         store: Any = self
-        self.half: PeerNotificationDelivery[StoredMessage] = PeerNotificationDelivery(
+        self.delivery: PeerNotificationDelivery[StoredMessage] = PeerNotificationDelivery(
             store, store, lambda ids: self.find(ids), self.arrived, store, is_wanted=lambda _: True
         )
 
@@ -96,7 +96,7 @@ class FakeMessageSource:
 class NotificationReceiverTests(SynchronousTestCase):
     def take(self, shelf: FakeMessageSource, *ids: str) -> list[str]:
         """What is said to be pushed."""
-        return self.successResultOf(Deferred.fromCoroutine(shelf.half.push_notified(ids)))
+        return self.successResultOf(Deferred.fromCoroutine(shelf.delivery.push_notified(ids)))
 
     def test_take(self) -> None:
         """What is there is pushed; what is gone or not taken is left out."""
@@ -117,7 +117,7 @@ class NotificationReceiverTests(SynchronousTestCase):
         shelf = FakeMessageSource(message("a"))
         asked: list[Deferred[list[StoredMessage]]] = []
         shelf.find = lambda ids: asked.append(Deferred()) or asked[-1]  # type: ignore[func-returns-value, method-assign]
-        both = [Deferred.fromCoroutine(shelf.half.push_notified(["a"])) for _ in range(2)]
+        both = [Deferred.fromCoroutine(shelf.delivery.push_notified(["a"])) for _ in range(2)]
         for one in asked:
             one.callback([message("a")])
         self.assertEqual([self.successResultOf(one) for one in both], [["a"], ["a"]])
@@ -148,14 +148,14 @@ class CatchUpTests(SynchronousTestCase):
             "older": SCAN_WINDOW + 0.1,
         }
         shelf = FakeMessageSource(*(message(name, age=age) for name, age in ages.items()))
-        self.round(AntiEntropy(self.clock, [shelf.half]))
+        self.round(AntiEntropy(self.clock, [shelf.delivery]))
         self.assertEqual(shelf.pushed, ["old", "new"])
 
     def test_not_twice(self) -> None:
         """What was pushed here is not pushed again; what no socket took is tried once more."""
         shelf = FakeMessageSource(message("a"), message("b", age=5))
         shelf.stuck = {"b"}
-        catch_up = AntiEntropy(self.clock, [shelf.half])
+        catch_up = AntiEntropy(self.clock, [shelf.delivery])
         self.round(catch_up)
         shelf.stuck = set()
         self.round(catch_up)
@@ -165,14 +165,14 @@ class CatchUpTests(SynchronousTestCase):
         """What its recipient has got by pickup is left out, and not looked up."""
         shelf = FakeMessageSource(message("a"), message("b"))
         shelf.picked = frozenset("a")
-        self.round(AntiEntropy(self.clock, [shelf.half]))
+        self.round(AntiEntropy(self.clock, [shelf.delivery]))
         self.assertEqual((shelf.pushed, shelf.found), (["b"], [["b"]]))
 
     def test_backlogs_that_no_round_asks_for(self) -> None:
         """They are forgotten; not if the round failed, as the next one looks further back."""
         forgotten: list[float] = []
         shelf = FakeMessageSource()
-        catch_up = AntiEntropy(self.clock, [shelf.half], forgotten.append)
+        catch_up = AntiEntropy(self.clock, [shelf.delivery], forgotten.append)
         self.round(catch_up)
         self.assertEqual(forgotten, [NOW - SCAN_WINDOW - MAX_VISIBILITY_DELAY])
         shelf.dids = [BOB] * 2
@@ -183,7 +183,7 @@ class CatchUpTests(SynchronousTestCase):
     def test_after_a_gap(self) -> None:
         """Rounds that failed, or did not happen, are made up for."""
         shelf = FakeMessageSource()
-        catch_up = AntiEntropy(self.clock, [shelf.half])
+        catch_up = AntiEntropy(self.clock, [shelf.delivery])
         self.round(catch_up)
         self.clock.advance(100)
         shelf.is_away = True
@@ -201,7 +201,7 @@ class CatchUpTests(SynchronousTestCase):
             clock = Clock()
             clock.advance(NOW)
             shelf = FakeMessageSource()
-            catch_up = AntiEntropy(clock, [shelf.half])
+            catch_up = AntiEntropy(clock, [shelf.delivery])
             self.round(catch_up)
             clock.rightNow += step
             self.round(catch_up)
@@ -216,7 +216,7 @@ class CatchUpTests(SynchronousTestCase):
     def test_after_many_rounds(self) -> None:
         """A round looks back no further than it has to, however long ago the first one was."""
         shelf = FakeMessageSource()
-        catch_up = AntiEntropy(self.clock, [shelf.half])
+        catch_up = AntiEntropy(self.clock, [shelf.delivery])
         for _ in range(3):
             self.round(catch_up)
             self.clock.advance(ANTI_ENTROPY_INTERVAL)
@@ -229,7 +229,7 @@ class CatchUpTests(SynchronousTestCase):
         shelf = FakeMessageSource(*(message(str(number), age=29 - number) for number in range(20)))
         shelf.dids = [f"did:x:{number}" for number in range(2 * 7 + 1)]
         shelf.most = 3
-        self.round(AntiEntropy(self.clock, [shelf.half]))
+        self.round(AntiEntropy(self.clock, [shelf.delivery]))
         self.assertEqual([len(dids) for dids, _ in shelf.questions], [7] * 6 + [1] * 3)
         self.assertEqual(shelf.pushed, [str(number) for number in range(20)])
         self.assertEqual(shelf.late, [shelf.messages[str(number)].received_at for number in range(20)])
@@ -240,7 +240,7 @@ class CatchUpTests(SynchronousTestCase):
         for many, questions in ((20, 3), (21, 4)):
             shelf = FakeMessageSource(*(message(f"{number:02}") for number in range(many)))
             shelf.stuck = {f"{number:02}" for number in range(14)}
-            self.round(AntiEntropy(self.clock, [shelf.half]))
+            self.round(AntiEntropy(self.clock, [shelf.delivery]))
             self.assertEqual(len(shelf.questions), questions)
             self.assertEqual(shelf.pushed, [f"{number:02}" for number in range(14, many)])
 
@@ -248,7 +248,7 @@ class CatchUpTests(SynchronousTestCase):
         """Nothing else is read."""
         shelf = FakeMessageSource(message("a"), message("b"), message("c"))
         shelf.pushed, shelf.unwanted = ["a"], {"b"}
-        self.round(AntiEntropy(self.clock, [shelf.half]))
+        self.round(AntiEntropy(self.clock, [shelf.delivery]))
         self.assertEqual((shelf.found, shelf.pushed), ([["c"]], ["a", "c"]))
 
     def test_pushed_meanwhile(self) -> None:
@@ -261,14 +261,14 @@ class CatchUpTests(SynchronousTestCase):
             return find(ids)
 
         shelf.find = find_late  # type: ignore[method-assign]
-        self.round(AntiEntropy(self.clock, [shelf.half]))
+        self.round(AntiEntropy(self.clock, [shelf.delivery]))
         self.assertEqual(shelf.pushed, ["a"])
 
     def test_nobody(self) -> None:
         """Without sockets nothing is asked."""
         shelf = FakeMessageSource()
         shelf.dids = []
-        self.round(AntiEntropy(self.clock, [shelf.half]))
+        self.round(AntiEntropy(self.clock, [shelf.delivery]))
         self.assertEqual(shelf.questions, [])
 
 

@@ -65,7 +65,7 @@ class DelayedTests(CatchUpTestCase):
         self.forward(self.a, "late", delay_milli=2000 * SCAN_WINDOW)
         taken: list[StoredMessage] = []
         for in_memory in (self.a, self.b):
-            in_memory.half.due._dispatch = taken.append
+            in_memory.didcomm.due._dispatch = taken.append
         self.later(2 * SCAN_WINDOW + 2)
         self.assertEqual((len(taken), self.texts(socket)), (1, []))
         self.a.freeze()

@@ -465,7 +465,7 @@ class FastPathTests(SynchronousTestCase):
     def test_while_stopping(self) -> None:
         """503 with Retry-After."""
         in_memory = self.fixture.in_memory
-        self.fixture.site = site_of(in_memory, in_memory.half, in_memory.decentrl)
+        self.fixture.site = site_of(in_memory, in_memory.didcomm, in_memory.decentrl)
         channel, line = self.fixture.connect()
         in_memory.base.gate.stopService()
         channel.dataReceived(post() + command())
