@@ -201,7 +201,7 @@ def build_decentrl(core: CoreServices, config: Config) -> DecentrlServices:
         remote_delivery = core.cluster.remote_delivery
         pickup_recorder = partial(record_pickups, store.cluster, config.queue.delivered_timeout)
         backlog_reader = partial(read_backlog, clock, core.connections, store.decentrl.find_pending_arrivals)
-    event_pusher = EventPusher(core.connections, recorder, remote_delivery, pickup_recorder)
+    event_pusher = EventPusher(core.connections, recorder, remote_delivery)
     core.late_removals.resolve_events = event_pusher.resolve_pushes
     recorder.metrics.register_buffer("remembered_events", lambda: (event_pusher.remembered, None))
     access = AccessList()
@@ -225,6 +225,7 @@ def build_decentrl(core: CoreServices, config: Config) -> DecentrlServices:
         gate=core.gate,
         connections=core.connections,
         read_backlog=backlog_reader,
+        record_pickups=pickup_recorder,
         new_id=new_stored_message_id,
         get_signing_seed=lambda: identity.now.signing_seed,
         get_prekeys=lambda: identity.now.prekeys_private,

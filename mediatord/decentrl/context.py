@@ -14,7 +14,7 @@ from mediatord.delivery.connections import ConnectionManager, WebSocketSession
 from mediatord.errors import MediatorError
 from mediatord.observability.event_recorder import EventRecorder, RequestRecord
 from mediatord.protocol import encoding
-from mediatord.protocol.decentrl.commands import DecentrlCommand, Pagination
+from mediatord.protocol.decentrl.commands import DecentrlCommand, Pagination, PublicQuery
 from mediatord.protocol.error_codes import get_decentrl_error_code
 from mediatord.ratelimit.admission import RequestGate
 from mediatord.ratelimit.rate_limiter import RateLimiter
@@ -79,6 +79,7 @@ class DecentrlContext:
 
     :param read_backlog: records which messages are queued for a DID when a socket subscribes to it; None where there
         are no other nodes.
+    :param record_pickups: tells other nodes which events were queried; None likewise.
     :param new_id: id of something to be stored, for a time: unique, unguessable, in order of time.
     :param get_signing_seed: returns the seed of the mediator's current Ed25519 key.
     :param get_prekeys: returns its X25519 private keys, the current one first.
@@ -98,6 +99,7 @@ class DecentrlContext:
     gate: RequestGate
     connections: ConnectionManager[None]
     read_backlog: Callable[[WebSocketSession, str], Awaitable[None]] | None
+    record_pickups: Callable[[Sequence[str]], None] | None
     new_id: Callable[[float], str]
     get_signing_seed: Callable[[], bytes] = field(repr=False)
     get_prekeys: Callable[[], Sequence[bytes]] = field(repr=False)
@@ -110,14 +112,13 @@ class DecentrlContext:
         raise error
 
 
-def to_slice(pagination: Pagination) -> PageRequest:
+def to_slice(asked: Pagination | PublicQuery) -> PageRequest:
     """Offset and length of a page (DCTRL-0004 section 9)."""
-    return PageRequest(pagination.page * pagination.page_size, pagination.page_size)
+    return PageRequest(asked.page * asked.page_size, asked.page_size)
 
 
-def build_page_reply(
-    name: str, items: Sequence[Mapping[str, Any]], found: ResultPage[Any], asked: Pagination
+def build_page(
+    name: str, items: Sequence[Mapping[str, Any]], found: ResultPage[Any], asked: Pagination | PublicQuery
 ) -> ReplyBody:
-    """The reply to a query."""
-    pagination = {"page": asked.page, "page_size": asked.page_size, "total": found.total}
-    return {"payload": {name: items, "pagination": pagination}}
+    """A page of items, as members of a reply."""
+    return {name: items, "pagination": {"page": asked.page, "page_size": asked.page_size, "total": found.total}}

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from mediatord.clock import measure_time
-from mediatord.decentrl.context import CommandRequest, DecentrlContext, ReplyBody, build_page_reply, to_slice
+from mediatord.decentrl.context import CommandRequest, DecentrlContext, ReplyBody, build_page, to_slice
 from mediatord.errors import InvalidCommand, InvalidContractSignatures, MediatorError, UnauthorizedCommand
 from mediatord.protocol import encoding
 from mediatord.protocol.decentrl.commands import (
@@ -91,7 +91,7 @@ async def query(context: DecentrlContext, request: CommandRequest, payload: Quer
     items = [
         {"id": one.id, "signed_communication_contract": encoding.wrap_json_fragment(one.text)} for one in found.items
     ]
-    return build_page_reply("communication_contracts", items, found, payload.pagination)
+    return {"payload": build_page("communication_contracts", items, found, payload.pagination)}
 
 
 async def query_requests(
@@ -108,7 +108,7 @@ async def query_requests(
         }
         for one in found.items
     ]
-    return build_page_reply("pending_communication_contract_requests", items, found, payload.pagination)
+    return {"payload": build_page("pending_communication_contract_requests", items, found, payload.pagination)}
 
 
 async def acknowledge_requests(
@@ -124,11 +124,8 @@ def _find_other_participant(
 ) -> str | None:
     """The other participant of a contract, or None if the sender is not a participant."""
     contract = given.signed_communication_contract.communication_contract
-    participants = [contract.requestor_did, contract.recipient_did]
-    if sender not in participants:
-        return None
-    participants.remove(sender)
-    return participants[0]
+    others = {contract.requestor_did: contract.recipient_did, contract.recipient_did: contract.requestor_did}
+    return others.get(sender)
 
 
 async def _keep(

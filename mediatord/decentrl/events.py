@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from mediatord.clock import measure_time
-from mediatord.decentrl.context import CommandRequest, DecentrlContext, ReplyBody, build_page_reply, to_slice
+from mediatord.decentrl.context import CommandRequest, DecentrlContext, ReplyBody, build_page, to_slice
 from mediatord.errors import InvalidCommand, InvalidEventSignature, RecipientNotFound
 from mediatord.protocol.decentrl.canonical_json import normalize_number
 from mediatord.protocol.decentrl.commands import (
@@ -30,7 +30,6 @@ from mediatord.protocol.decentrl.commands import (
 from mediatord.protocol.decentrl.crypto import verify_event_signature
 from mediatord.store.interfaces.decentrl import (
     EventFilter,
-    PageRequest,
     PendingEvent,
     PublicEvent,
     PublicEventFilter,
@@ -60,9 +59,10 @@ async def query_pending(context: DecentrlContext, request: CommandRequest, paylo
     )
     for one in found.items:
         context.recorder.record_push(one, [None], "poll", "decentrl")
-    context.event_pusher.record_pickup([one.id for one in found.items])
+    if context.record_pickups is not None:
+        context.record_pickups([one.id for one in found.items])
     items = [{"id": one.id, "payload": one.payload, "sender_did": one.sender_did} for one in found.items]
-    return build_page_reply("pending_events", items, found, payload.pagination)
+    return {"payload": build_page("pending_events", items, found, payload.pagination)}
 
 
 async def acknowledge(
@@ -78,13 +78,13 @@ async def save(context: DecentrlContext, request: CommandRequest, payload: SaveE
     """SAVE_EVENTS: all of them or none."""
     events = [
         StoredEvent(
-            context.new_id(context.clock.seconds()),
-            event.sender_did,
-            event.recipient_did,
-            event.payload,
-            event.encrypted_tags,
-            event.timestamp,
-            event.contract_id,
+            id=context.new_id(context.clock.seconds()),
+            sender_did=event.sender_did,
+            recipient_did=event.recipient_did,
+            payload=event.payload,
+            tags=event.encrypted_tags,
+            timestamp=event.timestamp,
+            contract_id=event.contract_id,
         )
         for event in payload.events
     ]
@@ -112,7 +112,7 @@ async def query_stored(context: DecentrlContext, request: CommandRequest, payloa
         }
         for one in found.items
     ]
-    return build_page_reply("events", items, found, payload.pagination)
+    return {"payload": build_page("events", items, found, payload.pagination)}
 
 
 async def update_tags(context: DecentrlContext, request: CommandRequest, payload: UpdateEventTags) -> ReplyBody:
@@ -166,13 +166,10 @@ async def read_public(
     found = await context.store.public_events(
         publisher,
         PublicEventFilter(query.tags, query.after, query.before, query.channel_id),
-        PageRequest(query.page * query.page_size, query.page_size),
+        to_slice(query),
     )
-    return {
-        "publisher_did": publisher,
-        "events": [_format_public_event(event) for event in found.items],
-        "pagination": {"page": query.page, "page_size": query.page_size, "total": found.total},
-    }
+    items = [_format_public_event(event) for event in found.items]
+    return {"publisher_did": publisher, **build_page("events", items, found, query)}
 
 
 def _format_public_event(event: PublicEvent) -> dict[str, Any]:

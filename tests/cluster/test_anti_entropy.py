@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from math import inf
-from typing import Any
+from typing import Any, cast
 
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
@@ -19,9 +20,14 @@ from mediatord.cluster.anti_entropy import (
     SCAN_WINDOW,
     AntiEntropy,
     LapsedNodeSweeper,
-    PeriodicClusterTasks,
 )
-from mediatord.cluster.peer_notifications import MAX_VISIBILITY_DELAY, PeerNotificationDelivery
+from mediatord.cluster.peer_notifications import (
+    MAX_VISIBILITY_DELAY,
+    NotificationReceiver,
+    PeerNotificationDelivery,
+    decode_names,
+    encode_names,
+)
 from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.messages import ArrivalWindow, MessageArrival, StoredMessage
 from tests.in_memory_mediator import NOW
@@ -122,6 +128,34 @@ class NotificationReceiverTests(SynchronousTestCase):
             one.callback([message("a")])
         self.assertEqual([self.successResultOf(one) for one in both], [["a"], ["a"]])
         self.assertEqual(shelf.pushed, ["a"])
+
+    def test_with_messages(self) -> None:
+        """What comes with the hint is pushed as it is, unless it has been, and without the store."""
+        shelf = FakeMessageSource()
+        shelf.pushed, shelf.stuck = ["a"], {"c"}
+        self.assertEqual(self.receive(shelf, "abc", map(message, "abc")), ["a", "b"])
+        self.assertEqual((shelf.pushed, shelf.found), (["a", "b"], []))
+
+    def test_without_some_messages(self) -> None:
+        """Nothing of a hint is pushed before what has to be read for it: they are pushed in order."""
+        shelf = FakeMessageSource(*map(message, "abc"))
+        self.assertEqual(self.receive(shelf, "abc", map(message, "ac")), ["a", "b", "c"])
+        self.assertEqual((shelf.pushed, shelf.found), (["a", "b", "c"], [["a", "b", "c"]]))
+
+    def test_expired_on_the_way(self) -> None:
+        """A message whose time is over is read, so that it is not pushed."""
+        shelf = FakeMessageSource()
+        self.assertEqual(self.receive(shelf, "a", [replace(message("a"), expires_at=NOW)]), [])
+        self.assertEqual((shelf.pushed, shelf.found), ([], [["a"]]))
+
+    def receive(self, shelf: FakeMessageSource, ids: Iterable[str], messages: Iterable[StoredMessage]) -> list[str]:
+        """What is said to be pushed of a request with messages."""
+        clock = Clock()
+        clock.advance(NOW)
+        receiver = NotificationReceiver(clock, shelf.delivery, cast(Any, None), lambda did: False)
+        body = encode_names("hints", {"messages": list(ids)}, list(messages))
+        answer = self.successResultOf(Deferred.fromCoroutine(receiver.receive(body)))
+        return decode_names("pushed", answer).get("messages", [])
 
     def test_more_than_fits(self) -> None:
         """What the store does not give at once is asked for again."""
@@ -330,36 +364,3 @@ class SweepTests(SynchronousTestCase):
         self.my_turn = False
         self.successResultOf(Deferred.fromCoroutine(self.sweep.sweep()))
         self.assertEqual(self.dropped, [])
-
-
-class AntiEntropyRoundTests(SynchronousTestCase):
-    def setUp(self) -> None:
-        self.clock = Clock()
-        self.member = True
-        self.fault: Exception | None = None
-        self.done = 0
-        self.rounds = PeriodicClusterTasks(self.clock, lambda: self.member, [(self.work, 5.0)])
-        self.rounds.startService()
-
-    async def work(self) -> None:
-        """Counted."""
-        self.done += 1
-        if self.fault is not None:
-            raise self.fault
-
-    def test_every_so_often(self) -> None:
-        """As long as this node is a member, whatever becomes of one of them."""
-        self.clock.pump([5] * 2)
-        self.fault = StoreUnavailable()
-        self.clock.advance(5)
-        self.fault = RuntimeError("boom")
-        self.clock.advance(5)
-        self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
-        self.fault, self.member = None, False
-        self.clock.advance(5)
-        self.assertEqual(self.done, 4)
-        self.member = True
-        self.clock.advance(5)
-        self.assertEqual(self.done, 5)
-        self.successResultOf(self.rounds.stopService())
-        self.assertEqual(self.clock.getDelayedCalls(), [])

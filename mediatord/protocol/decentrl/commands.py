@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import (
@@ -364,8 +363,6 @@ def _require_single(values: Sequence[bytes]) -> bytes:
 
 ChannelType: TypeAlias = Literal["DIRECT_AUTHENTICATED", "TWO_WAY_PRIVATE", "ONE_WAY_PUBLIC"]
 
-_EMPTY_DOCUMENT: Mapping[str, Any] = MappingProxyType({})
-
 
 class CommandHeader(WireModel):
     """Sender, recipient and time of a command; timestamp in Unix milliseconds (DCTRL-0004 4.2)."""
@@ -483,7 +480,7 @@ def parse_command(raw: bytes) -> DecentrlCommand:
         signed = canonical_json.canonicalize({"header": header, "payload": payload})
     except ValueError:
         raise InvalidCommand from None
-    name, members = (channel, _EMPTY_DOCUMENT) if isinstance(payload, str) else (payload["type"], payload)
+    name, members = (channel, {}) if isinstance(payload, str) else (payload["type"], payload)
     return DecentrlCommand(name, model.header, model.payload, model.signature, members, signed, raw)
 
 

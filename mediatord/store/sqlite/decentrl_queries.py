@@ -11,10 +11,18 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import Any, Literal, NamedTuple
 
-from mediatord.errors import ContractNotFound, QuotaExceeded
+from mediatord.errors import (
+    ContractNotFound,
+    DuplicateNonce,
+    QuotaExceeded,
+    RecipientNotRegistered,
+    UnauthorizedCommand,
+)
 from mediatord.store.interfaces.decentrl import (
+    CommandGuard,
     Contract,
     ContractFilter,
     ContractRequest,
@@ -24,7 +32,8 @@ from mediatord.store.interfaces.decentrl import (
     ResultPage,
 )
 from mediatord.store.interfaces.messages import LedgerEntry, RemovedMessage
-from mediatord.store.sqlite.connection import BatchOperation, StoreConnection, hash_did
+from mediatord.store.sqlite.connection import BatchOperation, SQLOperation, StoreConnection, hash_did
+from mediatord.store.sqlite.coordination_queries import ClaimOutcome, NonceClaim, claim_nonces
 
 # Owner number of registrations.
 MEDIATOR_ID = 0
@@ -121,7 +130,7 @@ _SELECT_EXPIRED = """
 
 def find_registered(connection: StoreConnection, dids: Collection[str], now: float) -> set[str]:
     """Those of these DIDs that are registered at a time."""
-    return {did for (did,) in connection.select_rows_in("p.did", _SELECT_REGISTERED, list(dids), now)}
+    return set(chain(*connection.select_rows_in("p.did", _SELECT_REGISTERED, list(dids), now)))
 
 
 def get_registration_expiry(connection: StoreConnection, now: float, did: str) -> float | None:
@@ -129,6 +138,71 @@ def get_registration_expiry(connection: StoreConnection, now: float, did: str) -
     latest = "SELECT max(expires_at) FROM contract WHERE peer_id = ? AND owner_id = 0"
     until: float | None = connection.select_value(latest, (find_party(connection, did).id,))
     return until if until is not None and until > now else None
+
+
+# What a command reads and changes: contracts decide what may be delivered, and registrations who may do anything.
+ConflictClass = Literal["none", "registration", "mail", "requests", "archive"]
+
+
+@dataclass(slots=True)
+class GuardedCommand(BatchOperation):
+    """
+    A command with its guard, as an operation of a batch.
+
+    :param command: refuses, if it does, before its first write.
+    :param claim: of its nonce, when it was given.
+    :param conflict_class: names what it reads and changes; commands of other classes do not affect it.
+    """
+
+    guard: CommandGuard
+    command: SQLOperation
+    claim: NonceClaim
+    conflict_class: ConflictClass
+
+    @staticmethod
+    def run_batch(connection: StoreConnection, operations: Sequence[GuardedCommand]) -> list[Any]:
+        """
+        Claim all nonces, then check the guards of commands and execute those that pass. A command that may change who
+        is registered ends a run of operations that are checked together.
+        """
+        claimed = claim_nonces(connection, [one.claim for one in operations])
+        outcomes: list[Any] = []
+        start = 0
+        for end, one in enumerate(operations, 1):
+            if end == len(operations) or one.conflict_class == "registration":
+                outcomes += _execute_run(connection, operations[start:end], claimed[start:end])
+                start = end
+        return outcomes
+
+
+def _execute_run(
+    connection: StoreConnection, commands: Sequence[GuardedCommand], claimed: Sequence[ClaimOutcome]
+) -> list[Any]:
+    """
+    Check guards and execute commands during which nobody is registered, sorted by conflict class, so that commands of
+    a kind are neighbours.
+    """
+    dids = {did for one in commands for did in (one.guard.sender, one.guard.recipient) if did is not None}
+    # A batch waits for a short time only, so one time will do: that of the last.
+    registered = {None, *find_registered(connection, dids, commands[-1].claim.now)}
+    outcomes: list[Any] = []
+    passing: list[tuple[str, int]] = []
+    for place, (one, is_new) in enumerate(zip(commands, claimed, strict=True)):
+        refusal: Exception | None = None
+        if is_new is not True:
+            refusal = is_new or DuplicateNonce()
+        elif one.guard.sender not in registered:
+            refusal = UnauthorizedCommand()
+        elif one.guard.recipient not in registered:
+            refusal = RecipientNotRegistered()
+        else:
+            passing.append((one.conflict_class, place))
+        outcomes.append(refusal)
+    passing.sort()
+    done = connection.run_operations([commands[place].command for _, place in passing])
+    for (_, place), outcome in zip(passing, done, strict=True):
+        outcomes[place] = outcome
+    return outcomes
 
 
 def save_contract(connection: StoreConnection, contract: Contract, caps: DecentrlQuotas, now: float) -> None:
@@ -322,7 +396,7 @@ class EnqueueEventOperation(BatchOperation):
         for number, (party_id, events, size) in found:
             pairs[keys[number]] = party_id
             queued[party_id] = events, size
-        growth: dict[int, tuple[int, int]] = {}
+        growth: dict[int, tuple[int, int, int]] = {}
         rows: list[tuple[Any, ...]] = []
         outcomes: list[Any] = []
         for operation in operations:
@@ -332,19 +406,19 @@ class EnqueueEventOperation(BatchOperation):
                 outcomes.append(ContractNotFound())
                 continue
             before, before_bytes = queued[party_id]
-            more, more_bytes = growth.get(party_id, (0, 0))
+            _, more, more_bytes = growth.get(party_id, (party_id, 0, 0))
             total_bytes = before_bytes + more_bytes + size
             if before + more >= quotas.pending or (size and total_bytes > quotas.pending_bytes):
                 outcomes.append(QuotaExceeded())
                 continue
-            growth[party_id] = more + 1, more_bytes + size
+            growth[party_id] = party_id, more + 1, more_bytes + size
             sender, time = event.sender_did, repr(float(event.received_at))
             rows.append((event.id, party_id, hash_did(sender), sender, time, size, event.payload))
             outcomes.append(None)
         if rows:
             connection.insert_rows(_INSERT_PENDING, rows)
             connection.add_ledger_entry("decentrl", "accepted", len(rows))
-            change_party_usage(connection, _PENDING_USAGE, [(id, *more) for id, more in growth.items()])
+            change_party_usage(connection, _PENDING_USAGE, list(growth.values()))
         return outcomes
 
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from zope.interface import implementer
 
-from mediatord.errors import DuplicateNonce, RateLimitExceeded, RecipientNotRegistered, UnauthorizedCommand
+from mediatord.errors import RateLimitExceeded
 from mediatord.store.caches import PageCursorCache
 from mediatord.store.interfaces.decentrl import (
     MAX_PAGE_BYTES,
@@ -38,77 +38,13 @@ from mediatord.store.interfaces.decentrl import (
 )
 from mediatord.store.interfaces.messages import RemovedMessage
 from mediatord.store.sqlite import decentrl_queries, event_queries, message_queries
-from mediatord.store.sqlite.connection import BatchOperation, SQLOperation, StoreConnection
-from mediatord.store.sqlite.coordination_queries import ClaimOutcome, NonceClaim, claim_nonces
+from mediatord.store.sqlite.connection import SQLOperation
+from mediatord.store.sqlite.coordination_queries import NonceClaim
+from mediatord.store.sqlite.decentrl_queries import ConflictClass, GuardedCommand
 from mediatord.store.sqlite.event_queries import PageReadOptions
 from mediatord.store.sqlite.executor import SQLExecutor, sql_method, timed_sql_method
 
 T = TypeVar("T")
-
-# Conflict classes: contracts decide what may be delivered, and registrations who may do anything.
-REGISTRATION_CLASS, _MAIL_CLASS, _REQUEST_CLASS, _ARCHIVE_CLASS = "registration", "mail", "requests", "archive"
-
-
-@dataclass(slots=True)
-class GuardedCommand(BatchOperation):
-    """
-    A command with its guard, as an operation of a batch.
-
-    :param command: refuses, if it does, before its first write.
-    :param claim: of its nonce, when it was given.
-    :param conflict_class: names what it reads and changes; commands of other classes do not affect it.
-    """
-
-    guard: CommandGuard
-    command: SQLOperation
-    claim: NonceClaim
-    conflict_class: str
-
-    @staticmethod
-    def run_batch(connection: StoreConnection, operations: Sequence[GuardedCommand]) -> list[Any]:
-        """
-        Claim all nonces, then check the guards of commands and execute those that pass. A command that may change who
-        is registered ends a run of operations that are checked together.
-        """
-        claimed = claim_nonces(connection, [one.claim for one in operations])
-        outcomes: list[Any] = []
-        start = 0
-        for end, one in enumerate(operations, 1):
-            if end == len(operations) or one.conflict_class == REGISTRATION_CLASS:
-                outcomes += _execute_run(connection, operations[start:end], claimed[start:end])
-                start = end
-        return outcomes
-
-
-def _execute_run(
-    connection: StoreConnection, commands: Sequence[GuardedCommand], claimed: Sequence[ClaimOutcome]
-) -> list[Any]:
-    """
-    Check guards and execute commands during which nobody is registered, sorted by conflict class, so that commands of
-    a kind are neighbours.
-    """
-    dids = {did for one in commands for did in (one.guard.sender, one.guard.recipient) if did is not None}
-    # A batch waits for a short time only, so one time will do: that of the last.
-    registered = {None, *decentrl_queries.find_registered(connection, dids, commands[-1].claim.now)}
-    outcomes: list[Any] = []
-    passing: list[tuple[str, int]] = []
-    for place, (one, is_new) in enumerate(zip(commands, claimed, strict=True)):
-        refusal: Exception | None = None
-        if is_new is not True:
-            refusal = is_new or DuplicateNonce()
-        elif one.guard.sender not in registered:
-            refusal = UnauthorizedCommand()
-        elif one.guard.recipient not in registered:
-            refusal = RecipientNotRegistered()
-        else:
-            passing.append((one.conflict_class, place))
-        outcomes.append(refusal)
-    passing.sort()
-    done = connection.run_operations([commands[place].command for _, place in passing])
-    for (_, place), outcome in zip(passing, done, strict=True):
-        outcomes[place] = outcome
-    return outcomes
-
 
 # Bytes assumed for an item of a page before it is read. Of the largest pages no two are read at the same time.
 _ITEM_BYTES = 65_536
@@ -149,10 +85,10 @@ class SQLiteDecentrlStore:
     find_pending_arrivals = sql_method("read", "arrived_pending", message_queries.find_pending_arrivals)
 
     def check_guard(self, guard: CommandGuard) -> Deferred[None]:
-        return self._execute("admit", "", guard, lambda c: None)
+        return self._execute("admit", "none", guard, lambda c: None)
 
     def save_contract(self, guard: CommandGuard, contract: Contract) -> Deferred[None]:
-        conflict_class = REGISTRATION_CLASS if contract.owner_did is None else _MAIL_CLASS
+        conflict_class: ConflictClass = "registration" if contract.owner_did is None else "mail"
         caps, now, save = self._caps, self._clock.seconds(), decentrl_queries.save_contract
         return self._execute(
             "save_contract", conflict_class, guard, lambda c: save(c, contract, caps, now), len(contract.text)
@@ -164,19 +100,19 @@ class SQLiteDecentrlStore:
     def request_contract(self, guard: CommandGuard, request: ContractRequest) -> Deferred[None]:
         caps, add = self._caps, decentrl_queries.add_contract_request
         size = get_utf8_size(request.encrypted_contract_request)
-        return self._execute("request_contract", _REQUEST_CLASS, guard, lambda c: add(c, request, caps), size)
+        return self._execute("request_contract", "requests", guard, lambda c: add(c, request, caps), size)
 
     def contract_requests(self, recipient: str, part: PageRequest) -> Deferred[ResultPage[ContractRequest]]:
         return self._read_page("contract_requests", decentrl_queries.find_contract_requests, recipient, part)
 
     def acknowledge_requests(self, guard: CommandGuard, recipient: str, ids: Sequence[str]) -> Deferred[None]:
         remove = decentrl_queries.acknowledge_requests
-        return self._execute("acknowledge_requests", _REQUEST_CLASS, guard, lambda c: remove(c, recipient, ids))
+        return self._execute("acknowledge_requests", "requests", guard, lambda c: remove(c, recipient, ids))
 
     def enqueue_event(self, guard: CommandGuard, event: PendingEvent) -> Deferred[None]:
         size = len(event.payload.encode())
         operation = decentrl_queries.EnqueueEventOperation(event, size, self._caps, self._clock.seconds())
-        return self._execute("deliver", _MAIL_CLASS, guard, operation, size)
+        return self._execute("deliver", "mail", guard, operation, size)
 
     def pending_events(
         self, recipient: str, sender: str | None, part: PageRequest
@@ -191,12 +127,12 @@ class SQLiteDecentrlStore:
         self, guard: CommandGuard, recipient: str, ids: Sequence[str]
     ) -> Deferred[list[RemovedMessage]]:
         remove = decentrl_queries.acknowledge_events
-        return self._execute("acknowledge_events", _MAIL_CLASS, guard, lambda c: remove(c, recipient, ids))
+        return self._execute("acknowledge_events", "mail", guard, lambda c: remove(c, recipient, ids))
 
     def save_events(self, guard: CommandGuard, owner: str, events: Sequence[StoredEvent]) -> Deferred[None]:
         size = sum([get_utf8_size(event.payload, *event.tags) for event in events])
         operation = event_queries.SaveEventsOperation(owner, tuple(events), size, self._caps)
-        return self._execute("save_events", _ARCHIVE_CLASS, guard, operation, size)
+        return self._execute("save_events", "archive", guard, operation, size)
 
     def events(self, owner: str, wanted: EventFilter, part: PageRequest) -> Deferred[ResultPage[StoredEvent]]:
         return self._search("events", event_queries.find_stored_events, owner, wanted, part)
@@ -206,16 +142,16 @@ class SQLiteDecentrlStore:
     ) -> Deferred[None]:
         caps, update = self._caps, event_queries.update_tags
         size = sum([get_utf8_size(*new) for _, new in tags])
-        return self._execute("update_tags", _ARCHIVE_CLASS, guard, lambda c: update(c, owner, tags, caps), size)
+        return self._execute("update_tags", "archive", guard, lambda c: update(c, owner, tags, caps), size)
 
     def publish(self, guard: CommandGuard, publisher: str, event: PublicEvent) -> Deferred[None]:
         caps, publish = self._caps, event_queries.publish_event
         size = get_utf8_size(event.event, *event.tags)
-        return self._execute("publish", _ARCHIVE_CLASS, guard, lambda c: publish(c, publisher, event, caps), size)
+        return self._execute("publish", "archive", guard, lambda c: publish(c, publisher, event, caps), size)
 
     def unpublish(self, guard: CommandGuard, publisher: str, event_id: str) -> Deferred[None]:
         delete = event_queries.unpublish_event
-        return self._execute("unpublish", _ARCHIVE_CLASS, guard, lambda c: delete(c, publisher, event_id))
+        return self._execute("unpublish", "archive", guard, lambda c: delete(c, publisher, event_id))
 
     def public_events(
         self, publisher: str, wanted: PublicEventFilter, part: PageRequest
@@ -223,12 +159,11 @@ class SQLiteDecentrlStore:
         return self._search("public_events", event_queries.find_public_events, publisher, wanted, part)
 
     def _execute(
-        self, name: str, conflict_class: str, guard: CommandGuard, command: SQLOperation, size: int = 0
+        self, name: str, conflict_class: ConflictClass, guard: CommandGuard, command: SQLOperation, size: int = 0
     ) -> Deferred[Any]:
         """
         Execute a command under its guard.
 
-        :param conflict_class: what the command reads and changes.
         :param size: bytes that the command keeps in memory until it is done.
         """
         claim = NonceClaim(guard.nonce, guard.until, self._clock.seconds(), guard.share, self._max_nonces)
