@@ -134,6 +134,8 @@ class StoreConnection(Connection):
         self, operations: Sequence[SQLOperation], outcomes: Sequence[Any], patience: float
     ) -> list[Any]:
         """Retry operations that found no space, with the log written from its start, so that it need not grow."""
+        if not any([is_disk_full_error(get_cause(outcome)) for outcome in outcomes]):
+            return list(outcomes)
         left = patience if self.ticket_lock is None else self.ticket_lock.enter(patience)
         try:
             # Waits for others that read or write.

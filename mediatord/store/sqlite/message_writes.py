@@ -355,7 +355,7 @@ class MessageWriter:
     def __init__(self, connection: StoreConnection) -> None:
         self.cache = connection.get_cache(QueueCache)
         self._connection = connection
-        # Messages that may be removed, by id, and ids that the operations at hand enqueue.
+        # Messages that may be removed, by id, and ids of those that were enqueued since they were read.
         self._messages: dict[str, MessageRow] = {}
         self._enqueued_ids: set[str] = set()
         self._queues: dict[str, CachedQueue] = {}
@@ -392,11 +392,9 @@ class MessageWriter:
         dids: dict[str, None] = {}
         ids: dict[str, None] = {}
         claims: list[NonceClaim] = []
-        enqueued: list[Payload] = []
         for operation in operations:
             if isinstance(operation, EnqueueOperation):
                 dids[operation.request.recipient_did] = None
-                enqueued += operation.request.payloads
             elif isinstance(operation, RemoveOperation):
                 ids.update(dict.fromkeys(operation.ids))
                 if operation.claim is not None:
@@ -407,7 +405,6 @@ class MessageWriter:
             self._queues = self.cache.find(self._connection, dids)
         if ids:
             self._messages = self.find_messages(list(ids))
-            self._enqueued_ids = {payload.id for payload in enqueued}
 
     def remove(
         self, messages: Sequence[MessageRow], entry: LedgerEntry, reason: RemovalReason | None = None
@@ -491,6 +488,7 @@ class MessageWriter:
         self.count(queue, len(request.payloads), operation.size, request.origin)
         for payload in request.payloads:
             self._inserted.append((queue, operation, payload))
+            self._enqueued_ids.add(payload.id)
         return operation.make_result(queue.account)
 
     def _remove(self, operation: RemoveOperation) -> Any:
@@ -586,6 +584,7 @@ class MessageWriter:
         coming = MessageVolume(len(fitting), sum([len(payload.data) for payload in fitting]))
         victims = self._choose_victims(limits, queue, request.origin, coming)
         self._inserted += [(queue, operation, payload) for payload in fitting]
+        self._enqueued_ids.update([payload.id for payload in fitting])
         if victims:
             self._flush()  # before they are deleted: no later message may get the number of one of them
         evicted: list[RemovedMessage] = []

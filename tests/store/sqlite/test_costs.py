@@ -427,7 +427,7 @@ class GroupCommitDelayTests(SynchronousTestCase):
 
     def ask(self, number: int) -> None:
         for _ in range(number):
-            self.batches.submit("x", lambda connection: None)
+            self.batches.submit("x", [(lambda connection: None, 0)])
 
     def commit(self, seconds: float) -> None:
         """What is under way ends so long after the last turn."""
