@@ -105,14 +105,14 @@ class InMemoryMediator:
         store = SteppingStore(self.clock, QueueLimits()) if in_steps else None
         self.base = build_core_services(self.clock, self.config, store=store, monotonic=self.clock.seconds)
         os.utime(directory / "log.key", (NOW, NOW))  # which is how old its key is
-        self.half = build_didcomm(self.base, self.config)
+        self.didcomm = build_didcomm(self.base, self.config)
         self.decentrl = build_decentrl(self.base, self.config)
         self.store = self.base.store
         self.base.events.startService()
         test.successResultOf(self.store.open())
-        self.half.due.startService()
-        self.half.lag.startService()
-        self.half.housekeeping.startService()
+        self.didcomm.due.startService()
+        self.didcomm.lag.startService()
+        self.didcomm.housekeeping.startService()
         self.base.connections.startService()
         self.base.gate.startService()
         test.addCleanup(self.base.events.stopService)
@@ -123,13 +123,13 @@ class InMemoryMediator:
     def receive(self, raw: bytes, socket: FakeSocket | None = None, peer: str = PEER) -> DIDCommReply:
         """What the mediator replies to one message."""
         replies: list[DIDCommReply] = []
-        if socket is None and self.half.forward_fast_path.take(raw, peer, replies.append, lambda: None):
+        if socket is None and self.didcomm.forward_fast_path.take(raw, peer, replies.append, lambda: None):
             self.clock.advance(0)
             if replies:
                 (reply,) = replies
                 return reply
         origin = MessageOrigin(socket.client if socket else peer, socket)
-        return self.done(self.half.dispatcher.receive(raw, origin))
+        return self.done(self.didcomm.dispatcher.receive(raw, origin))
 
     def obey(self, raw: bytes, peer: str = PEER) -> DecentrlReply:
         """What the mediator replies to one Decentrl command."""

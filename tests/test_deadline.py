@@ -156,7 +156,7 @@ class MediatorDeadlineTests(SynchronousTestCase):
         self.watch(self.in_memory.store, "find_owner", "enqueue", "mark_delivered")
         raw = pack_forward(self.in_memory, guest.did, guest.letter())
         self.assertEqual(
-            self.run_request(lambda: self.in_memory.half.dispatcher.receive(raw, MessageOrigin(PEER))).status, 202
+            self.run_request(lambda: self.in_memory.didcomm.dispatcher.receive(raw, MessageOrigin(PEER))).status, 202
         )
         self.in_memory.clock.advance(MARK_DELAY)
         self.assertEqual(self.asked, {"find_owner": NOW, "enqueue": NOW, "mark_delivered": NONE})

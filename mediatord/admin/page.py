@@ -12,9 +12,8 @@ from importlib.resources import files
 from string import Template
 from urllib.parse import quote
 
-from mediatord.admin import status
-from mediatord.admin.status import DaemonStatus
-from mediatord.admin.status_sources import REPORT_INDEX, AnalysisReport, ProblemSummary
+from mediatord.admin.status import LEDGER_ENTRIES, DaemonStatus
+from mediatord.admin.status_sources import REPORT_INDEX, TRAFFIC_KINDS, AnalysisReport, ProblemSummary
 from mediatord.store.interfaces.messages import AgeBucket
 
 
@@ -135,16 +134,6 @@ def format_utc_time(at: float) -> str:
 
 # Seconds until a browser reloads the page.
 REFRESH_SECONDS = 10
-_TRAFFIC_DESCRIPTIONS = {
-    "accepted": "payloads for a recipient",
-    "delivered": "acknowledged",
-    "refused": "requests and frames",
-    "failed": "internal errors, or store unavailable",
-    "requests": "and frames, total",
-    "stored": "not pushed immediately",
-    "expired": "not fetched in time",
-    "evicted": "replaced by newer ones",
-}
 _AGE_LABELS = ("under 1 min", "1 to 10 min", "10 min to 1 h", "1 to 6 h", "6 to 24 h", "over 24 h")
 _AT_LEAST = "\N{GREATER-THAN OR EQUAL TO} "
 _NO_STORE = "Not available: the store did not respond."
@@ -158,16 +147,18 @@ def render_status_page(status: DaemonStatus, *, refreshing: bool, now: float | N
     :param now: current time; by default that of the status.
     """
     now = status.at if now is None else now
+    store_at = status.store.at
+    store_time = "" if store_at is None else f"As of {_format_as_of(store_at, now)}."
     sections = [
         _render_state(status),
         _render_traffic(status),
-        _render_ledger(status, now),
-        _render_ages(status, now),
-        _render_largest_queues(status, now),
+        _render_ledger(status, store_time),
+        _render_ages(status, store_time),
+        _render_largest_queues(status, store_time),
         _render_problems("Rejected and failed requests", status.refusals, status.at, _REFUSAL_COLUMNS),
         _render_problems("Warnings", status.warnings, status.at, _WARNING_COLUMNS),
     ]
-    if len(status.processes) > 1 or status.asked > 1:
+    if len(status.processes.answered) > 1 or status.processes.asked > 1:
         sections.append(_render_processes(status))
     if status.reports is not None:
         sections.append(_render_reports(status.reports, status.at))
@@ -205,13 +196,6 @@ def _format_as_of(at: float, now: float) -> str:
     return f"{format_utc_time(at)} UTC, {format_duration(max(0.0, now - at))} ago"
 
 
-def _render_store_time(status: DaemonStatus, now: float, about: str = "") -> Markup:
-    """A note with the time of the store's figures."""
-    at = status.store_at
-    as_of = "" if at is None else f"As of {_format_as_of(at, now)}."
-    return _render_note(f"{as_of} {about}".strip())
-
-
 def _render_refresh_line(status: DaemonStatus, refreshing: bool, now: float) -> Markup:
     if refreshing:
         link = join_markup(f"every {REFRESH_SECONDS} s, ", build_element("a", "pause", href="?refresh=0"))
@@ -230,101 +214,100 @@ def _render_section(title: str, *content: object, whole: bool = False) -> Markup
 
 
 def _render_note(words: str) -> Markup:
-    return build_element("p", words, class_="quiet")
+    return build_element("p", words, class_="quiet") if words else Markup()
 
 
 def _render_state(status: DaemonStatus) -> Markup:
-    gauges = status.gauges
+    gauges, processes = status.gauges, status.processes
+    available = "not responding" if status.store.at is None else "available"
     pairs: list[tuple[str, object]] = [
         ("State", status.state),
         ("Uptime", format_duration(status.uptime)),
         ("Version", status.version),
-        ("Store", f"{status.backend}, {'available' if status.cohorts is not None else 'not responding'}"),
+        ("Store", f"{status.store.backend}, {available}"),
     ]
     if "ready" in gauges:
         pairs.append(("End-to-end probe", "succeeds" if gauges["ready"] else "fails"))
-    pairs.append(("Open sockets", format_count(gauges["sockets"]) if "sockets" in gauges else "unknown"))
-    if status.asked > 1:
-        pairs.append(("Workers responding", f"{len(status.processes)} of {status.asked}"))
+    pairs.append(("Open sockets", _format_known(gauges.get("sockets"))))
+    if processes.asked > 1:
+        pairs.append(("Workers responding", f"{len(processes.answered)} of {processes.asked}"))
     if status.clustered:
         pairs.append(("Live nodes", format_count(gauges.get("nodes", 0))))
     if gauges.get("log_dropped"):
         pairs.append(("Log lines lost", format_count(gauges["log_dropped"])))
-    text = "This is one node of a cluster; queued messages are those of all nodes."
-    notes = [_render_note(text)] if status.clustered else []
-    return _render_section("State", build_definition_list(pairs), *notes, whole=True)
+    note = "This is one node of a cluster; queued messages are those of all nodes." if status.clustered else ""
+    return _render_section("State", build_definition_list(pairs), _render_note(note), whole=True)
 
 
 def _render_traffic(status: DaemonStatus) -> Markup:
-    columns = [
-        ("", "name"),
-        ("since start", "number"),
-        ("last minute", "number"),
-        ("", "number quiet wide-only"),
-        ("last hour", "number"),
-        ("", "number quiet wide-only"),
-        ("by minute", "drawn"),
-    ]
+    rate = ("", "number quiet wide-only")
+    columns = [("", "name"), ("since start", "number"), ("last minute", "number"), rate]
+    columns += [("last hour", "number"), rate, ("by minute", "drawn")]
+    minute, hour = status.traffic_spans
     rows = [
         (
-            join_markup(name, " ", build_element("span", _TRAFFIC_DESCRIPTIONS[name], class_="quiet wide-only")),
-            "unknown" if status.totals is None else format_count(status.totals[name]),
-            format_count(flow.minute),
-            format_rate(flow.per_second[0]) if flow.minute else "",
-            format_count(flow.hour),
-            format_rate(flow.per_second[1]) if flow.hour else "",
-            draw_sparkline(flow.by_minute, f"{name}: {max(flow.by_minute)} in the busiest minute"),
+            join_markup(name, " ", build_element("span", TRAFFIC_KINDS[name].description, class_="quiet wide-only")),
+            _format_known(counts.total),
+            format_count(counts.last_minute),
+            format_rate(counts.last_minute / minute) if counts.last_minute else "",
+            format_count(counts.last_hour),
+            format_rate(counts.last_hour / hour) if counts.last_hour else "",
+            draw_sparkline(counts.by_minute, f"{name}: {max(counts.by_minute)} in the busiest minute"),
         )
-        for name, flow in status.flows.items()
+        for name, counts in status.traffic.items()
     ]
     text = "The last minute and hour are those of the running workers; totals include former workers."
-    note = [_render_note(text)] if status.asked > 1 else []
-    return _render_section("Traffic", build_table(columns, rows, "flow"), *note, whole=True)
+    note = _render_note(text if status.processes.asked > 1 else "")
+    return _render_section("Traffic", build_table(columns, rows, "flow"), note, whole=True)
 
 
-def _render_ledger(status: DaemonStatus, now: float) -> Markup:
+def _render_ledger(status: DaemonStatus, store_time: str) -> Markup:
     about = "Since the store was created: accepted messages by outcome. A difference is an error."
-    known = build_ledger_table(status.books) if status.books else _render_note(_NO_STORE)
-    return _render_section("Message ledger", known, _render_store_time(status, now, about), whole=True)
+    known = _render_note(_NO_STORE)
+    if ledger := status.ledger:
+        rows = [
+            [name, *(_format_ledger_entry(entries[name]) for entries in ledger.values())] for name in LEDGER_ENTRIES
+        ]
+        known = build_table([("", "name"), *((protocol, "number") for protocol in ledger)], rows)
+    return _render_section("Message ledger", known, _render_note(f"{store_time} {about}".strip()), whole=True)
 
 
-def _render_ages(status: DaemonStatus, now: float) -> Markup:
-    title = "Queued messages by age"
-    if status.cohorts is None or status.waiting is None:
+def _render_ages(status: DaemonStatus, store_time: str) -> Markup:
+    title, waiting = "Queued messages by age", status.waiting
+    if waiting is None:
         return _render_section(title, _render_note(_NO_STORE))
-    most = max(one.messages for one in status.cohorts)
+    most = max(one.messages for one in waiting.by_age)
     rows = [
-        (name, *_format_cohort(one), draw_share_bar(one.messages, most))
-        for name, one in zip(_AGE_LABELS, status.cohorts, strict=True)
+        (name, *_format_age_bucket(one), draw_share_bar(one.messages, most))
+        for name, one in zip(_AGE_LABELS, waiting.by_age, strict=True)
     ]
+    rows.append(("total", *_format_age_bucket(AgeBucket(waiting.messages, waiting.bytes)), Markup()))
     columns = (("age", "short"), ("messages", "number"), ("bytes", "number"), ("", "drawn"))
-    table = build_table(columns, [*rows, ("total", *_format_cohort(status.waiting), "")])
-    return _render_section(title, table, _render_store_time(status, now))
+    return _render_section(title, build_table(columns, rows), _render_note(store_time))
 
 
-def _format_cohort(cohort: AgeBucket) -> tuple[str, str]:
+def _format_age_bucket(bucket: AgeBucket) -> tuple[str, str]:
     """Messages and bytes."""
-    least = "" if cohort.exact else _AT_LEAST
-    return least + format_count(cohort.messages), ("" if cohort.bytes is None else least) + format_byte_count(
-        cohort.bytes
-    )
+    least = "" if bucket.exact else _AT_LEAST
+    size = format_byte_count(bucket.bytes)
+    return least + format_count(bucket.messages), size if bucket.bytes is None else least + size
 
 
-def _render_largest_queues(status: DaemonStatus, now: float) -> Markup:
+def _render_largest_queues(status: DaemonStatus, store_time: str) -> Markup:
     if status.waiting is None:
         return _render_section("Largest queues", _render_note(_NO_STORE))
     rows = [
         (
-            "(self-test)" if one.own else build_element("code", one.tag),
+            "(self-test)" if one.self_test else build_element("code", one.recipient),
             format_count(one.messages),
             format_byte_count(one.bytes),
-            "unknown" if one.age is None else format_duration(one.age),
+            "unknown" if one.oldest_seconds is None else format_duration(one.oldest_seconds),
         )
-        for one in status.largest
+        for one in status.waiting.largest
     ]
     columns = (("recipient", "name"), ("messages", "number"), ("bytes", "number wide-only"), ("oldest", "number"))
     known = build_table(columns, rows) if rows else _render_note("No messages are queued.")
-    return _render_section("Largest queues", known, _render_store_time(status, now))
+    return _render_section("Largest queues", known, _render_note(store_time))
 
 
 _REFUSAL_COLUMNS = (("situation", "name"), ("code", "name wide-only"), ("protocol", "wide-only"))
@@ -346,26 +329,16 @@ def _render_problems(
 
 
 def _render_processes(status: DaemonStatus) -> Markup:
-    columns = [
-        ("worker", "name"),
-        ("process", "number wide-only"),
-        ("sockets", "number wide-only"),
-        ("uptime", "number"),
-        ("state", "name"),
-    ]
+    columns = [("worker", "name"), ("process", "number wide-only"), ("sockets", "number wide-only")]
+    columns += [("uptime", "number"), ("state", "name")]
+    processes = status.processes
     rows = [
-        (
-            one.node,
-            str(one.pid),
-            "unknown" if one.sockets is None else format_count(one.sockets),
-            format_duration(one.uptime),
-            one.state,
-        )
-        for one in status.processes
+        (one.node, str(one.pid), _format_known(one.sockets), format_duration(one.uptime), one.state)
+        for one in processes.answered
     ]
     text = "Other workers did not respond in time; their figures are not included."
-    note = [_render_note(text)] if status.asked > len(status.processes) else []
-    return _render_section("Workers", build_table(columns, rows), *note, whole=True)
+    note = _render_note(text if processes.asked > len(processes.answered) else "")
+    return _render_section("Workers", build_table(columns, rows), note, whole=True)
 
 
 def _render_reports(reports: Sequence[AnalysisReport], now: float) -> Markup:
@@ -383,16 +356,11 @@ def _render_reports(reports: Sequence[AnalysisReport], now: float) -> Markup:
     return _render_section("Nightly report", build_table(columns, rows), whole=True)
 
 
-def build_ledger_table(books: status.LedgerEntries) -> Markup:
-    """The ledger, with a column for each protocol."""
-    rows = [
-        (entry, *(_format_ledger_entry(entries[entry]) for entries in books.values()))
-        for entry in status.LEDGER_ENTRIES
-    ]
-    return build_table([("", "name"), *((protocol, "number") for protocol in books)], rows)
-
-
 def _format_ledger_entry(number: int | None) -> str | Markup:
-    if number is None:
-        return "unknown"
-    return format_count(number) if number >= 0 else build_element("span", f"\N{MINUS SIGN}{format_count(-number)}")
+    if number is None or number >= 0:
+        return _format_known(number)
+    return build_element("span", f"\N{MINUS SIGN}{format_count(-number)}")
+
+
+def _format_known(number: float | None) -> str:
+    return "unknown" if number is None else format_count(number)

@@ -7,7 +7,7 @@ import hmac
 from base64 import b64decode
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from io import BytesIO
@@ -38,23 +38,7 @@ _MAX_FAILED_ATTEMPTS = 10
 _MAX_TRACKED_ADDRESSES = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class AdminToken:
-    """An access token. :param digest: SHA-256, so that the time of a comparison does not depend on the length."""
-
-    digest: bytes = field(repr=False)
-
-    @classmethod
-    def from_secret(cls, secret: bytes) -> AdminToken:
-        """Hash a secret."""
-        return cls(sha256(secret).digest())
-
-    def matches(self, authorization: bytes) -> bool:
-        """Whether an `Authorization` header contains the token: as Bearer, or as the password of Basic."""
-        return hmac.compare_digest(sha256(_extract_secret(authorization)).digest(), self.digest)
-
-
-def read_admin_token(path: Path) -> AdminToken:
+def read_admin_token(path: Path) -> bytes:
     """
     Read a token from a file, without surrounding white space.
 
@@ -69,7 +53,7 @@ def read_admin_token(path: Path) -> AdminToken:
         raise SecretFileError(
             f"{path} has to hold one line of ASCII without spaces; type: openssl rand -hex 32 > {path}"
         )
-    return AdminToken.from_secret(secret)
+    return secret
 
 
 def _extract_secret(authorization: bytes) -> bytes:
@@ -88,14 +72,15 @@ def _extract_secret(authorization: bytes) -> bytes:
 class AdminAuthenticator:
     """Checks tokens, and locks an address out for a while after too many wrong ones."""
 
-    def __init__(self, clock: IReactorTime, token: AdminToken) -> None:
+    def __init__(self, clock: IReactorTime, token: bytes) -> None:
         self._clock = clock
-        self._token = token
+        self.use(token)
         self._wrong = SlidingWindowLimiter(_MAX_FAILED_ATTEMPTS, max_keys=_MAX_TRACKED_ADDRESSES)
 
-    def use(self, token: AdminToken) -> None:
+    def use(self, token: bytes) -> None:
         """Replace the token."""
-        self._token = token
+        # Hashed, so that the time of a comparison does not depend on the length.
+        self._digest = sha256(token).digest()
 
     def authenticate(self, rate_limit_key: str, authorization: bytes | None) -> int | None:
         """
@@ -108,7 +93,7 @@ class AdminAuthenticator:
         wait = self._wrong.wait(rate_limit_key, now)
         if wait or authorization is None:
             return wait
-        if self._token.matches(authorization):
+        if hmac.compare_digest(sha256(_extract_secret(authorization)).digest(), self._digest):
             return None
         self._wrong.admit(rate_limit_key, now)
         return 0

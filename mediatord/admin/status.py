@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -13,12 +14,12 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from mediatord.admin.status_sources import (
-    TRAFFIC_COUNTERS,
+    TRAFFIC_KINDS,
     AnalysisReport,
     ProblemSummary,
     ReportDirectory,
-    TrafficRate,
-    compute_traffic,
+    count_by_minute,
+    measure_traffic_spans,
     merge_problems,
 )
 from mediatord.errors import ShutdownInProgress, StoreUnavailable
@@ -34,9 +35,9 @@ LEDGER_ENTRIES = ("accepted", "acknowledged", "waiting", "expired", "evicted", "
 LedgerEntries = Mapping[str, Mapping[str, int | None]]
 
 
-def read_ledger(books: messages.StoreLedger) -> LedgerEntries:
+def read_ledger(store_ledger: messages.StoreLedger) -> LedgerEntries:
     """Convert the store's ledger."""
-    ledgers = {"didcomm": books.didcomm, "decentrl": books.decentrl}
+    ledgers = {"didcomm": store_ledger.didcomm, "decentrl": store_ledger.decentrl}
     return {
         protocol: {entry: getattr(ledger, entry) for entry in LEDGER_ENTRIES} for protocol, ledger in ledgers.items()
     }
@@ -49,17 +50,6 @@ LARGEST_QUEUES = 10
 _CACHE_SECONDS = 2.0
 # Time-out of the store in seconds.
 _STORE_TIMEOUT = 5.0
-# Metrics of the totals since the start, by their names on the page.
-_TOTAL_METRICS = {
-    "accepted": "mediator_messages_forwarded_total",
-    "delivered": "mediator_messages_delivered_total",
-    "refused": 'mediator_requests_total{outcome="rejected"}',
-    "failed": 'mediator_requests_total{outcome="failed"}',
-    "requests": "mediator_requests_total",
-    "stored": "mediator_messages_stored_total",
-    "expired": "mediator_messages_expired_total",
-    "evicted": "mediator_messages_evicted_total",
-}
 _GAUGE_METRICS = {
     "sockets": "mediator_active_connections",
     "nodes": "mediator_cluster_nodes",
@@ -67,7 +57,7 @@ _GAUGE_METRICS = {
     "ready": "mediator_ready",
     "log_dropped": "mediator_log_dropped_total",
 }
-_METRIC_NAMES = {name.partition("{")[0] for name in (*_TOTAL_METRICS.values(), *_GAUGE_METRICS.values())}
+_METRIC_NAMES = {kind.metric.partition("{")[0] for kind in TRAFFIC_KINDS.values()} | set(_GAUGE_METRICS.values())
 
 
 class QueryProcesses(Protocol):
@@ -120,53 +110,88 @@ class ProcessStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessReplies:
+    """:param asked: number of processes; `answered` are those that replied."""
+
+    asked: int
+    answered: tuple[ProcessStatus, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreState:
+    """:param at: time of the store's reply; None if there was none."""
+
+    backend: str
+    at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficCounts:
+    """
+    Counts of one kind of traffic.
+
+    :param total: since the start; None if not all processes could be asked.
+    :param by_minute: of the last hour, oldest first.
+    """
+
+    total: int | None
+    last_minute: int
+    last_hour: int
+    by_minute: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class QueueSummary:
     """
     A queue.
 
-    :param tag: pseudonym of the DID.
-    :param age: seconds since its oldest message arrived; None if unknown.
-    :param own: whether the DID belongs to the daemon's self-test.
+    :param recipient: pseudonym of the DID.
+    :param oldest_seconds: since its oldest message arrived; None if unknown.
+    :param self_test: whether the DID belongs to the daemon's self-test.
     """
 
-    tag: str
+    recipient: str
     messages: int
     bytes: int
-    age: float | None
-    own: bool = False
+    oldest_seconds: float | None
+    self_test: bool
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedMessages:
+    """
+    All queued messages.
+
+    :param by_age: by the ages of :data:`AGE_BOUNDS`.
+    """
+
+    messages: int
+    bytes: int | None
+    by_age: tuple[AgeBucket, ...]
+    largest: tuple[QueueSummary, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class DaemonStatus:
     """
-    The status of the daemon.
+    The status of the daemon. The fields, except `clustered`, are those of the JSON document.
 
     :param at: Unix seconds.
-    :param store_at: time of the store's reply; None if there was none.
-    :param asked: number of processes asked; `processes` are those that replied.
-    :param totals: since the start; None if not all processes could be asked.
-    :param gauges: likewise; missing ones are left out.
-    :param books: message ledger; empty without a reply of the store.
-    :param waiting: queued messages and bytes; None without a reply of the store.
-    :param cohorts: the same by the ages of :data:`AGE_BOUNDS`.
+    :param gauges: those of all processes; missing ones are left out.
+    :param ledger: message ledger; None without a reply of the store, `waiting` likewise.
     :param reports: None if no directory is configured.
     """
 
     at: float
-    store_at: float | None
     version: str
     node: str
-    backend: str
     clustered: bool
-    asked: int
-    processes: tuple[ProcessStatus, ...]
-    totals: Mapping[str, int] | None
+    store: StoreState
+    processes: ProcessReplies
     gauges: Mapping[str, float]
-    flows: Mapping[str, TrafficRate]
-    books: LedgerEntries
-    waiting: AgeBucket | None
-    cohorts: tuple[AgeBucket, ...] | None
-    largest: tuple[QueueSummary, ...]
+    traffic: Mapping[str, TrafficCounts]
+    ledger: LedgerEntries | None
+    waiting: QueuedMessages | None
     refusals: tuple[ProblemSummary, ...]
     warnings: tuple[ProblemSummary, ...]
     reports: tuple[AnalysisReport, ...] | None
@@ -174,25 +199,33 @@ class DaemonStatus:
     @property
     def uptime(self) -> float:
         """Of the oldest process."""
-        return max((one.uptime for one in self.processes), default=0.0)
+        return max((one.uptime for one in self.processes.answered), default=0.0)
+
+    @property
+    def traffic_spans(self) -> tuple[float, float]:
+        """Seconds that the counts of the last minute and of the last hour cover."""
+        return measure_traffic_spans(self.at, self.uptime)
 
     @property
     def state(self) -> str:
         """The most important problem, or the state of a healthy process."""
-        if worst := [one.state for one in self.processes if not one.well]:
+        answered = self.processes.answered
+        if worst := [one.state for one in answered if not one.well]:
             return worst[0]
-        if self.cohorts is None:
+        if self.waiting is None:
             return "the store does not respond"
-        if self.asked > len(self.processes) or self.totals is None:
+        is_total_unknown = any(counts.total is None for counts in self.traffic.values())
+        if self.processes.asked > len(answered) or is_total_unknown:
             return "some workers do not respond"
-        if any(entries["difference"] for entries in self.books.values()):
+        if any(entries["difference"] for entries in (self.ledger or {}).values()):
             return LEDGER_DIFFERS
-        return self.processes[0].state if self.gauges.get("ready", 1) else "end-to-end probe fails"
+        return answered[0].state if self.gauges.get("ready", 1) else "end-to-end probe fails"
 
     @property
     def well(self) -> bool:
         """Whether there is no problem."""
-        return self.state == self.processes[0].state and self.processes[0].well
+        first = self.processes.answered[0]
+        return self.state == first.state and first.well
 
 
 class StatusCollector:
@@ -232,26 +265,19 @@ class StatusCollector:
         store_at = None if backlog is None else self._clock.seconds()
         fields = ("node", "pid", "state", "well", "uptime", "sockets")
         found = [ProcessStatus(**{name: one[name] for name in fields}) for one in replies if "pid" in one]
-        processes = tuple(sorted(found, key=lambda one: one.node))
-        uptime = max((one.uptime for one in processes), default=0.0)
         problems = [one["problems"] for one in replies]
         return DaemonStatus(
             at=now,
-            store_at=store_at,
             version=sources.version,
             # The name of the node is known to the supervisor, not to its workers.
             node=next((one["node"] for one in replies if "pid" not in one), sources.node),
-            backend=sources.backend,
             clustered=sources.clustered,
-            asked=asked,
-            processes=processes,
-            totals=_sum_totals(asked, replies, samples),
+            store=StoreState(sources.backend, store_at),
+            processes=ProcessReplies(asked, tuple(sorted(found, key=lambda one: one.node))),
             gauges={name: samples[key] for name, key in _GAUGE_METRICS.items() if samples and key in samples},
-            flows=compute_traffic([one.get("slots", ()) for one in replies], now, uptime),
-            books=read_ledger(backlog.books) if backlog else {},
-            waiting=AgeBucket(backlog.messages, backlog.bytes) if backlog else None,
-            cohorts=backlog.cohorts if backlog else None,
-            largest=self._build_queue_summaries(backlog, now) if backlog else (),
+            traffic=_count_traffic(asked, replies, samples, now),
+            ledger=read_ledger(backlog.ledger) if backlog else None,
+            waiting=self._summarize_queues(backlog, now) if backlog else None,
             refusals=tuple(merge_problems(problems, "request")),
             warnings=tuple(merge_problems(problems, "output")),
             reports=None if sources.reports is None else tuple(sources.reports.latest()),
@@ -272,7 +298,7 @@ class StatusCollector:
         except TimeoutError:
             return None
         lines = [line for line in text.splitlines() if line.partition(" ")[0].partition("{")[0] in _METRIC_NAMES]
-        return _sum_samples(list(text_string_to_metric_families("\n".join([*lines, ""]))))
+        return _sum_samples(text_string_to_metric_families("\n".join([*lines, ""])))
 
     async def _backlog(self, now: float) -> QueueBacklog | None:
         """None on time-out; the store is not queried again while a query is pending."""
@@ -295,8 +321,8 @@ class StatusCollector:
             return None
         return answer
 
-    def _build_queue_summaries(self, backlog: QueueBacklog, now: float) -> tuple[QueueSummary, ...]:
-        return tuple(
+    def _summarize_queues(self, backlog: QueueBacklog, now: float) -> QueuedMessages:
+        largest = tuple(
             QueueSummary(
                 self._sources.tag(one.recipient_did),
                 one.messages,
@@ -306,31 +332,32 @@ class StatusCollector:
             )
             for one in backlog.largest
         )
+        return QueuedMessages(backlog.messages, backlog.bytes, backlog.buckets, largest)
 
 
-def _sum_totals(
-    asked: int, replies: Sequence[Mapping[str, Any]], samples: Mapping[str, float] | None
-) -> dict[str, int] | None:
-    """Totals since the start; of a single process as of its traffic slots, so that they match."""
+def _count_traffic(
+    asked: int, replies: Sequence[Mapping[str, Any]], samples: Mapping[str, float] | None, now: float
+) -> dict[str, TrafficCounts]:
+    """Totals of a single process are as of its traffic slots, so that they match."""
+    totals: Mapping[str, int | None] = dict.fromkeys(TRAFFIC_KINDS)
     if asked == 1 and "totals" in replies[0]:
-        return {name: replies[0]["totals"][name] for name in _TOTAL_METRICS}
-    return None if samples is None else {name: int(samples.get(key, 0)) for name, key in _TOTAL_METRICS.items()}
+        totals = replies[0]["totals"]
+    elif samples is not None:
+        totals = {name: int(samples.get(kind.metric, 0)) for name, kind in TRAFFIC_KINDS.items()}
+    return {
+        name: TrafficCounts(totals[name], minutes[-1], sum(minutes), minutes)
+        for name, minutes in count_by_minute([one.get("slots", ()) for one in replies], now).items()
+    }
 
 
-def _sum_samples(families: Sequence[Metric]) -> dict[str, float]:
+def _sum_samples(families: Iterable[Metric]) -> dict[str, float]:
     """The sum of each metric, and of requests also by outcome."""
-    sums: dict[str, float] = {}
-    for family in families:
-        for sample in family.samples:
-            names = [sample.name]
-            if "outcome" in sample.labels:
-                names.append(f'{sample.name}{{outcome="{sample.labels["outcome"]}"}}')
-            for name in names:
-                sums[name] = sums.get(name, 0.0) + sample.value
+    sums: defaultdict[str, float] = defaultdict(float)
+    for sample in [sample for family in families for sample in family.samples]:
+        sums[sample.name] += sample.value
+        if "outcome" in sample.labels:
+            sums[f'{sample.name}{{outcome="{sample.labels["outcome"]}"}}'] += sample.value
     return sums
-
-
-assert _TOTAL_METRICS.keys() == TRAFFIC_COUNTERS.keys()
 
 
 def render_status_json(status: DaemonStatus, now: float | None = None) -> bytes:
@@ -340,65 +367,18 @@ def render_status_json(status: DaemonStatus, now: float | None = None) -> bytes:
     :param now: current time; by default that of the status.
     """
     now = status.at if now is None else now
-    return encoding.dumps(
-        {
-            "at": status.at,
-            "age_seconds": _compute_age(status.at, now),
-            "version": status.version,
-            "node": status.node,
-            "ok": status.well,
-            "state": status.state,
-            "uptime_seconds": status.uptime,
-            "store": {
-                "backend": status.backend,
-                "answers": status.cohorts is not None,
-                "at": status.store_at,
-                "age_seconds": None if status.store_at is None else _compute_age(status.store_at, now),
-            },
-            "processes": {"asked": status.asked, "answered": [asdict(one) for one in status.processes]},
-            "gauges": dict(status.gauges),
-            "traffic": _build_traffic_json(status),
-            "ledger": status.books or None,
-            "waiting": _build_waiting_json(status),
-            "refusals": [asdict(one) for one in status.refusals],
-            "warnings": [asdict(one) for one in status.warnings],
-            "reports": None if status.reports is None else [asdict(one) for one in status.reports],
-        }
-    )
+    document = asdict(status)
+    del document["clustered"]
+    document |= {"age_seconds": _compute_age(status.at, now), "ok": status.well, "state": status.state}
+    document["uptime_seconds"] = status.uptime
+    store_at = status.store.at
+    store_age = None if store_at is None else _compute_age(store_at, now)
+    document["store"] |= {"answers": store_at is not None, "age_seconds": store_age}
+    if status.waiting is not None:
+        for bound, group in zip((*AGE_BOUNDS, None), document["waiting"]["by_age"], strict=True):
+            group["below_seconds"] = bound
+    return encoding.dumps(document)
 
 
 def _compute_age(at: float, now: float) -> float:
     return round(max(0.0, now - at), 3)
-
-
-def _build_traffic_json(status: DaemonStatus) -> dict[str, Any]:
-    return {
-        name: {
-            "total": None if status.totals is None else status.totals[name],
-            "last_minute": flow.minute,
-            "last_hour": flow.hour,
-            "by_minute": list(flow.by_minute),
-        }
-        for name, flow in status.flows.items()
-    }
-
-
-def _build_waiting_json(status: DaemonStatus) -> dict[str, Any] | None:
-    if status.waiting is None:
-        return None
-    bounds: list[int | None] = [*AGE_BOUNDS, None]
-    by_age = [
-        {"below_seconds": bound, **asdict(cohort)} for bound, cohort in zip(bounds, status.cohorts or (), strict=True)
-    ]
-    largest = [
-        {
-            "recipient": one.tag,
-            "messages": one.messages,
-            "bytes": one.bytes,
-            "oldest_seconds": one.age,
-            "self_test": one.own,
-        }
-        for one in status.largest
-    ]
-    waiting = {"messages": status.waiting.messages, "bytes": status.waiting.bytes}
-    return {**waiting, "by_age": by_age, "largest": largest}

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, NamedTuple
 
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import ILogObserver, LogEvent, LogLevel, formatEvent
@@ -22,36 +22,39 @@ from mediatord.protocol import encoding
 # Seconds of a slot; slots of the last hour are kept.
 SLOT_SECONDS = 10
 _SLOTS_PER_MINUTE, _SLOTS_PER_HOUR = 60 // SLOT_SECONDS, 3600 // SLOT_SECONDS
-# Names on the page, and the counters that are summed up (:meth:`~mediatord.observability.metrics.Metrics.totals`).
-TRAFFIC_COUNTERS: Mapping[str, tuple[str, ...]] = {
-    "accepted": ("forwarded",),
-    "delivered": ("delivered",),
-    "refused": ("requests_rejected",),
-    "failed": ("requests_failed",),
-    "requests": ("requests_accepted", "requests_rejected", "requests_failed"),
-    "stored": ("stored",),
-    "expired": ("expired",),
-    "evicted": ("evicted",),
+
+
+class TrafficKind(NamedTuple):
+    """
+    What is counted on the page under one name.
+
+    :param counters: summed up (:meth:`~mediatord.observability.metrics.Metrics.totals`).
+    :param metric: of the total of all processes.
+    """
+
+    counters: tuple[str, ...]
+    metric: str
+    description: str
+
+
+_REQUESTS = "mediator_requests_total"
+TRAFFIC_KINDS: Mapping[str, TrafficKind] = {
+    "accepted": TrafficKind(("forwarded",), "mediator_messages_forwarded_total", "payloads for a recipient"),
+    "delivered": TrafficKind(("delivered",), "mediator_messages_delivered_total", "acknowledged"),
+    "refused": TrafficKind(("requests_rejected",), f'{_REQUESTS}{{outcome="rejected"}}', "requests and frames"),
+    "failed": TrafficKind(
+        ("requests_failed",), f'{_REQUESTS}{{outcome="failed"}}', "internal errors, or store unavailable"
+    ),
+    "requests": TrafficKind(
+        ("requests_accepted", "requests_rejected", "requests_failed"), _REQUESTS, "and frames, total"
+    ),
+    "stored": TrafficKind(("stored",), "mediator_messages_stored_total", "not pushed immediately"),
+    "expired": TrafficKind(("expired",), "mediator_messages_expired_total", "not fetched in time"),
+    "evicted": TrafficKind(("evicted",), "mediator_messages_evicted_total", "replaced by newer ones"),
 }
 
-# Number of the slot since the epoch, and its counts in the order of TRAFFIC_COUNTERS.
+# Number of the slot since the epoch, and its counts in the order of TRAFFIC_KINDS.
 TrafficSlot = list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class TrafficRate:
-    """
-    Counts of the last hour.
-
-    :param minute: count of the last minute; `hour` likewise.
-    :param per_second: rates in the last minute and the last hour, or since the start.
-    :param by_minute: oldest first.
-    """
-
-    minute: int
-    hour: int
-    per_second: tuple[float, float]
-    by_minute: tuple[int, ...]
 
 
 class TrafficHistory:
@@ -88,40 +91,39 @@ class TrafficHistory:
 
     def totals(self) -> dict[str, int]:
         """Totals since the start of the process, as of the last sample."""
-        return dict(zip(TRAFFIC_COUNTERS, self._last, strict=True))
+        return dict(zip(TRAFFIC_KINDS, self._last, strict=True))
 
     def _counts(self) -> list[int]:
         totals = self._totals()
-        return [sum([totals[name] for name in names]) for names in TRAFFIC_COUNTERS.values()]
+        return [sum([totals[name] for name in kind.counters]) for kind in TRAFFIC_KINDS.values()]
 
 
-def compute_traffic(processes: Iterable[Sequence[TrafficSlot]], now: float, uptime: float) -> dict[str, TrafficRate]:
-    """
-    Sum up the slots of all processes.
-
-    :param uptime: of the oldest process, in seconds.
-    """
+def count_by_minute(processes: Iterable[Sequence[TrafficSlot]], now: float) -> dict[str, tuple[int, ...]]:
+    """Sums of the slots of all processes by minute of the last hour, oldest first, for each kind of traffic."""
     present = int(now) // SLOT_SECONDS
-    sums = [[0] * _SLOTS_PER_HOUR for _ in TRAFFIC_COUNTERS]
+    sums = [[0] * _SLOTS_PER_HOUR for _ in TRAFFIC_KINDS]
     for slot, *grown in [slot for slots in processes for slot in slots]:
         age = present - slot
         if 0 <= age < _SLOTS_PER_HOUR:
             for series, more in zip(sums, grown, strict=True):
                 series[_SLOTS_PER_HOUR - 1 - age] += more
-    # The current slot is incomplete.
-    begun = now - present * SLOT_SECONDS
-    spans = [
-        max(1.0, min(uptime, (number - 1) * SLOT_SECONDS + begun)) for number in (_SLOTS_PER_MINUTE, _SLOTS_PER_HOUR)
+    starts = range(0, _SLOTS_PER_HOUR, _SLOTS_PER_MINUTE)
+    minutes = [tuple([sum(series[start : start + _SLOTS_PER_MINUTE]) for start in starts]) for series in sums]
+    return dict(zip(TRAFFIC_KINDS, minutes, strict=True))
+
+
+def measure_traffic_spans(now: float, uptime: float) -> tuple[float, float]:
+    """
+    Seconds that the counts of the last minute and of the last hour cover.
+
+    :param uptime: of the oldest process.
+    """
+    incomplete_slot = now % SLOT_SECONDS
+    minute, hour = [
+        max(1.0, min(uptime, (number - 1) * SLOT_SECONDS + incomplete_slot))
+        for number in (_SLOTS_PER_MINUTE, _SLOTS_PER_HOUR)
     ]
-    return {name: _compute_rate(series, spans) for name, series in zip(TRAFFIC_COUNTERS, sums, strict=True)}
-
-
-def _compute_rate(series: Sequence[int], spans: Sequence[float]) -> TrafficRate:
-    minutes = tuple(
-        [sum(series[start : start + _SLOTS_PER_MINUTE]) for start in range(0, _SLOTS_PER_HOUR, _SLOTS_PER_MINUTE)]
-    )
-    minute, hour = minutes[-1], sum(minutes)
-    return TrafficRate(minute, hour, (minute / spans[0], hour / spans[1]), minutes)
+    return minute, hour
 
 
 ProblemSource = Literal["request", "output"]

@@ -11,7 +11,7 @@ from twisted.internet.task import LoopingCall
 from twisted.logger import Logger, globalLogPublisher
 
 from mediatord import __version__
-from mediatord.admin.site import AdminAuthenticator, AdminContext, AdminSite, AdminToken, read_admin_token
+from mediatord.admin.site import AdminAuthenticator, AdminContext, AdminSite, read_admin_token
 from mediatord.admin.status import StatusCollector, StatusSources
 from mediatord.admin.status_sources import SLOT_SECONDS, RecentProblems, ReportDirectory, TrafficHistory
 from mediatord.app.core_services import CoreServices
@@ -101,7 +101,7 @@ class ProcessMonitor(SupervisorMonitor):
         }
 
 
-def load_admin_token(config: Config) -> AdminToken | None:
+def load_admin_token(config: Config) -> bytes | None:
     """
     The token of the status page; None if there is no page.
 
@@ -166,7 +166,7 @@ def build_control_socket(
 def build_admin_site(
     core: CoreServices,
     config: Config,
-    token: AdminToken,
+    token: bytes,
     monitor: ProcessMonitor,
     worker: SupervisorConnection | None = None,
 ) -> AdminSite:

@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Any
 from twisted.application.service import Service
 
 from mediatord.app.lifecycle import ShutdownStep
-from mediatord.cluster.anti_entropy import (
-    ANTI_ENTROPY_INTERVAL,
-    SWEEP_INTERVAL,
-    AntiEntropy,
-    LapsedNodeSweeper,
-    PeriodicClusterTasks,
-)
+from mediatord.cluster.anti_entropy import ANTI_ENTROPY_INTERVAL, SWEEP_INTERVAL, AntiEntropy, LapsedNodeSweeper
 from mediatord.cluster.leases import LeaderLease
 from mediatord.cluster.membership import NODE_LEASE, Membership, NodeHealth
 from mediatord.cluster.peer_connection import (
@@ -33,6 +27,7 @@ from mediatord.config.settings import Config
 from mediatord.errors import StartupError
 from mediatord.net.listeners import Listener
 from mediatord.observability.metrics import Metrics
+from mediatord.periodic_tasks import PeriodicTasks
 from mediatord.ratelimit.distributed_limiter import QuotaStore
 from mediatord.secret_files import SecretFileError
 from mediatord.store.interfaces.cluster import ClusterNode
@@ -110,6 +105,7 @@ class ClusterSubsystem:
             self._peer_queues,
             metrics,
             settings.counters,
+            sends_messages=settings.is_worker,
         )
         self.leader_lease = LeaderLease(
             reactor, store.cluster, node.boot, is_member=lambda: self.node_health.is_member
@@ -196,7 +192,7 @@ def build_cluster_services(
         is_wanted=lambda recipient: recipient is None,
         filter_served=filter_registered,
     )
-    receiver = NotificationReceiver(messages, events, decentrl.event_pusher.push_contracts_updated)
+    receiver = NotificationReceiver(clock, messages, events, decentrl.event_pusher.push_contracts_updated)
     server = PeerServer(
         clock,
         cluster.settings.keys,
@@ -213,12 +209,17 @@ def build_cluster_services(
         core.recorder.record_remote_push_failures,
         cluster.name_of,
     )
+
+    async def scan() -> None:
+        if membership.is_settled:
+            await anti_entropy.scan()
+
+    async def sweep() -> None:
+        if membership.is_settled:
+            await sweeper.sweep()
+
     return [
-        PeriodicClusterTasks(
-            clock,
-            lambda: membership.is_settled,
-            ((anti_entropy.scan, ANTI_ENTROPY_INTERVAL), (sweeper.sweep, SWEEP_INTERVAL)),
-        ),
+        PeriodicTasks(clock, [(scan, ANTI_ENTROPY_INTERVAL), (sweep, SWEEP_INTERVAL)], "a periodic cluster task"),
         ShutdownStep("notifications", cluster.stop),
         Listener(cluster.settings.listen, server, clock),
     ]

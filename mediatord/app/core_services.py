@@ -36,7 +36,7 @@ from mediatord.observability.metrics import Metrics
 from mediatord.observability.pseudonyms import Pseudonymizer, renew_pseudonym_key
 from mediatord.probe.identities import ProbeCredentials, derive_probe_credentials
 from mediatord.ratelimit.admission import RequestAdmission, RequestGate
-from mediatord.ratelimit.rate_limiter import RateLimiter, TrustedAddresses
+from mediatord.ratelimit.rate_limiter import RateLimiter, RateLimits, make_local_limiter
 from mediatord.ratelimit.registration import RegistrationLimits, RegistrationQuota
 from mediatord.secret_files import SecretFileError
 from mediatord.store.disk_space import SpaceLimits
@@ -191,28 +191,15 @@ def build_core_services(
         cluster = ClusterSubsystem(reactor, store, metrics, node, node_settings)
         connections.set_presence_publisher(cluster.presence_publisher, reactor)
 
-    quotas = cluster.quotas if cluster else None
-    rate_limiter = RateLimiter(
-        reactor,
-        recorder.record_rate_limit,
-        did_per_minute=config.limits.did_per_minute,
-        ip_per_minute=config.limits.ip_per_minute,
-        account_per_minute=config.limits.account_per_minute,
-        trusted=_build_trusted_peers(config),
-        quotas=quotas,
-    )
+    make_limiter = cluster.quotas.make_limiter if cluster else make_local_limiter
+    rate_limiter = RateLimiter(reactor, recorder.record_rate_limit, _build_rate_limits(config), make_limiter)
     registrations = RegistrationQuota(
-        reactor, store, recorder.record_rate_limit, _build_registration_limits(config), quotas
+        reactor, store, recorder.record_rate_limit, _build_registration_limits(config), make_limiter
     )
 
     def apply_limits(new: Config) -> None:
         connections.limit(*_build_connection_limits(new))
-        rate_limiter.set_limits(
-            did_per_minute=new.limits.did_per_minute,
-            ip_per_minute=new.limits.ip_per_minute,
-            account_per_minute=new.limits.account_per_minute,
-            trusted=_build_trusted_peers(new),
-        )
+        rate_limiter.set_limits(_build_rate_limits(new))
         registrations.set_limits(_build_registration_limits(new))
 
     reloader.follow(apply_limits)
@@ -301,7 +288,7 @@ def _build_registration_limits(config: Config) -> RegistrationLimits:
         limits.registration_bytes_per_address_per_day,
         limits.accounts,
         limits.registration_bytes,
-        _build_trusted_peers(config).peers,
+        _name_trusted_peers(config),
         max(1, round(limits.trusted_per_minute / limits.ip_per_minute)),
     )
 
@@ -309,10 +296,19 @@ def _build_registration_limits(config: Config) -> RegistrationLimits:
 def _build_connection_limits(config: Config) -> tuple[int, dict[str, int]]:
     """The limit on sockets per address, and the larger one of each trusted peer."""
     default = config.limits.max_connections_per_ip
-    return default, dict.fromkeys(_build_trusted_peers(config).peers, max(default, config.limits.trusted_connections))
+    return default, dict.fromkeys(_name_trusted_peers(config), max(default, config.limits.trusted_connections))
 
 
-def _build_trusted_peers(config: Config) -> TrustedAddresses:
-    return TrustedAddresses(
-        frozenset(map(name_peer_network, config.limits.trusted_peers)), config.limits.trusted_per_minute
+def _build_rate_limits(config: Config) -> RateLimits:
+    limits = config.limits
+    return RateLimits(
+        limits.did_per_minute,
+        limits.ip_per_minute,
+        limits.account_per_minute,
+        _name_trusted_peers(config),
+        limits.trusted_per_minute,
     )
+
+
+def _name_trusted_peers(config: Config) -> frozenset[str]:
+    return frozenset(map(name_peer_network, config.limits.trusted_peers))

@@ -188,7 +188,7 @@ async def refresh_store_metrics(core: CoreServices) -> None:
     # Probe messages have no series of their own, but count in the sum, as in the ledger.
     other = found.other + sum(number for _, number in found.largest) - sum(number for _, number in largest)
     core.recorder.metrics.set_queue_sizes(largest, other)
-    core.recorder.update_ledger_metrics(found.books)
+    core.recorder.update_ledger_metrics(found.ledger)
     core.recorder.metrics.set_store_read_time(core.reactor.seconds(), sum(number for _, number in largest) + other)
 
 

@@ -65,7 +65,7 @@ _COUNT_IN_QUEUE = """
 """
 _COUNT_NAMES = "UPDATE account SET places = max(places, :last), recipients = recipients + :more WHERE id = :account"
 _COUNT_NONCE = "UPDATE counter SET value = value + 1 WHERE name = 'nonces'"
-_COUNT_ACCEPTED = "UPDATE ledger SET accepted = accepted + 1 WHERE half = '{}'"
+_COUNT_ACCEPTED = "UPDATE ledger SET accepted = accepted + 1 WHERE protocol = '{}'"
 
 
 class _TableMapping(NamedTuple):

@@ -94,7 +94,7 @@ def add_messages(database: Path, count: int) -> None:
         with connection:
             connection.execute("DELETE FROM queue")
             connection.execute(f"INSERT INTO queue {_QUEUE_COUNTS_QUERY}")
-            connection.execute("UPDATE ledger SET accepted = accepted + ? WHERE half = 'didcomm'", [count])
+            connection.execute("UPDATE ledger SET accepted = accepted + ? WHERE protocol = 'didcomm'", [count])
 
 
 def expire_messages(database: Path, count: int) -> None:

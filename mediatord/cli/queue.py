@@ -29,7 +29,7 @@ from mediatord.cli.console import (
 if TYPE_CHECKING:
     from mediatord.store.interfaces.administration import QueuedMessage
 
-half_option = click.option("--half", type=click.Choice(["didcomm", "decentrl"]), help="Only this protocol.")
+protocol_option = click.option("--protocol", type=click.Choice(["didcomm", "decentrl"]), help="Only this protocol.")
 _SAMPLE_SIZE = 10
 
 
@@ -48,12 +48,12 @@ def queue() -> None:
 @queue.command("list")
 @config_option
 @top_option(10_000, 20)
-@half_option
+@protocol_option
 @json_option
-def list_queues(path: Path, top: int, half: Any, as_json: bool) -> None:
+def list_queues(path: Path, top: int, protocol: Any, as_json: bool) -> None:
     """List the longest queues: recipient, account, messages, bytes, age of the oldest message."""
     with open_store(path) as store:
-        queues, totals = store.list_queues(half, top)
+        queues, totals = store.list_queues(protocol, top)
     own = [store.may_be_probe(one.account) for one in queues]
     if as_json:
         shown = [{**asdict(one), "self_test": is_own} for one, is_own in zip(queues, own, strict=True)]
@@ -62,7 +62,7 @@ def list_queues(path: Path, top: int, half: Any, as_json: bool) -> None:
     now = _read_time()
     rows = [
         (
-            one.half,
+            one.protocol,
             shorten_did(one.did),
             PROBE_MARKER if is_own else "" if one.account == one.did else shorten_did(one.account),
             f"{one.messages}",
@@ -71,7 +71,7 @@ def list_queues(path: Path, top: int, half: Any, as_json: bool) -> None:
         )
         for one, is_own in zip(queues, own, strict=True)
     ]
-    print_table(("half", "recipient", "account", "messages #", "size #", "oldest #"), rows)
+    print_table(("protocol", "recipient", "account", "messages #", "size #", "oldest #"), rows)
     more = f", of which the {len(queues)} longest are shown" if len(queues) < totals.queues else ""
     counted = f"{_format_plural(totals.queues, 'queue')} with {_format_plural(totals.messages, 'message')}"
     click.echo(f"{counted}, {format_bytes(totals.bytes)}{more}")
@@ -81,9 +81,9 @@ def list_queues(path: Path, top: int, half: Any, as_json: bool) -> None:
 @click.argument("did")
 @config_option
 @top_option(1_000_000, 100)
-@half_option
+@protocol_option
 @json_option
-def show(did: str, path: Path, top: int, half: Any, as_json: bool) -> None:
+def show(did: str, path: Path, top: int, protocol: Any, as_json: bool) -> None:
     """
     Show the queued messages of a recipient DID, oldest first, without their payloads.
 
@@ -91,7 +91,7 @@ def show(did: str, path: Path, top: int, half: Any, as_json: bool) -> None:
     """
     with open_store(path) as store:
         did = store.find_did(did)
-        entries = store.list_entries(did, half)
+        entries = store.list_entries(did, protocol)
     own = store.may_be_probe(did)
     if as_json:
         shown = [asdict(one) for one in entries[:top]]
@@ -107,11 +107,11 @@ def show(did: str, path: Path, top: int, half: Any, as_json: bool) -> None:
 @config_option
 @click.option("--older-than", metavar="DURATION", help="Only messages older than this: 48h, 30m, 7d.")
 @click.option("--id", "ids", multiple=True, metavar="ID", help="Only the message with this id; repeatable.")
-@half_option
+@protocol_option
 @click.option("--yes", is_flag=True, help="Remove; without it, only show what would be removed.")
 @json_option
 def purge(
-    did: str, path: Path, older_than: str | None, ids: tuple[str, ...], half: Any, yes: bool, as_json: bool
+    did: str, path: Path, older_than: str | None, ids: tuple[str, ...], protocol: Any, yes: bool, as_json: bool
 ) -> None:
     """
     Remove queued messages of a recipient DID. Without --yes, only show what would be removed.
@@ -129,7 +129,7 @@ def purge(
             )
         entries = [
             one
-            for one in store.list_entries(did, half)
+            for one in store.list_entries(did, protocol)
             if (before is None or one.received_at < before) and (not ids or one.id in ids)
         ]
         removed = store.purge(entries) if yes else []
@@ -149,8 +149,8 @@ def purge(
 
 
 def _summarize_json(entries: Sequence[QueuedMessage]) -> dict[str, Any]:
-    halves = Counter(one.half for one in entries)
-    return {"messages": len(entries), "bytes": sum(one.size for one in entries), "halves": dict(halves)}
+    protocols = Counter(one.protocol for one in entries)
+    return {"messages": len(entries), "bytes": sum(one.size for one in entries), "protocols": dict(protocols)}
 
 
 def _summarize_text(entries: Sequence[QueuedMessage]) -> str:
@@ -160,18 +160,18 @@ def _summarize_text(entries: Sequence[QueuedMessage]) -> str:
 def _print_entries(entries: Sequence[QueuedMessage]) -> None:
     rows = [
         (
-            one.half,
+            one.protocol,
             one.id,
             format_time(one.received_at),
             "never" if one.expires_at is None else format_time(one.expires_at),
             format_bytes(one.size),
             one.status,
-            f"{one.pushes}" if one.half == "didcomm" else "",
+            f"{one.pushes}" if one.protocol == "didcomm" else "",
             "" if one.due_at is None else format_time(one.due_at),
         )
         for one in entries
     ]
-    print_table(("half", "id", "received", "expires", "size #", "status", "pushes #", "due"), rows)
+    print_table(("protocol", "id", "received", "expires", "size #", "status", "pushes #", "due"), rows)
 
 
 def _read_time() -> float:

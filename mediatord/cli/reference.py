@@ -19,9 +19,8 @@ from pydantic.fields import FieldInfo
 from mediatord.app.reload import is_reloadable
 from mediatord.cli.commands import cli
 from mediatord.cli.man import walk_commands
-from mediatord.config.file import format_yaml_value
-from mediatord.config.settings import Config, DurationMarker, SizeMarker, ValueKind
-from mediatord.config.values import format_duration, format_size
+from mediatord.config.file import format_variable_name, format_yaml_value
+from mediatord.config.settings import Config, ValueKind, find_value_kind
 
 _SETTINGS_HEAD = """\
 # Configuration
@@ -91,13 +90,12 @@ def _is_section(field: FieldInfo) -> bool:
 
 
 def _render_setting(key: str, field: FieldInfo, default: Any) -> str:
-    variable = "MEDIATORD_" + key.upper().replace(".", "__")
     count = "counts at once" if is_reloadable(key) else "needs a restart"
     facts = (
         f"Type: {_describe_type(field.annotation, field.metadata)}",
         f"Default: `{format_yaml_value(default, field)}`",
         f"After SIGHUP: {count}",
-        f"Variable: `{variable}`",
+        f"Variable: `{format_variable_name(key.split('.'))}`",
     )
     listed = "".join(f"* {fact}\n" for fact in facts)
     return f"### `{key}`\n\n{_format_sentence(field.description or '')}\n\n{listed}\n"
@@ -133,18 +131,14 @@ def _describe_bare_type(annotation: Any) -> str:
 
 
 def _describe_bounds(metadata: list[Any]) -> Iterator[str]:
-    kinds = {type(mark) for mark in metadata}
+    kind = find_value_kind(None, metadata)
+    write = kind.format if kind else None
     # A bound of the field itself counts instead of that of its type.
     for mark in {type(mark): mark for mark in metadata}.values():
         for name, words in _BOUNDS.items():
             bound = getattr(mark, name, None)
             if bound is not None:
-                text = f"{bound}"
-                if DurationMarker in kinds and bound:
-                    text = f"`{format_duration(bound)}`"
-                elif SizeMarker in kinds:
-                    text = f"`{format_size(bound)}`"
-                yield words.format(text)
+                yield words.format(f"`{write(bound)}`" if write and bound else bound)
 
 
 _COMMANDS_HEAD = """\

@@ -278,11 +278,11 @@ def _read_origin(figures: MetricsSnapshot) -> dict[str, Any]:
 
 def _read_ledger(figures: MetricsSnapshot) -> dict[str, Any]:
     """The store's ledger by protocol; empty before it was read."""
-    halves: dict[str, dict[str, int | None]] = {}
+    protocols: dict[str, dict[str, int | None]] = {}
     for sample in (*figures.of("mediator_ledger_messages"), *figures.of(_DIFFERENCE_METRIC)):
-        entries = halves.setdefault(sample.labels.get("half", ""), {"waiting": None, "difference": None})
+        entries = protocols.setdefault(sample.labels.get("protocol", ""), {"waiting": None, "difference": None})
         entries[sample.labels.get("entry", "difference")] = int(sample.value)
-    return {"ledger": dict(sorted(halves.items(), reverse=True))} if halves else {}
+    return {"ledger": dict(sorted(protocols.items(), reverse=True))} if protocols else {}
 
 
 def _format_amounts(values: dict[str, Any]) -> Iterator[ReportRow]:
@@ -292,11 +292,11 @@ def _format_amounts(values: dict[str, Any]) -> Iterator[ReportRow]:
         yield "store as of", f"{_format_time_of_day(values['store_at'])}, {values['store_age_seconds']} s ago"
     waiting = values["waiting"]
     yield "waiting", f"{waiting['messages']} messages, {waiting['longest_queue']} in the longest queue"
-    for half, entries in values.get("ledger", {}).items():
+    for protocol, entries in values.get("ledger", {}).items():
         known = {name: "unknown" if number is None else number for name, number in entries.items()}
         outcomes = " + ".join(f"{known.get(name, 'unknown')} {name}" for name in _LEDGER_OUTCOMES)
         accepted = known.get("accepted", "unknown")
-        yield f"ledger {half}", f"{accepted} accepted = {outcomes}, difference {known['difference']}"
+        yield f"ledger {protocol}", f"{accepted} accepted = {outcomes}, difference {known['difference']}"
     for name, counter in {**values["messages"], "requests": values["requests"], "refused": values["refused"]}.items():
         rate = f", {counter['per_second']:.1f}/s" if "per_second" in counter else ""
         yield name, f"{counter['total']}{rate}"

@@ -75,21 +75,21 @@ class StoreAccess:
         self._call = call
         self._config = config
 
-    def list_queues(self, half: QueueProtocol | None, top: int) -> tuple[list[QueueInfo], QueueListTotals]:
+    def list_queues(self, protocol: QueueProtocol | None, top: int) -> tuple[list[QueueInfo], QueueListTotals]:
         """The longest queues, longest first, and the sums of all."""
-        found = self._list_pages("list_queues", top, half=half)
-        return [QueueInfo(**one) for one in found], QueueListTotals(**self._call("sum_queues", half=half))
+        found = self._list_pages("list_queues", top, protocol=protocol)
+        return [QueueInfo(**one) for one in found], QueueListTotals(**self._call("sum_queues", protocol=protocol))
 
     def list_dids(self) -> Iterator[str]:
         """DIDs of all accounts, recipients and Decentrl identities; some occur several times."""
         return self._follow_cursor("list_dids", "dids")
 
-    def list_entries(self, did: str, half: QueueProtocol | None = None) -> list[QueuedMessage]:
-        """The queue of a DID, entries of each protocol in order of arrival. :param half: only of this protocol."""
+    def list_entries(self, did: str, protocol: QueueProtocol | None = None) -> list[QueuedMessage]:
+        """The queue of a DID, by protocol in order of arrival. :param protocol: of this protocol only."""
         return [
             QueuedMessage(**one)
-            for half in (QUEUE_PROTOCOLS if half is None else (half,))
-            for one in self._follow_cursor("list_entries", "entries", did=did, half=half)
+            for protocol in (QUEUE_PROTOCOLS if protocol is None else (protocol,))
+            for one in self._follow_cursor("list_entries", "entries", did=did, protocol=protocol)
         ]
 
     def purge(self, entries: Sequence[QueuedMessage]) -> list[QueuedMessage]:
@@ -101,11 +101,11 @@ class StoreAccess:
         removed: list[QueuedMessage] = []
         queues: defaultdict[tuple[QueueProtocol, str], list[QueuedMessage]] = defaultdict(list)
         for entry in entries:
-            queues[entry.half, entry.did].append(entry)
-        for (half, did), queued in queues.items():
+            queues[entry.protocol, entry.did].append(entry)
+        for (protocol, did), queued in queues.items():
             for batch in split_chunks(queued, MAX_PURGE_BATCH):
                 try:
-                    gone = set(self._call("purge", did=did, half=half, ids=[one.id for one in batch]))
+                    gone = set(self._call("purge", did=did, protocol=protocol, ids=[one.id for one in batch]))
                 except StartupError as error:
                     if removed:
                         raise StartupError(f"{len(removed)} were removed, and then: {error}") from None
@@ -130,7 +130,7 @@ class StoreAccess:
         :raise StartupError: something is queued all the same, or removals cannot be logged.
         """
         if self._call("list_queued_dids", account=account):
-            self._call("purge", did="", half="didcomm", ids=[])  # fails if they cannot
+            self._call("purge", did="", protocol="didcomm", ids=[])  # fails if they cannot
         self._call("unregister_recipients", account=account)
         dids = self._call("list_queued_dids", account=account)
         entries = [one for did in dids for one in self.list_entries(did, "didcomm") if one.account == account]

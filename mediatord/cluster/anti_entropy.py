@@ -12,10 +12,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from math import inf
 from typing import Any
 
-from twisted.application.service import Service
-from twisted.internet.defer import CancelledError, Deferred, gatherResults
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
-from twisted.internet.task import LoopingCall, deferLater
+from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -23,7 +22,7 @@ from mediatord.clock import outside_request
 from mediatord.cluster.peer_notifications import MAX_VISIBILITY_DELAY, PeerNotificationDelivery
 from mediatord.delivery.connections import MAX_BACKLOG_IDS_PER_SUBSCRIPTION, ConnectionManager, WebSocketSession
 from mediatord.errors import StoreUnavailable
-from mediatord.log_redaction_and_throttle import LogThrottle, redact_failure
+from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.store.interfaces.cluster import IClusterStore
 from mediatord.store.interfaces.messages import ArrivalWindow, MessageArrival
 
@@ -131,58 +130,6 @@ class LapsedNodeSweeper:
                 if start:
                     await deferLater(self._clock, _BATCH_PAUSE, lambda: None)
                 self._record_requeued(min(BATCH_SIZE, count - start))
-
-
-class PeriodicClusterTasks(Service):
-    """
-    Runs tasks at fixed intervals while this node is a member.
-
-    :param tasks: each with its interval in seconds.
-    """
-
-    name = "cluster tasks"
-
-    def __init__(
-        self,
-        clock: IReactorTime,
-        is_member: Callable[[], bool],
-        tasks: Iterable[tuple[Callable[[], Awaitable[None]], float]],
-    ) -> None:
-        self._clock = clock
-        self._is_member = is_member
-        self._tasks = tuple(tasks)
-        self._warning = LogThrottle(clock)
-        self._loops: dict[LoopingCall, Deferred[LoopingCall]] = {}
-
-    def startService(self) -> None:
-        """Start; each task runs for the first time after its interval."""
-        super().startService()
-        for task, interval in self._tasks:
-            loop = LoopingCall(self._run, task)
-            loop.clock = self._clock
-            self._loops[loop] = loop.start(interval, now=False)
-
-    def stopService(self) -> Deferred[list[LoopingCall]]:
-        """Stop; fires when the running tasks have finished."""
-        super().stopService()
-        loops, self._loops = self._loops, {}
-        for loop in loops:
-            if loop.running:
-                loop.stop()
-        return gatherResults(loops.values())
-
-    async def _run(self, task: Callable[[], Awaitable[None]]) -> None:
-        if not self._is_member():
-            return
-        try:
-            await task()
-        except StoreUnavailable:
-            if self._warning.count_occurrence():
-                _log.warn("the store was not available for a periodic cluster task")
-        except CancelledError:
-            pass
-        except Exception:
-            _log.failure("periodic cluster task failed", redact_failure())
 
 
 async def read_backlog(

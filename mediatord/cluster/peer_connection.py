@@ -362,7 +362,7 @@ class PeerServerConnection(PeerConnection):
 
     is_authenticated = False
     _is_closing = False
-    _serving: Deferred[None] | None = None
+    _serving: Deferred[Any] | None = None
 
     @property
     def is_idle(self) -> bool:
@@ -387,9 +387,8 @@ class PeerServerConnection(PeerConnection):
             self.abort()
         elif self.is_authenticated:
             self.setTimeout(SERVER_IDLE_TIMEOUT)
-            serving = Deferred.fromCoroutine(self._serve(body)).addErrback(self._fail)
-            if not serving.called:
-                self._serving = serving
+            self._serving = Deferred.fromCoroutine(self.factory.serve(body))
+            self._serving.addCallback(self._answer).addErrback(self._fail)
         else:
             self.send(self.factory.boot)
             if body == self.factory.boot:
@@ -405,8 +404,7 @@ class PeerServerConnection(PeerConnection):
         # Reads no further requests while the client does not read answers.
         self.transport.registerProducer(self, True)  # type: ignore[union-attr]
 
-    async def _serve(self, body: bytes) -> None:
-        answer = await self.factory.serve(body)
+    def _answer(self, answer: bytes) -> None:
         self._serving = None
         self.send(answer)
 

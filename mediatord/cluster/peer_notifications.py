@@ -3,21 +3,22 @@ Notifications between nodes: an item in the store is for sockets of another node
 
 The sender queues them for each node and sends them in batches, one at a time, so that a DID's arrive in order. A
 request is `{"protocol": 1, "hints": {"messages": [ids], "events": [ids], "contracts": [DIDs]}}`, its answer
-`{"protocol": 1, "pushed": {...}}` with those that a socket took. Nodes of different versions run side by side: both
-sides ignore unknown members and kinds, and a higher protocol number means nothing. The answer to an unknown kind is
-that none of it was pushed.
+`{"protocol": 1, "pushed": {...}}` with those that a socket took. Between workers of one daemon a request also has
+`"contents"`, the messages themselves, if all of them fit in it; other nodes read them from the store. Nodes of
+different versions run side by side: both sides ignore unknown members and kinds, and a higher protocol number means
+nothing. The answer to an unknown kind is that none of it was pushed.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Generic, Literal, Protocol, TypeVar, get_args
 
 from twisted.internet.defer import CancelledError, Deferred, succeed
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
@@ -29,14 +30,14 @@ from mediatord.observability.metrics import Metrics
 from mediatord.protocol import encoding
 from mediatord.store.interfaces.cluster import MAX_CLOCK_SKEW, ClusterNode, IClusterStore
 from mediatord.store.interfaces.decentrl import PendingEvent
-from mediatord.store.interfaces.messages import MessageArrival, StoredMessage
+from mediatord.store.interfaces.messages import MessageArrival, PayloadForm, StoredMessage
 
 _log = Logger()
 
 PROTOCOL_VERSION = 1
-# Notifications in one request that is still accepted, and bytes of a body beside the names.
+# Notifications in one request that is still accepted; bytes of a body beside the names, and of a character of these.
 MAX_NOTIFICATIONS = 1000
-ENVELOPE_BYTES = 256
+ENVELOPE_BYTES, _MAX_CHARACTER_BYTES = 256, 6
 
 NotificationKind = Literal["messages", "events", "contracts"]
 NOTIFICATION_KINDS: tuple[NotificationKind, ...] = get_args(NotificationKind)
@@ -60,18 +61,47 @@ class PeerNotification:
     payload_bytes: int = field(default=0, compare=False)
 
 
-def encode_names(member: Literal["hints", "pushed"], names: NotificationNames) -> bytes:
-    """Encode the body of a request or an answer."""
-    return encoding.dumps({"protocol": PROTOCOL_VERSION, member: names})
+def encode_names(
+    member: Literal["hints", "pushed"], names: NotificationNames, messages: Sequence[StoredMessage] = ()
+) -> bytes:
+    """
+    Encode the body of a request or an answer.
+
+    :param messages: what a request of a worker is about.
+    """
+    body: dict[str, Any] = {"protocol": PROTOCOL_VERSION, member: names}
+    if messages:
+        body["contents"] = [
+            (
+                (one.id, one.recipient_did, one.account, encoding.encode_base64url(one.payload), one.form),
+                (one.received_at, one.expires_at),
+            )
+            for one in messages
+        ]
+    return encoding.dumps(body)
 
 
 def decode_names(member: Literal["hints", "pushed"], body: bytes) -> NotificationNames:
     """
-    Decode the body of a request or an answer.
+    Decode the body of a request or an answer, without messages.
 
     :raise ValueError: it is malformed.
     """
-    groups = encoding.loads_object(body).get(member)
+    return _read_names(member, encoding.loads_object(body))
+
+
+def decode_request(body: bytes) -> tuple[NotificationNames, dict[str, StoredMessage]]:
+    """
+    Decode the body of a request: names, and the messages that it contains, by id.
+
+    :raise ValueError: it is malformed.
+    """
+    request = encoding.loads_object(body)
+    return _read_names("hints", request), _read_messages(request.get("contents", []))
+
+
+def _read_names(member: Literal["hints", "pushed"], body: dict[str, Any]) -> NotificationNames:
+    groups = body.get(member)
     if not isinstance(groups, dict):
         raise ValueError(f"no {member}")
     found: NotificationNames = {}
@@ -82,6 +112,22 @@ def decode_names(member: Literal["hints", "pushed"], body: bytes) -> Notificatio
     if sum(map(len, found.values())) > MAX_NOTIFICATIONS:
         raise ValueError(f"too many {member}")
     return found
+
+
+def _read_messages(contents: Any) -> dict[str, StoredMessage]:
+    messages = {}
+    try:
+        for texts, times in contents:
+            id_, recipient_did, account, payload, form = texts
+            received_at, expires_at = map(float, times)
+            if form not in get_args(PayloadForm) or not all(isinstance(one, str) for one in texts):
+                raise ValueError
+            messages[id_] = StoredMessage(
+                id_, recipient_did, account, encoding.decode_base64url(payload), form, received_at, expires_at
+            )
+    except (TypeError, ValueError):
+        raise ValueError("malformed contents") from None
+    return messages
 
 
 # Queued notifications per node, and bytes of the payloads they refer to, which stay in memory meanwhile.
@@ -102,6 +148,7 @@ PeerCall = Callable[[ClusterNode, bytes], Awaitable[bytes]]
 @dataclass(eq=False, slots=True)
 class _QueuedNotification:
     notification: PeerNotification
+    message: StoredMessage | None
     since: float
     answered: Deferred[bool | None] = field(default_factory=Deferred)
 
@@ -113,21 +160,14 @@ class PeerQueue:
     :param call: sends a request.
     """
 
-    def __init__(
-        self,
-        clock: IReactorTime,
-        node: ClusterNode,
-        call: PeerCall,
-        metrics: Metrics,
-    ) -> None:
+    def __init__(self, clock: IReactorTime, node: ClusterNode, call: PeerCall, metrics: Metrics) -> None:
         self._clock = clock
         self._node = node
         self._call = call
         self._metrics = metrics
         self._queue: deque[_QueuedNotification] = deque()
         self._bytes = 0
-        self._timer: IDelayedCall | None = None
-        self._sending: Deferred[bool] | None = None
+        self._sending: Deferred[None] | None = None
         self._warning = LogThrottle(clock)
         self._is_closed = False
         self._replaced_at = -inf
@@ -137,11 +177,13 @@ class PeerQueue:
         """Queued notifications, and the bytes of their payloads."""
         return len(self._queue), self._bytes
 
-    def enqueue(self, notification: PeerNotification) -> Deferred[bool | None]:
+    def enqueue(self, notification: PeerNotification, message: StoredMessage | None) -> Deferred[bool | None]:
         """
         Send a notification; fires with whether a socket took the item, None if unknown; never fails.
 
         Nothing is sent while another node answers at the address.
+
+        :param message: what it is about, to save the other node from reading it.
         """
         now = self._clock.seconds()
         # The lower bound matters when the clock is set back.
@@ -153,20 +195,17 @@ class PeerQueue:
         ):
             self._metrics.cluster_pushes.inc("dropped")
             return succeed(None)
-        queued = _QueuedNotification(notification, now)
+        queued = _QueuedNotification(notification, message, now)
         self._queue.append(queued)
         self._bytes += notification.payload_bytes
-        # In the next reactor iteration, to batch everything from this one.
-        if self._timer is None and self._sending is None:
-            self._timer = self._clock.callLater(0, self._start)
+        if self._sending is None:
+            self._sending = Deferred.fromCoroutine(self._send_queued())
+            self._sending.addErrback(lambda failure: failure.trap(CancelledError))
         return queued.answered
 
     def end(self) -> None:
         """Cancel everything that has not been answered."""
         self._is_closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         self._drop_queued()
         if self._sending is not None:
             self._sending.cancel()
@@ -175,53 +214,48 @@ class PeerQueue:
         queue, self._queue, self._bytes = self._queue, deque(), 0
         self._resolve(queue, None)
 
-    def _start(self) -> None:
-        self._timer = None
-        self._sending = sending = Deferred.fromCoroutine(self._send_all())
-        sending.addErrback(lambda failure: _log.failure("sending notifications failed", redact_failure(failure)))
-        sending.addCallback(self._sent)
+    async def _send_queued(self) -> None:
+        """Send until the queue is empty, from the next reactor iteration on, to batch everything from this one."""
+        try:
+            await deferLater(self._clock, 0)
+            while self._queue:
+                batch = self._take_batch()
+                pushed: NotificationNames | None = None
+                try:
+                    pushed = await self._send_with_retries(batch)
+                except PeerReplaced:
+                    self._replaced_at = self._clock.seconds()
+                    self._drop_queued()
+                except CancelledError:
+                    raise
+                except Exception:
+                    _log.failure("sending notifications failed", redact_failure())
+                finally:
+                    self._resolve(batch, pushed)
+        finally:
+            self._sending = None
 
-    def _sent(self, is_replaced: bool | None) -> None:
-        self._sending = None
-        if is_replaced:
-            self._replaced_at = self._clock.seconds()
-            self._drop_queued()
-        elif self._queue:
-            self._timer = self._clock.callLater(0, self._start)
-
-    async def _send_all(self) -> bool:
-        """Send until the queue is empty; whether another node answers at the address."""
-        while self._queue:
-            batch, names = self._take_batch()
-            pushed: NotificationNames | None = None
-            try:
-                pushed = await self._send_with_retries(encode_names("hints", names))
-            except PeerReplaced:
-                return True
-            except CancelledError:
-                return False
-            finally:
-                self._resolve(batch, pushed)
-        return False
-
-    def _take_batch(self) -> tuple[list[_QueuedNotification], NotificationNames]:
-        """The oldest notifications, and their names."""
+    def _take_batch(self) -> list[_QueuedNotification]:
+        """The oldest notifications, as many as fit in a request."""
         batch: list[_QueuedNotification] = []
-        names: NotificationNames = {}
         size, payload_bytes = ENVELOPE_BYTES, 0
         while self._queue and len(batch) < MAX_BATCH:
             notification = self._queue[0].notification
-            size += len(encoding.dumps(notification.name)) + 1
+            size += len(notification.name) * _MAX_CHARACTER_BYTES + 3
             payload_bytes += notification.payload_bytes
             if batch and (size > MAX_BODY_BYTES or payload_bytes > MAX_BATCH_BYTES):
                 break
             batch.append(self._queue.popleft())
-            names.setdefault(notification.kind, []).append(notification.name)
             self._bytes -= notification.payload_bytes
-        return batch, names
+        return batch
 
-    async def _send_with_retries(self, body: bytes) -> NotificationNames | None:
-        """What was pushed; None if unknown."""
+    async def _send_with_retries(self, batch: Sequence[_QueuedNotification]) -> NotificationNames | None:
+        """
+        What was pushed; None if unknown.
+
+        Only the first attempt carries messages: before the next one they may be acknowledged or expired.
+        """
+        body = _encode_batch(batch, with_messages=True)
         for pause in (*RETRY_DELAYS, None):
             try:
                 return decode_names("pushed", await self._call(self._node, body))
@@ -234,6 +268,7 @@ class PeerQueue:
                 if pause is None or self._is_closed:
                     break
             await deferLater(self._clock, pause)
+            body = _encode_batch(batch, with_messages=False)
         self._log_failure("does not answer")
         return None
 
@@ -262,6 +297,19 @@ class PeerQueue:
             one.answered.callback(delivered)
 
 
+def _encode_batch(batch: Sequence[_QueuedNotification], *, with_messages: bool) -> bytes:
+    """Encode a request. :param with_messages: whether it may contain the messages, if there is room for all."""
+    names: NotificationNames = {}
+    for queued in batch:
+        names.setdefault(queued.notification.kind, []).append(queued.notification.name)
+    if with_messages:
+        messages = [queued.message for queued in batch if queued.message is not None]
+        body = encode_names("hints", names, messages if len(messages) == len(batch) else ())
+        if len(body) <= MAX_BODY_BYTES:
+            return body
+    return encode_names("hints", names)
+
+
 class PeerQueues:
     """
     The queues of all nodes that were notified, by boot.
@@ -286,7 +334,9 @@ class PeerQueues:
     def __len__(self) -> int:
         return len(self._queues)
 
-    def enqueue(self, node: ClusterNode, notification: PeerNotification) -> Deferred[bool | None]:
+    def enqueue(
+        self, node: ClusterNode, notification: PeerNotification, message: StoredMessage | None = None
+    ) -> Deferred[bool | None]:
         """As :meth:`PeerQueue.enqueue`; fails at once after the end."""
         if self._is_closed:
             self._metrics.cluster_pushes.inc("failed")
@@ -294,7 +344,7 @@ class PeerQueues:
         queue = self._queues.get(node.boot)
         if queue is None:
             queue = self._queues[node.boot] = PeerQueue(self._clock, node, self._call, self._metrics)
-        return queue.enqueue(notification)
+        return queue.enqueue(notification, message)
 
     def set_live_nodes(self, live: Collection[str]) -> None:
         """
@@ -367,15 +417,18 @@ class PeerNotificationDelivery(Generic[Item]):
         """Those of these DIDs that may still be pushed to."""
         return dids if self._filter_served is None else await self._filter_served(dids)
 
-    async def push_notified(self, ids: Sequence[str]) -> list[str]:
+    async def push_notified(self, ids: Sequence[str], received: Mapping[str, Item] | None = None) -> list[str]:
         """
         Push what another node has notified this one of; returns the ids that were pushed, now or before.
 
+        :param received: items by id; used if none is missing, as those of one DID are pushed in order.
         :raise StoreUnavailable: the store did not answer.
         """
         was_pushed = self._pusher.was_pushed
         pushed = list(filter(was_pushed, ids))
         wanted = [id_ for id_ in ids if id_ not in pushed] if pushed else ids
+        if received and received.keys() >= set(wanted):
+            return pushed + [id_ for id_ in wanted if self._pusher.push_remote(received[id_])]
         async for items in self._find_served(wanted):
             # A repeated notification may have been served meanwhile.
             pushed += [item.id for item in items if was_pushed(item.id) or self._pusher.push_remote(item)]
@@ -424,10 +477,12 @@ class NotificationReceiver:
 
     def __init__(
         self,
+        clock: IReactorTime,
         didcomm: PeerNotificationDelivery[StoredMessage],
         decentrl: PeerNotificationDelivery[PendingEvent],
         push_contracts_updated: Callable[[str], bool],
     ) -> None:
+        self._clock = clock
         self._didcomm = didcomm
         self._decentrl = decentrl
         self._push_contracts_updated = push_contracts_updated
@@ -439,10 +494,12 @@ class NotificationReceiver:
         :raise ValueError: the request is malformed.
         :raise StoreUnavailable: the sender has to try again later.
         """
-        pushed = decode_names("hints", body)
+        pushed, messages = decode_request(body)
         for kind, names in pushed.items():
             if kind == "messages":
-                pushed[kind] = await self._didcomm.push_notified(names)
+                now = self._clock.seconds()
+                unexpired = {id_: message for id_, message in messages.items() if message.expires_at > now}
+                pushed[kind] = await self._didcomm.push_notified(names, unexpired)
             elif kind == "events":
                 pushed[kind] = await self._decentrl.push_notified(names)
             else:

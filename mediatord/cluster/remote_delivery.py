@@ -9,7 +9,7 @@ notification is repeated until every node that holds sockets has acknowledged it
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -18,7 +18,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from mediatord.cluster.peer_notifications import NotificationKind, PeerNotification, PeerQueues
+from mediatord.cluster.peer_notifications import PeerNotification, PeerQueues
 from mediatord.cluster.presence import PresenceCache, PresenceEpoch, PresenceLookup, SharedPresenceCounters
 from mediatord.errors import StoreUnavailable
 from mediatord.log_redaction_and_throttle import redact_failure
@@ -37,6 +37,7 @@ class NotificationFanout:
 
     :param on_done: called when nothing more is awaited.
     :param acknowledged: boots that have answered, and those that need no notification.
+    :ivar message: sent with it to nodes in the cache; None if they shall read it from the store.
     :ivar delivered: fires with whether a socket of another node took it, as soon as that is known.
     :ivar sent: boots that it was sent to.
     :ivar waiting: those of them whose answers are awaited.
@@ -48,6 +49,7 @@ class NotificationFanout:
     notification: PeerNotification
     on_done: Callable[[NotificationFanout], None] | None
     acknowledged: set[str]
+    message: StoredMessage | None = None
     delivered: Deferred[bool] = field(default_factory=Deferred)
     sent: set[str] = field(default_factory=set)
     waiting: set[str] = field(default_factory=set)
@@ -186,6 +188,8 @@ LOOKUP_DELAY = 0.05
 # Notifications whose outcome is unknown, and bytes of their payloads, which stay in memory meanwhile.
 MAX_PENDING = 10_000
 MAX_PENDING_BYTES = 67_108_864
+# Bytes of the largest payload that is sent with its notification.
+MAX_SENT_PAYLOAD_BYTES = 16_384
 
 
 class RemoteDelivery:
@@ -198,6 +202,7 @@ class RemoteDelivery:
 
     :param boot: of this node.
     :param counters: shared with the other workers of a daemon; None for nodes that share only the store.
+    :param sends_messages: whether messages are sent as well; not where others could read them on the way.
     """
 
     def __init__(
@@ -208,6 +213,8 @@ class RemoteDelivery:
         peers: PeerQueues,
         metrics: Metrics,
         counters: SharedPresenceCounters | None = None,
+        *,
+        sends_messages: bool = False,
     ) -> None:
         self._clock = clock
         self._boot = boot
@@ -215,6 +222,7 @@ class RemoteDelivery:
         self._peers = peers
         self._metrics = metrics
         self._cache = PresenceCache(clock, counters)
+        self._sends_messages = sends_messages
         self._retry_queue = ContractChangeRetryQueue(
             clock, self._retry_contracts, lambda: metrics.cluster_pushes.inc("dropped")
         )
@@ -231,11 +239,15 @@ class RemoteDelivery:
 
     def deliver_message(self, message: StoredMessage) -> Deferred[bool]:
         """Fires with whether a socket of another node took a message."""
-        return self._deliver("messages", message.id, message.account, len(message.payload))
+        size = len(message.payload)
+        is_sent = self._sends_messages and size <= MAX_SENT_PAYLOAD_BYTES
+        return self._deliver(
+            PeerNotification("messages", message.id, message.account, size), message if is_sent else None
+        )
 
     def deliver_event(self, event: PendingEvent) -> Deferred[bool]:
         """Fires with whether a socket of another node took an event."""
-        return self._deliver("events", event.id, event.recipient_did, len(event.payload))
+        return self._deliver(PeerNotification("events", event.id, event.recipient_did, len(event.payload)))
 
     def notify_contracts_changed(self, did: str) -> Deferred[bool]:
         """
@@ -246,8 +258,8 @@ class RemoteDelivery:
         if not self._has_capacity(0):
             self._retry_queue.add(did, ())
             return succeed(False)
-        nodes, _ = self._cache.get_nodes(did)
-        return self._start(PeerNotification("contracts", did, did), nodes, on_done=self._contracts_notified)
+        fanout = NotificationFanout(PeerNotification("contracts", did, did), self._contracts_notified, set())
+        return self._start(fanout, self._cache.get_nodes(did)[0])
 
     def set_live_nodes(self, live: Collection[str]) -> None:
         """
@@ -270,92 +282,85 @@ class RemoteDelivery:
             not self._pending_count or self._pending_bytes + payload_bytes <= MAX_PENDING_BYTES
         )
 
-    def _deliver(self, kind: NotificationKind, name: str, did: str, payload_bytes: int) -> Deferred[bool]:
-        nodes, is_complete = self._cache.get_nodes(did)
+    def _deliver(self, notification: PeerNotification, message: StoredMessage | None = None) -> Deferred[bool]:
+        nodes, is_complete = self._cache.get_nodes(notification.did)
         if is_complete and not nodes:
             return succeed(False)
-        if not self._has_capacity(payload_bytes):
+        if not self._has_capacity(notification.payload_bytes):
             # Anti-entropy finds it in the store.
             self._metrics.cluster_pushes.inc("dropped")
             return succeed(False)
-        return self._start(PeerNotification(kind, name, did, payload_bytes), nodes, is_complete=is_complete)
+        return self._start(NotificationFanout(notification, None, set(), message), nodes, is_complete=is_complete)
 
     def _start(
-        self,
-        notification: PeerNotification,
-        nodes: Sequence[ClusterNode],
-        *,
-        is_complete: bool = False,
-        on_done: Callable[[NotificationFanout], None] | None = None,
-        acknowledged: Iterable[str] = (),
+        self, fanout: NotificationFanout, nodes: Sequence[ClusterNode], *, is_complete: bool = False
     ) -> Deferred[bool]:
         """
         Send to cached nodes, and look up others.
 
         :param is_complete: whether only the cached nodes can hold sockets.
         """
-        fanout = NotificationFanout(notification, on_done, set(acknowledged))
+        notification = fanout.notification
         self._pending_count += 1
         self._pending_bytes += notification.payload_bytes
-        fanout.delivered.addCallback(self._release, notification.payload_bytes)
         pending = self._pending_by_did.get(notification.did)
         if pending is None:
             pending = self._pending_by_did[notification.did] = _PendingFanouts()
         pending.fanouts[fanout] = None
         if self._is_closed:
             nodes = ()
-        self._offer(pending, nodes, fanout)
+        self._send(pending, nodes, fanout)
+        fanout.message = None  # so that what is still looked up needs no memory for it
         if not nodes:
             self._look_up(fanout)
         elif is_complete:
             fanout.is_cache_complete = True
-            self._finish_if_done(fanout)
+            if not fanout.waiting:
+                self._finish(fanout)
         else:
             self._awaiting_lookup.append(fanout)
             if self._lookup_timer is None:
                 self._lookup_timer = self._clock.callLater(LOOKUP_DELAY, self._look_up_waiting)
         return fanout.delivered
 
-    def _release(self, delivered: bool, payload_bytes: int) -> bool:
-        self._pending_count -= 1
-        self._pending_bytes -= payload_bytes
-        return delivered
-
-    def _offer(self, pending: _PendingFanouts, nodes: Sequence[ClusterNode], latest: NotificationFanout) -> None:
+    def _send(self, pending: _PendingFanouts, nodes: Sequence[ClusterNode], latest: NotificationFanout) -> None:
         """Send the latest notification to nodes, and to a new one all of them, so that it gets them in order."""
         boots = frozenset(map(_get_boot, nodes))
         is_known, pending.offered = boots <= pending.offered, boots
         for fanout in (latest,) if is_known else tuple(pending.fanouts):
-            self._send(fanout, nodes)
-
-    def _send(self, fanout: NotificationFanout, nodes: Iterable[ClusterNode]) -> None:
-        """Send a notification to those of these nodes that have not got it yet."""
-        for node in nodes:
-            if node.boot not in fanout.sent and node.boot not in fanout.acknowledged:
-                fanout.sent.add(node.boot)
-                fanout.waiting.add(node.boot)
-                answered = self._peers.enqueue(node, fanout.notification)
-                answered.addCallback(self._answered, fanout, node.boot)
+            for node in nodes:
+                if node.boot not in fanout.sent and node.boot not in fanout.acknowledged:
+                    fanout.sent.add(node.boot)
+                    fanout.waiting.add(node.boot)
+                    answered = self._peers.enqueue(node, fanout.notification, fanout.message)
+                    answered.addCallback(self._answered, fanout, node.boot)
 
     def _answered(self, delivered: bool | None, fanout: NotificationFanout, boot: str) -> None:
         if delivered is not None:
             fanout.acknowledged.add(boot)
-        if not delivered:
+        if delivered:
+            self._resolve(fanout, delivered=True)
+        else:
             fanout.is_undelivered = True
-        elif not fanout.delivered.called:
-            fanout.delivered.callback(True)
         if boot in fanout.waiting:
             fanout.waiting.discard(boot)
-            self._finish_if_done(fanout)
+            self._finish(fanout)
 
-    def _finish_if_done(self, fanout: NotificationFanout) -> None:
+    def _resolve(self, fanout: NotificationFanout, *, delivered: bool) -> None:
+        """Report the outcome, once."""
+        if not fanout.delivered.called:
+            self._pending_count -= 1
+            self._pending_bytes -= fanout.notification.payload_bytes
+            fanout.delivered.callback(delivered)
+
+    def _finish(self, fanout: NotificationFanout) -> None:
+        """Finish if nothing more is awaited."""
         if fanout.is_cache_complete and fanout.is_undelivered:
             fanout.is_cache_complete = False
             self._look_up(fanout)
         elif not fanout.waiting and (fanout.is_cache_complete or fanout.is_lookup_done):
             self._remove_pending(fanout)
-            if not fanout.delivered.called:
-                fanout.delivered.callback(False)
+            self._resolve(fanout, delivered=False)
             if fanout.on_done is not None:
                 fanout.on_done(fanout)
 
@@ -392,7 +397,7 @@ class RemoteDelivery:
             self._metrics.stale_presence.inc()
         # A node whose lease has expired may return.
         self._cache.record(did, nodes, epoch if len(nodes) == len(others) else None)
-        self._offer(self._pending_by_did[did], nodes, fanout)
+        self._send(self._pending_by_did[did], nodes, fanout)
         self._finish_lookup(fanout, nodes)
 
     def _not_found(self, failure: Failure, fanout: NotificationFanout) -> None:
@@ -407,7 +412,7 @@ class RemoteDelivery:
             fanout.holders = frozenset(map(_get_boot, nodes))
             fanout.waiting &= fanout.holders
         fanout.is_lookup_done = True
-        self._finish_if_done(fanout)
+        self._finish(fanout)
 
     def _contracts_notified(self, fanout: NotificationFanout) -> None:
         if not fanout.is_complete:
@@ -417,8 +422,9 @@ class RemoteDelivery:
         if not self._has_capacity(0):
             self._retry_queue.add_failed(did, acknowledged)
             return
-        notification, (nodes, _) = PeerNotification("contracts", did, did), self._cache.get_nodes(did)
-        self._start(notification, nodes, on_done=self._contracts_retried, acknowledged=acknowledged)
+        notification = PeerNotification("contracts", did, did)
+        fanout = NotificationFanout(notification, self._contracts_retried, set(acknowledged))
+        self._start(fanout, self._cache.get_nodes(did)[0])
 
     def _contracts_retried(self, fanout: NotificationFanout) -> None:
         if fanout.is_complete:

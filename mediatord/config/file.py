@@ -23,8 +23,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from mediatord.config.settings import Config, DurationMarker, SizeMarker, ValueKind
-from mediatord.config.values import CONFIG_PATH_VARIABLE, DEFAULT_CONFIG_PATH, format_duration, format_size
+from mediatord.config.settings import Config, find_value_kind
+from mediatord.config.values import CONFIG_PATH_VARIABLE, DEFAULT_CONFIG_PATH
 from mediatord.errors import OperatorError
 
 KeyPart = str | int
@@ -64,11 +64,10 @@ class ConfigTree:
                 return self.places[where[:length]]
         return 1, f"{self.name}:1"
 
-    def note(self, where: tuple[KeyPart, ...], mark: yaml.Mark) -> SourceLocation:
-        """Record the location of a key."""
-        line = mark.line + 1
-        self.places[where] = line, f"{self.name}:{line}"
-        return self.places[where]
+    def locate(self, mark: yaml.Mark | None) -> SourceLocation:
+        """Location of a mark; the first line without one."""
+        line = mark.line + 1 if mark else 1
+        return line, f"{self.name}:{line}"
 
 
 def parse_yaml(raw: bytes, name: str) -> ConfigTree:
@@ -95,9 +94,8 @@ def parse_yaml(raw: bytes, name: str) -> ConfigTree:
 
 
 def _add_syntax_problem(tree: ConfigTree, mark: yaml.Mark | None, problem: str) -> None:
-    line = mark.line + 1 if mark else 1
     tree.complete = False
-    tree.problems.append((line, f"{tree.name}:{line}", f"not YAML: {problem}"))
+    tree.problems.append((*tree.locate(mark), f"not YAML: {problem}"))
 
 
 def _construct_value(loader: yaml.SafeLoader, node: yaml.Node, where: tuple[KeyPart, ...], tree: ConfigTree) -> Any:
@@ -108,7 +106,7 @@ def _construct_value(loader: yaml.SafeLoader, node: yaml.Node, where: tuple[KeyP
         return _construct_mapping(loader, node, where, tree)
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
-            tree.note((*where, index), item.start_mark)
+            tree.places[*where, index] = tree.locate(item.start_mark)
         return [_construct_value(loader, item, (*where, index), tree) for index, item in enumerate(node.value)]
     return loader.construct_object(node)
 
@@ -121,12 +119,12 @@ def _construct_mapping(
         # Keys stay text: `on:` and `8080:` are not converted.
         key = key_node.value if isinstance(key_node, yaml.ScalarNode) else str(key_node.tag)
         if key in values:
-            line, place = key_node.start_mark.line + 1, f"{tree.name}:{key_node.start_mark.line + 1}"
             first = tree.place((*where, key))[0]
             dotted = ".".join(str(part) for part in (*where, key))
-            tree.problems.append((line, place, f"{dotted}: expected once; it is already in line {first}"))
+            text = f"{dotted}: expected once; it is already in line {first}"
+            tree.problems.append((*tree.locate(key_node.start_mark), text))
             continue
-        tree.note((*where, key), key_node.start_mark)
+        tree.places[*where, key] = tree.locate(key_node.start_mark)
         values[key] = _construct_value(loader, value_node, (*where, key), tree)
     return values
 
@@ -154,7 +152,7 @@ def apply_environment(tree: ConfigTree, environ: Mapping[str, str], model: type[
         tree.variables.add(where)
 
 
-def format_variable_name(where: tuple[KeyPart, ...]) -> str:
+def format_variable_name(where: Iterable[KeyPart]) -> str:
     """Environment variable that overrides a key."""
     return _VARIABLE_PREFIX + "__".join(str(part) for part in where).upper()
 
@@ -178,7 +176,8 @@ def _make_example(kind: Any) -> Any:
         return [_make_example(arguments[0])]
     if origin is Mapping:
         return {_make_example(arguments[0]): _make_example(arguments[1])}
-    return next((mark.example for mark in getattr(kind, "__metadata__", ()) if isinstance(mark, ValueKind)), "")
+    found = find_value_kind(kind)
+    return found.example if found else ""
 
 
 def _find_section(tree: ConfigTree, where: tuple[str, ...]) -> dict[str, Any] | None:
@@ -265,10 +264,9 @@ def _render_section(section: BaseModel, indent: str) -> Iterator[str]:
 
 def format_yaml_value(value: Any, field: FieldInfo) -> str:
     """A value as YAML on one line."""
-    if any(isinstance(mark, DurationMarker) for mark in field.metadata):
-        return format_duration(value)
-    if any(isinstance(mark, SizeMarker) for mark in field.metadata):
-        return format_size(value)
+    kind = find_value_kind(field.annotation, field.metadata)
+    if kind is not None and kind.format is not None and value is not None:
+        return kind.format(value)
     text = yaml.safe_dump(_convert_to_plain_value(value), default_flow_style=True, width=10**6, sort_keys=False)
     return text.removesuffix("\n").removesuffix("\n...")
 

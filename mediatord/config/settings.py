@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, get_args
 from urllib.parse import SplitResult, urlsplit
 
 from pydantic import (
@@ -28,9 +28,17 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 from twisted.internet.endpoints import quoteStringArgument, serverFromString
 
-from mediatord.config.values import parse_duration, parse_endpoint_string, parse_size, resolve_endpoint_paths
+from mediatord.config.values import (
+    format_duration,
+    format_size,
+    parse_duration,
+    parse_endpoint_string,
+    parse_size,
+    resolve_endpoint_paths,
+)
 from mediatord.protocol.didcomm.did_document import is_did, strip_did_url
 from mediatord.secret_files import resolve_secret_path
 
@@ -43,25 +51,40 @@ _HOST_PORT = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]{1,253})):([0-9
 
 
 @dataclass(frozen=True)
-class DurationMarker:
-    """Marks floats that are written as durations."""
-
-
-@dataclass(frozen=True)
-class SizeMarker:
-    """Marks integers that are written as sizes."""
-
-
-@dataclass(frozen=True)
 class ValueKind:
     """
-    Name of a value type in the reference manual.
+    A type of values.
 
+    :param words: its name in the reference manual.
     :param example: used in error messages; may be empty.
+    :param format: how values are written, if not as plain YAML.
+    :param resolve: resolves paths in a value against a directory, which comes first; None if it has none.
     """
 
     words: str
     example: str = ""
+    format: Callable[[Any], str] | None = None
+    resolve: Callable[[Path, Any], Any] | None = None
+
+
+def find_value_kind(annotation: Any, marks: Sequence[object] = ()) -> ValueKind | None:
+    """The kind of a type, of the alternatives of a union, or of the items of a list. :param marks: of a field."""
+    for mark in (*marks, *getattr(annotation, "__metadata__", ())):
+        if isinstance(mark, ValueKind):
+            return mark
+    found = map(find_value_kind, get_args(annotation))
+    return next((one for one in found if one is not None), None)
+
+
+def _require(is_valid: Callable[[str], object], expected: str) -> AfterValidator:
+    """A check of text. :param expected: what the error message asks for."""
+
+    def check(text: str) -> str:
+        if not is_valid(text):
+            raise ValueError(f"expected {expected}")
+        return text
+
+    return AfterValidator(check)
 
 
 def _parse_size_value(value: object) -> int:
@@ -99,7 +122,7 @@ def _check_server_endpoint(text: str) -> str:
     except Exception as error:  # parsers of endpoint types raise arbitrary exceptions
         if not (text.removeprefix("haproxy:").startswith(("ssl:", "tls:")) and _is_file_error(error)):
             raise ValueError("expected a Twisted endpoint string such as tcp:8080:interface=127.0.0.1") from None
-    if kind in ("tcp", "tcp6", "ssl") and not 0 <= int(_find_port(arguments)) <= _MAX_PORT:
+    if kind in ("tcp", "tcp6", "ssl") and not 0 <= int(_find_port(text)) <= _MAX_PORT:
         raise ValueError("expected a port between 0 and 65535")
     return text
 
@@ -109,12 +132,10 @@ def _is_file_error(error: Exception) -> bool:
     return not isinstance(error, ValueError | TypeError | LookupError) or "chain file" in str(error)
 
 
-def _find_port(arguments: str) -> str:
-    first = arguments.split(":", 1)[0]
-    for argument in arguments.split(":"):
-        if argument.startswith("port="):
-            first = argument
-    return first.removeprefix("port=")
+def _find_port(endpoint: str) -> str:
+    """Empty if there is none."""
+    _, given, named = parse_endpoint_string(endpoint)
+    return named.get("port") or (given[0] if given else "")
 
 
 def split_url(text: str) -> SplitResult | None:
@@ -136,49 +157,13 @@ def _check_public_url(text: str) -> str:
     return text.rstrip("/")
 
 
-def _check_did(text: str) -> str:
-    if not is_did(text):
-        raise ValueError("expected a DID such as did:web:example.com")
-    return text
+def _is_url_or_did(text: str) -> bool:
+    return split_url(text) is not None or is_did(text)
 
 
-def _check_did_pattern(text: str) -> str:
-    if not is_did(text.removesuffix(":*")):
-        raise ValueError("expected a DID such as did:web:example.com, or did:web:example.com:* for all below it")
-    return text
-
-
-def _check_did_url(text: str) -> str:
-    if not is_did(strip_did_url(text)):
-        raise ValueError("expected a did:key or a DID URL that names a key")
-    return text
-
-
-def _check_url_or_did(text: str) -> str:
-    if split_url(text) is None and not is_did(text):
-        raise ValueError("expected an http:// or https:// URL, or a DID")
-    return text
-
-
-def _check_node_name(text: str) -> str:
-    if not _NODE.fullmatch(text):
-        raise ValueError("expected at most 63 letters, digits, dots, hyphens and underscores")
-    return text
-
-
-def _check_host_port(text: str) -> str:
-    """Host and port; IPv6 addresses in brackets."""
+def _is_host_port(text: str) -> bool:
     match = _HOST_PORT.fullmatch(text)
-    if match is None or not 0 < int(match[3]) <= _MAX_PORT:
-        raise ValueError("expected host:port such as 10.0.0.5:7070")
-    return text
-
-
-def _check_origin_pattern(text: str) -> str:
-    """An Origin header of browsers; `*` may stand for a part of it."""
-    if not _ORIGIN.fullmatch(text):
-        raise ValueError("expected an origin such as https://app.example or https://*.example, null, or * for all")
-    return text
+    return match is not None and 0 < int(match[3]) <= _MAX_PORT
 
 
 def make_client_endpoint(listen: str, advertise: str | None) -> str | None:
@@ -195,8 +180,7 @@ def make_client_endpoint(listen: str, advertise: str | None) -> str | None:
     if kind == "unix":
         path = named.get("address") or (given[0] if given else "")
         return f"unix:{quoteStringArgument(path)}" if path else None
-    host = named.get("interface", "")
-    port = named.get("port") or (given[0] if given else "")
+    host, port = named.get("interface", ""), _find_port(listen)
     if kind not in ("tcp", "tcp6") or _is_wildcard_address(host) or port in ("", "0"):
         return None
     return _format_tcp_endpoint(host, port)
@@ -213,19 +197,12 @@ def _format_tcp_endpoint(host: str, port: str) -> str:
     return f"tcp:host={quoteStringArgument(host)}:port={port}"
 
 
-def _check_mongodb_uri(text: str) -> str:
-    """Options of the URI are checked when the store is built."""
-    if not text.startswith("mongodb://"):
-        raise ValueError("expected a mongodb:// URI; mongodb+srv:// is not supported")
-    return text
-
-
 # A fraction above 0.
 Fraction = Annotated[float, Strict(), Field(gt=0, le=1), ValueKind("number, 1 at most")]
 # A fraction that is reserved three times.
 FractionUpToThird = Annotated[float, Strict(), Field(ge=0, le=1 / 3), ValueKind("number, a third at most")]
-Duration = Annotated[float, BeforeValidator(parse_duration), DurationMarker(), ValueKind("duration")]
-Size = Annotated[int, BeforeValidator(_parse_size_value), Field(ge=1), SizeMarker(), ValueKind("size")]
+Duration = Annotated[float, BeforeValidator(parse_duration), ValueKind("duration", format=format_duration)]
+Size = Annotated[int, BeforeValidator(_parse_size_value), Field(ge=1), ValueKind("size", format=format_size)]
 PositiveInteger = Annotated[int, Strict(), Field(ge=1)]
 NonNegativeInteger = Annotated[int, Strict(), Field(ge=0)]
 Boolean = Annotated[bool, Strict()]
@@ -233,29 +210,55 @@ CIDRNetwork = Annotated[
     IPv4Network | IPv6Network, BeforeValidator(_parse_network), ValueKind("address or network", "10.0.0.0/8")
 ]
 ServerEndpoint = Annotated[
-    str, AfterValidator(_check_server_endpoint), ValueKind("Twisted endpoint string", "tcp:8080:interface=127.0.0.1")
+    str,
+    AfterValidator(_check_server_endpoint),
+    ValueKind("Twisted endpoint string", "tcp:8080:interface=127.0.0.1", resolve=resolve_endpoint_paths),
 ]
+SecretPath = Annotated[Path, ValueKind("path", resolve=resolve_secret_path)]
 PublicURL = Annotated[str, AfterValidator(_check_public_url), ValueKind("http:// or https:// URL")]
-DID = Annotated[str, AfterValidator(_check_did), ValueKind("DID", "did:web:example.com")]
+DID = Annotated[str, _require(is_did, "a DID such as did:web:example.com"), ValueKind("DID", "did:web:example.com")]
 DIDPattern = Annotated[
-    str, AfterValidator(_check_did_pattern), ValueKind("DID, or DIDs below one", "did:web:example.com:*")
+    str,
+    _require(
+        lambda text: is_did(text.removesuffix(":*")),
+        "a DID such as did:web:example.com, or did:web:example.com:* for all below it",
+    ),
+    ValueKind("DID, or DIDs below one", "did:web:example.com:*"),
 ]
 DIDURL = Annotated[
-    str, AfterValidator(_check_did_url), ValueKind("did:key or DID URL of a key", "did:web:example.com#key-1")
+    str,
+    _require(lambda text: is_did(strip_did_url(text)), "a did:key or a DID URL that names a key"),
+    ValueKind("did:key or DID URL of a key", "did:web:example.com#key-1"),
 ]
-URLOrDID = Annotated[str, AfterValidator(_check_url_or_did), ValueKind("URL or DID", "https://example.com/didcomm")]
-HostPort = Annotated[str, AfterValidator(_check_host_port), ValueKind("host:port")]
-NodeName = Annotated[str, AfterValidator(_check_node_name), ValueKind("name of at most 63 characters")]
-OriginPattern = Annotated[str, AfterValidator(_check_origin_pattern), ValueKind("origin")]
-MongoURI = Annotated[str, AfterValidator(_check_mongodb_uri), ValueKind("mongodb:// URI")]
+URLOrDID = Annotated[
+    str,
+    _require(_is_url_or_did, "an http:// or https:// URL, or a DID"),
+    ValueKind("URL or DID", "https://example.com/didcomm"),
+]
+# IPv6 addresses are in brackets.
+HostPort = Annotated[str, _require(_is_host_port, "host:port such as 10.0.0.5:7070"), ValueKind("host:port")]
+NodeName = Annotated[
+    str,
+    _require(_NODE.fullmatch, "at most 63 letters, digits, dots, hyphens and underscores"),
+    ValueKind("name of at most 63 characters"),
+]
+# An Origin header of browsers; `*` may stand for a part of it.
+OriginPattern = Annotated[
+    str,
+    _require(_ORIGIN.fullmatch, "an origin such as https://app.example or https://*.example, null, or * for all"),
+    ValueKind("origin"),
+]
+# Options of the URI are checked when the store is built.
+MongoURI = Annotated[
+    str,
+    _require(lambda text: text.startswith("mongodb://"), "a mongodb:// URI; mongodb+srv:// is not supported"),
+    ValueKind("mongodb:// URI"),
+]
 
 
 def _setting(default: Any, description: str) -> Any:
     """A setting with its default and its line in the configuration template."""
     return Field(default, description=description)
-
-
-_SectionT = TypeVar("_SectionT", bound="SettingsSection")
 
 
 class SettingsSection(BaseModel):
@@ -269,12 +272,28 @@ class SettingsSection(BaseModel):
         """A section with nothing but comments reads as null."""
         return {} if value is None else value
 
+    def resolved(self, base: Path) -> Self:
+        """A copy with all relative paths, also in endpoints, resolved against `base`; unset fields stay unset."""
+        values = {name: _resolve_value(value, type(self).model_fields[name], base) for name, value in self}
+        return self.model_construct(self.model_fields_set, **values)
+
+
+def _resolve_value(value: Any, field: FieldInfo, base: Path) -> Any:
+    if isinstance(value, SettingsSection):
+        return value.resolved(base)
+    kind = find_value_kind(field.annotation, field.metadata)
+    if kind is None or kind.resolve is None:
+        return base / value if isinstance(value, Path) else value
+    if isinstance(value, tuple):
+        return tuple(kind.resolve(base, one) for one in value)
+    return value and kind.resolve(base, value)
+
 
 class IdentitySettings(SettingsSection):
     """Keys and former DIDs."""
 
-    keys: Path = _setting(Path("keys.jwks"), "private keys (JWK set, mode 0600), relative to this file")
-    passphrase_file: Path | None = _setting(
+    keys: SecretPath = _setting(Path("keys.jwks"), "private keys (JWK set, mode 0600), relative to this file")
+    passphrase_file: SecretPath | None = _setting(
         None, "opens keys that `mediatord keys encrypt` has encrypted; mode 0600, or credential:NAME"
     )
     former_dids: tuple[DID, ...] = _setting(
@@ -538,7 +557,9 @@ class AdminSettings(SettingsSection):
     listen: ServerEndpoint | None = _setting(
         None, "where GET /admin is served, apart from everything else; null: nowhere"
     )
-    token_file: Path | None = _setting(None, "file (mode 0600) with the token that it wants, 32 characters or more")
+    token_file: SecretPath | None = _setting(
+        None, "file (mode 0600) with the token that it wants, 32 characters or more"
+    )
     reports: Path | None = _setting(None, "directory with the reports of the nightly analysis, to be shown there")
 
     @model_validator(mode="after")
@@ -555,7 +576,7 @@ class ClusterSettings(SettingsSection):
     advertise: HostPort | None = _setting(
         None, "host:port where other nodes reach that; null: the interface and port of listen"
     )
-    secret_file: Path | None = _setting(
+    secret_file: SecretPath | None = _setting(
         None, "file (mode 0600) with the secret that the nodes share, 32 bytes or more"
     )
 
@@ -635,37 +656,3 @@ class Config(SettingsSection):
     def log_key_path(self) -> Path:
         """Path of the file with the pseudonym keys of the event log."""
         return self.log.key_file or self.identity.keys.with_name("log.key")
-
-    def resolved(self, base: Path) -> Config:
-        """A copy with all relative paths, also in endpoints, resolved against `base`."""
-        sqlite, secret, admin, log = self.storage.sqlite, self.cluster.secret_file, self.admin, self.log
-        endpoint, cluster_endpoint = admin.listen, self.cluster.listen
-        passphrase = self.identity.passphrase_file
-        return _replace_fields(
-            self,
-            listen=tuple(resolve_endpoint_paths(one, base) for one in self.listen),
-            control_socket=self.control_socket and base / self.control_socket,
-            identity=_replace_fields(
-                self.identity,
-                keys=resolve_secret_path(base, self.identity.keys),
-                passphrase_file=passphrase and resolve_secret_path(base, passphrase),
-            ),
-            storage=_replace_fields(self.storage, sqlite=_replace_fields(sqlite, path=base / sqlite.path)),
-            log=_replace_fields(log, directory=base / log.directory, key_file=log.key_file and base / log.key_file),
-            admin=_replace_fields(
-                admin,
-                listen=endpoint and resolve_endpoint_paths(endpoint, base),
-                token_file=admin.token_file and resolve_secret_path(base, admin.token_file),
-                reports=admin.reports and base / admin.reports,
-            ),
-            cluster=_replace_fields(
-                self.cluster,
-                listen=cluster_endpoint and resolve_endpoint_paths(cluster_endpoint, base),
-                secret_file=secret and resolve_secret_path(base, secret),
-            ),
-        )
-
-
-def _replace_fields(model: _SectionT, **values: Any) -> _SectionT:
-    """A copy with other values; unset fields stay unset."""
-    return model.model_construct(model.model_fields_set, **{**{name: value for name, value in model}, **values})

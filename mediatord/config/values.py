@@ -108,7 +108,7 @@ def parse_endpoint_string(endpoint: str) -> tuple[str, list[str], dict[str, str]
     return kind, given, named
 
 
-def resolve_endpoint_paths(endpoint: str, base: Path) -> str:
+def resolve_endpoint_paths(base: Path, endpoint: str) -> str:
     """Resolve the relative paths of an endpoint against `base`."""
     prefix = HAPROXY_PREFIX if endpoint.startswith(HAPROXY_PREFIX) else ""
     kind, *arguments = _split_unescaped(endpoint.removeprefix(HAPROXY_PREFIX), ":")

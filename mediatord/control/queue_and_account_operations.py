@@ -19,12 +19,12 @@ from mediatord.store.interfaces.store import IStore
 _MAX_OFFSET = 100_000_000
 # Arguments of each operation. Most are those of the method of IStoreAdministration that has the same name.
 _OPERATIONS: dict[str, tuple[str, ...]] = {
-    "list_queues": ("halves", "offset", "limit"),
-    "sum_queues": ("halves",),
+    "list_queues": ("protocols", "offset", "limit"),
+    "sum_queues": ("protocols",),
     "list_dids": ("after", "limit"),
     "find_did": ("did",),
-    "list_entries": ("did", "half", "after", "limit"),
-    "purge": ("did", "half", "ids"),
+    "list_entries": ("did", "protocol", "after", "limit"),
+    "purge": ("did", "protocol", "ids"),
     "list_accounts": ("offset", "limit"),
     "count_accounts": (),
     "find_account": ("did",),
@@ -110,15 +110,15 @@ _ARGUMENTS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("did", "account", "after"), (_is_text, "a string")),
     "offset": (_is_number_up_to(_MAX_OFFSET), f"a number up to {_MAX_OFFSET}"),
     "limit": (_is_number_up_to(MAX_ROWS), f"a number up to {MAX_ROWS}"),
-    "half": (QUEUE_PROTOCOLS.__contains__, f"one of {', '.join(QUEUE_PROTOCOLS)}"),
+    "protocol": (QUEUE_PROTOCOLS.__contains__, f"one of {', '.join(QUEUE_PROTOCOLS)}"),
     "ids": (_is_batch, f"a list of at most {MAX_PURGE_BATCH} strings"),
 }
 
 
 def _read_argument(arguments: Mapping[str, Any], name: str) -> Any:
-    """:param name: `halves` for the one that is given as `half`, or all."""
-    if name == "halves":
-        return QUEUE_PROTOCOLS if arguments.get("half") is None else (_read_argument(arguments, "half"),)
+    """:param name: `protocols` for the one that is given as `protocol`, or all."""
+    if name == "protocols":
+        return QUEUE_PROTOCOLS if arguments.get("protocol") is None else (_read_argument(arguments, "protocol"),)
     is_valid, expected = _ARGUMENTS[name]
     if not is_valid(arguments.get(name)):
         raise ControlError(f"{name}: expected {expected}")

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 
 from twisted.application.service import Service
-from twisted.internet.defer import CancelledError, Deferred, gatherResults
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
-from twisted.internet.task import LoopingCall, deferLater
-from twisted.logger import Logger
+from twisted.internet.task import deferLater
 
 from mediatord.cluster.leases import LeaderLease
 from mediatord.didcomm.pickup import LiveDelivery
 from mediatord.errors import StoreUnavailable
-from mediatord.log_redaction_and_throttle import LogThrottle, redact_failure
+from mediatord.log_redaction_and_throttle import LogThrottle
 from mediatord.observability.event_recorder import EventRecorder
+from mediatord.periodic_tasks import PeriodicTasks, run_logging_failures
 from mediatord.store.interfaces.messages import StoredMessage
 from mediatord.store.interfaces.store import FIRST_DAY_SECONDS, IStore
-
-_log = Logger()
 
 BATCH_SIZE = 100
 # Accounts that are removed in one step.
@@ -33,29 +31,6 @@ EXPIRY_INTERVAL = 15.0
 GAUGES_INTERVAL = 60.0
 NONCES_INTERVAL = 600.0
 ACCOUNTS_INTERVAL = 3_600.0
-
-
-class _PeriodicTasks:
-    """Tasks that are repeated even after failures."""
-
-    def __init__(self, clock: IReactorTime) -> None:
-        self._clock = clock
-        self._loops: list[tuple[LoopingCall, Deferred[LoopingCall]]] = []
-
-    def begin(self, interval: float, work: Callable[[], Awaitable[None]], what: str) -> None:
-        """Run `work` every `interval` seconds, first after an interval; never two at once."""
-        warning = LogThrottle(self._clock)
-        loop = LoopingCall(lambda: Deferred.fromCoroutine(_run_logging_failures(work(), what, warning)))
-        loop.clock = self._clock
-        self._loops.append((loop, loop.start(interval, now=False)))
-
-    def end(self) -> Deferred[list[LoopingCall]]:
-        """Stop all tasks; fires when running ones have ended."""
-        loops, self._loops = self._loops, []
-        for loop, _ in loops:
-            if loop.running:
-                loop.stop()
-        return gatherResults([stopped for _, stopped in loops])
 
 
 class DelayedMessageScheduler(Service):
@@ -83,17 +58,18 @@ class DelayedMessageScheduler(Service):
         self._timer: IDelayedCall | None = None
         self._round: Deferred[None] | None = None
         self._lease = lease
-        self._recovery_tasks = _PeriodicTasks(clock)
+        self._recovery = PeriodicTasks(
+            clock,
+            [(self._recover_due_messages, DUE_RECOVERY_INTERVAL)] if lease else [],
+            "a look for delayed messages",
+        )
         self._warning = LogThrottle(clock)
 
     def startService(self) -> None:
         """Find out when the first message is due."""
         super().startService()
         self._run(self._begin())
-        if self._lease is not None:
-            self._recovery_tasks.begin(
-                DUE_RECOVERY_INTERVAL, self._recover_due_messages, "a look for delayed messages"
-            )
+        self._recovery.startService()
 
     def stopService(self) -> Deferred[None]:
         """Stop; fires when a running dispatch has ended."""
@@ -104,7 +80,7 @@ class DelayedMessageScheduler(Service):
         return Deferred.fromCoroutine(self._end(self._round))
 
     async def _end(self, under_way: Deferred[None] | None) -> None:
-        await self._recovery_tasks.end()
+        await self._recovery.stopService()
         if under_way is not None:
             await under_way
 
@@ -132,7 +108,7 @@ class DelayedMessageScheduler(Service):
             self.schedule_wakeup(self._clock.seconds() + RETRY_DELAY)
 
     def _run(self, work: Awaitable[None]) -> None:
-        self._round = Deferred.fromCoroutine(_run_logging_failures(work, "delayed messages", self._warning))
+        self._round = Deferred.fromCoroutine(run_logging_failures(work, "delayed messages", self._warning))
         if not self._round.called:
             self._round.addBoth(lambda _: setattr(self, "_round", None))
         else:
@@ -166,7 +142,7 @@ class DelayedMessageScheduler(Service):
             self.schedule_wakeup(first)
 
 
-class Housekeeping(Service):
+class Housekeeping(PeriodicTasks):
     """
     Overdue pushes, expiry, nonces, gauges. A failure is logged, and the task is repeated.
 
@@ -195,33 +171,21 @@ class Housekeeping(Service):
         unused: float = 0.0,
         idle: float = 0.0,
     ) -> None:
-        self._clock = clock
+        tasks = (
+            (self._requeue_late_pushes, PUSHES_INTERVAL),
+            (self._expire, EXPIRY_INTERVAL),
+            (self._prune, NONCES_INTERVAL),
+            (gauge, GAUGES_INTERVAL),
+            (self._expire_accounts, ACCOUNTS_INTERVAL),
+        )
+        super().__init__(clock, tasks, "a round of housekeeping")
         self._store = store
         self._live = live
         self._recorder = recorder
-        self._gauge = gauge
         self._lease = lease
         self._list_live_accounts = list_live_accounts
         self._unused = unused
         self._idle = idle
-        self._periodic_tasks = _PeriodicTasks(clock)
-
-    def startService(self) -> None:
-        """Start the tasks, each first after its interval."""
-        super().startService()
-        for work, interval in (
-            (self._requeue_late_pushes, PUSHES_INTERVAL),
-            (self._expire, EXPIRY_INTERVAL),
-            (self._prune, NONCES_INTERVAL),
-            (self._gauge, GAUGES_INTERVAL),
-            (self._expire_accounts, ACCOUNTS_INTERVAL),
-        ):
-            self._periodic_tasks.begin(interval, work, "a round of housekeeping")
-
-    def stopService(self) -> Deferred[list[LoopingCall]]:
-        """Stop the tasks; fires when running ones have ended."""
-        super().stopService()
-        return self._periodic_tasks.end()
 
     async def _holds_lease(self) -> bool:
         return self._lease is None or await self._lease.is_leader()
@@ -260,16 +224,3 @@ class Housekeeping(Service):
     async def _prune(self) -> None:
         if await self._holds_lease():
             await self._store.prune_nonces()
-
-
-async def _run_logging_failures(work: Awaitable[None], what: str, warning: LogThrottle) -> None:
-    """Run `work` and log its failures; an unavailable store is logged only now and then."""
-    try:
-        await work
-    except StoreUnavailable:
-        if warning.count_occurrence():
-            _log.warn("the store was not available for {what}", what=what)
-    except CancelledError:
-        pass
-    except Exception:
-        _log.failure("{what} failed", redact_failure(), what=what)

@@ -258,19 +258,19 @@ class EventRecorder:
         lost = {"size": removed.size, "age_ms": self._age_ms(removed.received_at), "pushes": removed.pushes}
         self._emit(event, msg=removed.id, rcpt=removed.recipient_did, proto=protocol, reason=reason, **lost)
 
-    def update_ledger_metrics(self, books: StoreLedger) -> None:
+    def update_ledger_metrics(self, store_ledger: StoreLedger) -> None:
         """Set the ledger metrics from the store's ledger."""
-        for protocol, ledger, gone in _list_ledgers(books):
+        for protocol, ledger, gone in _list_ledgers(store_ledger):
             self.metrics.ledgers[protocol] = {**gone, "waiting": ledger.waiting}, ledger.difference
 
-    def record_ledger(self, store: str, books: StoreLedger) -> None:
+    def record_ledger(self, store: str, store_ledger: StoreLedger) -> None:
         """
         Log the store's ledger, with the messages of the probe since the last call, which have no lines.
 
         :param store: pseudonym of the store.
         """
         own, self._own = self._own, Counter()
-        for protocol, ledger, gone in _list_ledgers(books):
+        for protocol, ledger, gone in _list_ledgers(store_ledger):
             fields = {"waiting": ledger.waiting, "difference": ledger.difference}
             fields |= {f"all_{name}": number for name, number in gone.items()}
             if protocol == "didcomm":
@@ -470,7 +470,7 @@ def _find_error_code(protocol: ProtocolName, fault: ErrorOrClass) -> DIDCommErro
     return get_didcomm_error_code(fault) if protocol == "didcomm" else get_decentrl_error_code(fault)
 
 
-def _list_ledgers(books: StoreLedger) -> Iterator[tuple[ProtocolName, MessageLedger, dict[str, int | None]]]:
+def _list_ledgers(store_ledger: StoreLedger) -> Iterator[tuple[ProtocolName, MessageLedger, dict[str, int | None]]]:
     """Protocols, their ledgers, and the number of messages by outcome."""
-    for protocol, ledger in (("didcomm", books.didcomm), ("decentrl", books.decentrl)):
+    for protocol, ledger in (("didcomm", store_ledger.didcomm), ("decentrl", store_ledger.decentrl)):
         yield protocol, ledger, {name: getattr(ledger, name) for name in LEDGER_ENTRIES}  # type: ignore[misc]

@@ -301,11 +301,15 @@ class Metrics:
                 yield GaugeMetricFamily(f"mediator_{name}", text, value)
         if self.ledgers:
             entries: LabelledValues = {}
-            for half, (ledger, _) in self.ledgers.items():
-                entries |= {(half, entry): number for entry, number in ledger.items()}
-            yield _build_gauge("ledger_messages", "Accepted messages by outcome", ["half", "entry"], entries)
-            differences: LabelledValues = {(half,): difference for half, (_, difference) in self.ledgers.items()}
-            yield _build_gauge("ledger_difference", "Messages unaccounted for in the ledger", ["half"], differences)
+            for protocol, (ledger, _) in self.ledgers.items():
+                entries |= {(protocol, entry): number for entry, number in ledger.items()}
+            yield _build_gauge("ledger_messages", "Accepted messages by outcome", ["protocol", "entry"], entries)
+            differences: LabelledValues = {
+                (protocol,): difference for protocol, (_, difference) in self.ledgers.items()
+            }
+            yield _build_gauge(
+                "ledger_difference", "Messages unaccounted for in the ledger", ["protocol"], differences
+            )
 
     def set_queue_sizes(self, largest: Iterable[tuple[str, int]], other: int) -> None:
         """

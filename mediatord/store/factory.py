@@ -37,7 +37,7 @@ def build_store(
     A store of the chosen backend, not yet open.
 
     :param reactor: the clock; for `sqlite` it must also accept calls from threads.
-    :param caps: quotas of the Decentrl half.
+    :param caps: Decentrl quotas.
     :param path: the file of the `sqlite` backend; its directory must exist.
     :param shared: whether other processes use the same file.
     :param create: whether to create that file if it does not exist.
@@ -48,7 +48,7 @@ def build_store(
     :param on_fault: called by `sqlite` and `mongodb` with each fault when it begins and ends.
     :param tell: called by `mongodb` with messages that were removed by an operation that had failed with an unknown
         outcome.
-    :param tell_events: the same for pending events of the Decentrl half.
+    :param tell_events: the same for pending Decentrl events.
     :raise ValueError: the backend is not available, or lacks a setting; the text is for the operator.
     """
     if backend == "memory":

@@ -1,4 +1,4 @@
-"""Totals and backlog of the queues of both halves: sums in which numbers may be unknown, and buckets by age."""
+"""Totals and backlog of the queues of both protocols: sums in which numbers may be unknown, and buckets by age."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from mediatord.store.interfaces.messages import (
 _TIME_DIGITS = 12
 
 
-def complete_buckets(cohorts: Sequence[AgeBucket], messages: int, size: int | None) -> list[AgeBucket]:
+def complete_buckets(buckets: Sequence[AgeBucket], messages: int, size: int | None) -> list[AgeBucket]:
     """
     Fill in the only bucket that is not exact, if there is one, from the totals.
 
     :param size: bytes of all; None if unknown.
     """
-    unknown = [place for place, one in enumerate(cohorts) if not one.exact]
+    unknown = [place for place, one in enumerate(buckets) if not one.exact]
     if len(unknown) != 1:
-        return list(cohorts)
+        return list(buckets)
     (place,) = unknown
-    exact = [one for one in cohorts if one.exact]
+    exact = [one for one in buckets if one.exact]
     rest, taken = messages - sum([one.messages for one in exact]), _add_known(*[one.bytes for one in exact])
     left = None if size is None or taken is None else size - taken
     # The totals may be of another moment, or estimates.
-    whole = replace(cohorts[place], messages=max(rest, cohorts[place].messages), bytes=left, exact=True)
-    return [*cohorts[:place], whole, *cohorts[place + 1 :]]
+    whole = replace(buckets[place], messages=max(rest, buckets[place].messages), bytes=left, exact=True)
+    return [*buckets[:place], whole, *buckets[place + 1 :]]
 
 
 def get_id_ranges(bounds: Sequence[float]) -> list[tuple[str | None, str | None]]:
@@ -45,19 +45,19 @@ def get_id_ranges(bounds: Sequence[float]) -> list[tuple[str | None, str | None]
 
 
 def build_backlog(
-    halves: Sequence[Sequence[AgeBucket]], totals: Iterable[tuple[int, int | None]], largest: Iterable[LargeQueue]
+    buckets: Sequence[Sequence[AgeBucket]], totals: Iterable[tuple[int, int | None]], largest: Iterable[LargeQueue]
 ) -> QueueBacklog:
     """
-    Backlog of the two halves together.
+    Backlog of the two protocols together.
 
     :param totals: messages and bytes of each.
     """
     messages, sizes = zip(*totals, strict=True)
-    return QueueBacklog(sum(messages), _add_known(*sizes), sum_buckets(*halves), tuple(largest))
+    return QueueBacklog(sum(messages), _add_known(*sizes), sum_buckets(*buckets), tuple(largest))
 
 
 def sum_buckets(some: Sequence[AgeBucket], others: Sequence[AgeBucket]) -> tuple[AgeBucket, ...]:
-    """Buckets of the two halves together."""
+    """Buckets of the two protocols together."""
     return tuple(
         AgeBucket(one.messages + other.messages, _add_known(one.bytes, other.bytes), one.exact and other.exact)
         for one, other in zip(some, others, strict=True)
@@ -70,7 +70,7 @@ def find_earliest(*times: float | None) -> float | None:
 
 
 def add_queue_totals(one: QueueTotals, other: QueueTotals) -> QueueTotals:
-    """Totals of the two halves together."""
+    """Totals of the two protocols together."""
     return QueueTotals(
         one.messages + other.messages,
         _add_known(one.bytes, other.bytes),

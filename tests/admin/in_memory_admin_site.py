@@ -10,7 +10,6 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.admin.site import AdminToken
 from mediatord.app.admin_and_control import ProcessMonitor, build_admin_site
 from tests.http.in_memory_site import HTTPResponse, InMemoryTransport, encode_request, parse_responses
 from tests.in_memory_mediator import PEER, InMemoryMediator
@@ -33,7 +32,7 @@ class InMemoryAdminSite(InMemoryMediator):
         self.watch = ProcessMonitor(self.base, self.config.node_name)
         self.watch.startService()
         test.addCleanup(self.watch.stopService)
-        self.site = build_admin_site(self.base, self.config, AdminToken.from_secret(TOKEN.encode()), self.watch)
+        self.site = build_admin_site(self.base, self.config, TOKEN.encode(), self.watch)
 
     def line(self, peer: str = PEER) -> InMemoryTransport:
         """A new connection."""

@@ -85,9 +85,12 @@ def test_what_is_only_in_the_write_ahead_log(tmp_path: Path) -> None:
 
 def test_the_ledger_goes_along(tmp_path: Path) -> None:
     """What became of what was accepted before is known after a backup is restored."""
-    path, numbers = tmp_path / "s.sqlite3", "SELECT accepted, expired, removed FROM ledger WHERE half = 'decentrl'"
+    path, numbers = (
+        tmp_path / "s.sqlite3",
+        "SELECT accepted, expired, removed FROM ledger WHERE protocol = 'decentrl'",
+    )
     with closing(open_database(path, None)) as writer:
-        writer.execute("UPDATE ledger SET accepted = 3, expired = 2, removed = 1 WHERE half = 'decentrl'")
+        writer.execute("UPDATE ledger SET accepted = 3, expired = 2, removed = 1 WHERE protocol = 'decentrl'")
         copy_sqlite_store(path, tmp_path / "copy")
     with closing(sqlite3.connect(tmp_path / "copy")) as connection:
         assert connection.execute(numbers).fetchall() == [(3, 2, 1)]

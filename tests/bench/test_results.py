@@ -108,7 +108,7 @@ def test_databases_are_filled_with_copies(tmp_path: Path) -> None:
                 size INTEGER, received_at REAL, expires_at REAL, payload BLOB
             );
             CREATE TABLE queue (account_id INTEGER, recipient_id INTEGER, messages INTEGER, bytes INTEGER);
-            CREATE TABLE ledger (half TEXT, accepted INTEGER);
+            CREATE TABLE ledger (protocol TEXT, accepted INTEGER);
             INSERT INTO ledger VALUES ('didcomm', 1), ('decentrl', 0);
             INSERT INTO message VALUES (1, '0123456789abcdef0123456789abcdef', 1, 1, 2, 5.0, 9.0, x'00ff');
             """

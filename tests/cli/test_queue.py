@@ -167,7 +167,7 @@ def printed(capture: Capture) -> Any:
 
 
 def test_list(office: ConfiguredStore, capsys: Capture) -> None:
-    """The longest queues come first, those of both halves, and the sum is of all."""
+    """The longest queues come first, those of both protocols, and the sum is of all."""
     office.put("a", "b", "c", size=1000)
     office.put("d", to=ALICE)
     office.clock.advance(HOUR)
@@ -175,7 +175,9 @@ def test_list(office: ConfiguredStore, capsys: Capture) -> None:
 
     assert call(*asked(office, "list", "--json")) == 0
     shown = printed(capsys)
-    assert [(one["half"], one["did"], one["account"], one["messages"], one["bytes"]) for one in shown["queues"]] == [
+    assert [
+        (one["protocol"], one["did"], one["account"], one["messages"], one["bytes"]) for one in shown["queues"]
+    ] == [
         ("didcomm", INBOX, ALICE, 3, 3000),
         ("decentrl", CAROL, CAROL, 2, 12),
         ("didcomm", ALICE, ALICE, 1, 10),
@@ -185,13 +187,13 @@ def test_list(office: ConfiguredStore, capsys: Capture) -> None:
 
     assert call(*asked(office, "list", "--top", "1")) == 0
     head, row, end = capsys.readouterr().out.splitlines()
-    assert head.split() == ["half", "recipient", "account", "messages", "size", "oldest"]
+    assert head.split() == ["protocol", "recipient", "account", "messages", "size", "oldest"]
     assert row.split()[:8] == ["didcomm", INBOX, ALICE, "3", "2.9", "KiB", "10", "h"]
     assert end == "3 queues with 6 messages, 3.0 KiB, of which the 1 longest are shown"
 
-    assert call(*asked(office, "list", "--half", "decentrl", "--json")) == 0
+    assert call(*asked(office, "list", "--protocol", "decentrl", "--json")) == 0
     assert [one["did"] for one in printed(capsys)["queues"]] == [CAROL]
-    assert call(*asked(office, "list", "--half", "decentrl")) == 0
+    assert call(*asked(office, "list", "--protocol", "decentrl")) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "1 queue with 2 messages, 12 B"
 
 
@@ -266,7 +268,7 @@ def test_tags_stand_for_dids(office: ConfiguredStore, capsys: Capture) -> None:
         assert call(*asked(office, "show", name, "--json")) == 0
         assert [one["id"] for one in printed(capsys)["shown"]] == ["a"]
     assert call(*asked(office, "purge", office.pseudonymizer.did(CAROL), "--yes", "--json")) == 0
-    assert printed(capsys)["halves"] == {"decentrl": 1}
+    assert printed(capsys)["protocols"] == {"decentrl": 1}
 
 
 def test_any_form_of_a_did(office: ConfiguredStore, capsys: Capture) -> None:
@@ -280,11 +282,11 @@ def test_any_form_of_a_did(office: ConfiguredStore, capsys: Capture) -> None:
     office.put("a", to=bob)
     result_of(office.store.update_recipients(ALICE, [(f"{bob}#k1", "remove")], max_recipients=9))
     office.send("e")
-    for given, kept, halves in ((f"{bob}#k1", bob, {"didcomm": 1}), (f"{CAROL}#k1", CAROL, {"decentrl": 1})):
+    for given, kept, protocols in ((f"{bob}#k1", bob, {"didcomm": 1}), (f"{CAROL}#k1", CAROL, {"decentrl": 1})):
         assert call(*asked(office, "show", given, "--json")) == 0
         assert printed(capsys)["did"] == kept
         assert call(*asked(office, "purge", given, "--yes", "--json")) == 0
-        assert printed(capsys)["halves"] == halves
+        assert printed(capsys)["protocols"] == protocols
 
 
 @pytest.mark.parametrize("json_too", [(), ("--json",)])
@@ -295,7 +297,12 @@ def test_dids_that_nobody_has(did: str, json_too: tuple[str, ...], office: Confi
     """Each costs a line and status 1, and nothing goes, wherever the mistake is."""
     office.put("a")
     office.send("b")
-    for arguments in (("show", did), ("purge", did), ("purge", did, "--yes"), ("show", did, "--half", "decentrl")):
+    for arguments in (
+        ("show", did),
+        ("purge", did),
+        ("purge", did, "--yes"),
+        ("show", did, "--protocol", "decentrl"),
+    ):
         assert call(*asked(office, *arguments, *json_too)) == 1
         assert one_line(capsys).endswith(": nobody has registered this DID")
     assert (office.ids(), office.ids(CAROL)) == (["a"], ["b"])
@@ -347,7 +354,7 @@ def test_the_self_test_is_not_purged(office: ConfiguredStore, capsys: Capture) -
     did = self_test(office, "a")
     tags = office.pseudonymizer
     for name in (did, f"{did}#k1", tags.did(did), Pseudonymizer("plain", tags.key).did(did)):
-        for more in ((), ("--yes",), ("--yes", "--json"), ("--yes", "--id", "a"), ("--half", "decentrl")):
+        for more in ((), ("--yes",), ("--yes", "--json"), ("--yes", "--id", "a"), ("--protocol", "decentrl")):
             assert call(*asked(office, "purge", name, *more)) == 1
             assert one_line(capsys).endswith(
                 "belongs to the daemon's own self-test (GET /ready), which clears it: not removed"
@@ -420,12 +427,12 @@ def test_purge(office: ConfiguredStore, capsys: Capture) -> None:
     assert result_of(office.store.read_ledger()) == interface.StoreLedger(
         messages, MessageLedger(accepted=1, waiting=1)
     )
-    assert call(*asked(office, "purge", CAROL, "--half", "decentrl", "--yes", "--json")) == 0
+    assert call(*asked(office, "purge", CAROL, "--protocol", "decentrl", "--yes", "--json")) == 0
     assert printed(capsys) == {
         "dry_run": False,
         "messages": 1,
         "bytes": 6,
-        "halves": {"decentrl": 1},
+        "protocols": {"decentrl": 1},
         "gone_before": 0,
     }
     assert office.waiting().messages == 1

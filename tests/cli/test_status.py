@@ -119,7 +119,7 @@ def kept(difference: int | None = 0, waiting: int | None = 4) -> str:
     ],
 )
 def test_ledger(page: str, status: int, shown: str, capsys: Capture) -> None:
-    """The store's own books stand there as an equation for each half; one that does not hold is not well."""
+    """The store's own books stand there as an equation for each protocol; one that does not hold is not well."""
     with answering({"/health": HEALTHY, "/metrics": (200, page)}) as url:
         assert call("status", "--url", url, "--over", "0") == status
         lines = capsys.readouterr().out.splitlines()

@@ -111,18 +111,18 @@ class InMemoryNode(InMemoryMediator):
         self.base = build_core_services(self.clock, self.config, store=test_case.store)
         assert self.base.cluster is not None
         self.cluster = self.base.cluster
-        self.half = build_didcomm(self.base, self.config)
+        self.didcomm = build_didcomm(self.base, self.config)
         self.decentrl = build_decentrl(self.base, self.config)
         self.store = test_case.store
         self.did = self.base.identity.now.did
         self.document = resolve_local(self.did)
         self.membership = build_membership(self.base, self.cluster, self.said.append)
-        node = build_cluster_services(self.base, self.cluster, self.half, self.decentrl, self.membership)
+        node = build_cluster_services(self.base, self.cluster, self.didcomm, self.decentrl, self.membership)
         self.services: list[Any] = [
             self.base.events,
             self.membership,
-            self.half.due,
-            self.half.housekeeping,
+            self.didcomm.due,
+            self.didcomm.housekeeping,
             *node,
             self.base.connections,
             self.base.gate,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from math import inf
-from typing import Any
+from typing import Any, cast
 
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
@@ -19,9 +20,14 @@ from mediatord.cluster.anti_entropy import (
     SCAN_WINDOW,
     AntiEntropy,
     LapsedNodeSweeper,
-    PeriodicClusterTasks,
 )
-from mediatord.cluster.peer_notifications import MAX_VISIBILITY_DELAY, PeerNotificationDelivery
+from mediatord.cluster.peer_notifications import (
+    MAX_VISIBILITY_DELAY,
+    NotificationReceiver,
+    PeerNotificationDelivery,
+    decode_names,
+    encode_names,
+)
 from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.messages import ArrivalWindow, MessageArrival, StoredMessage
 from tests.in_memory_mediator import NOW
@@ -50,7 +56,7 @@ class FakeMessageSource:
         self.questions: list[tuple[list[str], ArrivalWindow]] = []
         self.is_away = False
         store: Any = self
-        self.half: PeerNotificationDelivery[StoredMessage] = PeerNotificationDelivery(
+        self.delivery: PeerNotificationDelivery[StoredMessage] = PeerNotificationDelivery(
             store, store, lambda ids: self.find(ids), self.arrived, store, is_wanted=lambda _: True
         )
 
@@ -96,7 +102,7 @@ class FakeMessageSource:
 class NotificationReceiverTests(SynchronousTestCase):
     def take(self, shelf: FakeMessageSource, *ids: str) -> list[str]:
         """What is said to be pushed."""
-        return self.successResultOf(Deferred.fromCoroutine(shelf.half.push_notified(ids)))
+        return self.successResultOf(Deferred.fromCoroutine(shelf.delivery.push_notified(ids)))
 
     def test_take(self) -> None:
         """What is there is pushed; what is gone or not taken is left out."""
@@ -117,11 +123,39 @@ class NotificationReceiverTests(SynchronousTestCase):
         shelf = FakeMessageSource(message("a"))
         asked: list[Deferred[list[StoredMessage]]] = []
         shelf.find = lambda ids: asked.append(Deferred()) or asked[-1]  # type: ignore[func-returns-value, method-assign]
-        both = [Deferred.fromCoroutine(shelf.half.push_notified(["a"])) for _ in range(2)]
+        both = [Deferred.fromCoroutine(shelf.delivery.push_notified(["a"])) for _ in range(2)]
         for one in asked:
             one.callback([message("a")])
         self.assertEqual([self.successResultOf(one) for one in both], [["a"], ["a"]])
         self.assertEqual(shelf.pushed, ["a"])
+
+    def test_with_messages(self) -> None:
+        """What comes with the hint is pushed as it is, unless it has been, and without the store."""
+        shelf = FakeMessageSource()
+        shelf.pushed, shelf.stuck = ["a"], {"c"}
+        self.assertEqual(self.receive(shelf, "abc", map(message, "abc")), ["a", "b"])
+        self.assertEqual((shelf.pushed, shelf.found), (["a", "b"], []))
+
+    def test_without_some_messages(self) -> None:
+        """Nothing of a hint is pushed before what has to be read for it: they are pushed in order."""
+        shelf = FakeMessageSource(*map(message, "abc"))
+        self.assertEqual(self.receive(shelf, "abc", map(message, "ac")), ["a", "b", "c"])
+        self.assertEqual((shelf.pushed, shelf.found), (["a", "b", "c"], [["a", "b", "c"]]))
+
+    def test_expired_on_the_way(self) -> None:
+        """A message whose time is over is read, so that it is not pushed."""
+        shelf = FakeMessageSource()
+        self.assertEqual(self.receive(shelf, "a", [replace(message("a"), expires_at=NOW)]), [])
+        self.assertEqual((shelf.pushed, shelf.found), ([], [["a"]]))
+
+    def receive(self, shelf: FakeMessageSource, ids: Iterable[str], messages: Iterable[StoredMessage]) -> list[str]:
+        """What is said to be pushed of a request with messages."""
+        clock = Clock()
+        clock.advance(NOW)
+        receiver = NotificationReceiver(clock, shelf.delivery, cast(Any, None), lambda did: False)
+        body = encode_names("hints", {"messages": list(ids)}, list(messages))
+        answer = self.successResultOf(Deferred.fromCoroutine(receiver.receive(body)))
+        return decode_names("pushed", answer).get("messages", [])
 
     def test_more_than_fits(self) -> None:
         """What the store does not give at once is asked for again."""
@@ -148,14 +182,14 @@ class CatchUpTests(SynchronousTestCase):
             "older": SCAN_WINDOW + 0.1,
         }
         shelf = FakeMessageSource(*(message(name, age=age) for name, age in ages.items()))
-        self.round(AntiEntropy(self.clock, [shelf.half]))
+        self.round(AntiEntropy(self.clock, [shelf.delivery]))
         self.assertEqual(shelf.pushed, ["old", "new"])
 
     def test_not_twice(self) -> None:
         """What was pushed here is not pushed again; what no socket took is tried once more."""
         shelf = FakeMessageSource(message("a"), message("b", age=5))
         shelf.stuck = {"b"}
-        catch_up = AntiEntropy(self.clock, [shelf.half])
+        catch_up = AntiEntropy(self.clock, [shelf.delivery])
         self.round(catch_up)
         shelf.stuck = set()
         self.round(catch_up)
@@ -165,14 +199,14 @@ class CatchUpTests(SynchronousTestCase):
         """What its recipient has got by pickup is left out, and not looked up."""
         shelf = FakeMessageSource(message("a"), message("b"))
         shelf.picked = frozenset("a")
-        self.round(AntiEntropy(self.clock, [shelf.half]))
+        self.round(AntiEntropy(self.clock, [shelf.delivery]))
         self.assertEqual((shelf.pushed, shelf.found), (["b"], [["b"]]))
 
     def test_backlogs_that_no_round_asks_for(self) -> None:
         """They are forgotten; not if the round failed, as the next one looks further back."""
         forgotten: list[float] = []
         shelf = FakeMessageSource()
-        catch_up = AntiEntropy(self.clock, [shelf.half], forgotten.append)
+        catch_up = AntiEntropy(self.clock, [shelf.delivery], forgotten.append)
         self.round(catch_up)
         self.assertEqual(forgotten, [NOW - SCAN_WINDOW - MAX_VISIBILITY_DELAY])
         shelf.dids = [BOB] * 2
@@ -183,7 +217,7 @@ class CatchUpTests(SynchronousTestCase):
     def test_after_a_gap(self) -> None:
         """Rounds that failed, or did not happen, are made up for."""
         shelf = FakeMessageSource()
-        catch_up = AntiEntropy(self.clock, [shelf.half])
+        catch_up = AntiEntropy(self.clock, [shelf.delivery])
         self.round(catch_up)
         self.clock.advance(100)
         shelf.is_away = True
@@ -201,7 +235,7 @@ class CatchUpTests(SynchronousTestCase):
             clock = Clock()
             clock.advance(NOW)
             shelf = FakeMessageSource()
-            catch_up = AntiEntropy(clock, [shelf.half])
+            catch_up = AntiEntropy(clock, [shelf.delivery])
             self.round(catch_up)
             clock.rightNow += step
             self.round(catch_up)
@@ -216,7 +250,7 @@ class CatchUpTests(SynchronousTestCase):
     def test_after_many_rounds(self) -> None:
         """A round looks back no further than it has to, however long ago the first one was."""
         shelf = FakeMessageSource()
-        catch_up = AntiEntropy(self.clock, [shelf.half])
+        catch_up = AntiEntropy(self.clock, [shelf.delivery])
         for _ in range(3):
             self.round(catch_up)
             self.clock.advance(ANTI_ENTROPY_INTERVAL)
@@ -229,7 +263,7 @@ class CatchUpTests(SynchronousTestCase):
         shelf = FakeMessageSource(*(message(str(number), age=29 - number) for number in range(20)))
         shelf.dids = [f"did:x:{number}" for number in range(2 * 7 + 1)]
         shelf.most = 3
-        self.round(AntiEntropy(self.clock, [shelf.half]))
+        self.round(AntiEntropy(self.clock, [shelf.delivery]))
         self.assertEqual([len(dids) for dids, _ in shelf.questions], [7] * 6 + [1] * 3)
         self.assertEqual(shelf.pushed, [str(number) for number in range(20)])
         self.assertEqual(shelf.late, [shelf.messages[str(number)].received_at for number in range(20)])
@@ -240,7 +274,7 @@ class CatchUpTests(SynchronousTestCase):
         for many, questions in ((20, 3), (21, 4)):
             shelf = FakeMessageSource(*(message(f"{number:02}") for number in range(many)))
             shelf.stuck = {f"{number:02}" for number in range(14)}
-            self.round(AntiEntropy(self.clock, [shelf.half]))
+            self.round(AntiEntropy(self.clock, [shelf.delivery]))
             self.assertEqual(len(shelf.questions), questions)
             self.assertEqual(shelf.pushed, [f"{number:02}" for number in range(14, many)])
 
@@ -248,7 +282,7 @@ class CatchUpTests(SynchronousTestCase):
         """Nothing else is read."""
         shelf = FakeMessageSource(message("a"), message("b"), message("c"))
         shelf.pushed, shelf.unwanted = ["a"], {"b"}
-        self.round(AntiEntropy(self.clock, [shelf.half]))
+        self.round(AntiEntropy(self.clock, [shelf.delivery]))
         self.assertEqual((shelf.found, shelf.pushed), ([["c"]], ["a", "c"]))
 
     def test_pushed_meanwhile(self) -> None:
@@ -261,14 +295,14 @@ class CatchUpTests(SynchronousTestCase):
             return find(ids)
 
         shelf.find = find_late  # type: ignore[method-assign]
-        self.round(AntiEntropy(self.clock, [shelf.half]))
+        self.round(AntiEntropy(self.clock, [shelf.delivery]))
         self.assertEqual(shelf.pushed, ["a"])
 
     def test_nobody(self) -> None:
         """Without sockets nothing is asked."""
         shelf = FakeMessageSource()
         shelf.dids = []
-        self.round(AntiEntropy(self.clock, [shelf.half]))
+        self.round(AntiEntropy(self.clock, [shelf.delivery]))
         self.assertEqual(shelf.questions, [])
 
 
@@ -330,36 +364,3 @@ class SweepTests(SynchronousTestCase):
         self.my_turn = False
         self.successResultOf(Deferred.fromCoroutine(self.sweep.sweep()))
         self.assertEqual(self.dropped, [])
-
-
-class AntiEntropyRoundTests(SynchronousTestCase):
-    def setUp(self) -> None:
-        self.clock = Clock()
-        self.member = True
-        self.fault: Exception | None = None
-        self.done = 0
-        self.rounds = PeriodicClusterTasks(self.clock, lambda: self.member, [(self.work, 5.0)])
-        self.rounds.startService()
-
-    async def work(self) -> None:
-        """Counted."""
-        self.done += 1
-        if self.fault is not None:
-            raise self.fault
-
-    def test_every_so_often(self) -> None:
-        """As long as this node is a member, whatever becomes of one of them."""
-        self.clock.pump([5] * 2)
-        self.fault = StoreUnavailable()
-        self.clock.advance(5)
-        self.fault = RuntimeError("boom")
-        self.clock.advance(5)
-        self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
-        self.fault, self.member = None, False
-        self.clock.advance(5)
-        self.assertEqual(self.done, 4)
-        self.member = True
-        self.clock.advance(5)
-        self.assertEqual(self.done, 5)
-        self.successResultOf(self.rounds.stopService())
-        self.assertEqual(self.clock.getDelayedCalls(), [])

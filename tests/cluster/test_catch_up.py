@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from twisted.internet.defer import Deferred, succeed
+
 from mediatord.cluster import anti_entropy
 from mediatord.cluster.anti_entropy import ANTI_ENTROPY_INTERVAL, MIN_MESSAGE_AGE, SCAN_WINDOW
 from mediatord.cluster.peer_notifications import MAX_COMMIT_DELAY, MAX_VISIBILITY_DELAY
@@ -65,7 +67,7 @@ class DelayedTests(CatchUpTestCase):
         self.forward(self.a, "late", delay_milli=2000 * SCAN_WINDOW)
         taken: list[StoredMessage] = []
         for in_memory in (self.a, self.b):
-            in_memory.half.due._dispatch = taken.append
+            in_memory.didcomm.due._dispatch = taken.append
         self.later(2 * SCAN_WINDOW + 2)
         self.assertEqual((len(taken), self.texts(socket)), (1, []))
         self.a.freeze()
@@ -79,6 +81,30 @@ class DelayedTests(CatchUpTestCase):
         socket = self.live_at(self.b)
         self.later(SCAN_WINDOW + SOON)
         self.assertEqual(self.texts(socket), [])
+
+
+class MembershipTests(CatchUpTestCase):
+    def test_no_member(self) -> None:
+        """A node looks for what it was not notified of, and for dead ones, only while it is a member."""
+        asked: list[object] = []
+
+        def note(*args: object, **options: object) -> Deferred[list[Any]]:
+            asked.append(args)
+            return succeed([])
+
+        self.patch(self.store, "find_arrivals", note)
+        self.patch(self.store.cluster, "list_lapsed_nodes", note)
+        self.live_at(self.a)
+        asked.clear()
+        self.a.membership._leave_cluster()
+        self.b.membership._leave_cluster()
+        self.clock.pump([1.0] * int(SOON))
+        self.assertEqual(asked, [])
+        for node in (self.a, self.b):
+            node.membership._joined_at = 0.0
+            node.cluster.node_health.joined()
+        self.clock.pump([1.0] * int(SOON))
+        self.assertGreater(len(asked), 1)
 
 
 class RemotePushTests(CatchUpTestCase):

@@ -1,4 +1,4 @@
-"""What nodes do for each other in the Decentrl half."""
+"""What nodes do for each other in Decentrl."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What nodes do for each other in the DIDComm half: no socket is real, and no second passes by itself."""
+"""What nodes do for each other in the DIDComm part: no socket is real, and no second passes by itself."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class PushTests(DIDCommClusterTestCase):
         socket = self.live_at(self.b)
         raws = [pack_forward(self.a, self.bob.did, self.bob.letter(str(number))) for number in range(20)]
         replies = [
-            Deferred.fromCoroutine(self.a.half.dispatcher.receive(raw, MessageOrigin("192.0.2.1", None)))
+            Deferred.fromCoroutine(self.a.didcomm.dispatcher.receive(raw, MessageOrigin("192.0.2.1", None)))
             for raw in raws
         ]
         self.settle()
@@ -143,7 +143,7 @@ class PushTests(DIDCommClusterTestCase):
     def test_endpoint_only_when_nobody_took_it(self) -> None:
         """An account with an endpoint gets by POST what no socket of any node took."""
         offered: list[str] = []
-        dispatch: Any = self.a.half.due._dispatch
+        dispatch: Any = self.a.didcomm.due._dispatch
         dispatch.__self__._fail_over = lambda message: offered.append(message.id)
         socket = self.live_at(self.b)
         self.forward(self.a)
@@ -156,7 +156,7 @@ class PushTests(DIDCommClusterTestCase):
     def test_fault_in_telling(self) -> None:
         """A mistake of ours in what follows a push elsewhere is logged."""
         self.live_at(self.b).takes = False
-        dispatch: Any = self.a.half.due._dispatch
+        dispatch: Any = self.a.didcomm.due._dispatch
         dispatch.__self__._fail_over = lambda message: 1 // 0
         self.forward(self.a)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
@@ -258,7 +258,7 @@ class GoingLiveTests(DIDCommClusterTestCase):
     def ask_to_be_live(self, socket: FakeSocket) -> Deferred[Any]:
         """The reply, when it is there."""
         raw = self.bob_at_b.pack(f"{MP}/live-delivery-change", {"live_delivery": True}, return_route="all")
-        reply = Deferred.fromCoroutine(self.b.half.dispatcher.receive(raw, MessageOrigin(socket.client, socket)))
+        reply = Deferred.fromCoroutine(self.b.didcomm.dispatcher.receive(raw, MessageOrigin(socket.client, socket)))
         self.settle()
         return reply
 
@@ -297,7 +297,9 @@ class GoingLiveTests(DIDCommClusterTestCase):
         socket = in_memory.socket()
         held = self.hold()
         raw = new_wallet.pack(f"{MP}/status-request", {}, return_route="all")
-        reply = Deferred.fromCoroutine(in_memory.half.dispatcher.receive(raw, MessageOrigin(socket.client, socket)))
+        reply = Deferred.fromCoroutine(
+            in_memory.didcomm.dispatcher.receive(raw, MessageOrigin(socket.client, socket))
+        )
         self.settle()
         self.assertNoResult(reply)
         held.callback(None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 from twisted.internet.defer import Deferred
@@ -34,12 +35,19 @@ from mediatord.cluster.peer_notifications import (
     PeerNotification,
     PeerQueues,
     decode_names,
+    decode_request,
     encode_names,
 )
 from mediatord.store.interfaces.cluster import ClusterNode
+from mediatord.store.interfaces.messages import StoredMessage
 
 BEA = ClusterNode("bea", "bbbb", "tcp:host=10.0.0.2:port=7070", b"seal")
 CAL = ClusterNode("cal", "cccc", "tcp:host=10.0.0.3:port=7070", b"seal")
+
+
+def make_message(id_: str) -> StoredMessage:
+    """One that waits."""
+    return StoredMessage(id_, "did:x:bob", "did:x:bob", b"{}", "json", 1000.25, 2000.5)
 
 
 class Counts:
@@ -77,10 +85,16 @@ class PeersTestCase(SynchronousTestCase):
         return self.asked[-1][2]
 
     def enqueue(
-        self, name: str = "m", *, node: ClusterNode = BEA, did: str = "", payload_bytes: int = 0
+        self,
+        name: str = "m",
+        *,
+        node: ClusterNode = BEA,
+        did: str = "",
+        payload_bytes: int = 0,
+        message: StoredMessage | None = None,
     ) -> Deferred[bool | None]:
         """One hint, in a lane of its own unless another one is named."""
-        return self.peers.enqueue(node, PeerNotification("messages", name, did or name, payload_bytes))
+        return self.peers.enqueue(node, PeerNotification("messages", name, did or name, payload_bytes), message)
 
     def many(self, count: int, prefix: str = "m") -> list[Deferred[bool | None]]:
         """So many."""
@@ -162,6 +176,49 @@ class SendingTests(PeersTestCase):
         self.enqueue("x", node=CAL)
         self.clock.advance(0)
         self.assertEqual([node for node, _, _ in self.asked].count(CAL), 1)
+
+
+class MessageTests(PeersTestCase):
+    """Messages that are sent with their notifications."""
+
+    def send(self, *messages: StoredMessage | None) -> None:
+        """Notify of these; None for one that is not at hand."""
+        for number, message in enumerate(messages):
+            self.enqueue(message.id if message else f"none {number}", message=message)
+        self.clock.advance(0)
+
+    def received(self) -> list[StoredMessage]:
+        """The messages in the oldest request."""
+        body = self.asked[0][1]
+        self.assertLessEqual(len(body), MAX_BODY_BYTES)
+        return list(decode_request(body)[1].values())
+
+    def test_as_they_are(self) -> None:
+        """The other node gets what it would have read from the store."""
+        messages = [make_message("a"), replace(make_message("b"), payload=bytes(range(256)), form="base64")]
+        self.send(*messages)
+        self.assertEqual(self.requests(), [["a", "b"]])
+        self.assertEqual(self.received(), messages)
+
+    def test_all_or_none(self) -> None:
+        """With one that the other node has to read it reads all of them, to keep their order."""
+        self.send(make_message("a"), None, make_message("b"))
+        self.assertEqual(self.received(), [])
+        self.assertEqual(self.requests(), [["a", "none 1", "b"]])
+
+    def test_too_large(self) -> None:
+        """A request never becomes too long by them, and the batch no smaller."""
+        self.send(*(replace(make_message(f"m{number}"), payload=bytes(16_384)) for number in range(4)))
+        self.assertEqual(self.received(), [])
+        self.assertEqual([len(names) for names in self.requests()], [4])
+
+    def test_no_second_time(self) -> None:
+        """Until the next attempt the recipient may have acknowledged a message."""
+        self.send(make_message("a"))
+        self.fail_with(PeerCallFailed)
+        self.clock.advance(RETRY_DELAYS[0])
+        self.assertEqual(self.received(), [])
+        self.assertEqual(self.requests(), [["a"]])
 
 
 class LimitTests(PeersTestCase):
@@ -329,7 +386,7 @@ class FailureTests(PeersTestCase):
         self.clock.advance(0)
         self.assertIsNone(self.successResultOf(notification))
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
-        self.patch(peer_notifications, "encode_names", lambda member, names: 1 // 0)
+        self.patch(peer_notifications, "encode_names", lambda *args: 1 // 0)
         notification = self.enqueue()
         self.clock.advance(0)
         self.assertIsNone(self.successResultOf(notification))
@@ -390,6 +447,25 @@ class BodyTests(SynchronousTestCase):
     def test_once(self) -> None:
         """A name that is there twice counts once."""
         self.assertEqual(decode_names("hints", b'{"hints":{"messages":["a","b","a"]}}'), {"messages": ["a", "b"]})
+
+    def test_malformed_messages(self) -> None:
+        """What is no message; a node that reads from the store itself does not mind."""
+        good = (["a", "did:x:b", "did:x:b", "e30", "json"], [1, 2.5])
+        malformed: tuple[Any, ...] = (
+            5,
+            [5],
+            [[]],
+            [good, [good[0], [1, "x"]]],
+            [[["a", "did:x:b", "did:x:b", "e30"], good[1]]],
+            [[["a", "did:x:b", "did:x:b", "e30", "yaml"], good[1]]],
+            [[["a", "did:x:b", "did:x:b", "?", "json"], good[1]]],
+        )
+        for contents in malformed:
+            body = json.dumps({"hints": {"messages": ["a"]}, "contents": contents}).encode()
+            self.assertRaises(ValueError, decode_request, body)
+            self.assertEqual(decode_names("hints", body), {"messages": ["a"]})
+        names, messages = decode_request(json.dumps({"hints": {}, "contents": [good]}).encode())
+        self.assertEqual((names, messages["a"].payload), ({}, b"{}"))
 
     def test_envelope(self) -> None:
         """A body with all kinds and no names."""

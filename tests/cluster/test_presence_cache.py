@@ -158,7 +158,7 @@ class LookupTests(SynchronousTestCase):
         self.questions += 1
         return succeed(self.places)
 
-    def enqueue(self, node: ClusterNode, notification: PeerNotification) -> Deferred[bool | None]:
+    def enqueue(self, node: ClusterNode, notification: PeerNotification, message: object) -> Deferred[bool | None]:
         """Noted."""
         self.notifications.append(notification.name)
         self.sent_to[node.name].append(notification.name)

@@ -19,6 +19,7 @@ from mediatord.cluster.remote_delivery import (
     MAX_PENDING,
     MAX_PENDING_BYTES,
     MAX_RETRY_DELAY,
+    MAX_SENT_PAYLOAD_BYTES,
     MIN_RETRY_DELAY,
     RemoteDelivery,
 )
@@ -130,6 +131,7 @@ class RemoteDeliveryTestCase(SynchronousTestCase):
         self.asked: list[Deferred[list[PresenceRecord]]] = []
         self.notifications: list[tuple[str, str]] = []
         self.weights: list[int] = []
+        self.messages: list[StoredMessage | None] = []
         self.took: dict[str, bool | Deferred[bool | None] | None] = {}
         self.stale = 0
         self.outcomes: list[str] = []
@@ -145,8 +147,11 @@ class RemoteDeliveryTestCase(SynchronousTestCase):
             found.callback(self.places)
         return found
 
-    def enqueue(self, node: ClusterNode, notification: PeerNotification) -> Deferred[bool | None]:
+    def enqueue(
+        self, node: ClusterNode, notification: PeerNotification, message: StoredMessage | None
+    ) -> Deferred[bool | None]:
         """Noted."""
+        self.messages.append(message)
         self.notifications.append((node.name, notification.name))
         self.weights.append(notification.payload_bytes)
         took = self.took.get(node.name, True)
@@ -242,6 +247,35 @@ class RemoteDeliveryTests(RemoteDeliveryTestCase):
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
 
 
+class SentMessageTests(RemoteDeliveryTestCase):
+    """Messages that are sent with their notifications."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.remote_delivery = RemoteDelivery(
+            self.clock, ANN.boot, cast(Any, self), cast(Any, self), cast(Any, self), sends_messages=True
+        )
+        self.remote_delivery.set_live_nodes([ANN.boot, BEA.boot, CAL.boot])
+
+    def test_nodes_in_the_cache(self) -> None:
+        """They get the message; those that are found later read it, so that it is not kept for them."""
+        self.seen_at(BEA)
+        self.messages.clear()
+        self.send()
+        self.clock.advance(LOOKUP_DELAY)
+        self.answer(BEA, CAL)
+        self.assertEqual(self.sent(), [("bea", "m"), ("cal", "m")])
+        self.assertEqual(self.messages, [message("m"), None])
+
+    def test_large(self) -> None:
+        """A large one is read."""
+        self.seen_at(BEA)
+        self.messages.clear()
+        for size in (MAX_SENT_PAYLOAD_BYTES, MAX_SENT_PAYLOAD_BYTES + 1):
+            self.remote_delivery.deliver_message(replace(message("m"), payload=bytes(size)))
+        self.assertEqual([one is None for one in self.messages], [False, True])
+
+
 class PendingLookupBytesTests(RemoteDeliveryTestCase):
     """What is held in memory until it is known who has sockets."""
 
@@ -316,6 +350,7 @@ class RememberedTests(RemoteDeliveryTestCase):
         self.assertIs(self.successResultOf(self.send("1")), True)
         self.assertIs(self.successResultOf(self.send("2")), True)
         self.assertEqual((self.sent(), self.asked), ([("bea", "1"), ("bea", "2")], []))
+        self.assertEqual(self.messages, [None] * 3)  # nobody but workers of one daemon is sent them
         self.clock.advance(LOOKUP_DELAY)
         self.answer(BEA)
         self.answer(BEA)

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from ipaddress import ip_network
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import yaml
@@ -17,7 +16,7 @@ from twisted.internet.testing import MemoryReactor
 
 from mediatord.app.lifecycle import check_setting_combinations
 from mediatord.config.file import ConfigError, load_config, render_config
-from mediatord.config.settings import Config, SizeMarker
+from mediatord.config.settings import Config, find_value_kind
 from mediatord.config.values import DEFAULT_CONFIG_PATH, format_duration, format_size, get_default_config_path
 from mediatord.errors import StartupError
 
@@ -237,10 +236,8 @@ def keys_of_bytes(section: BaseModel, prefix: str) -> Iterator[tuple[str, tuple[
         if isinstance(value, BaseModel):
             yield from keys_of_bytes(value, f"{prefix}{name}.")
         elif name.endswith("bytes"):
-            # Of `Size | None` the marks are those of the first alternative.
-            alternatives = get_args(field.annotation)
-            marks = [*field.metadata, *(mark for one in alternatives for mark in getattr(one, "__metadata__", ()))]
-            yield prefix + name, (any(isinstance(mark, SizeMarker) for mark in marks), value)
+            kind = find_value_kind(field.annotation, field.metadata)
+            yield prefix + name, (kind is not None and kind.words == "size", value)
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,7 @@ class OperationTests(ControlSocketTestCase):
         self.serve()
 
         def purge(client: ControlClient) -> None:
-            self.assertEqual(client.call("purge", did=INBOX, half="didcomm", ids=["a"]), ["a"])
+            self.assertEqual(client.call("purge", did=INBOX, protocol="didcomm", ids=["a"]), ["a"])
 
         modes: tuple[Literal["plain", "keyed"], ...] = ("plain", "keyed")
         for mode in modes:
@@ -220,11 +220,11 @@ class OperationTests(ControlSocketTestCase):
             ("list_queues", {"offset": 0, "limit": 1001}),
             ("list_queues", {"offset": -1, "limit": 1}),
             ("list_queues", {"offset": 0, "limit": True}),
-            ("list_queues", {"offset": 0, "limit": 1, "half": "other"}),
-            ("list_entries", {"did": INBOX, "half": "didcomm", "after": "x", "limit": 1}),
-            ("purge", {"did": INBOX, "half": "didcomm", "ids": ids}),
-            ("purge", {"did": INBOX, "half": "didcomm", "ids": [1]}),
-            ("purge", {"did": INBOX, "half": None, "ids": []}),
+            ("list_queues", {"offset": 0, "limit": 1, "protocol": "other"}),
+            ("list_entries", {"did": INBOX, "protocol": "didcomm", "after": "x", "limit": 1}),
+            ("purge", {"did": INBOX, "protocol": "didcomm", "ids": ids}),
+            ("purge", {"did": INBOX, "protocol": "didcomm", "ids": [1]}),
+            ("purge", {"did": INBOX, "protocol": None, "ids": []}),
         ]
         for operation, arguments in wrong:
             line = await self.refused(lambda client: client.call(operation, **arguments))  # noqa: B023  called at once
@@ -242,7 +242,7 @@ class OperationTests(ControlSocketTestCase):
         self.serve()
         await self.put("a")
         self.writable = False
-        line = await self.refused(lambda client: client.call("purge", did=INBOX, half="didcomm", ids=["a"]))
+        line = await self.refused(lambda client: client.call("purge", did=INBOX, protocol="didcomm", ids=["a"]))
         self.assertEqual(line, "the event log cannot be written, so nothing is removed")
         self.assertEqual((await self.store.read_ledger()).didcomm.waiting, 1)
 

@@ -57,7 +57,7 @@ class DIDCommTests(SynchronousTestCase):
         self.assertEqual(accepted["method"], "live")
         (frame,) = socket.frames
         (delivered,) = read_delivery(self.bob.open(frame).message)
-        self.assertTrue(self.in_memory.half.live.was_pushed(delivered.id))
+        self.assertTrue(self.in_memory.didcomm.live.was_pushed(delivered.id))
         self.bob.answer(
             "https://didcomm.org/messagepickup/3.0/messages-received", {"message_id_list": [delivered.id]}
         )
@@ -79,7 +79,7 @@ class DIDCommTests(SynchronousTestCase):
         """Likewise, where it is impossible to write for the reader of one socket."""
         whole, unreadable = self.live(), self.live()
         reader = dict(self.in_memory.base.connections.subscribers(self.bob.did))[unreadable]
-        pack, packing = self.in_memory.half.live._packer.pack, self.in_memory.half.live._packer
+        pack, packing = self.in_memory.didcomm.live._packer.pack, self.in_memory.didcomm.live._packer
 
         def fail_for_one(draft: Any, authcrypt_sender: Any) -> bytes:
             if authcrypt_sender is reader:

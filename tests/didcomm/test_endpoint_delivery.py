@@ -72,12 +72,12 @@ class EndpointMediator(InMemoryMediator):
 
     def __init__(self, test: SynchronousTestCase, **settings: Any) -> None:
         super().__init__(test, limits=PLENTY, **settings)
-        for service in (self.half.due, self.half.housekeeping):
+        for service in (self.didcomm.due, self.didcomm.housekeeping):
             service.stopService()
         self.office = FakePoster()
         self.base = replace(self.base, outbound=cast(Any, self.office))
-        self.half = build_didcomm(self.base, self.config)
-        for service in (self.half.due, self.half.housekeeping):
+        self.didcomm = build_didcomm(self.base, self.config)
+        for service in (self.didcomm.due, self.didcomm.housekeeping):
             service.startService()
 
 
@@ -327,7 +327,7 @@ class FailoverTests(SynchronousTestCase):
         self.forward(bob.did, bob.letter("one"))
         self.forward(bob.did, bob.letter("two"))
         answer(self.office.taken()[0], 500)
-        self.in_memory.half.endpoints.stop()
+        self.in_memory.didcomm.endpoints.stop()
         self.in_memory.clock.advance(0)
         self.assertEqual(len(self.in_memory.clock.getDelayedCalls()), timers)
         self.assertEqual(bob.waiting(), 2)
@@ -345,7 +345,7 @@ class FailoverTests(SynchronousTestCase):
 
         self.patch(self.in_memory.store, "remove_messages", slowly)
         answer(self.office.one(), 200)
-        stopped = self.in_memory.half.endpoints.stop()
+        stopped = self.in_memory.didcomm.endpoints.stop()
         self.assertNoResult(stopped)
         removing.callback(None)
         self.successResultOf(stopped)

@@ -69,11 +69,11 @@ class SituationTests(SynchronousTestCase):
 
     def test_no_memory(self) -> None:
         """A message that waited too long for memory is refused and recorded with its socket."""
-        memory, socket = self.in_memory.half.dispatcher._requests.memory, self.in_memory.socket()
+        memory, socket = self.in_memory.didcomm.dispatcher._requests.memory, self.in_memory.socket()
         for _ in range(9):
             memory.try_acquire(socket.client, 10**9)
         origin = MessageOrigin(socket.client, socket)
-        reply = Deferred.fromCoroutine(self.in_memory.half.dispatcher.receive(b"x" * 1_000_000, origin))
+        reply = Deferred.fromCoroutine(self.in_memory.didcomm.dispatcher.receive(b"x" * 1_000_000, origin))
         self.in_memory.clock.advance(MEMORY_WAIT_SECONDS)
         self.assertEqual(self.successResultOf(reply).status, 429)
         self.assertEqual(self.in_memory.events("req.done")[-1]["conn"], socket.name)
@@ -448,7 +448,7 @@ class SituationTests(SynchronousTestCase):
 
     def test_alien_content_types(self) -> None:
         """Row 8: 415 only when the body is no envelope either."""
-        deferred = self.in_memory.half.dispatcher.receive(
+        deferred = self.in_memory.didcomm.dispatcher.receive(
             b"<html>", MessageOrigin("192.0.2.1", None, has_foreign_content_type=True)
         )
         reply = self.successResultOf(Deferred.fromCoroutine(deferred))

@@ -43,14 +43,14 @@ class ForwardPath:
         """What is replied to a message that is POSTed."""
         long: list[None] = []
         replies: list[DIDCommReply] = []
-        way = self.in_memory.half.forward_fast_path
+        way = self.in_memory.didcomm.forward_fast_path
         if self.short and way.take(raw, peer, replies.append, lambda: long.append(None)):
             self.in_memory.clock.advance(0)
             self.test.assertEqual(len(replies) + len(long), 1)
         if replies:
             self.taken += 1
             return replies[0]
-        return self.in_memory.done(self.in_memory.half.dispatcher.receive(raw, MessageOrigin(peer)))
+        return self.in_memory.done(self.in_memory.didcomm.dispatcher.receive(raw, MessageOrigin(peer)))
 
     def told(self) -> list[dict[str, Any]]:
         """All events; of what is never the same twice, whether it is there."""
@@ -181,7 +181,7 @@ class FaultTests(SynchronousTestCase):
 
     def test_what_fails_after_the_commit(self) -> None:
         """The sender is told so, and the message waits."""
-        self.patch(self.in_memory.half.forward_fast_path._router, "dispatch", _broken)
+        self.patch(self.in_memory.didcomm.forward_fast_path._router, "dispatch", _broken)
         self.assertEqual(self.way.post(_letter(self.way)).status, 500)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
         self.assertEqual(self.way.bob.waiting(), 1)
@@ -192,12 +192,12 @@ class FaultTests(SynchronousTestCase):
         self.patch(self.in_memory.store, "enqueue_all", lambda *args, **options: committed)
         replies: list[DIDCommReply] = []
         self.assertTrue(
-            self.in_memory.half.forward_fast_path.take(_letter(self.way), PEER, replies.append, self.fail)
+            self.in_memory.didcomm.forward_fast_path.take(_letter(self.way), PEER, replies.append, self.fail)
         )
         self.in_memory.clock.advance(1)
         stopped = self.in_memory.base.gate.stopService()
         self.assertFalse(
-            self.in_memory.half.forward_fast_path.take(_letter(self.way), PEER, replies.append, self.fail)
+            self.in_memory.didcomm.forward_fast_path.take(_letter(self.way), PEER, replies.append, self.fail)
         )
         self.assertEqual(replies, [])
         self.assertNoResult(stopped)
@@ -216,7 +216,7 @@ class FaultTests(SynchronousTestCase):
         replies: list[DIDCommReply] = []
         for _ in range(3):
             self.assertTrue(
-                self.in_memory.half.forward_fast_path.take(_letter(self.way), PEER, replies.append, self.fail)
+                self.in_memory.didcomm.forward_fast_path.take(_letter(self.way), PEER, replies.append, self.fail)
             )
         self.in_memory.clock.advance(0)
         self.assertEqual([reply.status for reply in replies], [503, 202, 503])
@@ -224,7 +224,7 @@ class FaultTests(SynchronousTestCase):
     def together(self, count: int, answer: Callable[[DIDCommReply], None]) -> None:
         """So many letters in one turn of the reactor, after which nothing may be under way."""
         for _ in range(count):
-            self.assertTrue(self.in_memory.half.forward_fast_path.take(_letter(self.way), PEER, answer, self.fail))
+            self.assertTrue(self.in_memory.didcomm.forward_fast_path.take(_letter(self.way), PEER, answer, self.fail))
         self.in_memory.clock.advance(0)
         self.assertEqual(self.in_memory.base.gate._in_flight, 0)
 
@@ -244,7 +244,7 @@ class FaultTests(SynchronousTestCase):
 
     def test_everything_breaks(self) -> None:
         """Wherever it does, every request has its one answer, and the gate does not wait for it."""
-        half: Any = self.in_memory.half.forward_fast_path
+        half: Any = self.in_memory.didcomm.forward_fast_path
         for owner, name, broken in (
             (self.in_memory.store, "enqueue_each", _broken),
             (self.in_memory.store, "enqueue_each", lambda deposits, early: succeed([])),
@@ -277,7 +277,7 @@ class FaultTests(SynchronousTestCase):
 
     def test_a_refusal_breaks(self) -> None:
         """The sender of the one that is refused gets a plain fault, the others their answers."""
-        half: Any = self.in_memory.half.forward_fast_path
+        half: Any = self.in_memory.didcomm.forward_fast_path
         self.patch(
             self.in_memory.store, "enqueue_each", lambda deposits, early: succeed([QueueFull() for _ in deposits])
         )
@@ -301,7 +301,7 @@ class FaultTests(SynchronousTestCase):
 
     def test_the_long_way_breaks(self) -> None:
         """For one; the others have theirs."""
-        take, replies = self.in_memory.half.forward_fast_path.take, list[DIDCommReply]()
+        take, replies = self.in_memory.didcomm.forward_fast_path.take, list[DIDCommReply]()
         self.assertTrue(take(b"garbage", PEER, replies.append, _broken))
         self.together(1, replies.append)
         self.assertEqual([reply.status for reply in replies], [202])
@@ -312,7 +312,9 @@ class FaultTests(SynchronousTestCase):
         told: list[object] = []
         committed: Deferred[Any] = Deferred()
         self.patch(self.in_memory.store, "enqueue_each", lambda deposits, early: committed)
-        self.assertTrue(self.in_memory.half.forward_fast_path.take(_letter(self.way), PEER, told.append, self.fail))
+        self.assertTrue(
+            self.in_memory.didcomm.forward_fast_path.take(_letter(self.way), PEER, told.append, self.fail)
+        )
         self.in_memory.clock.advance(0)
         self.in_memory.base.gate.stopService().addCallback(lambda _: told.append("stopped"))
         committed.errback(StoreUnavailable())
@@ -329,9 +331,9 @@ class SameIterationTests(SynchronousTestCase):
 
         def post(raw: bytes) -> bool:
             def long_way() -> None:
-                statuses.append(in_memory.done(in_memory.half.dispatcher.receive(raw, MessageOrigin(PEER))).status)
+                statuses.append(in_memory.done(in_memory.didcomm.dispatcher.receive(raw, MessageOrigin(PEER))).status)
 
-            return in_memory.half.forward_fast_path.take(
+            return in_memory.didcomm.forward_fast_path.take(
                 raw, PEER, lambda reply: statuses.append(reply.status), long_way
             )
 
@@ -347,7 +349,9 @@ class SameIterationTests(SynchronousTestCase):
     def test_how_long_it_took(self) -> None:
         """From when it came, as on the long way, so that reading is never longer than all of it."""
         way = ForwardPath(self, short=True)
-        self.assertTrue(way.in_memory.half.forward_fast_path.take(_letter(way), PEER, lambda reply: None, self.fail))
+        self.assertTrue(
+            way.in_memory.didcomm.forward_fast_path.take(_letter(way), PEER, lambda reply: None, self.fail)
+        )
         way.in_memory.clock.advance(0.25)
         self.assertEqual(way.in_memory.events("req.done")[-1]["dur_ms"], 250.0)
 
@@ -377,7 +381,7 @@ class HeldEnqueueTests(SynchronousTestCase):
             guest = self.eve if name.startswith("eve") else self.bob
             raw = pack_forward(self.in_memory, guest.did, guest.letter(name))
             answer = partial(self.replies.__setitem__, name)
-            self.assertTrue(self.in_memory.half.forward_fast_path.take(raw, PEER, answer, self.fail))
+            self.assertTrue(self.in_memory.didcomm.forward_fast_path.take(raw, PEER, answer, self.fail))
         self.in_memory.clock.pump([0, 0])
 
     def test_nobody_waits_for_strangers(self) -> None:
@@ -432,7 +436,7 @@ class RotationTests(SynchronousTestCase):
         """When the mediator has others, nothing is left of what was made ready."""
         way = ForwardPath(self, short=True)
         self.assertEqual(way.post(_letter(way)).status, 202)
-        parser: Any = way.in_memory.half.forward_fast_path._parser
+        parser: Any = way.in_memory.didcomm.forward_fast_path._parser
         self.assertEqual(len(parser._recipient_keys), 1)
         way.in_memory.base.identity.switch_to(way.in_memory.base.identity.now)
         self.assertEqual(len(parser._recipient_keys), 0)
@@ -450,7 +454,7 @@ def _said(reply: DIDCommReply) -> tuple[Any, ...]:
 def _spent(way: ForwardPath) -> int:
     """How many more messages its address may send."""
     spent = 0
-    while not way.in_memory.base.rate_limiter._peers._window.admit(PEER, way.in_memory.clock.seconds()):
+    while not way.in_memory.base.rate_limiter._peers.admit(PEER, way.in_memory.clock.seconds()):
         spent += 1
     return spent
 

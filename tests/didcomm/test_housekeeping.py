@@ -114,7 +114,7 @@ class HousekeepingRoundTests(HousekeepingTestCase):
         self.assertEqual(len(self.in_memory.events("counters")), 1)
 
     def test_ledger(self) -> None:
-        """Once a minute: what the store's books say, a line for each half; when they are asked, the metrics too."""
+        """Once a minute: what the ledger says, a line for each protocol; when they are asked, the metrics too."""
         self.in_memory.clock.advance(30)
         self.forward()
         self.in_memory.clock.advance(30)
@@ -124,17 +124,17 @@ class HousekeepingRoundTests(HousekeepingTestCase):
         self.assertEqual((decentrl["all_accepted"], decentrl["waiting"], decentrl["difference"]), (0, 0, 0))
         self.assertEqual(didcomm["store"], decentrl["store"])
         self.successResultOf(Deferred.fromCoroutine(refresh_store_metrics(self.in_memory.base)))
-        accepted = self.in_memory.counter("mediator_ledger_messages", entry="accepted", half="didcomm")
+        accepted = self.in_memory.counter("mediator_ledger_messages", entry="accepted", protocol="didcomm")
         self.assertEqual(accepted, 1)
         text = self.in_memory.base.recorder.metrics.render().decode()
-        self.assertIn('mediator_ledger_difference{half="didcomm"} 0.0', text)
+        self.assertIn('mediator_ledger_difference{protocol="didcomm"} 0.0', text)
         self.in_memory.clock.pump([15] * 5)
         self.assertEqual(self.in_memory.events("ledger")[2]["all_expired"], 1)
 
     def test_ledger_that_is_not_closed(self) -> None:
         """A difference is shown, and what is not known is not."""
         for books, shown in (
-            (StoreLedger(MessageLedger(accepted=5, waiting=3)), 'mediator_ledger_difference{half="didcomm"} 2.0'),
+            (StoreLedger(MessageLedger(accepted=5, waiting=3)), 'mediator_ledger_difference{protocol="didcomm"} 2.0'),
             (StoreLedger(MessageLedger(accepted=5, waiting=None)), None),
         ):
             self.patch(self.in_memory.store, "read_ledger", lambda books=books: succeed(books))
@@ -146,7 +146,7 @@ class HousekeepingRoundTests(HousekeepingTestCase):
             self.assertEqual(line.get("waiting"), books.didcomm.waiting)
             self.successResultOf(Deferred.fromCoroutine(refresh_store_metrics(self.in_memory.base)))
             text = self.in_memory.base.recorder.metrics.render().decode()
-            self.assertEqual('mediator_ledger_difference{half="didcomm"}' in text, shown is not None)
+            self.assertEqual('mediator_ledger_difference{protocol="didcomm"}' in text, shown is not None)
             if shown is not None:
                 self.assertIn(shown, text)
 
@@ -179,7 +179,7 @@ class HousekeepingRoundTests(HousekeepingTestCase):
         held: Deferred[list[Any]] = Deferred()
         store.expire_messages = lambda limit: held
         self.in_memory.clock.advance(15)
-        stopped = self.in_memory.half.housekeeping.stopService()
+        stopped = self.in_memory.didcomm.housekeeping.stopService()
         self.assertNoResult(stopped)
         held.callback([])
         self.successResultOf(stopped)
@@ -193,11 +193,11 @@ class HousekeepingRoundTests(HousekeepingTestCase):
         now = self.in_memory.clock.seconds()
         self.successResultOf(self.in_memory.store.enqueue(self.bob.did, payloads, expires_at=now + 10))
         self.in_memory.clock.advance(15)
-        stopped = self.in_memory.half.housekeeping.stopService()
+        stopped = self.in_memory.didcomm.housekeeping.stopService()
         self.in_memory.clock.advance(0.01)
         self.successResultOf(stopped)
         self.assertEqual(self.in_memory.counter("mediator_messages_expired_total"), BATCH_SIZE)
-        self.in_memory.half.housekeeping.startService()
+        self.in_memory.didcomm.housekeeping.startService()
         self.in_memory.clock.advance(15)
         self.assertEqual(self.in_memory.counter("mediator_messages_expired_total"), BATCH_SIZE + 1)
 
@@ -214,10 +214,10 @@ class DueTimesTests(HousekeepingTestCase):
         socket = self.live()
         for seconds in (10, 30):
             self.forward(delay_milli=seconds * 1000)
-        self.in_memory.half.due.stopService()
+        self.in_memory.didcomm.due.stopService()
         self.in_memory.clock.advance(20)
         self.assertEqual(len(socket.frames), 0)
-        self.in_memory.half.due.startService()
+        self.in_memory.didcomm.due.startService()
         self.in_memory.clock.advance(0)
         self.assertEqual(len(socket.frames), 1)
         self.in_memory.clock.advance(9)
@@ -252,9 +252,9 @@ class DueTimesTests(HousekeepingTestCase):
         """The first due time is asked for until it is known."""
         socket = self.live()
         self.forward(delay_milli=3000)
-        self.in_memory.half.due.stopService()
+        self.in_memory.didcomm.due.stopService()
         with self.in_memory.failing("find_next_due", StoreUnavailable()):
-            self.in_memory.half.due.startService()
+            self.in_memory.didcomm.due.startService()
             self.in_memory.clock.advance(1)
         self.in_memory.clock.pump([1] * 3)
         self.assertEqual(len(socket.frames), 1)
@@ -267,7 +267,7 @@ class DueTimesTests(HousekeepingTestCase):
             self.in_memory.store.enqueue(self.bob.did, payloads, expires_at=now + 50, due_at=now + 5)
         )
         socket = self.live()
-        self.in_memory.half.due.schedule_wakeup(now + 5)
+        self.in_memory.didcomm.due.schedule_wakeup(now + 5)
         self.in_memory.clock.advance(5)
         self.assertEqual(len(socket.frames), BATCH_SIZE + 10)
 
@@ -278,7 +278,7 @@ class DueTimesTests(HousekeepingTestCase):
         self.forward(delay_milli=1000)
         store.take_due_messages = lambda limit: held
         self.in_memory.clock.advance(1)
-        stopped = self.in_memory.half.due.stopService()
+        stopped = self.in_memory.didcomm.due.stopService()
         assert stopped is not None
         self.assertNoResult(stopped)
         held.callback([])
@@ -357,7 +357,7 @@ class ClusterNode:
         leader_lease = LeaderLease(in_memory.clock, in_memory.store.cluster, boot)
         self.due = DelayedMessageScheduler(in_memory.clock, store, self.handed_over.append, leader_lease)
         self.rounds = Housekeeping(
-            in_memory.clock, store, in_memory.half.live, in_memory.base.recorder, self.measure, leader_lease
+            in_memory.clock, store, in_memory.didcomm.live, in_memory.base.recorder, self.measure, leader_lease
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -393,8 +393,8 @@ class SeveralNodesTests(HousekeepingTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.clock = self.in_memory.clock
-        self.in_memory.half.due.stopService()
-        self.in_memory.half.housekeeping.stopService()
+        self.in_memory.didcomm.due.stopService()
+        self.in_memory.didcomm.housekeeping.stopService()
         self.first, self.second = ClusterNode(self.in_memory, "first"), ClusterNode(self.in_memory, "second")
 
     def run_for(self, seconds: float) -> None:
@@ -503,11 +503,11 @@ class SeveralNodesTests(HousekeepingTestCase):
         self.assertEqual(len(socket.frames), 1)
         waiting = self.in_memory.store.fetch_messages(self.bob.did, None, limit=10, max_bytes=100_000)
         (message,) = self.successResultOf(waiting)
-        self.assertTrue(self.in_memory.half.live.was_pushed(message.id))
+        self.assertTrue(self.in_memory.didcomm.live.was_pushed(message.id))
         self.successResultOf(self.in_memory.store.acknowledge(self.bob.did, [message.id]))
         stored = self.in_memory.counter("mediator_messages_stored_total")
         self.run_for(self.in_memory.config.queue.delivered_timeout + 1)
-        self.assertFalse(self.in_memory.half.live.was_pushed(message.id))
+        self.assertFalse(self.in_memory.didcomm.live.was_pushed(message.id))
         self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), stored)
 
 

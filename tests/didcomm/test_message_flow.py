@@ -254,7 +254,7 @@ class LiveTests(SynchronousTestCase):
         (message,) = self.successResultOf(
             self.in_memory.store.fetch_messages(self.bob.did, None, limit=1, max_bytes=1)
         )
-        self.assertTrue(self.in_memory.half.live.push(message))
+        self.assertTrue(self.in_memory.didcomm.live.push(message))
         self.in_memory.base.connections.closed(second)
         self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), 0)
         self.in_memory.base.connections.closed(first)

@@ -67,7 +67,7 @@ class OpaqueTests(SynchronousTestCase):
     def slowly(self, raw: bytes) -> DIDCommReply:
         """The reply of the general path, over HTTP."""
         return self.successResultOf(
-            Deferred.fromCoroutine(self.in_memory.half.dispatcher.receive(raw, MessageOrigin(PEER)))
+            Deferred.fromCoroutine(self.in_memory.didcomm.dispatcher.receive(raw, MessageOrigin(PEER)))
         )
 
     def fetched(self, guest: InMemoryWallet | None = None) -> list[bytes]:

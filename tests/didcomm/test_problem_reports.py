@@ -46,7 +46,7 @@ class SignedReportTests(SynchronousTestCase):
     def slowly(self, raw: bytes) -> DIDCommReply:
         """The reply of the general path."""
         return self.successResultOf(
-            Deferred.fromCoroutine(self.in_memory.half.dispatcher.receive(raw, MessageOrigin(PEER)))
+            Deferred.fromCoroutine(self.in_memory.didcomm.dispatcher.receive(raw, MessageOrigin(PEER)))
         )
 
     def refused(self, reply: DIDCommReply, code: str) -> dict[str, Any]:
@@ -158,7 +158,7 @@ class CodeTests(SynchronousTestCase):
             anonymous = in_memory.receive(raw)
             self.assertEqual((anonymous.status, code_of(anonymous)), (400, code))
             slowly = self.successResultOf(
-                Deferred.fromCoroutine(in_memory.half.dispatcher.receive(raw, MessageOrigin(PEER)))
+                Deferred.fromCoroutine(in_memory.didcomm.dispatcher.receive(raw, MessageOrigin(PEER)))
             )
             self.assertEqual((slowly.status, code_of(slowly)), (400, code))
             attachments = [{"data": {"json": json.loads(bob.letter())}}]
@@ -294,7 +294,7 @@ class HeaderTests(SynchronousTestCase):
         """Where the long form of its DID cannot be stored, who has an account fetches and deletes all the same."""
         in_memory = InMemoryMediator(self)
         bob = InMemoryWallet(in_memory, generate_identity("did:peer:4", endpoint=in_memory.did))
-        resolver = in_memory.half.dispatcher._context.unpacker._resolver
+        resolver = in_memory.didcomm.dispatcher._context.unpacker._resolver
         full = self.patch(resolver, "_remember", lambda short, long: fail(StoreUnavailable()))
         self.assertEqual(bob.ask(f"{CM3}/mediate-request").status, 503)
         self.assertEqual(bob.waiting(), 0)

@@ -256,12 +256,12 @@ class SmallNonceCacheMediator(InMemoryMediator):
 
     def __init__(self, test: SynchronousTestCase) -> None:
         super().__init__(test, limits={"ip_per_minute": 10_000, "account_per_minute": 10_000})
-        for service in (self.half.due, self.half.housekeeping):
+        for service in (self.didcomm.due, self.didcomm.housekeeping):
             service.stopService()
         self.store = MemoryStore(self.clock, QueueLimits(), max_nonces=ROOM)
         test.successResultOf(self.store.open())
         self.base = replace(self.base, store=self.store)
-        self.half = build_didcomm(self.base, self.config)
+        self.didcomm = build_didcomm(self.base, self.config)
         self.decentrl = build_decentrl(self.base, self.config)
 
 

@@ -255,7 +255,7 @@ class InMemorySite(InMemoryMediator):
     ) -> None:
         super().__init__(test, **settings)
         protocol: Any = fake_decentrl or self.decentrl
-        self.site = build_site(self.base, self.half, protocol, self.config)
+        self.site = build_site(self.base, self.didcomm, protocol, self.config)
 
     def line(self, peer: str = PEER) -> InMemoryTransport:
         """A new connection."""

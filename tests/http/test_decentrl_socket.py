@@ -41,7 +41,7 @@ def refused(session: WebSocketSession) -> Deferred[None]:
 
 
 class DecentrlSocketTestCase(SynchronousTestCase):
-    """A mediator whose Decentrl half is in the test's hand, and Bob who has a DIDComm account there."""
+    """A mediator whose Decentrl part is in the test's hand, and Bob who has a DIDComm account there."""
 
     settings: ClassVar[dict[str, Any]] = {}
 

@@ -51,7 +51,7 @@ class ForwardCostTests(SynchronousTestCase):
         self.in_memory = InMemoryMediator(self, limits={"ip_per_minute": 1_000}, listen=["tcp:0"])
         self.bob = InMemoryWallet(self.in_memory).enrol()
         self.site = build_site(
-            self.in_memory.base, self.in_memory.half, self.in_memory.decentrl, self.in_memory.config
+            self.in_memory.base, self.in_memory.didcomm, self.in_memory.decentrl, self.in_memory.config
         )
         self.store = Store()
         self.patch(self.in_memory.store, "enqueue_each", self.store.enqueue_each)

@@ -61,7 +61,7 @@ class AnswerTests(SynchronousTestCase):
         self.addCleanup(readiness.stopService)
         decentrl: Any = in_memory.decentrl
         in_memory.site = build_site(
-            in_memory.base, in_memory.half, decentrl, in_memory.config, None, lambda: readiness
+            in_memory.base, in_memory.didcomm, decentrl, in_memory.config, None, lambda: readiness
         )
 
     def ready(self, method: str = "GET") -> HTTPResponse:

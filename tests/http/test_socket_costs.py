@@ -215,7 +215,7 @@ class PushTests(CostsTestCase):
         marked: list[list[str]] = []
         store: Any = self.site_fixture.store
         real = store.mark_delivered
-        live = self.site_fixture.half.live
+        live = self.site_fixture.didcomm.live
 
         def mark(ids: list[str], *, node: str) -> Any:
             marked.append(list(ids))

@@ -12,7 +12,7 @@ Document = dict[str, Any]
 
 
 def find_miscounts(client: MongoClient[Document], database: str) -> list[str]:
-    """Accounts and recipients whose counters are wrong, and halves of the ledger that are, all as of one moment."""
+    """Accounts and recipients whose counters are wrong, and ledgers that are, all as of one moment."""
     with client.start_session(snapshot=True) as session:
         pages = list(client[database]["ledger"].find({}, session=session))
         events = client[database]["pending_events"].count_documents({}, session=session)
@@ -51,16 +51,16 @@ def describe_miscounts(
 
 def describe_ledger_gaps(pages: Iterable[Document], there: Mapping[str, int]) -> list[str]:
     """
-    What the ledger says of each half if it is not what there is, one line each.
+    What the ledger says of each protocol if it is not what there is, one line each.
 
-    :param there: messages that wait, by half.
+    :param there: messages that wait, by protocol.
     """
     wrong = []
-    for half, waiting in there.items():
+    for protocol, waiting in there.items():
         entries: Counter[str] = Counter()
         for page in pages:
-            entries.update(page.get(half, {}))
+            entries.update(page.get(protocol, {}))
         gone = sum(entries.values()) - entries["accepted"]
         if entries["accepted"] - gone != waiting:
-            wrong.append(f"ledger of {half}: {dict(entries)} but {waiting} waiting")
+            wrong.append(f"ledger of {protocol}: {dict(entries)} but {waiting} waiting")
     return wrong

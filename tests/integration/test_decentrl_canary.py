@@ -2,7 +2,7 @@
 Nothing that a Decentrl client says, and none of our keys, turns up where it does not belong, and nothing is opened
 that is not for the mediator (DCTRL-0004 12.1, decision D15).
 
-As in the canary test of the DIDComm half: what may be kept as it is has one mark, everything else another. Nonces,
+As in the canary test of the DIDComm part: what may be kept as it is has one mark, everything else another. Nonces,
 signatures and keys cannot carry one, so they are looked for as they are.
 """
 
@@ -137,7 +137,7 @@ class Marked(RawDecentrlClient):
 
 
 class MarkedRequests:
-    """Everything that can be said to the Decentrl half, marked; Alice and Bob are registered, Carol is not."""
+    """Everything that can be said to Decentrl, marked; Alice and Bob are registered, Carol is not."""
 
     def __init__(self, daemon_client: DaemonClient) -> None:
         self.alice, self.bob, self.carol = (Marked(daemon_client, alias) for alias in ("alice", "bob", "carol"))

@@ -1,5 +1,5 @@
 """
-What the Decentrl half says no to, over HTTP, and that nothing of it is kept (DCTRL-0004 11, reference 12).
+What Decentrl says no to, over HTTP, and that nothing of it is kept (DCTRL-0004 11, reference 12).
 """
 
 from __future__ import annotations
@@ -579,7 +579,7 @@ class HTTPTests(RefusalDaemonTestCase):
         self.assertEqual(len(found["pending_events"]), statuses.count(200))
 
     def test_the_label_of_an_envelope(self) -> None:
-        """It takes a body away from the Decentrl half, which has then not seen its nonce."""
+        """It takes a body away from Decentrl, which has then not seen its nonce."""
         alice = self.new_identity("alice")
         raw = alice.command({"type": "SAVE_EVENTS", "events": [alice.event("x")]})
         answered = self.daemon_client.command(raw, **{"Content-Type": "application/didcomm-encrypted+json"})

@@ -180,7 +180,7 @@ class CounterTests(TestCase):
         self.assertEqual(self.differences(), ["messages of no recipient: 1"])
 
     def test_unaccounted(self) -> None:
-        """Of either half, what the ledger does not know or knows twice; its pages are added up."""
+        """Of either protocol, what the ledger does not know or knows twice; its pages are added up."""
         pages = [
             {"_id": "a", "didcomm": {"accepted": 9, "evicted": 1, "expired": 1}, "decentrl": {"accepted": 2}},
             {"_id": "b", "didcomm": {"accepted": 1, "acknowledged": 2, "withdrawn": 1}, "decentrl": {"removed": 2}},

@@ -91,7 +91,7 @@ class EventLogTestCase(TestCase):
 
 
 class SignalTests(EventLogTestCase):
-    """Signals in the middle of traffic of both halves."""
+    """Signals in the middle of traffic of both protocols."""
 
     async def test_nothing_is_lost(self) -> None:
         """

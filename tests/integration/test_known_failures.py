@@ -150,7 +150,7 @@ class SocketTests(SharedDaemonTestCase):
         self.assertEqual(self.bob.texts(), ["pushed"])
 
     def test_a_second_socket(self) -> None:
-        """Both are served, in both halves."""
+        """Both are served, in both protocols."""
         devices = [self.device(), self.device()]
         self.bob.tell("for both")
         self.assertEqual(read_next_pushes(devices), ["for both"] * 2)

@@ -66,7 +66,7 @@ class EntryPointTestCase(SharedDaemonTestCase):
             "short way": self.http(make),
             "long way": self.http(make, **{"X-Odd": "1"}),
             "socket": self.socket(make, "/didcomm"),
-            "socket of both halves": self.socket(make, "/ws"),
+            "socket of both protocols": self.socket(make, "/ws"),
             "nested": self.http(nested),
             "nested on a socket": self.socket(nested, "/didcomm"),
         }
@@ -224,7 +224,7 @@ class SizeLimitTests(EntryPointTestCase):
     }
 
     def test_large_messages(self) -> None:
-        """One byte too many is refused by POST in either half, and ends a socket; one less is read."""
+        """One byte too many is refused by POST in either protocol, and ends a socket; one less is read."""
         for path in ("/didcomm", "/"):
             for headers in ({}, {"X-Odd": "1"}, {"Content-Type": "application/json"}):
                 statuses = [

@@ -65,7 +65,7 @@ class QueueTests(TestCase):
 
         listed = await self.asked("list")
         self.assertEqual(
-            [(one["half"], one["did"], one["messages"]) for one in listed["queues"]],
+            [(one["protocol"], one["did"], one["messages"]) for one in listed["queues"]],
             [("didcomm", carol.did, MANY), ("decentrl", erin.did, 3), ("didcomm", bob.did, 2)],
         )
         self.assertEqual(listed["totals"]["messages"], MANY + 5)
@@ -76,7 +76,7 @@ class QueueTests(TestCase):
         planned = await self.asked("purge", carol.did, *ids)
         self.assertEqual((planned["messages"], planned["ids"], planned["dry_run"]), (5, kept[:5], True))
         self.assertEqual((await self.asked("purge", carol.did, *ids, "--yes"))["messages"], 5)
-        self.assertEqual((await self.asked("purge", erin.did, "--yes"))["halves"], {"decentrl": 3})
+        self.assertEqual((await self.asked("purge", erin.did, "--yes"))["protocols"], {"decentrl": 3})
         self.assertEqual(await deferToThread(erin.pending), [])
 
         shown = (await self.asked("show", bob.did))["shown"]
@@ -230,5 +230,7 @@ class MongoDBQueueTests(QueueTests):
         client = shared_replica_set().client
         self.assertEqual(find_miscounts(client, database), [])
         pages = list(client[database]["ledger"].find())
-        removed = [sum(page.get(half, {}).get("removed", 0) for page in pages) for half in ("didcomm", "decentrl")]
+        removed = [
+            sum(page.get(protocol, {}).get("removed", 0) for page in pages) for protocol in ("didcomm", "decentrl")
+        ]
         self.assertEqual(removed, [expected["msg.remove"] - 3, 3])

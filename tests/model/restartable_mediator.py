@@ -113,7 +113,7 @@ class RestartableMediator(InMemoryMediator):
         gone: list[Any] = [self.base.connections.stopService()]
         for socket in tuple(self.sockets):
             self.hang_up(socket)
-        for service in (self.half.housekeeping, self.half.lag, self.half.due, self.base.gate):
+        for service in (self.didcomm.housekeeping, self.didcomm.lag, self.didcomm.due, self.base.gate):
             gone.append(service.stopService())
         for one in gone:
             if isinstance(one, Deferred):
@@ -137,13 +137,15 @@ class RestartableMediator(InMemoryMediator):
         """What the mediator replies to one message."""
         replies: list[DIDCommReply] = []
         declined: list[None] = []
-        way = self.half.forward_fast_path
+        way = self.didcomm.forward_fast_path
         if socket is None and way.take(raw, peer, replies.append, lambda: declined.append(None)):
             self.settle(lambda: bool(replies or declined))
             if replies:
                 (reply,) = replies
                 return reply
-        return self.done(self.half.dispatcher.receive(raw, MessageOrigin(socket.client if socket else peer, socket)))
+        return self.done(
+            self.didcomm.dispatcher.receive(raw, MessageOrigin(socket.client if socket else peer, socket))
+        )
 
     def done(self, work: Coroutine[Any, Any, T]) -> T:
         """What comes of work that needs no time, once all has happened that it has begun."""
@@ -183,14 +185,20 @@ class RestartableMediator(InMemoryMediator):
         store = self._make_store()
         self.base = build_core_services(self.clock, self.config, store=store, monotonic=self.clock.seconds)
         os.utime(self.config.identity.keys.with_name("log.key"), (START, START))
-        self.half = build_didcomm(self.base, self.config)
+        self.didcomm = build_didcomm(self.base, self.config)
         self.decentrl = build_decentrl(self.base, self.config)
         self.store = store
         self.did = self.base.identity.now.did
         self.document = resolve_local(self.did)
         self.base.events.startService()
         self.get(store.open())
-        for service in (self.half.due, self.half.lag, self.half.housekeeping, self.base.connections, self.base.gate):
+        for service in (
+            self.didcomm.due,
+            self.didcomm.lag,
+            self.didcomm.housekeeping,
+            self.base.connections,
+            self.base.gate,
+        ):
             service.startService()
         self.settle()
 

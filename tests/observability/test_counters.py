@@ -20,7 +20,7 @@ SCHEMA = jsonschema_rs.validator_for(build_json_schema())
 
 
 class CountersTests(SynchronousTestCase):
-    """A mediator with traffic of both halves over every transport; after each step everything is counted anew."""
+    """A mediator with traffic of both protocols over every transport; after each step everything is counted anew."""
 
     def start(self, **settings: Any) -> None:
         limits = {"ip_per_minute": 10_000, "did_per_minute": 10_000, **settings.pop("limits", {})}
@@ -177,7 +177,7 @@ class CountersTests(SynchronousTestCase):
         self.assertGreater(len(self.lines("counters")), 8)
 
     def test_once_a_minute(self) -> None:
-        """With the gauge, and the store's books of both halves; and before every last line of a segment."""
+        """With the gauge, and the store's books of both protocols; and before every last line of a segment."""
         self.start()
         self.in_memory.clock.pump([60.0] * 3)
         events = [line["event"] for line in read_lines(self.in_memory.config.log.directory)]

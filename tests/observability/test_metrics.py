@@ -36,8 +36,8 @@ CONTRACT = {
     "mediator_messages_waiting": set(),
     "mediator_registration_bytes": set(),
     "mediator_oldest_message_timestamp_seconds": set(),
-    "mediator_ledger_messages": {"half", "entry"},
-    "mediator_ledger_difference": {"half"},
+    "mediator_ledger_messages": {"protocol", "entry"},
+    "mediator_ledger_difference": {"protocol"},
     "mediator_store_statistics_timestamp_seconds": set(),
     "mediator_reactor_lag_seconds": set(),
     "process_cpu_seconds_total": set(),
@@ -133,7 +133,7 @@ def test_counting() -> None:
 
 
 def test_totals() -> None:
-    """What the event log is compared with: every counter as it is shown, requests of both halves together."""
+    """What the event log is compared with: every counter as it is shown, requests of both protocols together."""
     metrics = a_metrics()
     nothing = metrics.collect_totals()
     assert set(nothing) == set(EVENTS["counters"].fields) and set(nothing.values()) == {0}
@@ -143,8 +143,8 @@ def test_totals() -> None:
         counter.inc(by=number)
     metrics.active_connections.inc(2)
     metrics.active_connections.dec()
-    for half, outcome in (("didcomm", "accepted"), ("decentrl", "accepted"), ("decentrl", "rejected")):
-        metrics.requests.inc(half, outcome)
+    for protocol, outcome in (("didcomm", "accepted"), ("decentrl", "accepted"), ("decentrl", "rejected")):
+        metrics.requests.inc(protocol, outcome)
     metrics.requests.inc("didcomm", "failed")
     metrics.request_duration.observe(0.1, "didcomm")
     assert metrics.collect_totals() == {

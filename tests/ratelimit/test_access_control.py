@@ -1,4 +1,4 @@
-"""`allow` and `deny`: who may have an account, and who is not served at all, in both halves."""
+"""`allow` and `deny`: who may have an account, and who is not served at all, in both protocols."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class LimitTests(InMemoryClusterTestCase):
             self.later(61)
 
     def test_a_sender_of_commands(self) -> None:
-        """The same in the Decentrl half; a command that was repeated at another node does not cost its sender."""
+        """The same in Decentrl; a command that was repeated at another node does not cost its sender."""
         alice, bob = (
             self.new_identity(self.in_memory_nodes[0], "alice"),
             self.new_identity(self.in_memory_nodes[1], "bob"),

@@ -198,5 +198,5 @@ class EntryPointTests(SynchronousTestCase):
         raw = pack_forward(self.in_memory, self.bob.did, self.bob.letter())
         self.assertEqual(self.origin_of(raw, PROBE_CLIENT), 0)
         self.found.clear()
-        self.in_memory.done(self.in_memory.half.dispatcher.receive(raw, MessageOrigin(PROBE_CLIENT)))
+        self.in_memory.done(self.in_memory.didcomm.dispatcher.receive(raw, MessageOrigin(PROBE_CLIENT)))
         self.assertEqual(set(self.found), {0})

@@ -1,4 +1,4 @@
-"""Random commands of the Decentrl half, as writes to a store."""
+"""Random commands of Decentrl, as writes to a store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Decentrl half of the reference store."""
+"""The Decentrl part of the reference store."""
 
 from __future__ import annotations
 

@@ -37,22 +37,22 @@ class CountingTests(SynchronousTestCase):
             clock.advance(5 * (number < 2))
         return store
 
-    def cohorts(self, store: IStore, *bounds: float) -> tuple[AgeBucket, ...]:
-        return self.successResultOf(store.read_backlog(bounds, 0)).cohorts
+    def buckets(self, store: IStore, *bounds: float) -> tuple[AgeBucket, ...]:
+        return self.successResultOf(store.read_backlog(bounds, 0)).buckets
 
     def test_sqlite(self) -> None:
         """So many of each age are counted, and of fewer the bytes added up; what all amount to is known."""
-        self.patch(queue_statistics, "_COHORT_SIZE_LIMIT", 5)
-        self.patch(queue_statistics, "_COHORT_COUNT_LIMIT", 5)
+        self.patch(queue_statistics, "_BUCKET_SIZE_LIMIT", 5)
+        self.patch(queue_statistics, "_BUCKET_COUNT_LIMIT", 5)
         clock, runner = ImmediateClock(), InlineRunner()
         store = self.aged(make_sqlite_store(clock, make_database_path(self), write=runner, read=runner), clock)
         backlog = self.successResultOf(store.read_backlog([NOON + 10], 0))
-        self.assertEqual(backlog.cohorts, (AgeBucket(5, None, exact=False),) * 2)
+        self.assertEqual(backlog.buckets, (AgeBucket(5, None, exact=False),) * 2)
         self.assertEqual((backlog.messages, backlog.bytes), (15, 15))
-        self.patch(queue_statistics, "_COHORT_SIZE_LIMIT", 6)
-        self.patch(queue_statistics, "_COHORT_COUNT_LIMIT", 6)
-        self.assertEqual(self.cohorts(store, NOON + 10), (AgeBucket(5, 5), AgeBucket(10, 10)))
-        self.assertEqual(self.cohorts(store, NOON + 10, NOON + 5), (AgeBucket(5, 5),) * 3)
+        self.patch(queue_statistics, "_BUCKET_SIZE_LIMIT", 6)
+        self.patch(queue_statistics, "_BUCKET_COUNT_LIMIT", 6)
+        self.assertEqual(self.buckets(store, NOON + 10), (AgeBucket(5, 5), AgeBucket(10, 10)))
+        self.assertEqual(self.buckets(store, NOON + 10, NOON + 5), (AgeBucket(5, 5),) * 3)
 
     def test_before_any_time(self) -> None:
         """Bounds of before the epoch are bounds all the same."""

@@ -1,4 +1,4 @@
-"""All stores give the same answers to the same questions of the Decentrl half, whatever is asked."""
+"""All stores give the same answers to the same questions of Decentrl, whatever is asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Decentrl half of a load: somebody who sends events until they are taken, and somebody who takes them away."""
+"""The Decentrl part of a load: somebody who sends events until they are taken, and somebody who takes them away."""
 
 from __future__ import annotations
 

@@ -21,13 +21,13 @@ def read_mongo_ledger(client: MongoClient[dict[str, Any]], database: str) -> Sto
     """All of one moment."""
     with client.start_session(snapshot=True) as session:
         pages = list(client[database][LEDGER.name].find({}, session=session))
-        halves = []
-        for half, collection in _ROWS.items():
+        protocols = []
+        for protocol, collection in _ROWS.items():
             counted = client[database][collection].aggregate([{"$count": "n"}], session=session)
             waiting = sum(one["n"] for one in counted)
-            sums = {entry: sum(page.get(half, {}).get(entry, 0) for page in pages) for entry in LEDGER_ENTRIES}
-            halves.append(MessageLedger(**sums, waiting=waiting))
-    return StoreLedger(*halves)
+            sums = {entry: sum(page.get(protocol, {}).get(entry, 0) for page in pages) for entry in LEDGER_ENTRIES}
+            protocols.append(MessageLedger(**sums, waiting=waiting))
+    return StoreLedger(*protocols)
 
 
 def read_daemon_mongo_ledger(daemon: Daemon) -> StoreLedger:

@@ -39,7 +39,7 @@ class FaultRound:
 @dataclass(slots=True)
 class RoundOutcome:
     """
-    What came of one round, both halves together.
+    What came of one round, both protocols together.
 
     :param accepted: answered 202 or 200.
     :param refused: answered 503.
@@ -78,7 +78,7 @@ class RoundOutcome:
     def values(self) -> dict[str, Any]:
         return asdict(self)
 
-    def enter(self, half: str, balance: LedgerBalance) -> None:
+    def enter(self, protocol: str, balance: LedgerBalance) -> None:
         """What clients know."""
         self.posts += balance.posts
         self.accepted += balance.accepted
@@ -88,13 +88,13 @@ class RoundOutcome:
         self.lost += balance.lost
         self.doubled += balance.doubled
         self.slowest = max(self.slowest, balance.slowest)
-        if half == "didcomm" and balance.posts != balance.accepted + balance.refused + balance.cut:
-            self.complaints.append(f"{half}: an answer that is neither 202 nor 503")
+        if protocol == "didcomm" and balance.posts != balance.accepted + balance.refused + balance.cut:
+            self.complaints.append(f"{protocol}: an answer that is neither 202 nor 503")
         if balance.owed:
-            self.complaints.append(f"{half}: {balance}")
+            self.complaints.append(f"{protocol}: {balance}")
 
     def compare(
-        self, half: str, balance: LedgerBalance, before: MessageLedger, after: MessageLedger, *, withdraws: bool
+        self, protocol: str, balance: LedgerBalance, before: MessageLedger, after: MessageLedger, *, withdraws: bool
     ) -> None:
         """What the store knows."""
         entered = subtract_ledger(before, after)
@@ -105,7 +105,7 @@ class RoundOutcome:
         if after.difference is not None:
             self.difference = (self.difference or 0) + abs(after.difference)
         wrong = find_ledger_mismatches(balance, after, entered, withdraws=withdraws)
-        self.complaints += [f"{half}: {complaint}" for complaint in wrong]
+        self.complaints += [f"{protocol}: {complaint}" for complaint in wrong]
 
 
 def plan_rounds(seed: int, stores: Sequence[StoreName], kinds: Sequence[str]) -> Iterator[FaultRound]:
@@ -182,8 +182,8 @@ def _close(
     after: StoreLedger | None,
 ) -> None:
     withdraws = outcome.store == "mongodb"
-    for half, balance in zip(("didcomm", "decentrl"), balances, strict=True):
-        outcome.enter(half, balance)
+    for protocol, balance in zip(("didcomm", "decentrl"), balances, strict=True):
+        outcome.enter(protocol, balance)
         if before is not None and after is not None:
-            ledgers = getattr(before, half), getattr(after, half)
-            outcome.compare(half, balance, *ledgers, withdraws=withdraws)
+            ledgers = getattr(before, protocol), getattr(after, protocol)
+            outcome.compare(protocol, balance, *ledgers, withdraws=withdraws)

@@ -309,7 +309,7 @@ class ScrapeTests(SynchronousTestCase):
         self.worker.makeConnection(self.transport)
         self.site_fixture = InMemorySite(self)
         half = self.site_fixture
-        self.site_fixture.site = build_site(half.base, half.half, half.decentrl, half.config, self.worker)
+        self.site_fixture.site = build_site(half.base, half.didcomm, half.decentrl, half.config, self.worker)
 
     def test_page_of_all(self) -> None:
         """The page is what the supervisor says."""

@@ -29,7 +29,7 @@ class QueueInfo:
     :param oldest_at: arrival of the first entry, seconds; None if that was removed meanwhile.
     """
 
-    half: QueueProtocol
+    protocol: QueueProtocol
     did: str
     account: str
     messages: int
@@ -56,7 +56,7 @@ class QueuedMessage:
     :param pushes: number of pushes; 0 for events, whose pushes are not counted.
     """
 
-    half: QueueProtocol
+    protocol: QueueProtocol
     id: str
     did: str
     account: str

@@ -1,5 +1,5 @@
 """
-What the Decentrl half keeps: contracts, contract requests, and pending, stored and public events (DCTRL-0004).
+What is stored for Decentrl: contracts, contract requests, and pending, stored and public events (DCTRL-0004).
 
 Payloads, tags and contracts are opaque and come back as they were given. DIDs are compared as exact strings. Ids are
 given by the caller (:func:`mediatord.store.interfaces.messages.new_stored_message_id`), unique and unguessable.

@@ -243,8 +243,8 @@ LEDGER_ENTRIES: tuple[LedgerEntry, ...] = ("accepted", "acknowledged", "expired"
 @dataclass(frozen=True, slots=True)
 class MessageLedger:
     """
-    What became of all messages that a store has ever accepted, of one half. Written by the transactions that accept
-    and remove messages, so that no crash makes it wrong.
+    What became of all messages of one protocol that a store has ever accepted. Written by the transactions that
+    accept and remove messages, so that no crash makes it wrong.
 
     :param accepted: stored for a recipient, including those evicted by their own enqueue.
     :param acknowledged: by the recipient, or accepted by an endpoint.
@@ -276,7 +276,7 @@ class MessageLedger:
 
 @dataclass(frozen=True, slots=True)
 class StoreLedger:
-    """The ledgers of both halves, as of one moment. In the Decentrl half pending events count as messages."""
+    """The ledgers of both protocols, as of one moment. Of Decentrl, pending events count as messages."""
 
     didcomm: MessageLedger = MessageLedger()
     decentrl: MessageLedger = MessageLedger()
@@ -289,7 +289,7 @@ class QueueTotals:
 
     :param messages: if there are very many, an estimate by the store's server.
     :param bytes: of their payloads; None, like `recipients`, where counting would be too expensive.
-    :param recipients: queues that are not empty; a DID with a queue in each half counts twice.
+    :param recipients: queues that are not empty; a DID with a queue in each protocol counts twice.
     :param oldest_received_at: time of the first arrival; None when nothing is queued.
     """
 
@@ -316,7 +316,7 @@ class AgeBucket:
 @dataclass(frozen=True, slots=True)
 class LargeQueue:
     """
-    Everything that is queued for a DID, in both halves.
+    Everything that is queued for a DID, in both protocols.
 
     :param oldest_received_at: time of the first arrival; None when it has been removed meanwhile.
     """
@@ -335,16 +335,16 @@ class QueueBacklog:
     :param messages: all messages and pending events, as counted by the ledger; if there are very many, as in
         :class:`QueueTotals`.
     :param bytes: of their payloads; None where counting would be too expensive.
-    :param cohorts: youngest first, one for each bound and one for everything older than the last.
+    :param buckets: youngest first, one for each bound and one for everything older than the last.
     :param largest: the largest queues, largest first.
-    :param books: the ledger, as of the same moment.
+    :param ledger: the ledger, as of the same moment.
     """
 
     messages: int
     bytes: int | None
-    cohorts: tuple[AgeBucket, ...]
+    buckets: tuple[AgeBucket, ...]
     largest: tuple[LargeQueue, ...]
-    books: StoreLedger = StoreLedger()
+    ledger: StoreLedger = StoreLedger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +358,7 @@ class StoreStatistics:
 
     largest: tuple[tuple[str, int], ...]
     other: int
-    books: StoreLedger
+    ledger: StoreLedger
 
 
 class IMessageStore(Interface):
@@ -488,7 +488,7 @@ class IMessageStore(Interface):
         are counted up to limits; the rest of the cost depends on the number of recipients, up to a limit, not on that
         of messages.
 
-        :param bounds: times, latest first: the first cohort arrived at the first of them or later, the next at the
+        :param bounds: times, latest first: the first bucket arrived at the first of them or later, the next at the
             second or later and before the first, and so on. Rows on disk are found by their ids, which begin with the
             time (:func:`~mediatord.store.interfaces.messages.new_stored_message_id`).
         """

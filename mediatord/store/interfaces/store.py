@@ -223,7 +223,7 @@ class IStore(IMessageStore, IAccountStore, INonceCache):
     nothing was stored.
     """
 
-    decentrl: IDecentrlStore = Attribute("Storage of the Decentrl half, open as long as this.")
+    decentrl: IDecentrlStore = Attribute("Storage for Decentrl, open as long as this.")
     cluster: IClusterStore = Attribute("State that processes share, open as long as this.")
     administration: IStoreAdministration = Attribute("Listings and removals for the operator, open as long as this.")
     fault_description: str = Attribute("The fault of the store, for the operator; empty when there is none.")

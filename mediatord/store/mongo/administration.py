@@ -63,18 +63,18 @@ class MongoStoreAdministration:
     @operation
     async def list_queues(self, protocols: Sequence[QueueProtocol], offset: int, limit: int) -> list[QueueInfo]:
         found: list[tuple[QueueProtocol, Document]] = []
-        for half in protocols:
-            queues = QUEUES[half]
+        for protocol in protocols:
+            queues = QUEUES[protocol]
             fields = {"did": 1, "account": 1, queues.counter: 1, queues.bytes: 1}
             longest = queues.owners.find(
                 _NON_EMPTY, sort={queues.counter: -1}, limit=offset + limit, projection=fields
             )
-            found += [(half, one) for one in await self._query(longest)]
+            found += [(protocol, one) for one in await self._query(longest)]
         page = sorted(found, key=lambda one: -one[1][QUEUES[one[0]].counter])[offset : offset + limit]
         account_dids = await self._find_account_dids([one for _, one in page])
         infos = []
-        for half, one in page:
-            queues = QUEUES[half]
+        for protocol, one in page:
+            queues = QUEUES[protocol]
             oldest = await self._query(
                 queues.messages.find(
                     {queues.owner: one["_id"]}, sort={"seq": 1}, limit=1, projection={"received_at": 1}
@@ -82,7 +82,9 @@ class MongoStoreAdministration:
             )
             account = str(account_dids.get(one.get("account"), one["did"]))
             received_at = oldest[0]["received_at"] if oldest else None
-            infos.append(QueueInfo(half, one["did"], account, one[queues.counter], one[queues.bytes], received_at))
+            infos.append(
+                QueueInfo(protocol, one["did"], account, one[queues.counter], one[queues.bytes], received_at)
+            )
         return infos
 
     @operation
@@ -153,7 +155,7 @@ class MongoStoreAdministration:
         account_dids = await self._find_account_dids(found)
         messages = [
             QueuedMessage(
-                half="didcomm",
+                protocol="didcomm",
                 id=one["_id"],
                 did=did,
                 account=account_dids.get(one["account"], ""),

@@ -1,4 +1,4 @@
-"""The Decentrl half of the MongoDB store: registrations, contracts, contract requests and pending events."""
+"""The Decentrl part of the MongoDB store: registrations, contracts, contract requests and pending events."""
 
 from __future__ import annotations
 

@@ -22,20 +22,20 @@ from mediatord.store.mongo.schema import CARRIED_FORWARD_ID, LEDGER, NODES, PRES
 
 # Seconds for a read in all, and for counting queued messages.
 LEDGER_TIMEOUT, _COUNT_TIMEOUT = 3.0, 1.5
-# Queued messages of a half beyond which they are not counted.
+# Queued messages of a protocol beyond which they are not counted.
 _COUNT_LIMIT = 1_000_000
 
 T = TypeVar("T")
 
 
-def build_ledger_entries(slot: SessionSlot, half: QueueProtocol, **more: int) -> list[MongoCommand]:
+def build_ledger_entries(slot: SessionSlot, protocol: QueueProtocol, **more: int) -> list[MongoCommand]:
     """
     Build the update that adds to the ledger.
 
     :param slot: of the transaction.
     :param more: number of messages by entry; see :class:`~mediatord.store.interfaces.messages.MessageLedger`.
     """
-    change = {f"{half}.{entry}": number for entry, number in more.items() if number}
+    change = {f"{protocol}.{entry}": number for entry, number in more.items() if number}
     if not change:
         return []
     return LEDGER.update({"_id": slot.id}, {"$inc": change, "$setOnInsert": {"owner": slot.owner}}, upsert=True)
@@ -74,7 +74,9 @@ async def carry_forward(client: ReplicaSetClient) -> None:
         if not documents:
             return
         sums = _sum_entries(documents)
-        more = {f"{half}.{entry}": sums[half][entry] for half in QUEUE_PROTOCOLS for entry in LEDGER_ENTRIES}
+        more = {
+            f"{protocol}.{entry}": sums[protocol][entry] for protocol in QUEUE_PROTOCOLS for entry in LEDGER_ENTRIES
+        }
         transaction.write_at_end(
             LEDGER.delete({"_id": {"$in": [one["_id"] for one in documents]}}),
             LEDGER.update({"_id": CARRIED_FORWARD_ID}, {"$inc": more}, upsert=True),
@@ -86,25 +88,26 @@ async def carry_forward(client: ReplicaSetClient) -> None:
 async def _read(
     work: TransactionWork[T], counted: Sequence[QueueProtocol], transaction: Transaction
 ) -> tuple[StoreLedger, T]:
-    """:param counted: the halves of which queued messages are counted, all or none."""
+    """:param counted: the protocols of which queued messages are counted, all or none."""
     found = await work(transaction)
     # By keys alone.
     counting: list[Document] = [{"$limit": _COUNT_LIMIT + 1}, {"$count": "n"}]
     documents, *counts = await transaction.query_many(
-        LEDGER.find({}), *[QUEUES[half].messages.aggregate(counting, hint="_id_") for half in counted]
+        LEDGER.find({}), *[QUEUES[protocol].messages.aggregate(counting, hint="_id_") for protocol in counted]
     )
     waiting: list[int | None] = [sum([one["n"] for one in count]) for count in counts]
     if not waiting or any(number is None or number > _COUNT_LIMIT for number in waiting):
         waiting = [None for _ in QUEUE_PROTOCOLS]
     sums = _sum_entries(documents)
     didcomm, decentrl = [
-        MessageLedger(**sums[half], waiting=number) for half, number in zip(QUEUE_PROTOCOLS, waiting, strict=True)
+        MessageLedger(**sums[protocol], waiting=number)
+        for protocol, number in zip(QUEUE_PROTOCOLS, waiting, strict=True)
     ]
     return StoreLedger(didcomm, decentrl), found
 
 
 def _sum_entries(documents: Sequence[Document]) -> dict[QueueProtocol, dict[str, int]]:
     return {
-        half: {entry: sum([one.get(half, {}).get(entry, 0) for one in documents]) for entry in LEDGER_ENTRIES}
-        for half in QUEUE_PROTOCOLS
+        protocol: {entry: sum([one.get(protocol, {}).get(entry, 0) for one in documents]) for entry in LEDGER_ENTRIES}
+        for protocol in QUEUE_PROTOCOLS
     }

@@ -1,5 +1,5 @@
 """
-Statistics of queued messages: ledger, sizes, totals, age and the longest queues, of both halves together.
+Statistics of queued messages: ledger, sizes, totals, age and the longest queues, of both protocols together.
 
 Ids of messages and events begin with the time of arrival, so their age is found by keys alone.
 """
@@ -40,15 +40,15 @@ T = TypeVar("T")
 STATISTICS_TIMEOUT = 1.5
 # Documents of a collection that are counted one by one.
 _EXACT_COUNT_LIMIT = 20_000
-# Queues of a half that are ranked; and those of the longest that are kept beside the ones asked for, since a DID that
-# has changed its account has several.
+# Queues of a protocol that are ranked; and those of the longest that are kept beside the ones asked for, since a DID
+# that has changed its account has several.
 _MAX_RANKED_QUEUES = 50_000
 _EXTRA_RANKED_QUEUES = 1_000
-# Queues of a half whose bytes are summed.
+# Queues of a protocol whose bytes are summed.
 _MAX_SUMMED_QUEUES = 5_000
 # Of each age: keys that are counted, and documents whose bytes are summed.
-_COHORT_COUNT_LIMIT = 20_000
-_COHORT_SIZE_LIMIT = 2_000
+_BUCKET_COUNT_LIMIT = 20_000
+_BUCKET_SIZE_LIMIT = 2_000
 _NONEMPTY: Document = {"$match": {"waited_for": True}}
 
 
@@ -72,7 +72,7 @@ class MongoQueueStatistics:
         """
 
         async def read(run: Operation) -> tuple[list[tuple[str, int]], int]:
-            total = sum([await _count_documents(run, half.messages) for half in QUEUES.values()])
+            total = sum([await _count_documents(run, collections.messages) for collections in QUEUES.values()])
             return await _rank_queues(run, top), total
 
         sizes, total = await self._read("queue_sizes", read)
@@ -99,9 +99,11 @@ class MongoQueueStatistics:
 
         async def read(run: Operation) -> QueueTotals:
             totals = QueueTotals(0, None, None, None)
-            for half in QUEUES.values():
-                number = await _count_documents(run, half.messages)
-                first = half.messages.find({}, sort={"_id": 1}, limit=1, projection={"received_at": 1}, hint="_id_")
+            for collections in QUEUES.values():
+                number = await _count_documents(run, collections.messages)
+                first = collections.messages.find(
+                    {}, sort={"_id": 1}, limit=1, projection={"received_at": 1}, hint="_id_"
+                )
                 oldest = await run.query(first, low_latency=True)
                 arrival = oldest[0]["received_at"] if oldest else None
                 totals = add_queue_totals(totals, QueueTotals(number, None, None, arrival))
@@ -120,9 +122,9 @@ class MongoQueueStatistics:
             largest = await _find_longest_queues(run, top) if top > 0 else []
             ledger, buckets = await read_ledger_with(run, partial(_read_buckets, edges))
             totals = [(number, None) for number in await _read_totals(run, ledger)]
-            halves = [complete_buckets(some, *total) for some, total in zip(buckets, totals, strict=True)]
-            found = replace(build_backlog(halves, totals, largest), books=ledger)
-            sizes = [one.bytes for one in found.cohorts]
+            buckets = [complete_buckets(some, *total) for some, total in zip(buckets, totals, strict=True)]
+            found = replace(build_backlog(buckets, totals, largest), ledger=ledger)
+            sizes = [one.bytes for one in found.buckets]
             return found if None in sizes else replace(found, bytes=sum([size or 0 for size in sizes]))
 
         return await self._read("backlog", read, LEDGER_TIMEOUT)
@@ -156,14 +158,14 @@ class MongoQueueStatistics:
 async def _add_queue_bytes(run: Operation, totals: QueueTotals) -> QueueTotals:
     """Add number and bytes of the queues, unless they are too many."""
     queues = size = 0
-    for half in QUEUES.values():
+    for collections in QUEUES.values():
         stages: list[Document] = [_NONEMPTY, {"$limit": _MAX_SUMMED_QUEUES + 1}, {"$count": "n"}]
-        counted = await run.query(half.owners.aggregate(stages, hint=half.nonempty))
+        counted = await run.query(collections.owners.aggregate(stages, hint=collections.nonempty))
         if counted and counted[0]["n"] > _MAX_SUMMED_QUEUES:
             return totals
-    for half in QUEUES.values():
-        total: Document = {"$group": {"_id": None, "bytes": {"$sum": f"${half.bytes}"}, "queues": {"$sum": 1}}}
-        for one in await run.query(half.owners.aggregate([_NONEMPTY, total], hint=half.nonempty)):
+    for collections in QUEUES.values():
+        total: Document = {"$group": {"_id": None, "bytes": {"$sum": f"${collections.bytes}"}, "queues": {"$sum": 1}}}
+        for one in await run.query(collections.owners.aggregate([_NONEMPTY, total], hint=collections.nonempty)):
             queues, size = queues + one["queues"], size + one["bytes"]
     return replace(totals, bytes=size, recipients=queues)
 
@@ -178,11 +180,11 @@ async def _count_documents(run: Operation, collection: Collection) -> int:
 
 
 async def _read_totals(run: Operation, ledger: StoreLedger) -> list[int]:
-    """Return the number of queued messages of each half, by the ledger or else by a count."""
+    """Return the number of queued messages of each protocol, by the ledger or else by a count."""
     numbers = ledger.didcomm.waiting, ledger.decentrl.waiting
     return [
-        await _count_documents(run, half.messages) if number is None else number
-        for half, number in zip(QUEUES.values(), numbers, strict=True)
+        await _count_documents(run, collections.messages) if number is None else number
+        for collections, number in zip(QUEUES.values(), numbers, strict=True)
     ]
 
 
@@ -193,11 +195,11 @@ async def _rank_queues(run: Operation, top: int) -> list[tuple[str, int]]:
 
 def _build_ranking_query(top: int, *, detailed: bool = False) -> MongoCommand:
     """
-    Build a query for the longest queues of both halves: documents with the DID as `_id`, and `number`.
+    Build a query for the longest queues of both protocols: documents with the DID as `_id`, and `number`.
 
     :param detailed: whether to find `bytes`, and ids of the owners as `queues`, as well.
     """
-    ours, theirs = [_build_ranking_stages(half, top, detailed) for half in QUEUES.values()]
+    ours, theirs = [_build_ranking_stages(collections, top, detailed) for collections in QUEUES.values()]
     sums: Document = {"_id": "$did", "number": {"$sum": "$number"}}
     if detailed:
         sums |= {"bytes": {"$sum": "$bytes"}, "queues": {"$push": "$_id"}}
@@ -206,37 +208,37 @@ def _build_ranking_query(top: int, *, detailed: bool = False) -> MongoCommand:
     return QUEUES["didcomm"].owners.aggregate([*ours, union, *last])
 
 
-def _build_ranking_stages(half: QueueCollections, top: int, detailed: bool) -> list[Document]:
-    more = {"_id": 1, "bytes": f"${half.bytes}"} if detailed else {"_id": 0}
+def _build_ranking_stages(collections: QueueCollections, top: int, detailed: bool) -> list[Document]:
+    more = {"_id": 1, "bytes": f"${collections.bytes}"} if detailed else {"_id": 0}
     return [
         {"$match": {"waited_for": PRESENT}},
         {"$limit": _MAX_RANKED_QUEUES},
-        {"$project": {"did": 1, "number": f"${half.counter}", **more}},
+        {"$project": {"did": 1, "number": f"${collections.counter}", **more}},
         {"$sort": {"number": -1}},
         {"$limit": top + _EXTRA_RANKED_QUEUES},
     ]
 
 
 async def _read_buckets(bounds: Sequence[float], transaction: Transaction) -> list[list[AgeBucket]]:
-    """Count the messages of each half by age, and sum their bytes where they are few."""
+    """Count the messages of each protocol by age, and sum their bytes where they are few."""
     buckets = []
-    count: list[Document] = [{"$limit": _COHORT_COUNT_LIMIT}, {"$count": "n"}]
-    total: list[Document] = [{"$limit": _COHORT_SIZE_LIMIT}, {"$group": {"_id": None, "n": {"$sum": "$size"}}}]
-    for half in QUEUES.values():
+    count: list[Document] = [{"$limit": _BUCKET_COUNT_LIMIT}, {"$count": "n"}]
+    total: list[Document] = [{"$limit": _BUCKET_SIZE_LIMIT}, {"$group": {"_id": None, "n": {"$sum": "$size"}}}]
+    for collections in QUEUES.values():
         matches = [_build_id_match(first, end) for first, end in get_id_ranges(bounds)]
         counts = await transaction.query_many(
-            *[half.messages.aggregate([match, *count], hint="_id_") for match in matches]
+            *[collections.messages.aggregate([match, *count], hint="_id_") for match in matches]
         )
         numbers = [found[0]["n"] if found else 0 for found in counts]
-        few = [place for place, number in enumerate(numbers) if 0 < number < _COHORT_SIZE_LIMIT]
+        few = [place for place, number in enumerate(numbers) if 0 < number < _BUCKET_SIZE_LIMIT]
         sums = await transaction.query_many(
-            *[half.messages.aggregate([matches[place], *total], hint="_id_") for place in few]
+            *[collections.messages.aggregate([matches[place], *total], hint="_id_") for place in few]
         )
         sizes: dict[int, int | None] = {place: 0 for place, number in enumerate(numbers) if not number}
         sizes |= {place: found[0]["n"] if found else 0 for place, found in zip(few, sums, strict=True)}
         buckets.append(
             [
-                AgeBucket(number, sizes.get(place), number < _COHORT_COUNT_LIMIT)
+                AgeBucket(number, sizes.get(place), number < _BUCKET_COUNT_LIMIT)
                 for place, number in enumerate(numbers)
             ]
         )
@@ -252,18 +254,23 @@ def _build_id_match(first: str | None, end: str | None) -> Document:
 
 async def _find_longest_queues(run: Operation, top: int) -> list[LargeQueue]:
     found = await run.query(_build_ranking_query(top, detailed=True))
-    # A queue of one half has nothing in the other one.
-    queues = [(one["_id"], queue, half) for one in found for queue in one["queues"] for half in QUEUES.values()]
+    # A queue of one protocol has nothing in the other one.
+    queues = [
+        (one["_id"], queue, collections)
+        for one in found
+        for queue in one["queues"]
+        for collections in QUEUES.values()
+    ]
     replies = await run.run_reads(
         [
-            half.messages.find(
-                {half.owner: queue},
+            collections.messages.find(
+                {collections.owner: queue},
                 sort={"seq": 1},
                 limit=1,
                 projection={"_id": 0, "received_at": 1},
-                hint=half.index,
+                hint=collections.index,
             )
-            for _, queue, half in queues
+            for _, queue, collections in queues
         ]
     )
     times: dict[str, list[float | None]] = {}

@@ -66,7 +66,7 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics, Inde
     :param on_fault: called when the database becomes full and when that is over.
     :param migrations: beyond those of the schema.
     :param on_late_removals: called with messages removed by operations that were reported as failed.
-    :param on_late_acknowledgements: the same for events of the Decentrl half.
+    :param on_late_acknowledgements: the same for Decentrl events.
     :ivar space_quota: refuses writes that need more space.
     """
 

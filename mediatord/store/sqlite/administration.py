@@ -79,15 +79,15 @@ def _list_queues(
     connection: StoreConnection, protocols: Sequence[QueueProtocol], offset: int, limit: int
 ) -> list[QueueInfo]:
     found = [
-        QueueInfo(half, did, account, messages, size, None if oldest_at is None else float(oldest_at))
-        for half in protocols
-        for did, account, messages, size, oldest_at in connection.execute(_SELECT_QUEUES[half], (offset + limit,))
+        QueueInfo(protocol, did, account, messages, size, None if oldest_at is None else float(oldest_at))
+        for protocol in protocols
+        for did, account, messages, size, oldest_at in connection.execute(_SELECT_QUEUES[protocol], (offset + limit,))
     ]
     return sorted(found, key=lambda queue: -queue.messages)[offset : offset + limit]
 
 
 def _sum_queues(connection: StoreConnection, protocols: Sequence[QueueProtocol]) -> QueueListTotals:
-    rows = [queue_statistics.read_totals(connection, half) for half in protocols]
+    rows = [queue_statistics.read_totals(connection, protocol) for protocol in protocols]
     return QueueListTotals(*map(sum, zip((0, 0, 0), *rows, strict=True)))
 
 

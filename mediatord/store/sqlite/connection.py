@@ -27,11 +27,12 @@ from pathlib import Path
 from random import uniform
 from sqlite3 import Connection
 from time import monotonic, sleep
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import orjson
 
 from mediatord.errors import MediatorError, PayloadTooLarge, StoreUnavailable
+from mediatord.store.interfaces.administration import QueueProtocol
 from mediatord.store.interfaces.decentrl import MAX_PAGE_BYTES
 from mediatord.store.interfaces.messages import LedgerEntry
 
@@ -49,8 +50,6 @@ LOCK_TIMEOUT_SECONDS = 2.5
 # SQLite itself waits longer before every retry, so that newcomers would win against those that wait.
 _LOCK_RETRY_SECONDS = (0.0003, 0.001)
 _LOCK_ERRORS = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
-
-LedgerHalf = Literal["didcomm", "decentrl"]
 
 
 class BatchOperation:
@@ -90,7 +89,7 @@ class StoreConnection(Connection):
 
     ticket_lock: WriteTicketLock | None = None
     _cache: Any = None
-    _ledger: dict[LedgerHalf, dict[LedgerEntry, int]] | None = None
+    _ledger: dict[QueueProtocol, dict[LedgerEntry, int]] | None = None
     _data_version = 0
     _is_cache_valid = False
 
@@ -219,19 +218,19 @@ class StoreConnection(Connection):
         if self._cache is not None:
             self._cache.clear()
 
-    def add_ledger_entry(self, half: LedgerHalf, entry: LedgerEntry, number: int) -> None:
+    def add_ledger_entry(self, protocol: QueueProtocol, entry: LedgerEntry, number: int) -> None:
         """Count messages or pending events; called by the code that inserts or deletes them."""
         if number and self._ledger is None:
-            self._write_ledger({half: {entry: number}})
+            self._write_ledger({protocol: {entry: number}})
         elif number and self._ledger is not None:
-            entries = self._ledger.setdefault(half, {})
+            entries = self._ledger.setdefault(protocol, {})
             entries[entry] = entries.get(entry, 0) + number
 
-    def _write_ledger(self, changes: Mapping[LedgerHalf, Mapping[LedgerEntry, int]]) -> None:
+    def _write_ledger(self, changes: Mapping[QueueProtocol, Mapping[LedgerEntry, int]]) -> None:
         entries = tuple(dict.fromkeys(chain(*changes.values())))
         values: list[int | str] = []
-        for half, numbers in changes.items():
-            values.append(half)
+        for protocol, numbers in changes.items():
+            values.append(protocol)
             for entry in entries:
                 values.append(numbers.get(entry, 0))
         self.execute(_format_ledger_update(len(changes), entries), values)
@@ -348,10 +347,10 @@ SQLOperation = Callable[[StoreConnection], Any] | BatchOperation
 
 
 @lru_cache(maxsize=256)
-def _format_ledger_update(halves: int, entries: Sequence[LedgerEntry]) -> str:
-    rows = format_values(halves, len(entries) + 1)
+def _format_ledger_update(protocols: int, entries: Sequence[LedgerEntry]) -> str:
+    rows = format_values(protocols, len(entries) + 1)
     changes = ", ".join(f"{entry} = {entry} + excluded.{entry}" for entry in entries)
-    into = f"INSERT OR ROLLBACK INTO ledger (half, {', '.join(entries)})"
+    into = f"INSERT OR ROLLBACK INTO ledger (protocol, {', '.join(entries)})"
     return f"{into} VALUES {rows} ON CONFLICT DO UPDATE SET {changes}"
 
 

@@ -1,5 +1,5 @@
 """
-Identities, contracts, contract requests and pending events of the Decentrl half, in SQL. Each function runs inside a
+Identities, contracts, contract requests and pending Decentrl events, in SQL. Each function runs inside a
 transaction of the caller.
 
 Pending events are the most frequent operation: neighbours in a batch share a statement that reads contracts and

@@ -1,5 +1,5 @@
 """
-The Decentrl half of the store in an SQLite database, with guarded commands as operations of batches.
+The Decentrl part of the store in an SQLite database, with guarded commands as operations of batches.
 
 A guard and its command are one operation. Neighbouring commands of a batch share the statements that claim their
 nonces and look up registrations. Then those of each conflict class are executed in their order, so that there are
@@ -161,9 +161,9 @@ def _guarded_method(
 @implementer(IDecentrlStore)
 class SQLiteDecentrlStore:
     """
-    The Decentrl half of the store in an SQLite database. Every command is one operation of a batch with its guard.
+    The Decentrl part of the store in an SQLite database. Every command is one operation of a batch with its guard.
 
-    :param max_nonces: number of nonces that the store keeps, which both halves share.
+    :param max_nonces: number of nonces that the store keeps, which both protocols share.
     """
 
     def __init__(self, executor: SQLExecutor, clock: IReactorTime, caps: DecentrlQuotas, max_nonces: int) -> None:

@@ -88,7 +88,7 @@ CREATE INDEX message_delivered ON message (delivered) WHERE delivered > 0;
 -- What became of all messages and pending events, see MessageLedger. Written once a transaction by the statements that
 -- insert and delete them.
 CREATE TABLE ledger (
-    half TEXT PRIMARY KEY,
+    protocol TEXT PRIMARY KEY,
     accepted INTEGER NOT NULL DEFAULT 0,
     acknowledged INTEGER NOT NULL DEFAULT 0,
     expired INTEGER NOT NULL DEFAULT 0,
@@ -97,7 +97,7 @@ CREATE TABLE ledger (
     withdrawn INTEGER NOT NULL DEFAULT 0
 ) STRICT, WITHOUT ROWID;
 
-INSERT INTO ledger (half) VALUES ('didcomm'), ('decentrl');
+INSERT INTO ledger (protocol) VALUES ('didcomm'), ('decentrl');
 
 -- Messages and pending events that were handed out by pickup, and until when that counts: other processes leave them
 -- out when they look for messages that nobody has pushed.

@@ -1,4 +1,4 @@
-"""What the parts of the contract of the Decentrl half have in common."""
+"""What the parts of the contract of Decentrl have in common."""
 
 from __future__ import annotations
 

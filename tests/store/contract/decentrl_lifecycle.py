@@ -1,4 +1,4 @@
-"""The Decentrl half is open as long as its store."""
+"""The Decentrl part is open as long as its store."""
 
 from __future__ import annotations
 

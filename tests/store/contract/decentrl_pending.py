@@ -248,7 +248,7 @@ class DecentrlPendingContract(DecentrlContract):
         assert later.oldest_received_at is not None and later.oldest_received_at > first.oldest_received_at
 
     async def test_queue_sizes(self) -> None:
-        """What waits for a DID is part of its queue, together with messages of the other half."""
+        """What waits for a DID is part of its queue, together with messages of the other protocol."""
         await self.put("m")
         await self.send("a", "b", to=ALICE)
         await self.send("c", to=BOB, sender=ALICE)

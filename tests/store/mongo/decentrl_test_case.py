@@ -1,4 +1,4 @@
-"""Base of tests of the Decentrl half on a real MongoDB server."""
+"""Base of tests of Decentrl on a real MongoDB server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contract tests of the Decentrl half of the MongoDB store on a real server."""
+"""Contract tests of Decentrl of the MongoDB store on a real server."""
 
 from __future__ import annotations
 

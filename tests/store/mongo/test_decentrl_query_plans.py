@@ -1,4 +1,4 @@
-"""Keys and documents that the MongoDB server examines for the Decentrl half."""
+"""Keys and documents that the MongoDB server examines for Decentrl."""
 
 from __future__ import annotations
 

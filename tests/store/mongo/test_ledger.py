@@ -31,7 +31,7 @@ class LedgerCase(MongoTestCase):
         return sorted(page.get("owner", "") for page in self.documents["ledger"].find())
 
     async def check(self, store: MongoStore, **expected: int) -> None:
-        """Check the DIDComm half, and that it is balanced."""
+        """Check the DIDComm part, and that it is balanced."""
         found = (await store.read_ledger()).didcomm
         self.assertEqual(found, MessageLedger(**expected))
         self.assertEqual(found.difference, 0)

@@ -1,4 +1,4 @@
-"""Keys and documents that the MongoDB server examines for the DIDComm half."""
+"""Keys and documents that the MongoDB server examines for the DIDComm part."""
 
 from __future__ import annotations
 
@@ -228,20 +228,20 @@ class PlanTests(MongoTestCase):
 
     async def test_backlog(self) -> None:
         """Of each age a bounded number of keys is counted, and of few messages the bytes are summed."""
-        self.patch(queue_statistics, "_COHORT_COUNT_LIMIT", 9)
+        self.patch(queue_statistics, "_BUCKET_COUNT_LIMIT", 9)
         self.patch(ledger, "_COUNT_LIMIT", 9)
         self.patch(queue_statistics, "_EXACT_COUNT_LIMIT", 9)
-        self.patch(queue_statistics, "_COHORT_SIZE_LIMIT", 5)
+        self.patch(queue_statistics, "_BUCKET_SIZE_LIMIT", 5)
         aged = tuple(make_payload(new_stored_message_id(NOON - 10)) for _ in "ab")
         await self.store.enqueue(mine(0), aged, expires_at=NOON + HOUR)
         size = sum(len(payload.data) for payload in aged)
         bounds = [NOON, NOON - 5]
         # All that was there before has ids that come after those of any time.
         before = self.counted_by_the_server()
-        cohorts = (await self.store.read_backlog(bounds, 0)).cohorts
-        self.assertEqual(cohorts[1:], (AgeBucket(0, 0), AgeBucket(2, size)))
-        self.assertIsNone(cohorts[0].bytes)
-        self.assertIn(cohorts[0].messages + 2, (before, self.counted_by_the_server()))
+        buckets = (await self.store.read_backlog(bounds, 0)).buckets
+        self.assertEqual(buckets[1:], (AgeBucket(0, 0), AgeBucket(2, size)))
+        self.assertIsNone(buckets[0].bytes)
+        self.assertIn(buckets[0].messages + 2, (before, self.counted_by_the_server()))
         ages = 2 * (9 + 3) + 2 * 3
         pages = sum(self.documents[name].estimated_document_count() for name in ("ledger", "session_owners"))
         await self.look(ages, 2 + pages, by_age=lambda: self.store.read_backlog(bounds, 0))

@@ -1,7 +1,7 @@
 """
 A process that stores and removes for ever, in all ways there are, and prints what was done, until it is killed.
 
-`python -m tests.store.sqlite.churn_process DATABASE SEED`: lines with a half, an entry of its ledger, and a number.
+`python -m tests.store.sqlite.churn_process DATABASE SEED`: lines with a protocol, an entry of its ledger, a number.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Churner:
         self._last = 0
 
     async def begin(self) -> None:
-        """Somebody to deposit for, in either half."""
+        """Somebody to deposit for, in either protocol."""
         await self._store.grant(ALICE)
         await self._store.update_recipients(ALICE, [(INBOX, "add")], max_recipients=1)
         until = self._clock.seconds() + HOUR
@@ -103,8 +103,8 @@ def _print_removed(removed: Iterable[RemovedMessage]) -> None:
         _print_entry("didcomm", LEDGER_ENTRY_BY_REASON[one.reason], 1)
 
 
-def _print_entry(half: str, entry: str, number: int) -> None:
-    sys.stdout.write(f"{half} {entry} {number}\n")
+def _print_entry(protocol: str, entry: str, number: int) -> None:
+    sys.stdout.write(f"{protocol} {entry} {number}\n")
     sys.stdout.flush()
 
 

@@ -45,7 +45,7 @@ COUNTED = {
     " UNION ALL SELECT owner_id, size, tags_size FROM public_event) WHERE owner_id = h.party_id)",
     "labels": "SELECT 1 FROM label l WHERE l.items IS NOT (SELECT count(*) FROM labelled WHERE label_id = l.id)",
     "ledger": "SELECT 1 FROM ledger WHERE accepted - acknowledged - expired - evicted - removed - withdrawn IS NOT"
-    " CASE half WHEN 'didcomm' THEN (SELECT count(*) FROM message) ELSE (SELECT count(*) FROM pending_event) END",
+    " CASE protocol WHEN 'didcomm' THEN (SELECT count(*) FROM message) ELSE (SELECT count(*) FROM pending_event) END",
     "no label": "SELECT 1 FROM labelled WHERE label_id NOT IN (SELECT id FROM label)",
     "empty label": "SELECT 1 FROM label WHERE items < 1",
     "no payload": "SELECT seq FROM stored_event EXCEPT SELECT seq FROM stored_payload",

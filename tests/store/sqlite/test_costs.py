@@ -174,7 +174,7 @@ class StatementTests(CostCase):
         self.assertEqual(self.statements(asked), 8)
 
     def test_one_ledger(self) -> None:
-        """However many kinds of operations a batch has, what they count is written once for both halves."""
+        """However many kinds of operations a batch has, what they count is written once for both protocols."""
         self.commit(self.deposits(64))
         orders = SQLiteOperations(DecentrlQuotas())
         self.commit(orders.settled())

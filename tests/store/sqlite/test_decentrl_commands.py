@@ -217,7 +217,7 @@ class CommandCommitTests(CommitTestCase):
         return CommandGuard(nonce, NOON + HOUR, sender)
 
     def test_one_commit(self) -> None:
-        """Commands of one turn share a commit with each other and with the other half, the refused ones too."""
+        """Commands of one turn share a commit with each other and with the other protocol, the refused ones too."""
         decentrl, before = self.store.decentrl, count_wal_commits(self.path)
         asked: list[Deferred[Any]] = [
             decentrl.save_contract(self.guard(b"1"), make_contract("r", None, ALICE)),

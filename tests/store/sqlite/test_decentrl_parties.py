@@ -172,10 +172,10 @@ class PartyTests(TestCase):
 
 
 class QueueSizeTests(TestCase):
-    """What waits for a DID in both halves."""
+    """What waits for a DID in both protocols."""
 
     async def test_sum_is_the_largest(self) -> None:
-        """A DID that has most in all comes first, though others have more in either half."""
+        """A DID that has most in all comes first, though others have more in either protocol."""
         clock = ImmediateClock()
         store = make_sqlite_store(clock, make_database_path(self))
         await store.open()
@@ -284,7 +284,7 @@ class RestartTests(TestCase):
     """What is still there after a restart."""
 
     async def test_everything_stays(self) -> None:
-        """All of the Decentrl half outlives the process, as it was."""
+        """All of Decentrl outlives the process, as it was."""
         clock, path = ImmediateClock(), make_database_path(self)
         store = make_sqlite_store(clock, path)
         await store.open()

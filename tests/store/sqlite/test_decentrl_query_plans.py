@@ -1,4 +1,4 @@
-"""How SQLite finds what the Decentrl half asks for."""
+"""How SQLite finds what Decentrl asks for."""
 
 from __future__ import annotations
 

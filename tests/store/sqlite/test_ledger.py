@@ -127,19 +127,19 @@ class KillTests(SynchronousTestCase):
         random = Random(seed)
         for death in range(DEATHS):
             for line in self.churn(f"{seed}-{death}", random.randrange(30, 400)):
-                half, entry, number = line.split()
-                told[half, entry] += int(number)
+                protocol, entry, number = line.split()
+                told[protocol, entry] += int(number)
             with closing(open_database(self.path)) as connection:
                 self.assertEqual(find_miscounts(connection), [], f"seed {seed}")
                 books = queue_statistics.read_ledger(connection)
             self.reconcile("didcomm", books.didcomm, told, seed)
             self.reconcile("decentrl", books.decentrl, told, seed)
 
-    def reconcile(self, half: str, ledger: MessageLedger, told: Counter[tuple[str, str]], seed: int) -> None:
-        self.assertEqual(ledger.difference, 0, f"{half}, seed {seed}")
-        self.assertGreater(ledger.acknowledged, 0, f"{half}, seed {seed}")
+    def reconcile(self, protocol: str, ledger: MessageLedger, told: Counter[tuple[str, str]], seed: int) -> None:
+        self.assertEqual(ledger.difference, 0, f"{protocol}, seed {seed}")
+        self.assertGreater(ledger.acknowledged, 0, f"{protocol}, seed {seed}")
         for entry in LEDGER_ENTRIES:
-            self.assertGreaterEqual(getattr(ledger, entry), told[half, entry], f"{half} {entry}, seed {seed}")
+            self.assertGreaterEqual(getattr(ledger, entry), told[protocol, entry], f"{protocol} {entry}, seed {seed}")
 
     def churn(self, seed: str, lines: int) -> list[str]:
         """What a process has told until it was killed, after so many lines."""

@@ -1,4 +1,4 @@
-"""How SQLite finds what the DIDComm half and the cluster ask for."""
+"""How SQLite finds what the DIDComm part and the cluster ask for."""
 
 from __future__ import annotations
 
