@@ -10,7 +10,7 @@ one after the other.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -368,7 +368,7 @@ class MessageWriter:
         # Queue, messages and bytes, by recipient.
         self._counts: dict[int, list[Any]] = {}
         self._first_used: dict[int, None] = {}
-        self._ledger: Counter[LedgerEntry] = Counter()
+        self._accepted = 0
 
     def perform(self, operations: Sequence[_MessageOperation]) -> list[Any]:
         """Outcome of each operation, in order."""
@@ -415,7 +415,7 @@ class MessageWriter:
             self.count(message.queue, -1, -message.size)
             self._deleted.append(message.seq)
             removed.append(message.make_removed(reason))
-        self._ledger[entry] += len(messages)
+        self._connection.add_ledger_entry("didcomm", entry, len(messages))
         return removed
 
     def count(self, queue: CachedQueue, messages: int, size: int, origin: int | None = None) -> None:
@@ -458,10 +458,8 @@ class MessageWriter:
             self._connection.execute_in(_UNSET_FRESH, list(self._first_used))
         if empty:
             self._delete_empty(empty)
-        for entry, number in self._ledger.items():
-            self._connection.add_ledger_entry("didcomm", entry, number)
-        if self._ledger["acknowledged"]:
-            self.cache.trim_senders()
+        self._connection.add_ledger_entry("didcomm", "accepted", self._accepted)
+        self.cache.trim_senders()
 
     def _delete_empty(self, queues: Sequence[CachedQueue]) -> None:
         """Delete the counters of empty queues, and recipients of which nothing else is left."""
@@ -484,7 +482,7 @@ class MessageWriter:
                 self.check_capacity(limits, [(queue, operation)])
             except QueueFull as error:
                 return error.with_traceback(None)
-        self._ledger["accepted"] += len(request.payloads)
+        self._accepted += len(request.payloads)
         self.count(queue, len(request.payloads), operation.size, request.origin)
         for payload in request.payloads:
             self._inserted.append((queue, operation, payload))
@@ -598,8 +596,8 @@ class MessageWriter:
             if (size := len(payload.data)) > limits.max_bytes:
                 removed = payload.id, request.recipient_did, queue.account, size, operation.now, 0
                 evicted.append(RemovedMessage(*removed, "fifo_bytes"))
-        self._ledger["accepted"] += len(request.payloads)
-        self._ledger["evicted"] += len(evicted)
+        self._accepted += len(request.payloads)
+        self._connection.add_ledger_entry("didcomm", "evicted", len(evicted))
         return operation.make_result(queue.account, evicted)
 
     def check_capacity(self, limits: QueueLimits, operations: Sequence[tuple[CachedQueue, EnqueueOperation]]) -> None:
