@@ -110,7 +110,7 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 # Entries and bytes of a buffer; None where not counted.
 BufferUsage = tuple[int | None, int | None]
 
-_REQUEST_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+REQUEST_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _STORE_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 _LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 # From live delivery to a pickup just before expiry.
@@ -179,7 +179,7 @@ class Metrics:
         self.requests = counter("requests", "Requests and frames by outcome", "protocol", "outcome")
         self.rejected = counter("rejected", "Requests and frames refused, by reason", "reason")
         self.request_duration = histogram(
-            "request_duration", "Time from request to response", _REQUEST_BUCKETS, "protocol"
+            "request_duration", "Time from request to response", REQUEST_BUCKETS, "protocol"
         )
         self.delivery_latency = histogram(
             "delivery_latency", "Time from acceptance to acknowledgement", _LATENCY_BUCKETS, "method"
