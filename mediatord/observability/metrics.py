@@ -175,7 +175,6 @@ class Metrics:
         self._faults: set[str] = set()
         self._table_size = gauge("storage_bytes", "Size of store tables in bytes", "table")
         self._queue_size = gauge("message_queue_size", "Queued messages of the largest queues", "did")
-        self._queues: frozenset[str] = frozenset()
         self.requests = counter("requests", "Requests and frames by outcome", "protocol", "outcome")
         self.rejected = counter("rejected", "Requests and frames refused, by reason", "reason")
         self.request_duration = histogram(
@@ -323,11 +322,9 @@ class Metrics:
         for did, size in [*((self._label(did), size) for did, size in largest), (_OTHER_QUEUES, other)]:
             if size > 0:
                 sizes[did] = sizes.get(did, 0) + size
-        for gone in self._queues - sizes.keys():
-            self._queue_size.remove(gone)
+        self._queue_size.clear()
         for label, size in sizes.items():
             self._queue_size.labels(label).set(size)
-        self._queues = frozenset(sizes)
 
     def render(self) -> bytes:
         """All metrics in Prometheus text format, with content type :data:`CONTENT_TYPE`."""
