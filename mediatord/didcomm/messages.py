@@ -24,7 +24,7 @@ from mediatord.errors import (
     UnresolvableDID,
 )
 from mediatord.identity.key_file import NamedKey
-from mediatord.net.did_resolver import IDIDResolver
+from mediatord.net.did_resolver import DIDResolver
 from mediatord.protocol import encoding
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm import json_web_signature, jwe
@@ -181,7 +181,7 @@ class MessageUnpacker:
     """
 
     def __init__(
-        self, resolver: IDIDResolver, agreement_keys: Mapping[str, Sequence[PrivateKey]], *, draft03: bool = False
+        self, resolver: DIDResolver, agreement_keys: Mapping[str, Sequence[PrivateKey]], *, draft03: bool = False
     ) -> None:
         self._resolver = resolver
         self._agreement_keys = agreement_keys
@@ -445,7 +445,7 @@ class ForwardWrapper:
     :param new_id: source of message ids.
     """
 
-    def __init__(self, resolver: IDIDResolver, clock: IReactorTime, new_id: Callable[[], str]) -> None:
+    def __init__(self, resolver: DIDResolver, clock: IReactorTime, new_id: Callable[[], str]) -> None:
         self._resolver = resolver
         self._clock = clock
         self._new_id = new_id

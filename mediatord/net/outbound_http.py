@@ -11,7 +11,7 @@ the name. No cookies, proxies or persistent connections; every response is bound
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Any, cast
@@ -378,6 +378,9 @@ class OutboundResponse:
     body: bytes = field(repr=False)
 
 
+_Exchange = Coroutine[Deferred[Any], Any, tuple[OutboundResponse, bytes | None]]
+
+
 class OutboundHTTPClient:
     """Client for untrusted URLs."""
 
@@ -405,8 +408,8 @@ class OutboundHTTPClient:
             target = target.to_uri()
         except ValueError:  # a host that is no valid DNS name
             raise OutboundAddressError("NotAnAddress") from None
-        headers = {b"Accept": [b"application/did+json, application/did+ld+json, application/json"]}
-        response, _ = await self._exchange(_OutboundRequest(b"GET", target, headers, limit), timeout)
+        headers = Headers({b"Accept": [b"application/did+json, application/did+ld+json, application/json"]})
+        response, _ = await self._exchange(self._send_request(b"GET", target, headers, limit), timeout)
         return response
 
     async def post(self, url: str, body: bytes, content_type: bytes, *, timeout: float) -> OutboundResponse:
@@ -418,10 +421,10 @@ class OutboundHTTPClient:
         :raise OutboundRequestError: anything else.
         """
         deadline = self._reactor.seconds() + timeout
-        headers = {b"Content-Type": [content_type]}
+        headers = Headers({b"Content-Type": [content_type]})
         target = _parse_target(url, ("http", "https"))
         for _ in range(1 + _MAX_REDIRECTS):
-            request = _OutboundRequest(b"POST", target, headers, _MAX_RESPONSE_BYTES, body)
+            request = self._send_request(b"POST", target, headers, _MAX_RESPONSE_BYTES, body)
             response, location = await self._exchange(request, deadline - self._reactor.seconds())
             if response.status != _TEMPORARY_REDIRECT or location is None:
                 return response
@@ -432,38 +435,26 @@ class OutboundHTTPClient:
         """Abort requests in progress; fires when all connections are closed."""
         return self._endpoints.close()
 
-    async def _exchange(self, request: _OutboundRequest, timeout: float) -> tuple[OutboundResponse, bytes | None]:
-        talk = Deferred.fromCoroutine(self._send_request(request))
+    async def _exchange(self, request: _Exchange, timeout: float) -> tuple[OutboundResponse, bytes | None]:
         try:
-            return await talk.addTimeout(max(0.0, timeout), self._reactor)
+            return await Deferred.fromCoroutine(request).addTimeout(max(0.0, timeout), self._reactor)
         except OutboundError:
             raise
         except Exception as error:  # an untrusted server can provoke any exception of three libraries
             raise OutboundRequestError(type(error).__name__) from None
 
-    async def _send_request(self, request: _OutboundRequest) -> tuple[OutboundResponse, bytes | None]:
-        agent = Agent.usingEndpointFactory(self._reactor, self._endpoints.make_endpoint_factory(request.limit))
+    async def _send_request(
+        self, method: bytes, target: hyperlink.URL, headers: Headers, limit: int, body: bytes | None = None
+    ) -> tuple[OutboundResponse, bytes | None]:
+        agent = Agent.usingEndpointFactory(self._reactor, self._endpoints.make_endpoint_factory(limit))
         # The Agent neither requests nor decodes compression: a server must not choose how much memory a body takes.
-        response = await agent.request(
-            request.method,
-            request.target.to_text().encode("ascii"),
-            Headers(request.headers),
-            None if request.body is None else _BytesProducer(request.body),
-        )
-        body, whole = await read_body(response, request.limit)
-        if not whole and request.method == b"GET":
+        producer = None if body is None else _BytesProducer(body)
+        response = await agent.request(method, target.to_text().encode("ascii"), headers, producer)
+        received, whole = await read_body(response, limit)
+        if not whole and method == b"GET":
             raise OutboundRequestError("TooLong")
-        answer = OutboundResponse(response.code, _get_header(response, b"Content-Type") or b"", body)
+        answer = OutboundResponse(response.code, _get_header(response, b"Content-Type") or b"", received)
         return answer, _get_header(response, b"Location")
-
-
-@dataclass(frozen=True, slots=True)
-class _OutboundRequest:
-    method: bytes
-    target: hyperlink.URL
-    headers: dict[bytes, list[bytes]]
-    limit: int
-    body: bytes | None = field(default=None, repr=False)
 
 
 @implementer(IBodyProducer)

@@ -20,6 +20,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
 
+from mediatord.observability.event_schema import MESSAGE_COUNTERS, REQUEST_COUNTERS
+
 
 class ProcessMetricsCollector(ProcessCollector):
     """
@@ -220,10 +222,9 @@ class Metrics:
 
     def collect_totals(self) -> dict[str, int]:
         """Fields of the event `counters`, with which the event log can be compared."""
-        messages = ("forwarded", "stored", "delivered", "expired", "evicted")
         totals = {
-            **{name: getattr(self, name).get() for name in messages},
-            **dict.fromkeys(("requests_accepted", "requests_rejected", "requests_failed"), 0),
+            **{name: getattr(self, name).get() for name in MESSAGE_COUNTERS},
+            **dict.fromkeys(REQUEST_COUNTERS, 0),
             "connections": int(list(self.active_connections.collect())[0].samples[0].value),
         }
         for (_, outcome), count in self.requests.counts.items():

@@ -178,11 +178,6 @@ def compose_authentication(identity: DecentrlIdentity, timestamp_ms: int, **memb
     return {"type": "AUTHENTICATE", **content, "signature": identity.sign(content)}
 
 
-def encode_command(command: dict[str, Any]) -> bytes:
-    """The command as it is sent."""
-    return encoding.dumps(command)
-
-
 Item = TypeVar("Item", bound=WireModel)
 
 
@@ -745,7 +740,7 @@ class DecentrlWallet:
 
         :param at: another mediator than the wallet's.
         """
-        return read_reply(await self.post(encode_command(self.command(payload, recipient_did, channel)), at=at))
+        return read_reply(await self.post(encoding.dumps(self.command(payload, recipient_did, channel)), at=at))
 
     async def find(
         self, query: PageQuery[Item], page: int, page_size: int, wanted: Mapping[str, Any] | None = None

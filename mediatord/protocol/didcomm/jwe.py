@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import nacl.exceptions
 from cryptography.exceptions import InvalidTag
@@ -120,22 +120,32 @@ def derive_static_secret(key: PrivateKey, peer: PublicKey) -> bytes:
     return key.exchange(peer)
 
 
-def _generate_ephemeral_key(curve: Curve) -> tuple[dict[str, str], Callable[[PublicKey], bytes]]:
+class EphemeralKey(NamedTuple):
     """
-    A fresh public key for one envelope, and the function from a static key to Z, which raises ValueError as
-    :meth:`PrivateKey.exchange`.
+    An ephemeral key pair.
+
+    :param jwk: its public key.
+    :param exchange: computes Z with a static key; raises ValueError as :meth:`PrivateKey.exchange`.
     """
-    if curve != "X25519":
-        key = PrivateKey.generate(curve)
-        return key.public.jwk(), key.exchange
-    secret = secrets.token_bytes(_X25519_KEY_SIZE)
 
-    def exchange(peer: PublicKey) -> bytes:
-        if peer.curve != "X25519":
-            raise ValueError("keys of different kinds")
-        return compute_x25519(secret, peer.raw)
+    jwk: dict[str, str]
+    exchange: Callable[[PublicKey], bytes]
 
-    return {"kty": "OKP", "crv": curve, "x": encode_base64url(bindings.crypto_scalarmult_base(secret))}, exchange
+    @classmethod
+    def generate(cls, curve: Curve) -> EphemeralKey:
+        """Generate a key."""
+        if curve != "X25519":
+            key = PrivateKey.generate(curve)
+            return cls(key.public.jwk(), key.exchange)
+        secret = secrets.token_bytes(_X25519_KEY_SIZE)
+
+        def exchange(peer: PublicKey) -> bytes:
+            if peer.curve != "X25519":
+                raise ValueError("keys of different kinds")
+            return compute_x25519(secret, peer.raw)
+
+        public = encode_base64url(bindings.crypto_scalarmult_base(secret))
+        return cls({"kty": "OKP", "crv": curve, "x": public}, exchange)
 
 
 def clear_key_caches() -> None:
@@ -527,15 +537,19 @@ def encrypt_anoncrypt(
 
 
 def encrypt_authcrypt(
-    plaintext: bytes, sender: tuple[str, PrivateKey], recipients: Sequence[tuple[str, PublicKey]]
+    plaintext: bytes,
+    sender: tuple[str, PrivateKey],
+    recipients: Sequence[tuple[str, PublicKey]],
+    ephemeral: EphemeralKey | None = None,
 ) -> bytes:
     """
     Encrypt and authenticate the sender.
 
     :param sender: absolute kid and key, on the recipients' curve.
+    :param ephemeral: as of :func:`encrypt`.
     :raise ValueError: as :func:`encrypt_anoncrypt`.
     """
-    return encrypt(plaintext, recipients, sender)
+    return encrypt(plaintext, recipients, sender, ephemeral=ephemeral)
 
 
 def encrypt(
@@ -543,24 +557,31 @@ def encrypt(
     recipients: Sequence[tuple[str, PublicKey]],
     sender: tuple[str, PrivateKey] | None,
     enc: Enc = "A256CBC-HS512",
+    ephemeral: EphemeralKey | None = None,
 ) -> bytes:
-    """As :func:`encrypt_authcrypt`, or as :func:`encrypt_anoncrypt` without a sender."""
+    """
+    As :func:`encrypt_authcrypt`, or as :func:`encrypt_anoncrypt` without a sender.
+
+    :param ephemeral: a key on the recipients' curve to use again, which saves half of the time; by default a new one.
+    """
     if not recipients:
         raise ValueError("no recipients")
     ordered = recipients if len(recipients) == 1 else sorted(recipients, key=lambda recipient: recipient[0])
-    epk, exchange = _generate_ephemeral_key(ordered[0][1].curve)
+    ephemeral = ephemeral or EphemeralKey.generate(ordered[0][1].curve)
     skid = sender[0] if sender else None
     frame = _cached_header_frame if len(skid or "") <= _MAX_CACHED_SENDER_KID else _build_header_frame
     before, after, apu = frame(skid, enc)
     apv = compute_apv([kid for kid, _ in ordered])
-    protected = encode_base64url(b"".join((before, dumps(epk), b',"apv":"', encode_base64url(apv).encode(), after)))
+    protected = encode_base64url(
+        b"".join((before, dumps(ephemeral.jwk), b',"apv":"', encode_base64url(apv).encode(), after))
+    )
     info = build_other_info(AUTHCRYPT if sender else ANONCRYPT, apu, apv)
     cipher = CONTENT_CIPHERS[enc]
     cek = secrets.token_bytes(cipher.key_size)
     iv, data, tag = cipher.encrypt(cek, plaintext, protected.encode())
     entries = []
     for kid, key in ordered:
-        secret = exchange(key) + (derive_static_secret(sender[1], key) if sender else b"")
+        secret = ephemeral.exchange(key) + (derive_static_secret(sender[1], key) if sender else b"")
         wrapped = aes_key_wrap(derive_kek(secret, info, tag if sender else None), cek)
         entries.append({"header": {"kid": kid}, "encrypted_key": encode_base64url(wrapped)})
     return dumps(
