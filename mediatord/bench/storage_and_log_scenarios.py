@@ -18,7 +18,7 @@ from itertools import cycle
 from pathlib import Path
 from statistics import median
 
-from mediatord.bench.load_generator import Load, TargetServer, intended_times
+from mediatord.bench.load_generator import Load, TargetServer, pace
 from mediatord.bench.measured_mediator import (
     CycleLoad,
     ForwardLoad,
@@ -419,11 +419,10 @@ def _measure_on_disk(plan: BenchmarkPlan, mediator: MeasuredMediator, failures: 
 
 def _ping_sockets(live_sockets: list[LiveSocket], seconds: float, rate: float) -> list[int]:
     """Ping idle sockets in turn at fixed intervals; microseconds from when each ping was due to its pong."""
-    latencies_us, start = [], time.perf_counter()
-    for due, live in zip(intended_times(rate, seconds, 0, even=True), cycle(live_sockets), strict=False):
-        time.sleep(max(0.0, start + due - time.perf_counter()))
+    latencies_us = []
+    for due, live in zip(pace(rate, seconds), cycle(live_sockets), strict=False):
         live.socket.send(b"", PING_OPCODE)
         if live.socket.take():
             raise RuntimeError("a message on an idle socket")
-        latencies_us.append(int((time.perf_counter() - start - due) * 1e6))
+        latencies_us.append(int((time.perf_counter() - due) * 1e6))
     return latencies_us
