@@ -139,15 +139,12 @@ class MongoAccountStore:
     @operation
     async def get_account_usage(self) -> AccountUsage:
         """Count accounts and bytes by the metadata, which may be a little wrong after a crash of the server."""
-
-        async def read(run: Operation) -> AccountUsage:
+        with self._client.operate("account_usage") as run:
             stats = [
                 await run.command(MongoCommand({"collStats": one.name}), low_latency=True)
                 for one in (ACCOUNTS, RECIPIENTS, RETIRED_DIDS, LONG_FORM_DIDS, schema.REGISTRATIONS)
             ]
             return AccountUsage(stats[0]["count"], sum([one["size"] for one in stats]))
-
-        return await self._client.operate("account_usage", read)
 
     @operation
     async def expire_accounts(

@@ -162,7 +162,8 @@ class MongoStoreAdministration:
     async def purge(self, did: str, protocol: QueueProtocol, ids: Sequence[str]) -> list[RemovedMessage]:
         if protocol == "didcomm":
             work = [RemovalRequest(list(ids))]
-            (removed,) = await self._client.operate("purge", lambda run: self._remove_messages(run, work, None))
+            with self._client.operate("purge") as run:
+                (removed,) = await self._remove_messages(run, work, None)
             return removed
         return await self._purge_events(did, ids)
 

@@ -218,16 +218,14 @@ class DecentrlCommandRunner:
         self._commands += 1
         self._bytes += size
         try:
-            return await self._client.operate(name, partial(self._run_exclusive, command))
+            with self._client.operate(name) as run:
+                start = partial(self._transact, command, run)
+                if did is not None:
+                    start = partial(self._party_mutex.run_exclusive, make_party_key(did), start, run.deadline)
+                return await self._nonce_mutex.run_exclusive(guard.nonce, start, run.deadline)
         finally:
             self._commands -= 1
             self._bytes -= size
-
-    def _run_exclusive(self, command: MongoGuardedCommand[T], run: Operation) -> Awaitable[T]:
-        work = partial(self._transact, command, run)
-        if command.did is not None:
-            work = partial(self._party_mutex.run_exclusive, make_party_key(command.did), work, run.deadline)
-        return self._nonce_mutex.run_exclusive(command.guard.nonce, work, run.deadline)
 
     async def _transact(self, command: MongoGuardedCommand[T], run: Operation) -> T:
         share = command.guard.share

@@ -420,15 +420,12 @@ class MongoEventArchive(DecentrlCommandRunner):
 
         :param build_search: for the key of the owner.
         """
-
-        async def read(run: Operation) -> ResultPage[E]:
+        with self._client.operate(name) as run:
             party = await read_party(run, owner)
             if not getattr(party, table.counter):
                 return EMPTY_PAGE
             found, total = await self._read_page(run, table, party, build_search(party.key), page)
             return ResultPage(tuple([_parse_event(kind, one) for one in found]), total)
-
-        return await self._client.operate(name, read)
 
     async def _read_page(
         self, run: Operation, table: PartyCollection, party: PartyRecord, search: EventLabelSearch, page: PageRequest

@@ -43,7 +43,7 @@ from mediatord.store.mongo.decentrl_parties import (
 )
 from mediatord.store.mongo.driver.client import ClockSkewMonitor, ReplicaSetClient
 from mediatord.store.mongo.driver.collection import Document, MongoCommand
-from mediatord.store.mongo.driver.operation import Operation, operation
+from mediatord.store.mongo.driver.operation import operation
 from mediatord.store.mongo.driver.transactions import SessionSlot
 from mediatord.store.mongo.ledger import build_ledger_entries
 from mediatord.store.mongo.message_queues import list_arrivals
@@ -94,12 +94,9 @@ class MongoDecentrlStore(MongoEventArchive):
     async def registered_until(self, did: str) -> float | None:
         self._clocks.check()
         now = self._clock.seconds()
-
-        async def read(run: Operation) -> float | None:
+        with self._client.operate("registered_until") as run:
             until = (await read_party(run, did)).registered_until
             return until if until > now else None
-
-        return await self._client.operate("registered_until", read)
 
     @operation
     async def save_contract(self, guard: CommandGuard, contract: Contract) -> None:
@@ -177,7 +174,7 @@ class MongoDecentrlStore(MongoEventArchive):
 
     @operation
     async def contracts(self, owner: str, wanted: ContractFilter, part: PageRequest) -> ResultPage[Contract]:
-        async def read(run: Operation) -> ResultPage[Contract]:
+        with self._client.operate("contracts") as run:
             party = await read_party(run, owner)
             if not party.contracts:
                 return EMPTY_PAGE
@@ -196,8 +193,6 @@ class MongoDecentrlStore(MongoEventArchive):
                 for one in found
             ]
             return ResultPage(tuple(items), total)
-
-        return await self._client.operate("contracts", read)
 
     @operation
     async def request_contract(self, guard: CommandGuard, request: ContractRequest) -> None:
@@ -223,7 +218,7 @@ class MongoDecentrlStore(MongoEventArchive):
 
     @operation
     async def contract_requests(self, recipient: str, part: PageRequest) -> ResultPage[ContractRequest]:
-        async def read(run: Operation) -> ResultPage[ContractRequest]:
+        with self._client.operate("contract_requests") as run:
             party = await read_party(run, recipient)
             if not party.requests:
                 return EMPTY_PAGE
@@ -234,8 +229,6 @@ class MongoDecentrlStore(MongoEventArchive):
                 for one in found
             ]
             return ResultPage(tuple(items), total)
-
-        return await self._client.operate("contract_requests", read)
 
     @operation
     async def acknowledge_requests(self, guard: CommandGuard, recipient: str, ids: Sequence[str]) -> None:
@@ -285,7 +278,7 @@ class MongoDecentrlStore(MongoEventArchive):
 
     @operation
     async def pending_events(self, recipient: str, sender: str | None, part: PageRequest) -> ResultPage[PendingEvent]:
-        async def read(run: Operation) -> ResultPage[PendingEvent]:
+        with self._client.operate("pending_events") as run:
             party = await read_party(run, recipient)
             if not party.pending:
                 return EMPTY_PAGE
@@ -301,13 +294,10 @@ class MongoDecentrlStore(MongoEventArchive):
             check_page_size(found)
             return ResultPage(tuple([_parse_pending_event(one) for one in found]), total)
 
-        return await self._client.operate("pending_events", read)
-
     @operation
     async def find_pending(self, ids: Sequence[str]) -> list[PendingEvent]:
         missing = dict.fromkeys(ids)
-
-        async def read(run: Operation) -> list[PendingEvent]:
+        with self._client.operate("find_pending") as run:
             found: list[Document] = []
             while missing and sum([document["size"] for document in found]) <= MAX_PAGE_BYTES:
                 # One batch has about as much as a page: mostly it is all there is.
@@ -323,18 +313,14 @@ class MongoDecentrlStore(MongoEventArchive):
             sizes = list(accumulate([document["size"] for document in found]))
             return [_parse_pending_event(one) for one in found[: max(1, bisect_right(sizes, MAX_PAGE_BYTES))]]
 
-        return await self._client.operate("find_pending", read)
-
     @operation
     async def find_pending_arrivals(
         self, recipients: Sequence[str], window: ArrivalWindow, *, limit: int
     ) -> list[MessageArrival]:
-        async def read(run: Operation) -> list[MessageArrival]:
+        with self._client.operate("arrived_pending") as run:
             dids = {make_party_key(did): did for did in recipients} if limit > 0 else {}
             fields = "party", "received_at", "pending_arrived"
             return await list_arrivals(run.query, PENDING_EVENTS, fields, dids, window, limit)
-
-        return await self._client.operate("arrived_pending", read)
 
     @operation
     async def acknowledge_events(

@@ -221,8 +221,7 @@ class MongoQueueReader:
         self._clocks.check()
         known = list(filter_valid_ids(ids))
         now = self._clock.seconds()
-
-        async def find(run: Operation) -> list[StoredMessage]:
+        with self._client.operate("find") as run:
             documents = await _find_small_messages(run, known, now) if known else []
             if len(documents) < len(known) or not all(one["owner"] for one in documents):
                 filter = {"_id": {"$in": known}, **_build_visible_filter(now)}
@@ -231,8 +230,6 @@ class MongoQueueReader:
             accounts = {one["account"]: one["owner"][0]["did"] for one in documents}
             dids = await self._did_finder.find(run.query, documents, accounts)
             return _parse_messages(sorted(documents, key=_get_seq), dids)
-
-        return await self._client.operate("find", find)
 
     @operation
     async def find_arrivals(
@@ -300,12 +297,9 @@ class MongoQueueReader:
 
     async def _read_exclusively(self, name: str, account: str, work: TransactionWork[T]) -> T:
         """Run one read at a time for each account, so that one with a long queue cannot use up all readers."""
-
-        def read(run: Operation) -> Awaitable[T]:
+        with self._client.operate(name) as run:
             reading = partial(run.transact, work, reading=True)
-            return self._account_mutex.run_exclusive(account, reading, run.deadline)
-
-        return await self._client.operate(name, read)
+            return await self._account_mutex.run_exclusive(account, reading, run.deadline)
 
     async def _read_oldest(
         self, t: Transaction, filters: Sequence[Document], limit: int | None, max_bytes: int, hint: str

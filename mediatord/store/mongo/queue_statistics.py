@@ -7,6 +7,7 @@ Ids of messages and events begin with the time of arrival, so their age is found
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -19,7 +20,7 @@ from mediatord.store.interfaces.messages import (
     StoreLedger,
     StoreStatistics,
 )
-from mediatord.store.mongo.driver.client import OperationWork, ReplicaSetClient
+from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.collection import Collection, Document, MongoCommand
 from mediatord.store.mongo.driver.errors import MongoCommandError, ServerUnreachable
 from mediatord.store.mongo.driver.operation import Operation, operation
@@ -58,7 +59,8 @@ class MongoQueueStatistics:
 
     @operation
     async def read_ledger(self) -> StoreLedger:
-        ledger, _ = await self._read("ledger", lambda run: read_ledger_with(run, read_nothing), LEDGER_TIMEOUT)
+        with self._operate("ledger", LEDGER_TIMEOUT) as run:
+            ledger, _ = await read_ledger_with(run, read_nothing)
         return ledger
 
     @operation
@@ -69,25 +71,19 @@ class MongoQueueStatistics:
         Of very many queues only :data:`_MAX_RANKED_QUEUES` are ranked. Of very many messages the sum is that of the
         metadata, which may be a little wrong, and more so after a crash of the server.
         """
-
-        async def read(run: Operation) -> tuple[list[tuple[str, int]], int]:
+        with self._operate("queue_sizes") as run:
             total = sum([await _count_documents(run, collections.messages) for collections in QUEUES.values()])
-            return await _rank_queues(run, top), total
-
-        sizes, total = await self._read("queue_sizes", read)
+            sizes = await _rank_queues(run, top)
         return sizes, max(total - sum(number for _, number in sizes), 0)
 
     @operation
     async def read_statistics(self, top: int) -> StoreStatistics:
         """Rank queues just before the rest, since no transaction can; the sum is that of the ledger."""
-
-        async def read(run: Operation) -> StoreStatistics:
+        with self._operate("statistics", LEDGER_TIMEOUT) as run:
             sizes = await _rank_queues(run, top)
             ledger, _ = await read_ledger_with(run, read_nothing)
             total = sum(await _read_totals(run, ledger))
             return StoreStatistics(tuple(sizes), max(total - sum(number for _, number in sizes), 0), ledger)
-
-        return await self._read("statistics", read, LEDGER_TIMEOUT)
 
     @operation
     async def get_queue_totals(self) -> QueueTotals:
@@ -95,8 +91,7 @@ class MongoQueueStatistics:
         Return the totals of all queues. With too many queues, or not enough time, their number and bytes are unknown.
         The oldest message is the one with the lowest id.
         """
-
-        async def read(run: Operation) -> QueueTotals:
+        with self._operate("waiting") as run:
             totals = QueueTotals(0, None, None, None)
             for collections in QUEUES.values():
                 number = await _count_documents(run, collections.messages)
@@ -111,13 +106,10 @@ class MongoQueueStatistics:
             except (ServerUnreachable, MongoCommandError):
                 return totals
 
-        return await self._read("waiting", read)
-
     @operation
     async def read_backlog(self, bounds: Sequence[float], top: int) -> QueueBacklog:
         edges = tuple(bounds)
-
-        async def read(run: Operation) -> QueueBacklog:
+        with self._operate("backlog", LEDGER_TIMEOUT) as run:
             largest = await _find_longest_queues(run, top) if top > 0 else []
             ledger, buckets = await read_ledger_with(run, partial(_read_buckets, edges))
             totals = [(number, None) for number in await _read_totals(run, ledger)]
@@ -126,13 +118,10 @@ class MongoQueueStatistics:
             sizes = [one.bytes for one in found.buckets]
             return found if None in sizes else replace(found, bytes=sum([size or 0 for size in sizes]))
 
-        return await self._read("backlog", read, LEDGER_TIMEOUT)
-
     @operation
     async def table_sizes(self) -> dict[str, int]:
         """Return the bytes of each collection with its indexes; none if the user is not authorized to read them."""
-
-        async def read(run: Operation) -> dict[str, int]:
+        with self._operate("table_sizes") as run:
             listing = MongoCommand({"listCollections": 1, "nameOnly": True, "authorizedCollections": True})
             size: Document = {"bytes": {"$add": ["$storageStats.storageSize", "$storageStats.totalIndexSize"]}}
             sizes: dict[str, int] = {}
@@ -147,11 +136,9 @@ class MongoQueueStatistics:
                 pass
             return sizes
 
-        return await self._read("table_sizes", read)
-
-    async def _read(self, name: str, work: OperationWork[T], seconds: float | None = None) -> T:
+    def _operate(self, name: str, seconds: float | None = None) -> AbstractContextManager[Operation]:
         until = self._client.clock.seconds() + (STATISTICS_TIMEOUT if seconds is None else seconds)
-        return await self._client.operate(name, work, until=until)
+        return self._client.operate(name, until=until)
 
 
 async def _add_queue_bytes(run: Operation, totals: QueueTotals) -> QueueTotals:

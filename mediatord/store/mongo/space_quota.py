@@ -79,7 +79,8 @@ class SpaceQuota:
 
     async def check(self) -> None:
         """:raise StoreUnavailable: the server is unreachable."""
-        stats = await self._client.operate("space", self._read_stats)
+        with self._client.operate("space") as run:
+            stats = await self._read_stats(run)
         if stats is None:
             return
         reusable = int(stats.get("totalFreeStorageSize", 0))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from math import inf
 from typing import Any
 
@@ -255,8 +254,8 @@ class TransactionBatcher:
 
     async def _run_operation(self, works: Sequence[Any], first: _PendingWork, until: float) -> Sequence[Any]:
         try:
-            work = partial(self._run_works, first.batch_operation, works)
-            return await self._client.operate(self._name, work, since=first.since, until=until)
+            with self._client.operate(self._name, since=first.since, until=until) as run:
+                return await self._run_works(first.batch_operation, works, run)
         except MediatorError as error:
             return [error.with_traceback(None)] * len(works)
         except Exception as error:

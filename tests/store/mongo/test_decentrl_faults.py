@@ -106,7 +106,8 @@ class UncertainCommitTests(FaultCase):
             await self.lost(write, guard, **DONE_OR_NOT)
             self.assertEqual(self.everything(), self.before, name)
             self.assertEqual(self.miscounted(), [], name)
-        ledger, _ = await self.links[0].operate("ledger", lambda run: read_ledger_with(run, read_nothing))
+        with self.links[0].operate("ledger") as run:
+            ledger, _ = await read_ledger_with(run, read_nothing)
         self.assertEqual(ledger.decentrl, MessageLedger(accepted=1, withdrawn=1))
         for name, write in self.writes().items():
             await write(CommandGuard(name.encode(), 9e9, ALICE))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.interfaces import IReactorTime
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from mediatord.store.mongo.driver.uri import MongoConnectionSettings
 
 T = TypeVar("T")
-OperationWork = Callable[[Operation], Awaitable[T]]
 
 # Seconds between probes of an unreachable server, and for each of them.
 PROBE_INTERVAL = 0.5
@@ -92,7 +92,7 @@ class ReplicaSetClient:
         self._idle: Deferred[None] | None = None
 
     @operation
-    async def open(self, prepare: OperationWork[None] | None = None) -> None:
+    async def open(self, prepare: Callable[[Operation], Awaitable[None]] | None = None) -> None:
         """
         Connect, and check that the server can be used.
 
@@ -100,7 +100,20 @@ class ReplicaSetClient:
         :raise StoreUnavailable: the server is unreachable or rejects the credentials; `open` may be called again.
         :raise UnsupportedServer: the server cannot be used.
         """
-        await self._track(self._open(prepare))
+        with self._track():
+            self._pool.start()
+            run = self._start_operation(REQUEST_TIME_LIMIT)
+            try:
+                await self._check_server(run)
+                if prepare is not None:
+                    await prepare(run)
+            except (ServerUnreachable, MongoCommandError) as error:
+                self._set_up(False)
+                self.report_failure(f"opening {self._address.hosts}", error)
+                raise StoreUnavailable from None
+            self._accepting = True
+            self._set_up(True)
+            self._start_recovery()
 
     @operation
     async def close(self) -> None:
@@ -135,22 +148,33 @@ class ReplicaSetClient:
         now = self.wall.seconds()
         return self.clock.seconds() - (now - get_request_start(now))
 
-    async def operate(
-        self, name: str, work: OperationWork[T], *, since: float | None = None, until: float | None = None
-    ) -> T:
+    @contextmanager
+    def operate(self, name: str, *, since: float | None = None, until: float | None = None) -> Iterator[Operation]:
         """
-        Run `work` as one operation; not if hardly any time is left, since it might have to be undone.
+        Context manager: the body is one operation. With hardly any time left it is not run, since it might have to be
+        undone.
 
         :param name: of the operation, for the metric.
         :param since: when it was requested, if before now.
         :param until: the deadline; that of the current request if None.
+        :raise StoreUnavailable: it was not run, or has failed.
         """
         now = self.clock.seconds()
         since = now if since is None else since
         until = min(self.request_started_at, since) + REQUEST_TIME_LIMIT if until is None else until
         if not self.is_available or until - now < _MIN_REMAINING_SHARE * REQUEST_TIME_LIMIT:
             raise StoreUnavailable
-        return await self._track(self._operate(name, work, since, until))
+        with self._track():
+            try:
+                yield Operation(self._pool, self.clock, self.transactions, until)
+            except (ServerUnreachable, MongoCommandError) as error:
+                self.report_failure(name, error)
+                raise StoreUnavailable from None
+            except ENCODING_ERRORS as error:
+                self._error_log.report(name, TypeError(type(error).__name__))
+                raise StoreUnavailable from None
+            finally:
+                self.observe(name, self.clock.seconds() - since)
 
     async def command(
         self, name: str, body: Document, *, database: str = "", has_time_limit: bool = True
@@ -161,12 +185,13 @@ class ReplicaSetClient:
         :param has_time_limit: whether the command supports `maxTimeMS`.
         :raise DuplicateKeyError: a unique index already has the value.
         """
-        command = MongoCommand(body, database=database)
-        return await self.operate(name, lambda run: run.command(command, has_time_limit=has_time_limit))
+        with self.operate(name) as run:
+            return await run.command(MongoCommand(body, database=database), has_time_limit=has_time_limit)
 
     async def query(self, name: str, query: MongoCommand) -> list[Document]:
         """Return what a `find` or `aggregate` command finds."""
-        return await self.operate(name, lambda run: run.query(query))
+        with self.operate(name) as run:
+            return await run.query(query)
 
     async def write(self, name: str, commands: Sequence[MongoCommand]) -> list[Document]:
         """
@@ -174,7 +199,12 @@ class ReplicaSetClient:
 
         :raise DuplicateKeyError: a unique index already has the value.
         """
-        return await retry_on_duplicate_key(lambda: self.operate(name, lambda run: run.write(commands)))
+
+        async def write() -> list[Document]:
+            with self.operate(name) as run:
+                return await run.write(commands)
+
+        return await retry_on_duplicate_key(write)
 
     async def transact(
         self, name: str, work: TransactionWork[T], *, undo: UndoWork | None = None, reading: bool = False
@@ -189,9 +219,12 @@ class ReplicaSetClient:
         :param reading: whether it only reads, and may be as slow as other reads.
         :raise DuplicateKeyError: a unique index already has the value.
         """
-        return await retry_on_duplicate_key(
-            lambda: self.operate(name, lambda run: run.transact(work, undo, reading=reading))
-        )
+
+        async def transact() -> T:
+            with self.operate(name) as run:
+                return await run.transact(work, undo, reading=reading)
+
+        return await retry_on_duplicate_key(transact)
 
     async def delete_in_batches(
         self, name: str, collection: Collection, filter: Document, *, batch: int, hint: str | None = None
@@ -232,33 +265,6 @@ class ReplicaSetClient:
 
     def _start_operation(self, seconds: float) -> Operation:
         return Operation(self._pool, self.clock, self.transactions, self.clock.seconds() + seconds)
-
-    async def _operate(self, name: str, work: OperationWork[T], since: float, until: float) -> T:
-        try:
-            return await work(Operation(self._pool, self.clock, self.transactions, until))
-        except (ServerUnreachable, MongoCommandError) as error:
-            self.report_failure(name, error)
-            raise StoreUnavailable from None
-        except ENCODING_ERRORS as error:
-            self._error_log.report(name, TypeError(type(error).__name__))
-            raise StoreUnavailable from None
-        finally:
-            self.observe(name, self.clock.seconds() - since)
-
-    async def _open(self, prepare: OperationWork[None] | None) -> None:
-        self._pool.start()
-        run = self._start_operation(REQUEST_TIME_LIMIT)
-        try:
-            await self._check_server(run)
-            if prepare is not None:
-                await prepare(run)
-        except (ServerUnreachable, MongoCommandError) as error:
-            self._set_up(False)
-            self.report_failure(f"opening {self._address.hosts}", error)
-            raise StoreUnavailable from None
-        self._accepting = True
-        self._set_up(True)
-        self._start_recovery()
 
     async def _check_server(self, run: Operation) -> None:
         """
@@ -356,11 +362,12 @@ class ReplicaSetClient:
             self._was_unauthorized = False
             self._pool.drop()  # connections authenticate only once, and some did before the credentials were valid
 
-    async def _track(self, work: Coroutine[Any, Any, T]) -> T:
+    @contextmanager
+    def _track(self) -> Iterator[None]:
         """Count a running operation, for which :meth:`close` waits."""
         self._running += 1
         try:
-            return await work
+            yield
         finally:
             self._running -= 1
             if not self._running and self._idle is not None:
