@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from math import isinf
 from typing import Any
 
@@ -102,15 +103,17 @@ class MongoClusterStore:
         """Delete the records of a node and then the node, unless its lease lasts longer than `until`."""
         if not boot:
             return 0
-        alive = _build_alive_filter(boot, until)
+        # Matches the node if its lease lasts longer than `until` and has not lapsed.
+        alive: Document = {"_id": {"$in": []}}
+        if not isinf(until):
+            longer = {"$gt": ["$until", {"$max": ["$$NOW", datetime.fromtimestamp(until, UTC)]}]}
+            alive = {"_id": boot, "$expr": longer}
         if await self._client.query("drop", NODES.find(alive, limit=1, projection={"_id": 1})):
             return 0
         if boot != self._own_boot:
             await self._client.end_sessions(boot)
 
-        async def remove(transaction: Transaction) -> int:
-            return await _remove_node_records(transaction, boot, alive)
-
+        remove = partial(_remove_node_records, boot=boot, alive=alive)
         while (left := await self._client.transact("drop", remove)) > 0:
             pass
         return 0 if left < 0 else await release_delivered(self._client, boot)
@@ -267,14 +270,6 @@ async def _remove_node_records(transaction: Transaction, boot: str, alive: Docum
         transaction.write_at_end(LEASES.delete({"boot": boot}), NODES.delete({"_id": boot}))
         return 0
     return len(some)
-
-
-def _build_alive_filter(boot: str, until: float) -> Document:
-    """Build a filter that matches a node whose lease lasts longer than `until` and has not lapsed."""
-    if isinf(until):
-        return {"_id": {"$in": []}}
-    seen = datetime.fromtimestamp(until, UTC)
-    return {"_id": boot, "$expr": {"$gt": ["$until", {"$max": ["$$NOW", seen]}]}}
 
 
 def _check_node(node: ClusterNode, others: Sequence[Document]) -> None:
