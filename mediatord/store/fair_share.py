@@ -154,7 +154,10 @@ class SenderUsage:
             if not amount.messages:
                 del self._amounts[part]
             elif part.rank in self._heaps and part.network is not None:
-                heappush(self._heaps[part.rank], (-self._weight(part, NO_VOLUME), part))
+                heap = self._heaps[part.rank]
+                heappush(heap, (-self._weight(part, NO_VOLUME), part))
+                if len(heap) > 4 * len(self._amounts) + _HEAP_SLACK:
+                    del self._heaps[part.rank]  # it is built anew when it is needed
 
     def amount(self, part: SenderGroup) -> MessageVolume:
         """Volume of a group."""
@@ -249,7 +252,7 @@ class SenderUsage:
     def _heaviest(self, rank: SenderRank) -> list[tuple[int, SenderGroup]]:
         """The network that has most of a rank, if any, with its negative weight."""
         heap = self._heaps.get(rank)
-        if heap is None or len(heap) > 4 * len(self._amounts) + _HEAP_SLACK:
+        if heap is None:
             networks = [part for part in self._amounts if part.rank == rank and part.network is not None]
             heap = self._heaps[rank] = [(-self._weight(part, NO_VOLUME), part) for part in networks]
             heapify(heap)

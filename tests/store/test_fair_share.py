@@ -133,3 +133,13 @@ def test_parties() -> None:
         0,
         0,
     ]
+
+
+def test_bounded() -> None:
+    """A usage that is changed again and again does not grow, whether anybody asks for its largest network or not."""
+    usage = SenderUsage(QueueLimits(12, 120, share=0.5, reserved=0.25), KNOWN, [(1 << 32, 3, 9), (5 << 32, 3, 9)])
+    usage.victim(1 << 32, MessageVolume(1, 1), lambda group: 5 << 32)
+    for _ in range(1_000):
+        usage.change(1 << 32, 1, 1)
+        usage.change(1 << 32, -1, -1)
+    assert sum([len(heap) for heap in usage._heaps.values()]) < 200
