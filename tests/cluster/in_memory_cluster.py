@@ -13,7 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.app import cluster as wiring
 from mediatord.app.cluster import build_cluster_services, build_membership
-from mediatord.app.core_services import build_core_services
+from mediatord.app.core_services import CoreServices
 from mediatord.app.protocol_services import build_decentrl, build_didcomm
 from mediatord.cluster.peer_connection import PeerCallFailed, PeerServer, PeerUnreachable
 from mediatord.config.settings import Config
@@ -108,7 +108,7 @@ class InMemoryNode(InMemoryMediator):
         self.config = Config.model_validate(merge_settings(merge_settings(plain, PLENTY), settings)).resolved(
             test_case.directory
         )
-        self.base = build_core_services(self.clock, self.config, store=test_case.store)
+        self.base = CoreServices(self.clock, self.config, store=test_case.store)
         assert self.base.cluster is not None
         self.cluster = self.base.cluster
         self.didcomm = build_didcomm(self.base, self.config)
