@@ -172,9 +172,6 @@ def build_admin_site(
 ) -> AdminSite:
     """Build the site of the status page."""
 
-    async def render_metrics() -> bytes:
-        return core.recorder.metrics.render()
-
     async def report_process() -> tuple[int, Sequence[Mapping[str, Any]]]:
         return 1, [monitor.report()]
 
@@ -189,7 +186,7 @@ def build_admin_site(
         clustered=config.cluster.listen is not None,
         processes=worker.fetch_states if worker else report_process,
         here=monitor.report,
-        figures=worker.fetch_metrics if worker else render_metrics,
+        figures=worker.fetch_metrics if worker else core.render_metrics,
         backlog=backlog,
         tag=core.recorder.pseudonymize,
         reports=reports,

@@ -188,6 +188,10 @@ class CoreServices:
         metrics.register_buffer("subscriptions", lambda: (self.connections.subscriptions, None))
         metrics.register_buffer("subscription_backlogs", lambda: (len(self.connections.backlogs), None))
 
+    async def render_metrics(self) -> bytes:
+        """The metrics of this process in text format."""
+        return self.recorder.metrics.render()
+
     def _apply_limits(self, config: Config) -> None:
         self.connections.limit(*_build_connection_limits(config))
         self.rate_limiter.set_limits(**_build_rate_limits(config))

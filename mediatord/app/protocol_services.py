@@ -74,13 +74,13 @@ def build_didcomm(core: CoreServices, config: Config) -> DIDCommServices:
         packer=MessagePacker(
             reactor,
             new_didcomm_message_id,
-            identity.find_signing_key,
+            lambda kid: identity.now.find_signing_key(kid),
             codes=settings.problem_codes,
             ack=settings.problem_report_ack,
         ),
         own_dids=identity.own_dids,
-        owns=identity.owns,
-        routing_did=identity.routing_did,
+        owns=lambda did: identity.now.owns(did),
+        routing_did=lambda addressed: identity.now.routing_did(addressed),
         new_stored_id=new_stored_message_id,
         ttl=queue.ttl,
         max_delay=settings.max_delay,
@@ -108,7 +108,7 @@ def build_didcomm(core: CoreServices, config: Config) -> DIDCommServices:
     websocket_url = "ws" + config.public_url.removeprefix("http")
     targets = EndpointResolver(
         resolver,
-        identity.owns,
+        context.owns,
         access,
         source=settings.failover,
         endpoints={canonicalize_did(did): endpoint for did, endpoint in settings.endpoints.items()},
@@ -138,7 +138,7 @@ def build_didcomm(core: CoreServices, config: Config) -> DIDCommServices:
         UtilityProtocols(context, lambda: core.reloader.config.limits.max_message_bytes),
         endpoints,
     )
-    parser = FastForwardParser(identity.find_agreement_keys)
+    parser = FastForwardParser(lambda kid: identity.now.find_agreement_keys(kid))
     identity.on_change(parser.forget)
     fast_path = ForwardFastPath(context, core.gate, parser, forward_router, core.sender_fingerprints)
     lag = ReactorLagMonitor(reactor, core.monotonic, recorder.metrics.reactor_lag.observe)

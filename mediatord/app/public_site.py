@@ -37,9 +37,6 @@ def build_site(
     def record_early_rejection(protocol: ProtocolName, peer: str, error: MediatorError) -> None:
         recorder.record_early_rejection(protocol, peer, 0, error)
 
-    async def render_metrics() -> bytes:
-        return recorder.metrics.render()
-
     limits = config.limits
     addresses = ClientAddressResolver(config.trusted_proxies, core.probe_credentials.token, limits.trusted_peers)
     origins = AllowedOrigins(config.websocket_origins)
@@ -53,7 +50,7 @@ def build_site(
         find_store_problem=lambda: core.store.fault_description,
         find_node_problem=lambda: core.node_health.trouble,
         refresh_store_metrics=StoreMetricsRefresher(core),
-        render_metrics=worker.fetch_metrics if worker else render_metrics,
+        render_metrics=worker.fetch_metrics if worker else core.render_metrics,
         documents=documents,
         recorder=recorder,
         client_addresses=addresses,

@@ -17,7 +17,7 @@ from mediatord.config.file import ConfigError
 from mediatord.config.settings import Config
 from mediatord.errors import StartupError
 from mediatord.identity.encrypted_file import make_passphrase_source
-from mediatord.identity.key_file import KeySet, NamedKey, load_keys, parse_keys
+from mediatord.identity.key_file import KeySet, load_keys, parse_keys
 from mediatord.identity.mediator_identity import IdentityError, MediatorIdentity, abbreviate_did
 from mediatord.net.listeners import Listener
 from mediatord.observability.event_log import EventLogWriter, SegmentSealer
@@ -25,7 +25,6 @@ from mediatord.observability.event_recorder import EventRecorder
 from mediatord.observability.pseudonyms import Pseudonymizer, renew_pseudonym_key
 from mediatord.observability.segments import SegmentLimits
 from mediatord.protocol.didcomm import jwe
-from mediatord.protocol.didcomm.keys import PrivateKey
 from mediatord.secret_files import SecretFileError
 
 _log = Logger()
@@ -62,22 +61,6 @@ class CurrentIdentity:
         self.agreement_keys.update(identity.agreement_keys)
         for clear in self._caches:
             clear()
-
-    def owns(self, did: str) -> bool:
-        """As :meth:`MediatorIdentity.owns`."""
-        return self.now.owns(did)
-
-    def routing_did(self, addressed: str) -> str:
-        """As :meth:`MediatorIdentity.routing_did`."""
-        return self.now.routing_did(addressed)
-
-    def find_agreement_keys(self, kid: str) -> tuple[PrivateKey, ...]:
-        """As :meth:`MediatorIdentity.find_agreement_keys`."""
-        return self.now.find_agreement_keys(kid)
-
-    def find_signing_key(self, kid: str) -> NamedKey | None:
-        """As :meth:`MediatorIdentity.find_signing_key`."""
-        return self.now.find_signing_key(kid)
 
 
 def load_identity(config: Config) -> MediatorIdentity:

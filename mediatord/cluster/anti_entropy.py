@@ -128,7 +128,7 @@ class LapsedNodeSweeper:
             )
             for start in range(0, count, BATCH_SIZE):
                 if start:
-                    await deferLater(self._clock, _BATCH_PAUSE, lambda: None)
+                    await deferLater(self._clock, _BATCH_PAUSE)
                 self._record_requeued(min(BATCH_SIZE, count - start))
 
 

@@ -15,7 +15,7 @@ from mediatord.app import cluster as wiring
 from mediatord.app.cluster import build_cluster_services, build_membership
 from mediatord.app.core_services import CoreServices
 from mediatord.app.protocol_services import build_decentrl, build_didcomm
-from mediatord.cluster.peer_connection import PeerCallFailed, PeerServer, PeerUnreachable
+from mediatord.cluster.peer_connection import PeerCallFailed, PeerServer
 from mediatord.config.settings import Config
 from mediatord.identity.key_file import create_keys
 from mediatord.protocol.didcomm.did_methods import resolve_local
@@ -82,7 +82,7 @@ class _InMemoryPeerClient:
             raise PeerCallFailed
         in_memory = self._network.in_memory_nodes.get(node.boot)
         if in_memory is None:
-            raise PeerUnreachable
+            raise PeerCallFailed
         return in_memory.server
 
 
