@@ -192,7 +192,9 @@ def build_cluster_services(
         is_wanted=lambda recipient: recipient is None,
         filter_served=filter_registered,
     )
-    receiver = NotificationReceiver(clock, messages, events, decentrl.event_pusher.push_contracts_updated)
+    receiver = NotificationReceiver(
+        clock, messages, events, filter_registered, decentrl.event_pusher.push_contracts_updated
+    )
     server = PeerServer(
         clock,
         cluster.settings.keys,

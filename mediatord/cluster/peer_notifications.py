@@ -383,39 +383,26 @@ class RemotePusher(Protocol[ContraItem]):
         """Whether it was pushed here, as far as that is remembered."""
 
 
+@dataclass(frozen=True, slots=True)
 class PeerNotificationDelivery(Generic[Item]):
     """
     Pushes items of one protocol, accepted by other nodes, to the sockets of this node.
 
     :param is_wanted: whether a subscription belongs to this protocol.
-    :param filter_served: which of several DIDs may still be pushed to.
+    :param filter_served: which of several DIDs may still be pushed to; None for all.
     """
 
-    def __init__(
-        self,
-        connections: ConnectionManager[Any],
-        pusher: RemotePusher[Item],
-        find: Callable[[Sequence[str]], Deferred[list[Item]]],
-        list_arrivals: Callable[..., Deferred[list[MessageArrival]]],
-        store: IClusterStore,
-        is_wanted: Callable[[Any], bool],
-        filter_served: Callable[[Collection[str]], Awaitable[Collection[str]]] | None = None,
-    ) -> None:
-        self._connections = connections
-        self._pusher: RemotePusher[Item] = pusher
-        self._find: Callable[[Sequence[str]], Deferred[list[Item]]] = find
-        self.list_arrivals = list_arrivals
-        self._store = store
-        self._is_wanted = is_wanted
-        self._filter_served = filter_served
+    connections: ConnectionManager[Any]
+    pusher: RemotePusher[Item]
+    find: Callable[[Sequence[str]], Deferred[list[Item]]]
+    list_arrivals: Callable[..., Deferred[list[MessageArrival]]]
+    store: IClusterStore
+    is_wanted: Callable[[Any], bool]
+    filter_served: Callable[[Collection[str]], Awaitable[Collection[str]]] | None = None
 
     def list_live_dids(self) -> list[str]:
         """DIDs that have sockets here."""
-        return self._connections.live(self._is_wanted)
-
-    async def filter_served(self, dids: Collection[str]) -> Collection[str]:
-        """Those of these DIDs that may still be pushed to."""
-        return dids if self._filter_served is None else await self._filter_served(dids)
+        return self.connections.live(self.is_wanted)
 
     async def push_notified(self, ids: Sequence[str], received: Mapping[str, Item] | None = None) -> list[str]:
         """
@@ -424,14 +411,14 @@ class PeerNotificationDelivery(Generic[Item]):
         :param received: items by id; used if none is missing, as those of one DID are pushed in order.
         :raise StoreUnavailable: the store did not answer.
         """
-        was_pushed = self._pusher.was_pushed
+        was_pushed = self.pusher.was_pushed
         pushed = list(filter(was_pushed, ids))
         wanted = [id_ for id_ in ids if id_ not in pushed] if pushed else ids
         if received and received.keys() >= set(wanted):
-            return pushed + [id_ for id_ in wanted if self._pusher.push_remote(received[id_])]
+            return pushed + [id_ for id_ in wanted if self.pusher.push_remote(received[id_])]
         async for items in self._find_served(wanted):
             # A repeated notification may have been served meanwhile.
-            pushed += [item.id for item in items if was_pushed(item.id) or self._pusher.push_remote(item)]
+            pushed += [item.id for item in items if was_pushed(item.id) or self.pusher.push_remote(item)]
         return pushed
 
     async def push_missed(self, arrivals: Sequence[MessageArrival]) -> None:
@@ -442,24 +429,24 @@ class PeerNotificationDelivery(Generic[Item]):
         """
         missed = {one.id: one.at + MAX_VISIBILITY_DELAY for one in arrivals if self._is_missed(one)}
         if missed:
-            for id_ in await self._store.find_picked_up(list(missed)):
+            for id_ in await self.store.find_picked_up(list(missed)):
                 del missed[id_]
         async for items in self._find_served(list(missed)):
             for item in items:
-                if not self._pusher.was_pushed(item.id):
-                    self._pusher.push_remote(item, by=missed[item.id])
+                if not self.pusher.was_pushed(item.id):
+                    self.pusher.push_remote(item, by=missed[item.id])
 
     def _is_missed(self, arrival: MessageArrival) -> bool:
-        return not self._pusher.was_pushed(arrival.id) and bool(
-            self._connections.subscribers(arrival.did, by=arrival.at + MAX_VISIBILITY_DELAY, message=arrival.id)
+        return not self.pusher.was_pushed(arrival.id) and bool(
+            self.connections.subscribers(arrival.did, by=arrival.at + MAX_VISIBILITY_DELAY, message=arrival.id)
         )
 
     async def _find_served(self, ids: Sequence[str]) -> AsyncIterator[list[Item]]:
-        while ids and (found := await self._find(ids)):
-            if self._filter_served is None:
+        while ids and (found := await self.find(ids)):
+            if self.filter_served is None:
                 yield found
             else:
-                served = await self._filter_served({item.recipient_did for item in found})
+                served = await self.filter_served({item.recipient_did for item in found})
                 yield [item for item in found if item.recipient_did in served]
             if len(found) == len(ids):
                 return
@@ -468,24 +455,20 @@ class PeerNotificationDelivery(Generic[Item]):
             ids = [id_ for id_ in ids if id_ not in found_ids]
 
 
+@dataclass(frozen=True, slots=True)
 class NotificationReceiver:
     """
     Handles notifications from other nodes.
 
+    :param filter_registered: which of several DIDs may still be notified of their contracts.
     :param push_contracts_updated: notifies the sockets of a DID; False if there are none.
     """
 
-    def __init__(
-        self,
-        clock: IReactorTime,
-        didcomm: PeerNotificationDelivery[StoredMessage],
-        decentrl: PeerNotificationDelivery[PendingEvent],
-        push_contracts_updated: Callable[[str], bool],
-    ) -> None:
-        self._clock = clock
-        self._didcomm = didcomm
-        self._decentrl = decentrl
-        self._push_contracts_updated = push_contracts_updated
+    clock: IReactorTime
+    didcomm: PeerNotificationDelivery[StoredMessage]
+    decentrl: PeerNotificationDelivery[PendingEvent]
+    filter_registered: Callable[[Collection[str]], Awaitable[Collection[str]]]
+    push_contracts_updated: Callable[[str], bool]
 
     async def receive(self, body: bytes) -> bytes:
         """
@@ -497,12 +480,12 @@ class NotificationReceiver:
         pushed, messages = decode_request(body)
         for kind, names in pushed.items():
             if kind == "messages":
-                now = self._clock.seconds()
+                now = self.clock.seconds()
                 unexpired = {id_: message for id_, message in messages.items() if message.expires_at > now}
-                pushed[kind] = await self._didcomm.push_notified(names, unexpired)
+                pushed[kind] = await self.didcomm.push_notified(names, unexpired)
             elif kind == "events":
-                pushed[kind] = await self._decentrl.push_notified(names)
+                pushed[kind] = await self.decentrl.push_notified(names)
             else:
-                served = await self._decentrl.filter_served(names)
-                pushed[kind] = [did for did in names if did in served and self._push_contracts_updated(did)]
+                served = await self.filter_registered(names)
+                pushed[kind] = [did for did in names if did in served and self.push_contracts_updated(did)]
         return encode_names("pushed", pushed)

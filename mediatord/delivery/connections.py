@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from math import inf
 from sys import intern
 from typing import Generic, Protocol, TypeVar
@@ -326,6 +327,7 @@ def close_ignoring_errors(session: WebSocketSession, code: int, reason: str) -> 
 Item = TypeVar("Item")
 
 
+@dataclass(slots=True)
 class LiveDispatcher(Generic[Item]):
     """
     Passes stored messages or events to sockets of this process, to other nodes, or elsewhere.
@@ -336,15 +338,9 @@ class LiveDispatcher(Generic[Item]):
     :param fail_over: called with what no socket took; None to leave it in the queue.
     """
 
-    def __init__(
-        self,
-        push: Callable[[Item], bool],
-        push_elsewhere: Callable[[Item], Deferred[bool]] | None,
-        fail_over: Callable[[Item], None] | None = None,
-    ) -> None:
-        self._push = push
-        self._push_elsewhere = push_elsewhere
-        self._fail_over = fail_over
+    push: Callable[[Item], bool]
+    push_elsewhere: Callable[[Item], Deferred[bool]] | None
+    fail_over: Callable[[Item], None] | None = None
 
     def dispatch(self, item: Item, on_result: Callable[[bool], None] | None = None) -> None:
         """
@@ -352,10 +348,10 @@ class LiveDispatcher(Generic[Item]):
 
         :param on_result: called with whether a socket took it, as soon as that is known.
         """
-        pushed = self._push(item)
-        if self._push_elsewhere is not None:
+        pushed = self.push(item)
+        if self.push_elsewhere is not None:
             # The recipient may have sockets at several nodes, and all of them get it.
-            taken = self._push_elsewhere(item)
+            taken = self.push_elsewhere(item)
             if not pushed:
                 taken.addCallback(self._finish, item, on_result)
                 taken.addErrback(lambda failure: _log.failure("dispatching failed", redact_failure(failure)))
@@ -365,8 +361,8 @@ class LiveDispatcher(Generic[Item]):
     def _finish(self, pushed: bool, item: Item, on_result: Callable[[bool], None] | None) -> None:
         if on_result is not None:
             on_result(pushed)
-        if not pushed and self._fail_over is not None:
-            self._fail_over(item)
+        if not pushed and self.fail_over is not None:
+            self.fail_over(item)
 
 
 class IPresencePublisher(Protocol):
