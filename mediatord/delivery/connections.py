@@ -167,7 +167,7 @@ class TooManySubscriptions(Exception):
 @implementer(IPushProducer)
 class SendQueue:
     """
-    The producer of one WebSocket's transport.
+    Bounded queue in front of a transport, as its producer: that of one WebSocket, or of a worker's log.
 
     :param write: sends one frame.
     :param max_frames: frames that may be queued while the transport is congested.
