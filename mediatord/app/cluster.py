@@ -92,6 +92,8 @@ class ClusterSubsystem:
     def __init__(
         self, reactor: Any, store: IStore, metrics: Metrics, node: ClusterNode, settings: NodeSettings
     ) -> None:
+        self._reactor = reactor
+        self._store = store
         self.node = node
         self.settings = settings
         self.peer_client = PeerClient(reactor, settings.keys)
@@ -117,6 +119,21 @@ class ClusterSubsystem:
         metrics.register_buffer("cluster_hints", lambda: self._peer_queues.pending)
         metrics.register_buffer("presence_lookups", lambda: self.remote_delivery.pending)
 
+    def build_membership(self, give_up: Callable[[str], None], on_first_join: Callable[[], None]) -> Membership:
+        """Build the service that joins the cluster and leaves it."""
+        return Membership(
+            self._reactor,
+            self._store.cluster,
+            self.node,
+            self.node_health,
+            self.presence_publisher,
+            probe=self.peer_client.probe,
+            give_up=give_up,
+            on_first_join=on_first_join,
+            set_live_nodes=self.set_live_nodes,
+            is_worker=self.settings.is_worker,
+        )
+
     def set_live_nodes(self, live: Collection[ClusterNode]) -> None:
         self._live_count = len(live)
         self._metrics.cluster_nodes.set(len(live))
@@ -138,27 +155,6 @@ class ClusterSubsystem:
         self.remote_delivery.end()
         self._peer_queues.end()
         self.peer_client.close()
-
-
-def build_membership(
-    core: CoreServices,
-    cluster: ClusterSubsystem,
-    give_up: Callable[[str], None],
-    on_first_join: Callable[[], None] = lambda: None,
-) -> Membership:
-    """Build the service that joins the cluster and leaves it."""
-    return Membership(
-        core.reactor,
-        core.store.cluster,
-        cluster.node,
-        cluster.node_health,
-        cluster.presence_publisher,
-        probe=cluster.peer_client.probe,
-        give_up=give_up,
-        on_first_join=on_first_join,
-        set_live_nodes=cluster.set_live_nodes,
-        is_worker=cluster.settings.is_worker,
-    )
 
 
 def build_cluster_services(

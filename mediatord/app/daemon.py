@@ -12,7 +12,7 @@ from twisted.application.service import Service
 from twisted.internet.interfaces import IStreamClientEndpoint
 
 from mediatord.app.admin_and_control import build_admin, build_control_socket
-from mediatord.app.cluster import build_cluster_services, build_membership
+from mediatord.app.cluster import build_cluster_services
 from mediatord.app.core_services import CoreServices
 from mediatord.app.lifecycle import (
     AcceptDelay,
@@ -92,7 +92,7 @@ def build_daemon(
     membership: Membership | None = None
     cluster_services: list[Service] = []
     if core.cluster is not None:
-        membership = build_membership(core, core.cluster, give_up, serve)
+        membership = core.cluster.build_membership(give_up, serve)
         cluster_services = build_cluster_services(core, core.cluster, didcomm, decentrl, membership)
 
     children: list[Service] = [

@@ -300,11 +300,13 @@ class PeerQueue:
 def _encode_batch(batch: Sequence[_QueuedNotification], *, with_messages: bool) -> bytes:
     """Encode a request. :param with_messages: whether it may contain the messages, if there is room for all."""
     names: NotificationNames = {}
+    messages: list[StoredMessage] = []
     for queued in batch:
         names.setdefault(queued.notification.kind, []).append(queued.notification.name)
-    if with_messages:
-        messages = [queued.message for queued in batch if queued.message is not None]
-        body = encode_names("hints", names, messages if len(messages) == len(batch) else ())
+        if queued.message is not None:
+            messages.append(queued.message)
+    if with_messages and len(messages) == len(batch):
+        body = encode_names("hints", names, messages)
         if len(body) <= MAX_BODY_BYTES:
             return body
     return encode_names("hints", names)

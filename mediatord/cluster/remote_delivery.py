@@ -338,20 +338,18 @@ class RemoteDelivery:
     def _answered(self, delivered: bool | None, fanout: NotificationFanout, boot: str) -> None:
         if delivered is not None:
             fanout.acknowledged.add(boot)
-        if delivered:
-            self._resolve(fanout, delivered=True)
-        else:
+        if not delivered:
             fanout.is_undelivered = True
+        elif not fanout.delivered.called:
+            self._resolve(fanout, delivered=True)
         if boot in fanout.waiting:
             fanout.waiting.discard(boot)
             self._finish(fanout)
 
     def _resolve(self, fanout: NotificationFanout, *, delivered: bool) -> None:
-        """Report the outcome, once."""
-        if not fanout.delivered.called:
-            self._pending_count -= 1
-            self._pending_bytes -= fanout.notification.payload_bytes
-            fanout.delivered.callback(delivered)
+        self._pending_count -= 1
+        self._pending_bytes -= fanout.notification.payload_bytes
+        fanout.delivered.callback(delivered)
 
     def _finish(self, fanout: NotificationFanout) -> None:
         """Finish if nothing more is awaited."""
@@ -360,7 +358,8 @@ class RemoteDelivery:
             self._look_up(fanout)
         elif not fanout.waiting and (fanout.is_cache_complete or fanout.is_lookup_done):
             self._remove_pending(fanout)
-            self._resolve(fanout, delivered=False)
+            if not fanout.delivered.called:
+                self._resolve(fanout, delivered=False)
             if fanout.on_done is not None:
                 fanout.on_done(fanout)
 

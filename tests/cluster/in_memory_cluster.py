@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.app import cluster as wiring
-from mediatord.app.cluster import build_cluster_services, build_membership
+from mediatord.app.cluster import build_cluster_services
 from mediatord.app.core_services import CoreServices
 from mediatord.app.protocol_services import build_decentrl, build_didcomm
 from mediatord.cluster.peer_connection import PeerCallFailed, PeerServer
@@ -116,7 +116,7 @@ class InMemoryNode(InMemoryMediator):
         self.store = test_case.store
         self.did = self.base.identity.now.did
         self.document = resolve_local(self.did)
-        self.membership = build_membership(self.base, self.cluster, self.said.append)
+        self.membership = self.cluster.build_membership(self.said.append, lambda: None)
         node = build_cluster_services(self.base, self.cluster, self.didcomm, self.decentrl, self.membership)
         self.services: list[Any] = [
             self.base.events,
