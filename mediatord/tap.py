@@ -7,8 +7,8 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import Callable, MutableMapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -218,27 +218,21 @@ class DaemonService(MultiService):
         :param build: as :func:`~mediatord.app.daemon.build_daemon`.
         :param read: reads the configuration again on SIGHUP; None in a worker, whose supervisor does that.
         """
-        try:
+        with self._exit_on_failure():
             daemon = build(self._reactor, config, give_up=self.give_up, ready=self.ready)
-        except (StartupError, OSError) as error:
-            self._exit_startup(error)
         self._rotate = daemon.rotate
         self._reload = partial(daemon.reload, read) if read else daemon.rotate
         daemon.setServiceParent(self)
 
     def privilegedStartService(self) -> None:
         """Bind the listeners."""
-        try:
+        with self._exit_on_failure():
             super().privilegedStartService()
-        except (StartupError, OSError) as error:
-            self._exit_startup(error)
 
     def startService(self) -> None:
         """Start everything."""
-        try:
+        with self._exit_on_failure():
             super().startService()
-        except (StartupError, OSError) as error:
-            self._exit_startup(error)
         self._reactor.callWhenRunning(self._install_signal_handlers)
         limit_malloc_mmap_threshold()
         self._reactor.callWhenRunning(tune_garbage_collector)
@@ -253,10 +247,14 @@ class DaemonService(MultiService):
     def ready(self) -> None:
         """Called when the daemon serves."""
 
-    def _exit_startup(self, error: Exception) -> NoReturn:
-        """Exit with status 1."""
-        self._report_failure(_format_error(error))
-        raise SystemExit(1)
+    @contextmanager
+    def _exit_on_failure(self) -> Iterator[None]:
+        """Exit with status 1 if the body fails to start the daemon."""
+        try:
+            yield
+        except (StartupError, OSError) as error:
+            self._report_failure(_format_error(error))
+            raise SystemExit(1) from error
 
     def _install_signal_handlers(self) -> None:
         """

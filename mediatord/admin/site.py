@@ -7,7 +7,6 @@ import hmac
 from base64 import b64decode
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from io import BytesIO
@@ -125,30 +124,32 @@ _COMMON_HEADERS = (
 _CHALLENGE = b'Basic realm="status", charset="UTF-8"'
 
 
-@dataclass(frozen=True, slots=True)
-class AdminContext:
-    """Collaborators of the resources. :param reports: None if no directory is configured."""
-
-    clock: IReactorTime
-    authenticator: AdminAuthenticator
-    client_addresses: ClientAddressResolver
-    collector: StatusCollector
-    reports: ReportDirectory | None
-
-
 class AdminResource(Resource):
-    """All pages; unknown paths require authentication, too."""
+    """
+    All pages; unknown paths require authentication, too.
+
+    :param reports: None if no directory is configured.
+    """
 
     isLeaf = True
 
-    def __init__(self, context: AdminContext) -> None:
+    def __init__(
+        self,
+        collector: StatusCollector,
+        authenticator: AdminAuthenticator,
+        client_addresses: ClientAddressResolver,
+        reports: ReportDirectory | None,
+    ) -> None:
         super().__init__()
-        self._context = context
+        self._collector = collector
+        self._authenticator = authenticator
+        self._client_addresses = client_addresses
+        self._reports = reports
 
     def render(self, request: Request) -> int:
         """Authenticate every request, and allow GET and HEAD only."""
-        rate_limit_key = self._context.client_addresses.rate_limit_key(*get_addresses(request))
-        wait = self._context.authenticator.authenticate(rate_limit_key, request.getHeader(b"authorization"))
+        rate_limit_key = self._client_addresses.rate_limit_key(*get_addresses(request))
+        wait = self._authenticator.authenticate(rate_limit_key, request.getHeader(b"authorization"))
         if wait:
             request.setHeader(b"Retry-After", b"%d" % wait)
             return send_admin_response(request, 429, b"too many attempts\n")
@@ -171,8 +172,8 @@ class AdminResource(Resource):
             case [b""] | [b"admin", b""]:  # the page has one URL, to which its links are relative
                 request.setHeader(b"Location", b"../admin" if len(request.postpath) > 1 else b"admin")
                 return send_admin_response(request, 302, b"")
-            case [b"admin", b"report", day, name] if self._context.reports is not None:
-                report = self._context.reports.open(day.decode("latin-1"), name.decode("latin-1") or REPORT_INDEX)
+            case [b"admin", b"report", day, name] if self._reports is not None:
+                report = self._reports.open(day.decode("latin-1"), name.decode("latin-1") or REPORT_INDEX)
                 if report is not None:
                     return _send_file(request, report)
         return send_admin_response(request, 404, b"not found\n")
@@ -184,8 +185,8 @@ class AdminResource(Resource):
 
         async def answer() -> None:
             try:
-                status = await self._context.collector.latest()
-                body = render_status(status, now=self._context.clock.seconds())
+                status = await self._collector.latest()
+                body = render_status(status, now=self._collector.clock.seconds())
                 code, type_ = 200, content_type
             except Exception:
                 _log.failure("making the status page failed", redact_failure())
@@ -305,9 +306,9 @@ class AdminSite(Site):
     requestFactory = _AdminRequest
     noisy = False
 
-    def __init__(self, context: AdminContext) -> None:
-        super().__init__(AdminResource(context), reactor=context.clock, parsePOSTFormSubmission=False)
-        self.clock = context.clock
+    def __init__(self, clock: IReactorTime, resource: AdminResource) -> None:
+        super().__init__(resource, reactor=clock, parsePOSTFormSubmission=False)
+        self.clock = clock
         self.memory = MemoryReclaimer(self.clock)
         self.scheduler = RoundRobinScheduler(self.clock)
         self.unread = ResponseBudget(released=self.memory.released)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
@@ -60,36 +60,8 @@ _GAUGE_METRICS = {
 _METRIC_NAMES = {kind.metric.partition("{")[0] for kind in TRAFFIC_KINDS.values()} | set(_GAUGE_METRICS.values())
 
 
-class QueryProcesses(Protocol):
-    """Queries all processes of the daemon: how many were asked, and the replies."""
-
-    def __call__(self) -> Awaitable[tuple[int, Sequence[Mapping[str, Any]]]]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class StatusSources:
-    """
-    Sources of the status.
-
-    :param processes: raises TimeoutError.
-    :param here: reply of this process, used if no process replies.
-    :param figures: metrics of all processes as text; raises TimeoutError.
-    :param backlog: raises StoreUnavailable, ShutdownInProgress.
-    :param tag: pseudonym of a DID, as in the log.
-    :param is_own: whether a DID belongs to the daemon's self-test.
-    """
-
-    version: str
-    node: str
-    backend: str
-    clustered: bool
-    processes: QueryProcesses
-    here: Callable[[], Mapping[str, Any]]
-    figures: Callable[[], Awaitable[bytes]]
-    backlog: Callable[[Sequence[float], int], Awaitable[QueueBacklog]]
-    tag: Callable[[str], str]
-    reports: ReportDirectory | None
-    is_own: Callable[[str], bool] = lambda did: False
+# How many processes were asked, and the replies.
+ProcessStates = tuple[int, Sequence[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,20 +200,39 @@ class DaemonStatus:
         return self.state == first.state and first.well
 
 
+@dataclass(kw_only=True, eq=False)
 class StatusCollector:
-    """Collects the status, once at a time, and caches it for a short time."""
+    """
+    Collects the status, once at a time, and caches it for a short time.
 
-    def __init__(self, clock: IReactorTime, sources: StatusSources) -> None:
-        self._clock = clock
-        self._sources = sources
-        self._last: DaemonStatus | None = None
-        self._waiting: list[Deferred[DaemonStatus]] = []
-        self._store_query: Deferred[Any] | None = None
+    :param query_processes: queries all processes of the daemon; raises TimeoutError.
+    :param report_process: reply of this process, used if no process replies.
+    :param render_metrics: metrics of all processes as text; raises TimeoutError.
+    :param read_backlog: raises StoreUnavailable, ShutdownInProgress.
+    :param pseudonymize: makes the pseudonym of a DID, as in the log.
+    :param is_own: whether a DID belongs to the daemon's self-test.
+    """
+
+    clock: IReactorTime
+    version: str
+    node: str
+    backend: str
+    clustered: bool
+    query_processes: Callable[[], Awaitable[ProcessStates]]
+    report_process: Callable[[], Mapping[str, Any]]
+    render_metrics: Callable[[], Awaitable[bytes]]
+    read_backlog: Callable[[Sequence[float], int], Awaitable[QueueBacklog]]
+    pseudonymize: Callable[[str], str]
+    is_own: Callable[[str], bool]
+    reports: ReportDirectory | None
+    _last: DaemonStatus | None = field(default=None, init=False)
+    _waiting: list[Deferred[DaemonStatus]] = field(default_factory=list, init=False)
+    _store_query: Deferred[Any] | None = field(default=None, init=False)
 
     def latest(self) -> Deferred[DaemonStatus]:
         """Fires with a status that is at most some seconds old."""
         last = self._last
-        if last is not None and 0.0 <= self._clock.seconds() - last.at < _CACHE_SECONDS:
+        if last is not None and 0.0 <= self.clock.seconds() - last.at < _CACHE_SECONDS:
             return succeed(last)
         answer: Deferred[DaemonStatus] = Deferred()
         self._waiting.append(answer)
@@ -257,22 +248,21 @@ class StatusCollector:
             answer.callback(result)
 
     async def _collect(self) -> DaemonStatus:
-        sources = self._sources
-        now = self._clock.seconds()
+        now = self.clock.seconds()
         asked, replies = await self._query_processes()
         samples = await self._figures()
         backlog = await self._backlog(now)
-        store_at = None if backlog is None else self._clock.seconds()
+        store_at = None if backlog is None else self.clock.seconds()
         fields = ("node", "pid", "state", "well", "uptime", "sockets")
         found = [ProcessStatus(**{name: one[name] for name in fields}) for one in replies if "pid" in one]
         problems = [one["problems"] for one in replies]
         return DaemonStatus(
             at=now,
-            version=sources.version,
+            version=self.version,
             # The name of the node is known to the supervisor, not to its workers.
-            node=next((one["node"] for one in replies if "pid" not in one), sources.node),
-            clustered=sources.clustered,
-            store=StoreState(sources.backend, store_at),
+            node=next((one["node"] for one in replies if "pid" not in one), self.node),
+            clustered=self.clustered,
+            store=StoreState(self.backend, store_at),
             processes=ProcessReplies(asked, tuple(sorted(found, key=lambda one: one.node))),
             gauges={name: samples[key] for name, key in _GAUGE_METRICS.items() if samples and key in samples},
             traffic=_count_traffic(asked, replies, samples, now),
@@ -280,21 +270,21 @@ class StatusCollector:
             waiting=self._summarize_queues(backlog, now) if backlog else None,
             refusals=tuple(merge_problems(problems, "request")),
             warnings=tuple(merge_problems(problems, "output")),
-            reports=None if sources.reports is None else tuple(sources.reports.latest()),
+            reports=None if self.reports is None else tuple(self.reports.latest()),
         )
 
     async def _query_processes(self) -> tuple[int, Sequence[Mapping[str, Any]]]:
         try:
-            asked, replies = await self._sources.processes()
+            asked, replies = await self.query_processes()
         except TimeoutError:
             asked, replies = 0, ()
         # The reply of this process may be late, too.
-        return (asked, replies) if any("pid" in one for one in replies) else (max(asked, 2), [self._sources.here()])
+        return (asked, replies) if any("pid" in one for one in replies) else (max(asked, 2), [self.report_process()])
 
     async def _figures(self) -> dict[str, float] | None:
         """Sums over all processes; None on time-out."""
         try:
-            text = (await self._sources.figures()).decode("utf-8")
+            text = (await self.render_metrics()).decode("utf-8")
         except TimeoutError:
             return None
         lines = [line for line in text.splitlines() if line.partition(" ")[0].partition("{")[0] in _METRIC_NAMES]
@@ -307,11 +297,11 @@ class StatusCollector:
         found: list[QueueBacklog | Failure] = []
 
         async def query() -> QueueBacklog:
-            return await self._sources.backlog([now - age for age in AGE_BOUNDS], LARGEST_QUEUES)
+            return await self.read_backlog([now - age for age in AGE_BOUNDS], LARGEST_QUEUES)
 
         self._store_query = Deferred.fromCoroutine(query()).addBoth(found.append)
         timeout: Deferred[None] = Deferred()
-        timer = self._clock.callLater(_STORE_TIMEOUT, timeout.callback, None)
+        timer = self.clock.callLater(_STORE_TIMEOUT, timeout.callback, None)
         await DeferredList([self._store_query, timeout], fireOnOneCallback=True)
         if timer.active():
             timer.cancel()
@@ -324,11 +314,11 @@ class StatusCollector:
     def _summarize_queues(self, backlog: QueueBacklog, now: float) -> QueuedMessages:
         largest = tuple(
             QueueSummary(
-                self._sources.tag(one.recipient_did),
+                self.pseudonymize(one.recipient_did),
                 one.messages,
                 one.bytes,
                 None if one.oldest_received_at is None else max(0.0, now - one.oldest_received_at),
-                self._sources.is_own(one.recipient_did),
+                self.is_own(one.recipient_did),
             )
             for one in backlog.largest
         )

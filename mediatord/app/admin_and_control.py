@@ -11,8 +11,8 @@ from twisted.internet.task import LoopingCall
 from twisted.logger import Logger, globalLogPublisher
 
 from mediatord import __version__
-from mediatord.admin.site import AdminAuthenticator, AdminContext, AdminSite, read_admin_token
-from mediatord.admin.status import StatusCollector, StatusSources
+from mediatord.admin.site import AdminAuthenticator, AdminResource, AdminSite, read_admin_token
+from mediatord.admin.status import ProcessStates, StatusCollector
 from mediatord.admin.status_sources import SLOT_SECONDS, RecentProblems, ReportDirectory, TrafficHistory
 from mediatord.app.core_services import CoreServices
 from mediatord.config.settings import Config
@@ -172,28 +172,28 @@ def build_admin_site(
 ) -> AdminSite:
     """Build the site of the status page."""
 
-    async def report_process() -> tuple[int, Sequence[Mapping[str, Any]]]:
+    async def report_process() -> ProcessStates:
         return 1, [monitor.report()]
 
-    async def backlog(bounds: Sequence[float], top: int) -> QueueBacklog:
+    async def read_backlog(bounds: Sequence[float], top: int) -> QueueBacklog:
         return await core.gate.run_request(lambda: core.store.read_backlog(bounds, top))
 
     reports = None if config.admin.reports is None else ReportDirectory(config.admin.reports)
-    sources = StatusSources(
+    collector = StatusCollector(
+        clock=core.reactor,
         version=__version__,
         node=config.node_name,
         backend=config.storage.backend,
         clustered=config.cluster.listen is not None,
-        processes=worker.fetch_states if worker else report_process,
-        here=monitor.report,
-        figures=worker.fetch_metrics if worker else core.render_metrics,
-        backlog=backlog,
-        tag=core.recorder.pseudonymize,
-        reports=reports,
+        query_processes=worker.fetch_states if worker else report_process,
+        report_process=monitor.report,
+        render_metrics=worker.fetch_metrics if worker else core.render_metrics,
+        read_backlog=read_backlog,
+        pseudonymize=core.recorder.pseudonymize,
         is_own=core.probe_credentials.identities.is_probe_did,
+        reports=reports,
     )
-    clock = core.reactor
-    authenticator = AdminAuthenticator(clock, token)
+    authenticator = AdminAuthenticator(core.reactor, token)
 
     def reload_token() -> bool:
         """Read the token file again; False if the token in use stays because the file cannot be used."""
@@ -207,12 +207,5 @@ def build_admin_site(
         return True
 
     core.reloader.add_renewal(reload_token)
-    return AdminSite(
-        AdminContext(
-            clock,
-            authenticator,
-            ClientAddressResolver(config.trusted_proxies),
-            StatusCollector(clock, sources),
-            reports,
-        )
-    )
+    client_addresses = ClientAddressResolver(config.trusted_proxies)
+    return AdminSite(core.reactor, AdminResource(collector, authenticator, client_addresses, reports))

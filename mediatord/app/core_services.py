@@ -35,7 +35,7 @@ from mediatord.observability.metrics import Metrics
 from mediatord.observability.pseudonyms import Pseudonymizer, renew_pseudonym_key
 from mediatord.probe.identities import derive_probe_credentials
 from mediatord.ratelimit.admission import RequestAdmission, RequestGate
-from mediatord.ratelimit.rate_limiter import RateLimiter, TrustedAddresses
+from mediatord.ratelimit.rate_limiter import RateLimiter, RateLimits, make_local_limiter
 from mediatord.ratelimit.registration import RegistrationLimits, RegistrationQuota
 from mediatord.secret_files import SecretFileError
 from mediatord.store.disk_space import SpaceLimits
@@ -169,12 +169,12 @@ class CoreServices:
             self.connections.set_presence_publisher(self.cluster.presence_publisher, reactor)
         self.node_health = self.cluster.node_health if self.cluster else NodeHealth(reactor)
 
-        quotas = self.cluster.quotas if self.cluster else None
+        make_limiter = self.cluster.quotas.make_limiter if self.cluster else make_local_limiter
         self.rate_limiter = RateLimiter(
-            reactor, self.recorder.record_rate_limit, **_build_rate_limits(config), quotas=quotas
+            reactor, self.recorder.record_rate_limit, _build_rate_limits(config), make_limiter
         )
         self.registrations = RegistrationQuota(
-            reactor, self.store, self.recorder.record_rate_limit, _build_registration_limits(config), quotas
+            reactor, self.store, self.recorder.record_rate_limit, _build_registration_limits(config), make_limiter
         )
         self.reloader.follow(self._apply_limits)
         self.gate = RequestGate(reactor)
@@ -194,7 +194,7 @@ class CoreServices:
 
     def _apply_limits(self, config: Config) -> None:
         self.connections.limit(*_build_connection_limits(config))
-        self.rate_limiter.set_limits(**_build_rate_limits(config))
+        self.rate_limiter.set_limits(_build_rate_limits(config))
         self.registrations.set_limits(_build_registration_limits(config))
 
 
@@ -242,17 +242,6 @@ def derive_store_name(config: Config, identity: MediatorIdentity, boot: str) -> 
     return sha256(identity.fingerprint + scope.encode()).hexdigest()[:_STORE_NAME_LENGTH]
 
 
-def _build_rate_limits(config: Config) -> dict[str, Any]:
-    """Arguments of :class:`RateLimiter`."""
-    limits = config.limits
-    return {
-        "did_per_minute": limits.did_per_minute,
-        "ip_per_minute": limits.ip_per_minute,
-        "account_per_minute": limits.account_per_minute,
-        "trusted": _build_trusted_peers(config),
-    }
-
-
 def _build_registration_limits(config: Config) -> RegistrationLimits:
     limits = config.limits
     return RegistrationLimits(
@@ -260,7 +249,7 @@ def _build_registration_limits(config: Config) -> RegistrationLimits:
         limits.registration_bytes_per_address_per_day,
         limits.accounts,
         limits.registration_bytes,
-        _build_trusted_peers(config).peers,
+        _name_trusted_peers(config),
         max(1, round(limits.trusted_per_minute / limits.ip_per_minute)),
     )
 
@@ -268,10 +257,19 @@ def _build_registration_limits(config: Config) -> RegistrationLimits:
 def _build_connection_limits(config: Config) -> tuple[int, dict[str, int]]:
     """The limit on sockets per address, and the larger one of each trusted peer."""
     default = config.limits.max_connections_per_ip
-    return default, dict.fromkeys(_build_trusted_peers(config).peers, max(default, config.limits.trusted_connections))
+    return default, dict.fromkeys(_name_trusted_peers(config), max(default, config.limits.trusted_connections))
 
 
-def _build_trusted_peers(config: Config) -> TrustedAddresses:
-    return TrustedAddresses(
-        frozenset(map(name_peer_network, config.limits.trusted_peers)), config.limits.trusted_per_minute
+def _build_rate_limits(config: Config) -> RateLimits:
+    limits = config.limits
+    return RateLimits(
+        limits.did_per_minute,
+        limits.ip_per_minute,
+        limits.account_per_minute,
+        _name_trusted_peers(config),
+        limits.trusted_per_minute,
     )
+
+
+def _name_trusted_peers(config: Config) -> frozenset[str]:
+    return frozenset(map(name_peer_network, config.limits.trusted_peers))

@@ -50,6 +50,21 @@ def ignore_progress(_: int) -> None:
     """A progress callback that does nothing."""
 
 
+def describe_format(format: str, version: int) -> dict[str, Any]:
+    """Format, version and origin of a file that is written now."""
+    made_at = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"format": format, "version": version, "made_at": made_at, "made_by": f"mediatord {__version__}"}
+
+
+def check_format(given: Any, format: str, version: int, refusal: str) -> None:
+    """:raise InvalidArchiveError: a header is of another format, which `refusal` says, or of another version."""
+    if not isinstance(given, dict) or given.get("format") != format:
+        raise InvalidArchiveError(refusal)
+    if given.get("version") != version:
+        found = shorten_value(given.get("version"))
+        raise InvalidArchiveError(f"it is of version {found}, this mediatord knows {version}")
+
+
 class _RecordDigests:
     """Count and digest of the lines of each kind. :param header: the first line."""
 
@@ -82,10 +97,7 @@ def write_archive(
     header = _encode_line(
         {
             "kind": "header",
-            "format": ARCHIVE_FORMAT,
-            "version": ARCHIVE_VERSION,
-            "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "made_by": f"mediatord {__version__}",
+            **describe_format(ARCHIVE_FORMAT, ARCHIVE_VERSION),
             "backend": backend,
         }
     )
@@ -194,13 +206,7 @@ def verify_archive(
 
 
 def _check_header(line: bytes) -> None:
-    header = _parse_line(line)
-    if not isinstance(header, dict) or header.get("format") != ARCHIVE_FORMAT:
-        raise InvalidArchiveError("it is not an archive of mediatord")
-    if header.get("version") != ARCHIVE_VERSION:
-        raise InvalidArchiveError(
-            f"it is of version {shorten_value(header.get('version'))}, this mediatord knows {ARCHIVE_VERSION}"
-        )
+    check_format(_parse_line(line), ARCHIVE_FORMAT, ARCHIVE_VERSION, "it is not an archive of mediatord")
     if not line.endswith(b"\n"):
         raise InvalidArchiveError("a line is truncated")
 

@@ -14,7 +14,6 @@ import shutil
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from datetime import UTC, datetime
 from hashlib import file_digest, sha256
 from io import BytesIO
 from pathlib import Path
@@ -22,8 +21,14 @@ from typing import Annotated, BinaryIO, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from mediatord import __version__
-from mediatord.backup.archive import ProgressCallback, ignore_progress, import_archive, verify_archive
+from mediatord.backup.archive import (
+    ProgressCallback,
+    check_format,
+    describe_format,
+    ignore_progress,
+    import_archive,
+    verify_archive,
+)
 from mediatord.backup.durable_files import (
     StagedFiles,
     chown_to_owner,
@@ -39,7 +44,6 @@ from mediatord.backup.records import (
     InvalidArchiveError,
     RecordCounts,
     open_record_target,
-    shorten_value,
 )
 from mediatord.backup.sqlite_records import (
     count_records,
@@ -133,10 +137,7 @@ def write_backup_file(
     """
     manifest = BackupManifest.model_validate(
         {
-            "format": BACKUP_FORMAT,
-            "version": BACKUP_VERSION,
-            "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "made_by": f"mediatord {__version__}",
+            **describe_format(BACKUP_FORMAT, BACKUP_VERSION),
             "backend": backend,
             "records": dict(records),
             "members": [_describe_member(name, path) for name, path in members.items()],
@@ -177,32 +178,15 @@ def _compute_digest(text: bytes) -> bytes:
     return sha256(text).hexdigest().encode() + b"\n"
 
 
-def read_backup_file(path: Path, file: BinaryIO | None = None) -> tuple[BackupManifest, dict[str, bytes]]:
+def read_backup_file(
+    path: Path, file: BinaryIO | None = None, store_target: BinaryIO | None = None
+) -> tuple[BackupManifest, dict[str, bytes]]:
     """
     Read a backup from end to end: its manifest, and the content of all members but the store by their names.
 
     :param file: where it is open already.
+    :param store_target: what the store is written to; if this fails, part of it may have been written.
     :raise InvalidArchiveError: it is torn, altered, of a newer version or something else.
-    """
-    with open_backup_file(path, file) as (manifest, members):
-        contents: dict[str, bytes] = {}
-        for member, chunks in members:
-            if member == manifest.store:
-                for _ in chunks:
-                    pass
-            else:
-                contents[member.name] = b"".join(chunks)
-        return manifest, contents
-
-
-@contextmanager
-def open_backup_file(
-    path: Path, file: BinaryIO | None = None
-) -> Iterator[tuple[BackupManifest, Iterator[tuple[BackupMember, Iterator[bytes]]]]]:
-    """
-    A backup's manifest and its members, of which each is to be read before the next.
-
-    :raise InvalidArchiveError: while they are read: it is torn or altered.
     """
     with ExitStack() as stack:
         file = file or stack.enter_context(path.open("rb"))
@@ -213,34 +197,29 @@ def open_backup_file(
             if _open_next_member(tar, _DIGEST).read(MAX_MEMBER_BYTES) != _compute_digest(text):
                 raise InvalidArchiveError("it is not what its digest says")
             manifest = _parse_manifest(text)
-            yield manifest, _read_members(tar, manifest)
+            contents: dict[str, bytes] = {}
+            for member in manifest.members[:-1]:
+                contents[member.name] = b"".join(_read_chunks(tar, member))
+            for chunk in _read_chunks(tar, manifest.store):
+                if store_target is not None:
+                    store_target.write(chunk)
+            if tar.next() is not None:
+                raise InvalidArchiveError("there is more in it than its manifest says")
         except InvalidArchiveError as error:
             raise InvalidArchiveError(f"{path} cannot be used: {error}") from None
         except (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError):
             raise InvalidArchiveError(
                 f"{path} cannot be used: it is torn or altered, or no backup of mediatord"
             ) from None
+    return manifest, contents
 
 
 def _parse_manifest(text: bytes) -> BackupManifest:
-    given = json.loads(text)
-    if not isinstance(given, dict) or given.get("format") != BACKUP_FORMAT:
-        raise InvalidArchiveError("it is no backup of mediatord")
-    if given.get("version") != BACKUP_VERSION:
-        raise InvalidArchiveError(
-            f"it is of version {shorten_value(given.get('version'))}, this mediatord knows {BACKUP_VERSION}"
-        )
+    check_format(json.loads(text), BACKUP_FORMAT, BACKUP_VERSION, "it is no backup of mediatord")
     try:
         return BackupManifest.model_validate_json(text)
     except ValidationError as error:
         raise InvalidArchiveError(f"its manifest: {error.errors(include_url=False)[0]['msg']}") from None
-
-
-def _read_members(tar: tarfile.TarFile, manifest: BackupManifest) -> Iterator[tuple[BackupMember, Iterator[bytes]]]:
-    for member in manifest.members:
-        yield member, _read_chunks(tar, member)
-    if tar.next() is not None:
-        raise InvalidArchiveError("there is more in it than its manifest says")
 
 
 def _read_chunks(tar: tarfile.TarFile, member: BackupMember) -> Iterator[bytes]:
@@ -400,13 +379,10 @@ def _extract_store(backup: Path, path: Path, store: BackupMember) -> Iterator[Pa
     """Extract the store of a backup to a draft beside a path, which is deleted at the end unless it was renamed."""
     draft, file = create_draft(path)
     try:
-        with report_full_disk(path), file, open_backup_file(backup) as (_, members):
-            for member, chunks in members:
-                for chunk in chunks:
-                    if member == store:
-                        file.write(chunk)
-            if file.tell() != store.bytes:
-                raise InvalidArchiveError("it has changed while it was read")
+        with report_full_disk(path), file:
+            manifest, _ = read_backup_file(backup, store_target=file)
+            if manifest.store != store:
+                raise InvalidArchiveError(f"{backup} cannot be used: it has changed while it was read")
             chown_to_owner(file.fileno(), path, store.user, store.group)
         yield draft
     finally:

@@ -24,6 +24,7 @@ from pymongo.database import Database
 from pymongo.errors import BulkWriteError, ConnectionFailure, OperationFailure, PyMongoError
 
 from mediatord.backup.records import (
+    RECORD_FIELDS,
     AccountRecord,
     BackupError,
     InvalidArchiveError,
@@ -37,12 +38,10 @@ from mediatord.backup.records import (
     StoredEventRecord,
     StoreRecord,
     batch_by_size,
-    map_fields,
     require_empty_counts,
     resolve_seen_at,
 )
 from mediatord.protocol.canonical_did import compute_did_digest
-from mediatord.store.interfaces import decentrl
 from mediatord.store.mongo import schema
 from mediatord.store.mongo.decentrl_events import (
     EventLabelKind,
@@ -54,7 +53,15 @@ from mediatord.store.mongo.decentrl_events import (
 from mediatord.store.mongo.decentrl_parties import make_party_key, sum_utf8_sizes
 from mediatord.store.mongo.driver.collection import MAX_DOCUMENT_BYTES, Collection
 from mediatord.store.mongo.driver.uri import parse_mongo_uri
-from mediatord.store.mongo.schema import ACCOUNTS, IMPORT_MARKER, MESSAGES, PARTIES, RECIPIENTS, RETIRED_DIDS
+from mediatord.store.mongo.schema import (
+    ACCOUNTS,
+    IMPORT_MARKER,
+    MESSAGES,
+    PARTIES,
+    RECIPIENTS,
+    RETIRED_DIDS,
+    PartyCollection,
+)
 from mediatord.store.registered_names import import_names
 
 MongoDocument: TypeAlias = dict[str, Any]
@@ -160,76 +167,61 @@ class _CollectionMapping(NamedTuple):
     """
     How a kind of records is stored.
 
-    :param fields: of documents, by those of records.
-    :param keys: fields with the key of a party, and the fields of records with its DID.
-    :param party_collection: the collection, where its documents are counted for `party`.
-    :param is_ordered: whether documents have `seq`; the others are ordered by `_id`.
+    :param renamed: fields of documents that have the values of fields of records of other names, by these.
+    :param keys: fields with the key of a party, and the fields of records with its DID. Documents that belong to
+        `party` have its DID only if that is renamed.
+    :param order: `seq`, the order of arrival, or `_id`.
     :param constants: further fields.
     """
 
     collection: Collection
-    fields: dict[str, str]
+    renamed: dict[str, str] = {}
     keys: dict[str, str] = {}
-    party_collection: schema.PartyCollection | None = None
-    is_ordered: bool = False
+    order: str = "seq"
     constants: MongoDocument = {}
-
-
-def _map_party(
-    collection: schema.PartyCollection, keys: dict[str, str], names: str = "", **fields: str
-) -> _CollectionMapping:
-    return _CollectionMapping(collection, map_fields(names, id="_id", **fields), keys, collection, is_ordered=True)
 
 
 _RECIPIENT_KEYS = {"party": "recipient", "sender": "sender"}
 _MAPPINGS = {
-    "account": _CollectionMapping(
-        ACCOUNTS,
-        map_fields("did created_at draft03 seen_at fresh", number="_id"),
-        constants={"recipients": 0, "places": 0},
-    ),
-    "retired": _CollectionMapping(RETIRED_DIDS, {"did": "_id"}),
+    "account": _CollectionMapping(ACCOUNTS, {"number": "_id"}, order="_id", constants={"recipients": 0, "places": 0}),
+    "retired": _CollectionMapping(RETIRED_DIDS, {"did": "_id"}, order="_id"),
     "recipient": _CollectionMapping(
-        RECIPIENTS,
-        map_fields("account did names", number="_id", place="registered"),
-        constants={"messages": 0, "bytes": 0},
+        RECIPIENTS, {"number": "_id", "place": "registered"}, order="_id", constants={"messages": 0, "bytes": 0}
     ),
-    "message": _CollectionMapping(
-        MESSAGES,
-        map_fields("account recipient form received_at expires_at due_at arrived_at pushes payload", id="_id"),
-        is_ordered=True,
-    ),
-    "long_form": _CollectionMapping(schema.LONG_FORM_DIDS, map_fields("long", short="_id")),
+    "message": _CollectionMapping(MESSAGES),
+    "long_form": _CollectionMapping(schema.LONG_FORM_DIDS, {"short": "_id"}, order="_id"),
     # The token of the claim, which says who made it, is not exported.
-    "nonce": _CollectionMapping(
-        schema.NONCES, map_fields("until", key="_id"), is_ordered=True, constants={"token": bytes(12)}
+    "nonce": _CollectionMapping(schema.NONCES, {"key": "_id"}, constants={"token": bytes(12)}),
+    "registration": _CollectionMapping(schema.REGISTRATIONS, {"expires_at": "until"}, {"party": "did"}, order="_id"),
+    "contract": _CollectionMapping(
+        schema.CONTRACTS, {"peer": "peer_did", "expires_at": "until"}, {"party": "owner", "peer": "peer"}
     ),
-    "registration": _CollectionMapping(
-        schema.REGISTRATIONS, map_fields("digest text", id="_id", expires_at="until"), {"party": "did"}
+    "contract_request": _CollectionMapping(
+        schema.CONTRACT_REQUESTS, {"sender": "sender_did", "request": "text"}, _RECIPIENT_KEYS
     ),
-    "contract": _map_party(
-        schema.CONTRACTS, {"party": "owner", "peer": "peer"}, "digest text", peer="peer_did", expires_at="until"
+    "pending_event": _CollectionMapping(
+        schema.PENDING_EVENTS, {"recipient": "recipient_did", "sender": "sender_did"}, _RECIPIENT_KEYS
     ),
-    "contract_request": _map_party(
-        schema.CONTRACT_REQUESTS, _RECIPIENT_KEYS, "public_key", sender="sender_did", request="text"
-    ),
-    "pending_event": _map_party(
-        schema.PENDING_EVENTS, _RECIPIENT_KEYS, "received_at payload", recipient="recipient_did", sender="sender_did"
-    ),
-    "stored_event": _map_party(
+    "stored_event": _CollectionMapping(
         schema.STORED_EVENTS,
+        {"sender": "sender_did", "recipient": "recipient_did", "timestamp": "at"},
         {"party": "owner"},
-        "contract_id tags payload",
-        **{"sender": "sender_did", "recipient": "recipient_did", "timestamp": "at"},
     ),
-    "public_event": _map_party(
-        schema.PUBLIC_EVENTS,
-        {"party": "publisher"},
-        "tags event channel_id",
-        timestamp="at",
-        signature="event_signature",
+    "public_event": _CollectionMapping(
+        schema.PUBLIC_EVENTS, {"timestamp": "at", "signature": "event_signature"}, {"party": "publisher"}
     ),
 }
+
+
+def _map_fields(kind: str) -> dict[str, str]:
+    mapping = _MAPPINGS[kind]
+    names = {"id": "_id"} | mapping.renamed
+    found = [field for field in RECORD_FIELDS[kind] if field in names or field != mapping.keys.get("party")]
+    return {field: names.get(field, field) for field in found}
+
+
+# Fields of documents by those of records.
+_DOCUMENT_FIELDS = {kind: _map_fields(kind) for kind in _MAPPINGS}
 
 # Documents in memory at a time.
 _BATCH_DOCUMENTS, _BATCH_BYTES = 500, 8_388_608
@@ -256,20 +248,21 @@ class MongoRecordSource(RecordSource):
         return self._database[_MAPPINGS[kind].collection.name].count_documents({}, session=self._session, hint="_id_")
 
     def read(self, kind: str) -> Iterator[dict[str, Any]]:
-        collection, names, keys, party_collection, is_ordered, _ = _MAPPINGS[kind]
+        mapping = _MAPPINGS[kind]
+        collection, party = mapping.collection, mapping.keys.get("party")
         self._check()
-        if is_ordered:
-            payloads = party_collection.payloads if party_collection else None
+        if mapping.order == "seq":
+            payloads = collection.payloads if isinstance(collection, PartyCollection) else None
             documents = self._read_in_order(collection.name, payloads.name if payloads else "")
         else:
             documents = self._database[collection.name].find({}, session=self._session).sort("_id", 1)
         for one in documents:
-            values = {field: one.get(name) for field, name in names.items()}
+            values = {field: one.get(name) for field, name in _DOCUMENT_FIELDS[kind].items()}
             fields = {
                 field: value.binary if isinstance(value, ObjectId) else value for field, value in values.items()
             }
-            if "party" in keys and keys["party"] not in fields:
-                fields[keys["party"]] = self._find_did(one["party"])
+            if party is not None and party not in fields:
+                fields[party] = self._find_did(one["party"])
             match kind:
                 case "account":
                     fields["fresh"] = "fresh" in one
@@ -352,13 +345,13 @@ class ImportBatch:
 
     def _add(self, record: StoreRecord, place: Timestamp) -> None:
         mapping = _MAPPINGS[record.kind]
-        document = {mapping.fields[field]: value for field, value in record if field in mapping.fields}
+        document = {name: getattr(record, field) for field, name in _DOCUMENT_FIELDS[record.kind].items()}
         document |= mapping.constants
         document |= {name: make_party_key(getattr(record, field)) for name, field in mapping.keys.items()}
         document = self._complete(record, document)
-        if mapping.is_ordered:
+        if mapping.order == "seq":
             document["seq"] = place
-        if counted := mapping.party_collection:
+        if isinstance(counted := mapping.collection, PartyCollection):
             sizes = {counted.bytes: document["size"] + document.get("tags_size", 0)} if counted.bytes else {}
             self._count(PARTIES, getattr(record, mapping.keys["party"]), **{counted.counter: 1}, **sizes)
         self.documents[mapping.collection.name].append(
@@ -389,17 +382,11 @@ class ImportBatch:
             case PendingEventRecord():
                 document["size"] = sum_utf8_sizes(one.payload)
             case StoredEventRecord():
-                event = decentrl.StoredEvent(
-                    one.id, one.sender, one.recipient, one.payload, one.tags, one.timestamp, one.contract_id
-                )
-                self.documents[schema.STORED_PAYLOADS.name].append(build_event_payload(event))
-                return build_stored_event(event, document["party"], one.processed)
+                self.documents[schema.STORED_PAYLOADS.name].append(build_event_payload(one.to_event()))
+                return build_stored_event(one.to_event(), document["party"], one.processed)
             case PublicEventRecord():
-                shown = decentrl.PublicEvent(
-                    one.id, one.event, one.tags, one.timestamp, one.signature, one.channel_id
-                )
-                self.documents[schema.PUBLIC_PAYLOADS.name].append(build_event_payload(shown))
-                return build_public_event(shown, document["party"])
+                self.documents[schema.PUBLIC_PAYLOADS.name].append(build_event_payload(one.to_event()))
+                return build_public_event(one.to_event(), document["party"])
         return document
 
     def _count(self, collection: Collection, key: Any, **more: Any) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from datetime import UTC, datetime
 from importlib.util import find_spec
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import to_json
@@ -24,6 +24,7 @@ from pydantic_core import to_json
 from mediatord.config.settings import StorageSettings
 from mediatord.errors import OperatorError
 from mediatord.protocol.canonical_did import canonicalize_did
+from mediatord.store.interfaces import decentrl
 from mediatord.store.registered_names import export_names
 
 ItemT = TypeVar("ItemT")
@@ -201,6 +202,12 @@ class StoredEventRecord(_BaseRecord):
     tags: tuple[str, ...]
     payload: str
 
+    def to_event(self) -> decentrl.StoredEvent:
+        """The event without `processed` and its owner."""
+        return decentrl.StoredEvent(
+            self.id, self.sender, self.recipient, self.payload, self.tags, self.timestamp, self.contract_id
+        )
+
 
 class PublicEventRecord(_BaseRecord):
     """An event of a public channel."""
@@ -213,6 +220,10 @@ class PublicEventRecord(_BaseRecord):
     tags: tuple[str, ...]
     signature: str
     event: str
+
+    def to_event(self) -> decentrl.PublicEvent:
+        """The event without its publisher."""
+        return decentrl.PublicEvent(self.id, self.event, self.tags, self.timestamp, self.signature, self.channel_id)
 
 
 StoreRecord: TypeAlias = (
@@ -229,6 +240,9 @@ StoreRecord: TypeAlias = (
     | StoredEventRecord
     | PublicEventRecord
 )
+
+# Fields of each kind, without `kind`, which comes first.
+RECORD_FIELDS = {record.model_fields["kind"].default: [*record.model_fields][1:] for record in get_args(StoreRecord)}
 
 # Kinds in the order of an archive, with their names in tables of counts.
 RECORD_KINDS = {
@@ -271,11 +285,6 @@ def decode_record(line: bytes) -> StoreRecord:
             raise InvalidArchiveError("kind: not known") from None
         where = ".".join(map(str, first["loc"])) or "line"
         raise InvalidArchiveError(f"{shorten_value(where)}: {first['msg']}") from None
-
-
-def map_fields(names: str, **renamed: str) -> dict[str, str]:
-    """How fields are called in a store: some as in a record, others not."""
-    return {**{name: name for name in names.split()}, **renamed}
 
 
 class RecordSource(ABC):

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from mediatord.backup.durable_files import chown_to_owner, require_directory, sync_directory
 from mediatord.backup.records import (
+    RECORD_FIELDS,
     AccountRecord,
     BackupError,
     InvalidArchiveError,
@@ -30,7 +31,6 @@ from mediatord.backup.records import (
     RecordSource,
     StoredEventRecord,
     StoreRecord,
-    map_fields,
     require_empty_counts,
     resolve_seen_at,
 )
@@ -72,8 +72,8 @@ class _TableMapping(NamedTuple):
     """
     How a kind of records is stored.
 
-    :param fields: columns that have the values of fields, by these.
-    :param read: further fields: expressions with columns.
+    :param renamed: columns that have the values of fields of other names, by these.
+    :param read: fields that no column has: expressions with columns.
     :param write: further columns: expressions with fields, and with the functions that are added to SQL. Events that
         are searched are inserted by the functions of the store instead.
     :param name: of the table, if it is not that of the kind.
@@ -83,7 +83,7 @@ class _TableMapping(NamedTuple):
     :param also: further statements with fields for each record.
     """
 
-    fields: dict[str, str]
+    renamed: dict[str, str] = {}
     read: dict[str, str] = {}
     write: dict[str, str] = {}
     name: str = ""
@@ -95,19 +95,17 @@ class _TableMapping(NamedTuple):
 
 
 _TABLES = {
-    "account": _TableMapping(
-        map_fields("did created_at draft03 seen_at fresh", number="id"), {}, {"did_key": "hash_did(:did)"}, order="id"
-    ),
-    "retired": _TableMapping(map_fields("did"), order="did"),
+    "account": _TableMapping({"number": "id"}, write={"did_key": "hash_did(:did)"}, order="id"),
+    "retired": _TableMapping(order="did"),
     "recipient": _TableMapping(
-        map_fields("did names", number="id", account="account_id", place="registered"),
+        {"number": "id", "account": "account_id", "place": "registered"},
         write={"did_digest": "did_digest(:did)"},
         order="id",
         also=(_COUNT_NAMES,),
     ),
     # A delayed message that was handed out has the negative time of that.
     "message": _TableMapping(
-        map_fields("id form received_at expires_at pushes payload", account="account_id", recipient="recipient_id"),
+        {"account": "account_id", "recipient": "recipient_id"},
         {
             "due_at": "iif(due_at > 0, due_at, NULL)",
             "arrived_at": "CASE WHEN due_at IS NULL THEN received_at WHEN due_at <= 0 THEN -due_at END",
@@ -116,34 +114,32 @@ _TABLES = {
         | {"digest": "sha256(:payload)", "digest_head": "digest_head(:payload)"},
         also=(_COUNT_IN_QUEUE, _COUNT_ACCEPTED.format("didcomm")),
     ),
-    "long_form": _TableMapping(map_fields("short long"), name="did_document", order="short"),
-    "nonce": _TableMapping(map_fields("key until"), order="place", also=(_COUNT_NONCE,)),
+    "long_form": _TableMapping(name="did_document", order="short"),
+    "nonce": _TableMapping(order="place", also=(_COUNT_NONCE,)),
     "registration": _TableMapping(
-        map_fields("id expires_at digest text"),
-        {"did": _GET_DID.format("peer_id")},
-        {"owner_id": f"{_MEDIATOR}", "peer_id": _GET_PARTY.format("did")},
+        read={"did": _GET_DID.format("peer_id")},
+        write={"owner_id": f"{_MEDIATOR}", "peer_id": _GET_PARTY.format("did")},
         name="contract",
         order="id",
         where=f"+owner_id = {_MEDIATOR}",
         parties=("did",),
     ),
     "contract": _TableMapping(
-        map_fields("id expires_at digest text"),
-        {"owner": _GET_DID.format("owner_id"), "peer": _GET_DID.format("peer_id")},
-        {"owner_id": _GET_PARTY.format("owner"), "peer_id": _GET_PARTY.format("peer")},
+        read={"owner": _GET_DID.format("owner_id"), "peer": _GET_DID.format("peer_id")},
+        write={"owner_id": _GET_PARTY.format("owner"), "peer_id": _GET_PARTY.format("peer")},
         where=f"+owner_id > {_MEDIATOR}",
         parties=("owner", "peer"),
         usage={"contracts": "1"},
     ),
     "contract_request": _TableMapping(
-        map_fields("id public_key request", sender="sender_did"),
+        {"sender": "sender_did"},
         {"recipient": _GET_DID.format("recipient_id")},
         {"recipient_id": _GET_PARTY.format("recipient"), "sender_key": "hash_did(:sender)"},
         parties=("recipient",),
         usage={"requests": "1"},
     ),
     "pending_event": _TableMapping(
-        map_fields("id payload", sender="sender_did"),
+        {"sender": "sender_did"},
         {"recipient": _GET_DID.format("recipient_id"), "received_at": "received_at"},
         {"recipient_id": _GET_PARTY.format("recipient"), "sender_key": "hash_did(:sender)"}
         | {"received_at": "repr(:received_at)", "size": _UTF8_SIZE},
@@ -152,16 +148,20 @@ _TABLES = {
         also=(_COUNT_ACCEPTED.format("decentrl"),),
     ),
     "stored_event": _TableMapping(
-        map_fields("id contract_id timestamp processed tags"),
-        {"owner": _GET_DID.format("owner_id"), "sender": _GET_LABEL.format("sender")}
+        read={"owner": _GET_DID.format("owner_id"), "sender": _GET_LABEL.format("sender")}
         | {"recipient": _GET_LABEL.format("recipient")}
         | {"payload": "(SELECT payload FROM stored_payload WHERE seq = stored_event.seq)"},
     ),
     "public_event": _TableMapping(
-        map_fields("id timestamp tags signature event"),
-        {"publisher": _GET_DID.format("owner_id"), "channel_id": _GET_LABEL.format("channel")},
+        read={"publisher": _GET_DID.format("owner_id"), "channel_id": _GET_LABEL.format("channel")}
     ),
 }
+
+
+def _map_columns(kind: str) -> dict[str, str]:
+    """Columns by the fields whose values they have."""
+    table = _TABLES[kind]
+    return {field: table.renamed.get(field, field) for field in RECORD_FIELDS[kind] if field not in table.read}
 
 
 def _build_select(kind: str, columns: Mapping[str, str]) -> str:
@@ -176,7 +176,7 @@ def _build_inserts(kind: str) -> Iterator[str]:
     table = _TABLES[kind]
     for field in table.parties:
         yield f"INSERT OR IGNORE INTO party (did) VALUES (:{field})"
-    values = {column: f":{field}" for field, column in table.fields.items()} | table.write
+    values = {column: f":{field}" for field, column in _map_columns(kind).items()} | table.write
     yield f"INSERT INTO {table.name or kind} ({', '.join(values)}) VALUES ({', '.join(values.values())})"
     if table.usage:
         values = {"party_id": _GET_PARTY.format(table.parties[0])} | table.usage
@@ -204,8 +204,7 @@ class SQLiteRecordSource(RecordSource):
         return int(number)
 
     def read(self, kind: str) -> Iterator[dict[str, Any]]:
-        table = _TABLES[kind]
-        rows = self._connection.execute(_build_select(kind, table.fields | table.read))
+        rows = self._connection.execute(_build_select(kind, _map_columns(kind) | _TABLES[kind].read))
         names = [column for column, *_ in rows.description]
         for row in rows:
             fields = dict(zip(names, row, strict=True))
@@ -314,27 +313,22 @@ def _insert_record(connection: StoreConnection, one: StoreRecord) -> None:
     values = dict(one)
     match one:
         case PublicEventRecord():
-            shown = decentrl.PublicEvent(one.id, one.event, one.tags, one.timestamp, one.signature, one.channel_id)
-            event_queries.publish_event(connection, one.publisher, shown, _UNLIMITED_CAPS)
+            event_queries.publish_event(connection, one.publisher, one.to_event(), _UNLIMITED_CAPS)
             return
         case StoredEventRecord():
             owner = decentrl_queries.get_or_create_party(connection, one.owner)
-            event = decentrl.StoredEvent(
-                one.id, one.sender, one.recipient, one.payload, one.tags, one.timestamp, one.contract_id
-            )
-            event_queries.insert_stored_events(
-                connection, [event_queries.NewStoredEvent(event, owner, one.processed)]
-            )
+            stored = event_queries.NewStoredEvent(one.to_event(), owner, one.processed)
+            event_queries.insert_stored_events(connection, [stored])
             event_queries.add_stored_usage(connection, [(owner, 1, get_utf8_size(one.payload, *one.tags))])
             return
         case AccountRecord():
             values["seen_at"] = resolve_seen_at(one)
         case RecipientRecord():
             names = import_names(one.did, one.place, one.names)
-            stored = None if names.stored is None else json.dumps(names.stored)
+            spellings = None if names.stored is None else json.dumps(names.stored)
             # The trigger of the table counts one name.
             more = max(len(names) - 1, 0)
-            values |= {"did": names.did, "place": names.place, "names": stored, "last": names.last, "more": more}
+            values |= {"did": names.did, "place": names.place, "names": spellings, "last": names.last, "more": more}
     try:
         for statement in _INSERTS[one.kind]:
             connection.execute(statement, values)

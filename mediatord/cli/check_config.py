@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -27,70 +28,60 @@ from mediatord.net.listeners import ListenerCertificate, find_certificate_files
 from mediatord.observability.pseudonyms import read_pseudonym_keys
 from mediatord.store.sqlite.database_file import APPLICATION_ID, describe_database_loss, read_schema_steps
 
-# Key of the configuration, and text of the finding.
 KeyPath = tuple[KeyPart, ...]
-Finding = tuple[KeyPath, str]
 
 
-def check_environment(config: Config, path: Path) -> Iterator[Finding]:
+def list_checks(config: Config, path: Path) -> Iterator[tuple[KeyPath, Iterable[str]]]:
     """
-    Find what would keep the daemon of a configuration from starting or working: files, keys, directories, database.
+    Check what would keep the daemon of a configuration from starting or working: files, keys, directories, database.
+    Yields keys of the configuration with their problems.
 
     :param path: of the configuration.
     """
-    yield from _check(("cluster", "listen"), check_setting_combinations, config)
-    passphrase = make_passphrase_source(config.identity.passphrase_file)
-    unusable = list(_check(("identity", "keys"), load_keys, config.identity.keys, passphrase))
-    yield from unusable or _check(("identity",), load_identity, config)
-    yield from _check_log(config)
-    if config.control_socket is not None and (reason := _explain_unusable(config.control_socket.parent)):
-        yield ("control_socket",), reason
-    if config.storage.backend == "sqlite":
-        found = _check_database(config.storage.sqlite.path, config.log.directory)
-        yield from ((("storage", "sqlite", "path"), text) for text in found)
-    elif config.storage.backend == "mongodb":
-        yield from ((("storage", "mongodb", "uri"), text) for text in _check_mongodb(config.storage.mongodb.uri))
-    if urlsplit(config.storage.mongodb.uri).password and path.stat().st_mode & 0o004:
-        yield (
-            ("storage", "mongodb", "uri"),
-            f"the password in {path} is readable for everybody; type: chmod o= {path}",
-        )
-    yield from _check_listeners(config)
+    cluster, admin = config.cluster, config.admin
+    yield ("cluster", "listen"), _try(check_setting_combinations, config)
+    unusable = list(_try(load_keys, config.identity.keys, make_passphrase_source(config.identity.passphrase_file)))
+    yield ("identity", "keys"), unusable
+    if not unusable:
+        yield ("identity",), _try(load_identity, config)
+    yield ("identity", "keys") if config.log.key_file is None else ("log", "key_file"), _check_log_key(config)
+    yield ("log", "directory"), _explain_unwritable(config.log.directory)
+    if config.control_socket is not None:
+        yield ("control_socket",), _explain_unusable(config.control_socket.parent)
+    yield ("storage", "sqlite", "path"), _check_database(config)
+    yield ("storage", "mongodb", "uri"), _check_mongodb(config, path)
+    for place, endpoint in enumerate(config.listen):
+        yield ("listen", place), _check_tls_files(endpoint)
+    if cluster.listen is not None and cluster.secret_file is not None:
+        yield ("cluster", "secret_file"), _try(read_cluster_keys, cluster.secret_file)
+    if admin.listen is not None and admin.token_file is not None:
+        yield ("admin", "listen"), _check_tls_files(admin.listen)
+        yield ("admin", "token_file"), _try(read_admin_token, admin.token_file)
 
 
-def _check(key: KeyPath, function: Callable[..., object], *arguments: object) -> Iterator[Finding]:
+def _try(function: Callable[..., object], *arguments: object) -> Iterator[str]:
     try:
         function(*arguments)
     except OperatorError as error:
-        yield key, str(error)
+        yield str(error)
 
 
-def _check_listeners(config: Config) -> Iterator[Finding]:
-    for place, endpoint in enumerate(config.listen):
-        yield from ((("listen", place), text) for text in _check_tls_files(endpoint))
-    if config.cluster.listen is not None and config.cluster.secret_file is not None:
-        yield from _check(("cluster", "secret_file"), read_cluster_keys, config.cluster.secret_file)
-    if config.admin.listen is not None:
-        yield from ((("admin", "listen"), text) for text in _check_tls_files(config.admin.listen))
-        if config.admin.token_file is not None:
-            yield from _check(("admin", "token_file"), read_admin_token, config.admin.token_file)
-
-
-def _check_log(config: Config) -> Iterator[Finding]:
+def _check_log_key(config: Config) -> Iterator[str]:
     path = config.log_key_path
-    key: KeyPath = ("identity", "keys") if config.log.key_file is None else ("log", "key_file")
     if path.exists():
-        yield from _check(key, read_pseudonym_keys, path)
-    elif (reason := _explain_unusable(path.parent)) is not None:
-        yield key, f"{path} is not there and cannot be made: {reason}" if path.parent.is_dir() else reason
-    if (reason := _explain_unwritable(config.log.directory)) is not None:
-        yield ("log", "directory"), reason
+        yield from _try(read_pseudonym_keys, path)
+    else:
+        for reason in _explain_unusable(path.parent):
+            yield f"{path} is not there and cannot be made: {reason}" if path.parent.is_dir() else reason
 
 
-def _check_database(path: Path, logs: Path) -> Iterator[str]:
-    if reason := _explain_unusable(path.parent):
-        yield reason
-    elif loss := describe_database_loss(path, logs):
+def _check_database(config: Config) -> Iterator[str]:
+    path = config.storage.sqlite.path
+    if config.storage.backend != "sqlite":
+        return
+    if reasons := list(_explain_unusable(path.parent)):
+        yield from reasons
+    elif loss := describe_database_loss(path, config.log.directory):
         yield f"{path} cannot be used: {loss}"
     elif path.exists():
         if not os.access(path, os.R_OK | os.W_OK):
@@ -114,10 +105,13 @@ def _check_schema(path: Path, connection: sqlite3.Connection) -> Iterator[str]:
         yield f"{path} is of a newer mediatord: its schema is version {version}, this one knows {known}"
 
 
-def _check_mongodb(uri: str) -> Iterator[str]:
-    try:
-        import txmongo  # noqa: F401  looked for only
-    except ImportError:
+def _check_mongodb(config: Config, path: Path) -> Iterator[str]:
+    uri = config.storage.mongodb.uri
+    if urlsplit(uri).password and path.stat().st_mode & 0o004:
+        yield f"the password in {path} is readable for everybody; type: chmod o= {path}"
+    if config.storage.backend != "mongodb":
+        return
+    if find_spec("txmongo") is None:
         yield 'storage.backend mongodb needs pip install "mediatord[mongodb]"'
         return
     from mediatord.store.mongo.driver.uri import parse_mongo_uri
@@ -154,24 +148,24 @@ def _check_tls_files(endpoint: str) -> Iterator[str]:
         yield f"the certificate has expired on {expiry:%Y-%m-%d}"
 
 
-def _explain_unusable(directory: Path) -> str | None:
-    """Why this user can create no files in a directory, which has to exist; None if it can."""
-    if not directory.is_dir():
-        return f"{directory} is not there; type: install -d -m 700 {directory}"
-    return _explain_unwritable(directory)
+def _explain_unusable(directory: Path) -> Iterator[str]:
+    """Why this user can create no files in a directory, which has to exist."""
+    if directory.is_dir():
+        yield from _explain_unwritable(directory)
+    else:
+        yield f"{directory} is not there; type: install -d -m 700 {directory}"
 
 
-def _explain_unwritable(directory: Path) -> str | None:
-    """Why this user can create no files in a directory; None if it can, or can create the directory."""
+def _explain_unwritable(directory: Path) -> Iterator[str]:
+    """Why this user can neither create files in a directory nor create the directory."""
     there = directory
     while not there.exists() and there != there.parent:
         there = there.parent
     if not there.is_dir():
-        return f"{there} is no directory"
-    if not os.access(there, os.W_OK | os.X_OK):
+        yield f"{there} is no directory"
+    elif not os.access(there, os.W_OK | os.X_OK):
         what = "cannot be written to" if there == directory else f"is not there, and {there} cannot be written to,"
-        return f"{directory} {what} by this user"
-    return None
+        yield f"{directory} {what} by this user"
 
 
 @click.command("check-config")
@@ -186,9 +180,9 @@ def check_config(path: Path, as_json: bool) -> int:
     with 1 if only files are.
     """
     draft = examine_config(path)
-    findings = [] if draft.config is None else check_environment(draft.config, path)
+    checks = [] if draft.config is None else list_checks(draft.config, path)
     # Not of defaults that stand in for invalid values.
-    around = [draft.problem(where, text) for where, text in findings if not draft.is_wrong(where)]
+    around = [draft.problem(key, text) for key, texts in checks if not draft.is_wrong(key) for text in texts]
     lines = draft.lines(around)
     if as_json:
         print_result(True, {"file": str(path), "ok": not lines, "problems": lines}, "")

@@ -25,6 +25,7 @@ from mediatord.cli.console import (
     shorten_did,
     top_option,
 )
+from mediatord.config.values import parse_duration
 
 if TYPE_CHECKING:
     from mediatord.store.interfaces.administration import QueuedMessage
@@ -180,15 +181,10 @@ def _read_time() -> float:
 
 def _parse_duration(text: str) -> float:
     """:raise BadParameter: it is no duration."""
-    from pydantic import TypeAdapter, ValidationError
-
-    from mediatord.config.settings import Duration
-
     try:
-        return float(TypeAdapter(Duration).validate_python(text))
-    except ValidationError as error:
-        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise click.BadParameter(reason, param_hint="--older-than") from None
+        return parse_duration(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--older-than") from None
 
 
 def _format_plural(number: int, what: str) -> str:

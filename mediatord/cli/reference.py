@@ -65,28 +65,22 @@ def render_settings_page() -> str:
     """The page, as Markdown."""
     general: list[str] = []
     sections: list[str] = []
-    for name, field in Config.model_fields.items():
-        if _is_section(field):
-            about = field.description or ""
-            sections.append(
-                f"## {name}\n\n{_format_sentence(about)}\n\n" + "".join(_render_section(field.annotation, f"{name}."))
-            )
+    for name, value in Config():
+        field = Config.model_fields[name]
+        if isinstance(value, BaseModel):
+            sections.append(f"## {name}\n\n{_format_sentence(field.description or '')}\n\n")
+            sections += _render_section(value, f"{name}.")
         else:
-            general.append(_render_setting(name, field, getattr(Config(), name)))
+            general.append(_render_setting(name, field, value))
     return _SETTINGS_HEAD + "## General\n\n" + "".join(general + sections).rstrip("\n") + "\n"
 
 
-def _render_section(model: Any, prefix: str) -> Iterator[str]:
-    default = model()
-    for name, field in model.model_fields.items():
-        if _is_section(field):
-            yield from _render_section(field.annotation, f"{prefix}{name}.")
+def _render_section(section: BaseModel, prefix: str) -> Iterator[str]:
+    for name, value in section:
+        if isinstance(value, BaseModel):
+            yield from _render_section(value, f"{prefix}{name}.")
         else:
-            yield _render_setting(prefix + name, field, getattr(default, name))
-
-
-def _is_section(field: FieldInfo) -> bool:
-    return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+            yield _render_setting(prefix + name, type(section).model_fields[name], value)
 
 
 def _render_setting(key: str, field: FieldInfo, default: Any) -> str:

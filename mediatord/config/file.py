@@ -13,7 +13,6 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -21,7 +20,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, to_jsonable_python
 
 from mediatord.config.settings import Config, find_value_kind
 from mediatord.config.values import CONFIG_PATH_VARIABLE, DEFAULT_CONFIG_PATH
@@ -137,7 +136,7 @@ _TEST_PREFIX = "MEDIATORD_TEST_"
 _ENVIRONMENT_LINE = 1_000_000_000
 
 
-def apply_environment(tree: ConfigTree, environ: Mapping[str, str], model: type[BaseModel]) -> None:
+def apply_environment(tree: ConfigTree, environ: Mapping[str, str]) -> None:
     """Override values of the tree by environment variables; the models check them later."""
     for name in sorted(environ):
         if not name.startswith(_VARIABLE_PREFIX) or name in _OTHER_VARIABLES or name.startswith(_TEST_PREFIX):
@@ -146,8 +145,8 @@ def apply_environment(tree: ConfigTree, environ: Mapping[str, str], model: type[
         section = _find_section(tree, where)
         if section is None:
             continue  # the models report a section that is no mapping
-        section[where[-1]] = _parse_variable(environ[name], _find_annotation(model, where))
-        _remove_locations_below(tree, where)
+        section[where[-1]] = _parse_variable(environ[name], _find_annotation(where))
+        tree.places = {key: place for key, place in tree.places.items() if key[: len(where)] != where}
         tree.places[where] = _ENVIRONMENT_LINE, f"environment {name}"
         tree.variables.add(where)
 
@@ -157,13 +156,13 @@ def format_variable_name(where: Iterable[KeyPart]) -> str:
     return _VARIABLE_PREFIX + "__".join(str(part) for part in where).upper()
 
 
-def describe_json_value(model: type[BaseModel], where: tuple[KeyPart, ...]) -> str:
+def _describe_json_value(where: tuple[KeyPart, ...]) -> str:
     """
     How to write a structured value in an environment variable, by example.
 
     :param where: key of a list, a mapping or a section.
     """
-    kind = _find_annotation(model, where)
+    kind = _find_annotation(where)
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         example = format_variable_name((*where, next(iter(kind.model_fields))))
         return f"a variable for each key, such as {example}, or all as JSON"
@@ -192,14 +191,9 @@ def _find_section(tree: ConfigTree, where: tuple[str, ...]) -> dict[str, Any] | 
     return node if isinstance(node, dict) else None
 
 
-def _remove_locations_below(tree: ConfigTree, where: tuple[str, ...]) -> None:
-    for place in [place for place in tree.places if place[: len(where)] == where]:
-        del tree.places[place]
-
-
-def _find_annotation(model: type[BaseModel], where: tuple[KeyPart, ...]) -> Any:
+def _find_annotation(where: tuple[KeyPart, ...]) -> Any:
     """Type of a key; None if there is no such setting."""
-    kind: Any = model
+    kind: Any = Config
     for part in where:
         if not (isinstance(kind, type) and issubclass(kind, BaseModel)) or part not in kind.model_fields:
             return None
@@ -267,18 +261,8 @@ def format_yaml_value(value: Any, field: FieldInfo) -> str:
     kind = find_value_kind(field.annotation, field.metadata)
     if kind is not None and kind.format is not None and value is not None:
         return kind.format(value)
-    text = yaml.safe_dump(_convert_to_plain_value(value), default_flow_style=True, width=10**6, sort_keys=False)
+    text = yaml.safe_dump(to_jsonable_python(value), default_flow_style=True, width=10**6, sort_keys=False)
     return text.removesuffix("\n").removesuffix("\n...")
-
-
-def _convert_to_plain_value(value: Any) -> Any:
-    if isinstance(value, Path | IPv4Network | IPv6Network):
-        return str(value)
-    if isinstance(value, tuple):
-        return [_convert_to_plain_value(item) for item in value]
-    if isinstance(value, Mapping):
-        return {key: _convert_to_plain_value(item) for key, item in value.items()}
-    return value
 
 
 ConfigProblem = tuple[int, str, str]
@@ -406,7 +390,7 @@ def _read_file(path: Path, environ: Mapping[str, str] | None) -> ConfigTree:
         tree.values = {}  # an empty document
     written = bool(tree.values)
     if tree.complete:
-        apply_environment(tree, os.environ if environ is None else environ, Config)
+        apply_environment(tree, os.environ if environ is None else environ)
     if not written and not tree.problems and "public_url" not in tree.values:
         # Defaults would make it another mediator.
         tree.problems.append((1, str(path), f"expected keys with values; there are none. {_RESTORE_HINT}"))
@@ -464,7 +448,7 @@ def _describe_error(error: ErrorDetails, tree: ConfigTree) -> ConfigProblem:
     words = _ERROR_TEXTS.get(error["type"])
     text = words.format(**error.get("ctx", {})) if words else error["msg"]
     if error["type"] in _STRUCTURED_ERRORS and where in tree.variables:
-        text += f", {describe_json_value(Config, where)}"
+        text += f", {_describe_json_value(where)}"
     return line, place, f"{_format_key(where)}: {text}" if where else text
 
 
@@ -475,17 +459,10 @@ def _find_key_path(error: ErrorDetails) -> tuple[KeyPart, ...]:
 
 def _describe_unknown_key(where: tuple[KeyPart, ...]) -> str:
     """Message for an unknown key, with a suggestion."""
-    known = list(_find_fields(where[:-1]))
+    known = list(_find_annotation(where[:-1]).model_fields)
     close = get_close_matches(str(where[-1]), known, n=1)
     hint = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(known)}"
     return f"{_format_key(where)}: unknown key; {hint}"
-
-
-def _find_fields(where: tuple[KeyPart, ...]) -> Mapping[str, Any]:
-    model: type[BaseModel] = Config
-    for part in where:
-        model = model.model_fields[str(part)].annotation  # type: ignore[assignment]  # only sections have keys below
-    return model.model_fields
 
 
 def _format_key(where: tuple[KeyPart, ...]) -> str:

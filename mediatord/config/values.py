@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 _SIZE_PATTERN = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*(?:b|([kmgt])(ib|b)?)?", re.IGNORECASE)
@@ -79,14 +79,9 @@ def format_duration(seconds: float) -> str:
 # Prefix of endpoints whose connections start with a PROXY header.
 HAPROXY_PREFIX = "haproxy:"
 
-# Path parameters by endpoint type: positional ones in order (None: not a path), named ones, and Twisted's default
-# path.
-_POSITIONAL_PARAMETERS: dict[str, tuple[str | None, ...]] = {
-    "unix": ("address",),
-    "ssl": (None, "privateKey", "certKey"),
-    "tls": ("path",),
-}
-_PATH_PARAMETERS = {"ssl": ("extraCertChain", "dhParameters")}
+# Positional parameters by endpoint type, for types with paths; parameters that are paths; Twisted's default paths.
+_POSITIONAL_PARAMETERS = {"unix": ("address",), "ssl": ("port", "privateKey", "certKey"), "tls": ("path",)}
+_PATH_PARAMETERS = {"address", "path", "privateKey", "certKey", "extraCertChain", "dhParameters"}
 _DEFAULT_PATHS = {"ssl": ("privateKey", "server.pem")}
 
 
@@ -111,30 +106,22 @@ def parse_endpoint_string(endpoint: str) -> tuple[str, list[str], dict[str, str]
 def resolve_endpoint_paths(base: Path, endpoint: str) -> str:
     """Resolve the relative paths of an endpoint against `base`."""
     prefix = HAPROXY_PREFIX if endpoint.startswith(HAPROXY_PREFIX) else ""
-    kind, *arguments = _split_unescaped(endpoint.removeprefix(HAPROXY_PREFIX), ":")
+    kind, given, named = parse_endpoint_string(endpoint.removeprefix(HAPROXY_PREFIX))
     if kind not in _POSITIONAL_PARAMETERS:
         return endpoint
-    return prefix + ":".join([kind, *_resolve_arguments(kind, arguments, base)])
-
-
-def _resolve_arguments(kind: str, arguments: list[str], base: Path) -> Iterator[str]:
-    positional = iter(_POSITIONAL_PARAMETERS[kind])
-    paths = {*_POSITIONAL_PARAMETERS[kind], *_PATH_PARAMETERS.get(kind, ())}
-    seen: set[str | None] = set()
-    for argument in arguments:
-        name, *value = _split_unescaped(argument, "=", 1)
-        parameter = _unescape(name) if value else next(positional, None)
-        seen.add(parameter)
-        path = _unescape(value[0] if value else argument)
-        if parameter not in paths or parameter is None or not path or path.startswith("/"):
-            yield argument
-        elif value:
-            yield f"{name}={_escape_path(base / path)}"
-        else:
-            yield _escape_path(base / path)
+    parameters = _POSITIONAL_PARAMETERS[kind]
+    for place, parameter in enumerate(parameters[: len(given)]):
+        given[place] = _resolve_parameter(base, parameter, given[place])
+    named = {parameter: _resolve_parameter(base, parameter, value) for parameter, value in named.items()}
     parameter, path = _DEFAULT_PATHS.get(kind, ("", ""))
-    if path and parameter not in seen:
-        yield f"{parameter}={_escape_path(base / path)}"
+    if path and parameter not in (*named, *parameters[: len(given)]):
+        named[parameter] = str(base / path)
+    arguments = [*map(_escape, given), *(f"{parameter}={_escape(value)}" for parameter, value in named.items())]
+    return prefix + ":".join([kind, *arguments])
+
+
+def _resolve_parameter(base: Path, parameter: str, value: str) -> str:
+    return str(base / value) if parameter in _PATH_PARAMETERS and value else value
 
 
 def _split_unescaped(text: str, separator: str, most: int = 0) -> list[str]:
@@ -148,8 +135,8 @@ def _split_unescaped(text: str, separator: str, most: int = 0) -> list[str]:
     return parts
 
 
-def _escape_path(path: Path) -> str:
-    return re.sub(r"([\\:=])", r"\\\1", str(path))
+def _escape(text: str) -> str:
+    return re.sub(r"([\\:=])", r"\\\1", text)
 
 
 def _unescape(text: str) -> str:

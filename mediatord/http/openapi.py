@@ -273,12 +273,19 @@ _HEADER_COMPONENTS = {
     "Access-Control-Expose-Headers": {"required": True, "schema": build_schema("Retry-After")},
     "Retry-After": {"description": "Seconds.", "required": True, "schema": _COUNT},
 }
+_PROBE_DESCRIPTION = """
+A request starts an end-to-end probe, which sends a message through the mediator's own listener every few seconds.
+`cycle_ms` is the duration of the last successful cycle, `age_ms` its age. `detail` names what failed: `store`,
+`listener`, `socket`, `forward`, `push` or `acknowledgement`; or it says why no requests should be sent here.
+"""
 # Statuses of DIDComm errors in JSON, before a message was read; statuses with Retry-After.
 _JSON_ERROR_STATUSES = (500, 503)
 _RETRY_STATUSES = (429, 503)
 
 # Shapes of bodies by media type.
 Content = Mapping[str, Any]
+# Description and content of the responses of an operation by status.
+Responses = Mapping[int, tuple[str, Content]]
 
 
 def build_openapi_document() -> dict[str, Any]:
@@ -293,32 +300,7 @@ def build_openapi_document() -> dict[str, Any]:
         },
         "servers": [{"url": "/"}],
         "tags": [{"name": name} for name in ("Decentrl", "DIDComm", "Mediator", "Operation")],
-        "paths": {
-            "/": {"get": _describe_root_get(), "post": _describe_root_post()},
-            "/didcomm": {
-                "get": _describe_upgrade("DIDComm", _DIDCOMM_SOCKET_DESCRIPTION, 405, None),
-                "post": _describe_didcomm_post(),
-            },
-            "/ws": {
-                "get": _describe_upgrade(
-                    "Decentrl", _DECENTRL_SOCKET_DESCRIPTION, 426, {_JSON_TYPE: build_refusal_ref(426)}
-                )
-            },
-            "/public/{did}": {"get": _describe_public_channel()},
-            "/invitation": {"get": _describe_invitation()},
-            **{
-                path: {"get": _build_operation("Mediator", about, {200: _build_response(f"{about}.", {kind: shape})})}
-                for path, about, kind, shape in (
-                    ("/.well-known/did.json", "The document of the mediator's did:web", _JSON_TYPE, _DID_DOCUMENT),
-                    ("/did", "The mediator's did:peer:2", _TEXT_TYPE, str),
-                    ("/invitationOOB", "The invitation as a URL", _TEXT_TYPE, str),
-                    ("/openapi.json", "This document", _JSON_TYPE, dict),
-                )
-            },
-            "/health": {"get": _describe_health()},
-            "/ready": {"get": _describe_ready()},
-            "/metrics": {"get": _describe_metrics()},
-        },
+        "paths": _build_paths(),
         "components": {"schemas": build_components(), "headers": _HEADER_COMPONENTS},
     }
 
@@ -328,187 +310,165 @@ def render_openapi_document() -> str:
     return json.dumps(build_openapi_document(), indent=1, ensure_ascii=False) + "\n"
 
 
-_DID_DOCUMENT, _JWE, _TROUBLE = build_ref("DIDDocument"), build_ref("JWE"), build_ref("Trouble")
-_OOB_PARAMETER = {"name": "_oob", "in": "query", "schema": build_schema(str)}
+def _build_paths() -> dict[str, dict[str, Any]]:
+    paths: dict[str, dict[str, Any]] = {}
+    for path, method, tag, summary, responses, about, more in _list_operations():
+        described = {"description": about.strip()} if about else {}
+        numbered = {str(status): _describe_response(status, *responses[status]) for status in sorted(responses)}
+        operation = {"tags": [tag], "summary": summary, **described, **more, "responses": numbered}
+        paths.setdefault(path, {})[method] = operation
+    return paths
 
 
-def _describe_root_post() -> dict[str, Any]:
-    listed = {name.partition(" ")[0] for name in COMMAND_REPLIES}
-    replies = COMMAND_REPLIES | {name: "Success" for name in list_command_names() if name not in listed}
-    rows = [f"| `{command}` | `{reply}` |" for command, reply in replies.items()]
-    refused = _list_didcomm_refusals()
-    for status in {wire.status for wire in DECENTRL_ERROR_CODES.values()}:
-        content = refused.get(status, {})
-        both = [build_refusal_ref(status), *([content[_JSON_TYPE]] if _JSON_TYPE in content else [])]
-        refused[status] = {**content, _JSON_TYPE: Schema(anyOf=both) if len(both) > 1 else both[0]}
-    answers = build_any_of(["Success", *dict.fromkeys(COMMAND_REPLIES.values())])
+def _list_operations() -> Iterable[tuple[str, str, str, str, Responses, str, dict[str, Any]]]:
+    """Path, method, tag, summary, responses, description, and further members of all operations."""
+    envelope, trouble = {ENCRYPTED_MEDIA_TYPE: build_ref("JWE")}, _json(build_ref("Trouble"))
+    refused = {status: ("Rejected.", _json(build_refusal_ref(status))) for status in (400, 429, 500, 503)}
+    opened: Responses = {101: ("The socket is open.", {})}
+    accepted: Responses = {202: ("Accepted, without a reply on this connection.", {})}
+    fault = {500: ("Internal error.", trouble)}
+    foreign, no_upgrade = "The origin is not allowed.", "Not an upgrade."
+
+    in_browser = {_JSON_TYPE: build_any_of(["DIDDocument", "Invitation"]), _HTML_TYPE: str}
+    root: Responses = {
+        101: ("With an upgrade: the same socket as at `/ws`.", {}),
+        200: ("The document.", in_browser),
+        429: refused[429],
+        503: refused[503],
+    }
+    about_root = "With `_oob`, as in the URL of an invitation, the same as `/invitation`."
+    oob = {"parameters": [_describe_parameter("_oob", build_schema(str))]}
+    yield "/", "get", "Mediator", "The mediator's DID document", root, about_root, oob
+
     commands = build_any_of(("DirectCommand", "PrivateCommand", "PublicCommand"))
-    return _build_operation(
-        "Decentrl",
-        "A Decentrl command, or a DIDComm message by its Content-Type",
-        {
-            200: _build_response("Executed.", {_JSON_TYPE: answers, ENCRYPTED_MEDIA_TYPE: _JWE}),
-            202: _build_response(_ACCEPTED),
-            **_build_refusals(refused),
-        },
-        about="\n".join([_EXECUTED, "", "| command | reply |", "|---|---|", *rows]),
-        requestBody={
-            "required": True,
-            "content": _build_content({_JSON_TYPE: commands, ENCRYPTED_MEDIA_TYPE: _JWE}),
-        },
-    )
+    answers = build_any_of(["Success", *dict.fromkeys(COMMAND_REPLIES.values())])
+    executed = {200: ("Executed.", {_JSON_TYPE: answers, **envelope}), **accepted, **_list_post_refusals()}
+    summary = "A Decentrl command, or a DIDComm message by its Content-Type"
+    yield "/", "post", "Decentrl", summary, executed, _describe_commands(), _body({_JSON_TYPE: commands, **envelope})
 
+    socket: Responses = {
+        403: (foreign, {_TEXT_TYPE: str}),
+        405: (no_upgrade, {}),
+        429: ("Rejected.", {_TEXT_TYPE: str}),
+        503: ("Rejected.", trouble),
+    }
+    yield "/didcomm", "get", "DIDComm", "A WebSocket", {**opened, **socket}, _DIDCOMM_SOCKET_DESCRIPTION, {}
+    replied = {200: ("A reply.", envelope), **accepted, **_list_didcomm_refusals()}
+    yield "/didcomm", "post", "DIDComm", "A DIDComm message", replied, "", _body(envelope)
 
-_ACCEPTED = "Accepted, without a reply on this connection."
-_EXECUTED = "The response is 200 when the command has been executed and is durable."
+    socket = {
+        403: (foreign, _json(build_refusal_ref(403))),
+        426: (no_upgrade, _json(build_refusal_ref(426))),
+        429: refused[429],
+        503: refused[503],
+    }
+    yield "/ws", "get", "Decentrl", "A WebSocket", {**opened, **socket}, _DECENTRL_SOCKET_DESCRIPTION, {}
 
+    events = {200: ("A page of events; empty for an unknown publisher.", _json(build_ref("PublicEvents")))}
+    about = "All filters must match; one of several tags is sufficient. Bounds are inclusive."
+    more = {"parameters": _list_channel_parameters()}
+    yield "/public/{did}", "get", "Decentrl", "A public channel", {**events, **refused}, about, more
 
-def _describe_didcomm_post() -> dict[str, Any]:
-    replies = {200: _build_response("A reply.", {ENCRYPTED_MEDIA_TYPE: _JWE}), 202: _build_response(_ACCEPTED)}
-    return _build_operation(
-        "DIDComm",
-        "A DIDComm message",
-        {**replies, **_build_refusals(_list_didcomm_refusals())},
-        requestBody={"required": True, "content": _build_content({ENCRYPTED_MEDIA_TYPE: _JWE})},
-    )
-
-
-def _describe_public_channel() -> dict[str, Any]:
-    did = {"type": "string", "pattern": "^did:", "maxLength": MAX_DID_CHARACTERS}
-    query = PublicQuery.model_json_schema(schema_generator=_SchemaGenerator)["properties"]
-    as_list = {"style": "form", "explode": False}
-    parameters = [
-        {"name": name, "in": "query", "schema": schema, **(as_list if schema.get("type") == "array" else {})}
-        for name, schema in query.items()
-    ]
-    page = _build_response(
-        "A page of events; empty for an unknown publisher.", {_JSON_TYPE: build_ref("PublicEvents")}
-    )
-    return _build_operation(
-        "Decentrl",
-        "A public channel",
-        {200: page, **_build_refusals(_list_refusals(400, 429, 500, 503))},
-        about="All filters must match; one of several tags is sufficient. Bounds are inclusive.",
-        parameters=[{"name": "did", "in": "path", "required": True, "schema": did}, *parameters],
-    )
-
-
-def _describe_root_get() -> dict[str, Any]:
-    content = {_JSON_TYPE: build_any_of(["DIDDocument", "Invitation"]), _HTML_TYPE: str}
-    return _build_operation(
-        "Mediator",
-        "The mediator's DID document",
-        {
-            101: {"description": "With an upgrade: the same socket as at `/ws`."},
-            200: _build_response("The document.", content),
-            **_build_refusals(_list_refusals(*_RETRY_STATUSES)),
-        },
-        about="With `_oob`, as in the URL of an invitation, the same as `/invitation`.",
-        parameters=[_OOB_PARAMETER],
-    )
-
-
-def _describe_invitation() -> dict[str, Any]:
     about = "JSON, or an HTML page with a QR code, by the Accept header."
-    page = _build_response(about, {_JSON_TYPE: build_ref("Invitation"), _HTML_TYPE: str})
-    return _build_operation("Mediator", "An out-of-band 2.0 invitation", {200: page}, parameters=[_OOB_PARAMETER])
+    invitation = {200: (about, {_JSON_TYPE: build_ref("Invitation"), _HTML_TYPE: str})}
+    yield "/invitation", "get", "Mediator", "An out-of-band 2.0 invitation", invitation, "", oob
+    for path, summary, media_type, shape in (
+        ("/.well-known/did.json", "The document of the mediator's did:web", _JSON_TYPE, build_ref("DIDDocument")),
+        ("/did", "The mediator's did:peer:2", _TEXT_TYPE, str),
+        ("/invitationOOB", "The invitation as a URL", _TEXT_TYPE, str),
+        ("/openapi.json", "This document", _JSON_TYPE, dict),
+    ):
+        yield path, "get", "Mediator", summary, {200: (f"{summary}.", {media_type: shape})}, "", {}
 
-
-def _describe_health() -> dict[str, Any]:
-    well = _build_response("It can serve.", {_JSON_TYPE: {"status": "ok"}})
-    trouble = _build_response("It cannot serve.", {_JSON_TYPE: _TROUBLE}, retry=True)
-    responses = {200: well, 500: _build_fault(), 503: trouble}
-    return _build_operation("Operation", "Whether the mediator can serve requests", responses)
-
-
-def _describe_ready() -> dict[str, Any]:
-    well = _build_response("It succeeds.", {_JSON_TYPE: {"status": "ok", "cycle_ms": _COUNT, "age_ms": _COUNT}})
-    fails = _build_response("It fails.", {_JSON_TYPE: build_ref("Unready")}, retry=True)
-    about = """
-A request starts an end-to-end probe, which sends a message through the mediator's own listener every few seconds.
-`cycle_ms` is the duration of the last successful cycle, `age_ms` its age. `detail` names what failed: `store`,
-`listener`, `socket`, `forward`, `push` or `acknowledgement`; or it says why no requests should be sent here.
-"""
-    responses = {200: well, 500: _build_fault(), 503: fails}
-    return _build_operation("Operation", "Whether the end-to-end probe succeeds", responses, about=about)
-
-
-def _describe_metrics() -> dict[str, Any]:
-    shown = {"description": "Prometheus' text format.", "content": _build_content({CONTENT_TYPE: str})}
-    refused = _build_response("Not allowed from this address.", {_JSON_TYPE: _TROUBLE})
-    late = _build_response("Time-out.", {_JSON_TYPE: _TROUBLE}, retry=True)
-    parameter = {
-        "name": "ready",
-        "in": "query",
-        "required": False,
-        "description": "Run the check of `/ready` as well, which updates `mediator_ready`.",
-        "schema": build_schema(str),
+    health: Responses = {200: ("It can serve.", _json({"status": "ok"})), **fault, 503: ("It cannot serve.", trouble)}
+    yield "/health", "get", "Operation", "Whether the mediator can serve requests", health, "", {}
+    cycle = ("It succeeds.", _json({"status": "ok", "cycle_ms": _COUNT, "age_ms": _COUNT}))
+    ready: Responses = {200: cycle, **fault, 503: ("It fails.", _json(build_ref("Unready")))}
+    yield "/ready", "get", "Operation", "Whether the end-to-end probe succeeds", ready, _PROBE_DESCRIPTION, {}
+    metrics: Responses = {
+        200: ("Prometheus' text format.", {CONTENT_TYPE: str}),
+        403: ("Not allowed from this address.", trouble),
+        **fault,
+        503: ("Time-out.", trouble),
     }
-    responses = {200: shown, 403: refused, 500: _build_fault(), 503: late}
-    return _build_operation("Operation", "Metrics", responses, parameters=[parameter])
+    about = "Run the check of `/ready` as well, which updates `mediator_ready`."
+    parameter = {"name": "ready", "in": "query", "required": False, "description": about, "schema": build_schema(str)}
+    yield "/metrics", "get", "Operation", "Metrics", metrics, "", {"parameters": [parameter]}
 
 
-def _describe_upgrade(tag: str, about: str, status: int, content: Content | None) -> dict[str, Any]:
-    """:param status: of a request that is no upgrade; `content` is the response to it."""
-    foreign: Content = {_JSON_TYPE: build_refusal_ref(403)}
-    refused = _list_refusals(*_RETRY_STATUSES)
-    if tag == "DIDComm":
-        foreign = {_TEXT_TYPE: str}
-        refused = {429: {_TEXT_TYPE: str}, 503: {_JSON_TYPE: _TROUBLE}}
-    responses = {
-        101: {"description": "The socket is open."},
-        403: _build_response("The origin is not allowed.", foreign),
-        status: _build_response("Not an upgrade.", content),
-        **_build_refusals(refused),
-    }
-    return _build_operation(tag, "A WebSocket", responses, about=about)
+def _json(shape: Any) -> Content:
+    return {_JSON_TYPE: shape}
 
 
-def _build_operation(
-    tag: str, summary: str, responses: Mapping[int, dict[str, Any]], *, about: str = "", **more: Any
-) -> dict[str, Any]:
-    described = {"description": about.strip()} if about else {}
-    numbered = {str(status): responses[status] for status in sorted(responses)}
-    return {"tags": [tag], "summary": summary, **described, **more, "responses": numbered}
+def _describe_response(status: int, about: str, content: Content) -> dict[str, Any]:
+    described: dict[str, Any] = {"description": about}
+    if status != 101 and CONTENT_TYPE not in content:
+        retry = ["Retry-After", "Access-Control-Expose-Headers"] if status in _RETRY_STATUSES else []
+        names = ["Access-Control-Allow-Origin", *retry]
+        described["headers"] = {name: {"$ref": f"#/components/headers/{name}"} for name in names}
+    if content:
+        described["content"] = _describe_content(content)
+    return described
 
 
-def _build_content(content: Content) -> dict[str, Any]:
+def _body(content: Content) -> dict[str, Any]:
+    return {"requestBody": {"required": True, "content": _describe_content(content)}}
+
+
+def _describe_content(content: Content) -> dict[str, Any]:
     return {media_type: {"schema": build_schema(shape)} for media_type, shape in content.items()}
 
 
-def _build_response(about: str, content: Content | None = None, *, retry: bool = False) -> dict[str, Any]:
-    names = ["Access-Control-Allow-Origin", *(["Retry-After", "Access-Control-Expose-Headers"] if retry else [])]
-    headers = {name: {"$ref": f"#/components/headers/{name}"} for name in names}
-    return {"description": about, "headers": headers, **({"content": _build_content(content)} if content else {})}
+def _describe_commands() -> str:
+    """The table of commands and their replies."""
+    listed = {name.partition(" ")[0] for name in COMMAND_REPLIES}
+    replies = COMMAND_REPLIES | {name: "Success" for name in list_command_names() if name not in listed}
+    rows = [f"| `{command}` | `{reply}` |" for command, reply in replies.items()]
+    executed = "The response is 200 when the command has been executed and is durable."
+    return "\n".join([executed, "", "| command | reply |", "|---|---|", *rows])
 
 
-def _build_fault() -> dict[str, Any]:
-    return _build_response("Internal error.", {_JSON_TYPE: _TROUBLE})
+def _describe_parameter(name: str, schema: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    return {"name": name, "in": "query", "schema": schema, **more}
 
 
-def _build_refusals(refused: Mapping[int, Content]) -> dict[int, dict[str, Any]]:
-    return {
-        status: _build_response("Rejected.", content, retry=status in _RETRY_STATUSES)
-        for status, content in refused.items()
-    }
+def _list_channel_parameters() -> list[dict[str, Any]]:
+    did = {"type": "string", "pattern": "^did:", "maxLength": MAX_DID_CHARACTERS}
+    query = PublicQuery.model_json_schema(schema_generator=_SchemaGenerator)["properties"]
+    as_list = {"style": "form", "explode": False}
+    return [
+        {"name": "did", "in": "path", "required": True, "schema": did},
+        *(
+            _describe_parameter(name, schema, **(as_list if schema.get("type") == "array" else {}))
+            for name, schema in query.items()
+        ),
+    ]
 
 
-def _list_refusals(*statuses: int) -> dict[int, Content]:
-    return {status: {_JSON_TYPE: build_refusal_ref(status)} for status in statuses}
+def _list_post_refusals() -> dict[int, tuple[str, Content]]:
+    """Errors of both protocols."""
+    refusals = _list_didcomm_refusals()
+    for status in {wire.status for wire in DECENTRL_ERROR_CODES.values()}:
+        about, content = refusals.get(status, ("Rejected.", {}))
+        both = [build_refusal_ref(status), *([content[_JSON_TYPE]] if _JSON_TYPE in content else [])]
+        refusals[status] = about, {**content, _JSON_TYPE: Schema(anyOf=both) if len(both) > 1 else both[0]}
+    return refusals
 
 
-def _list_didcomm_refusals() -> dict[int, Content]:
+def _list_didcomm_refusals() -> dict[int, tuple[str, Content]]:
     """Problem reports, encrypted or signed where possible; errors before a message was read are JSON."""
     wires = DIDCOMM_ERROR_CODES.values()
-    refusals: dict[int, Content] = {}
-    for status in sorted({status for wire in wires for status in (wire.status, wire.encrypted_status or 400)}):
+    refusals: dict[int, tuple[str, Content]] = {}
+    for status in {status for wire in wires for status in (wire.status, wire.encrypted_status or 400)}:
         if status >= 400:
-            refusals[status] = {
-                PLAINTEXT_MEDIA_TYPE: build_ref("ProblemReport"),
-                **({SIGNED_TYPE: build_ref("JWS")} if any(w.is_signed for w in wires if w.status == status) else {}),
-                **({ENCRYPTED_MEDIA_TYPE: _JWE} if any(w.encrypted_status == status for w in wires) else {}),
-                **({_JSON_TYPE: _TROUBLE} if status in _JSON_ERROR_STATUSES else {}),
-            }
+            content: dict[str, Any] = {PLAINTEXT_MEDIA_TYPE: build_ref("ProblemReport")}
+            if any(wire.is_signed for wire in wires if wire.status == status):
+                content[SIGNED_TYPE] = build_ref("JWS")
+            if any(wire.encrypted_status == status for wire in wires):
+                content[ENCRYPTED_MEDIA_TYPE] = build_ref("JWE")
+            if status in _JSON_ERROR_STATUSES:
+                content[_JSON_TYPE] = build_ref("Trouble")
+            refusals[status] = "Rejected.", content
     return refusals
 
 

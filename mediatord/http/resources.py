@@ -16,7 +16,7 @@ from twisted.web.server import NOT_DONE_YET, Request
 
 from mediatord.decentrl.context import DecentrlReply
 from mediatord.delivery.connections import ConnectionManager, WebSocketSession
-from mediatord.didcomm.messages import DIDCommReply
+from mediatord.didcomm.messages import DIDCommReply, MessageOrigin
 from mediatord.errors import MediatorError, RateLimitExceeded, ShutdownInProgress, StoreUnavailable
 from mediatord.http.channel import MediatorRequest
 from mediatord.http.client_address import (
@@ -31,13 +31,11 @@ from mediatord.http.openapi import OPENAPI_JSON
 from mediatord.http.responses import (
     JSON_CONTENT_TYPE,
     UNREAD_LIMIT_RESPONSES,
-    ExecuteCommand,
     HTTPResponse,
-    ReceiveMessage,
+    ProtocolReply,
     build_error,
     build_refusal,
     build_retry_after,
-    respond_to_command,
     select_protocol,
 )
 from mediatord.http.websocket import DecentrlSocketHandler
@@ -125,8 +123,8 @@ class HTTPContext:
     """
 
     clock: IReactorTime
-    receive: ReceiveMessage
-    command: ExecuteCommand
+    receive: Callable[[bytes, MessageOrigin], Awaitable[DIDCommReply]]
+    command: Callable[[bytes, str], Awaitable[DecentrlReply]]
     public: Callable[[str, Mapping[bytes, Sequence[bytes]], str], Awaitable[DecentrlReply]]
     ping_store: Callable[[], Awaitable[None]]
     find_store_problem: Callable[[], str]
@@ -179,7 +177,7 @@ _UPGRADE_REQUIRED_RESPONSE = build_error(
 )
 _FORBIDDEN_METRICS_RESPONSE = HTTPResponse(403, b'{"status":"error","detail":"forbidden"}', JSON_CONTENT_TYPE)
 
-GetHandler = Callable[[MediatorRequest], HTTPResponse | Awaitable[HTTPResponse]]
+GetHandler = Callable[[MediatorRequest], HTTPResponse | Awaitable[ProtocolReply]]
 
 
 class PathResource(Resource):
@@ -238,7 +236,7 @@ class PathResource(Resource):
             return self._respond(request, self._get(request))
         return self._refuse_method(request)
 
-    def _respond(self, request: MediatorRequest, answer: HTTPResponse | Awaitable[HTTPResponse]) -> int:
+    def _respond(self, request: MediatorRequest, answer: HTTPResponse | Awaitable[ProtocolReply]) -> int:
         if isinstance(answer, HTTPResponse):
             return request.respond(answer, UNREAD_LIMIT_RESPONSES[self._answer_protocol])
         request.channel.respond_later(self._answer_protocol, request.rate_limit_key, request, answer)
@@ -324,13 +322,13 @@ class RootResource(PathResource):
         """The root itself, or 404."""
         return self if path == b"" and not request.postpath else _PathPrefixResource()
 
-    def _get_public_channel(self, request: MediatorRequest) -> Awaitable[HTTPResponse]:
+    def _get_public_channel(self, request: MediatorRequest) -> Awaitable[DecentrlReply]:
         """`/public/:did`: published events; the DID is plain, with slashes, or percent-encoded (reference 10.3)."""
         try:
             did = unquote_to_bytes(request.path[1:].partition(b"/")[2]).decode("utf-8")
         except UnicodeDecodeError:
             did = ""
-        return respond_to_command(self._context.public(did, request.args or {}, request.rate_limit_key))
+        return self._context.public(did, request.args or {}, request.rate_limit_key)
 
     async def _get_health(self, request: MediatorRequest) -> HTTPResponse:
         """`/health`: 200, or 503 with the problem, if the store does not respond or the node cannot serve."""

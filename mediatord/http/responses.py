@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import get_args
 
 from twisted.web.http import RESPONSES, datetimeToString
 
-from mediatord.decentrl.context import DecentrlReply as CommandReply
-from mediatord.decentrl.context import build_error_reply as command_refusal
-from mediatord.didcomm.messages import ACCEPTED, DIDCommReply, MessageOrigin
-from mediatord.errors import (
-    DeadlineExceeded,
-    InternalFault,
-    MediatorError,
-    PayloadTooLarge,
-    RateLimitExceeded,
-    ShutdownInProgress,
-)
+from mediatord.decentrl.context import DecentrlReply, build_error_reply
+from mediatord.didcomm.messages import ACCEPTED, DIDCommReply
+from mediatord.errors import DeadlineExceeded, InternalFault, MediatorError, PayloadTooLarge, RateLimitExceeded
 from mediatord.observability.event_recorder import ProtocolName
 from mediatord.protocol import encoding
 from mediatord.protocol.didcomm.message import PLAINTEXT_MEDIA_TYPE, PROBLEM_REPORT
@@ -32,7 +24,7 @@ SERVER_NAME = b"mediatord"
 # Phrases that Twisted lacks.
 REASON_PHRASES = {426: b"Upgrade Required", 429: b"Too Many Requests"}
 
-ReceiveMessage = Callable[[bytes, MessageOrigin], Awaitable[DIDCommReply]]
+JSON_CONTENT_TYPE = b"application/json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +43,22 @@ class HTTPResponse:
     shared: bool = True
 
 
+ProtocolReply = HTTPResponse | DIDCommReply | DecentrlReply
+
+
 def serialize_response(answer: HTTPResponse, now: int) -> bytes:
     """The bytes of a response on a connection that stays open."""
     reason = REASON_PHRASES.get(answer.status) or RESPONSES.get(answer.status, b"Unknown Status")
     headers = [(b"Date", _format_date(now)), (b"Server", SERVER_NAME), *CORS_HEADERS]
+    return _serialize(answer, reason, headers)
+
+
+def _serialize(answer: HTTPResponse, reason: bytes, common: Iterable[tuple[bytes, bytes]]) -> bytes:
+    headers = [*common, *answer.headers, (b"Content-Length", b"%d" % len(answer.body))]
     if answer.content_type:
         headers.append((b"Content-Type", answer.content_type))
-    headers += answer.headers
-    return _serialize(answer.status, reason, headers, answer.body)
-
-
-def _serialize(status: int, reason: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bytes:
-    lines = [b"%b: %b\r\n" % header for header in (*headers, (b"Content-Length", b"%d" % len(body)))]
-    return b"".join((b"HTTP/1.1 %d %b\r\n" % (status, reason), *lines, b"\r\n", body))
+    lines = map(b"%b: %b\r\n".__mod__, headers)
+    return b"".join((b"HTTP/1.1 %d %b\r\n" % (answer.status, reason), *lines, b"\r\n", answer.body))
 
 
 @lru_cache(1)
@@ -77,10 +72,6 @@ def _format_date(second: int) -> bytes:
     date: bytes = datetimeToString(second)
     return date
 
-
-JSON_CONTENT_TYPE = b"application/json"
-
-ExecuteCommand = Callable[[bytes, str], Awaitable[CommandReply]]
 
 # Content types of envelopes seen in practice (reference 3.1).
 _TOLERATED_MEDIA_TYPES = frozenset(
@@ -105,43 +96,25 @@ def select_protocol(content_type: bytes) -> ProtocolName:
     return "didcomm" if b"didcomm" in _parse_media_type(content_type) else "decentrl"
 
 
-async def respond_to_message(
-    receive: ReceiveMessage, body: bytes, client: str, content_type: bytes
-) -> DIDCommReply | HTTPResponse:
-    """
-    Process a DIDComm message.
-
-    :param content_type: the header as sent; the mediator is informed of one that is no envelope's.
-    """
-    has_foreign_content_type = _parse_media_type(content_type) not in _TOLERATED_MEDIA_TYPES
-    try:
-        return await receive(body, MessageOrigin(client, None, has_foreign_content_type))
-    except ShutdownInProgress as error:
-        return build_refusal("didcomm", error)
+def is_envelope_type(content_type: bytes) -> bool:
+    """Whether a Content-Type header as sent is one that wallets use for envelopes."""
+    return _parse_media_type(content_type) in _TOLERATED_MEDIA_TYPES
 
 
-def build_didcomm_response(reply: DIDCommReply) -> HTTPResponse:
-    """A DIDComm reply as a response."""
-    return HTTPResponse(
-        reply.status, reply.body, reply.media_type.encode("ascii"), build_retry_after(reply.retry_after)
-    )
-
-
-async def respond_to_command(work: Awaitable[CommandReply]) -> HTTPResponse:
-    """A Decentrl reply as a response."""
-    try:
-        return _build_decentrl_response(await work)
-    except ShutdownInProgress as error:
-        return build_refusal("decentrl", error)
+def build_response(reply: DIDCommReply | DecentrlReply) -> HTTPResponse:
+    """A reply of one of the protocols as a response."""
+    content_type = reply.media_type.encode("ascii") if isinstance(reply, DIDCommReply) else JSON_CONTENT_TYPE
+    headers = () if reply.retry_after is None else build_retry_after(reply.retry_after)
+    return HTTPResponse(reply.status, reply.body, content_type, headers)
 
 
 def build_refusal(protocol: ProtocolName, error: MediatorError) -> HTTPResponse:
     """The response to a rejected request; for DIDComm it is JSON and no DIDComm message."""
     if protocol == "decentrl":
-        return _build_decentrl_response(command_refusal(error))
+        return build_response(build_error_reply(error))
     wire = get_didcomm_error_code(error)
     body = encoding.dumps({"status": "error", "detail": wire.comment})
-    return HTTPResponse(wire.status, body, JSON_CONTENT_TYPE, build_retry_after(wire.retry_after))
+    return build_response(DIDCommReply(wire.status, body, "application/json", wire.retry_after))
 
 
 def build_error(status: int, code: str, *headers: tuple[bytes, bytes]) -> HTTPResponse:
@@ -149,15 +122,9 @@ def build_error(status: int, code: str, *headers: tuple[bytes, bytes]) -> HTTPRe
     return HTTPResponse(status, encoding.dumps({"type": "ERROR", "code": code}), JSON_CONTENT_TYPE, headers)
 
 
-def build_retry_after(seconds: int | None) -> tuple[tuple[bytes, bytes], ...]:
-    """The Retry-After header, which pages may read, if the time is known."""
-    if seconds is None:
-        return ()
+def build_retry_after(seconds: int) -> tuple[tuple[bytes, bytes], ...]:
+    """The Retry-After header, which pages may read."""
     return (b"Retry-After", b"%d" % seconds), (b"Access-Control-Expose-Headers", b"Retry-After")
-
-
-def _build_decentrl_response(reply: CommandReply) -> HTTPResponse:
-    return HTTPResponse(reply.status, reply.body, JSON_CONTENT_TYPE, build_retry_after(reply.retry_after))
 
 
 def _parse_media_type(content_type: bytes) -> bytes:
@@ -165,7 +132,7 @@ def _parse_media_type(content_type: bytes) -> bytes:
 
 
 # For accepted messages without a reply.
-ACCEPTED_RESPONSE = build_didcomm_response(ACCEPTED)
+ACCEPTED_RESPONSE = build_response(ACCEPTED)
 
 
 def _build_refusals(error: MediatorError, *headers: tuple[bytes, bytes]) -> dict[ProtocolName, HTTPResponse]:
@@ -181,32 +148,24 @@ UNREAD_LIMIT_RESPONSES = _build_refusals(RateLimitExceeded())
 RATE_LIMIT_RESPONSES = _build_refusals(RateLimitExceeded(), (b"Connection", b"close"))
 
 
-def _serialize_final(status: int, reason: bytes, content_type: bytes, body: bytes) -> bytes:
+def _serialize_final(status: int, reason: bytes, media_type: str, body: bytes) -> bytes:
     """The bytes of a response after which the connection is closed."""
-    return _serialize(
-        status, reason, [(b"Content-Type", content_type), (b"Connection", b"close"), *CORS_HEADERS], body
-    )
+    answer = HTTPResponse(status, body, media_type.encode("ascii"))
+    return _serialize(answer, reason, [(b"Connection", b"close"), *CORS_HEADERS])
 
 
-BAD_REQUEST_BYTES = _serialize_final(400, b"Bad Request", JSON_CONTENT_TYPE, build_error(400, "BAD_REQUEST").body)
-
-
-def _serialize_too_large(content_type: bytes, body: bytes) -> bytes:
-    return _serialize_final(413, b"Content Too Large", content_type, body)
-
-
+BAD_REQUEST_BYTES = _serialize_final(400, b"Bad Request", "application/json", build_error(400, "BAD_REQUEST").body)
 _TOO_LARGE = DIDCOMM_ERROR_CODES[PayloadTooLarge]
+_TOO_LARGE_REPORT = {
+    "id": "too-large",
+    "typ": PLAINTEXT_MEDIA_TYPE,
+    "type": PROBLEM_REPORT,
+    "body": {"code": _TOO_LARGE.code, "comment": _TOO_LARGE.comment},
+}
+_TOO_LARGE_REASON = b"Content Too Large"
 TOO_LARGE_BYTES: dict[ProtocolName, bytes] = {
-    "didcomm": _serialize_too_large(
-        PLAINTEXT_MEDIA_TYPE.encode("ascii"),
-        encoding.dumps(
-            {
-                "id": "too-large",
-                "typ": PLAINTEXT_MEDIA_TYPE,
-                "type": PROBLEM_REPORT,
-                "body": {"code": _TOO_LARGE.code, "comment": _TOO_LARGE.comment},
-            }
-        ),
+    "didcomm": _serialize_final(413, _TOO_LARGE_REASON, PLAINTEXT_MEDIA_TYPE, encoding.dumps(_TOO_LARGE_REPORT)),
+    "decentrl": _serialize_final(
+        413, _TOO_LARGE_REASON, "application/json", build_error_reply(PayloadTooLarge()).body
     ),
-    "decentrl": _serialize_too_large(JSON_CONTENT_TYPE, command_refusal(PayloadTooLarge()).body),
 }

@@ -1,9 +1,9 @@
 """
 The event log: one JSON object a line, in rotated segments (analytics contract 4.2).
 
-Events are kept as records and encoded and written once per reactor iteration with one write(2), so that a crash loses
-at most one iteration. Nothing here waits for the disk. A full disk loses lines, which are counted, and raises
-nothing. Closed segments are sealed by a child process, one at a time (see :mod:`mediatord.observability.segments`).
+The lines of a reactor iteration are written with one write(2), so that a crash loses at most one iteration. Nothing
+here waits for the disk. A full disk loses lines, which are counted, and raises nothing. Closed segments are sealed by
+a child process, one at a time (see :mod:`mediatord.observability.segments`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import secrets
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -174,8 +174,8 @@ class SegmentSealer:
             self._log.warn("log segment {name} could not be sealed: {reason}", name=path.name, reason=reason)
 
 
-# Records that are kept before they are encoded within a reactor iteration.
-_MAX_RECORDS = 256
+# Lines that are kept within a reactor iteration before they are written.
+_MAX_UNFLUSHED_LINES = 256
 _RETRY_SECONDS = 1.0
 _SECONDS_PER_HOUR = 3600.0
 
@@ -225,7 +225,7 @@ class EventLogWriter(Service):
         self._seal = seal
         self._segments = SegmentDirectory(directory, origin.node, origin.boot)
         self._sink = BufferedLineFile(self._segments.active, limits.buffer)
-        self._records: list[tuple[str, float, Mapping[str, object]]] = []
+        self._unflushed_lines = 0
         self._segment = _OpenSegment("", 0)
         self._heads = _encode_line_heads(origin)
         self._comparable = True
@@ -259,14 +259,13 @@ class EventLogWriter(Service):
 
     def stopService(self) -> None:
         """Close the segment, which is sealed at the next start."""
+        self._ensure_file()
+        self._sink.flush()
+        self._close_segment()
         for call in (self._flush_call, self._hour_call):
             if call is not None:
                 call.cancel()
         self._flush_call = self._hour_call = None
-        self._encode_records()
-        self._ensure_file()
-        self._sink.flush()
-        self._close_segment()
         Service.stopService(self)
 
     def emit(self, event: str, **fields: object) -> None:
@@ -279,24 +278,49 @@ class EventLogWriter(Service):
 
     def write(self, event: str, fields: dict[str, object]) -> None:
         """Write an event with valid fields: :meth:`EventLog.write`."""
-        if event not in self._written:
+        if event not in self._written or not self.running:
+            self._count_lost(int(event in self._written))
             return
-        if not self.running:
-            self._count_lost()
-            return
-        self._records.append((event, self._clock.seconds(), fields))
-        if len(self._records) >= _MAX_RECORDS:
-            self._encode_records()
+        self._seq += 1
+        now = self._clock.seconds()
+        if int(now) != self._second:
+            self._second = int(now)
+            self._file_check_due = True
+            self._prefix = _format_seconds(now)
+        stamp = b"%b.%06dZ" % (self._prefix, (now - self._second) * 1e6)
+        head = self._heads[event] % (stamp, self._seq)
+        try:
+            # As encode_line does for nearly all lines; a call costs too much here.
+            line = b"%b,%b" % (head, orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)[1:])
+        except orjson.JSONEncodeError:
+            line = b""
+        if not (line and fields and len(line) <= MAX_LINE_BYTES and line.isascii()):
+            line = self._encode_unusual(event, head, fields)
+        if line and len(self._sink.pending) + len(line) <= self._sink.capacity:
+            self._sink.pending += line
+            self._segment.lines += 1
+        else:
+            self._count_lost(1, "disk" if line else "")
+            self._segment.dropped += 1
+        self._unflushed_lines += 1
+        if self._unflushed_lines >= _MAX_UNFLUSHED_LINES:
             self.flush()
         if self._flush_call is None:
             self._flush_call = self._clock.callLater(0, self._end_iteration)
 
+    def _encode_unusual(self, event: str, head: bytes, fields: dict[str, object]) -> bytes:
+        """The line of an event; empty if it cannot be encoded."""
+        try:
+            return encode_line(head, fields)
+        except Exception:
+            self._log.failure("{name} could not be encoded for the event log", redact_failure(), name=event)
+            return b""
+
     def flush(self, is_retry: bool = False) -> None:
         """As :meth:`EventLog.flush`. :param is_retry: whether to try after a failure."""
+        self._unflushed_lines = 0
         if self._sink.blocked and not is_retry:
             return
-        if self._records:
-            self._encode_records()
         if self._file_check_due:
             self._ensure_file()
         if not (self._sink.flush() or self._flush_again()):
@@ -305,7 +329,7 @@ class EventLogWriter(Service):
         if self._unreported:
             lost, self._unreported = self._unreported, Counter()
             for reason, lines in lost.items():
-                self._append("log.drop", {"dropped": lines, "reason": reason})
+                self.write("log.drop", {"dropped": lines, "reason": reason})
             self._sink.flush()
         if self._sink.size >= self._limits.size:
             self.rotate()
@@ -313,13 +337,11 @@ class EventLogWriter(Service):
     @property
     def pending(self) -> int:
         """Bytes of lines not yet written."""
-        self._encode_records()
         return len(self._sink.pending)
 
     @property
     def segment_lines(self) -> int:
         """Lines of the open segment."""
-        self._encode_records()
         return self._segment.lines
 
     def rotate(self, ignored_lines: int = 0) -> bool:
@@ -331,7 +353,6 @@ class EventLogWriter(Service):
         :param ignored_lines: number of its last lines that do not count.
         :return: whether it was closed, and old segments were deleted.
         """
-        self._encode_records()
         self._segment.ignored_lines += ignored_lines
         has_lines = self._segment.lines - self._segment.ignored_lines > 1
         return bool(self.running) and has_lines and self._begin_next()
@@ -351,7 +372,6 @@ class EventLogWriter(Service):
 
     def set_key_epoch(self, epoch: int) -> None:
         """Begin a segment, as pseudonyms are made with another key from now on."""
-        self._encode_records()
         self._origin = replace(self._origin, epoch=epoch)
         self._heads = _encode_line_heads(self._origin)
         if self.running:
@@ -373,41 +393,6 @@ class EventLogWriter(Service):
         self._comparable = self._comparable and "counters" in self._written
         if not self._comparable:
             self._written.discard("counters")
-
-    def _append(self, event: str, fields: Mapping[str, object]) -> None:
-        self._records.append((event, self._clock.seconds(), fields))
-        self._encode_records()
-
-    def _encode_records(self) -> None:
-        """Encode the collected records as lines."""
-        records, self._records = self._records, []
-        for event, now, fields in records:
-            self._seq += 1
-            if int(now) != self._second:
-                self._second = int(now)
-                self._file_check_due = True
-                self._prefix = _format_seconds(now)
-            stamp = b"%b.%06dZ" % (self._prefix, (now - self._second) * 1e6)
-            head = self._heads[event] % (stamp, self._seq)
-            try:
-                try:
-                    # As encode_line does for nearly all lines; a call costs too much here.
-                    line = b"%b,%b" % (head, orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)[1:])
-                except orjson.JSONEncodeError:
-                    line = b""
-                if not (line and fields and len(line) <= MAX_LINE_BYTES and line.isascii()):
-                    line = encode_line(head, fields)
-            except Exception:
-                self._log.failure("{name} could not be encoded for the event log", redact_failure(), name=event)
-                self._count_lost()
-                self._segment.dropped += 1
-                continue
-            if len(self._sink.pending) + len(line) <= self._sink.capacity:
-                self._sink.pending += line
-                self._segment.lines += 1
-            else:
-                self._count_lost(1, "disk")
-                self._segment.dropped += 1
 
     def _count_lost(self, lines: int = 1, unreported_reason: str = "") -> None:
         """
@@ -489,7 +474,7 @@ class EventLogWriter(Service):
 
     def _end_iteration(self) -> None:
         self._flush_call = None
-        if self._records or self._sink.pending or self._unreported or self._file_check_due:
+        if self._sink.pending or self._unreported or self._file_check_due:
             self.flush(is_retry=True)
 
     def _retry_later(self) -> None:
@@ -500,7 +485,7 @@ class EventLogWriter(Service):
     def _open_segment(self) -> None:
         """Begin a segment; its first line stays in the buffer until the file can be opened."""
         self._segment = _OpenSegment(self._segments.next_name(self._clock.seconds()), self._seq + 1)
-        self._append("log.open", self._opening())
+        self.write("log.open", self._opening())
         if not (self._sink.flush() or self._flush_again()):
             self._retry_later()
 
@@ -525,9 +510,9 @@ class EventLogWriter(Service):
         """
         segment = self._segment
         if self.metrics is not None and "counters" in self._written:
-            self._append("counters", self.metrics.collect_totals())
+            self.write("counters", {**self.metrics.collect_totals()})
         last = {"seq_first": segment.seq_first, "seq_last": self._seq + 1, "lines": segment.lines + 1}
-        self._append("log.close", {**last, "dropped": segment.dropped})
+        self.write("log.close", {**last, "dropped": segment.dropped})
         self._sink.flush()
         if lost := self._sink.close():
             self._count_lost(lost, "disk")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
+from math import ceil
 from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred
@@ -20,6 +21,7 @@ from twisted.python.failure import Failure
 from mediatord.clock import get_time_left, outside_request
 from mediatord.errors import StoreUnavailable
 from mediatord.log_redaction_and_throttle import redact_failure
+from mediatord.ratelimit.rate_limiter import SlidingWindowLimiter, WaitTime
 from mediatord.store.interfaces.cluster import IClusterStore
 
 _log = Logger()
@@ -32,7 +34,6 @@ QUOTA_STORE_TIMEOUT = 0.5
 QUOTA_STORE_BACKOFF = 1.0
 # Leases per limit: bounds the unused quota of a node, multiplied by the number of nodes.
 _LEASES_PER_LIMIT = 20
-_MAX_KEY_LENGTH = 64
 # In seconds; smaller values would be lost in a float of the current time.
 _MIN_REFUSAL_SECONDS = 0.001
 
@@ -61,6 +62,10 @@ class QuotaStore:
         self._asking = 0
         self._well = True
         self._rest_until = 0.0
+
+    def make_limiter(self, name: str, limit: int, period: float) -> DistributedLimiter:
+        """Make a limiter; see :data:`~mediatord.ratelimit.rate_limiter.LimiterFactory`."""
+        return DistributedLimiter(self._clock, self, name, limit, period)
 
     def make_key(self, bucket: str, who: str) -> bytes:
         """Name of a quota in the store."""
@@ -134,22 +139,25 @@ def _with_timeout(seconds: float, work: Deferred[T], clock: IReactorTime) -> Def
     return answer
 
 
-def _shorten_key(key: str) -> str | bytes:
-    """The form in which a key is stored; clients determine the length of most keys."""
-    if len(key) <= _MAX_KEY_LENGTH:
-        return key
-    return blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-
 class QuotaLease:
     """
-    The part of a shared limit that one process holds: acquired but unused, used but not yet acquired (debt), and
-    refused amounts. Everything lapses after `period` seconds.
+    The part of the shared limit of a key that one process holds: acquired but unused, used but not yet acquired
+    (debt), and refused amounts; and the requests that wait for more. Amounts lapse after `period` seconds.
+
+    :ivar key: name in the store.
+    :ivar limit: limit of all processes together.
+    :ivar waiting: cost of each waiting request, and a Deferred that fires with its seconds to wait, or 0. None if
+        there are none, since an empty deque is larger than the rest of this object.
+    :ivar asking: whether the store is being asked for more.
     """
 
-    __slots__ = ("_left", "_period", "_refused", "_refused_until", "_until")
+    __slots__ = ("_left", "_period", "_refused", "_refused_until", "_until", "asking", "key", "limit", "waiting")
 
-    def __init__(self, period: float) -> None:
+    def __init__(self, key: bytes, period: float, limit: int) -> None:
+        self.key = key
+        self.limit = limit
+        self.waiting: deque[tuple[int, Deferred[float]]] | None = None
+        self.asking = False
         self._period = period
         self._left = 0
         self._until = 0.0
@@ -169,7 +177,9 @@ class QuotaLease:
 
     def try_use(self, amount: int, now: float) -> bool:
         """Use an amount if it is available."""
-        if self.remaining(now) < amount:
+        if not 0 < self._until - now < self._period + 1:
+            self._left = 0
+        if self._left < amount:
             return False
         self._left -= amount
         return True
@@ -187,10 +197,8 @@ class QuotaLease:
 
     def trim(self, most: int, now: float) -> int:
         """Give up what exceeds `most`; returns that amount."""
-        excess = self.remaining(now) - most
-        if excess <= 0:
-            return 0
-        self._left = most
+        excess = max(0, self.remaining(now) - most)
+        self._left -= excess
         return excess
 
     def note_refusal(self, amount: int, wait: float, now: float) -> None:
@@ -223,26 +231,6 @@ class QuotaLease:
         # A clock that was set back must not block anybody for much longer than a period.
         return 0 < until - now < self._period + 1
 
-
-class _KeyQuota(QuotaLease):
-    """
-    The lease of one key, and the requests that wait for more.
-
-    :ivar key: name in the store.
-    :ivar limit: limit of all processes together.
-    :ivar waiting: cost of each waiting request, and a Deferred that fires with its seconds to wait, or 0. None if
-        there are none, since an empty deque is larger than the rest of this object.
-    """
-
-    __slots__ = ("asking", "key", "limit", "waiting")
-
-    def __init__(self, key: bytes, period: float, limit: int) -> None:
-        super().__init__(period)
-        self.key = key
-        self.limit = limit
-        self.waiting: deque[tuple[int, Deferred[float]]] | None = None
-        self.asking = False
-
     def enqueue(self, cost: int, answer: Deferred[float]) -> None:
         """Enqueue a request."""
         if self.waiting is None:
@@ -271,17 +259,11 @@ class _KeyQuota(QuotaLease):
 
     def refuse(self, now: float) -> None:
         """Refuse the waiting requests that need at least what was refused."""
-        staying: deque[tuple[int, Deferred[float]]] = deque()
-        refused = []
-        for cost, answer in self.waiting or ():
-            wait = self.wait(cost, now)
+        decided = [(cost, answer, self.wait(cost, now)) for cost, answer in self.waiting or ()]
+        self.waiting = deque((cost, answer) for cost, answer, wait in decided if not wait) or None
+        for _, answer, wait in decided:
             if wait:
-                refused.append((wait, answer))
-            else:
-                staying.append((cost, answer))
-        self.waiting = staying or None
-        for wait, answer in refused:
-            answer.callback(wait)
+                answer.callback(wait)
 
     def release(self, wait: Callable[[], float]) -> None:
         """End all waiting; `wait` is called for each request after the previous one was decided."""
@@ -290,200 +272,210 @@ class _KeyQuota(QuotaLease):
             answer.callback(wait())
 
 
-def _never_wait(who: str, cost: int) -> float:
-    return 0.0
-
-
-class DistributedLimiter:
+class DistributedLimiter(SlidingWindowLimiter):
     """
-    Charges keys of one limiter against quotas in the store, by leases that are used up locally.
+    A limiter whose limit is shared with other processes: exact within the process, and charged against quotas in the
+    store, by leases that are used up locally.
 
     Refusals are cached until they lapse. While the store is unavailable, existing leases and refusals still apply,
-    and `local_wait` decides beyond them. Beyond `max_keys`, the least recently used key is dropped and its lease
-    returned.
-
-    :param local_wait: seconds to wait for an amount on top of what was charged in this process, if it has to decide
-        alone.
+    and beyond them the process enforces its share of the limit. Beyond `max_keys`, the least recently used key is
+    dropped and its lease returned.
     """
 
     def __init__(
         self,
         clock: IReactorTime,
         quotas: QuotaStore,
-        bucket: str,
+        name: str,
         limit: int,
-        *,
-        local_wait: Callable[[str, int], float] = _never_wait,
         period: float = 60.0,
         max_keys: int = 20_000,
     ) -> None:
+        super().__init__(limit, period, max_keys)
         self._clock = clock
-        self._local_wait = local_wait
         self._quotas = quotas
-        self._bucket = bucket
-        self._limit = limit
-        self._overrides: Mapping[str, int] = {}
-        self._period = period
-        self._max_keys = max_keys
-        self._key_quotas: OrderedDict[str | bytes, _KeyQuota] = OrderedDict()
+        self._name = name
+        self._leases: OrderedDict[int, QuotaLease] = OrderedDict()
 
-    def set_limit(self, limit: int, overrides: Mapping[str, int]) -> None:
-        """
-        Change the limit, and forget refusals.
+    def set_limit(self, limit: int, overrides: Mapping[str, int] | None = None) -> None:
+        """Change the limit, and forget refusals if it is another one."""
+        overrides = overrides or {}
+        if (limit, overrides) == (self.limit, self._overrides):
+            return
+        super().set_limit(limit, overrides)
+        limits = {hash(key): other for key, other in overrides.items()}
+        for name, lease in self._leases.items():
+            lease.limit = limits.get(name, limit)
+            lease.clear_refusal()
 
-        :param overrides: limits of single keys, which must be short.
-        """
-        self._limit = limit
-        self._overrides = overrides
-        for who, key_quota in self._key_quotas.items():
-            key_quota.limit = overrides.get(who, limit) if isinstance(who, str) else limit
-            key_quota.clear_refusal()
+    def wait(self, key: str, now: float, cost: int = 1, limit: int | None = None) -> int:
+        """Seconds for which `key` is known to be over its limit; 0 may be too optimistic."""
+        wait: float = super().wait(key, now, cost, limit)
+        lease = self._leases.get(hash(key))
+        if not wait and lease is not None:
+            wait = lease.wait(cost, now)
+        if not wait and self._quotas.is_backing_off() and (lease is None or lease.remaining(now) < cost):
+            wait = self._wait_for_share(key, cost)
+        return ceil(wait)
 
-    def wait(self, who: str, cost: int = 1) -> float:
-        """Seconds for which `who` is known to be over its limit; 0.0 may be too optimistic."""
-        key_quota, now = self._key_quotas.get(_shorten_key(who)), self._clock.seconds()
-        wait = 0.0 if key_quota is None else key_quota.wait(cost, now)
-        if wait or not self._quotas.is_backing_off() or (key_quota is not None and key_quota.remaining(now) >= cost):
-            return wait
-        return self._local_wait(who, cost)
+    def wait_after_debts(  # type: ignore[override]  # others need not ask the store
+        self, key: str, now: float, cost: int = 1
+    ) -> WaitTime:
+        """As :meth:`wait`, after acquiring what was used in advance."""
+        wait, lease = self.wait(key, now, cost), self._leases.get(hash(key))
+        return self.take(key, 0) if not wait and lease is not None and lease.remaining(now) < 0 else wait
 
-    def try_take(self, who: str, cost: int) -> bool:
-        """As :meth:`take`, if the lease suffices and no request waits; otherwise nothing is used."""
-        key_quota, now = self._key_quotas.get(_shorten_key(who)), self._clock.seconds()
-        return key_quota is not None and not key_quota.waiting and key_quota.try_use(cost, now)
+    def admit(self, key: str, now: float, cost: int = 1) -> WaitTime:
+        """Admit `cost` times, or not at all; the seconds to wait, for which the store may have to be asked."""
+        return super().admit(key, now, cost) or self._admit_everywhere(key, cost)
 
-    async def take(self, who: str, cost: int) -> float:
-        """
-        Use an amount and return 0.0, or nothing and return the seconds to wait.
-
-        :param cost: already charged locally; 0 only pays debt.
-        """
-        key_quota, now = self._key_quota(who), self._clock.seconds()
-        self._trim(key_quota, now)
-        if not key_quota.waiting and key_quota.try_use(cost, now):
-            return 0.0
-        wait = key_quota.wait(cost, now)
-        if wait or self._quotas.is_backing_off():
-            return wait or self._local_wait(who, 0)
-        answer: Deferred[float] = Deferred()
-        key_quota.enqueue(cost, answer)
-        # A request without time left is decided locally, as if the store were unavailable.
-        answer.addTimeout(get_time_left(self._clock), self._clock, lambda *_: self._local_wait(who, 0))
-        self._start_request(who, key_quota)
-        return await answer
-
-    def charge_deferred(self, who: str, cost: int) -> float:
-        """
-        Use an amount immediately and acquire it afterwards. If `who` is known to be over its limit, use nothing and
-        return the seconds to wait.
-
-        :param cost: already charged locally.
-        """
-        key_quota, now = self._key_quota(who), self._clock.seconds()
-        self._trim(key_quota, now)
-        wait = key_quota.wait(cost, now)
+    async def _admit_everywhere(self, key: str, cost: int) -> int:
+        wait = await self.take(key, cost)
         if wait:
+            super().refund(key, cost)
+        return wait
+
+    def try_admit(self, key: str, now: float, cost: int = 1) -> WaitTime:
+        """As :meth:`admit`, if the lease suffices and no request waits; otherwise nothing is used, and it is 1."""
+        if wait := super().admit(key, now, cost):
             return wait
-        if key_quota.try_use(cost, now):
-            return 0.0
-        if self._quotas.is_backing_off():
-            return self._local_wait(who, 0)
-        key_quota.charge_deferred(cost, now)
-        self._start_request(who, key_quota)
-        return 0.0
+        lease = self._leases.get(hash(key))
+        if lease is not None and not lease.waiting and lease.try_use(cost, now):
+            return 0
+        super().refund(key, cost)
+        return 1
 
-    def has_debt(self, who: str) -> bool:
-        """Whether used amounts have not been acquired yet."""
-        key_quota = self._key_quotas.get(_shorten_key(who))
-        return key_quota is not None and key_quota.remaining(self._clock.seconds()) < 0
+    def charge_deferred(self, key: str, now: float, cost: int = 1) -> WaitTime:
+        """
+        Charge `key` for something already done, and acquire the amount afterwards. If it is known to be over its
+        limit, use nothing and return the seconds to wait.
+        """
+        if wait := super().admit(key, now, cost):
+            return wait
+        lease = self._get_lease(key, now)
+        refusal = lease.wait(cost, now)
+        if not refusal and not lease.try_use(cost, now):
+            if self._quotas.is_backing_off():
+                refusal = self._wait_for_share(key, 0)
+            else:
+                lease.charge_deferred(cost, now)
+                self._start_request(key, lease)
+        if refusal:
+            super().refund(key, cost)
+        return ceil(refusal)
 
-    def refund(self, who: str, cost: int) -> None:
-        """Undo a use, as far as there was one."""
-        key_quota = self._key_quotas.get(_shorten_key(who))
-        if key_quota is None:
+    def refund(self, key: str, cost: int = 1) -> None:
+        """Undo a charge, as far as there was one."""
+        super().refund(key, cost)
+        if (lease := self._leases.get(hash(key))) is None:
             return
         now = self._clock.seconds()
-        key_quota.refund(cost, now)
-        excess = self._trim(key_quota, now)
-        if excess:
-            self._quotas.put_back(key_quota.key, excess)
-        key_quota.clear_refusal()
+        lease.refund(cost, now)
+        if excess := self._trim(lease, now):
+            self._quotas.put_back(lease.key, excess)
+        lease.clear_refusal()
 
-    def _trim(self, key_quota: _KeyQuota, now: float) -> int:
+    async def take(self, key: str, cost: int) -> int:
+        """
+        Use an amount and return 0, or nothing and return the seconds to wait.
+
+        :param cost: already charged in this process; 0 only pays debt.
+        """
+        now = self._clock.seconds()
+        lease = self._get_lease(key, now)
+        if not lease.waiting and lease.try_use(cost, now):
+            return 0
+        wait = lease.wait(cost, now)
+        if not wait and not self._quotas.is_backing_off():
+            answer: Deferred[float] = Deferred()
+            lease.enqueue(cost, answer)
+            # A request without time left is decided locally, as if the store were unavailable.
+            answer.addTimeout(get_time_left(self._clock), self._clock, lambda *_: self._wait_for_share(key, 0))
+            self._start_request(key, lease)
+            return ceil(await answer)
+        return ceil(wait) or self._wait_for_share(key, 0)
+
+    def _wait_for_share(self, key: str, cost: int) -> int:
+        """Seconds to wait for an amount on top of what was charged, if this process has to decide alone."""
+        limit = self._quotas.local_limit(self._overrides.get(key, self.limit))
+        return super().wait(key, self._clock.seconds(), cost, limit)
+
+    def _trim(self, lease: QuotaLease, now: float) -> int:
         """
         Give up the surplus of a lease without waiting requests; returns it. No process holds a whole lease unused, so
         all together exceed the limit by less than their leases.
         """
-        return 0 if key_quota.waiting else key_quota.trim(self._quotas.lease_size(key_quota.limit) - 1, now)
+        return 0 if lease.waiting else lease.trim(self._quotas.lease_size(lease.limit) - 1, now)
 
-    def _start_request(self, who: str, key_quota: _KeyQuota) -> None:
-        if not key_quota.asking:
-            key_quota.asking = True
+    def _start_request(self, key: str, lease: QuotaLease) -> None:
+        if not lease.asking:
+            lease.asking = True
             with outside_request():
-                Deferred.fromCoroutine(self._ask(who, key_quota))
+                Deferred.fromCoroutine(self._acquire(key, lease))
 
-    async def _ask(self, who: str, key_quota: _KeyQuota) -> None:
+    async def _acquire(self, key: str, lease: QuotaLease) -> None:
         """Acquire leases until no request waits."""
         try:
-            while key_quota.has_work(self._clock.seconds()):
-                await self._request_lease(key_quota)
+            while lease.has_work(self._clock.seconds()):
+                await self._request_lease(lease)
         except QuotaStoreUnavailable:
             pass
         except Exception:
             _log.failure("acquiring a quota lease failed", redact_failure())
-        key_quota.asking = False
-        key_quota.release(lambda: self._local_wait(who, 0))
+        lease.asking = False
+        lease.release(lambda: self._wait_for_share(key, 0))
 
-    async def _request_lease(self, key_quota: _KeyQuota) -> None:
+    async def _request_lease(self, lease: QuotaLease) -> None:
         """
         Request enough for all or a whole lease, then what the first needs.
 
         :raise QuotaStoreUnavailable: the store does not respond.
         """
         now = self._clock.seconds()
-        needed = key_quota.needed(now)
-        wanted = max(key_quota.wanted(now), self._quotas.lease_size(key_quota.limit))
-        most = key_quota.limit_request(wanted, needed, now)
-        taken = await self._try_take_amount(key_quota, most) or (
-            most > needed and await self._try_take_amount(key_quota, needed)
+        needed = lease.needed(now)
+        wanted = max(lease.wanted(now), self._quotas.lease_size(lease.limit))
+        most = lease.limit_request(wanted, needed, now)
+        taken = await self._try_take_amount(lease, most) or (
+            most > needed and await self._try_take_amount(lease, needed)
         )
         if not taken:
-            key_quota.refuse(self._clock.seconds())
+            lease.refuse(self._clock.seconds())
 
-    async def _try_take_amount(self, key_quota: _KeyQuota, amount: int) -> bool:
+    async def _try_take_amount(self, lease: QuotaLease, amount: int) -> bool:
         asked_at = self._clock.seconds()
-        wait = await self._quotas.take(key_quota.key, amount, limit=key_quota.limit, period=self._period)
+        wait = await self._quotas.take(lease.key, amount, limit=lease.limit, period=self.period)
         now = self._clock.seconds()
         if wait:
-            key_quota.note_refusal(amount, wait, now)
+            lease.note_refusal(amount, wait, now)
             return False
-        key_quota.add_granted(amount, asked_at, now)
-        key_quota.serve(now)
-        self._trim(key_quota, now)
+        lease.add_granted(amount, asked_at, now)
+        lease.serve(now)
+        self._trim(lease, now)
         return True
 
-    def _key_quota(self, who: str) -> _KeyQuota:
-        short = _shorten_key(who)
-        key_quota = self._key_quotas.get(short)
-        if key_quota is None:
-            self._forget()
-            limit = self._overrides.get(who, self._limit)
-            key_quota = _KeyQuota(self._quotas.make_key(self._bucket, who), self._period, limit)
-            self._key_quotas[short] = key_quota
+    def _get_lease(self, key: str, now: float) -> QuotaLease:
+        """The lease of a key, without its surplus."""
+        # As in the window: clients determine the length of most keys.
+        name = hash(key)
+        lease = self._leases.get(name)
+        if lease is None:
+            self._drop_idle(now)
+            limit = self._overrides.get(key, self.limit)
+            lease = self._leases[name] = QuotaLease(self._quotas.make_key(self._name, key), self.period, limit)
         else:
-            self._key_quotas.move_to_end(short)
-        return key_quota
+            self._leases.move_to_end(name)
+            self._trim(lease, now)
+        return lease
 
-    def _forget(self) -> None:
+    def _drop_idle(self, now: float) -> None:
         """Drop up to two idle keys to make room, so that no call is slow."""
-        now = self._clock.seconds()
         for _ in range(2):
-            if not self._key_quotas:
+            if not self._leases:
                 return
-            oldest = next(iter(self._key_quotas.values()))
-            if len(self._key_quotas) < self._max_keys and (oldest.asking or not oldest.is_idle(now)):
+            oldest = next(iter(self._leases.values()))
+            if len(self._leases) < self._max_keys and (oldest.asking or not oldest.is_idle(now)):
                 return
-            self._key_quotas.popitem(last=False)
+            self._leases.popitem(last=False)
             # A request that still waits must not use it as well.
             if left := oldest.trim(0, now):
                 self._quotas.put_back(oldest.key, left)

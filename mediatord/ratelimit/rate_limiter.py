@@ -1,6 +1,8 @@
 """
 Rate limits of senders, addresses and accounts (UC-021 AF-2, DIDComm reference 4.1, 4.2, 12): sliding windows that
-admit exactly N requests in any period, with many keys, and shared with other processes.
+admit exactly N requests in any period, with many keys.
+
+Limits that are shared with other processes are in :mod:`mediatord.ratelimit.distributed_limiter`.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -17,7 +19,9 @@ from twisted.internet.interfaces import IReactorTime
 from mediatord.errors import RateLimitExceeded
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.probe_markers import PROBE_CLIENT
-from mediatord.ratelimit.distributed_limiter import DistributedLimiter, QuotaStore
+
+# Whole seconds to wait, 0 if admitted; or an awaitable of them, if the store has to be asked.
+WaitTime = int | Awaitable[int]
 
 # Number of groups in which keys beyond `max_keys` share their allowance.
 _SHARED_GROUPS = 4096
@@ -37,12 +41,13 @@ class SlidingWindowLimiter:
     period are counted at the latest of them, and within a 600th if the key has more than 600. Reaching a bound only
     delays clients; it never admits more than the limit.
 
-    :ivar limit: may be changed at any time.
+    :ivar limit: of keys without one of their own; may be changed at any time.
     """
 
     def __init__(self, limit: int, period: float = 60.0, max_keys: int = 20_000, max_entries: int = 65_536) -> None:
         self.limit = limit
         self.period = period
+        self._overrides: Mapping[str, int] = {}
         self._max_keys = max_keys
         self._max_entries = max_entries
         self._entry_count = 0
@@ -54,28 +59,29 @@ class SlidingWindowLimiter:
         """Number of keys; shared groups count as one each."""
         return len(self._entries) + len(self._shared_entries)
 
+    def set_limit(self, limit: int, overrides: Mapping[str, int] | None = None) -> None:
+        """Change the limit. :param overrides: limits of single keys."""
+        self.limit = limit
+        self._overrides = overrides or {}
+
     def wait(self, key: str, now: float, cost: int = 1, limit: int | None = None) -> int:
         """
         Whole seconds until `cost` admissions are possible; 0 if they are now.
 
-        :param limit: overrides the usual one.
+        :param limit: in place of that of the key.
         """
         name = hash(key)
-        limit = self.limit if limit is None else limit
+        limit = self._overrides.get(key, self.limit) if limit is None else limit
         entries = self._entries.get(name) or self._shared_entries.get(name % _SHARED_GROUPS)
         if (entries[0] if entries else 0) + cost <= limit:  # what has expired would only be subtracted
             return 0
         return self._wait(entries, now, cost, limit)
 
-    def admit(self, key: str, now: float, cost: int = 1, limit: int | None = None) -> int:
-        """
-        Admit `cost` times and return 0, or not at all and return the whole seconds to wait.
-
-        :param limit: overrides the usual one.
-        """
+    def admit(self, key: str, now: float, cost: int = 1) -> WaitTime:
+        """Admit `cost` times, or not at all; the seconds to wait."""
         # On the fast path of every message: no call more than necessary.
         name = hash(key)
-        limit = self.limit if limit is None else limit
+        limit = self._overrides.get(key, self.limit)
         own = self._entries.get(name)
         entries = own or self._shared_entries.get(name % _SHARED_GROUPS)
         fits = (entries[0] if entries else 0) + cost <= limit
@@ -100,6 +106,10 @@ class SlidingWindowLimiter:
         own.append(cost)
         self._entry_count += 1
         return 0
+
+    # Limits that are shared with other processes differ in these: DistributedLimiter says how.
+    try_admit = charge_deferred = admit
+    wait_after_debts = wait
 
     def refund(self, key: str, cost: int = 1) -> None:
         """Undo the latest admissions, as far as there are any."""
@@ -182,94 +192,18 @@ class SlidingWindowLimiter:
         return now - self.period < moment <= now
 
 
-class KeyedLimiter:
-    """
-    One limit for many keys: exact within the process, and shared with other processes as far as the store responds;
-    otherwise the process enforces its share.
+async def resolve_wait(wait: WaitTime) -> int:
+    """The seconds to wait."""
+    return wait if isinstance(wait, int) else await wait
 
-    Waits are whole seconds; 0 means admitted.
-    """
 
-    def __init__(
-        self, clock: IReactorTime, name: str, limit: int, quotas: QuotaStore | None, period: float = 60.0
-    ) -> None:
-        self._clock = clock
-        self._window = SlidingWindowLimiter(limit, period)
-        self._overrides: Mapping[str, int] = {}
-        self._distributed = None
-        if quotas is not None:
+# Makes a limiter: its name in the store, its limit, and the seconds of its period.
+LimiterFactory = Callable[[str, int, float], SlidingWindowLimiter]
 
-            def local_wait(key: str, more: int) -> float:
-                limit = self._overrides.get(key, self._window.limit)
-                return self._window.wait(key, clock.seconds(), more, quotas.local_limit(limit))
 
-            self._distributed = DistributedLimiter(clock, quotas, name, limit, local_wait=local_wait, period=period)
-
-    def __len__(self) -> int:
-        """Number of keys."""
-        return len(self._window)
-
-    def set_limit(self, limit: int, overrides: Mapping[str, int] | None = None) -> None:
-        """
-        Change the limit.
-
-        :param overrides: limits of single keys.
-        """
-        overrides = overrides or {}
-        if (limit, overrides) != (self._window.limit, self._overrides):
-            self._window.limit = limit
-            self._overrides = overrides
-            if self._distributed is not None:
-                self._distributed.set_limit(limit, overrides)
-
-    def wait(self, key: str, cost: int = 1) -> int:
-        """Seconds for which `key` is known to be over its limit."""
-        wait = self._window.wait(key, self._clock.seconds(), cost, self._overrides.get(key))
-        if not wait and self._distributed is not None:
-            wait = math.ceil(self._distributed.wait(key, cost))
-        return wait
-
-    async def wait_after_debts(self, key: str, cost: int = 1) -> int:
-        """As :meth:`wait`, after acquiring what was used in advance."""
-        if self._distributed is None:
-            return self._window.wait(key, self._clock.seconds(), cost, self._overrides.get(key))
-        wait = self.wait(key, cost)
-        if not wait and self._distributed.has_debt(key):
-            wait = math.ceil(await self._distributed.take(key, 0))
-        return wait
-
-    async def admit(self, key: str, cost: int = 1) -> int:
-        """Charge `key`; refused requests cost nothing."""
-        wait = self._window.admit(key, self._clock.seconds(), cost, self._overrides.get(key))
-        if not wait and self._distributed is not None:
-            wait = math.ceil(await self._distributed.take(key, cost))
-            if wait:
-                self._window.refund(key, cost)
-        return wait
-
-    def try_admit(self, key: str, cost: int = 1) -> bool:
-        """Charge `key` if it can be decided without asking the store."""
-        if self._window.admit(key, self._clock.seconds(), cost, self._overrides.get(key)):
-            return False
-        if self._distributed is None or self._distributed.try_take(key, cost):
-            return True
-        self._window.refund(key, cost)
-        return False
-
-    def charge_deferred(self, key: str) -> int:
-        """Charge `key` for something already done; other processes learn of it later."""
-        wait = self._window.admit(key, self._clock.seconds(), 1, self._overrides.get(key))
-        if not wait and self._distributed is not None:
-            wait = math.ceil(self._distributed.charge_deferred(key, 1))
-            if wait:
-                self._window.refund(key)
-        return wait
-
-    def refund(self, key: str, cost: int) -> None:
-        """Undo a charge; other processes learn of it later."""
-        self._window.refund(key, cost)
-        if self._distributed is not None:
-            self._distributed.refund(key, cost)
+def make_local_limiter(name: str, limit: int, period: float) -> SlidingWindowLimiter:
+    """A limiter of this process alone."""
+    return SlidingWindowLimiter(limit, period)
 
 
 RateLimitCallback = Callable[[str, str, str, int], None]
@@ -292,23 +226,27 @@ def compute_request_cost(size: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class TrustedAddresses:
+class RateLimits:
     """
-    Addresses that stand for many senders, such as other mediators.
+    Limits per minute.
 
-    :param peers: as rate limit keys (:meth:`~mediatord.http.client_address.ClientAddressResolver.rate_limit_key`).
-    :param per_minute: limit of each of them.
+    :param did: of a sender DID.
+    :param ip: of an address.
+    :param account: of an account.
+    :param trusted: addresses that stand for many senders, such as other mediators, as rate limit keys
+        (:meth:`~mediatord.http.client_address.ClientAddressResolver.rate_limit_key`).
+    :param trusted_ip: of each of these.
     """
 
-    peers: frozenset[str] = frozenset()
-    per_minute: int = 6000
+    did: int
+    ip: int
+    account: int
+    trusted: frozenset[str] = frozenset()
+    trusted_ip: int = 6000
 
     def make_overrides(self, usual: int) -> dict[str, int]:
         """Limit of each trusted address, given the usual limit."""
-        return dict.fromkeys(self.peers, max(usual, self.per_minute))
-
-
-_NO_TRUSTED_ADDRESSES = TrustedAddresses()
+        return dict.fromkeys(self.trusted, max(usual, self.trusted_ip))
 
 
 class RateLimiter:
@@ -316,63 +254,45 @@ class RateLimiter:
     All per-minute limits: sender DIDs, addresses, accounts. The daemon's own probes are exempt.
 
     :param on_limit: called on every refusal with limiter name, key, address, and seconds to wait.
-    :param quotas: quotas shared with other processes; None for a single process.
+    :param make_limiter: makes the limiters, of which all but one may be shared with other processes.
     """
 
     def __init__(
         self,
         clock: IReactorTime,
         on_limit: RateLimitCallback,
-        *,
-        did_per_minute: int,
-        ip_per_minute: int,
-        account_per_minute: int,
-        trusted: TrustedAddresses = _NO_TRUSTED_ADDRESSES,
-        quotas: QuotaStore | None = None,
+        limits: RateLimits,
+        make_limiter: LimiterFactory = make_local_limiter,
     ) -> None:
-        def limiter(name: str) -> KeyedLimiter:
-            return KeyedLimiter(clock, name, 0, quotas)
-
+        self._clock = clock
         self._on_limit = on_limit
-        self._senders = limiter("senders")
-        self._peers = limiter("peers")
-        self._accounts = limiter("accounts")
-        self._decryptions = limiter("openings")
-        self._readers = limiter("readers")
-        self._command_addresses = limiter("commanders")
-        self._failed_decryptions = limiter("openings in vain")
-        self._lookups = KeyedLimiter(clock, "lookups", _DID_LOOKUPS_PER_MINUTE, quotas)
+        self._senders = make_limiter("senders", limits.did, 60.0)
+        self._peers = make_limiter("peers", limits.ip, 60.0)
+        self._accounts = make_limiter("accounts", limits.account, 60.0)
+        self._decryptions = make_limiter("openings", limits.account, 60.0)
+        self._readers = make_limiter("readers", limits.account, 60.0)
+        self._command_addresses = make_limiter("commanders", limits.account, 60.0)
+        self._failed_decryptions = make_limiter("openings in vain", limits.ip, 60.0)
+        self._lookups = make_limiter("lookups", _DID_LOOKUPS_PER_MINUTE, 60.0)
         # Local to the process: sharing would cost more than what is counted.
-        self._requests = KeyedLimiter(clock, "requests", 0, None)
-        self.set_limits(
-            did_per_minute=did_per_minute,
-            ip_per_minute=ip_per_minute,
-            account_per_minute=account_per_minute,
-            trusted=trusted,
-        )
+        self._requests = SlidingWindowLimiter(limits.ip)
+        self.set_limits(limits)
 
-    def set_limits(
-        self,
-        *,
-        did_per_minute: int,
-        ip_per_minute: int,
-        account_per_minute: int,
-        trusted: TrustedAddresses = _NO_TRUSTED_ADDRESSES,
-    ) -> None:
+    def set_limits(self, limits: RateLimits) -> None:
         """Change all limits; requests of the last minute still count."""
-        self._trusted = trusted.peers
-        self._senders.set_limit(did_per_minute)
-        self._accounts.set_limit(account_per_minute)
-        commands = _ACCOUNTS_PER_ADDRESS * account_per_minute
+        self._trusted = limits.trusted
+        self._senders.set_limit(limits.did)
+        self._accounts.set_limit(limits.account)
+        commands = _ACCOUNTS_PER_ADDRESS * limits.account
         for limiter, limit in (
-            (self._peers, ip_per_minute),
-            (self._failed_decryptions, ip_per_minute),
-            (self._decryptions, account_per_minute),
-            (self._readers, account_per_minute),
+            (self._peers, limits.ip),
+            (self._failed_decryptions, limits.ip),
+            (self._decryptions, limits.account),
+            (self._readers, limits.account),
             (self._command_addresses, commands),
-            (self._requests, max(_MIN_REQUESTS, commands, _REQUESTS_PER_CHARGE * ip_per_minute)),
+            (self._requests, max(_MIN_REQUESTS, commands, _REQUESTS_PER_CHARGE * limits.ip)),
         ):
-            limiter.set_limit(limit, trusted.make_overrides(limit))
+            limiter.set_limit(limit, limits.make_overrides(limit))
 
     def __len__(self) -> int:
         """Number of keys of all limiters."""
@@ -387,7 +307,7 @@ class RateLimiter:
 
         :return: whether it is within its limit.
         """
-        return peer == PROBE_CLIENT or self._requests.try_admit(peer, count)
+        return peer == PROBE_CLIENT or not self._requests.admit(peer, self._clock.seconds(), count)
 
     async def check_before_read(self, peer: str, size: int, cost: int = 1) -> None:
         """
@@ -400,11 +320,12 @@ class RateLimiter:
         :param cost: what the address will be charged.
         :raise RateLimitExceeded: over the limit.
         """
-        if peer == PROBE_CLIENT:
+        if peer == PROBE_CLIENT or not (wait := self._peers.wait_after_debts(peer, self._clock.seconds(), cost)):
             return
-        wait = await self._peers.wait_after_debts(peer, cost)
+        wait = await resolve_wait(wait)
         if wait and size <= SMALL_REQUEST_BYTES:
-            wait = await self._failed_decryptions.wait_after_debts(peer) or await self._decryptions.admit(peer)
+            wait = await resolve_wait(self._failed_decryptions.wait_after_debts(peer, self._clock.seconds()))
+            wait = wait or await resolve_wait(self._decryptions.admit(peer, self._clock.seconds()))
         if wait:
             self._refuse(wait, "ip", peer, peer)
 
@@ -414,8 +335,8 @@ class RateLimiter:
 
         :raise RateLimitExceeded: over the limit.
         """
-        if not authenticated and peer != PROBE_CLIENT and (wait := self._peers.wait(peer)):
-            self._refuse(wait, "ip", peer, peer)
+        if not authenticated:
+            self.check_allowance(None, peer)
 
     def charge_failure(self, peer: str, size: int = 0) -> None:
         """
@@ -423,9 +344,10 @@ class RateLimiter:
 
         :param size: in bytes, where the cost depends on it.
         """
+        now = self._clock.seconds()
         for _ in range(compute_request_cost(size) if peer != PROBE_CLIENT else 0):
-            if self._peers.charge_deferred(peer):
-                self._failed_decryptions.charge_deferred(peer)
+            if self._peers.charge_deferred(peer, now):
+                self._failed_decryptions.charge_deferred(peer, now)
                 break
 
     async def charge_anonymous(self, peer: str, count: int = 1) -> None:
@@ -434,8 +356,8 @@ class RateLimiter:
 
         :raise RateLimitExceeded: over the limit.
         """
-        if count and peer != PROBE_CLIENT and (wait := await self._peers.admit(peer, count)):
-            self._refuse(wait, "ip", peer, peer)
+        if count and peer != PROBE_CLIENT and (wait := self._peers.admit(peer, self._clock.seconds(), count)):
+            await self._refuse_after(wait, "ip", peer, peer)
 
     def try_charge_anonymous(self, peer: str, cost: int = 1) -> bool:
         """
@@ -444,7 +366,7 @@ class RateLimiter:
 
         :return: False if nothing was charged and these have to decide.
         """
-        return peer == PROBE_CLIENT or self._peers.try_admit(peer, cost)
+        return peer == PROBE_CLIENT or not self._peers.try_admit(peer, self._clock.seconds(), cost)
 
     def refund_anonymous(self, peer: str, cost: int = 1) -> None:
         """Undo :meth:`try_charge_anonymous`."""
@@ -463,8 +385,8 @@ class RateLimiter:
         who = proven
         if who is None and claimed is not None:
             who = f"{peer} {canonicalize_did(claimed)}"
-        if who is not None and (wait := await self._senders.admit(who, count)):
-            self._refuse(wait, "did", proven or peer, peer)
+        if who is not None and (wait := self._senders.admit(who, self._clock.seconds(), count)):
+            await self._refuse_after(wait, "did", proven or peer, peer)
 
     def check_allowance(self, account: str | None, peer: str) -> None:
         """
@@ -474,10 +396,9 @@ class RateLimiter:
         """
         if peer == PROBE_CLIENT:
             return
-        if account is None and (wait := self._peers.wait(peer)):
-            self._refuse(wait, "ip", peer, peer)
-        elif account is not None and (wait := self._accounts.wait(account)):
-            self._refuse(wait, "account", account, peer)
+        limiter, limit, who = (self._peers, "ip", peer) if account is None else (self._accounts, "account", account)
+        if wait := limiter.wait(who, self._clock.seconds()):
+            self._refuse(wait, limit, who, peer)
 
     async def charge_account(self, did: str, peer: str, cost: int = 1) -> None:
         """
@@ -485,8 +406,8 @@ class RateLimiter:
 
         :raise RateLimitExceeded: over the limit.
         """
-        if peer != PROBE_CLIENT and (wait := await self._accounts.admit(did, cost)):
-            self._refuse(wait, "account", did, peer)
+        if peer != PROBE_CLIENT and (wait := self._accounts.admit(did, self._clock.seconds(), cost)):
+            await self._refuse_after(wait, "account", did, peer)
 
     async def charge_command(self, peer: str, size: int) -> None:
         """
@@ -494,8 +415,8 @@ class RateLimiter:
 
         :raise RateLimitExceeded: over the limit.
         """
-        if wait := await self._command_addresses.admit(peer, 1 + size // SMALL_REQUEST_BYTES):
-            self._refuse(wait, "account", peer, peer)
+        if wait := self._command_addresses.admit(peer, self._clock.seconds(), 1 + size // SMALL_REQUEST_BYTES):
+            await self._refuse_after(wait, "account", peer, peer)
 
     def refund(self, did: str, peer: str, *, outgoing: bool, cost: int = 1) -> None:
         """Undo the last :meth:`charge_sender` or :meth:`charge_account`, when the DID was not at fault."""
@@ -510,12 +431,15 @@ class RateLimiter:
 
         :raise RateLimitExceeded: over the limit.
         """
-        if wait := await self._readers.admit(peer):
-            self._refuse(wait, "account", peer, peer)
+        await self._refuse_after(self._readers.admit(peer, self._clock.seconds()), "account", peer, peer)
 
     async def charge_did_lookup(self, peer: str) -> int:
         """Charge an address for fetching a did:web document; returns the seconds to wait, or 0."""
-        return await self._lookups.admit(peer)
+        return await resolve_wait(self._lookups.admit(peer, self._clock.seconds()))
+
+    async def _refuse_after(self, wait: WaitTime, limit: str, who: str, peer: str) -> None:
+        if seconds := await resolve_wait(wait):
+            self._refuse(seconds, limit, who, peer)
 
     def _refuse(self, wait: int, limit: str, who: str, peer: str) -> NoReturn:
         self._on_limit(limit, who, peer, wait)

@@ -11,8 +11,7 @@ from twisted.internet.interfaces import IReactorTime
 from mediatord.errors import RegistrationCapacityExceeded, RegistrationLimitExceeded
 from mediatord.protocol.canonical_did import canonicalize_did, compute_did_digest
 from mediatord.protocol.probe_markers import PROBE_CLIENT
-from mediatord.ratelimit.distributed_limiter import QuotaStore
-from mediatord.ratelimit.rate_limiter import KeyedLimiter, RateLimitCallback
+from mediatord.ratelimit.rate_limiter import LimiterFactory, RateLimitCallback, make_local_limiter, resolve_wait
 from mediatord.store.interfaces.store import AccountUsage, IAccountStore
 
 _WILDCARD_SUFFIX = ":*"
@@ -101,7 +100,7 @@ class RegistrationQuota:
     the store responds. Totals are compared with the store every few seconds, so several processes may exceed them by
     what they admit in between.
 
-    :param on_limit: as for :class:`~mediatord.ratelimit.rate_limiter.RateLimiter`.
+    :param on_limit: as for :class:`~mediatord.ratelimit.rate_limiter.RateLimiter`, and so is `make_limiter`.
     """
 
     def __init__(
@@ -110,14 +109,14 @@ class RegistrationQuota:
         store: IAccountStore,
         on_limit: RateLimitCallback,
         limits: RegistrationLimits,
-        quotas: QuotaStore | None = None,
+        make_limiter: LimiterFactory = make_local_limiter,
     ) -> None:
         self._clock = clock
         self._store = store
         self._on_limit = on_limit
         self._limits = limits
-        self._accounts = KeyedLimiter(clock, "accounts a day", limits.accounts_per_day, quotas, DAY_SECONDS)
-        self._bytes = KeyedLimiter(clock, "registered bytes a day", limits.bytes_per_day, quotas, DAY_SECONDS)
+        self._accounts = make_limiter("accounts a day", limits.accounts_per_day, DAY_SECONDS)
+        self._bytes = make_limiter("registered bytes a day", limits.bytes_per_day, DAY_SECONDS)
         self.set_limits(limits)
         self._usage = AccountUsage(0, 0)
         self._asked_at = -inf
@@ -161,8 +160,9 @@ class RegistrationQuota:
         if after.bytes > self._limits.bytes:
             self._refuse_all("registration_bytes", peer)
         if accounts:
-            self._refuse_if(await self._accounts.admit(peer, accounts), "accounts_per_address_per_day", peer)
-        wait = await self._bytes.admit(peer, size)
+            wait = await resolve_wait(self._accounts.admit(peer, self._clock.seconds(), accounts))
+            self._refuse_if(wait, "accounts_per_address_per_day", peer)
+        wait = await resolve_wait(self._bytes.admit(peer, self._clock.seconds(), size))
         if wait and accounts:
             self._accounts.refund(peer, accounts)
         self._refuse_if(wait, "registration_bytes_per_address_per_day", peer)

@@ -178,19 +178,6 @@ class SenderUsage:
                 return self._largest(rank, first, origin, coming)
         return None
 
-    def likely(self, origin: int, coming: MessageVolume) -> list[SenderGroup]:
-        """The groups that :meth:`victim` will probably ask for and return, before the oldest messages are known."""
-        own = list(self._own_parts(origin, coming))
-        if own:
-            return own[:1]
-        if not self._limits.reserved:
-            return [SenderGroup()]
-        for rank in self._ranks(origin, coming):
-            heaviest = self._heaviest(rank)
-            if heaviest:
-                return [SenderGroup(rank), heaviest[0][1]]
-        return []
-
     def check(self, origin: int, coming: MessageVolume) -> None:
         """
         Check an enqueue against the shares.

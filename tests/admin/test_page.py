@@ -30,7 +30,7 @@ from mediatord.admin.page import (
     render_status_page,
 )
 from mediatord.admin.site import AdminAuthenticator, read_admin_token
-from mediatord.admin.status import DaemonStatus, StatusCollector, StatusSources, render_status_json
+from mediatord.admin.status import DaemonStatus, StatusCollector, render_status_json
 from mediatord.admin.status_sources import TRAFFIC_KINDS, count_by_minute, measure_traffic_spans, merge_problems
 from mediatord.config.file import ConfigError, load_config
 from mediatord.config.settings import Config
@@ -222,20 +222,21 @@ class SeveralTests(SynchronousTestCase):
             found: QueueBacklog = self.backlog
             return found
 
-        sources = StatusSources(
+        collector = StatusCollector(
+            clock=self.reactor,
             version="1",
             node="m-9",
             backend="sqlite",
             clustered=False,
-            processes=processes,
-            here=lambda: of_worker(9),
-            figures=figures,
-            backlog=backlog,
-            tag=lambda did: did,
-            reports=None,
+            query_processes=processes,
+            report_process=lambda: of_worker(9),
+            render_metrics=figures,
+            read_backlog=backlog,
+            pseudonymize=lambda did: did,
             is_own=lambda did: did == "did:own",
+            reports=None,
         )
-        return self.successResultOf(StatusCollector(self.reactor, sources).latest())
+        return self.successResultOf(collector.latest())
 
     def test_sums(self) -> None:
         """Traffic is added up slot by slot, and refusals for the same reason are one."""
@@ -377,8 +378,21 @@ class SeveralTests(SynchronousTestCase):
             asked.append(Deferred())
             return asked[-1]
 
-        sources: Any = StatusSources("1", "m", "sqlite", False, processes, lambda: {}, None, None, str, None)  # type: ignore[arg-type]  # neither is asked
-        overviews = StatusCollector(self.reactor, sources)
+        unused: Any = None
+        overviews = StatusCollector(
+            clock=self.reactor,
+            version="1",
+            node="m",
+            backend="sqlite",
+            clustered=False,
+            query_processes=processes,
+            report_process=dict,
+            render_metrics=unused,
+            read_backlog=unused,
+            pseudonymize=str,
+            is_own=unused,
+            reports=None,
+        )
         answers = [overviews.latest(), overviews.latest()]
         self.assertEqual(len(asked), 1)
         asked[0].errback(RuntimeError("boom"))

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mediatord.backup.backup_file import open_backup_file, read_backup_file, write_backup_file
+from mediatord.backup.backup_file import BackupManifest, read_backup_file, write_backup_file
 from mediatord.backup.durable_files import create_file_atomically
 from mediatord.backup.records import RECORD_KINDS, InvalidArchiveError
 from tests.backup.store_contents import read_tree
@@ -38,10 +38,10 @@ def counts() -> dict[str, int]:
     return dict.fromkeys(RECORD_KINDS, 0)
 
 
-def contents(path: Path) -> list[tuple[Any, bytes]]:
+def contents(path: Path) -> tuple[BackupManifest, dict[str, bytes], bytes]:
     """All that a backup says."""
-    with open_backup_file(path) as (manifest, members):
-        return [(member, b"".join(chunks)) for member, chunks in members]
+    store = io.BytesIO()
+    return *read_backup_file(path, store_target=store), store.getvalue()
 
 
 def test_every_torn_one_is_refused(small: Path) -> None:

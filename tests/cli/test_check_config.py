@@ -301,9 +301,9 @@ def test_no_file(tmp_path: Path, capsys: Capture) -> None:
 
 def test_where_files_can_be_made(tmp_path: Path) -> None:
     """A directory that is not there yet can be made if the first one above it that is there can be written to."""
-    assert _explain_unwritable(tmp_path / "a" / "b") is None
+    assert list(_explain_unwritable(tmp_path / "a" / "b")) == []
     (tmp_path / "file").write_text("")
-    assert _explain_unwritable(tmp_path / "file" / "b") == f"{tmp_path}/file is no directory"
+    assert list(_explain_unwritable(tmp_path / "file" / "b")) == [f"{tmp_path}/file is no directory"]
     if os.geteuid() != 0:
         (tmp_path / "shut").mkdir(mode=0o500)
-        assert _explain_unwritable(tmp_path / "shut") == f"{tmp_path}/shut cannot be written to by this user"
+        assert list(_explain_unwritable(tmp_path / "shut")) == [f"{tmp_path}/shut cannot be written to by this user"]

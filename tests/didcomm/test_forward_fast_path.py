@@ -454,7 +454,7 @@ def _said(reply: DIDCommReply) -> tuple[Any, ...]:
 def _spent(way: ForwardPath) -> int:
     """How many more messages its address may send."""
     spent = 0
-    while not way.in_memory.base.rate_limiter._peers._window.admit(PEER, way.in_memory.clock.seconds()):
+    while not way.in_memory.base.rate_limiter._peers.admit(PEER, way.in_memory.clock.seconds()):
         spent += 1
     return spent
 

@@ -551,6 +551,58 @@ def test_only_the_length_of_a_known_head_is_parsed() -> None:
     assert cached.cache_info().currsize == 2
 
 
+class EndlessHeadTests(SynchronousTestCase):
+    """A head that is too long for the fast path is left to twisted.web, and does not keep the reactor busy."""
+
+    def setUp(self) -> None:
+        self.fixture = SiteFixture(self)
+
+    def connect(self) -> tuple[Any, RecordingTransport]:
+        """A connection that gives up after a hundred quanta, in place of going on for ever."""
+        channel, line = self.fixture.connect()
+        self.quanta = 0
+        run_quantum = channel.run_quantum
+
+        def counted() -> None:
+            self.quanta += 1
+            if self.quanta <= 100:
+                run_quantum()
+
+        channel.run_quantum = counted
+        return channel, line
+
+    def send(self, channel: Any, line: RecordingTransport, pieces: Sequence[bytes]) -> None:
+        """Send pieces, each once all work on those before it is done."""
+        for piece in pieces:
+            if not line.ended:
+                channel.dataReceived(piece)
+                self.fixture.in_memory.clock.advance(0)
+        self.assertLessEqual(self.quanta, 100)
+
+    def test_a_line_that_does_not_end(self) -> None:
+        """It is given up as by twisted.web, whole or in pieces."""
+        request = b"POST /didcomm HTTP/1.1\r\nHost: a\r\nX: "
+        for beginning in (b"", b"GET /", request, request + b"a\r\n "):
+            for size in (1_000, 9_000, 20_000, 1_000_000):
+                endless = beginning + b"a" * 100_000
+                pieces = [endless[at : at + size] for at in range(0, len(endless), size)]
+                channel, line = self.connect()
+                self.send(channel, line, pieces)
+                _, answered, ended = self.fixture.exchange(pieces, stock=True)
+                self.assertEqual((_comparable(line.value()), line.ended), (answered, ended), (beginning, size))
+                self.assertTrue(line.ended)
+
+    def test_a_line_that_waits_for_its_end(self) -> None:
+        """Between the longest plain head and what twisted.web reads, the rest is waited for, and then parsed."""
+        for beginning, rest in ((b"POST /didcomm HTTP/1.1\r\nX: ", b""), (b"POST /didcomm?", b" HTTP/1.1")):
+            channel, line = self.connect()
+            self.send(channel, line, (beginning, b"a" * 8_000, b"a" * 4_000, b"a"))
+            self.assertEqual((line.value(), line.ended), (b"", ""))
+            self.send(channel, line, [rest + b"\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello"])
+            self.assertEqual(self.fixture.didcomm.received.pop()[0], b"hello")
+            self.assertEqual(line.ended, "")
+
+
 class SlowRequestTests(SynchronousTestCase):
     """A request that takes more than a minute to arrive is given up, however steadily it drips."""
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from mediatord.ratelimit.rate_limiter import RateLimits
 from tests.http.in_memory_site import ENCRYPTED, InMemorySite, encode_masked_frame, encode_request
 from tests.in_memory_identities import PRIVATE, InMemoryIdentity
 from tests.in_memory_mediator import MP, PING, InMemoryWallet, pack_forward
@@ -100,7 +101,7 @@ class RefusalMemoryTests(SynchronousTestCase):
 
     def test_limited(self) -> None:
         """An address over its limit."""
-        self.site_fixture.base.rate_limiter.set_limits(did_per_minute=1, ip_per_minute=1, account_per_minute=1)
+        self.site_fixture.base.rate_limiter.set_limits(RateLimits(1, 1, 1))
         self.assert_freed(lambda: self.post(LARGE, status=429))
 
     def test_general_path(self) -> None:

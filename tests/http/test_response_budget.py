@@ -55,7 +55,6 @@ class CountTests(SynchronousTestCase):
         self.assertTrue(unread.has_room("i", SMALL_RESPONSE_BYTES + 1))
         self.assertFalse(unread.has_room("i", SMALL_RESPONSE_BYTES + 2))
         self.assertFalse(unread.has_room("a", SMALL_RESPONSE_BYTES + 1))
-        self.assertTrue(unread.has_room("a", SMALL_RESPONSE_BYTES))
 
     def test_sums(self) -> None:
         """What is gone does not count; of a client who owes nothing, nothing is kept."""

@@ -6,6 +6,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.http.flow_control import MAX_ITERATION_SECONDS, MAX_QUANTA, RoundRobinScheduler
+from mediatord.ratelimit.rate_limiter import RateLimits
 from tests.http.in_memory_site import PING, PONG, InMemorySite, encode_masked_frame, encode_request, parse_responses
 
 PLENTY = {"ip_per_minute": 100_000, "did_per_minute": 100_000, "account_per_minute": 100_000}
@@ -100,7 +101,7 @@ class FloodTests(SynchronousTestCase):
 
     def test_flooded(self) -> None:
         """An address that has used up its requests is told so once, and its connections are closed."""
-        self.site_fixture.base.rate_limiter.set_limits(did_per_minute=1, ip_per_minute=1, account_per_minute=1)
+        self.site_fixture.base.rate_limiter.set_limits(RateLimits(1, 1, 1))
         for request in (encode_request("POST", "/didcomm", b""), encode_request("OPTIONS", "/")):
             line = self.site_fixture.line("192.0.2.50")
             line.feed(request * 1200)

@@ -18,6 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from mediatord.decentrl.context import DecentrlReply
 from mediatord.net.listeners import Listener
+from mediatord.ratelimit.rate_limiter import RateLimits
 from tests.certificate_authority import CertificateAuthority
 from tests.http.fake_protocols import FakeDecentrl
 from tests.http.in_memory_site import (
@@ -214,7 +215,7 @@ class LossTests(SynchronousTestCase):
 
     def test_flooded_while_the_answer_is_not_read(self) -> None:
         """Nothing more is served on a connection that was turned away, and it ends once its answers are read."""
-        self.site_fixture.base.rate_limiter.set_limits(did_per_minute=1, ip_per_minute=1, account_per_minute=1)
+        self.site_fixture.base.rate_limiter.set_limits(RateLimits(1, 1, 1))
         self.decentrl.answer = lambda body: _reply(b"x" * 100)
         line = self.site_fixture.line(PEER)
         line.stuck = True
@@ -399,7 +400,7 @@ class KernelTests(TestCase):
     async def test_flooded(self) -> None:
         """A client that is turned away is told so, and its connection closed, also behind TLS."""
         for tls in (False, True):
-            self.site_fixture.base.rate_limiter.set_limits(did_per_minute=1, ip_per_minute=1, account_per_minute=1)
+            self.site_fixture.base.rate_limiter.set_limits(RateLimits(1, 1, 1))
             port = self.listen(tls=tls)
             for requests in (COMMAND * 1200, HEALTH * 1200):
                 client = await self.connect(port, tls=tls)

@@ -18,7 +18,7 @@ from mediatord.protocol import encoding
 from mediatord.protocol.didcomm.did_document import DIDDocument
 from mediatord.protocol.didcomm.did_methods import make_did_key, make_did_peer_2, make_did_peer_4
 from mediatord.protocol.didcomm.keys import PrivateKey
-from mediatord.ratelimit.rate_limiter import SlidingWindowLimiter
+from mediatord.ratelimit.rate_limiter import SlidingWindowLimiter, resolve_wait
 
 KEY = PrivateKey.from_secret("X25519", b"\x31" * 32).public
 WEB = "did:web:example.com"
@@ -75,7 +75,7 @@ class ResolverTestCase(SynchronousTestCase):
         async def charge(peer: str) -> int:
             if self.charging is not None:
                 await self.charging
-            return lookups.admit(peer, self.clock.seconds())
+            return await resolve_wait(lookups.admit(peer, self.clock.seconds()))
 
         web = DIDWebResolver(self.clock, self.web.get, charge, allow_private=allow_private)
         resolver = DIDResolver(web, self.remember, self.recall, **limits)

@@ -12,7 +12,7 @@ from twisted.internet.task import Clock
 
 from mediatord.errors import RateLimitExceeded, StoreUnavailable
 from mediatord.ratelimit.distributed_limiter import QuotaStore
-from mediatord.ratelimit.rate_limiter import RateLimiter
+from mediatord.ratelimit.rate_limiter import RateLimiter, RateLimits
 from mediatord.store.interfaces.cluster import IClusterStore
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.sqlite.memory_store import MemoryStore
@@ -89,10 +89,8 @@ class LimiterProcess:
         self.admission = RateLimiter(
             clock,
             lambda *refusal: self.refusals.append(refusal),
-            did_per_minute=limit,
-            ip_per_minute=limit,
-            account_per_minute=limit,
-            quotas=self.allowances,
+            RateLimits(limit, limit, limit),
+            self.allowances.make_limiter,
         )
 
     def ask(self, did: str = DID, cost: int = 1) -> Deferred[int]:

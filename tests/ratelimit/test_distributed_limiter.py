@@ -18,6 +18,7 @@ from mediatord.clock import REQUEST_TIME_LIMIT as REQUEST
 from mediatord.clock import get_request_start, request_scope
 from mediatord.errors import RateLimitExceeded
 from mediatord.ratelimit.distributed_limiter import QUOTA_STORE_BACKOFF, QUOTA_STORE_TIMEOUT, DistributedLimiter
+from mediatord.ratelimit.rate_limiter import RateLimits
 from tests.ratelimit.rate_limiter_processes import DID, NOW, PEER, LimiterProcesses, max_in_a_minute, min_in_a_minute
 
 LIMITS = (60, 120, 600)
@@ -364,11 +365,11 @@ class ConcurrentTests(SynchronousTestCase):
         one, two = processes[0], processes[1]
         self.assertEqual([bool(process.asks()) for process in (one, two) for _ in range(4)], [False] * 6 + [True] * 2)
         for process in (one, two):
-            process.admission.set_limits(did_per_minute=8, ip_per_minute=8, account_per_minute=8)
+            process.admission.set_limits(RateLimits(8, 8, 8))
         self.assertEqual(
             [bool(process.asks()) for process in (two, one) for _ in range(2)], [False, False, True, True]
         )
-        one.admission.set_limits(did_per_minute=1, ip_per_minute=1, account_per_minute=1)
+        one.admission.set_limits(RateLimits(1, 1, 1))
         processes.clock.advance(61)
         self.assertEqual([bool(one.asks()) for _ in range(2)], [False, True])
 
@@ -679,7 +680,7 @@ class MemoryTests(SynchronousTestCase):
         self.assertEqual(len(self.processes.cluster.taken), before)
         self.take("1")
         self.assertEqual(len(self.processes.cluster.taken), before + 1)
-        self.assertLessEqual(len(self.share._key_quotas), 100)
+        self.assertLessEqual(len(self.share._leases), 100)
         held = {self.processes[0].allowances.make_key("bucket", who): 19 for who in ("1", "2")}
         self.assertEqual(dict(self.processes.cluster.put_backs), held)
 
@@ -707,7 +708,7 @@ class MemoryTests(SynchronousTestCase):
         self.processes.clock.advance(61)
         for number in range(50):
             self.take(f"new {number}")
-        self.assertEqual(len(self.share._key_quotas), 50)
+        self.assertEqual(len(self.share._leases), 50)
 
     def test_kept_while_there_is_room(self) -> None:
         """What is asked for, refused or left is not forgotten for a new key."""

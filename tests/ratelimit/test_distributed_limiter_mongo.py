@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import cycle
 from typing import Any
 
@@ -12,7 +13,7 @@ from twisted.internet.task import LoopingCall, deferLater
 from mediatord.errors import RateLimitExceeded
 from mediatord.ratelimit import distributed_limiter
 from mediatord.ratelimit.distributed_limiter import QuotaStore
-from mediatord.ratelimit.rate_limiter import KeyedLimiter, RateLimiter
+from mediatord.ratelimit.rate_limiter import RateLimiter, RateLimits, SlidingWindowLimiter, resolve_wait
 from mediatord.store.interfaces.cluster import QUOTA_WINDOW_SLOTS
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.mongo.store import MongoStore
@@ -33,7 +34,7 @@ class LimiterClients:
     :ivar slowest: the longest that anybody waited for an answer, or that nobody asked: it did not get the processor.
     """
 
-    def __init__(self, buckets: list[KeyedLimiter], limit: int) -> None:
+    def __init__(self, buckets: Sequence[SlidingWindowLimiter], limit: int) -> None:
         self.limit = limit
         self.admitted: list[float] = []
         self.slowest = 0.0
@@ -57,9 +58,9 @@ class LimiterClients:
         for _ in range(times):
             self._asking.append(Deferred.fromCoroutine(self._ask_one(next(self._buckets))))
 
-    async def _ask_one(self, bucket: KeyedLimiter) -> None:
+    async def _ask_one(self, bucket: SlidingWindowLimiter) -> None:
         begun = CLOCK.seconds()
-        wait = await bucket.admit(DID)
+        wait = await resolve_wait(bucket.admit(DID, begun))
         now = CLOCK.seconds()
         self.slowest = max(self.slowest, now - begun)
         if not wait:
@@ -81,7 +82,7 @@ class SharedLimitTests(MongoTestCase):
         self.patch(distributed_limiter, "QUOTA_STORE_TIMEOUT", 30.0)  # a busy machine is not what is tried here
         nodes = [await self.a_node() for _ in range(NODES)]
         crowds = [
-            LimiterClients([KeyedLimiter(CLOCK, f"limit of {limit}", limit, node, PERIOD) for node in nodes], limit)
+            LimiterClients([node.make_limiter(f"limit of {limit}", limit, PERIOD) for node in nodes], limit)
             for limit in (60, 120, 600)
         ]
         begun = CLOCK.seconds()
@@ -96,8 +97,9 @@ class SharedLimitTests(MongoTestCase):
     async def test_a_burst_on_all(self) -> None:
         """Whatever comes to all of them at the same time, exactly the limit is admitted."""
         self.patch(distributed_limiter, "QUOTA_STORE_TIMEOUT", 30.0)
-        limits: dict[str, Any] = {"did_per_minute": 60, "ip_per_minute": 120, "account_per_minute": 600}
-        nodes = [RateLimiter(CLOCK, lambda *_: None, quotas=await self.a_node(), **limits) for _ in range(NODES)]
+        limits = (60, 120, 600)
+        stores = [await self.a_node() for _ in range(NODES)]
+        nodes = [RateLimiter(CLOCK, lambda *_: None, RateLimits(*limits), store.make_limiter) for store in stores]
         answers = await gatherResults(
             [
                 Deferred.fromCoroutine(charge).addCallbacks(lambda _: True, self.refused)
@@ -110,7 +112,7 @@ class SharedLimitTests(MongoTestCase):
                 )
             ]
         )
-        for number, limit in enumerate(limits.values()):
+        for number, limit in enumerate(limits):
             self.assertGreaterEqual(sum(answers[number::3]), limit * 0.95)
             self.assertLessEqual(sum(answers[number::3]), limit)
         self.assertNotIn(DID, repr(list(self.documents["quotas"].find())))

@@ -10,7 +10,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import RateLimitExceeded
-from mediatord.ratelimit.rate_limiter import SMALL_REQUEST_BYTES, RateLimiter
+from mediatord.ratelimit.rate_limiter import SMALL_REQUEST_BYTES, RateLimiter, RateLimits
 
 ALICE = "did:example:alice"
 PEER = "192.0.2.1"
@@ -25,9 +25,7 @@ class RateLimiterTests(SynchronousTestCase):
         self.admission = RateLimiter(
             self.clock,
             lambda *refusal: self.refusals.append(refusal),
-            did_per_minute=3,
-            ip_per_minute=4,
-            account_per_minute=5,
+            RateLimits(did=3, ip=4, account=5),
         )
 
     def passes(self, charge: Coroutine[Deferred[Any], Any, None]) -> bool:

@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from mediatord.errors import RateLimitExceeded
 from mediatord.protocol.probe_markers import PROBE_CLIENT
 from mediatord.ratelimit.distributed_limiter import DistributedLimiter
-from mediatord.ratelimit.rate_limiter import SMALL_REQUEST_BYTES, RateLimiter, TrustedAddresses
+from mediatord.ratelimit.rate_limiter import SMALL_REQUEST_BYTES, RateLimiter, RateLimits
 from tests.ratelimit.rate_limiter_processes import DID, NOW, PEER, LimiterProcesses
 
 OTHER = "192.0.2.2"
@@ -22,7 +22,7 @@ Charge = Callable[[], Coroutine[Deferred[Any], Any, None] | None]
 
 
 class _Case(SynchronousTestCase):
-    trusted = TrustedAddresses()
+    limits = RateLimits(LIMIT, LIMIT, LIMIT)
 
     def setUp(self) -> None:
         self.clock = Clock()
@@ -31,10 +31,7 @@ class _Case(SynchronousTestCase):
         self.admission = RateLimiter(
             self.clock,
             lambda *refusal: self.refusals.append(refusal),
-            did_per_minute=LIMIT,
-            ip_per_minute=LIMIT,
-            account_per_minute=LIMIT,
-            trusted=self.trusted,
+            self.limits,
         )
 
     def wait(self, charge: Charge) -> int:
@@ -104,7 +101,7 @@ class RefusalTests(_Case):
 class UnchargedTests(_Case):
     """Who does not pay, and for what."""
 
-    trusted = TrustedAddresses(frozenset({OTHER}), 5)
+    limits = RateLimits(LIMIT, LIMIT, LIMIT, frozenset({OTHER}), 5)
 
     def test_the_daemon_itself(self) -> None:
         """Nothing of what it sends to itself is charged to anybody, or refused because of it."""
@@ -144,18 +141,13 @@ class UnchargedTests(_Case):
 
     def test_trusted_with_commands(self) -> None:
         """It has as many commands as anything else, where that is more than others have."""
-        self.admission.set_limits(
-            did_per_minute=LIMIT,
-            ip_per_minute=LIMIT,
-            account_per_minute=LIMIT,
-            trusted=TrustedAddresses(frozenset({OTHER}), 50),
-        )
+        self.admission.set_limits(RateLimits(LIMIT, LIMIT, LIMIT, frozenset({OTHER}), 50))
         self.assertEqual(self.admitted(lambda: self.admission.charge_command(OTHER, 1)), 50)
         self.assertEqual(self.admitted(lambda: self.admission.charge_command(PEER, 1)), 10 * LIMIT)
 
     def test_not_less_than_others(self) -> None:
         """One that is trusted with less than others have has what they have."""
-        self.assertEqual(TrustedAddresses(frozenset({OTHER}), 5).make_overrides(7), {OTHER: 7})
+        self.assertEqual(self.limits.make_overrides(7), {OTHER: 7})
 
     def test_small_requests_have_a_limit(self) -> None:
         """Behind a used-up address as many small ones are read as an account may make."""
@@ -220,9 +212,7 @@ class ImmediateChargeTests(SynchronousTestCase):
 
     def test_alone(self) -> None:
         """As far as the limit goes; what is refused or undone costs nothing."""
-        admission = RateLimiter(
-            Clock(), lambda *_: None, did_per_minute=LIMIT, ip_per_minute=LIMIT, account_per_minute=LIMIT
-        )
+        admission = RateLimiter(Clock(), lambda *_: None, RateLimits(LIMIT, LIMIT, LIMIT))
         admission.try_charge_anonymous(PEER)
         admission.refund_anonymous(PEER)
         self.assertEqual([admission.try_charge_anonymous(PEER) for _ in range(5)], [True] * LIMIT + [False] * 2)

@@ -198,7 +198,7 @@ class SharedTests(SynchronousTestCase):
 
     def process(self, limits: RegistrationLimits) -> RegistrationQuota:
         allowances = QuotaStore(self.clock, self.cluster, lambda: 2)  # type: ignore[arg-type]  # it stands for one
-        return RegistrationQuota(self.clock, self.store, lambda *_: None, limits, allowances)
+        return RegistrationQuota(self.clock, self.store, lambda *_: None, limits, allowances.make_limiter)
 
     def admitted(self, quota: RegistrationQuota, peer: str = PEER) -> bool:
         """Whether an account more is."""

@@ -87,6 +87,7 @@ def test_no_minute_has_more_than_the_limit(gaps: list[int], limit: int) -> None:
         now += gap / 4  # exact in floating point, unlike tenths
         wait = window.admit("a", now)
         if wait:
+            assert isinstance(wait, int)
             assert deepcopy(window).wait("a", now + wait) == 0
         else:
             admitted.append(now)
@@ -96,7 +97,7 @@ def test_no_minute_has_more_than_the_limit(gaps: list[int], limit: int) -> None:
 
 def test_a_lot_is_used_up_and_lapses() -> None:
     """What was taken can be used for a period after it was asked for."""
-    lease = QuotaLease(60)
+    lease = QuotaLease(b"", 60, 0)
     lease.add_granted(10, NOW, NOW + 1)
     assert lease.try_use(4, NOW + 2) and not lease.try_use(7, NOW + 3)
     assert lease.remaining(NOW + 59) == 6
@@ -105,7 +106,7 @@ def test_a_lot_is_used_up_and_lapses() -> None:
 
 def test_a_debt_is_paid_first() -> None:
     """What is owed is missing from what is taken next, and is forgotten in the end."""
-    lease = QuotaLease(60)
+    lease = QuotaLease(b"", 60, 0)
     lease.charge_deferred(3, NOW)
     assert lease.remaining(NOW) == -3 and not lease.try_use(0, NOW)
     lease.add_granted(5, NOW, NOW)
@@ -117,7 +118,7 @@ def test_a_debt_is_paid_first() -> None:
 
 def test_a_refusal_is_remembered() -> None:
     """Nobody who needs as much asks again before its time, and who wants as much asks for less."""
-    lease = QuotaLease(60)
+    lease = QuotaLease(b"", 60, 0)
     lease.note_refusal(8, 30, NOW)
     assert [lease.wait(amount, NOW + 10) for amount in (7, 8, 9)] == [0, 20, 20]
     assert [lease.limit_request(20, needed, NOW) for needed in (1, 2, 3)] == [2, 2, 3]
@@ -128,14 +129,14 @@ def test_a_refusal_is_remembered() -> None:
     assert lease.wait(99, NOW) == 0
     for now in (0.1, NOW):
         for wait in (1e-12, 60.0, 61.5):
-            lease = QuotaLease(60)
+            lease = QuotaLease(b"", 60, 0)
             lease.note_refusal(8, wait, now)
             assert 0 < lease.wait(8, now) < 61
 
 
 def test_what_is_given_back_to_a_lot() -> None:
     """It can be used again while its period lasts; what may not be kept is let go of."""
-    lease = QuotaLease(60)
+    lease = QuotaLease(b"", 60, 0)
     lease.refund(1, NOW)
     assert lease.remaining(NOW) == 0
     lease.add_granted(5, NOW, NOW)
@@ -148,8 +149,8 @@ def test_what_is_given_back_to_a_lot() -> None:
 
 def test_a_lot_and_a_clock_set_back() -> None:
     """What was taken or refused in what is now the future is forgotten."""
-    lease = QuotaLease(60)
+    lease = QuotaLease(b"", 60, 0)
     lease.add_granted(5, NOW, NOW)
     lease.note_refusal(5, 60, NOW)
     assert lease.is_idle(NOW - 3600)
-    assert not QuotaLease(60).wait(0, NOW)
+    assert not QuotaLease(b"", 60, 0).wait(0, NOW)

@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.config.settings import Config
 from mediatord.http.client_address import ClientAddressResolver
-from mediatord.ratelimit.rate_limiter import TrustedAddresses
+from mediatord.ratelimit.rate_limiter import RateLimits
 from tests.http.in_memory_site import InMemorySite
 from tests.in_memory_identities import InMemoryIdentity
 from tests.in_memory_mediator import FakeSocket, InMemoryWallet, pack_forward
@@ -126,12 +126,7 @@ class ClusterTests(SynchronousTestCase):
         """Together they admit to it what one would, 5 % more at most, and to others what others have."""
         processes = LimiterProcesses(20)
         for process in processes.all:
-            process.admission.set_limits(
-                did_per_minute=20,
-                ip_per_minute=20,
-                account_per_minute=20,
-                trusted=TrustedAddresses(frozenset({FRIENDS}), 200),
-            )
+            process.admission.set_limits(RateLimits(20, 20, 20, frozenset({FRIENDS}), 200))
         admitted = {FRIENDS: 0, STRANGER: 0}
         for number in range(300):
             for peer in admitted:

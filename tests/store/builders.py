@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
@@ -18,9 +18,6 @@ from mediatord.store.disk_space import SpaceLimits
 from mediatord.store.interfaces.cluster import ClusterIdentityMismatch, ClusterNode
 from mediatord.store.interfaces.decentrl import DecentrlQuotas
 from mediatord.store.interfaces.messages import (
-    AcknowledgementResult,
-    EnqueueRequest,
-    EnqueueResult,
     LedgerEntry,
     Payload,
     PayloadForm,
@@ -28,7 +25,7 @@ from mediatord.store.interfaces.messages import (
     RemovalReason,
 )
 from mediatord.store.interfaces.store import OperationObserver, StoreFault, ignore_observation
-from mediatord.store.mongo.separate_transactions import IndependentEnqueues, acknowledge_in_steps
+from mediatord.store.mongo.store import MongoStore
 from mediatord.store.sqlite.executor import JobRunner, SQLiteExecutor, SQLiteTuning
 from mediatord.store.sqlite.memory_store import MemoryStore
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
@@ -164,25 +161,12 @@ def make_sqlite_store(
     )
 
 
-class SteppingStore(IndependentEnqueues, MemoryStore):
+class SteppingStore(MemoryStore):
     """The memory store; what takes the MongoDB store several transactions is done in steps, as there."""
 
-    def enqueue_all(self, deposits: Sequence[EnqueueRequest]) -> Deferred[list[EnqueueResult]]:
-        return MemoryStore.enqueue_all(self, deposits)
-
-    def acknowledge_once(
-        self,
-        account: str,
-        ids: Sequence[str],
-        key: bytes,
-        until: float,
-        share: float = 1.0,
-        *,
-        with_status: bool = False,
-    ) -> Deferred[AcknowledgementResult | None]:
-        return Deferred.fromCoroutine(
-            acknowledge_in_steps(self, account, ids, key, until, share, with_status=with_status)
-        )
+    enqueue: Any = MongoStore.enqueue
+    enqueue_each: Any = MongoStore.enqueue_each
+    acknowledge_once: Any = MongoStore.acknowledge_once
 
 
 def compare_identities(cluster: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
@@ -28,9 +28,10 @@ from mediatord.store.mongo import schema
 from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.collection import Document, MongoCommand
 from mediatord.store.mongo.driver.operation import Operation, operation
-from mediatord.store.mongo.driver.transactions import Transaction, await_until
+from mediatord.store.mongo.driver.transactions import Transaction
 from mediatord.store.mongo.schema import ABSENT, ACCOUNTS, LONG_FORM_DIDS, PRESENT, RECIPIENTS, RETIRED_DIDS
 from mediatord.store.mongo.space_quota import SpaceQuota
+from mediatord.store.mongo.transaction_batcher import TransactionBatcher
 from mediatord.store.registered_names import MAX_REGISTERED_NAMES, RegisteredNames, slice_names
 
 K = TypeVar("K")
@@ -41,6 +42,7 @@ _DID_CACHE_SIZE = 16_384
 _MAX_CACHED_DID_LENGTH = 2_048
 # Seconds; a stale owner is noticed when a message is queued.
 _OWNER_LIFETIME = 2.0
+_OWNER_QUERIES_AT_ONCE = 2
 # A recipient DID of an account with queued messages.
 _QUEUED_MESSAGE_LOOKUP = {
     "from": RECIPIENTS.name,
@@ -62,7 +64,8 @@ class MongoAccountStore:
     def __init__(self, client: ReplicaSetClient, clock: IReactorTime, space_quota: SpaceQuota) -> None:
         self._client = client
         self._clock = clock
-        self._owner_cache = RecipientOwnerCache(client)
+        self._owner_cache: OwnerCache[str] = OwnerCache(now=client.clock.seconds, lifetime=_OWNER_LIFETIME)
+        self._owner_batcher = TransactionBatcher(client, "owner", at_once=_OWNER_QUERIES_AT_ONCE)
         self.space_quota = space_quota
 
     @operation
@@ -187,8 +190,27 @@ class MongoAccountStore:
         return found
 
     def find_owner(self, recipient_did: str) -> Deferred[str | None]:
-        """Fire from the cache if it is recent enough."""
-        return self._owner_cache.find_owner(canonicalize_did(recipient_did))
+        """Fire from the cache if it is recent enough; concurrent lookups share a query."""
+        if not self._client.is_available:
+            return fail(StoreUnavailable())
+        did = canonicalize_did(recipient_did)
+        account = self._owner_cache.get(did)
+        if account is not None or not is_valid_unicode(did):
+            return succeed(account)
+        return self._owner_batcher.submit("owner", self._find_owners, did, ())
+
+    async def _find_owners(self, run: Operation, dids: Sequence[str], _: int | None) -> list[str | None]:
+        """Find the accounts that have registered recipient DIDs; a BatchOperation."""
+        age, digests = self._owner_cache.age, [compute_did_digest(did) for did in dids]
+        lookup = {"from": ACCOUNTS.name, "localField": "account", "foreignField": "_id", "as": "owner"}
+        registered = {"did_digest": {"$in": list(set(digests))}, "registered": PRESENT}
+        query = RECIPIENTS.aggregate([{"$match": registered}, {"$lookup": lookup}])
+        found = await run.query(query, low_latency=True)
+        owners = {bytes(one["did_digest"]): one["owner"][0]["did"] for one in found}
+        accounts = [owners.get(digest) for digest in digests]
+        for did, account in zip(dids, accounts, strict=True):
+            self._owner_cache.keep(did, account, age)
+        return accounts
 
     @operation
     async def list_registered_names(self, recipient_did: str) -> list[str]:
@@ -402,81 +424,3 @@ class MessageDIDFinder:
             found = await query(ACCOUNTS.find({"_id": {"$in": missing}}, projection={"did": 1}))
             known |= {one["_id"]: one["did"] for one in found}
         return MessageDIDs(recipients, known)
-
-
-class RecipientOwnerCache:
-    """
-    Finds who has registered a recipient DID, from a cache if it is recent enough.
-
-    Lookups during a query are combined into the next one.
-    """
-
-    def __init__(self, client: ReplicaSetClient) -> None:
-        self._client = client
-        self._owners: OwnerCache[str] = OwnerCache(now=client.clock.seconds, lifetime=_OWNER_LIFETIME)
-        self._waiting: dict[str, list[Deferred[str | None]]] = {}
-        self._since = 0.0
-        self._is_querying = False
-
-    def get_cached(self, recipient_did: str) -> str | None:
-        return self._owners.get(recipient_did)
-
-    def find_owner(self, recipient_did: str) -> Deferred[str | None]:
-        """Fire with the DID of the account; None if nobody has registered the recipient DID."""
-        if not self._client.is_available:
-            return fail(StoreUnavailable())
-        account = self._owners.get(recipient_did)
-        if account is not None or not is_valid_unicode(recipient_did):
-            return succeed(account)
-        answer: Deferred[str | None] = Deferred()
-        client, clock = self._client, self._client.clock
-        # Other requests share the query, which therefore has a deadline of its own.
-        await_until(client.request_started_at + client.time_limit, clock, answer, StoreUnavailable())
-        if not self._waiting:
-            self._since = clock.seconds()
-        self._waiting.setdefault(recipient_did, []).append(answer)
-        if not self._is_querying:
-            self._schedule_query()
-        return answer
-
-    def forget(self, dids: Iterable[str]) -> None:
-        """Drop DIDs whose registration may have changed."""
-        self._owners.forget(dids)
-
-    def clear(self) -> None:
-        """Drop all, because an account has changed its DID."""
-        self._owners.clear()
-
-    def _schedule_query(self) -> None:
-        self._is_querying = True
-        self._client.clock.callLater(0, lambda: Deferred.fromCoroutine(self._answer()))
-
-    async def _answer(self) -> None:
-        answers, self._waiting = self._waiting, {}
-        age = self._owners.age
-        try:
-            owners = await self._query(answers)
-        except Exception:
-            owners = None
-        self._is_querying = False
-        if self._waiting:
-            self._schedule_query()
-        for did, waiting in answers.items():
-            account = None if owners is None else owners.get(compute_did_digest(did))
-            if owners is not None:
-                self._owners.keep(did, account, age)
-            for answer in waiting:
-                if owners is None:
-                    answer.errback(StoreUnavailable())
-                else:
-                    answer.callback(account)
-
-    async def _query(self, dids: Iterable[str]) -> dict[bytes, str]:
-        """Find the DIDs of the owners by digests."""
-        digests = [compute_did_digest(did) for did in dids]
-        lookup = {"from": ACCOUNTS.name, "localField": "account", "foreignField": "_id", "as": "owner"}
-        query = RECIPIENTS.aggregate(
-            [{"$match": {"did_digest": {"$in": digests}, "registered": PRESENT}}, {"$lookup": lookup}]
-        )
-        found = await self._client.operate("owner", lambda run: run.query(query, low_latency=True), since=self._since)
-        return {bytes(one["did_digest"]): one["owner"][0]["did"] for one in found}

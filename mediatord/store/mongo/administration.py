@@ -75,11 +75,7 @@ class MongoStoreAdministration:
         infos = []
         for protocol, one in page:
             queues = QUEUES[protocol]
-            oldest = await self._query(
-                queues.messages.find(
-                    {queues.owner: one["_id"]}, sort={"seq": 1}, limit=1, projection={"received_at": 1}
-                )
-            )
+            oldest = await self._query(queues.build_first_query(one["_id"]))
             account = str(account_dids.get(one.get("account"), one["did"]))
             received_at = oldest[0]["received_at"] if oldest else None
             infos.append(
@@ -90,15 +86,9 @@ class MongoStoreAdministration:
     @operation
     async def sum_queues(self, protocols: Sequence[QueueProtocol]) -> QueueListTotals:
         sums = [0, 0, 0]
-        for queues in map(QUEUES.__getitem__, protocols):
-            total = {
-                "_id": None,
-                "n": {"$sum": 1},
-                "messages": {"$sum": f"${queues.counter}"},
-                "bytes": {"$sum": f"${queues.bytes}"},
-            }
-            for one in await self._query(queues.owners.aggregate([{"$match": _NON_EMPTY}, {"$group": total}])):
-                sums = [sums[0] + one["n"], sums[1] + one["messages"], sums[2] + one["bytes"]]
+        for protocol in protocols:
+            for one in await self._query(QUEUES[protocol].build_sum_query()):
+                sums = [sums[0] + one["queues"], sums[1] + one["messages"], sums[2] + one["bytes"]]
         return QueueListTotals(*sums)
 
     @operation

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -52,27 +53,16 @@ from mediatord.store.mongo.schema import ABSENT, MESSAGES, RECIPIENTS
 
 # Bytes of a message document beside its payload, at most.
 _DOCUMENT_OVERHEAD = 1_024
-# Origins in the cached usage of all queues.
+# Volumes in the cached usage of all queues.
 _USAGE_CACHE_SIZE = 100_000
-# Messages to load first when a queue has too many bytes, and the factor by which to load more.
-_INITIAL_CANDIDATES = 16
+# Of the oldest messages of a queue, how many to load first beyond one for each that comes, and the factor by which to
+# load more.
+_SPARE_CANDIDATES = 4
 _CANDIDATE_GROWTH = 8
 
 
-class QueueUsage(NamedTuple):
-    """
-    Shares of the senders in a queue.
-
-    :param amounts: by origin.
-    :param known_parties: those whose messages the recipient has acknowledged before.
-    """
-
-    amounts: dict[int, MessageVolume]
-    known_parties: frozenset[int] = frozenset()
-
-
 class EvictionDataMissing(Exception):
-    """More messages of a group of senders have to be loaded from a queue."""
+    """More has to be loaded of a queue; its plan has recorded what."""
 
 
 @dataclass(eq=False, slots=True)
@@ -91,7 +81,7 @@ class EnqueuedMessage:
 
     def removed(self, reason: RemovalReason) -> RemovedMessage:
         """Build the record of its eviction."""
-        did, account, size = self.request.recipient_did, self.queue.account, len(self.payload.data)
+        did, account, size = self.queue.did, self.queue.account, len(self.payload.data)
         return RemovedMessage(self.payload.id, did, account, size, self.now, 0, reason)
 
 
@@ -103,79 +93,80 @@ class EvictionPlan:
     """
     A queue after some messages were appended and others evicted, and what was loaded of it for that.
 
-    :ivar usage_before: usage of the queue before; None if it was not loaded.
-    :ivar oldest: its oldest messages by group of senders, as far as they were loaded, and how many were wanted.
+    :param usage: usage of the queue, which the plan changes; None if it is not known.
+    :ivar coming: how many messages are to be queued.
     :ivar messages: their number by now; `bytes` is the sum of their payloads.
     :ivar new_messages: those of them that were appended.
     :ivar evicted_ids: ids of those that are evicted and were there before.
-    :ivar usage: usage by now, and `usage_changes` since it was loaded; None if it does not matter.
+    :ivar lacks_usage: whether the usage has to be loaded.
+    :ivar lacking: groups of senders whose oldest messages have to be loaded, and how many.
     """
 
-    def __init__(self, queue: MessageQueueState, limits: QueueLimits, usage: QueueUsage | None) -> None:
+    def __init__(self, queue: MessageQueueState, limits: QueueLimits, usage: SenderUsage | None) -> None:
         self.queue = queue
-        self.usage_before: QueueUsage | None = None
-        self.oldest: dict[SenderGroup, tuple[Sequence[Document], int]] = {}
+        self.usage = usage
+        self.coming = 0
         self._limits = limits
-        # What is to be queued, by origin, and all that will be queued with it.
-        self._coming: dict[int, MessageVolume] = {}
-        self._whole = MessageVolume(queue.messages, queue.bytes)
+        # The oldest messages by group, as far as they were loaded, and how many were wanted.
+        self._oldest: dict[SenderGroup, tuple[Sequence[Document], int]] = {}
+        self._usage_changes: list[tuple[int, int, int]] = []
         self.restart()
-        self.usage_before = usage
 
     def restart(self) -> None:
         """Begin with what was loaded until now."""
+        for origin, messages, size in reversed(self._usage_changes):
+            self.require_usage().change(origin, -messages, -size)
+        self._usage_changes = []
         self.messages, self.bytes = self.queue.messages, self.queue.bytes
         self.new_messages: deque[EnqueuedMessage] = deque()
         self.evicted_ids: dict[str, None] = {}
-        self.usage = self._build_sender_usage()
-        self.usage_changes: dict[int, MessageVolume] = {}
-        self._left = {group: deque(some) for group, (some, _) in self.oldest.items()}
-
-    def announce(self, request: EnqueueRequest) -> None:
-        """Count a request that is going to be queued."""
-        payloads = filter_fitting(request.payloads, self._limits)
-        size = sum([len(payload.data) for payload in payloads])
-        self._coming.setdefault(request.origin, MessageVolume()).add(len(payloads), size)
-        self._whole.add(len(payloads), size)
+        self.lacks_usage = False
+        self.lacking: dict[SenderGroup, int] = {}
+        self._left = {group: deque(some) for group, (some, _) in self._oldest.items()}
 
     @property
-    def is_nearly_full(self) -> bool:
-        """Whether a limit of the queue or of a sender may be exceeded."""
-        if self._limits.when_full == "refuse":
-            return any(may_exceed_share(self._limits, origin, self._whole) for origin in self._coming)
-        return self.eviction_count > 0
+    def is_changed(self) -> bool:
+        return bool(self.new_messages or self.evicted_ids)
 
-    @property
-    def eviction_count(self) -> int:
-        """How many of the oldest messages to load first."""
-        number = max(self._whole.messages - self._limits.max_messages, 0)
-        return number + _INITIAL_CANDIDATES if self._whole.size > self._limits.max_bytes else number
+    def require_usage(self) -> SenderUsage:
+        """:raise EvictionDataMissing: it was not loaded."""
+        if self.usage is None:
+            self.lacks_usage = True
+            raise EvictionDataMissing
+        return self.usage
 
-    @property
-    def lacks_usage(self) -> bool:
-        return self.usage_before is None and any(needs_sender_usage(self._limits, one) for one in self._coming)
+    def set_usage(self, sums: Iterable[Document], senders: str | None) -> None:
+        """
+        Set the usage.
 
-    def list_likely_groups(self) -> Iterable[SenderGroup]:
-        """List the groups whose messages may be evicted."""
-        senders = self._build_sender_usage()
-        for origin, coming in self._coming.items():
-            if senders is not None and needs_sender_usage(self._limits, origin):
-                yield from senders.likely(origin, coming)
+        :param sums: result of :func:`_build_usage_query`.
+        :param senders: parties that the recipient has acknowledged, see :class:`KnownSenders`.
+        """
+        found = [(join_origin(one["_id"]), one["messages"], one["bytes"]) for one in sums]
+        self.usage = SenderUsage(self._limits, KnownSenders(senders).known, found)
 
-    def build_oldest_query(self, group: SenderGroup, number: int) -> MongoCommand:
-        filter = {"recipient": self.queue.recipient_id, **_build_group_filter(group, self._known_parties)}
-        return MESSAGES.find(filter, sort={"seq": 1}, limit=number, projection=EVICTION_PROJECTION)
+    def build_oldest_query(self, group: SenderGroup) -> MongoCommand:
+        known = frozenset[int]() if self.usage is None else self.usage.known
+        filter = {"recipient": self.queue.recipient_id, **_build_group_filter(group, known)}
+        return MESSAGES.find(filter, sort={"seq": 1}, limit=self.lacking[group], projection=EVICTION_PROJECTION)
+
+    def set_oldest(self, group: SenderGroup, found: Sequence[Document]) -> None:
+        """:param found: result of :meth:`build_oldest_query`."""
+        self._oldest[group] = found, self.lacking[group]
 
     def append(self, messages: Sequence[EnqueuedMessage], origin: int) -> list[RemovedMessage]:
-        """Append messages of a request, and evict others until these fit or none is left to evict."""
+        """
+        Append messages of a request, and evict others until these fit or none is left to evict.
+
+        :raise EvictionDataMissing: more has to be loaded.
+        """
         evicted: list[RemovedMessage] = []
         coming = sum_volume(messages)
         while reason := find_exceeded_limit(self._limits, self.messages + coming.messages, self.bytes + coming.size):
-            usage = (
-                self.usage
-                if self.usage and needs_sender_usage(self._limits, origin)
-                else SenderUsage(self._limits, frozenset())
-            )
+            if needs_sender_usage(self._limits, origin):
+                usage = self.require_usage()
+            else:
+                usage = SenderUsage(self._limits, frozenset())
             group = usage.victim(origin, coming, self._find_oldest_origin)
             if group is None:
                 break
@@ -217,36 +208,22 @@ class EvictionPlan:
             left.popleft()
         if left:
             return left[0]
-        some, wanted = self.oldest.get(group, ((), 0))
+        some, wanted = self._oldest.get(group, ((), 0))
         if len(some) >= wanted:
-            raise EvictionDataMissing(self.queue.did, group)
+            self.lacking[group] = wanted * _CANDIDATE_GROWTH or self.coming + _SPARE_CANDIDATES
+            raise EvictionDataMissing
         return None
 
     def _find_new_message(self, group: SenderGroup) -> EnqueuedMessage | None:
-        known = self._known_parties
+        known = frozenset[int]() if self.usage is None else self.usage.known
         return next((one for one in self.new_messages if is_from_group(group, one.request.origin, known)), None)
-
-    @property
-    def _known_parties(self) -> frozenset[int]:
-        return frozenset() if self.usage_before is None else self.usage_before.known_parties
-
-    def _build_sender_usage(self) -> SenderUsage | None:
-        if self.usage_before is None:
-            return None
-        amounts = [(origin, one.messages, one.size) for origin, one in self.usage_before.amounts.items()]
-        return SenderUsage(self._limits, self.usage_before.known_parties, amounts)
 
     def _count(self, messages: int, size: int, origin: int) -> None:
         self.messages += messages
         self.bytes += size
         if self.usage is not None:
             self.usage.change(origin, messages, size)
-            self.usage_changes.setdefault(origin, MessageVolume()).add(messages, size)
-
-
-def filter_fitting(payloads: Sequence[Payload], limits: QueueLimits) -> list[Payload]:
-    """Return the payloads that are not larger than a whole queue may be."""
-    return [payload for payload in payloads if len(payload.data) <= limits.max_bytes]
+            self._usage_changes.append((origin, messages, size))
 
 
 # Number of the last change, messages and bytes.
@@ -262,104 +239,50 @@ class QueueUsageCache:
 
     def __init__(self, capacity: int = _USAGE_CACHE_SIZE) -> None:
         self._capacity = capacity
-        self._origins = 0
-        self._entries: OrderedDict[ObjectId, tuple[_QueueVersion, QueueUsage]] = OrderedDict()
+        self._volumes = 0
+        self._entries: OrderedDict[ObjectId, tuple[_QueueVersion, SenderUsage]] = OrderedDict()
 
-    def get(self, queue: MessageQueueState) -> QueueUsage | None:
-        version, usage = self._entries.get(queue.recipient_id, (None, None))
+    def take(self, queue: MessageQueueState) -> SenderUsage | None:
+        """Remove and return the usage of a queue, which a plan is going to change, perhaps in vain."""
+        version, usage = self._entries.pop(queue.recipient_id, (None, None))
+        self._volumes -= 0 if usage is None else len(usage)
         return usage if version == (queue.changes, queue.messages, queue.bytes) else None
 
-    def update(self, plans: Iterable[EvictionPlan]) -> None:
-        """Apply plans that are durable."""
+    def keep(self, plans: Iterable[EvictionPlan]) -> None:
+        """Keep the usage after plans that are durable."""
         for plan in plans:
-            recipient = plan.queue.recipient_id
-            if recipient in self._entries:
-                self._origins -= len(self._entries.pop(recipient)[1].amounts)
-            if plan.usage_before is None:
-                continue
-            amounts = plan.usage_before.amounts
-            for origin, change in plan.usage_changes.items():
-                amount = amounts.setdefault(origin, MessageVolume())
-                amount.add(change.messages, change.size)
-                if not amount.messages:
-                    del amounts[origin]
-            self._entries[recipient] = ((plan.queue.changes + 1, plan.messages, plan.bytes), plan.usage_before)
-            self._origins += len(amounts)
-        while self._origins > self._capacity:
+            self.take(plan.queue)
+            if plan.usage is not None:
+                version = plan.queue.changes + plan.is_changed, plan.messages, plan.bytes
+                self._entries[plan.queue.recipient_id] = version, plan.usage
+                self._volumes += len(plan.usage)
+        while self._volumes > self._capacity:
             _, (_, oldest) = self._entries.popitem(last=False)
-            self._origins -= len(oldest.amounts)
+            self._volumes -= len(oldest)
 
 
-class EvictionLoader:
-    """
-    Loads from queues, in a transaction, what the eviction for some requests depends on.
-
-    :param plans: by DID.
-    """
-
-    def __init__(self, limits: QueueLimits, transaction: Transaction, plans: Mapping[str, EvictionPlan]) -> None:
-        self._limits = limits
-        self._transaction = transaction
-        self._plans = plans
-
-    async def load_initial(self, requests: Iterable[EnqueueRequest]) -> None:
-        """Load what the requests very likely need."""
-        for request in requests:
-            if request.recipient_did in self._plans:
-                self._plans[request.recipient_did].announce(request)
-        full = {did: one for did, one in self._plans.items() if one.is_nearly_full}
-        counted = [one for one in full.values() if one.lacks_usage]
-        if self._limits.when_full == "refuse":
-            await self._load({}, counted)
-            return
-        # Without reserved shares the oldest messages of all are evicted in any case.
-        certain = {(did, SenderGroup()): one.eviction_count for did, one in full.items()}
-        await self._load({} if self._limits.reserved else certain, counted)
-        likely = {
-            (did, group): one.eviction_count
-            for did, one in full.items()
-            for group in one.list_likely_groups()
-            if group not in one.oldest
-        }
-        await self._load(likely)
-
-    async def load_more(self, did: str, group: SenderGroup) -> None:
-        if group not in self._plans[did].oldest:
-            await self._load({(did, group): self._plans[did].eviction_count})
-            return
-        loaded = [(did, *one) for did, plan in self._plans.items() for one in plan.oldest.items()]
-        await self._load({(did, group): number * _CANDIDATE_GROWTH for did, group, (_, number) in loaded})
-
-    async def _load(
-        self, wanted: Mapping[tuple[str, SenderGroup], int], counted: Sequence[EvictionPlan] = ()
-    ) -> None:
-        """
-        Load outlines of messages, and usage.
-
-        :param wanted: how many of the oldest messages, by DID and group.
-        :param counted: queues whose usage is loaded.
-        """
-        recipients = [one.queue.recipient_id for one in counted]
-        found = await self._transaction.query_many(
-            *[self._plans[did].build_oldest_query(group, number) for (did, group), number in wanted.items()],
-            *[_build_usage_query(recipient) for recipient in recipients],
-            *[RECIPIENTS.find({"_id": one}, limit=1, projection={"senders": 1}) for one in recipients],
-        )
-        for ((did, group), number), some in zip(wanted.items(), found, strict=False):
-            self._plans[did].oldest[group] = some, number
-        usage = found[len(wanted) :]
-        for plan, sums, senders in zip(counted, usage[: len(counted)], usage[len(counted) :], strict=True):
-            amounts: dict[int, MessageVolume] = {}
-            for one in sums:
-                amounts.setdefault(join_origin(one["_id"]), MessageVolume()).add(one["messages"], one["bytes"])
-            known = [party for one in senders for party in KnownSenders(one.get("senders")).known]
-            plan.usage_before = QueueUsage(amounts, frozenset(known))
+async def _load_missing(transaction: Transaction, plans: Iterable[EvictionPlan]) -> None:
+    """Load what plans lack, in one round trip."""
+    lacking = [plan for plan in plans if plan.lacks_usage or plan.lacking]
+    queries: list[MongoCommand] = []
+    for plan in lacking:
+        queries += [plan.build_oldest_query(group) for group in plan.lacking]
+        if plan.lacks_usage:
+            wanted = {"_id": plan.queue.recipient_id}
+            queries += [_build_usage_query(plan.queue), RECIPIENTS.find(wanted, projection={"senders": 1})]
+    found = iter(await transaction.query_many(*queries))
+    for plan in lacking:
+        for group in plan.lacking:
+            plan.set_oldest(group, next(found))
+        if plan.lacks_usage:
+            sums, (recipient,) = next(found), next(found)
+            plan.set_usage(sums, recipient.get("senders"))
 
 
-def _build_usage_query(recipient: ObjectId) -> MongoCommand:
+def _build_usage_query(queue: MessageQueueState) -> MongoCommand:
     origin = {"network": "$network", "sender": "$sender"}
     sums = {"_id": origin, "messages": {"$sum": 1}, "bytes": {"$sum": "$size"}}
-    return MESSAGES.aggregate([{"$match": {"recipient": recipient}}, {"$group": sums}])
+    return MESSAGES.aggregate([{"$match": {"recipient": queue.recipient_id}}, {"$group": sums}])
 
 
 def _build_group_filter(group: SenderGroup, known: frozenset[int]) -> Document:
@@ -414,7 +337,7 @@ class EnqueueBatch:
 
         async def enqueue(transaction: Transaction) -> None:
             enqueue_pass, answers[:] = await self._enqueue(transaction, works)
-            plans[:] = enqueue_pass.changed
+            plans[:] = enqueue_pass.plans
 
         async def undo(transaction: Transaction) -> UndoCallback | None:
             await withdraw_messages(transaction, ids)
@@ -423,119 +346,112 @@ class EnqueueBatch:
             return await self.reporter.find_missing(transaction, MESSAGES, evicted)
 
         await run.transact(enqueue, undo, tries=tries)
-        self.usage_cache.update(plans)
+        self.usage_cache.keep(plans)
         return answers
 
     def is_possible(self, requests: Sequence[EnqueueRequest]) -> bool:
         """Whether every message that fits in a queue fits in a document."""
-        largest = MAX_DOCUMENT_BYTES - _DOCUMENT_OVERHEAD
-        return all(
-            len(payload.data) <= largest
-            for request in requests
-            for payload in filter_fitting(request.payloads, self.limits)
-        )
+        sizes = [len(payload.data) for request in requests for payload in request.payloads]
+        return not any(MAX_DOCUMENT_BYTES - _DOCUMENT_OVERHEAD < size <= self.limits.max_bytes for size in sizes)
 
     async def _enqueue(
         self, transaction: Transaction, works: Sequence[EnqueueWork]
     ) -> tuple[_EnqueuePass, list[EnqueueOutcome]]:
-        dids = {request.recipient_did for work in works for request in work.requests}
-        found = await self.finder.find(transaction, dids)
-        works = [EnqueueWork([_use_stored_did(one, found) for one in work.requests], work.now) for work in works]
-        plans = {one.did: EvictionPlan(one, self.limits, self.usage_cache.get(one)) for one in found.values()}
-        loader = EvictionLoader(self.limits, transaction, plans)
-        await loader.load_initial(request for work in works for request in work.requests)
+        requests = [request for work in works for request in work.requests]
+        found = await self.finder.find(transaction, {request.recipient_did for request in requests})
+        queues = {one.recipient_id: one for one in found.values()}
+        plans = {id: EvictionPlan(one, self.limits, self.usage_cache.take(one)) for id, one in queues.items()}
+        plans_by_did = {did: plans[one.recipient_id] for did, one in found.items()}
+        for request in requests:
+            if request.recipient_did in plans_by_did:
+                plans_by_did[request.recipient_did].coming += len(request.payloads)
         while True:
-            enqueue_pass = _EnqueuePass(self.limits, plans)
-            try:
-                answers = [enqueue_pass.enqueue(work) for work in works]
-            except EvictionDataMissing as missing:
-                await loader.load_more(*missing.args)
-                continue
-            transaction.write_at_end(enqueue_pass.build_writes(transaction.slot))
-            return enqueue_pass, answers
+            enqueue_pass = _EnqueuePass(self.limits, plans_by_did)
+            answers: list[EnqueueOutcome] = []
+            for work in works:
+                with suppress(EvictionDataMissing):
+                    answers.append(enqueue_pass.enqueue(work))
+            if len(answers) == len(works):
+                transaction.write_at_end(enqueue_pass.build_writes(transaction.slot))
+                return enqueue_pass, answers
+            await _load_missing(transaction, plans.values())
 
 
 class _EnqueuePass:
     """
     Queues the messages of several works in memory.
 
-    :param plans: by DID in its stored form, which the requests use as well.
+    :param plans_by_did: the same one for all forms of a DID.
     """
 
-    def __init__(self, limits: QueueLimits, plans: Mapping[str, EvictionPlan]) -> None:
+    def __init__(self, limits: QueueLimits, plans_by_did: Mapping[str, EvictionPlan]) -> None:
         self._limits = limits
-        self._plans = plans
+        self._plans_by_did = plans_by_did
         self._new_messages: list[EnqueuedMessage] = []
         self._accepted = self._evicted = 0
-        for plan in plans.values():
+        self.plans = list(dict.fromkeys(plans_by_did.values()))
+        for plan in self.plans:
             plan.restart()
 
     def enqueue(self, work: EnqueueWork) -> EnqueueOutcome:
-        """Queue the messages of all requests; return the error if one of them is rejected."""
-        if any(request.recipient_did not in self._plans for request in work.requests):
+        """
+        Queue the messages of all requests; return the error if one of them is rejected.
+
+        :raise EvictionDataMissing: more has to be loaded; the pass is in vain.
+        """
+        if any(request.recipient_did not in self._plans_by_did for request in work.requests):
             return UnknownRecipient()
-        works = [(request, self._build_messages(request, work.now)) for request in work.requests]
         if self._limits.when_full == "refuse":
             try:
-                self._refuse_excess(works)
+                self._refuse_excess(work.requests)
             except QueueFull as error:
                 return error.with_traceback(None)
-        return [self._append(request, messages) for request, messages in works]
-
-    @property
-    def changed(self) -> list[EvictionPlan]:
-        return [plan for plan in self._plans.values() if plan.new_messages or plan.evicted_ids]
+        return [self._append(request, work.now) for request in work.requests]
 
     def build_writes(self, slot: SessionSlot) -> list[MongoCommand]:
-        evicted = [id for plan in self.changed for id in plan.evicted_ids]
+        changed = [plan for plan in self.plans if plan.is_changed]
+        evicted = [id for plan in changed for id in plan.evicted_ids]
         return [
             *MESSAGES.insert([_build_document(one) for one in self._new_messages if one.kept]),
-            *RECIPIENTS.update_each([_build_counter_update(plan) for plan in self.changed]),
+            *RECIPIENTS.update_each([_build_counter_update(plan) for plan in changed]),
             *(MESSAGES.delete({"_id": {"$in": evicted}}) if evicted else ()),
             *build_ledger_entries(slot, "didcomm", accepted=self._accepted, evicted=self._evicted),
         ]
 
-    def _build_messages(self, request: EnqueueRequest, now: float) -> list[EnqueuedMessage]:
-        queue = self._plans[request.recipient_did].queue
-        return [EnqueuedMessage(request, payload, now, queue) for payload in request.payloads]
-
-    def _refuse_excess(self, requests: Iterable[tuple[EnqueueRequest, Sequence[EnqueuedMessage]]]) -> None:
+    def _refuse_excess(self, requests: Iterable[EnqueueRequest]) -> None:
         """:raise QueueFull: the messages of the requests would exceed a limit."""
-        wholes: dict[str, MessageVolume] = {}
+        wholes: dict[EvictionPlan, MessageVolume] = {}
         counted: list[tuple[SenderUsage, int, MessageVolume]] = []
         try:
-            for request, messages in requests:
-                plan, coming = self._plans[request.recipient_did], sum_volume(messages)
-                whole = wholes.setdefault(request.recipient_did, MessageVolume(plan.messages, plan.bytes))
+            for request in requests:
+                plan = self._plans_by_did[request.recipient_did]
+                size = sum([len(payload.data) for payload in request.payloads])
+                coming = MessageVolume(len(request.payloads), size)
+                whole = wholes.setdefault(plan, MessageVolume(plan.messages, plan.bytes))
                 whole.add(coming.messages, coming.size)
                 if find_exceeded_limit(self._limits, whole.messages, whole.size) is not None:
                     raise QueueFull()
+                if may_exceed_share(self._limits, request.origin, whole):
+                    plan.require_usage().check(request.origin, coming)
                 if plan.usage is not None:
-                    plan.usage.check(request.origin, coming)
                     plan.usage.change(request.origin, coming.messages, coming.size)
                     counted.append((plan.usage, request.origin, coming))
         finally:
             # They are counted again when they are appended.
-            for usage, origin, coming in counted:
+            for usage, origin, coming in reversed(counted):
                 usage.change(origin, -coming.messages, -coming.size)
 
-    def _append(self, request: EnqueueRequest, messages: Sequence[EnqueuedMessage]) -> EnqueueResult:
-        plan, largest = self._plans[request.recipient_did], self._limits.max_bytes
-        fitting = [one for one in messages if len(one.payload.data) <= largest]
+    def _append(self, request: EnqueueRequest, now: float) -> EnqueueResult:
+        plan = self._plans_by_did[request.recipient_did]
+        messages = [EnqueuedMessage(request, payload, now, plan.queue) for payload in request.payloads]
+        too_large = [one for one in messages if len(one.payload.data) > self._limits.max_bytes]
+        fitting = [one for one in messages if len(one.payload.data) <= self._limits.max_bytes]
         evicted = plan.append(fitting, request.origin)
-        evicted += [one.removed("fifo_bytes") for one in messages if len(one.payload.data) > largest]
+        evicted += [one.removed("fifo_bytes") for one in too_large]
         self._new_messages += fitting
         self._accepted += len(messages)
         self._evicted += len(evicted)
         return EnqueueResult(tuple([_build_stored_message(one) for one in messages]), tuple(evicted))
-
-
-def _use_stored_did(request: EnqueueRequest, queues: Mapping[str, MessageQueueState]) -> EnqueueRequest:
-    """Return the request with the DID in its stored form, so that a recipient has one plan."""
-    queue = queues.get(request.recipient_did)
-    if queue is None or queue.did == request.recipient_did:
-        return request
-    return replace(request, recipient_did=queue.did)
 
 
 def _build_document(message: EnqueuedMessage) -> Document:
@@ -566,7 +482,7 @@ def _build_stored_message(message: EnqueuedMessage) -> StoredMessage:
     request, payload = message.request, message.payload
     return StoredMessage(
         id=payload.id,
-        recipient_did=request.recipient_did,
+        recipient_did=message.queue.did,
         account=message.queue.account,
         payload=payload.data,
         form=payload.form,

@@ -25,7 +25,7 @@ from mediatord.store.mongo.driver.errors import MongoCommandError, ServerUnreach
 from mediatord.store.mongo.driver.operation import Operation, operation
 from mediatord.store.mongo.driver.transactions import Transaction
 from mediatord.store.mongo.ledger import LEDGER_TIMEOUT, read_ledger_with, read_nothing
-from mediatord.store.mongo.schema import PRESENT, QUEUES, QueueCollections
+from mediatord.store.mongo.schema import NOT_EMPTY, PRESENT, QUEUES
 from mediatord.store.queue_backlog import (
     add_queue_totals,
     build_backlog,
@@ -49,7 +49,6 @@ _MAX_SUMMED_QUEUES = 5_000
 # Of each age: keys that are counted, and documents whose bytes are summed.
 _BUCKET_COUNT_LIMIT = 20_000
 _BUCKET_SIZE_LIMIT = 2_000
-_NONEMPTY: Document = {"$match": {"waited_for": True}}
 
 
 class MongoQueueStatistics:
@@ -159,13 +158,12 @@ async def _add_queue_bytes(run: Operation, totals: QueueTotals) -> QueueTotals:
     """Add number and bytes of the queues, unless they are too many."""
     queues = size = 0
     for collections in QUEUES.values():
-        stages: list[Document] = [_NONEMPTY, {"$limit": _MAX_SUMMED_QUEUES + 1}, {"$count": "n"}]
+        stages: list[Document] = [NOT_EMPTY, {"$limit": _MAX_SUMMED_QUEUES + 1}, {"$count": "n"}]
         counted = await run.query(collections.owners.aggregate(stages, hint=collections.nonempty))
         if counted and counted[0]["n"] > _MAX_SUMMED_QUEUES:
             return totals
     for collections in QUEUES.values():
-        total: Document = {"$group": {"_id": None, "bytes": {"$sum": f"${collections.bytes}"}, "queues": {"$sum": 1}}}
-        for one in await run.query(collections.owners.aggregate([_NONEMPTY, total], hint=collections.nonempty)):
+        for one in await run.query(collections.build_sum_query()):
             queues, size = queues + one["queues"], size + one["bytes"]
     return replace(totals, bytes=size, recipients=queues)
 
@@ -193,30 +191,30 @@ async def _rank_queues(run: Operation, top: int) -> list[tuple[str, int]]:
     return [(one["_id"], one["number"]) for one in found]
 
 
-def _build_ranking_query(top: int, *, detailed: bool = False) -> MongoCommand:
+def _build_ranking_query(top: int) -> MongoCommand:
     """
-    Build a query for the longest queues of both protocols: documents with the DID as `_id`, and `number`.
+    Build a query for the longest queues of both protocols by DID.
 
-    :param detailed: whether to find `bytes`, and ids of the owners as `queues`, as well.
+    :return: finds the DID as `_id`, `number`, `bytes`, and `queues`, the ids of the owners.
     """
-    ours, theirs = [_build_ranking_stages(collections, top, detailed) for collections in QUEUES.values()]
-    sums: Document = {"_id": "$did", "number": {"$sum": "$number"}}
-    if detailed:
-        sums |= {"bytes": {"$sum": "$bytes"}, "queues": {"$push": "$_id"}}
-    union: Document = {"$unionWith": {"coll": QUEUES["decentrl"].owners.name, "pipeline": theirs}}
-    last: list[Document] = [{"$group": sums}, {"$sort": {"number": -1, "_id": 1}}, {"$limit": top}]
-    return QUEUES["didcomm"].owners.aggregate([*ours, union, *last])
-
-
-def _build_ranking_stages(collections: QueueCollections, top: int, detailed: bool) -> list[Document]:
-    more = {"_id": 1, "bytes": f"${collections.bytes}"} if detailed else {"_id": 0}
-    return [
-        {"$match": {"waited_for": PRESENT}},
-        {"$limit": _MAX_RANKED_QUEUES},
-        {"$project": {"did": 1, "number": f"${collections.counter}", **more}},
-        {"$sort": {"number": -1}},
-        {"$limit": top + _EXTRA_RANKED_QUEUES},
+    stages: list[list[Document]] = [
+        [
+            {"$match": {"waited_for": PRESENT}},
+            {"$limit": _MAX_RANKED_QUEUES},
+            {"$project": {"did": 1, "number": f"${collections.counter}", "bytes": f"${collections.bytes}"}},
+            {"$sort": {"number": -1}},
+            {"$limit": top + _EXTRA_RANKED_QUEUES},
+        ]
+        for collections in QUEUES.values()
     ]
+    union: Document = {"$unionWith": {"coll": QUEUES["decentrl"].owners.name, "pipeline": stages[1]}}
+    sums = {"number": {"$sum": "$number"}, "bytes": {"$sum": "$bytes"}, "queues": {"$push": "$_id"}}
+    last: list[Document] = [
+        {"$group": {"_id": "$did", **sums}},
+        {"$sort": {"number": -1, "_id": 1}},
+        {"$limit": top},
+    ]
+    return QUEUES["didcomm"].owners.aggregate([*stages[0], union, *last])
 
 
 async def _read_buckets(bounds: Sequence[float], transaction: Transaction) -> list[list[AgeBucket]]:
@@ -253,7 +251,7 @@ def _build_id_match(first: str | None, end: str | None) -> Document:
 
 
 async def _find_longest_queues(run: Operation, top: int) -> list[LargeQueue]:
-    found = await run.query(_build_ranking_query(top, detailed=True))
+    found = await run.query(_build_ranking_query(top))
     # A queue of one protocol has nothing in the other one.
     queues = [
         (one["_id"], queue, collections)
@@ -261,18 +259,7 @@ async def _find_longest_queues(run: Operation, top: int) -> list[LargeQueue]:
         for queue in one["queues"]
         for collections in QUEUES.values()
     ]
-    replies = await run.run_reads(
-        [
-            collections.messages.find(
-                {collections.owner: queue},
-                sort={"seq": 1},
-                limit=1,
-                projection={"_id": 0, "received_at": 1},
-                hint=collections.index,
-            )
-            for _, queue, collections in queues
-        ]
-    )
+    replies = await run.run_reads([collections.build_first_query(queue) for _, queue, collections in queues])
     times: dict[str, list[float | None]] = {}
     for (did, _, _), reply in zip(queues, replies, strict=True):
         if isinstance(reply, MongoCommandError):

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from twisted.logger import Logger
 
@@ -191,6 +191,10 @@ ALL_COLLECTIONS = (
 )
 
 
+# Owners of queues that are not empty.
+NOT_EMPTY: Document = {"$match": {"waited_for": True}}
+
+
 @dataclass(frozen=True, slots=True)
 class QueueCollections:
     """
@@ -209,6 +213,17 @@ class QueueCollections:
     counter: str
     bytes: str
     nonempty: str
+
+    def build_first_query(self, owner: Any) -> MongoCommand:
+        """Build a query for the arrival of the first message of a queue."""
+        arrival = {"_id": 0, "received_at": 1}
+        return self.messages.find({self.owner: owner}, sort={"seq": 1}, limit=1, projection=arrival, hint=self.index)
+
+    def build_sum_query(self) -> MongoCommand:
+        """Build a query that sums up the queues that are not empty: `queues`, `messages` and `bytes`."""
+        sums = {"messages": {"$sum": f"${self.counter}"}, "bytes": {"$sum": f"${self.bytes}"}}
+        stages: list[Document] = [NOT_EMPTY, {"$group": {"_id": None, "queues": {"$sum": 1}, **sums}}]
+        return self.owners.aggregate(stages, hint=self.nonempty)
 
 
 QUEUES: dict[QueueProtocol, QueueCollections] = {
@@ -372,54 +387,49 @@ class _IndexBuilder:
         self._schema = schema
 
     async def build(self) -> None:
-        """Leave other definitions alone while the database is migrated to a newer version."""
-        is_superseded = False
         for attempt in range(_MAX_INDEX_ATTEMPTS):
             existing = await self._list_indexes()
-            deficient = self._find_deficient(existing, _is_different)
-            if deficient and (is_superseded := await self._is_superseded()):
-                deficient = self._find_deficient(existing, _is_absent)
-            if not deficient:
+            repaired = [await self._repair(one, existing[one.name]) for one in self._schema.collections]
+            if not any(repaired):
                 return
             if attempt:
                 _log.info("indexes were changed while they were built: trying again")
-            for collection in deficient:
-                await self._repair(collection, existing[collection.name])
-        if not is_superseded:
+        if not await self._is_superseded():
             raise StoreUnusable("the indexes of the MongoDB database keep changing: another program alters them")
-
-    def _find_deficient(
-        self, existing: Mapping[str, _Indexes | None], is_deficient: Callable[[str, Document, _Indexes], bool]
-    ) -> list[Collection]:
-        """Find the collections that do not exist or have a deficient index."""
-        found = []
-        for collection in self._schema.collections:
-            indexes = existing[collection.name]
-            if indexes is None or any(is_deficient(*index, indexes) for index in collection.indexes.items()):
-                found.append(collection)
-        return found
 
     async def _is_superseded(self) -> bool:
         """Whether the database is being migrated to a newer version, which defines the indexes then."""
         return _get_final_version(await _read_version(self._operation)) > self._schema.version
 
-    async def _repair(self, collection: Collection, existing: _Indexes | None) -> None:
+    async def _repair(self, collection: Collection, existing: _Indexes | None) -> bool:
+        """
+        Create a collection or indexes; return whether that was necessary. Other definitions are left alone while the
+        database is migrated to a newer version.
+        """
         is_new = existing is None
         if existing is None:
             await self._run({"create": collection.name}, {_NAMESPACE_EXISTS})
             existing = {}
-        missing = {name: one for name, one in collection.indexes.items() if _is_absent(name, one, existing)}
-        await self._create_indexes(collection, missing, is_new)
+        missing: dict[str, Document] = {}
         # Running nodes are without these until they are rebuilt, so nothing else is built with them.
         changed: dict[str, Document] = {}
+        conflicts: list[str] = []
         for name, index in collection.indexes.items():
-            if name in missing or not _is_different(name, index, existing) or await self._is_superseded():
-                continue
-            for other in _find_conflicting_indexes(name, index, existing):
+            conflicting = _find_conflicting_indexes(name, index, existing)
+            if not conflicting:
+                missing[name] = index
+            elif name not in existing or not _is_same_definition(index, existing[name]):
+                changed[name] = index
+                conflicts += conflicting
+        await self._create_indexes(collection, missing, is_new)
+        if changed and await self._is_superseded():
+            changed = {}
+        elif changed:
+            for other in dict.fromkeys(conflicts):
                 _log.warn("rebuilding index {name}: its definition differs", name=other)
                 await self._run({"dropIndexes": collection.name, "index": other}, {_INDEX_MISSING})
-            changed[name] = index
-        await self._create_indexes(collection, changed, is_new)
+            await self._create_indexes(collection, changed, is_new)
+        return is_new or bool(missing or changed)
 
     async def _list_indexes(self) -> dict[str, _Indexes | None]:
         """
@@ -482,16 +492,6 @@ def _parse_definition(index: Document) -> Document:
 
 def _is_same_definition(one: Document, other: Document) -> bool:
     return one == other and list(one["key"].items()) == list(other["key"].items())
-
-
-def _is_different(name: str, index: Document, existing: _Indexes) -> bool:
-    """Whether no index of this name has this definition."""
-    return name not in existing or not _is_same_definition(index, existing[name])
-
-
-def _is_absent(name: str, index: Document, existing: _Indexes) -> bool:
-    """Whether the index can be created without dropping another one."""
-    return not _find_conflicting_indexes(name, index, existing)
 
 
 def _find_conflicting_indexes(name: str, index: Document, existing: _Indexes) -> list[str]:

@@ -7,18 +7,22 @@ from contextlib import suppress
 
 from twisted.internet.defer import Deferred, fail, gatherResults
 from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from mediatord.errors import PayloadTooLarge, StoreUnavailable, UnknownRecipient
+from mediatord.errors import InternalFault, MediatorError, PayloadTooLarge, StoreUnavailable, UnknownRecipient
+from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.store.disk_space import SpaceLimits
 from mediatord.store.interfaces.administration import IStoreAdministration
 from mediatord.store.interfaces.cluster import MAX_CLOCK_SKEW, IClusterStore
 from mediatord.store.interfaces.decentrl import DecentrlQuotas, IDecentrlStore
 from mediatord.store.interfaces.messages import (
     AcknowledgementResult,
+    EarlyResultCallback,
     EnqueueRequest,
     EnqueueResult,
+    Payload,
     QueueLimits,
     RemovedMessage,
     filter_valid_ids,
@@ -45,7 +49,6 @@ from mediatord.store.mongo.nonces import NonceCapacity, NonceClaimBatch, NonceCl
 from mediatord.store.mongo.queue_statistics import MongoQueueStatistics
 from mediatord.store.mongo.removal import RemovalBatch, RemovalListener, RemovalRequest, UncertainRemovalReporter
 from mediatord.store.mongo.schema import ALL_COLLECTIONS, MIGRATIONS, MongoMigration, MongoSchema
-from mediatord.store.mongo.separate_transactions import IndependentEnqueues, acknowledge_in_steps
 from mediatord.store.mongo.space_quota import SpaceQuota
 from mediatord.store.mongo.transaction_batcher import TransactionBatcher
 
@@ -55,9 +58,11 @@ _WRITE_BATCHES_AT_ONCE = 3
 _CLAIM_BATCHES_AT_ONCE = 2
 _BATCH_BOUNDS = BatchLimits(batch=32, waiting=5_000)
 
+_log = Logger(namespace="mediatord.store")
+
 
 @implementer(IStore)
-class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics, IndependentEnqueues):
+class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics):
     """
     Store in MongoDB. Concurrent writes are committed together, durably on a majority, before their Deferreds fire.
 
@@ -88,6 +93,7 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics, Inde
         self._schema = MongoSchema(ALL_COLLECTIONS, (*MIGRATIONS, *migrations))
         self._batcher = TransactionBatcher(client, at_once=_WRITE_BATCHES_AT_ONCE, bounds=_BATCH_BOUNDS)
         self._claim_batcher = TransactionBatcher(client, at_once=_CLAIM_BATCHES_AT_ONCE, bounds=_BATCH_BOUNDS)
+        self._batchers = self._batcher, self._claim_batcher, self._owner_batcher
         self._session_owner = SessionOwnerRecord(client)
         self._did_finder = MessageDIDFinder()
         self._account_mutex = KeyedMutex(client.clock)
@@ -119,8 +125,8 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics, Inde
         except UnsupportedServer as error:
             raise StoreUnusable(str(error)) from None
         self.space_quota.start()
-        self._batcher.start()
-        self._claim_batcher.start()
+        for batcher in self._batchers:
+            batcher.start()
         live = {node.boot for node in await self.cluster.list_nodes()}
         await self._session_owner.enter(live)
         with suppress(StoreUnavailable, DuplicateKeyError):
@@ -132,7 +138,7 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics, Inde
     @operation
     async def close(self) -> None:
         self.space_quota.stop()
-        await gatherResults([self._batcher.drain(), self._claim_batcher.drain()])
+        await gatherResults([batcher.drain() for batcher in self._batchers])
         await self._session_owner.leave()
         await self._client.close()
 
@@ -143,6 +149,41 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics, Inde
         if self.space_quota.fault_description:
             raise StoreUnavailable
 
+    def enqueue(
+        self,
+        recipient_did: str,
+        payloads: Sequence[Payload],
+        *,
+        expires_at: float,
+        due_at: float | None = None,
+        origin: int = 0,
+    ) -> Deferred[EnqueueResult]:
+        enqueued = self.enqueue_all([EnqueueRequest(recipient_did, tuple(payloads), expires_at, due_at, origin)])
+        return enqueued.addCallback(lambda results: results[0])
+
+    def enqueue_each(
+        self, deposits: Sequence[EnqueueRequest], early: EarlyResultCallback | None = None
+    ) -> Deferred[list[EnqueueResult | MediatorError]]:
+        outcomes: dict[int, EnqueueResult | MediatorError] = {}
+        unreported: list[int] = []
+
+        def take(result: list[EnqueueResult] | Failure, place: int) -> None:
+            outcomes[place] = _to_outcome(result)
+            if early is not None and len(outcomes) < len(deposits):
+                if not unreported:
+                    # Results of one transaction arrive together, and are reported together.
+                    self._clock.callLater(0, report, early)
+                unreported.append(place)
+
+        def report(early: EarlyResultCallback) -> None:
+            places = unreported.copy()
+            unreported.clear()
+            if len(outcomes) < len(deposits):
+                early([(place, outcomes[place]) for place in places])
+
+        enqueued = [self.enqueue_all([one]).addBoth(take, place) for place, one in enumerate(deposits)]
+        return gatherResults(enqueued).addCallback(lambda _: [outcomes[place] for place in range(len(deposits))])
+
     def enqueue_all(self, deposits: Sequence[EnqueueRequest]) -> Deferred[list[EnqueueResult]]:
         # With a skewed clock messages would expire too early, or not be found by their recipient.
         if self._clocks.is_skewed or self.space_quota.refuses("enqueue"):
@@ -150,7 +191,7 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics, Inde
         if not self._enqueue_batch.is_possible(deposits):
             return fail(PayloadTooLarge())
         dids = {one.recipient_did for one in deposits}
-        keys = {*dids, *filter(None, map(self._owner_cache.get_cached, dids))}
+        keys = {*dids, *filter(None, map(self._owner_cache.get, dids))}
         size = sum([len(payload.data) for one in deposits for payload in one.payloads])
         work = EnqueueWork(deposits, self._clock.seconds())
         enqueued = self._batcher.submit("enqueue", self._enqueue_batch, work, keys, size)
@@ -186,14 +227,31 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics, Inde
         *,
         with_status: bool = False,
     ) -> AcknowledgementResult | None:
-        return await acknowledge_in_steps(self, account, ids, key, until, share, with_status=with_status)
+        """In several transactions."""
+        if not await self.claim_nonce(key, until, share):
+            return None
+        try:
+            result = AcknowledgementResult(await self.acknowledge(account, ids))
+        except Exception:
+            # Nothing was removed, so the same acknowledgement may come again.
+            await self.release_nonce(key)
+            raise
+        if with_status:
+            # What was removed has to be reported in any case.
+            try:
+                result.status = await self.get_queue_status(account, None)
+            except StoreUnavailable:
+                pass
+            except Exception:
+                _log.failure("reading the status of a queue failed", redact_failure())
+        return result
 
     @operation
     async def expire_messages(self, limit: int) -> list[RemovedMessage]:
         return await self._removal_batch.expire(self._client, self._clocks, self._clock.seconds(), limit)
 
     def get_buffered(self) -> tuple[int, int]:
-        waiting = [each.held for each in (self._batcher, self._claim_batcher)]
+        waiting = [batcher.held for batcher in self._batchers]
         return sum(entries for entries, _ in waiting), sum(size for _, size in waiting)
 
     def claim_nonce(self, key: bytes, until: float, share: float = 1.0) -> Deferred[bool]:
@@ -216,3 +274,13 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics, Inde
         if failure.check(UnknownRecipient):
             self._owner_cache.forget(dids)
         return failure
+
+
+def _to_outcome(result: list[EnqueueResult] | Failure) -> EnqueueResult | MediatorError:
+    if not isinstance(result, Failure):
+        return result[0]
+    if isinstance(result.value, MediatorError):
+        return result.value.with_traceback(None)
+    # The others may have been stored, and their senders have to get that result.
+    _log.failure("storing a message failed", redact_failure(result))
+    return InternalFault()

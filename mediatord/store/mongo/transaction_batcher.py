@@ -1,16 +1,17 @@
-"""Batching of concurrent writes into shared transactions, and shedding of load that exceeds the time limit."""
+"""Batching of concurrent operations into shared transactions, and shedding of load that exceeds the time limit."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from typing import Any
 
 from twisted.internet.defer import Deferred, fail, succeed
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.task import Cooperator
 from twisted.logger import Logger
 
 from mediatord.errors import MediatorError, StoreUnavailable
@@ -25,8 +26,6 @@ from mediatord.store.mongo.driver.errors import (
 )
 from mediatord.store.mongo.driver.operation import Operation
 
-# Seconds of one reactor iteration that rejections may take.
-_REFUSAL_SECONDS = 0.005
 # Conflicts of works that share a transaction before they are divided.
 _MAX_SHARED_TRIES = 2
 # Shares of the time limit: after the first work has waited this long, more is rejected; and works of requests that
@@ -34,47 +33,12 @@ _MAX_SHARED_TRIES = 2
 _MAX_WAIT_SHARE, _MAX_AGE_SHARE = 0.4, 0.6
 # Seconds between the starts of requests that share a batch, which has the deadline of the earliest.
 _MAX_START_SPREAD = 0.25
+# Seconds between checks whether waiting works are too old.
+_STALE_CHECK_INTERVAL = 0.1
 # With this many works waiting, batches are larger: a process that is so busy is slow to start the next one.
 _LARGE_BACKLOG, _LARGE_BATCH = 2_500, 512
 
 _log = Logger(namespace="mediatord.store")
-
-
-class LoadShedder:
-    """
-    Rejects operations a few per reactor iteration; clients that retry at once would otherwise leave no time for
-    accepted operations.
-    """
-
-    def __init__(self, clock: IReactorTime) -> None:
-        self._clock = clock
-        self._waiting: deque[Deferred[Any]] = deque()
-        self._log_throttle = LogThrottle(clock)
-
-    def refuse(self, answer: Deferred[Any]) -> Deferred[Any]:
-        """Make a Deferred fail with StoreUnavailable shortly."""
-        if not self._waiting:
-            self._clock.callLater(0, self._refuse_some)
-        self._waiting.append(answer)
-        if number := self._log_throttle.count_occurrence():
-            _log.warn("MongoDB is overloaded: rejected {number} operations", number=number)
-        return answer
-
-    def finish(self) -> None:
-        """Reject all of them now."""
-        while self._waiting:
-            self._waiting.popleft().errback(StoreUnavailable())
-
-    def _refuse_some(self) -> None:
-        give_up = self._clock.seconds() + _REFUSAL_SECONDS
-        for _ in range(len(self._waiting)):
-            if not self._waiting:
-                return
-            self._waiting.popleft().errback(StoreUnavailable())
-            if self._clock.seconds() >= give_up:
-                break
-        if self._waiting:
-            self._clock.callLater(0, self._refuse_some)
 
 
 # Does works of a kind in their order, in one transaction: is called with them and with the tries of
@@ -106,11 +70,20 @@ class TransactionBatcher:
 
     Works with a common key are done in the order of submission and never at the same time, since they would conflict.
 
+    :param name: of a batch, for the metric; works of the same name are not observed apart from it.
     :param at_once: batches that may run at a time.
     """
 
-    def __init__(self, client: ReplicaSetClient, *, at_once: int, bounds: BatchLimits) -> None:
+    def __init__(
+        self,
+        client: ReplicaSetClient,
+        name: str = "commit",
+        *,
+        at_once: int,
+        bounds: BatchLimits = BatchLimits(),  # noqa: B008  it is frozen
+    ) -> None:
         self._client = client
+        self._name = name
         self._clock = client.clock
         self._at_once = at_once
         self._bounds = bounds
@@ -123,9 +96,12 @@ class TransactionBatcher:
         self._accepting = False
         self._scheduled = False
         self._stale_timer: IDelayedCall | None = None
-        self._stale_timer_due = inf
         self._drained: Deferred[None] | None = None
-        self._load_shedder = LoadShedder(client.clock)
+        self._refused: deque[Deferred[Any]] = deque()
+        # Rejects for a part of each reactor iteration only: clients that retry at once would otherwise leave no time
+        # for accepted operations.
+        self._cooperator = Cooperator(scheduler=lambda step: self._clock.callLater(0, step))
+        self._refusal_throttle = LogThrottle(client.clock)
 
     @property
     def held(self) -> tuple[int, int]:
@@ -150,20 +126,21 @@ class TransactionBatcher:
             return fail(StoreUnavailable())
         full = len(self._waiting) >= bounds.waiting or self._waiting_bytes + size > bounds.waiting_bytes
         if full or (self._waiting and now - self._waiting[0].since > _MAX_WAIT_SHARE * self._client.time_limit):
-            return self._load_shedder.refuse(Deferred())
+            return self._refuse(Deferred())
         waiting = _PendingWork(name, batch_operation, work, keys, size, now, began)
         self._waiting.append(waiting)
         self._waiting_bytes += size
         self._earliest = min(self._earliest, began)
         self._schedule()
         if self._running:
-            self._schedule_stale_timer()
+            self._schedule_stale_check()
         return waiting.answer
 
     def drain(self) -> Deferred[None]:
         """Reject further works; fire when all others are done."""
         self._accepting = False
-        self._load_shedder.finish()
+        for _ in self._reject_refused():
+            pass
         if self._stale_timer is not None:
             self._stale_timer.cancel()
             self._stale_timer = None
@@ -171,6 +148,20 @@ class TransactionBatcher:
             return succeed(None)
         self._drained = Deferred()
         return self._drained
+
+    def _refuse(self, answer: Deferred[Any]) -> Deferred[Any]:
+        """Make a Deferred fail with StoreUnavailable shortly."""
+        if not self._refused:
+            self._cooperator.cooperate(self._reject_refused())
+        self._refused.append(answer)
+        if number := self._refusal_throttle.count_occurrence():
+            _log.warn("MongoDB is overloaded: rejected {number} operations", number=number)
+        return answer
+
+    def _reject_refused(self) -> Iterator[None]:
+        while self._refused:
+            self._refused.popleft().errback(StoreUnavailable())
+            yield
 
     def _schedule(self) -> None:
         if not self._scheduled and self._running < self._at_once:
@@ -183,29 +174,22 @@ class TransactionBatcher:
         while self._running < self._at_once and (batch := self._next_batch()):
             self._running += 1
             Deferred.fromCoroutine(self._perform(batch))
-        self._schedule_stale_timer()
+        self._schedule_stale_check()
         self._fire_drained()
 
     def _get_age_limit(self, now: float) -> float:
         """Works of requests that began at this time or before are rejected."""
         return now - _MAX_AGE_SHARE * self._client.time_limit
 
-    def _schedule_stale_timer(self) -> None:
+    def _schedule_stale_check(self) -> None:
         """Reject stale works in time even if all running batches hang."""
-        if not self._waiting or not self._accepting:
-            return
-        now = self._clock.seconds()
-        left = max(self._earliest - self._get_age_limit(now), 0.0)
-        if self._stale_timer is not None and self._stale_timer_due <= now + left:
-            return
-        if self._stale_timer is not None:
-            self._stale_timer.cancel()
-        self._stale_timer, self._stale_timer_due = self._clock.callLater(left, self._handle_stale_timer), now + left
+        if self._stale_timer is None and self._waiting and self._accepting:
+            self._stale_timer = self._clock.callLater(_STALE_CHECK_INTERVAL, self._check_stale)
 
-    def _handle_stale_timer(self) -> None:
+    def _check_stale(self) -> None:
         self._stale_timer = None
         self._drop_stale()
-        self._schedule_stale_timer()
+        self._schedule_stale_check()
 
     def _drop_stale(self) -> None:
         """Reject works that cannot be done in time, since those of the same batch would fail with them."""
@@ -220,8 +204,8 @@ class TransactionBatcher:
                 self._earliest = min(self._earliest, one.began)
             else:
                 self._waiting_bytes -= one.size
-                self._client.observe(one.name, now - one.since)
-                self._load_shedder.refuse(one.answer)
+                self._observe(one, now)
+                self._refuse(one.answer)
 
     def _next_batch(self) -> list[_PendingWork]:
         """Take the first work that may start, and others of its kind and about its deadline that fit."""
@@ -257,7 +241,7 @@ class TransactionBatcher:
         if self._waiting:
             self._schedule()
         for one in batch:
-            self._client.observe(one.name, now - one.since)
+            self._observe(one, now)
         for one, answer in zip(batch, answers, strict=True):
             if isinstance(answer, MediatorError):
                 one.answer.errback(answer)
@@ -265,10 +249,14 @@ class TransactionBatcher:
                 one.answer.callback(answer)
         self._fire_drained()
 
+    def _observe(self, work: _PendingWork, now: float) -> None:
+        if work.name != self._name:
+            self._client.observe(work.name, now - work.since)
+
     async def _run_operation(self, works: Sequence[Any], first: _PendingWork, until: float) -> Sequence[Any]:
         try:
             work = partial(self._run_works, first.batch_operation, works)
-            return await self._client.operate("commit", work, since=first.since, until=until)
+            return await self._client.operate(self._name, work, since=first.since, until=until)
         except MediatorError as error:
             return [error.with_traceback(None)] * len(works)
         except Exception as error:
@@ -283,7 +271,7 @@ class TransactionBatcher:
             return list(await batch_operation(run, works, _MAX_SHARED_TRIES if len(works) > 1 else None))
         except ServerUnreachable as error:
             if len(works) == 1 or not error.connected or run.is_over:
-                self._client.report_failure("commit", error)
+                self._client.report_failure(self._name, error)
                 return [StoreUnavailable()] * len(works)
         except (MongoCommandError, DuplicateKeyError, MediatorError, *ENCODING_ERRORS) as error:
             if len(works) == 1:
@@ -296,7 +284,7 @@ class TransactionBatcher:
         if isinstance(error, MediatorError):
             return error.with_traceback(None)
         if isinstance(error, MongoCommandError):
-            self._client.report_failure("commit", error)
+            self._client.report_failure(self._name, error)
         return StoreUnavailable()
 
     def _fire_drained(self) -> None:
@@ -307,4 +295,4 @@ class TransactionBatcher:
 
 def _can_share_batch(one: _PendingWork, other: _PendingWork) -> bool:
     """Whether two works are of a kind and have about the same deadline."""
-    return one.batch_operation is other.batch_operation and abs(one.began - other.began) <= _MAX_START_SPREAD
+    return one.batch_operation == other.batch_operation and abs(one.began - other.began) <= _MAX_START_SPREAD

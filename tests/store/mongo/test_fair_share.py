@@ -102,7 +102,7 @@ class SharesTests(MongoTestCase):
     async def test_forgotten(self) -> None:
         """The cache is bounded, and keeps what was used last."""
         store = await self.a_store(QueueLimits(max_messages=2, share=0.5))
-        self.patch(store._enqueue_batch.usage_cache, "_capacity", 5)
+        self.patch(store._enqueue_batch.usage_cache, "_capacity", 8)
         dids = [f"did:key:z6Mk{number}" for number in range(3)]
         await self.register(store, *dids)
         counted = []

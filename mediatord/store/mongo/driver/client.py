@@ -54,68 +54,6 @@ _CLOCK_STEP_TOLERANCE = 1.0
 _log = Logger(namespace="mediatord.store")
 
 
-class ReachabilityMonitor:
-    """
-    Tracks whether the server is reachable: until an operation and the probe right after it fail, and again as soon as
-    a probe succeeds.
-
-    :param probe: called with a deadline; fails if the server does not reply.
-    :param on_up: called with every change.
-    """
-
-    def __init__(
-        self, clock: IReactorTime, probe: Callable[[float], Awaitable[None]], on_up: Callable[[bool], None]
-    ) -> None:
-        self._clock = clock
-        self._probe = probe
-        self._on_up = on_up
-        self._is_probing = False
-        self._probing: Deferred[None] = succeed(None)
-        self.is_up = False
-
-    def set(self, is_up: bool) -> None:
-        if is_up and not self.is_up:
-            _log.info("MongoDB is reachable")
-        elif self.is_up and not is_up:
-            _log.warn("MongoDB is unreachable")
-        self.is_up = is_up
-        self._on_up(is_up)
-
-    def report_failure(self, *, connected: bool) -> None:
-        """
-        Start to probe, since an operation got no reply.
-
-        :param connected: whether there was a connection; without one the server is unreachable at once.
-        """
-        if not connected and self.is_up:
-            self.set(False)
-        if not self._is_probing:
-            self._is_probing = True
-            self._probing = Deferred.fromCoroutine(self._probe_until_up())
-            self._probing.addErrback(lambda failure: failure.trap(CancelledError) and None)
-
-    def stop(self) -> None:
-        self.is_up = self._is_probing = False
-        self._probing.cancel()
-
-    async def _probe_until_up(self) -> None:
-        while True:
-            try:
-                await self._probe(self._clock.seconds() + PROBE_TIMEOUT)
-                break
-            except CancelledError:
-                raise
-            except Exception:
-                if not self._is_probing:
-                    return
-            if self.is_up:
-                self.set(False)
-            await deferLater(self._clock, PROBE_INTERVAL)
-        self._is_probing = False
-        if not self.is_up:
-            self.set(True)
-
-
 class ReplicaSetClient:
     """
     Client of a replica set, whose operations end within :data:`REQUEST_TIME_LIMIT`, all operations of one request
@@ -143,11 +81,12 @@ class ReplicaSetClient:
         self._address = address
         self._pool = PrimaryConnectionPool(address, clock, size=connections)
         self._error_log = OperationErrorLog(clock)
-        self.transactions = TransactionRunner(self._pool, clock, self._error_log, self._schedule_undo_run)
-        self._monitor = ReachabilityMonitor(clock, self._probe, on_up)
-        self._accepting = False
-        self._undo_running = False
-        self._was_unauthorized = False
+        self.transactions = TransactionRunner(self._pool, clock, self._error_log, self._start_recovery)
+        self._on_up = on_up
+        self._is_up = self._accepting = False
+        # Whether the server has to be probed, since an operation got no reply.
+        self._is_suspected = self._is_recovering = self._was_unauthorized = False
+        self._recovery: Deferred[None] = succeed(None)
         self._warned_of_version = False
         self._running = 0
         self._idle: Deferred[None] | None = None
@@ -166,10 +105,11 @@ class ReplicaSetClient:
     @operation
     async def close(self) -> None:
         """Finish running operations, and disconnect."""
-        self._accepting, was_up = False, self._monitor.is_up
-        self._monitor.stop()
+        was_up, self._is_up, self._accepting = self._is_up, False, False
+        self._recovery.cancel()
         if not self._pool.is_connected:
             await self._pool.stop()
+        await self._recovery
         if self._running:
             self._idle = Deferred()
             # All but the preparation of a large database, which may take longer, has ended by then.
@@ -182,7 +122,7 @@ class ReplicaSetClient:
     @property
     def is_available(self) -> bool:
         """Whether operations are accepted."""
-        return self._accepting and self._monitor.is_up
+        return self._accepting and self._is_up
 
     @property
     def time_limit(self) -> float:
@@ -282,13 +222,13 @@ class ReplicaSetClient:
         if isinstance(error, MongoCommandError) and error.is_unauthorized:
             self._error_log.report_unauthorized(self._address.hosts)
             if self._accepting:
-                self._monitor.report_failure(connected=not error.is_authentication_failure)
+                self._suspect(connected=not error.is_authentication_failure)
             else:
                 self._pool.drop()  # connections authenticate only once
             return
         self._error_log.report(name, error)
         if isinstance(error, ServerUnreachable) and self._accepting:
-            self._monitor.report_failure(connected=error.connected)
+            self._suspect(connected=error.connected)
 
     def _start_operation(self, seconds: float) -> Operation:
         return Operation(self._pool, self.clock, self.transactions, self.clock.seconds() + seconds)
@@ -313,13 +253,12 @@ class ReplicaSetClient:
             if prepare is not None:
                 await prepare(run)
         except (ServerUnreachable, MongoCommandError) as error:
-            self._monitor.set(False)
+            self._set_up(False)
             self.report_failure(f"opening {self._address.hosts}", error)
             raise StoreUnavailable from None
         self._accepting = True
-        self._monitor.set(True)
-        if self.transactions.has_uncertain_commits:
-            self._schedule_undo_run()
+        self._set_up(True)
+        self._start_recovery()
 
     async def _check_server(self, run: Operation) -> None:
         """
@@ -349,9 +288,62 @@ class ReplicaSetClient:
         except (MongoCommandError, ServerUnreachable):
             pass  # another process can end them later
 
-    async def _probe(self, deadline: float) -> None:
+    def _set_up(self, is_up: bool) -> None:
+        if is_up and not self._is_up:
+            _log.info("MongoDB is reachable")
+        elif self._is_up and not is_up:
+            _log.warn("MongoDB is unreachable")
+        self._is_up = is_up
+        self._on_up(is_up)
+
+    def _suspect(self, *, connected: bool) -> None:
+        """
+        Probe the server, since an operation got no reply.
+
+        :param connected: whether there was a connection; without one the server is unreachable at once.
+        """
+        if not connected and self._is_up:
+            self._set_up(False)
+        self._is_suspected = True
+        self._start_recovery()
+
+    def _start_recovery(self) -> None:
+        if self._accepting and not self._is_recovering:
+            self._recovery = Deferred.fromCoroutine(self._recover())
+            self._recovery.addErrback(lambda failure: failure.trap(CancelledError) and None)
+
+    async def _recover(self) -> None:
+        """Probe the server until it replies, and undo uncertain commits until none is left."""
+        self._is_recovering = True
         try:
-            await Operation(self._pool, self.clock, self.transactions, deadline).write(build_probe_write())
+            while self._accepting and (self._is_suspected or self.transactions.has_uncertain_commits):
+                await self._recover_once()
+        finally:
+            self._is_recovering = False
+
+    async def _recover_once(self) -> None:
+        self._is_suspected = False
+        try:
+            await self._probe(self._start_operation(PROBE_TIMEOUT))
+        except CancelledError:
+            raise
+        except Exception:
+            self._is_suspected = True
+            if self._is_up:
+                self._set_up(False)
+            await deferLater(self.clock, PROBE_INTERVAL)
+            return
+        # Before an operation is repeated.
+        seconds = REQUEST_TIME_LIMIT if self._is_up else PROBE_TIMEOUT
+        await self.transactions.undo_uncertain(self.clock.seconds() + seconds)
+        if self._accepting and not self._is_up and not self._is_suspected:
+            self._set_up(True)
+        if self.transactions.has_uncertain_commits:
+            await deferLater(self.clock, _UNDO_RETRY_INTERVAL)
+
+    async def _probe(self, run: Operation) -> None:
+        try:
+            await run.write(build_probe_write())
         except ServerUnreachable:
             self._pool.drop()  # the other connections are dead as well; another member may be the primary
             raise
@@ -363,24 +355,6 @@ class ReplicaSetClient:
         if self._was_unauthorized:
             self._was_unauthorized = False
             self._pool.drop()  # connections authenticate only once, and some did before the credentials were valid
-        if not self._monitor.is_up:
-            await self.transactions.undo_uncertain(deadline)  # before an operation is repeated
-
-    def _schedule_undo_run(self) -> None:
-        if self._accepting and not self._undo_running:
-            self._undo_running = True
-            Deferred.fromCoroutine(self._track(self._undo_uncertain()))
-
-    async def _undo_uncertain(self) -> None:
-        """Undo uncertain commits until none is left."""
-        try:
-            while self._accepting and self.transactions.has_uncertain_commits:
-                if self._monitor.is_up:
-                    await self.transactions.undo_uncertain(self.clock.seconds() + REQUEST_TIME_LIMIT)
-                if self.transactions.has_uncertain_commits:
-                    await deferLater(self.clock, _UNDO_RETRY_INTERVAL)
-        finally:
-            self._undo_running = False
 
     async def _track(self, work: Coroutine[Any, Any, T]) -> T:
         """Count a running operation, for which :meth:`close` waits."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, DeferredLock
 from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import deferLater
 
 from mediatord.errors import StoreUnavailable
 from mediatord.store.mongo.driver.collection import Document, MongoCommand, read_cursor
@@ -178,11 +178,11 @@ class KeyedMutex:
 
     def __init__(self, clock: IReactorTime) -> None:
         self._clock = clock
-        self._waiters: dict[Hashable, _MutexWaiters] = {}
+        self._locks: dict[Hashable, DeferredLock] = {}
 
     def __len__(self) -> int:
         """How many keys are locked."""
-        return len(self._waiters)
+        return len(self._locks)
 
     async def run_exclusive(self, key: Hashable, work: Callable[[], Awaitable[T]], deadline: float) -> T:
         """
@@ -190,33 +190,16 @@ class KeyedMutex:
 
         :raise StoreUnavailable: the mutex was not free by the deadline.
         """
-        waiters = self._waiters.setdefault(key, _MutexWaiters())
-        if waiters.is_locked or waiters.waiting:
-            turn: Deferred[None] = Deferred(waiters.waiting.remove)
-            waiters.waiting.append(turn)
-            await await_until(deadline, self._clock, turn, StoreUnavailable())
-        waiters.is_locked = True
+        lock = self._locks.setdefault(key, DeferredLock())
+        acquired = lock.acquire()
+        is_contended = not acquired.called
+        if is_contended:
+            await await_until(deadline, self._clock, acquired, StoreUnavailable())
         try:
+            if is_contended:
+                await deferLater(self._clock, 0)  # not inside the work before, however many fail at once
             return await work()
         finally:
-            if not waiters.waiting:
-                del self._waiters[key]
-            waiters.release()
-
-
-@dataclass(eq=False, slots=True)
-class _MutexWaiters:
-    """Queue of one key; waiters resume one after another, not inside each other, however many fail at once."""
-
-    waiting: deque[Deferred[None]] = field(default_factory=deque)
-    is_locked: bool = False
-    _is_handing_over: bool = False
-
-    def release(self) -> None:
-        self.is_locked = False
-        if self._is_handing_over:
-            return
-        self._is_handing_over = True
-        while self.waiting and not self.is_locked:
-            self.waiting.popleft().callback(None)
-        self._is_handing_over = False
+            lock.release()
+            if not lock.locked:
+                del self._locks[key]

@@ -236,16 +236,15 @@ class Transaction:
             await self.write(self._writes_at_end)
         if not self.has_written:
             return
-        is_committed = await self._send_commit()
-        for attempt in count(1):
-            if is_committed:
-                break
+        self.is_committed = await self._send_commit()
+        attempt = 0
+        while not self.is_committed:
+            attempt += 1
             await wait_before_retry(self._clock, attempt)
             if self._clock.seconds() >= self._deadline:
                 raise UncertainCommit
             with suppress(ServerUnreachable):
-                is_committed = await self._send_commit()
-        self.is_committed = True
+                self.is_committed = await self._send_commit()
 
     async def abort(self, deadline: float) -> bool:
         """Abort the transaction; return whether the server replied."""
@@ -289,30 +288,25 @@ class Transaction:
         return await self._pool.exchange(commands, self._deadline, for_reads=self._for_reads)
 
     async def _send_commit(self) -> bool:
-        """Commit, which is idempotent; return whether that is known to have succeeded."""
+        """
+        Commit, which is idempotent; return whether that is known to have succeeded.
+
+        :raise MongoCommandError: it was rejected.
+        """
         (reply,) = await self._send([self._build_end_command("commitTransaction", self._deadline)])
-        return _is_committed(reply)
+        if reply is None:
+            return False
+        try:
+            check_reply(reply)
+        except MongoCommandError as error:
+            if error.is_commit_uncertain or "writeConcernError" in reply:
+                return False
+            raise
+        return True
 
 
 def _deadline_exceeded() -> ServerUnreachable:
     return ServerUnreachable("deadline exceeded")
-
-
-def _is_committed(reply: Document | None) -> bool:
-    """
-    Whether a commit has succeeded; False if its outcome is unknown.
-
-    :raise MongoCommandError: it was rejected.
-    """
-    if reply is None:
-        return False
-    try:
-        check_reply(reply)
-    except MongoCommandError as error:
-        if error.is_commit_uncertain or "writeConcernError" in reply:
-            return False
-        raise
-    return True
 
 
 TransactionWork = Callable[[Transaction], Awaitable[T]]
@@ -341,7 +335,6 @@ class TransactionRunner:
         self._writing_slots = DeferredSemaphore(_MAX_OPEN_TRANSACTIONS)
         self._reading_slots = DeferredSemaphore(_MAX_OPEN_TRANSACTIONS)
         self._uncertain: deque[tuple[ServerSession, UndoWork]] = deque()
-        self._is_undoing = False
         self.sessions = ServerSessionPool(clock)
 
     @property
@@ -395,18 +388,10 @@ class TransactionRunner:
 
     async def undo_uncertain(self, deadline: float) -> None:
         """Undo all commits whose outcome is unknown, each once; those that cannot be undone yet move to the end."""
-        while self._is_undoing:
+        for _ in range(len(self._uncertain)):
             if self._clock.seconds() >= deadline:
                 return
-            await wait_before_retry(self._clock)
-        self._is_undoing = True
-        try:
-            for _ in range(len(self._uncertain)):
-                if self._clock.seconds() >= deadline:
-                    return
-                await self._undo_one(deadline)
-        finally:
-            self._is_undoing = False
+            await self._undo_one(deadline)
 
     async def _undo_one(self, deadline: float) -> None:
         session, undo = self._uncertain[0]

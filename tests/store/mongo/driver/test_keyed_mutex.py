@@ -29,13 +29,19 @@ class LockTests(SynchronousTestCase):
 
         return Deferred.fromCoroutine(self.locks.run_exclusive(key, work, deadline))
 
+    def end(self, name: str) -> None:
+        """End the work, so that the next waiter starts in the next reactor iteration."""
+        self.ends[name].callback("done")
+        self.clock.advance(0)
+
     def test_in_order(self) -> None:
         """Waiters are served in order."""
         asked = [self.enter(name) for name in "abc"]
         self.assertEqual(self.begun, ["a"])
-        self.ends["a"].callback("done")
+        self.end("a")
         self.assertEqual((self.successResultOf(asked[0]), self.begun), ("done", ["a", "b"]))
         self.ends["b"].errback(StoreUnavailable())
+        self.clock.advance(0)
         self.failureResultOf(asked[1], StoreUnavailable)
         self.assertEqual(self.begun, ["a", "b", "c"])
 
@@ -46,7 +52,7 @@ class LockTests(SynchronousTestCase):
         self.enter("c", b"1")
         self.assertEqual((self.begun, len(self.locks)), (["a", "b"], 2))
         for name in "abc":
-            self.ends[name].callback("")
+            self.end(name)
         self.assertEqual((self.begun, len(self.locks)), (["a", "b", "c"], 0))
 
     def test_comes_again(self) -> None:
@@ -54,11 +60,11 @@ class LockTests(SynchronousTestCase):
         asked = self.enter("a")
         self.enter("b")
         asked.addCallback(lambda _: self.enter("again"))
-        self.ends["a"].callback("")
+        self.end("a")
         self.assertEqual(self.begun, ["a", "b"])
-        self.ends["b"].callback("")
+        self.end("b")
         self.assertEqual(self.begun, ["a", "b", "again"])
-        self.ends["again"].callback("")
+        self.end("again")
         self.assertEqual(len(self.locks), 0)
 
     def test_not_in_time(self) -> None:
@@ -67,12 +73,12 @@ class LockTests(SynchronousTestCase):
         self.clock.advance(2.0)
         for one in (asked[1], asked[3]):
             self.failureResultOf(one, StoreUnavailable)
-        self.ends["a"].callback("")
+        self.end("a")
         self.assertEqual(self.begun, ["a", "c"])
         late = self.enter("late", deadline=1.0)
         self.clock.advance(0)
         self.failureResultOf(late, StoreUnavailable)
-        self.ends["c"].callback("")
+        self.end("c")
         self.assertEqual((self.begun, len(self.locks)), (["a", "c"], 0))
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
@@ -84,7 +90,7 @@ class LockTests(SynchronousTestCase):
 
         self.enter("first")
         asked = [Deferred.fromCoroutine(self.locks.run_exclusive(b"key", fail, 60.0)) for _ in range(5000)]
-        self.ends["first"].callback("")
+        self.end("first")
         outcomes = self.successResultOf(DeferredList(asked, consumeErrors=True))
         self.assertEqual({done for done, _ in outcomes}, {False})
         self.assertEqual(len(self.locks), 0)
