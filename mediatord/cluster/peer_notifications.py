@@ -90,14 +90,14 @@ def decode_names(member: Literal["hints", "pushed"], body: bytes) -> Notificatio
     return _read_names(member, encoding.loads_object(body))
 
 
-def decode_request(body: bytes) -> tuple[NotificationNames, dict[str, StoredMessage]]:
+def decode_request(body: bytes, now: float) -> tuple[NotificationNames, dict[str, StoredMessage]]:
     """
-    Decode the body of a request: names, and the messages that it contains, by id.
+    Decode the body of a request: names, and the messages that it contains and that have not expired, by id.
 
     :raise ValueError: it is malformed.
     """
     request = encoding.loads_object(body)
-    return _read_names("hints", request), _read_messages(request.get("contents", []))
+    return _read_names("hints", request), _read_messages(request.get("contents", []), now)
 
 
 def _read_names(member: Literal["hints", "pushed"], body: dict[str, Any]) -> NotificationNames:
@@ -114,17 +114,18 @@ def _read_names(member: Literal["hints", "pushed"], body: dict[str, Any]) -> Not
     return found
 
 
-def _read_messages(contents: Any) -> dict[str, StoredMessage]:
+def _read_messages(contents: Any, now: float) -> dict[str, StoredMessage]:
     messages = {}
     try:
         for texts, times in contents:
             id_, recipient_did, account, payload, form = texts
             received_at, expires_at = map(float, times)
-            if form not in get_args(PayloadForm) or not all(isinstance(one, str) for one in texts):
+            if set(map(type, texts)) != {str} or form not in get_args(PayloadForm):
                 raise ValueError
-            messages[id_] = StoredMessage(
-                id_, recipient_did, account, encoding.decode_base64url(payload), form, received_at, expires_at
-            )
+            if expires_at > now:
+                messages[id_] = StoredMessage(
+                    id_, recipient_did, account, encoding.decode_base64url(payload), form, received_at, expires_at
+                )
     except (TypeError, ValueError):
         raise ValueError("malformed contents") from None
     return messages
@@ -479,12 +480,10 @@ class NotificationReceiver:
         :raise ValueError: the request is malformed.
         :raise StoreUnavailable: the sender has to try again later.
         """
-        pushed, messages = decode_request(body)
+        pushed, messages = decode_request(body, self.clock.seconds())
         for kind, names in pushed.items():
             if kind == "messages":
-                now = self.clock.seconds()
-                unexpired = {id_: message for id_, message in messages.items() if message.expires_at > now}
-                pushed[kind] = await self.didcomm.push_notified(names, unexpired)
+                pushed[kind] = await self.didcomm.push_notified(names, messages)
             elif kind == "events":
                 pushed[kind] = await self.decentrl.push_notified(names)
             else:

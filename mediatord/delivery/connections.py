@@ -549,15 +549,14 @@ class ConnectionManager(Service, Generic[Recipient]):
         :param message: leaves out those with this message id in their backlog.
         """
         recipients = self._live.lookup(did)
-        if (message is None and by == inf) or self._clock is None:
+        if self._clock is None:
             return recipients
-        now, since = self._clock.seconds(), dict(self._since.lookup(did))
-        return [
-            (session, recipient)
-            for session, recipient in recipients
-            if not by < since.get(session, 0.0) <= now
-            and not (message is not None and self.backlogs.has(did, session, message))
-        ]
+        if by != inf:
+            now, since = self._clock.seconds(), dict(self._since.lookup(did))
+            recipients = [one for one in recipients if not by < since.get(one[0], 0.0) <= now]
+        if message is not None:
+            recipients = [one for one in recipients if not self.backlogs.has(did, one[0], message)]
+        return recipients
 
     def live(self, wanted: Callable[[Recipient], bool]) -> list[str]:
         """The DIDs with a subscription whose recipient fulfils a condition."""

@@ -190,7 +190,7 @@ class MessageTests(PeersTestCase):
         """The messages in the oldest request."""
         body = self.asked[0][1]
         self.assertLessEqual(len(body), MAX_BODY_BYTES)
-        return list(decode_request(body)[1].values())
+        return list(decode_request(body, 0.0)[1].values())
 
     def test_as_they_are(self) -> None:
         """The other node gets what it would have read from the store."""
@@ -461,9 +461,9 @@ class BodyTests(SynchronousTestCase):
         )
         for contents in malformed:
             body = json.dumps({"hints": {"messages": ["a"]}, "contents": contents}).encode()
-            self.assertRaises(ValueError, decode_request, body)
+            self.assertRaises(ValueError, decode_request, body, 0.0)
             self.assertEqual(decode_names("hints", body), {"messages": ["a"]})
-        names, messages = decode_request(json.dumps({"hints": {}, "contents": [good]}).encode())
+        names, messages = decode_request(json.dumps({"hints": {}, "contents": [good]}).encode(), 0.0)
         self.assertEqual((names, messages["a"].payload), ({}, b"{}"))
 
     def test_envelope(self) -> None:
