@@ -107,7 +107,6 @@ class ClusterSubsystem:
             self._peer_queues,
             metrics,
             settings.counters,
-            sends_messages=settings.is_worker,
         )
         self.leader_lease = LeaderLease(
             reactor, store.cluster, node.boot, is_member=lambda: self.node_health.is_member

@@ -201,8 +201,8 @@ class RemoteDelivery:
     anywhere is found as if there were no cache. Notifications of one DID reach each node in order.
 
     :param boot: of this node.
-    :param counters: shared with the other workers of a daemon; None for nodes that share only the store.
-    :param sends_messages: whether messages are sent as well; not where others could read them on the way.
+    :param counters: shared with the other workers of a daemon, which are sent small messages as well; None for nodes
+        that share only the store.
     """
 
     def __init__(
@@ -213,8 +213,6 @@ class RemoteDelivery:
         peers: PeerQueues,
         metrics: Metrics,
         counters: SharedPresenceCounters | None = None,
-        *,
-        sends_messages: bool = False,
     ) -> None:
         self._clock = clock
         self._boot = boot
@@ -222,7 +220,8 @@ class RemoteDelivery:
         self._peers = peers
         self._metrics = metrics
         self._cache = PresenceCache(clock, counters)
-        self._sends_messages = sends_messages
+        # Between hosts they could be read on the way.
+        self._sends_messages = counters is not None
         self._retry_queue = ContractChangeRetryQueue(
             clock, self._retry_contracts, lambda: metrics.cluster_pushes.inc("dropped")
         )

@@ -39,9 +39,9 @@ _EXPECTED_EXITS = ("ended with status 0", "was killed by SIGTERM")
 _RESTART_DELAYS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 _STEADY_SECONDS = 60.0
 # Seconds between heartbeats. Number of those without answer after which systemd's watchdog is not notified, and after
-# which a worker is killed; and of those that a new worker need not answer.
+# which a worker is killed.
 _HEARTBEAT_INTERVAL = 5.0
-_LATE_HEARTBEATS, _HUNG_HEARTBEATS, _STARTING_HEARTBEATS = 2, 6, 6
+_LATE_HEARTBEATS, _HUNG_HEARTBEATS = 2, 6
 
 
 @dataclass(eq=False, slots=True)
@@ -258,7 +258,7 @@ class Supervisor(Service):
         def ended(child: SupervisedWorker, how: str) -> None:
             self._worker_ended(slot, child, how)
 
-        child = SupervisedWorker(self._reactor, slot.name, ended, missed_heartbeats=-_STARTING_HEARTBEATS)
+        child = SupervisedWorker(self._reactor, slot.name, ended)
         child.handlers |= {
             "ready": lambda _: self._worker_ready(child),
             "status": lambda status: self._set_status(slot, child, status),
