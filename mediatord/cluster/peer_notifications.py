@@ -35,9 +35,9 @@ from mediatord.store.interfaces.messages import MessageArrival, PayloadForm, Sto
 _log = Logger()
 
 PROTOCOL_VERSION = 1
-# Notifications in one request that is still accepted; bytes of a body beside the names, and of a character of these.
+# Notifications in one request that is still accepted, and bytes of a body beside the names.
 MAX_NOTIFICATIONS = 1000
-ENVELOPE_BYTES, _MAX_CHARACTER_BYTES = 256, 6
+ENVELOPE_BYTES = 256
 
 NotificationKind = Literal["messages", "events", "contracts"]
 NOTIFICATION_KINDS: tuple[NotificationKind, ...] = get_args(NotificationKind)
@@ -242,7 +242,7 @@ class PeerQueue:
         size, payload_bytes = ENVELOPE_BYTES, 0
         while self._queue and len(batch) < MAX_BATCH:
             notification = self._queue[0].notification
-            size += len(notification.name) * _MAX_CHARACTER_BYTES + 3
+            size += len(encoding.dumps(notification.name)) + 1
             payload_bytes += notification.payload_bytes
             if batch and (size > MAX_BODY_BYTES or payload_bytes > MAX_BATCH_BYTES):
                 break

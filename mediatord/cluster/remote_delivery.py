@@ -314,8 +314,7 @@ class RemoteDelivery:
             self._look_up(fanout)
         elif is_complete:
             fanout.is_cache_complete = True
-            if not fanout.waiting:
-                self._finish(fanout)
+            self._finish(fanout)
         else:
             self._awaiting_lookup.append(fanout)
             if self._lookup_timer is None:
