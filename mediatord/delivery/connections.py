@@ -173,6 +173,7 @@ class SendQueue:
     :param max_frames: frames that may be queued while the transport is congested.
     :param max_bytes: bytes that may be queued; a first frame always may.
     :param on_drained: called when the queue is empty and the transport takes frames again.
+    :ivar queued_bytes: bytes of queued frames.
     """
 
     __slots__ = (
@@ -182,8 +183,8 @@ class SendQueue:
         "_paused",
         "_stopped",
         "_queued",
-        "_queued_bytes",
         "_write",
+        "queued_bytes",
     )
 
     def __init__(
@@ -199,7 +200,7 @@ class SendQueue:
         self._max_bytes = max_bytes
         # An empty deque would be larger than all other state of an idle socket.
         self._queued: deque[bytes] | None = None
-        self._queued_bytes = 0
+        self.queued_bytes = 0
         self._paused = False
         self._stopped = False
 
@@ -211,11 +212,6 @@ class SendQueue:
     def queued_frames(self) -> int:
         """Number of queued frames."""
         return len(self._queued or ())
-
-    @property
-    def queued_bytes(self) -> int:
-        """Bytes of queued frames."""
-        return self._queued_bytes
 
     @property
     def is_drained(self) -> bool:
@@ -239,7 +235,7 @@ class SendQueue:
             self._write(frame)
             return True
         queued = self._queued
-        if queued and (len(queued) >= self._max_frames or self._queued_bytes + len(frame) > self._max_bytes):
+        if queued and (len(queued) >= self._max_frames or self.queued_bytes + len(frame) > self._max_bytes):
             return False
         self._keep(frame)
         return True
@@ -248,7 +244,7 @@ class SendQueue:
         if self._queued is None:
             self._queued = deque()
         self._queued.append(frame)
-        self._queued_bytes += len(frame)
+        self.queued_bytes += len(frame)
 
     def pauseProducing(self) -> None:
         """The transport's buffer is full; called for every write while it is."""
@@ -259,7 +255,7 @@ class SendQueue:
         self._paused = False
         while self._queued and not self._paused:
             frame = self._queued.popleft()
-            self._queued_bytes -= len(frame)
+            self.queued_bytes -= len(frame)
             self._write(frame)
         if not self._queued:
             self._queued = None
@@ -270,7 +266,7 @@ class SendQueue:
         """The connection is closed: drop queued frames, which are still in the store."""
         self._stopped = True
         self._queued = None
-        self._queued_bytes = 0
+        self.queued_bytes = 0
         self._on_drained()
 
 
@@ -479,7 +475,7 @@ class ConnectionManager(Service, Generic[Recipient]):
         """
         if session not in self._sessions:
             return succeed(None)
-        if not self._may_have(session, did):
+        if not self._dids.has(session, did) and self._dids.count(session) >= MAX_DIDS_PER_SOCKET:
             return fail(TooManySubscriptions())
         did = intern(did)  # DIDs are long, and each message has its own copy
         if not self._wanted.has(did, session):
@@ -576,9 +572,6 @@ class ConnectionManager(Service, Generic[Recipient]):
     def is_subscribed(self, session: Hashable, did: str) -> bool:
         """Whether this socket is subscribed to `did`."""
         return self._live.has(did, session)
-
-    def _may_have(self, session: WebSocketSession, did: str) -> bool:
-        return self._dids.has(session, did) or self._dids.count(session) < MAX_DIDS_PER_SOCKET
 
     def startService(self) -> None:
         """Accept sockets."""
