@@ -9,12 +9,11 @@ from mediatord.app.metrics_collection import StoreMetricsRefresher
 from mediatord.app.protocol_services import DecentrlServices, DIDCommServices
 from mediatord.cluster.membership import StoreHealthCheck
 from mediatord.config.settings import Config
-from mediatord.errors import MediatorError, StoreUnavailable
+from mediatord.errors import StoreUnavailable
 from mediatord.http.client_address import AllowedOrigins, ClientAddressResolver
 from mediatord.http.flow_control import MemoryReclaimer, RoundRobinScheduler
 from mediatord.http.resources import HTTPContext, StaticDocuments, report_no_probe
-from mediatord.http.site import MediatorSite
-from mediatord.observability.event_recorder import ProtocolName
+from mediatord.http.site import MediatorSite, SiteLimits
 from mediatord.probe.readiness import ReadinessMonitor
 from mediatord.workers.supervisor_connection import SupervisorConnection
 
@@ -33,12 +32,8 @@ def build_site(
     :param readiness: gives what answers `/ready`, once the site is served.
     """
     recorder = core.recorder
-
-    def record_early_rejection(protocol: ProtocolName, peer: str, error: MediatorError) -> None:
-        recorder.record_early_rejection(protocol, peer, 0, error)
-
-    limits = config.limits
-    addresses = ClientAddressResolver(config.trusted_proxies, core.probe_credentials.token, limits.trusted_peers)
+    token = core.probe_credentials.token
+    addresses = ClientAddressResolver(config.trusted_proxies, token, config.limits.trusted_peers)
     origins = AllowedOrigins(config.websocket_origins)
     documents = StaticDocuments(core.identity.now.did, core.identity.now.web_document, config.public_url)
     context = HTTPContext(
@@ -56,7 +51,6 @@ def build_site(
         client_addresses=addresses,
         connections=core.connections,
         open_decentrl_socket=decentrl.open_socket,
-        record_early_rejection=record_early_rejection,
         origins=origins,
         memory=MemoryReclaimer(core.reactor),
         scheduler=RoundRobinScheduler(core.reactor),
@@ -65,14 +59,12 @@ def build_site(
         check_readiness=(lambda: readiness().ask()) if readiness else report_no_probe,
         forward_fast_path=didcomm.forward_fast_path.take,
     )
-    site = MediatorSite(context, *_get_site_limits(config))
-    site.unread.limit(limits.max_unread_bytes)
+    site = MediatorSite(context, _get_site_limits(config))
 
     def follow(new: Config) -> None:
         addresses.set_peer_networks(new.limits.trusted_peers)
         origins.allow(new.websocket_origins)
-        site.limit(*_get_site_limits(new))
-        site.unread.limit(new.limits.max_unread_bytes)
+        site.limit(_get_site_limits(new))
         documents.set_identity(core.identity.now.did, core.identity.now.web_document)
 
     core.reloader.follow(follow)
@@ -83,11 +75,10 @@ def build_site(
     return site
 
 
-def _get_site_limits(config: Config) -> tuple[int, int, int, int]:
-    """Bytes of a message, HTTP connections of one address and of a trusted peer, bytes queued for a socket."""
+def _get_site_limits(config: Config) -> SiteLimits:
     limits = config.limits
     connections = 4 * limits.max_connections_per_ip, 4 * limits.trusted_connections
-    return limits.max_message_bytes, *connections, limits.max_outbox_bytes
+    return SiteLimits(limits.max_message_bytes, *connections, limits.max_outbox_bytes, limits.max_unread_bytes)
 
 
 def _build_store_ping(core: CoreServices, config: Config) -> Callable[[], Awaitable[None]]:

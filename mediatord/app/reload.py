@@ -44,11 +44,6 @@ class CurrentIdentity:
         self.own_dids = set(identity.own_dids)
         self.decentrl_dids = set(identity.decentrl_dids)
         self.agreement_keys = dict(identity.agreement_keys)
-        self._caches: list[Callable[[], None]] = [jwe.clear_key_caches]
-
-    def on_change(self, clear: Callable[[], None]) -> None:
-        """Call this when the keys change, to clear what was derived from them."""
-        self._caches.append(clear)
 
     def switch_to(self, identity: MediatorIdentity) -> None:
         """Use another identity; secrets that were agreed with the former keys are cleared."""
@@ -59,8 +54,7 @@ class CurrentIdentity:
         self.decentrl_dids.update(identity.decentrl_dids)
         self.agreement_keys.clear()
         self.agreement_keys.update(identity.agreement_keys)
-        for clear in self._caches:
-            clear()
+        jwe.clear_key_caches()
 
 
 def load_identity(config: Config) -> MediatorIdentity:

@@ -23,7 +23,7 @@ from mediatord.bench.load_generator import TargetServer, post
 from mediatord.bench.measured_mediator import DATABASE_FILE, StoredMessageCheck, count_stored_rows
 from mediatord.bench.plan import DAEMON_SETTINGS, BenchmarkPlan
 from mediatord.bench.processes import read_line, spawn_module
-from mediatord.bench.raw_clients import HTTPResult, KeepAliveClient
+from mediatord.bench.raw_clients import KeepAliveClient, encode_request
 from mediatord.bench.results import (
     PER_CPU_SECOND,
     PER_SECOND,
@@ -32,6 +32,7 @@ from mediatord.bench.results import (
     compute_percentile,
     format_size,
     run_interleaved,
+    scenario,
 )
 from mediatord.bench.wallet_group import SystemClock, fetch, run_blocking
 from mediatord.protocol import encoding
@@ -45,7 +46,6 @@ from mediatord.wallet.decentrl_client import (
     DecentrlMediator,
     DecentrlWallet,
     derive_public_key,
-    encode_command,
     propose_contract,
     read_mediator_document,
 )
@@ -71,7 +71,7 @@ class BlockingDecentrlWallet(DecentrlWallet):
 
     def encode(self, payload: dict[str, Any] | str, *where: Any) -> bytes:
         """A command signed now, as of :meth:`command`."""
-        return encode_command(self.command(payload, *where))
+        return encoding.dumps(self.command(payload, *where))
 
     def accept_contract_of(self, sender: DecentrlWallet) -> None:
         """Save a contract, which `sender` proposes."""
@@ -105,10 +105,8 @@ def sign_private_commands(
         yield sender.encode(payload, recipient.did, PRIVATE_CHANNEL)
 
 
-_COMMAND_GOAL = 0.45
 _OF_SITE, _OF_SITE_PER_CPU = "x stock Site", "x per CPU-s"
 _MEDIATORD, _SITE = "mediatord, durable", "stock Site, verify and store"
-_COMMAND_COLUMNS = (PER_SECOND, PER_CPU_SECOND, "p50 ms", "p99 ms", _OF_SITE, _OF_SITE_PER_CPU)
 # A short chat message, encrypted.
 _SMALLEST_PAYLOAD = 300
 # Commands per second that are signed for the warm-up; later runs sign for the last rate with a reserve. A server that
@@ -117,15 +115,17 @@ _INITIAL_RATE = 4000.0
 _RESERVE = 1.5
 
 
-def measure_commands(plan: BenchmarkPlan) -> ResultTable:
+@scenario(
+    "Commands, durable before the answer",
+    *(PER_SECOND, PER_CPU_SECOND, "p50 ms", "p99 ms", _OF_SITE, _OF_SITE_PER_CPU),
+)
+def measure_commands(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Commands that are verified and stored before the response, beside a Twisted site that does only that."""
-    table = ResultTable("Commands, durable before the answer", _COMMAND_COLUMNS)
-    with ExitStack() as stack:
-        daemon = stack.enter_context(run_temporary_daemon(DAEMON_SETTINGS))
-        place = Path(stack.enter_context(TemporaryDirectory(prefix="mediatord-bench-")))
-        site = stack.enter_context(
-            spawn_module("mediatord.bench.baseline_servers", "commands", f"{place}/{DATABASE_FILE}")
-        )
+    with (
+        run_temporary_daemon(DAEMON_SETTINGS) as daemon,
+        TemporaryDirectory(prefix="mediatord-bench-") as place,
+        spawn_module("mediatord.bench.baseline_servers", "commands", f"{place}/{DATABASE_FILE}") as site,
+    ):
         wallets = _register_wallets(daemon.url, *(f"wallet {number}" for number in range(_SENDERS + _RECIPIENTS)))
         pairs = list(product(wallets[:_SENDERS], wallets[_SENDERS:]))
         for sender, recipient in pairs:
@@ -136,7 +136,7 @@ def measure_commands(plan: BenchmarkPlan) -> ResultTable:
         }
         checks = {
             name: StoredMessageCheck(partial(count_stored_rows, path / DATABASE_FILE, rows), table.failures, ("200",))
-            for name, path, rows in ((_MEDIATORD, daemon.directory, "pending_event"), (_SITE, place, "event"))
+            for name, path, rows in ((_MEDIATORD, daemon.directory, "pending_event"), (_SITE, Path(place), "event"))
         }
         rates = dict[str, float]()
 
@@ -155,13 +155,12 @@ def measure_commands(plan: BenchmarkPlan) -> ResultTable:
             ratios = {_OF_SITE: (_SITE, PER_SECOND), _OF_SITE_PER_CPU: (_SITE, PER_CPU_SECOND)}
             table.compare(contenders, plan.rounds, f"{format_size(size)}  ", ratios)
             measured = table.rows[f"{format_size(size)}  {_MEDIATORD}"][_OF_SITE]
-            table.add_target(f"durable commands {format_size(size)}, x stock Site", _COMMAND_GOAL, measured)
+            table.add_target(f"durable commands {format_size(size)}, x stock Site", 0.45, measured)
     check = checks[_MEDIATORD]
     table.notes = [
         f"{plan.clients} connections, one daemon process. The stock Site verifies, and stores with group commit.",
         f"{check.accepted} commands were answered 200 and {check.stored} rows were stored.",
     ]
-    return table
 
 
 _BATCH = 1000
@@ -181,11 +180,13 @@ class _PageRequest:
     """
     A page to read.
 
+    :param encode: an HTTP request for it.
     :param change: changes the list that the page belongs to, but not its length.
     :param total: number of matching events.
     """
 
-    ask: Callable[[], HTTPResult]
+    connection: KeepAliveClient
+    encode: Callable[[], bytes]
     change: Callable[[], None]
     total: int
 
@@ -195,14 +196,14 @@ class _PageRequest:
 
         :raise RuntimeError: its length is wrong.
         """
-        response = self.ask()
+        response = self.connection.exchange(self.encode())
         if response.status != 200:
             raise RuntimeError(f"the daemon answered {response.status} to a query")
         value = encoding.loads_object(response.body)
         page = value.get("payload", value)
         if (page["pagination"]["total"], len(page["events"])) != (self.total, min(_PAGE_SIZE, self.total)):
             raise RuntimeError(f"a page of {len(page['events'])} out of {page['pagination']['total']} events")
-        return response.seconds
+        return self.connection.latencies_us[-1] / 1e6
 
 
 def _page_ranges(events: int) -> dict[str, range]:
@@ -220,12 +221,12 @@ def _event_time(number: int) -> int:
     return _FIRST_SECOND + number * _SECONDS_APART
 
 
-class _StoredHistory:
+class _EventHistory:
     """
-    The stored events of one identity, as a wallet keeps them.
+    The stored and the public events of one identity, as a wallet keeps them.
 
-    Every event has a peer, a kind and a topic. Received events are stored unprocessed with one tag and get all tags
-    later. Everything follows from the number of an event and repeats after a batch, so the totals are known.
+    Every stored event has a peer, a kind and a topic. Received events are stored unprocessed with one tag and get all
+    tags later. Everything follows from the number of an event and repeats after a batch, so the totals are known.
     """
 
     def __init__(self, wallet: BlockingDecentrlWallet) -> None:
@@ -236,88 +237,13 @@ class _StoredHistory:
         self._peers = [DecentrlIdentity.generate(f"peer {number}", mediator_did).did for number in range(_PEERS)]
         self._tag = lru_cache(1000)(wallet.identity.tag)  # a signature, most of the time of an event
 
-    def fill(self, count: int) -> Iterator[int]:
+    def store(self, count: int) -> Iterator[int]:
         """Store events batch by batch; the number of each batch."""
         for first in range(0, count, _BATCH):
             events = [self._event(number) for number in range(first, first + _BATCH)]
             self._post({"type": "SAVE_EVENTS", "events": events})
             self._process(first)
             yield _BATCH
-
-    def pages(self, count: int) -> dict[str, _PageRequest]:
-        """The pages to read, by name, if there are `count` events."""
-        middle = count // 2
-        peer: dict[str, Any] = {"participant_did": self._peers[_QUERIED_PEER]}
-        kind: dict[str, Any] = {"encrypted_tags": [self._tag(f"kind.{_QUERIED_KIND}")]}
-        topic = {"encrypted_tags": [self._tag(f"topic.{middle // _EVENTS_PER_TOPIC}")]}
-        return {
-            **{name: self._page(count, {}, pages) for name, pages in _page_ranges(count).items()},
-            "one tag": self._page(count // _KINDS, kind),
-            "one participant": self._page(count // _PEERS, peer),
-            "unprocessed": self._page(count // _GROUPS, {"unprocessed_only": True}),
-            "narrow time range": self._page(_PAGE_SIZE, _time_filter(middle, _PAGE_SIZE)),
-            "rare tag and participant": self._page(3, topic | peer),
-            "common tag and participant": self._page(count // _KINDS // _PEERS, kind | peer),
-        }
-
-    def _page(self, total: int, wanted: Mapping[str, Any], pages: range = range(1)) -> _PageRequest:
-        def ask() -> HTTPResult:
-            query = self._query(self._random.choice(pages), _PAGE_SIZE, wanted)
-            return self._wallet.connection.post(self._wallet.encode(query), _JSON)
-
-        return _PageRequest(ask, self._change, total)
-
-    def _change(self) -> None:
-        """Reverse the tags of one event."""
-        event_id, tags = self._changed
-        self._changed = event_id, tags[::-1]
-        self._post({"type": "UPDATE_EVENT_TAGS", "events": [{"event_id": event_id, "encrypted_tags": tags[::-1]}]})
-
-    def _post(self, payload: dict[str, Any]) -> dict[str, Any]:
-        return run_blocking(self._wallet.ask(payload))
-
-    def _query(self, page: int, size: int, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        return {"type": "QUERY_EVENTS", "filter": {**wanted}, "pagination": {"page": page, "page_size": size}}
-
-    def _event(self, number: int) -> dict[str, Any]:
-        peer, own = self._peers[number % _PEERS], self._wallet.did
-        received = number // _PEERS % 2 == 1
-        return {
-            "sender_did": peer if received else own,
-            "recipient_did": own if received else peer,
-            "timestamp": _event_time(number),
-            "payload": encode_base64(secrets.token_bytes(_PAYLOAD_BYTES)),
-            "encrypted_tags": self._tags(number)[: 1 if received else None],
-        }
-
-    def _process(self, first: int) -> None:
-        """Give the received events of a batch all their tags, except the last group."""
-        query = self._query(0, _BATCH, {"unprocessed_only": True, **_time_filter(first, _BATCH)})
-        updates = []
-        for event in self._post(query)["payload"]["events"]:
-            number = (int(event["timestamp"]) - _FIRST_SECOND) // _SECONDS_APART
-            if number // _PEERS % _GROUPS != _GROUPS - 1:
-                updates.append({"event_id": event["id"], "encrypted_tags": self._tags(number)})
-        self._post({"type": "UPDATE_EVENT_TAGS", "events": updates})
-        self._changed = updates[0]["event_id"], updates[0]["encrypted_tags"]
-
-    def _tags(self, number: int) -> list[str]:
-        peer, kind, topic = self._peers[number % _PEERS], number // _PEERS % _KINDS, number // _EVENTS_PER_TOPIC
-        return [self._tag(f"participant.{peer}"), self._tag(f"kind.{kind}"), self._tag(f"topic.{topic}")]
-
-
-def _time_filter(first: int, count: int) -> dict[str, int]:
-    return {"after_timestamp": _event_time(first), "before_timestamp": _event_time(first + count - 1)}
-
-
-class _PublicChannel:
-    """The public events of one identity."""
-
-    def __init__(self, wallet: BlockingDecentrlWallet) -> None:
-        self._wallet = wallet
-        self._reader = KeepAliveClient(wallet.mediator.url)
-        self._random = Random(1)
-        self._url = wallet.mediator.public_url(wallet.did)
 
     def publication(self, number: int) -> bytes:
         """The command that publishes an event."""
@@ -332,29 +258,91 @@ class _PublicChannel:
         }
         return self._wallet.encode(publication, None, PUBLIC_CHANNEL)
 
-    def pages(self, count: int) -> dict[str, _PageRequest]:
-        """The pages to read, by name, if there are `count` events."""
-        middle = count // 2
-        between = {"after": _event_time(middle), "before": _event_time(middle + _PAGE_SIZE - 1)}
+    def pages(self, stored: int, published: int) -> dict[str, _PageRequest]:
+        """The pages to read, by name, if there are so many events."""
+        page, public, middle = self._stored_page, self._public_page, stored // 2
+        peer: dict[str, Any] = {"participant_did": self._peers[_QUERIED_PEER]}
+        kind: dict[str, Any] = {"encrypted_tags": [self._tag(f"kind.{_QUERIED_KIND}")]}
+        topic = {"encrypted_tags": [self._tag(f"topic.{middle // _EVENTS_PER_TOPIC}")]}
+        first = published // 2
+        between = {"after": _event_time(first), "before": _event_time(first + _PAGE_SIZE - 1)}
         return {
-            **{f"public, {name}": self._page(count, {}, pages) for name, pages in _page_ranges(count).items()},
-            "public, one tag": self._page(count // _KINDS, {"tags": f"kind-{_QUERIED_KIND}"}),
-            "public, narrow time range": self._page(_PAGE_SIZE, between),
+            **{name: page(stored, {}, numbers) for name, numbers in _page_ranges(stored).items()},
+            "one tag": page(stored // _KINDS, kind),
+            "one participant": page(stored // _PEERS, peer),
+            "unprocessed": page(stored // _GROUPS, {"unprocessed_only": True}),
+            "narrow time range": page(_PAGE_SIZE, _time_filter(middle, _PAGE_SIZE)),
+            "rare tag and participant": page(3, topic | peer),
+            "common tag and participant": page(stored // _KINDS // _PEERS, kind | peer),
+            **{
+                f"public, {name}": public(published, {}, numbers) for name, numbers in _page_ranges(published).items()
+            },
+            "public, one tag": public(published // _KINDS, {"tags": f"kind-{_QUERIED_KIND}"}),
+            "public, narrow time range": public(_PAGE_SIZE, between),
         }
 
-    def _page(self, total: int, wanted: Mapping[str, Any], pages: range = range(1)) -> _PageRequest:
-        def ask() -> HTTPResult:
-            page = {"page": self._random.choice(pages), "page_size": _PAGE_SIZE}
-            return self._reader.get(f"{self._url}?{urlencode({**wanted, **page})}")
+    def _stored_page(self, total: int, wanted: Mapping[str, Any], pages: range = range(1)) -> _PageRequest:
+        def encode() -> bytes:
+            query = _compose_query(self._random.choice(pages), _PAGE_SIZE, wanted)
+            return encode_request(self._wallet.mediator.url, self._wallet.encode(query), _JSON)
 
-        return _PageRequest(ask, self._change, total)
+        return _PageRequest(self._wallet.connection, encode, self._change_tags, total)
 
-    def _change(self) -> None:
+    def _public_page(self, total: int, wanted: Mapping[str, Any], pages: range = range(1)) -> _PageRequest:
+        def encode() -> bytes:
+            query = urlencode({**wanted, "page": self._random.choice(pages), "page_size": _PAGE_SIZE})
+            return encode_request(f"{self._wallet.mediator.public_url(self._wallet.did)}?{query}", method="GET")
+
+        return _PageRequest(self._wallet.connection, encode, self._change_publications, total)
+
+    def _change_tags(self) -> None:
+        """Reverse the tags of one event."""
+        event_id, tags = self._changed
+        self._changed = event_id, tags[::-1]
+        self._post({"type": "UPDATE_EVENT_TAGS", "events": [{"event_id": event_id, "encrypted_tags": tags[::-1]}]})
+
+    def _change_publications(self) -> None:
         """Publish an event and delete it."""
         run_blocking(self._wallet.unpublish(run_blocking(self._wallet.publish(_PUBLIC_TEXT))))
 
+    def _post(self, payload: dict[str, Any]) -> dict[str, Any]:
+        return run_blocking(self._wallet.ask(payload))
 
-_PAGE_GOAL = 0.5
+    def _event(self, number: int) -> dict[str, Any]:
+        peer, own = self._peers[number % _PEERS], self._wallet.did
+        received = number // _PEERS % 2 == 1
+        return {
+            "sender_did": peer if received else own,
+            "recipient_did": own if received else peer,
+            "timestamp": _event_time(number),
+            "payload": encode_base64(secrets.token_bytes(_PAYLOAD_BYTES)),
+            "encrypted_tags": self._tags(number)[: 1 if received else None],
+        }
+
+    def _process(self, first: int) -> None:
+        """Give the received events of a batch all their tags, except the last group."""
+        query = _compose_query(0, _BATCH, {"unprocessed_only": True, **_time_filter(first, _BATCH)})
+        updates = []
+        for event in self._post(query)["payload"]["events"]:
+            number = (int(event["timestamp"]) - _FIRST_SECOND) // _SECONDS_APART
+            if number // _PEERS % _GROUPS != _GROUPS - 1:
+                updates.append({"event_id": event["id"], "encrypted_tags": self._tags(number)})
+        self._post({"type": "UPDATE_EVENT_TAGS", "events": updates})
+        self._changed = updates[0]["event_id"], updates[0]["encrypted_tags"]
+
+    def _tags(self, number: int) -> list[str]:
+        peer, kind, topic = self._peers[number % _PEERS], number // _PEERS % _KINDS, number // _EVENTS_PER_TOPIC
+        return [self._tag(f"participant.{peer}"), self._tag(f"kind.{kind}"), self._tag(f"topic.{topic}")]
+
+
+def _compose_query(page: int, size: int, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "QUERY_EVENTS", "filter": {**wanted}, "pagination": {"page": page, "page_size": size}}
+
+
+def _time_filter(first: int, count: int) -> dict[str, int]:
+    return {"after_timestamp": _event_time(first), "before_timestamp": _event_time(first + count - 1)}
+
+
 # A command of the history holds a thousand events.
 _PAGE_SETTINGS = {**DAEMON_SETTINGS, "MEDIATORD_LIMITS__MAX_MESSAGE_BYTES": "8388608"}
 _SMALL, _LARGE = "small", "large"
@@ -364,29 +352,29 @@ _PUBLICATIONS_AT_ONCE = 5000
 _ROUND_SHARE = 0.1
 _MIN_READS = 3
 _RATE, _MILLISECONDS, _OF_SMALL = "pages/s", "p50 ms", "x small"
-_PAGE_COLUMNS = (*(f"{name} {figure}" for figure in (_MILLISECONDS, _RATE) for name in (_SMALL, _LARGE)), _OF_SMALL)
 
 
-def measure_pages(plan: BenchmarkPlan) -> ResultTable:
+@scenario(
+    "Pages of a long history and of a short one",
+    *(f"{name} {figure}" for figure in (_MILLISECONDS, _RATE) for name in (_SMALL, _LARGE)),
+    _OF_SMALL,
+)
+def measure_pages(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Reading pages of a long history beside those of a short one, unchanged and after a change."""
-    table = ResultTable("Pages of a long history and of a short one", _PAGE_COLUMNS)
     counts = {_SMALL: _BATCH, _LARGE: max(plan.events // _BATCH * _BATCH, _BATCH)}
     with ExitStack() as stack:
         pages = {
             name: stack.enter_context(_fill_daemon(name, count, plan, table.notes)) for name, count in counts.items()
         }
-        for page in pages[_SMALL]:
-            for suffix, changing in (("", False), (", after a change", True)):
-                compared = {name: found[page] for name, found in pages.items()}
-                for one in compared.values():
-                    one.read()
-                contenders = {name: partial(_read_pages, plan, one, changing) for name, one in compared.items()}
-                rounds = run_interleaved(contenders, plan.rounds)
-                figures = {f"{name} {key}": one for name in counts for key, one in rounds.medians(name).items()}
-                ratio = rounds.ratio(_LARGE, _SMALL, _RATE)
-                table.rows[f"{page}{suffix}"] = figures | {_OF_SMALL: ratio}
-                table.add_target(f"rate of {page}{suffix}, x small", _PAGE_GOAL, ratio)
-    return table
+        for page, changing in product(pages[_SMALL], (False, True)):
+            row = f"{page}, after a change" if changing else page
+            for found in pages.values():
+                found[page].read()
+            contenders = {name: partial(_read_pages, plan, found[page], changing) for name, found in pages.items()}
+            rounds = run_interleaved(contenders, plan.rounds)
+            table.rows[row] = {f"{name} {key}": one for name in counts for key, one in rounds.medians(name).items()}
+            ratio = table.rows[row][_OF_SMALL] = rounds.ratio(_LARGE, _SMALL, _RATE)
+            table.add_target(f"rate of {row}, x small", 0.5, ratio)
 
 
 @contextmanager
@@ -394,21 +382,20 @@ def _fill_daemon(name: str, stored: int, plan: BenchmarkPlan, notes: list[str]) 
     """Start a daemon, store and publish events of one identity; the pages to read."""
     with run_temporary_daemon(_PAGE_SETTINGS) as daemon:
         (wallet,) = _register_wallets(daemon.url, "owner")
-        history, channel = _StoredHistory(wallet), _PublicChannel(wallet)
-        server = TargetServer(wallet.mediator.url, daemon.pid, _JSON, ("200",))
+        history, server = _EventHistory(wallet), TargetServer(wallet.mediator.url, daemon.pid, _JSON, ("200",))
         published = max(_BATCH, stored // _PUBLIC_SHARE // _BATCH * _BATCH)
         start, label = perf_counter(), f"{stored:,} stored and {published:,} public events"
         with click.progressbar(length=stored + published, label=label, file=sys.stderr) as bar:
-            for done in history.fill(stored):
+            for done in history.store(stored):
                 bar.update(done)
             for first in range(0, published, _PUBLICATIONS_AT_ONCE):
                 numbers = range(first, min(first + _PUBLICATIONS_AT_ONCE, published))
-                load = post(server, [channel.publication(number) for number in numbers], plan.clients, once=True)
+                load = post(server, [history.publication(number) for number in numbers], plan.clients, once=True)
                 if load.accepted != len(numbers):
                     raise RuntimeError(f"not all public events were accepted: {dict(load.statuses)}")
                 bar.update(len(numbers))
         notes.append(f"{name}: {label}, stored in {perf_counter() - start:,.0f} s")
-        yield history.pages(stored) | channel.pages(published)
+        yield history.pages(stored, published)
 
 
 def _read_pages(plan: BenchmarkPlan, page: _PageRequest, changing: bool) -> Figures:

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import os
-import select
 import socket
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from itertools import cycle
-from time import perf_counter, sleep
+from time import sleep
 
+from mediatord.bench.load_generator import LoadRunner, pace
 from mediatord.bench.measured_mediator import CycleLoad, open_mediator
-from mediatord.bench.memory_scenarios import KERNEL_BYTES
 from mediatord.bench.plan import BenchmarkPlan
 from mediatord.bench.processes import ForkedCall, assign_cores, raise_file_limit
 from mediatord.bench.raw_clients import (
-    ClientConnection,
-    ResponseCounter,
+    KERNEL_BYTES,
     WebSocketClient,
     encode_frame,
     encode_request,
     loopback_address,
     open_socket,
 )
-from mediatord.bench.results import Figures, ResultTable, safe_ratio
+from mediatord.bench.results import Figures, ResultTable, safe_ratio, scenario
 from mediatord.bench.wallet_group import WalletGroup, build_inner_envelope, enrol_group
 from mediatord.protocol import encoding
 from mediatord.wallet.didcomm_identity import WalletIdentity
@@ -35,7 +33,6 @@ from mediatord.wallet.didcomm_messages import authcrypt, build_forward
 _FIRST_ADDRESS = 200_000
 _MANY_ADDRESSES, _FEW_ADDRESSES = 300, 16
 _SLOW_CONNECTIONS, _UNREAD_SOCKETS = 4096, 512
-_TICK_SECONDS = 0.005
 _MAILBOXES = 4
 _PARTIAL_REQUEST = b"POST /didcomm HTTP/1.1\r\nHost: a\r\nContent-Length: 10000\r\n\r\n{"
 
@@ -67,23 +64,13 @@ class FloodGenerator:
         if do == "deaf":
             return self._send_without_reading(seconds, rate)
         addresses = {"address": 1, "did": _MANY_ADDRESSES, "fresh": _FEW_ADDRESSES}[do]
-        count = max(addresses, 4 * _FEW_ADDRESSES)
-        sources = [_flood_address(number % addresses) for number in range(count)]
+        sources = [_flood_address(number % addresses) for number in range(max(addresses, 4 * _FEW_ADDRESSES))]
         requests = self._of_many if do == "fresh" else self._of_one
-        idle = deque(ClientConnection(open_socket(self._url, source)) for source in sources)
-        connections, responses, sent = {one.fileno(): one for one in idle}, ResponseCounter(), 0
-        with select.epoll() as epoll:
-            for number in connections:
-                epoll.register(number, select.EPOLLIN)
-            for due in _iterate_due(seconds, rate):
-                for _ in range(min(due, len(idle))):
-                    idle.popleft().send(next(requests))
-                    sent += 1
-                readable = (connections[number] for number, _ in epoll.poll(0))
-                idle.extend(one for one in readable if responses.take(one))
-        for connection in connections.values():
-            connection.close()
-        return {"sent": sent, **responses.by_name()}
+        with closing(
+            LoadRunner(self._url, requests, seconds=seconds, rate=rate, even=True, sources=sources)
+        ) as runner:
+            statuses = runner.run().statuses
+        return {"sent": statuses.total(), **statuses}
 
     def _encode_requests(self, group: WalletGroup, senders: Iterable[WalletIdentity], size: int) -> Iterator[bytes]:
         """Forwards over and over, each of the next sender to the next mailbox."""
@@ -99,22 +86,21 @@ class FloodGenerator:
         """Begin thousands of requests, then continue each by one byte at a time."""
         connections: deque[socket.socket] = deque()
         cut_off = 0
-        for due in _iterate_due(seconds, rate):
-            for _ in range(due):
-                if len(connections) < _SLOW_CONNECTIONS:
-                    connection = open_socket(self._url, _flood_address(len(connections) % _FEW_ADDRESSES))
-                    connection.setblocking(False)
-                    with suppress(OSError):
-                        connection.send(_PARTIAL_REQUEST)
-                    connections.append(connection)
-                    continue
-                connection = connections.popleft()
-                try:
-                    connection.send(b" ")
-                    connections.append(connection)
-                except OSError:
-                    cut_off += 1
-                    connection.close()
+        for _ in pace(rate, seconds):
+            if len(connections) < _SLOW_CONNECTIONS:
+                connection = open_socket(self._url, _flood_address(len(connections) % _FEW_ADDRESSES))
+                connection.setblocking(False)
+                with suppress(OSError):
+                    connection.send(_PARTIAL_REQUEST)
+                connections.append(connection)
+                continue
+            connection = connections.popleft()
+            try:
+                connection.send(b" ")
+                connections.append(connection)
+            except OSError:
+                cut_off += 1
+                connection.close()
         for connection in connections:
             connection.close()
         return {"sent": int(seconds * rate), "kept": len(connections), "cut_off": cut_off}
@@ -127,32 +113,19 @@ class FloodGenerator:
             sockets = deque[socket.socket]()
             for number in range(_UNREAD_SOCKETS):
                 client = WebSocketClient(self._socket_url, KERNEL_BYTES, _flood_address(number % _FEW_ADDRESSES))
-                connection = stack.enter_context(closing(socket.socket(fileno=os.dup(client.fileno()))))
-                client.close()
-                connection.setblocking(False)
-                sockets.append(connection)
-            for due in _iterate_due(seconds, rate):
-                for _ in range(due):
-                    sockets.rotate()
-                    try:
-                        sent += bool(sockets[0].send(request))
-                    except OSError:  # full, or closed
-                        stuck += 1
+                sockets.append(stack.enter_context(client.socket))
+                client.socket.setblocking(False)
+            for _ in pace(rate, seconds):
+                sockets.rotate()
+                try:
+                    sent += bool(sockets[0].send(request))
+                except OSError:  # full, or closed
+                    stuck += 1
         return {"sent": sent, "stuck": stuck}
 
 
 def _flood_address(number: int) -> str:
     return loopback_address(_FIRST_ADDRESS + number)
-
-
-def _iterate_due(seconds: float, rate: float) -> Iterator[int]:
-    """Every few milliseconds, the number of requests that are due."""
-    start, done = perf_counter(), 0
-    while (elapsed := perf_counter() - start) < seconds:
-        due = int(elapsed * rate) - done
-        done += due
-        yield due
-        sleep(_TICK_SECONDS)
 
 
 # Of the latency of honest wallets at the 99th percentile.
@@ -183,23 +156,18 @@ _FLOODS = {
     "sockets not read, 16 addresses": "deaf",
 }
 _RATIOS = {"202 p99": "x 202 p99", "push p99": "x push p99"}
-_FLOOD_COLUMNS = (
-    "202 p50", "202 p99", "push p50", "push p99", *_RATIOS.values(), "flood/s", "accepted/s", "CPU %"
-)  # fmt: skip
 
 
-def measure_abuse(plan: BenchmarkPlan) -> ResultTable:
+@scenario(
+    "Latency during a flood",
+    *("202 p50", "202 p99", "push p50", "push p99", *_RATIOS.values(), "flood/s", "accepted/s", "CPU %"),
+)
+def measure_abuse(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Latency of honest wallets with and without a flood beside them."""
     raise_file_limit()
-    table, size, seconds = (
-        ResultTable("Latency during a flood", _FLOOD_COLUMNS),
-        plan.sizes[0],
-        plan.seconds * _DURATION_FACTOR,
-    )
-    with (
-        open_mediator(plan, assign_cores(), _FLOOD_SETTINGS) as mediator,
-        closing(CycleLoad(mediator, table.failures, _HONEST_WALLETS, size, apart=True)) as online,
-    ):
+    size, seconds = plan.sizes[0], plan.seconds * _DURATION_FACTOR
+    with open_mediator(plan, assign_cores(), _FLOOD_SETTINGS) as mediator:
+        online = CycleLoad(mediator, table.failures, _HONEST_WALLETS, size, apart=True)
         floods = FloodGenerator(mediator.url, _FRESH_DIDS, _OF_ONE_DID, size)
 
         def run(do: str) -> Figures:
@@ -229,4 +197,3 @@ def measure_abuse(plan: BenchmarkPlan) -> ResultTable:
         "defaults.",
         f"Milliseconds since a forward was due, and relative to runs without a flood. {mediator.note}",
     ]
-    return table

@@ -6,11 +6,11 @@ import os
 import random
 import select
 from array import array
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, cycle, islice, repeat
-from time import perf_counter, process_time
+from time import perf_counter, process_time, sleep
 from typing import Any
 
 from mediatord.bench.processes import ForkedCall, cpu_seconds
@@ -21,7 +21,7 @@ from mediatord.bench.raw_clients import (
     encode_request,
     open_socket,
 )
-from mediatord.bench.results import CLIENT_US, PER_CPU_SECOND, PER_SECOND, Figures, latency_figures, safe_ratio
+from mediatord.bench.results import ALL_PERCENTILES, Figures, LoadResult, latency_figures
 from mediatord.bench.wallet_group import LiveSocket
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
 
@@ -32,44 +32,6 @@ _PUSH_TIMEOUT_SECONDS = 10.0
 # After the last push, how long to wait for a duplicate of it.
 _SILENCE_SECONDS = 0.2
 _FOREVER = float("inf")
-_ALL_PERCENTILES = ("p50", "p99", "p99.9")
-
-
-@dataclass(slots=True)
-class LoadResult:
-    """
-    What was sent and what came back.
-
-    :param statuses: number of responses by HTTP status.
-    :param seconds: from the first request to the last response; of the slowest process.
-    :param latencies_us: from when a request was sent, or was due, to its response.
-    :param late: requests sent late, because no connection was free or the generator was busy.
-    :param client_seconds: CPU time of the generator.
-    :param accepted: successful requests.
-    :param cpu_seconds: CPU time of the servers.
-    """
-
-    statuses: Counter[str] = field(default_factory=Counter)
-    seconds: float = 0.0
-    latencies_us: array[int] = field(default_factory=lambda: array("I"))
-    late: int = 0
-    client_seconds: float = 0.0
-    accepted: int = 0
-    cpu_seconds: float = 0.0
-
-    def figures(self) -> Figures:
-        """Rates and latencies."""
-        return {
-            PER_SECOND: safe_ratio(self.accepted, self.seconds),
-            PER_CPU_SECOND: safe_ratio(self.accepted, self.cpu_seconds),
-            **latency_figures(self.latencies_us, names=_ALL_PERCENTILES),
-            CLIENT_US: 1e6 * safe_ratio(self.client_seconds, self.statuses.total()),
-        }
-
-    @property
-    def late_percent(self) -> float:
-        """Share of requests sent late."""
-        return 100 * safe_ratio(self.late, len(self.latencies_us))
 
 
 def intended_times(rate: float, seconds: float, seed: int, *, even: bool = False) -> Iterator[float]:
@@ -88,6 +50,14 @@ def intended_times(rate: float, seconds: float, seed: int, *, even: bool = False
         at = number / rate if even else at + draw(rate)
 
 
+def pace(rate: float, seconds: float) -> Iterator[float]:
+    """Wait until each request at fixed intervals is due; yields when it was, by `perf_counter`."""
+    start = perf_counter()
+    for due in intended_times(rate, seconds, 0, even=True):
+        sleep(max(0.0, start + due - perf_counter()))
+        yield start + due
+
+
 class LoadRunner:
     """
     Sends requests over connections of its own, and waits for their responses.
@@ -100,14 +70,14 @@ class LoadRunner:
     :param seconds: how long requests are sent; every connection sends one at least.
     :param rate: requests per second of the open loop; 0 for the closed loop.
     :param even: the open loop sends at fixed intervals instead of a Poisson process.
-    :param sources: local addresses of the connections; any if empty.
+    :param sources: local address of each connection, instead of their number.
     """
 
     def __init__(
         self,
         url: str,
         requests: Iterator[Any],
-        connections: int,
+        connections: int = 1,
         seconds: float = _FOREVER,
         *,
         rate: float = 0.0,
@@ -216,16 +186,14 @@ class LoadRunner:
 @dataclass(slots=True)
 class CycleResult(LoadResult):
     """
-    What became of forwards to wallets in live mode.
+    What became of forwards to wallets in live mode; accepted are those that were pushed.
 
-    :param pushed: number of messages.
     :param missing: accepted and never pushed.
     :param repeated: pushed more often than posted.
     :param pushed_us: from when a forward was sent, or was due, to its push.
     :param after_us: from its 202 to its push, which may be negative.
     """
 
-    pushed: int = 0
     missing: int = 0
     repeated: int = 0
     pushed_us: array[int] = field(default_factory=lambda: array("I"))
@@ -234,12 +202,10 @@ class CycleResult(LoadResult):
     def figures(self) -> Figures:
         """Rates of messages that were pushed, and latencies."""
         return {
-            PER_SECOND: safe_ratio(self.pushed, self.seconds),
-            PER_CPU_SECOND: safe_ratio(self.pushed, self.cpu_seconds),
+            **self.rates(),
             **latency_figures(self.latencies_us, "202 {}"),
-            **latency_figures(self.pushed_us, "push {}", _ALL_PERCENTILES),
+            **latency_figures(self.pushed_us, "push {}", ALL_PERCENTILES),
             "late %": self.late_percent,
-            CLIENT_US: 1e6 * safe_ratio(self.client_seconds, self.pushed),
         }
 
     def failures(self) -> Iterator[str]:
@@ -333,7 +299,7 @@ class CycleRunner(LoadRunner):
         message = self._posted[tag].popleft()
         message.pushed = now
         self._in_flight -= 1
-        self.result.pushed += 1
+        self.result.accepted += 1
         self.result.pushed_us.append(int((now - message.posted) * 1e6))
         if message.accepted:
             self.result.after_us.append(int((now - message.accepted) * 1e6))

@@ -8,12 +8,19 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from mediatord.bench.load_generator import CycleResult, CycleRunner, Load, LoadResult, TargetServer
+from mediatord.bench.load_generator import CycleResult, CycleRunner, Load, TargetServer
 from mediatord.bench.plan import DAEMON_SETTINGS, DISTINCT_MESSAGES, RECIPIENTS, BenchmarkPlan
 from mediatord.bench.processes import CoreAssignment, cpu_seconds, pin_to_cores
 from mediatord.bench.raw_clients import WebSocketClient, loopback_address
-from mediatord.bench.results import Figures
-from mediatord.bench.wallet_group import LiveSocket, WalletGroup, enrol_group, find_mediator, require_socket_url
+from mediatord.bench.results import Figures, LoadResult
+from mediatord.bench.wallet_group import (
+    BlockingWallet,
+    LiveSocket,
+    WalletGroup,
+    enrol_group,
+    find_mediator,
+    require_socket_url,
+)
 from mediatord.wallet.temporary_daemon import TemporaryDaemon, run_temporary_daemon
 
 DATABASE_FILE = "mediator.sqlite3"
@@ -78,16 +85,28 @@ class MeasuredMediator:
     A temporary daemon, or the plan's target.
 
     :param daemon: None for the target.
+    :param cores: that the daemon and its clients are pinned to, if they are.
     :ivar mediator: as it publishes itself.
+    :ivar live_sockets: open until the end of :meth:`close`.
     """
 
-    def __init__(self, plan: BenchmarkPlan, daemon: TemporaryDaemon | None, note: str = "") -> None:
+    def __init__(
+        self, plan: BenchmarkPlan, daemon: TemporaryDaemon | None, cores: CoreAssignment | None = None
+    ) -> None:
         self.daemon = daemon
-        self.note = note
+        self._cores = cores
         self.url = daemon.url if daemon else plan.target
         self.mediator = find_mediator(self.url, plan.target_did)
         self.groups: list[WalletGroup] = []
+        self.live_sockets: list[LiveSocket] = []
         self._target_pid = plan.target_pid
+
+    @property
+    def note(self) -> str:
+        """A sentence for the report on where it runs; empty if it is not pinned."""
+        if self.daemon is None:
+            return "The target runs where it was started."
+        return self._cores.note if self._cores else ""
 
     @property
     def pid(self) -> int:
@@ -97,18 +116,46 @@ class MeasuredMediator:
     @property
     def database(self) -> Path:
         """Database of a daemon."""
+        return self.require_daemon().directory / DATABASE_FILE
+
+    def require_daemon(self) -> TemporaryDaemon:
+        """The daemon, which scenarios without a target have."""
         assert self.daemon is not None
-        return self.daemon.directory / DATABASE_FILE
+        return self.daemon
 
     @property
     def cpu_seconds(self) -> float:
         """CPU time so far; 0 if it is remote."""
         return cpu_seconds(self.pid)
 
+    def restart(self, *program: str, change: Callable[[Path], None] | None = None) -> float:
+        """
+        Stop the daemon and start it again; the seconds that the start took.
+
+        :param program: module and arguments that replace `mediatord`.
+        :param change: changes the database of the stopped daemon.
+        """
+        daemon = self.require_daemon()
+        daemon.stop()
+        if change is not None:
+            change(self.database)
+        with pin_to_cores(self._cores.server) if self._cores else ExitStack():
+            return daemon.start(*program)
+
     def enrol(self, count: int, *, short: bool = True) -> WalletGroup:
         """Enrol wallets. Those of a target empty their queues and unregister in the end."""
         self.groups.append(enrol_group(self.mediator, count, short=short))
         return self.groups[-1]
+
+    def connect(self, wallet: BlockingWallet, *socket: WebSocketClient) -> LiveSocket:
+        """Open a WebSocket of a wallet, as of :class:`LiveSocket`."""
+        self.live_sockets.append(LiveSocket(wallet, *socket))
+        return self.live_sockets[-1]
+
+    def close(self) -> None:
+        """Close all sockets."""
+        for live in self.live_sockets:
+            live.close()
 
 
 @contextmanager
@@ -123,17 +170,17 @@ def open_mediator(
     """
     with ExitStack() as stack:
         if plan.target:
-            mediator = MeasuredMediator(plan, None, "The target runs where it was started.")
-            yield mediator
+            with closing(MeasuredMediator(plan, None)) as mediator:
+                yield mediator
             for group in mediator.groups:
-                group.drain(2, 50)
+                group.drain()
                 group.unregister()
             return
         with pin_to_cores(cores.server) if cores else ExitStack():
             daemon = stack.enter_context(run_temporary_daemon({**DAEMON_SETTINGS, **(settings or {})}))
         if cores:
             stack.enter_context(pin_to_cores(cores.clients))
-        yield MeasuredMediator(plan, daemon, cores.note if cores else "")
+        yield stack.enter_context(closing(MeasuredMediator(plan, daemon, cores)))
 
 
 class ForwardLoad:
@@ -141,6 +188,7 @@ class ForwardLoad:
     Forwards to wallets that are offline, and the check that they are stored.
 
     :param failures: as of :class:`StoredMessageCheck`.
+    :param size: as of :meth:`prepare`, which has to be called later if it is 0.
     :param wallets: their number.
     :param count: number of stored messages; by default rows in the daemon's database, or what the wallets can fetch.
     """
@@ -149,8 +197,9 @@ class ForwardLoad:
         self,
         mediator: MeasuredMediator,
         failures: list[str],
-        wallets: int = RECIPIENTS,
+        size: int = 0,
         *,
+        wallets: int = RECIPIENTS,
         short: bool = True,
         count: Callable[[], int] | None = None,
     ) -> None:
@@ -160,10 +209,12 @@ class ForwardLoad:
         self._fetched = 0
         count = count or (self._fetch if mediator.daemon is None else lambda: count_stored_rows(mediator.database))
         self.stored_check = StoredMessageCheck(count, failures, self.server.success)
+        if size:
+            self.prepare(size)
 
     @property
     def server(self) -> TargetServer:
-        """Where forwards are posted."""
+        """Where forwards are posted; the process is another one after a restart."""
         success = ("202",) if self.mediator.daemon else _SUCCESS_STATUSES
         return TargetServer(self.group.mediator.http_uri, self.mediator.pid, success=success)
 
@@ -180,7 +231,7 @@ class ForwardLoad:
         return self.stored_check.check(self.start(connections, *seconds, **load).result(), payloads=payloads)
 
     def _fetch(self) -> int:
-        self._fetched += self.group.drain(2, 50).messages
+        self._fetched += self.group.drain().accepted
         return self._fetched
 
 
@@ -216,7 +267,7 @@ class CycleLoad:
         self._forwards = [(self._server.encode(body), tag) for body, tag in group.forwards(size, 4 * wallets)]
         url = url or require_socket_url(group.mediator)
         self.live_sockets = [
-            LiveSocket(wallet, WebSocketClient(url, source=loopback_address(number) if apart else ""))
+            mediator.connect(wallet, WebSocketClient(url, source=loopback_address(number) if apart else ""))
             for number, wallet in enumerate(group.wallets)
         ]
         for live in self.live_sockets:
@@ -241,7 +292,7 @@ class CycleLoad:
         result = runner.run()
         runner.close()
         result.cpu_seconds = self.mediator.cpu_seconds - before
-        self.pushed += result.pushed
+        self.pushed += result.accepted
         self._failures += result.failures()
         return result
 
@@ -249,8 +300,3 @@ class CycleLoad:
         """Check that nothing is queued."""
         if left := sum(live.count_queued() for live in self.live_sockets):
             self._failures.append(f"{left} messages were acknowledged and are still queued")
-
-    def close(self) -> None:
-        """Close the sockets."""
-        for live in self.live_sockets:
-            live.close()

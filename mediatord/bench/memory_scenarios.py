@@ -5,24 +5,23 @@ from __future__ import annotations
 import select
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
-from itertools import cycle
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Literal
 
-from mediatord.bench.measured_mediator import ForwardLoad, open_mediator
-from mediatord.bench.pickup_scenarios import SPARE_FILES
+from mediatord.bench.load_generator import Load
+from mediatord.bench.measured_mediator import ForwardLoad, MeasuredMediator, open_mediator
 from mediatord.bench.plan import BenchmarkPlan
-from mediatord.bench.processes import raise_file_limit, rss_bytes
-from mediatord.bench.raw_clients import KeepAliveClient, WebSocketClient
-from mediatord.bench.results import ResultTable, format_size
-from mediatord.bench.wallet_group import LiveSocket, require_socket_url
-from mediatord.wallet.didcomm_client import DIDCommWallet
+from mediatord.bench.processes import limit_sockets, rss_bytes
+from mediatord.bench.raw_clients import KERNEL_BYTES, WebSocketClient
+from mediatord.bench.results import ResultTable, format_size, scenario
+from mediatord.bench.wallet_group import BlockingWallet, require_socket_url
 
 _KIB, _MIB = 1 << 10, 1 << 20
+_RSS, _BYTES_PER_MESSAGE = "RSS MiB", "bytes per message"
 # About the size of the smallest leak: an object with a string.
 _FLAT_BYTES_PER_MESSAGE = 200.0
 # Several messages in a forward (Routing 2.0): it is messages that must not leave anything behind.
@@ -30,28 +29,26 @@ _PAYLOADS = 5
 _LEGS = 5
 
 
-def measure_memory(plan: BenchmarkPlan) -> ResultTable:
+@scenario("Memory over many messages", _RSS, _BYTES_PER_MESSAGE)
+def measure_memory(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Resident memory after a warm-up, and after each fifth of the messages."""
-    table, leg = ResultTable("Memory over many messages", ("RSS MiB", "bytes per message")), plan.messages // _LEGS
-    resident = []
+    leg, resident = plan.messages // _LEGS, []
     with open_mediator(plan) as mediator:
-        table.rows["started"] = {"RSS MiB": rss_bytes(mediator.pid) / _MIB}
+        table.rows["started"] = {_RSS: rss_bytes(mediator.pid) / _MIB}
         load = ForwardLoad(mediator, table.failures, short=False)
         load.prepare(plan.sizes[0], payloads=_PAYLOADS)
         for number in range(_LEGS + 1):
             load.post(plan.clients, requests=max(1, leg // _PAYLOADS), payloads=_PAYLOADS)
             resident.append(rss_bytes(mediator.pid))
-            name = f"after {number * leg} more" if number else "warmed up"
-            table.rows[name] = {"RSS MiB": resident[-1] / _MIB}
+            table.rows[f"after {number * leg} more" if number else "warmed up"] = {_RSS: resident[-1] / _MIB}
     growth = growth_per_message(resident, leg)
-    table.rows["growth"] = {"bytes per message": growth}
+    table.rows["growth"] = {_BYTES_PER_MESSAGE: growth}
     if growth > _FLAT_BYTES_PER_MESSAGE:
         table.failures.append(f"memory grew by {growth:.0f} bytes with every message")
     table.notes = [
         f"{format_size(plan.sizes[0])} each, {_PAYLOADS} in a forward; the limit of growth is "
         f"{_FLAT_BYTES_PER_MESSAGE:.0f} bytes.",
     ]
-    return table
 
 
 def growth_per_message(resident: list[int], leg: int) -> float:
@@ -67,37 +64,38 @@ def growth_per_message(resident: list[int], leg: int) -> float:
     return (median(resident[half:]) - median(resident[:half])) / (half * leg)
 
 
-_SOCKET_GOAL_KIB = 12.0
 _WARM_UP_SOCKETS = 50
 
 
-def measure_sockets(plan: BenchmarkPlan) -> ResultTable:
+@scenario("Idle WebSockets", "KiB each", _RSS)
+def measure_sockets(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Resident memory of an idle socket, first connected, then in live mode, each of its own wallet and account."""
-    table, count = (
-        ResultTable("Idle WebSockets", ("KiB each", "RSS MiB")),
-        min(plan.sockets, raise_file_limit() - SPARE_FILES),
-    )
-    with open_mediator(plan) as mediator, ExitStack() as stack:
+    count = limit_sockets(plan.sockets)
+    with open_mediator(plan) as mediator:
         wallets = mediator.enrol(count, short=False).wallets
         for wallet in wallets[:_WARM_UP_SOCKETS]:  # loads code and primes allocators
-            with closing(LiveSocket(wallet)) as live:
-                live.enable_live_delivery()
+            live = mediator.connect(wallet)
+            live.enable_live_delivery()
+            live.close()
         before = rss_bytes(mediator.pid)
-        sockets = [stack.enter_context(closing(LiveSocket(wallet))) for wallet in wallets]
-        for state in ("connected", "in live mode"):
-            if state == "in live mode":
-                for live in sockets:
-                    live.enable_live_delivery()
+
+        def add_row(state: str) -> float:
             resident = rss_bytes(mediator.pid)
             each = (resident - before) / count / _KIB
-            table.rows[f"{count} {state}"] = {"KiB each": each, "RSS MiB": resident / _MIB}
-    table.add_target(f"KiB of a live socket, {count} held", _SOCKET_GOAL_KIB, each, most=True)
+            table.rows[f"{count} {state}"] = {"KiB each": each, _RSS: resident / _MIB}
+            return each
+
+        sockets = [mediator.connect(wallet) for wallet in wallets]
+        add_row("connected")
+        for live in sockets:
+            live.enable_live_delivery()
+        each = add_row("in live mode")
+    table.add_target(f"KiB of a live socket, {count} held", 12.0, each, most=True)
     table.notes = [
         f"Without sockets the daemon has {before / _MIB:.1f} MiB with {count} accounts enrolled. Each socket "
         f"belongs to its own wallet, with a DID of {len(wallets[0].did)} characters.",
         "The kernel's memory for sockets is not counted. The goal is for 10000 (--sockets 10000).",
     ]
-    return table
 
 
 ReaderKind = Literal["prompt", "slow", "never"]
@@ -105,8 +103,6 @@ ReaderKind = Literal["prompt", "slow", "never"]
 SOAK_WALLETS = 200
 _SLOW_EVERY, _NEVER_EVERY = 10, 100
 _SLOW_READ_BYTES, _SLOW_READ_SECONDS = 2048, 1.0
-# A small receive buffer of the kernel, so that the daemon has to queue what is not read.
-KERNEL_BYTES = 4096
 _POLL_SECONDS = 0.02
 
 
@@ -125,17 +121,20 @@ class LiveReader:
     :ivar closed: how often the daemon closed the socket.
     """
 
-    def __init__(self, wallet: DIDCommWallet, kind: ReaderKind) -> None:
+    def __init__(self, mediator: MeasuredMediator, wallet: BlockingWallet, kind: ReaderKind) -> None:
         self.kind = kind
         self.acknowledged: set[str] = set()
         self.closed = 0
+        self._mediator = mediator
         self._wallet = wallet
         self.open()
 
     def open(self) -> None:
         """Open a socket with live delivery."""
+        # With a small receive buffer of the kernel the daemon has to queue what is not read.
         kernel_bytes = 0 if self.kind == "prompt" else KERNEL_BYTES
-        self.live = LiveSocket(self._wallet, WebSocketClient(require_socket_url(self._wallet.mediator), kernel_bytes))
+        socket = WebSocketClient(require_socket_url(self._wallet.mediator), kernel_bytes)
+        self.live = self._mediator.connect(self._wallet, socket)
         self.live.send("live-delivery-change", live_delivery=True)
 
     def fileno(self) -> int:
@@ -166,64 +165,48 @@ class LiveReader:
 
 class SoakRunner:
     """
-    Posts forwards at a fixed rate to readers, one after the other.
+    Serves readers while a load posts forwards to them.
 
-    :param bodies: forwards, posted over and over.
     :param sample: called every second.
-    :ivar statuses: number of responses by HTTP status.
     """
 
-    def __init__(
-        self, url: str, bodies: Sequence[bytes], readers: Sequence[LiveReader], sample: Callable[[], None]
-    ) -> None:
-        self.statuses: Counter[int] = Counter()
-        self._http = KeepAliveClient(url)
-        self._bodies = cycle(bodies)
+    def __init__(self, readers: Sequence[LiveReader], sample: Callable[[], None]) -> None:
         self._readers = readers
+        self._slow = [reader for reader in readers if reader.kind == "slow"]
         self._sample = sample
         self._poll = select.epoll()
         self._by_number: dict[int, LiveReader] = {}
+        for reader in readers:
+            self._register(reader)
 
-    def run(self, seconds: float, backlog: Sequence[bytes]) -> None:
-        """
-        Run for some time, then until all prompt readers have acknowledged everything.
-
-        :param backlog: posted before, as fast as possible, to fill the sockets that are not read.
-        """
-        with closing(self._http), self._poll:
-            for reader in self._readers:
-                self._register(reader)
-            for body in backlog:
-                self._post(body)
-                self._serve(0)
-            self._soak(perf_counter() + seconds)
-            for reader in self._readers:
-                if reader.kind == "prompt":
-                    reader.flush()
-
-    def _soak(self, end: float) -> None:
-        slow = [reader for reader in self._readers if reader.kind == "slow"]
-        next_post = next_slow_read = next_sample = perf_counter()
-        while (now := perf_counter()) < end:
-            self._serve(_POLL_SECONDS)
+    def run(self, load: Load) -> Counter[str]:
+        """Run until the load has been posted; the number of its responses by HTTP status."""
+        next_slow_read = next_sample = perf_counter()
+        while not load.done:
+            self._serve()
+            now = perf_counter()
             if now >= next_slow_read:
                 next_slow_read = now + _SLOW_READ_SECONDS
-                for reader in select.select(slow, [], [], 0)[0]:
+                for reader in select.select(self._slow, [], [], 0)[0]:
                     self._read(reader)
             if now >= next_sample:
                 next_sample += _SAMPLE_SECONDS
                 self._sample()
-            while next_post <= now:
-                next_post += 1 / _SOAK_RATE
-                self._post(next(self._bodies))
+        return load.result().statuses
+
+    def flush(self) -> None:
+        """Wait until all prompt readers have acknowledged everything."""
+        for reader in self._readers:
+            if reader.kind == "prompt":
+                reader.flush()
 
     def _register(self, reader: LiveReader) -> None:
         # EPOLLHUP and EPOLLERR are always reported.
         self._by_number[reader.fileno()] = reader
         self._poll.register(reader.fileno(), select.EPOLLIN if reader.kind == "prompt" else 0)
 
-    def _serve(self, timeout: float) -> None:
-        for number, events in self._poll.poll(timeout):
+    def _serve(self) -> None:
+        for number, events in self._poll.poll(_POLL_SECONDS):
             reader = self._by_number[number]
             if reader.kind == "prompt":
                 self._read(reader)
@@ -244,13 +227,8 @@ class SoakRunner:
         reader.open()
         self._register(reader)
 
-    def _post(self, body: bytes) -> None:
-        self.statuses[self._http.post(body).status] += 1
 
-
-_RESIDENT_GOAL_MIB = 256.0
-_GROWTH_GOAL = 0.01
-_SOAK_RATE = 150.0
+_SOAK_RATE, _SOAK_CONNECTIONS = 150.0, 4
 _SAMPLE_SECONDS = 1.0
 # About what the kernel buffers for a socket that is not read.
 _BACKLOG_BYTES = 6_000_000
@@ -258,26 +236,30 @@ _BACKLOG_BYTES = 6_000_000
 _SOAK_WARM_UP = 1 / 3
 # A socket that does not answer pings is closed within two ping intervals.
 _CLOSE_SECONDS = 60.0
-_SOAK_COLUMNS = ("warmed up", "most", "end", "accepted", "acknowledged", "waiting", "lost", "prompt", "slow", "never")
 
 
-def measure_soak(plan: BenchmarkPlan) -> ResultTable:
+@scenario(
+    "Soak",
+    *("warmed up", "most", "end", "accepted", "acknowledged", "waiting", "lost", "prompt", "slow", "never"),
+)
+def measure_soak(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Resident memory over a long time, the fate of every message, and of the sockets that are not read."""
-    table, size, seconds = ResultTable("Soak", _SOAK_COLUMNS), plan.sizes[0], plan.minutes * 60
-    resident: list[int] = []
-    with open_mediator(plan) as mediator, ExitStack() as stack:
-        group = mediator.enrol(SOAK_WALLETS, short=False)
-        bodies = [body for body, _ in group.forwards(size, 2 * SOAK_WALLETS)]
-        readers = [LiveReader(wallet, choose_reader_kind(number)) for number, wallet in enumerate(group.wallets)]
-        stack.callback(lambda: [reader.live.close() for reader in readers])
-        runner = SoakRunner(
-            group.mediator.http_uri, bodies, readers, lambda: resident.append(rss_bytes(mediator.pid))
-        )
-        backlog = [body for body, reader in zip(bodies, readers, strict=False) if reader.kind != "prompt"]
-        runner.run(seconds, backlog * (_BACKLOG_BYTES // len(backlog[0])))
+    size, seconds, resident = plan.sizes[0], plan.minutes * 60, list[int]()
+    with open_mediator(plan) as mediator:
+        load = ForwardLoad(mediator, table.failures, wallets=SOAK_WALLETS, short=False)
+        load.prepare(size, 2 * SOAK_WALLETS)
+        kinds = [choose_reader_kind(number) for number in range(SOAK_WALLETS)]
+        readers = [LiveReader(mediator, *one) for one in zip(load.group.wallets, kinds, strict=True)]
+        runner = SoakRunner(readers, lambda: resident.append(rss_bytes(mediator.pid)))
+        # Fills the sockets that are not read.
+        backlog = [body for body, kind in zip(load.bodies, kinds, strict=False) if kind != "prompt"]
+        count = len(backlog) * (_BACKLOG_BYTES // len(backlog[0]))
+        statuses = runner.run(Load([load.server], backlog, _SOAK_CONNECTIONS, requests=count))
+        resident.clear()
+        statuses += runner.run(load.start(_SOAK_CONNECTIONS, seconds, rate=_SOAK_RATE, even=True))
+        runner.flush()
         stored = read_stored_ids(mediator.database)
-    accepted = runner.statuses[202]
-    acknowledged = set().union(*(reader.acknowledged for reader in readers))
+    accepted, acknowledged = statuses["202"], set().union(*(reader.acknowledged for reader in readers))
     lost = accepted - len(stored | acknowledged)
     closed = {kind: sum(one.closed for one in readers if one.kind == kind) for kind in ("prompt", "slow", "never")}
     table.rows = {
@@ -292,17 +274,16 @@ def measure_soak(plan: BenchmarkPlan) -> ResultTable:
             "waiting": float(len(stored - acknowledged)),
             "lost": float(lost),
         },
-        "sockets closed": {kind: float(count) for kind, count in closed.items()},
+        "sockets closed": {kind: float(number) for kind, number in closed.items()},
     }
-    table.add_target("resident MiB", _RESIDENT_GOAL_MIB, max(resident) / _MIB, most=True)
-    table.add_target("growth after the first third", _GROWTH_GOAL, compute_memory_growth(resident), most=True)
+    table.add_target("resident MiB", 256.0, max(resident) / _MIB, most=True)
+    table.add_target("growth after the first third", 0.01, compute_memory_growth(resident), most=True)
     table.notes = [
         f"{plan.minutes:g} minutes, {SOAK_WALLETS} wallets in live mode; one in {_SLOW_EVERY} reads slowly, one in "
         f"{_NEVER_EVERY} never, both with full buffers from the start; {_SOAK_RATE:g} forwards of "
         f"{format_size(size)} per second.",
     ]
-    table.failures += find_soak_failures(runner.statuses, lost, closed, seconds)
-    return table
+    table.failures += find_soak_failures(statuses, lost, closed, seconds)
 
 
 def read_stored_ids(database: Path) -> set[str]:
@@ -324,10 +305,10 @@ def compute_memory_growth(resident: list[int]) -> float:
 
 
 def find_soak_failures(
-    statuses: dict[int, int], lost: int, closed: dict[str, int], seconds: float
+    statuses: Mapping[str, int], lost: int, closed: dict[str, int], seconds: float
 ) -> tuple[str, ...]:
     """A sentence for everything that must not happen in a soak."""
-    rejected = {status: count for status, count in statuses.items() if status != 202}
+    rejected = {status: count for status, count in statuses.items() if status != "202"}
     found = {
         f"forwards were rejected: {rejected}": rejected,
         f"{lost} messages were lost": lost,

@@ -14,17 +14,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+from mediatord.bench.didcomm_scenarios import PUSH_COLUMNS, PUSH_CONCURRENCIES, PUSH_WALLETS, measure_pushes
 from mediatord.bench.load_generator import TargetServer
 from mediatord.bench.measured_mediator import CycleLoad, ForwardLoad, MeasuredMediator, open_mediator
-from mediatord.bench.pickup_scenarios import (
-    PUSH_COLUMNS,
-    PUSH_CONCURRENCIES,
-    PUSH_WALLETS,
-    SPARE_FILES,
-    measure_pushes,
-)
 from mediatord.bench.plan import DAEMON_SETTINGS, BenchmarkPlan
-from mediatord.bench.processes import raise_file_limit
+from mediatord.bench.processes import limit_sockets
 from mediatord.bench.results import (
     PER_CPU_SECOND,
     PER_SECOND,
@@ -32,8 +26,8 @@ from mediatord.bench.results import (
     ResultTable,
     compute_percentile,
     format_size,
+    scenario,
 )
-from mediatord.bench.wallet_group import LiveSocket
 from mediatord.wallet.temporary_daemon import TemporaryDaemon, find_free_port, run_temporary_daemon
 
 _ROUND_TRIP_SAMPLES = 1000
@@ -109,43 +103,38 @@ def start_cluster(count: int, uri: str) -> Iterator[tuple[list[TemporaryDaemon],
         yield daemons, database
 
 
-_SQLITE_GOAL = 0.4
-_NODES_GOAL = 2.2
 _NODES = 3
 _NODE_COLUMNS = (PER_SECOND, PER_CPU_SECOND, "p50 ms", "p99 ms")
 
 
-def measure_mongodb(plan: BenchmarkPlan) -> ResultTable:
+@scenario("One node on MongoDB and on SQLite", *_NODE_COLUMNS, "x SQLite")
+def measure_mongodb(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Forwards to a daemon on MongoDB beside one on SQLite."""
-    table = ResultTable("One node on MongoDB and on SQLite", (*_NODE_COLUMNS, "x SQLite"))
     with ExitStack() as stack:
         database = stack.enter_context(create_mongo_database(plan.mongodb))
         mediator = stack.enter_context(open_mediator(plan, settings=database.settings))
         mongo = ForwardLoad(mediator, table.failures, short=False, count=database.count_messages)
         sqlite = ForwardLoad(stack.enter_context(open_mediator(plan)), table.failures, short=False)
-        _compare_loads(
-            plan, table, {"on MongoDB": (mongo, [mongo.server]), "on SQLite": (sqlite, [sqlite.server])}, _SQLITE_GOAL
-        )
+        contenders = {"on MongoDB": (mongo, [mongo.server]), "on SQLite": (sqlite, [sqlite.server])}
+        _compare_loads(plan, table, contenders, 0.4)
     table.notes = [
         f"{plan.clients} connections; 202 means on the disks of a majority of the replica set, or of SQLite's."
     ]
-    return table
 
 
-def measure_nodes(plan: BenchmarkPlan) -> ResultTable:
+@scenario("Nodes of one cluster", *_NODE_COLUMNS, "x one node")
+def measure_nodes(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Forwards to all nodes of a cluster beside those to one of them."""
-    table = ResultTable("Nodes of one cluster", (*_NODE_COLUMNS, "x one node"))
     with start_cluster(_NODES, plan.mongodb) as (daemons, database):
         mediator = MeasuredMediator(plan, daemons[0])
         load = ForwardLoad(mediator, table.failures, short=False, count=database.count_messages)
         path = urlsplit(load.server.url).path
         servers = [TargetServer(f"{daemon.url}{path}", daemon.pid) for daemon in daemons]
-        _compare_loads(plan, table, {f"{_NODES} nodes": (load, servers), "1 node": (load, servers[:1])}, _NODES_GOAL)
+        _compare_loads(plan, table, {f"{_NODES} nodes": (load, servers), "1 node": (load, servers[:1])}, 2.2)
     table.notes = [
         f"{plan.clients} connections to each node in use. {os.cpu_count()} cores for {_NODES} nodes, MongoDB and two "
         "load generators for each node.",
     ]
-    return table
 
 
 def _compare_loads(
@@ -171,17 +160,18 @@ _SAME_NODE, _OTHER_NODE = "at the same node", "at another node"
 _PUSH_P99 = "sent-push p99"
 
 
-def measure_remote_push(plan: BenchmarkPlan) -> ResultTable:
+@scenario("Live push across nodes", *PUSH_COLUMNS)
+def measure_remote_push(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Live push in a cluster of two nodes: to sockets at the node that takes the forwards, and at the other one."""
-    table, size = ResultTable("Live push across nodes", PUSH_COLUMNS), plan.sizes[0]
-    with ExitStack() as stack:
-        daemons, database = stack.enter_context(start_cluster(2, plan.mongodb))
-        mediator = MeasuredMediator(plan, daemons[0])
+    size = plan.sizes[0]
+    with (
+        start_cluster(2, plan.mongodb) as (daemons, database),
+        closing(MeasuredMediator(plan, daemons[0])) as mediator,
+    ):
         loads = {}
         for name, daemon in zip((_SAME_NODE, _OTHER_NODE), daemons, strict=True):
             url = f"ws://{urlsplit(daemon.url).netloc}/didcomm"
-            load = CycleLoad(mediator, table.failures, PUSH_WALLETS // 2, size, short=False, url=url)
-            loads[name] = stack.enter_context(closing(load))
+            loads[name] = CycleLoad(mediator, table.failures, PUSH_WALLETS // 2, size, short=False, url=url)
         round_trip = database.measure_round_trip()
         for at_once in PUSH_CONCURRENCIES:
             contenders: dict[str, Contender] = {
@@ -193,7 +183,6 @@ def measure_remote_push(plan: BenchmarkPlan) -> ResultTable:
             name = f"twice the same node's p99 and a round trip, {at_once} at once"
             table.add_target(name, 1.0, (2 * same + round_trip) / other)
     table.notes = [f"Milliseconds. A round trip to the store takes {round_trip:.2f} (p99)."]
-    return table
 
 
 _PRESENCE_GOAL = 0.02
@@ -203,11 +192,15 @@ _IDLE_SECONDS = 60.0
 _SHARE = "% of one core"
 
 
-def measure_presence(plan: BenchmarkPlan) -> ResultTable:
+@scenario("Presence", _SHARE)
+def measure_presence(plan: BenchmarkPlan, table: ResultTable) -> None:
     """CPU time of idle live sessions, at a node of a cluster and at a single node."""
-    table, count = ResultTable("Presence", (_SHARE,)), min(plan.sockets, raise_file_limit() - SPARE_FILES)
-    with start_cluster(1, plan.mongodb) as (daemons, _):
-        in_cluster = _measure_idle_cpu_share(MeasuredMediator(plan, daemons[0]), count)
+    count = limit_sockets(plan.sockets)
+    with (
+        start_cluster(1, plan.mongodb) as (daemons, _),
+        closing(MeasuredMediator(plan, daemons[0])) as mediator,
+    ):
+        in_cluster = _measure_idle_cpu_share(mediator, count)
     with create_mongo_database(plan.mongodb) as database, open_mediator(plan, settings=database.settings) as mediator:
         alone = _measure_idle_cpu_share(mediator, count)
     cost = max(in_cluster - alone, 1e-4)
@@ -218,17 +211,13 @@ def measure_presence(plan: BenchmarkPlan) -> ResultTable:
     }
     table.add_target(f"{100 * _PRESENCE_GOAL:.0f} % of one core, x presence", 1.0, _PRESENCE_GOAL / cost)
     table.notes = [f"Over {_IDLE_SECONDS:.0f} s without messages; each session belongs to its own wallet."]
-    return table
 
 
 def _measure_idle_cpu_share(mediator: MeasuredMediator, count: int) -> float:
     """Seconds of CPU for each second of time."""
-    group = mediator.enrol(count, short=False)
-    with ExitStack() as stack:
-        for wallet in group.wallets:
-            stack.enter_context(closing(live := LiveSocket(wallet)))
-            live.enable_live_delivery()
-        time.sleep(_SETTLE_SECONDS)
-        before = mediator.cpu_seconds
-        time.sleep(_IDLE_SECONDS)
-        return (mediator.cpu_seconds - before) / _IDLE_SECONDS
+    for wallet in mediator.enrol(count, short=False).wallets:
+        mediator.connect(wallet).enable_live_delivery()
+    time.sleep(_SETTLE_SECONDS)
+    before = mediator.cpu_seconds
+    time.sleep(_IDLE_SECONDS)
+    return (mediator.cpu_seconds - before) / _IDLE_SECONDS

@@ -7,21 +7,21 @@ from dataclasses import dataclass, field
 # Modules and functions. Modules are imported when a scenario runs: some need packages that the others do not.
 DEFAULT_SCENARIOS = {
     "opening": "envelope_scenario:measure_envelopes",
-    "forward": "forward_scenarios:measure_forwards",
-    "latency": "forward_scenarios:measure_latency",
-    "cycle": "pickup_scenarios:measure_cycle",
-    "drain": "pickup_scenarios:measure_drain",
-    "storm": "pickup_scenarios:measure_connection_storm",
-    "mixed": "pickup_scenarios:measure_mixed",
+    "forward": "didcomm_scenarios:measure_forwards",
+    "latency": "didcomm_scenarios:measure_latency",
+    "cycle": "didcomm_scenarios:measure_cycle",
+    "drain": "didcomm_scenarios:measure_drain",
+    "storm": "didcomm_scenarios:measure_connection_storm",
+    "mixed": "didcomm_scenarios:measure_mixed",
     "command": "decentrl_scenarios:measure_commands",
     "log": "storage_and_log_scenarios:measure_event_log",
-    "push": "pickup_scenarios:measure_push",
+    "push": "didcomm_scenarios:measure_push",
     "sockets": "memory_scenarios:measure_sockets",
     "memory": "memory_scenarios:measure_memory",
 }
 # Run on request only: they take minutes, many cores or much disk, or change with a release only.
 OPTIONAL_SCENARIOS = {
-    "workers": "forward_scenarios:measure_workers",
+    "workers": "didcomm_scenarios:measure_workers",
     "accounts": "storage_and_log_scenarios:measure_accounts",
     "disk": "storage_and_log_scenarios:measure_disk",
     "soak": "memory_scenarios:measure_soak",

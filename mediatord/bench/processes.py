@@ -14,9 +14,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from mediatord.wallet.temporary_daemon import stop_process
+
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_CHILD_STOP_SECONDS = 15.0
+_SPARE_FILES = 200
 
 _fork = multiprocessing.get_context("fork")
 Result = TypeVar("Result")
@@ -88,6 +90,11 @@ def raise_file_limit() -> int:
     return most
 
 
+def limit_sockets(wanted: int) -> int:
+    """The number of sockets that this process may open, at most `wanted`."""
+    return min(wanted, raise_file_limit() - _SPARE_FILES)
+
+
 @contextmanager
 def spawn_module(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Run a module as a child process with line-based pipes; stopped on exit if it still runs."""
@@ -98,16 +105,6 @@ def spawn_module(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]
         yield process
     finally:
         stop_process(process)
-
-
-def stop_process(process: subprocess.Popen[str]) -> None:
-    """Terminate a child process if it still runs; kill it after 15 s."""
-    process.terminate()
-    try:
-        process.communicate(timeout=_CHILD_STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
 
 
 def read_line(process: subprocess.Popen[str]) -> str:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import secrets
 import socket
 import struct
+import threading
+from array import array
 from collections import Counter
-from http.client import HTTPResponse
 from time import perf_counter
-from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
+from mediatord.wallet.didcomm_client import HTTPResponse
 
 TIMEOUT_SECONDS = 30.0
 _SEND_TIMEOUT = struct.pack("ll", int(TIMEOUT_SECONDS), 0)
@@ -135,51 +137,41 @@ class ResponseCounter:
         return status
 
 
-class HTTPResult(NamedTuple):
-    """A response. :param seconds: from the first byte sent to the last one received."""
-
-    status: int
-    seconds: float
-    headers: dict[str, str]
-    body: bytes
-
-
-class KeepAliveClient:
+class KeepAliveClient(threading.local):
     """
-    Blocking HTTP client with one connection, which is replaced after 10 s without a request.
+    Blocking HTTP client with a connection for each thread, which is replaced after 10 s without a request.
 
     :param url: default of the requests.
+    :ivar latencies_us: of all requests of this thread, from the first byte sent to the last one received.
     """
 
     def __init__(self, url: str) -> None:
+        self.latencies_us = array("I")
         self._url = url
         self._socket = open_socket(url, timeout=_CLIENT_TIMEOUT_SECONDS)
         self._used = perf_counter()
 
-    def post(self, body: bytes, content_type: str = ENCRYPTED_MEDIA_TYPE) -> HTTPResult:
+    def post(self, body: bytes, content_type: str = ENCRYPTED_MEDIA_TYPE) -> HTTPResponse:
         """POST to the URL."""
-        return self._exchange(encode_request(self._url, body, content_type))
+        return self.exchange(encode_request(self._url, body, content_type))
 
-    def get(self, url: str) -> HTTPResult:
-        """GET another resource of the same server."""
-        return self._exchange(encode_request(url, method="GET"))
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._socket.close()
-
-    def _exchange(self, request: bytes) -> HTTPResult:
+    def exchange(self, request: bytes) -> HTTPResponse:
+        """Send an encoded request to the same server, and wait for its response."""
         if perf_counter() - self._used > _IDLE_SECONDS:
             self.close()
             self._socket = open_socket(self._url, timeout=_CLIENT_TIMEOUT_SECONDS)
         start = perf_counter()
         self._socket.sendall(request)
-        with HTTPResponse(self._socket) as response:
+        with http.client.HTTPResponse(self._socket) as response:
             response.begin()
             body = response.read()
         self._used = perf_counter()
-        headers = {name.lower(): value for name, value in response.getheaders()}
-        return HTTPResult(response.status, self._used - start, headers, body)
+        self.latencies_us.append(int((self._used - start) * 1e6))
+        return HTTPResponse(response.status, {name.lower(): value for name, value in response.getheaders()}, body)
+
+    def close(self) -> None:
+        """Close the connection of this thread."""
+        self._socket.close()
 
 
 TEXT_OPCODE = 1
@@ -187,6 +179,8 @@ CLOSE_OPCODE = 8
 PING_OPCODE = 9
 PONG_OPCODE = 10
 
+# A receive buffer of the kernel that is full soon.
+KERNEL_BYTES = 4096
 _MEDIUM_LENGTH, _LONG_LENGTH = 126, 1 << 16
 
 
@@ -221,30 +215,31 @@ class WebSocketClient:
     :param url: `ws://host:port/path`.
     :param kernel_bytes: size of the kernel's receive buffer; its default if 0.
     :param source: local address; any if empty.
+    :ivar socket: the connection.
     :raise ConnectionError: the server did not switch protocols.
     """
 
     def __init__(self, url: str, kernel_bytes: int = 0, source: str = "") -> None:
-        self._socket = open_socket(url, source)
+        self.socket = open_socket(url, source)
         if kernel_bytes:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, kernel_bytes)
-        self._socket.sendall(build_handshake(url))
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, kernel_bytes)
+        self.socket.sendall(build_handshake(url))
         received = b""
         try:
             while (rest := split_handshake(received)) is None:
                 received += self._read(4096)
         except OSError:
-            self._socket.close()
+            self.socket.close()
             raise
         self._received = rest
 
     def fileno(self) -> int:
         """For a selector."""
-        return self._socket.fileno()
+        return self.socket.fileno()
 
     def send(self, payload: bytes, opcode: int = TEXT_OPCODE) -> None:
         """Send one message in one frame."""
-        self._socket.sendall(encode_frame(payload, opcode))
+        self.socket.sendall(encode_frame(payload, opcode))
 
     def take(self, most: int = _READ_BYTES) -> list[bytes]:
         """Read up to `most` bytes; the messages that are complete. Pings are answered."""
@@ -269,10 +264,10 @@ class WebSocketClient:
 
     def close(self) -> None:
         """Close the connection without a closing handshake."""
-        self._socket.close()
+        self.socket.close()
 
     def _read(self, most: int) -> bytes:
-        if data := self._socket.recv(most):
+        if data := self.socket.recv(most):
             return data
         raise ConnectionError("the server closed a WebSocket")
 

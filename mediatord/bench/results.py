@@ -11,8 +11,11 @@ import platform
 import re
 import sqlite3
 import sys
+from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import wraps
 from importlib.metadata import PackageNotFoundError, version
 from math import ceil, floor, log10
 from pathlib import Path
@@ -28,6 +31,7 @@ PER_CPU_SECOND = "msg/CPU-s"
 # CPU time of the load generator for each request.
 CLIENT_US = "client us"
 _PERCENTILES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
+ALL_PERCENTILES = tuple(_PERCENTILES)
 _PACKAGES = (
     "mediatord", "Twisted", "autobahn", "cryptography", "PyNaCl", "jwcrypto", "orjson", "pybase64",
     "prometheus-client",
@@ -35,6 +39,46 @@ _PACKAGES = (
 
 Figures = dict[str, float]
 Contender = Callable[[], Figures]
+
+
+@dataclass(slots=True)
+class LoadResult:
+    """
+    What was sent and what came back.
+
+    :param statuses: number of responses by HTTP status.
+    :param seconds: from the first request to the last response; of the slowest process.
+    :param latencies_us: from when a request was sent, or was due, to its response.
+    :param late: requests sent late, because no connection was free or the generator was busy.
+    :param client_seconds: CPU time of the generator.
+    :param accepted: successful requests, or messages that they moved.
+    :param cpu_seconds: CPU time of the servers.
+    """
+
+    statuses: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    latencies_us: array[int] = field(default_factory=lambda: array("I"))
+    late: int = 0
+    client_seconds: float = 0.0
+    accepted: int = 0
+    cpu_seconds: float = 0.0
+
+    def rates(self) -> Figures:
+        """Rates of what was accepted, and the CPU time of the generator for each."""
+        return {
+            PER_SECOND: safe_ratio(self.accepted, self.seconds),
+            PER_CPU_SECOND: safe_ratio(self.accepted, self.cpu_seconds),
+            CLIENT_US: 1e6 * safe_ratio(self.client_seconds, self.accepted),
+        }
+
+    def figures(self) -> Figures:
+        """Rates and latencies."""
+        return self.rates() | latency_figures(self.latencies_us, names=ALL_PERCENTILES)
+
+    @property
+    def late_percent(self) -> float:
+        """Share of requests sent late."""
+        return 100 * safe_ratio(self.late, len(self.latencies_us))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +197,28 @@ class ResultTable:
             text.append(f"  target: {target.name} {bound} {target.goal:g}: {target.measured:.2f}, {verdict}")
         text += [f"  FAILED: {failure}" for failure in self.failures]
         return "\n".join(text)
+
+
+Measure = Callable[[BenchmarkPlan, ResultTable], None]
+
+
+def scenario(title: str, *columns: str) -> Callable[[Measure], Callable[[BenchmarkPlan], ResultTable]]:
+    """
+    Declare a scenario: a function that fills the table of its results.
+
+    :param columns: as of :class:`ResultTable`.
+    """
+
+    def declare(measure: Measure) -> Callable[[BenchmarkPlan], ResultTable]:
+        @wraps(measure)
+        def run(plan: BenchmarkPlan) -> ResultTable:
+            table = ResultTable(title, columns)
+            measure(plan, table)
+            return table
+
+        return run
+
+    return declare
 
 
 def _format_number(value: float | None) -> str:

@@ -11,14 +11,14 @@ import re
 import signal
 import sqlite3
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from functools import partial
 from itertools import cycle
 from pathlib import Path
 from statistics import median
 
-from mediatord.bench.load_generator import Load, LoadResult, TargetServer, intended_times
+from mediatord.bench.load_generator import Load, TargetServer, pace
 from mediatord.bench.measured_mediator import (
     CycleLoad,
     ForwardLoad,
@@ -28,17 +28,19 @@ from mediatord.bench.measured_mediator import (
     query_database,
 )
 from mediatord.bench.plan import RECIPIENTS, BenchmarkPlan
-from mediatord.bench.processes import CoreAssignment, assign_cores, pin_to_cores
+from mediatord.bench.processes import assign_cores
 from mediatord.bench.raw_clients import PING_OPCODE
 from mediatord.bench.results import (
     PER_CPU_SECOND,
     PER_SECOND,
     Contender,
     Figures,
+    LoadResult,
     ResultTable,
     format_size,
     latency_figures,
     safe_ratio,
+    scenario,
 )
 from mediatord.bench.wallet_group import LiveSocket
 from mediatord.protocol.canonical_did import compute_did_digest
@@ -51,7 +53,7 @@ _DID_EXPRESSION = "substr(one.did, 1, 24) || lower(hex(randomblob(12))) || subst
 _QUEUE_COUNTS_QUERY = (
     "SELECT account_id, recipient_id, count(*), sum(size) FROM message GROUP BY account_id, recipient_id"
 )
-_NUMBERS_CTE = "WITH RECURSIVE number (i) AS (SELECT ? UNION ALL SELECT i + 1 FROM number WHERE i + 1 < ?) "
+_NUMBERS_CTE = "WITH RECURSIVE number (i) AS (SELECT ? UNION ALL SELECT i + 1 FROM number WHERE i + 1 < ?)"
 
 
 def add_accounts(database: Path, count: int) -> None:
@@ -63,17 +65,9 @@ def add_accounts(database: Path, count: int) -> None:
     with closing(_open_database(database)) as connection:
         (highest,) = connection.execute("SELECT max(id) FROM account").fetchone()
         changed = {"did": _DID_EXPRESSION, "did_key": f"account_key({_DID_EXPRESSION})", "recipients": "0"}
-        columns, values = _copied_columns(connection, "account", changed)
-        template = "(SELECT * FROM account ORDER BY id LIMIT 1) AS one"
-        _insert_in_batches(
-            connection, f"INSERT INTO account ({columns}) SELECT {values} FROM number, {template}", count
-        )
+        _insert_copies(connection, "account", changed, "number", count)
         changed = {"account_id": "account.id", "did": "account.did", "did_digest": "did_digest(account.did)"}
-        columns, values = _copied_columns(connection, "recipient", changed)
-        template = "(SELECT * FROM recipient ORDER BY id LIMIT 1) AS one"
-        source = f"account, {template} WHERE account.id > {highest}"
-        with connection:
-            connection.execute(f"INSERT INTO recipient ({columns}) SELECT {values} FROM {source}")
+        _insert_copies(connection, "recipient", changed, f"account WHERE account.id > {highest}")
 
 
 def add_messages(database: Path, count: int) -> None:
@@ -87,10 +81,8 @@ def add_messages(database: Path, count: int) -> None:
             "recipient_id": "addressee.id",
             "account_id": "addressee.account_id",
         }
-        columns, values = _copied_columns(connection, "message", changed)
-        template = "(SELECT * FROM message ORDER BY rowid LIMIT 1) AS one"
-        source = f"number, {template} JOIN addressee ON addressee.i = 1 + number.i % {recipients}"
-        _insert_in_batches(connection, f"INSERT INTO message ({columns}) SELECT {values} FROM {source}", count)
+        source = f"number JOIN addressee ON addressee.i = 1 + number.i % {recipients}"
+        _insert_copies(connection, "message", changed, source, count)
         with connection:
             connection.execute("DELETE FROM queue")
             connection.execute(f"INSERT INTO queue {_QUEUE_COUNTS_QUERY}")
@@ -113,22 +105,25 @@ def _open_database(database: Path) -> sqlite3.Connection:
     return connection
 
 
-def _copied_columns(connection: sqlite3.Connection, table: str, changed: Mapping[str, str]) -> tuple[str, str]:
-    """Columns and their values: those of the row `one`, except changed ones and the row number."""
+def _insert_copies(
+    connection: sqlite3.Connection, table: str, changed: Mapping[str, str], source: str, count: int = 1
+) -> None:
+    """
+    Insert copies of the first row of a table, which has the name `one`, in batches.
+
+    :param changed: expressions of the columns that are not copied.
+    :param source: gives a row for each copy; its table `number` has the numbers below `count`.
+    """
     described = connection.execute(f"SELECT name, type, pk FROM pragma_table_info('{table}')").fetchall()
     columns = [name for name, kind, key in described if not (key and kind == "INTEGER")]
-    return ", ".join(columns), ", ".join(changed.get(name, f"one.{name}") for name in columns)
-
-
-def _insert_in_batches(connection: sqlite3.Connection, statement: str, count: int) -> None:
+    values = ", ".join(changed.get(name, f"one.{name}") for name in columns)
+    copies = f"SELECT {values} FROM (SELECT * FROM {table} ORDER BY rowid LIMIT 1) AS one, {source}"
+    statement = f"{_NUMBERS_CTE} INSERT INTO {table} ({', '.join(columns)}) {copies}"
     for start in range(0, count, _INSERT_BATCH):
         with connection:
-            connection.execute(_NUMBERS_CTE + statement, [start, min(count, start + _INSERT_BATCH)])
+            connection.execute(statement, [start, min(count, start + _INSERT_BATCH)])
 
 
-_KEPT_GOAL = 0.85
-_START_GOAL_SECONDS = 2.0
-_HOLD_GOAL_MS = 20.0
 # The daemon removes expired messages every 15 s; this is long enough for one such sweep to begin and end.
 _SWEEP_SECONDS = 48.0
 _MAX_EXPIRED = 100_000
@@ -136,22 +131,21 @@ _HEALTH_CHECKS_PER_SECOND, _FORWARDS_PER_SECOND = 100.0, 20.0
 # Connections of health checks, sent one after the other unless a response is late.
 _HEALTH_CONNECTIONS = 8
 _OF_FIRST, _START, _LONGEST = "x first", "start s", "longest ms"
-_ACCOUNT_COLUMNS = (PER_SECOND, PER_CPU_SECOND, _OF_FIRST, _START, "p50 ms", "p99 ms", _LONGEST)
 
 
-def measure_accounts(plan: BenchmarkPlan) -> ResultTable:
+@scenario("Accounts and messages", PER_SECOND, PER_CPU_SECOND, _OF_FIRST, _START, "p50 ms", "p99 ms", _LONGEST)
+def measure_accounts(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Forwards to a hundred wallets of databases of different size; then the latency while messages expire."""
-    table, cores = ResultTable("Accounts and messages", _ACCOUNT_COLUMNS), assign_cores()
+    cores = assign_cores()
     contenders, start_seconds = dict[str, Contender](), dict[str, float]()
     with ExitStack() as stack:
         for accounts, queued in [*((number, 0) for number in plan.accounts), (plan.accounts[0], plan.queued)]:
             name = f"{accounts:,} accounts" + (f", {queued:,} messages" if queued else "")
-            load = ForwardLoad(stack.enter_context(open_mediator(plan, cores)), table.failures)
-            load.prepare(plan.sizes[0])
+            load = ForwardLoad(stack.enter_context(open_mediator(plan, cores)), table.failures, plan.sizes[0])
             load.start(1, requests=1).result()
-            start_seconds[name] = _restart_with(
-                load, cores, partial(_grow_database, accounts=accounts, queued=queued)
-            )
+            grow = partial(_grow_database, accounts=accounts, queued=queued)
+            start_seconds[name] = load.mediator.restart(change=grow)
+            load.stored_check.reset()
             load.post(plan.clients, plan.warm_up_seconds * 2)
             contenders[name] = partial(load.post, plan.clients, plan.seconds)
         first, *others = contenders
@@ -159,14 +153,13 @@ def measure_accounts(plan: BenchmarkPlan) -> ResultTable:
         for name in contenders:
             table.rows[name][_START] = start_seconds[name]
         for name in others:
-            table.add_target(f"forwards with {name}, x {first}", _KEPT_GOAL, table.rows[name][_OF_FIRST])
-        table.add_target(f"start with {name}, s", _START_GOAL_SECONDS, start_seconds[name], most=True)
+            table.add_target(f"forwards with {name}, x {first}", 0.85, table.rows[name][_OF_FIRST])
+        table.add_target(f"start with {name}, s", 2.0, start_seconds[name], most=True)
         table.notes = [
             f"{format_size(plan.sizes[0])}, {plan.clients} connections, {RECIPIENTS} recipients; a daemon for each "
             f"row. `{_START}` is the time until /health succeeds. {cores.note}",
-            _measure_sweep(plan, table, load, cores),
+            _measure_sweep(plan, table, load),
         ]
-    return table
 
 
 def _grow_database(database: Path, *, accounts: int, queued: int) -> None:
@@ -175,22 +168,11 @@ def _grow_database(database: Path, *, accounts: int, queued: int) -> None:
         add_messages(database, queued)
 
 
-def _restart_with(load: ForwardLoad, cores: CoreAssignment, change: Callable[[Path], None]) -> float:
-    """Stop the daemon, change its database and start it again; the seconds that the start took."""
-    daemon = load.mediator.daemon
-    assert daemon is not None
-    daemon.stop()
-    change(load.mediator.database)
-    with pin_to_cores(cores.server):
-        seconds = daemon.start()
-    load.stored_check.reset()
-    return seconds
-
-
-def _measure_sweep(plan: BenchmarkPlan, table: ResultTable, load: ForwardLoad, cores: CoreAssignment) -> str:
+def _measure_sweep(plan: BenchmarkPlan, table: ResultTable, load: ForwardLoad) -> str:
     """Restart a daemon with expired messages, and measure health checks and forwards; a note."""
     database, expired = load.mediator.database, min(_MAX_EXPIRED, plan.queued)
-    _restart_with(load, cores, partial(expire_messages, count=expired))
+    load.mediator.restart(change=partial(expire_messages, count=expired))
+    load.stored_check.reset()
     before = count_stored_rows(database)
     seconds = min(_SWEEP_SECONDS, 10 * plan.seconds * plan.rounds)
 
@@ -203,7 +185,7 @@ def _measure_sweep(plan: BenchmarkPlan, table: ResultTable, load: ForwardLoad, c
 
     removed = before + measure("sweep", seconds) - count_stored_rows(database)
     for name in ("sweep: /health", "sweep: forwards"):
-        table.add_target(f"{name}, longest ms", _HOLD_GOAL_MS, table.rows[name][_LONGEST], most=True)
+        table.add_target(f"{name}, longest ms", 20.0, table.rows[name][_LONGEST], most=True)
     if removed == expired:
         measure("no sweep", seconds / 4)
     return (
@@ -231,16 +213,14 @@ _PAYLOAD, _DATABASE, _LOG, _PACKED, _CPU = "payload B", "database B", "log B", "
 _LOG_SETTINGS = {"MEDIATORD_LOG__ROTATE__COMPRESS": "false"}
 
 
-def measure_cost(plan: BenchmarkPlan) -> ResultTable:
+@scenario("Cost of a message", _PAYLOAD, _DATABASE, _LOG, _PACKED, _CPU)
+def measure_cost(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Bytes in the database and in the event log, and CPU time: per account, per message accepted and fetched."""
-    table, count = (
-        ResultTable("Cost of a message", (_PAYLOAD, _DATABASE, _LOG, _PACKED, _CPU)),
-        max(_COST_ACCOUNTS, plan.messages // _COST_SHARE),
-    )
+    count = max(_COST_ACCOUNTS, plan.messages // _COST_SHARE)
     with open_mediator(plan, settings=_LOG_SETTINGS) as mediator:
         database, lines = mediator.database, _NewLogLines(mediator.database.parent / "log")
         before = _count_database_bytes(database)
-        load = ForwardLoad(mediator, table.failures, _COST_ACCOUNTS, short=False)
+        load = ForwardLoad(mediator, table.failures, wallets=_COST_ACCOUNTS, short=False)
         table.rows["an account"] = {_DATABASE: (_count_database_bytes(database) - before) / _COST_ACCOUNTS}
         for size in plan.sizes:
             load.prepare(size, _COST_ACCOUNTS)
@@ -255,7 +235,7 @@ def measure_cost(plan: BenchmarkPlan) -> ResultTable:
                 _CPU: 1e6 * result.cpu_seconds / count,
             }
             start_cpu = mediator.cpu_seconds
-            fetched = load.group.drain(1, _FETCH_LIMIT).messages
+            fetched = load.group.drain(1, _FETCH_LIMIT).accepted
             spent = 1e6 * safe_ratio(mediator.cpu_seconds - start_cpu, fetched)
             table.rows[f"{format_size(size)}  fetched"] = {**lines.figures(fetched), _CPU: spent}
             load.stored_check.reset()
@@ -265,7 +245,6 @@ def measure_cost(plan: BenchmarkPlan) -> ResultTable:
         f"fetched {_FETCH_LIMIT} at a time.",
         f"The database is SQLite, with all indexes; DIDs are did:peer:2 of {length} characters.",
     ]
-    return table
 
 
 def _count_database_bytes(database: Path) -> int:
@@ -299,16 +278,14 @@ class _NewLogLines:
 _MAX_LOG_COST = 0.08
 _LOG_ON, _LOG_OFF, _LINES = "event log on", "event log off", "lines"
 _LEVELS = {_LOG_ON: "info", _LOG_OFF: "error"}
-_LOG_COLUMNS = (PER_SECOND, PER_CPU_SECOND, "us CPU/msg", _LINES, "us/line", "% of the CPU")
 _RELOAD_SECONDS, _POLL_SECONDS = 15.0, 0.02
 
 
-def measure_event_log(plan: BenchmarkPlan) -> ResultTable:
+@scenario("The event log", PER_SECOND, PER_CPU_SECOND, "us CPU/msg", _LINES, "us/line", "% of the CPU")
+def measure_event_log(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Forwards to the same daemon with the event log at level `info` and `error`, of which there are no events."""
-    table = ResultTable("The event log", _LOG_COLUMNS)
     with open_mediator(plan, settings=_LOG_SETTINGS) as mediator:
-        daemon, load = mediator.daemon, ForwardLoad(mediator, table.failures, short=False)
-        assert daemon is not None
+        daemon, load = mediator.require_daemon(), ForwardLoad(mediator, table.failures, short=False)
         new_lines = _NewLogLines(daemon.directory / "log")
 
         def run(contender: str, seconds: float) -> Figures:
@@ -339,7 +316,6 @@ def measure_event_log(plan: BenchmarkPlan) -> ResultTable:
             }
             table.add_target(f"forwards {name} per CPU-s, x without the log", 1 / (1 + _MAX_LOG_COST), ratio)
     table.notes = [f"{plan.clients} connections, one daemon process; lines of the event log for each forward."]
-    return table
 
 
 def _set_log_level(daemon: TemporaryDaemon, level: str) -> None:
@@ -370,15 +346,20 @@ _PROGRAMS = {"this disk": (), _SLOW_DISK: ("mediatord.bench.baseline_servers", "
 _PROBES_PER_SECOND, _DISK_FORWARDS_PER_SECOND = 50.0, 200.0
 _MAX_RATE = "at most/s"
 _IDLE_SOCKETS = 4
-_DISK_COLUMNS = (_MAX_RATE, PER_SECOND, "p50 ms", "p99 ms", "health p50", "health p99", "ping p50", "ping p99")
 
 
-def measure_disk(plan: BenchmarkPlan) -> ResultTable:
+@scenario(
+    "A slow disk",
+    *(_MAX_RATE, PER_SECOND, "p50 ms", "p99 ms", "health p50", "health p99", "ping p50", "ping p99"),
+)
+def measure_disk(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Forwards in an open loop on this disk and on a slow one, with health checks and pings of idle sockets."""
-    table, cores = ResultTable("A slow disk", _DISK_COLUMNS), assign_cores()
+    cores = assign_cores()
     for name, program in _PROGRAMS.items():
         with open_mediator(plan, cores) as mediator:
-            table.rows[name] = _measure_on_disk(plan, mediator, program, cores, table.failures)
+            if program:
+                mediator.restart(*program)
+            table.rows[name] = _measure_on_disk(plan, mediator, table.failures)
     for figure in ("health p99", "ping p99"):
         measured = table.rows[_SLOW_DISK][figure]
         table.add_target(f"{figure} with {_SLOW_DISK}, ms", _RESPONSE_GOAL_MS, measured, most=True)
@@ -387,31 +368,17 @@ def measure_disk(plan: BenchmarkPlan) -> ResultTable:
         f"{_DISK_FORWARDS_PER_SECOND:.0f} forwards, {_PROBES_PER_SECOND:.0f} requests to /health and "
         f"{_PROBES_PER_SECOND:.0f} pings, all at fixed times; milliseconds. {cores.note}",
     ]
-    return table
 
 
-def _measure_on_disk(
-    plan: BenchmarkPlan,
-    mediator: MeasuredMediator,
-    program: tuple[str, ...],
-    cores: CoreAssignment,
-    failures: list[str],
-) -> Figures:
-    """:param program: module and arguments that replace `mediatord`; empty for itself."""
-    seconds, daemon = plan.seconds * plan.rounds, mediator.daemon
-    assert daemon is not None
-    if program:
-        daemon.stop()
-        with pin_to_cores(cores.server):
-            daemon.start(*program)
-    load = ForwardLoad(mediator, failures)
-    load.prepare(plan.sizes[0])
-    with closing(CycleLoad(mediator, failures, _IDLE_SOCKETS, plan.sizes[0])) as idle:
-        most = load.start(plan.clients, seconds / 4).result()
-        checks = _start_health_checks(mediator, seconds, _PROBES_PER_SECOND)
-        posts = load.start(2 * plan.clients, seconds, rate=_DISK_FORWARDS_PER_SECOND, even=plan.even)
-        pinged = _ping_sockets(idle.live_sockets, seconds, _PROBES_PER_SECOND)
-        checked, posted = checks.result(), posts.result()
+def _measure_on_disk(plan: BenchmarkPlan, mediator: MeasuredMediator, failures: list[str]) -> Figures:
+    seconds, size = plan.seconds * plan.rounds, plan.sizes[0]
+    load = ForwardLoad(mediator, failures, size)
+    idle = CycleLoad(mediator, failures, _IDLE_SOCKETS, size)
+    most = load.start(plan.clients, seconds / 4).result()
+    checks = _start_health_checks(mediator, seconds, _PROBES_PER_SECOND)
+    posts = load.start(2 * plan.clients, seconds, rate=_DISK_FORWARDS_PER_SECOND, even=plan.even)
+    pinged = _ping_sockets(idle.live_sockets, seconds, _PROBES_PER_SECOND)
+    checked, posted = checks.result(), posts.result()
     stored = count_stored_rows(mediator.database)
     if stored != most.accepted + posted.accepted:
         failures.append(f"{most.accepted + posted.accepted} messages were accepted, {stored} are stored")
@@ -428,11 +395,10 @@ def _measure_on_disk(
 
 def _ping_sockets(live_sockets: list[LiveSocket], seconds: float, rate: float) -> list[int]:
     """Ping idle sockets in turn at fixed intervals; microseconds from when each ping was due to its pong."""
-    latencies_us, start = [], time.perf_counter()
-    for due, live in zip(intended_times(rate, seconds, 0, even=True), cycle(live_sockets), strict=False):
-        time.sleep(max(0.0, start + due - time.perf_counter()))
+    latencies_us = []
+    for due, live in zip(pace(rate, seconds), cycle(live_sockets), strict=False):
         live.socket.send(b"", PING_OPCODE)
         if live.socket.take():
             raise RuntimeError("a message on an idle socket")
-        latencies_us.append(int((time.perf_counter() - start - due) * 1e6))
+        latencies_us.append(int((time.perf_counter() - due) * 1e6))
     return latencies_us

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 import urllib.request
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import cycle, islice
 from secrets import token_hex
 from time import perf_counter, process_time
@@ -24,9 +24,10 @@ from urllib.parse import parse_qs, urlsplit
 from twisted.internet.task import Clock
 
 from mediatord.bench.raw_clients import KeepAliveClient, WebSocketClient
+from mediatord.bench.results import LoadResult
 from mediatord.errors import MediatorError
 from mediatord.protocol.didcomm.did_document import parse_did_document
-from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
+from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE, EphemeralKey
 from mediatord.protocol.encoding import dumps, loads_object
 from mediatord.wallet.decentrl_client import CommandRefused
 from mediatord.wallet.didcomm_client import (
@@ -35,7 +36,7 @@ from mediatord.wallet.didcomm_client import (
     DIDCommWallet,
     HTTPResponse,
     MediatorProblem,
-    read_delivery,
+    read_attachment,
 )
 from mediatord.wallet.didcomm_identity import WalletIdentity
 from mediatord.wallet.didcomm_messages import (
@@ -43,6 +44,7 @@ from mediatord.wallet.didcomm_messages import (
     DIDDocumentCache,
     UnreadableMessage,
     anoncrypt,
+    authcrypt,
     build_forward,
     compose_message,
 )
@@ -121,39 +123,44 @@ class SystemClock(Clock):
         return datetime.now(UTC).timestamp()
 
 
-class ThreadConnection(threading.local):
-    """An HTTP connection for each thread. :ivar latencies_us: of its requests."""
-
-    def __init__(self, url: str) -> None:
-        self.client = KeepAliveClient(url)
-        self.latencies_us: list[int] = []
-
-    def post(self, body: bytes, content_type: str) -> HTTPResponse:
-        """POST and wait for the response."""
-        result = self.client.post(body, content_type)
-        self.latencies_us.append(int(result.seconds * 1e6))
-        return HTTPResponse(result.status, result.headers, result.body)
+# More than the daemon caches secrets of, so that a key that comes again costs it as much as a new one.
+_EPHEMERAL_KEYS = 64
 
 
 class BlockingWallet(DIDCommWallet):
-    """A wallet whose requests block, for :func:`run_blocking`."""
+    """
+    A wallet whose requests block, for :func:`run_blocking`.
+
+    :param ephemeral_keys: used in turn, because generating keys takes half of the time of a request.
+    """
 
     def __init__(
         self,
         identity: WalletIdentity,
         mediator: DIDCommMediator,
         documents: DIDDocumentCache,
-        http: ThreadConnection | None,
+        connection: KeepAliveClient | None,
+        ephemeral_keys: Iterator[EphemeralKey],
     ) -> None:
-        super().__init__(identity, http, SystemClock(), mediator, documents)  # type: ignore[arg-type]
+        super().__init__(identity, None, SystemClock(), mediator, documents)  # type: ignore[arg-type]
+        self._connection = connection
+        self._ephemeral_keys = ephemeral_keys
+
+    def encrypt(self, message: Mapping[str, Any]) -> bytes:
+        """An authcrypt for the mediator."""
+        return authcrypt(message, self.identity, self.mediator.document, next(self._ephemeral_keys))
 
     async def post(
         self, body: bytes, *, url: str | None = None, content_type: str | None = ENCRYPTED_MEDIA_TYPE
     ) -> HTTPResponse:
         """POST to the mediator."""
-        connection: Any = self._http
-        response: HTTPResponse = connection.post(body, content_type)
-        return response
+        assert self._connection is not None
+        return self._connection.post(body)
+
+
+def _generate_ephemeral_key() -> EphemeralKey:
+    key = EphemeralKey.generate("X25519")
+    return EphemeralKey(key.jwk, lru_cache(maxsize=1)(key.exchange))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,21 +174,21 @@ class WalletGroup:
     mediator: DIDCommMediator
     wallets: tuple[BlockingWallet, ...]
     hop: DIDCommMediator
-    http: ThreadConnection | None = None
+    connection: KeepAliveClient | None = None
 
     @classmethod
     def generate(
-        cls, mediator: DIDCommMediator, count: int, http: ThreadConnection | None = None, *, short: bool = True
+        cls, mediator: DIDCommMediator, count: int, connection: KeepAliveClient | None = None, *, short: bool = True
     ) -> WalletGroup:
         """
         New wallets, which are not enrolled.
 
         :param short: DIDs without a service, a quarter of the length of those that name the mediator.
         """
-        documents, endpoint = DIDDocumentCache(), None if short else mediator.did
-        identities = (WalletIdentity.generate(endpoint=endpoint) for _ in range(count))
-        wallets = tuple(BlockingWallet(identity, mediator, documents, http) for identity in identities)
-        return cls(mediator, wallets, mediator, http)
+        documents, keys = DIDDocumentCache(), cycle([_generate_ephemeral_key() for _ in range(_EPHEMERAL_KEYS)])
+        identities = (WalletIdentity.generate(endpoint=None if short else mediator.did) for _ in range(count))
+        wallets = tuple(BlockingWallet(one, mediator, documents, connection, keys) for one in identities)
+        return cls(mediator, wallets, mediator, connection)
 
     def unregister(self) -> None:
         """
@@ -204,48 +211,30 @@ class WalletGroup:
             packed = anoncrypt(build_forward(wallet.did, inner, to=[self.hop.did]), self.hop.document)
             yield packed, loads_object(inner[-1])["tag"]
 
-    def drain(self, connections: int, limit: int) -> DrainResult:
+    def drain(self, connections: int = 2, limit: int = 50) -> LoadResult:
         """
-        Fetch and acknowledge everything queued for the wallets (Pickup 3.0).
+        Fetch and acknowledge everything queued for the wallets (Pickup 3.0); accepted are the messages.
 
         :param limit: messages in one delivery at most.
         """
         start, start_cpu, waiting = perf_counter(), process_time(), iter(self.wallets)
-        http = self.http
-        assert http is not None
+        connection, result = self.connection, LoadResult()
+        assert connection is not None
 
-        def work() -> tuple[int, list[int]]:
-            http.latencies_us = []
-            messages = 0
+        def work() -> int:
+            connection.latencies_us, messages = result.latencies_us, 0
             for wallet in waiting:
                 while delivered := run_blocking(wallet.fetch(limit)):
                     messages += len(delivered)
                     if not run_blocking(wallet.acknowledge(delivered)).message_count:
                         break
-            return messages, http.latencies_us
+            return messages
 
-        result = DrainResult()
         with ThreadPoolExecutor(connections) as pool:
-            for work_done in [pool.submit(work) for _ in range(connections)]:
-                messages, latencies_us = work_done.result()
-                result.messages += messages
-                result.latencies_us += latencies_us
+            for messages in [pool.submit(work) for _ in range(connections)]:
+                result.accepted += messages.result()
         result.seconds, result.client_seconds = perf_counter() - start, process_time() - start_cpu
         return result
-
-
-@dataclass(slots=True)
-class DrainResult:
-    """
-    What was fetched and acknowledged.
-
-    :param latencies_us: of each request.
-    """
-
-    messages: int = 0
-    seconds: float = 0.0
-    client_seconds: float = 0.0
-    latencies_us: list[int] = field(default_factory=list)
 
 
 def enrol_group(mediator: DIDCommMediator | str, count: int, *, short: bool = False) -> WalletGroup:
@@ -258,8 +247,7 @@ def enrol_group(mediator: DIDCommMediator | str, count: int, *, short: bool = Fa
     """
     if isinstance(mediator, str):
         mediator = find_mediator(mediator)
-    group = WalletGroup.generate(mediator, count, ThreadConnection(mediator.http_uri), short=short)
-    hop = mediator
+    group, hop = WalletGroup.generate(mediator, count, KeepAliveClient(mediator.http_uri), short=short), mediator
     for wallet in group.wallets:
         wallet.coordination_version = group.wallets[0].coordination_version
         try:
@@ -274,7 +262,7 @@ def enrol_group(mediator: DIDCommMediator | str, count: int, *, short: bool = Fa
             with suppress(LookupError, MediatorError, UnreadableMessage):
                 hop = DIDCommMediator.from_did(granted)
         run_blocking(wallet.register())
-    return WalletGroup(mediator, group.wallets, hop, group.http)
+    return WalletGroup(mediator, group.wallets, hop, group.connection)
 
 
 def build_inner_envelope(wallet: WalletIdentity, size: int) -> bytes:
@@ -322,8 +310,10 @@ class LiveSocket:
         """Read what has arrived: id and envelope's `tag` of each message of each delivery; a status has none."""
         for raw in self.socket.take(*most):
             message = self.wallet.from_mediator(raw).message
-            is_status = message.type.uri == f"{PICKUP}/status"
-            yield [] if is_status else [(one.id, loads_object(one.payload)["tag"]) for one in read_delivery(message)]
+            delivered = [read_attachment(one) for one in message.attachments or ()]
+            if not delivered and message.type.uri != f"{PICKUP}/status":
+                raise UnreadableMessage("neither a delivery nor a status")
+            yield [(one.id, loads_object(one.payload)["tag"]) for one in delivered]
 
     def _ask(self, name: str, **body: Any) -> dict[str, Any]:
         """Body of the `status` that responds to a request. Pushes that arrive before are ignored."""

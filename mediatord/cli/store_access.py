@@ -50,9 +50,8 @@ from mediatord.store.interfaces.administration import (
 from mediatord.store.interfaces.cluster import ClusterJoinError, ClusterNode
 from mediatord.store.interfaces.messages import QueueLimits, is_valid_unicode
 from mediatord.store.interfaces.store import IStore, StoreUnusable
-from mediatord.store.sqlite.connection import split_chunks
+from mediatord.store.sqlite.connection import LOCK_TIMEOUT_SECONDS, split_chunks
 from mediatord.store.sqlite.database_file import DatabaseFileLock, DatabaseUnusable, StoreInUse, open_database
-from mediatord.store.sqlite.executor import SQLiteTuning
 from mediatord.store.sqlite.memory_store import InlineExecutor
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 
@@ -280,7 +279,7 @@ def _open_sqlite(config: Config) -> Iterator[tuple[IStore, _Wait]]:
         raise StartupError(str(error)) from None
     clock = _HostClock()
     store = SQLiteStore(
-        InlineExecutor(clock, lambda: open_database(path, clock.seconds(), create=False), SQLiteTuning().patience),
+        InlineExecutor(clock, lambda: open_database(path, clock.seconds(), create=False), LOCK_TIMEOUT_SECONDS),
         clock,
         QueueLimits(),
     )

@@ -15,7 +15,7 @@ from mediatord.clock import outside_request
 from mediatord.didcomm.messages import ForwardWrapper, WrapError
 from mediatord.errors import MediatorError
 from mediatord.log_redaction_and_throttle import redact_failure
-from mediatord.net.did_resolver import IDIDResolver
+from mediatord.net.did_resolver import DIDResolver
 from mediatord.net.outbound_http import OutboundAddressError, OutboundHTTPClient, OutboundRequestError
 from mediatord.observability.event_recorder import EventRecorder
 from mediatord.protocol.canonical_did import canonicalize_did
@@ -64,7 +64,7 @@ class EndpointResolver:
 
     def __init__(
         self,
-        resolver: IDIDResolver,
+        resolver: DIDResolver,
         owns: Callable[[str], bool],
         access: AccessList,
         *,

@@ -452,7 +452,7 @@ class MediatorHTTPChannel(BackpressureHTTPChannel):
     def reject_rate_limited(self, protocol: ProtocolName, rate_limit_key: str) -> None:
         """Refuse a request over the limit of its address, and serve nothing more on this connection."""
         self._exchange = None
-        self.site.context.record_early_rejection(protocol, rate_limit_key, RateLimitExceeded())
+        self.site.context.recorder.record_early_rejection(protocol, rate_limit_key, 0, RateLimitExceeded())
         if self._timer is not None:  # the connection is still open
             response = serialize_response(RATE_LIMIT_RESPONSES[protocol], int(self.site.clock.seconds()))
             self.transport.write(response)  # type: ignore[union-attr]
@@ -615,7 +615,7 @@ class MediatorRequest(Request):
         is_didcomm = path == b"/didcomm" or path.startswith(b"/didcomm/")
         protocol = "didcomm" if is_didcomm else select_protocol(self.getHeader(b"content-type") or b"")
         site, transport = self.channel.site, self.channel.transport
-        site.context.record_early_rejection(protocol, self.rate_limit_key, PayloadTooLarge())
+        site.context.recorder.record_early_rejection(protocol, self.rate_limit_key, 0, PayloadTooLarge())
         transport.write(TOO_LARGE_BYTES[protocol])
         getattr(transport, "loseWriteConnection", transport.loseConnection)()
         timer = site.clock.callLater(_DISCARD_SECONDS, transport.abortConnection)

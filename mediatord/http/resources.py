@@ -17,7 +17,7 @@ from twisted.web.server import NOT_DONE_YET, Request
 from mediatord.decentrl.context import DecentrlReply
 from mediatord.delivery.connections import ConnectionManager, WebSocketSession
 from mediatord.didcomm.messages import DIDCommReply, MessageOrigin
-from mediatord.errors import MediatorError, RateLimitExceeded, ShutdownInProgress, StoreUnavailable
+from mediatord.errors import RateLimitExceeded, ShutdownInProgress, StoreUnavailable
 from mediatord.http.channel import MediatorRequest
 from mediatord.http.client_address import (
     AllowedOrigins,
@@ -111,7 +111,6 @@ class HTTPContext:
     :param find_node_problem: another reason why no requests should be sent here; empty if there is none.
     :param refresh_store_metrics: refreshes the metrics of the store.
     :param render_metrics: raises TimeoutError.
-    :param record_early_rejection: records a request that was rejected unread: protocol, address, error.
     :param open_decentrl_socket: makes the Decentrl protocol of a socket.
     :param admits: counts a request of an address, or frames; whether it is within its limit.
     :param scheduler: of connections with more received data than is served at once.
@@ -136,7 +135,6 @@ class HTTPContext:
     client_addresses: ClientAddressResolver
     connections: ConnectionManager[Any]
     open_decentrl_socket: Callable[[WebSocketSession], DecentrlSocketHandler]
-    record_early_rejection: Callable[[ProtocolName, str, MediatorError], None]
     origins: AllowedOrigins
     memory: MemoryReclaimer
     scheduler: RoundRobinScheduler
@@ -255,10 +253,10 @@ class PathResource(Resource):
         if not context.origins.check_and_remove(request.requestHeaders):
             return request.respond(_FORBIDDEN_ORIGIN_RESPONSES[self._protocol])
         if context.connections.draining:
-            context.record_early_rejection(self._protocol, rate_limit_key, ShutdownInProgress())
+            context.recorder.record_early_rejection(self._protocol, rate_limit_key, 0, ShutdownInProgress())
             return request.respond(build_refusal(self._protocol, ShutdownInProgress()))
         if not context.connections.has_room(rate_limit_key):
-            context.record_early_rejection(self._protocol, rate_limit_key, RateLimitExceeded())
+            context.recorder.record_early_rejection(self._protocol, rate_limit_key, 0, RateLimitExceeded())
             return request.respond(_CONNECTION_LIMIT_RESPONSES[self._protocol])
         channel = request.channel
         transport = channel.transport

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, cast
 
 from autobahn.twisted.resource import WebSocketResource
@@ -9,18 +10,34 @@ from twisted.web.server import Site
 
 from mediatord.http.channel import MediatorHTTPChannel, MediatorRequest
 from mediatord.http.client_address import get_host
-from mediatord.http.flow_control import ResponseBudget
+from mediatord.http.flow_control import MAX_UNREAD_TOTAL, ResponseBudget
 from mediatord.http.resources import HTTPContext, RootResource
-from mediatord.http.websocket import MAX_SEND_QUEUE_BYTES, MediatorSocketFactory
+from mediatord.http.websocket import MediatorSocketFactory
+
+
+@dataclass(frozen=True, slots=True)
+class SiteLimits:
+    """
+    Limits of the site.
+
+    :param max_body: bytes of a body, and of a message of a socket.
+    :param max_per_host: connections of one address, without WebSockets, which have their own limit.
+    :param max_per_trusted_network: the same for an address in a peer network.
+    :param max_send_queue: bytes of pushes queued for one socket.
+    :param max_unread: bytes of responses that clients have not read.
+    """
+
+    max_body: int
+    max_per_host: int
+    max_per_trusted_network: int = 0
+    max_send_queue: int = 1_048_576
+    max_unread: int = MAX_UNREAD_TOTAL
 
 
 class MediatorSite(Site):
     """
     A site without forms and access log, which cost more than the rest of a request.
 
-    :param max_body: bytes of a body, and of a message of a socket.
-    :param max_per_host: connections of one address, without WebSockets, which have their own limit.
-    :param max_per_trusted_network: the same for an address in a peer network.
     :ivar socket_factory: makes WebSockets.
     """
 
@@ -28,16 +45,9 @@ class MediatorSite(Site):
     requestFactory = MediatorRequest
     noisy = False
 
-    def __init__(
-        self,
-        context: HTTPContext,
-        max_body: int,
-        max_per_host: int,
-        max_per_trusted_network: int = 0,
-        max_send_queue: int = MAX_SEND_QUEUE_BYTES,
-    ) -> None:
+    def __init__(self, context: HTTPContext, limits: SiteLimits) -> None:
         super().__init__(RootResource(context), reactor=context.clock, parsePOSTFormSubmission=False)
-        self.socket_factory = MediatorSocketFactory(context, max_body)
+        self.socket_factory = MediatorSocketFactory(context)
         self.sockets = WebSocketResource(self.socket_factory)
         self._per_host: dict[str, int] = {}
         self.context = context
@@ -46,20 +56,15 @@ class MediatorSite(Site):
         self.reading: set[MediatorHTTPChannel] = set()
         self.memory = context.memory
         self.unread = ResponseBudget(released=self.memory.released)
-        self.limit(max_body, max_per_host, max_per_trusted_network, max_send_queue)
+        self.limit(limits)
 
-    def limit(
-        self,
-        max_body: int,
-        max_per_host: int,
-        max_per_trusted_network: int = 0,
-        max_send_queue: int = MAX_SEND_QUEUE_BYTES,
-    ) -> None:
+    def limit(self, limits: SiteLimits) -> None:
         """Change the limits. Open connections are not affected by those of their number."""
-        self.max_body = max_body
-        self._max_per_host = max_per_host
-        self._max_per_trusted_network = max(max_per_host, max_per_trusted_network)
-        self.socket_factory.limit(max_body, max_send_queue)
+        self.max_body = limits.max_body
+        self._max_per_host = limits.max_per_host
+        self._max_per_trusted_network = max(limits.max_per_host, limits.max_per_trusted_network)
+        self.socket_factory.limit(limits.max_body, limits.max_send_queue)
+        self.unread.limit(limits.max_unread)
 
     def read_ahead(self) -> tuple[int, int]:
         """Number of connections with incomplete or pending requests, and the bytes of those."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -191,6 +191,8 @@ def drop_instance_defaults(socket: WebSocketServerProtocol) -> None:
 
 _log = Logger()
 
+# Seconds between two pings of a socket.
+PING_INTERVAL = 30.0
 # Ticks in a ping interval; each socket is pinged in one of them.
 KEEPALIVE_SLOTS = 30
 # Sockets that are pinged in one reactor iteration.
@@ -259,8 +261,6 @@ class KeepaliveScheduler:
 MAX_FRAGMENTS = 1024
 # Unreadable messages after which a DIDComm socket is closed (DIDComm reference 3.2).
 MAX_UNDECRYPTABLE = 3
-# Bytes of pushes queued for one socket.
-MAX_SEND_QUEUE_BYTES = 1_048_576
 # Messages of one socket, and their bytes, that may be queued before reading from it is paused.
 MAX_QUEUED_MESSAGES = 8
 MAX_QUEUED_BYTES = 262_144
@@ -434,10 +434,11 @@ class MediatorSocket(WebSocketServerProtocol):
 
     def _read_some(self, data: bytes, at: int) -> None:
         """Have Autobahn read a frame that is not plain, or some small ones; the rest is left for a quantum."""
+        is_plain = self._has_class_defaults and self.state == self.STATE_OPEN
         if self.state == self.STATE_CONNECTING:
             self._dataReceived(data)
             at = len(data)
-        elif not self._full and not (self._is_plain() and find_simple_frame(data, at, self.maxMessagePayloadSize)):
+        elif not self._full and not (is_plain and find_simple_frame(data, at, self.maxMessagePayloadSize)):
             self._has_class_defaults = False
             begins = True
             while at < len(data) and (begins or self._payload_left()):
@@ -445,17 +446,15 @@ class MediatorSocket(WebSocketServerProtocol):
                 end = at + max(self._payload_left(), _CHUNK_BYTES)
                 self._dataReceived(data[at:end])
                 at = end
-            self._charge(0)
-        if self._opened and self.state == self.STATE_OPEN and self._is_between_messages():
+            self._charge()
+        is_between_messages = not (self.data or self.inside_message or self.current_frame)
+        if self._opened and self.state == self.STATE_OPEN and is_between_messages:
             drop_instance_defaults(self)
             self._has_class_defaults = True
         if at < len(data) and self.state != self.STATE_CLOSED and not self.transport.disconnecting:
             self._unparsed = data[at:]
             self._pause()
             self._context.scheduler.add(self)
-
-    def _is_plain(self) -> bool:
-        return self._has_class_defaults and self.state == self.STATE_OPEN
 
     def _payload_left(self) -> int:
         """Missing bytes of the current frame."""
@@ -468,9 +467,8 @@ class MediatorSocket(WebSocketServerProtocol):
         self._frames += 1
         super().onFrameBegin()
 
-    def _charge(self, frames: int) -> None:
-        """Count frames, and charge the address for them in batches."""
-        self._frames += frames
+    def _charge(self) -> None:
+        """Charge the address for frames, in batches."""
         if self._frames >= _FRAMES_PER_CHARGE:
             frames, self._frames = self._frames, 0
             if not self._context.admits(self.client, frames):
@@ -490,9 +488,6 @@ class MediatorSocket(WebSocketServerProtocol):
             self._reading = True
             self.transport.resumeProducing()
 
-    def _is_between_messages(self) -> bool:
-        return not (self.data or self.inside_message or self.current_frame)
-
     def _read_plain(self, data: bytes) -> int:
         """Take the messages of whole, plain frames; returns the number of bytes parsed."""
         at = frames = 0
@@ -506,7 +501,7 @@ class MediatorSocket(WebSocketServerProtocol):
                 self.onMessage(unmask_payload(data, frame), frame.kind == BINARY_FRAME)
         self._frames += frames
         if self._frames >= _FRAMES_PER_CHARGE:
-            self._charge(0)
+            self._charge()
         return at
 
     def fire(self, event: str, *args: Any, **values: Any) -> Deferred[None]:
@@ -561,8 +556,8 @@ class MediatorSocket(WebSocketServerProtocol):
         self._serve_next()
 
     def _serve_next(self) -> None:
-        """Serve queued messages, unless the peer does not read its replies."""
-        if self._queued and not self._serving and self._send_queue.is_drained:
+        """Serve queued messages, as far as the peer reads its replies."""
+        if self._queued and not self._serving:
             self._serving = True
             served = Deferred.fromCoroutine(self._serve())
             served.addErrback(lambda failure: _log.failure("serving a socket failed", redact_failure(failure)))
@@ -574,8 +569,14 @@ class MediatorSocket(WebSocketServerProtocol):
                 if self._full and not self._is_full(MAX_QUEUED_MESSAGES // 2):
                     self._full = False
                     self._read_on()
+                if self._protocol_name is None:
+                    self._choose_protocol(payload)
+                # Messages received before the socket was closed are still served.
                 try:
-                    await self._handle(payload, is_binary)
+                    if self._protocol_name == "didcomm":
+                        self._answer(await self._context.receive(payload, MessageOrigin(self.client, self)))
+                    elif self._decentrl is not None:
+                        await self._decentrl.handle_message(payload, is_binary)
                 except ShutdownInProgress:
                     self.close(1001, "going away")
         finally:
@@ -583,16 +584,11 @@ class MediatorSocket(WebSocketServerProtocol):
             if not self._queued:  # an empty deque takes more than half a KiB
                 self._queued = None
 
-    async def _handle(self, payload: bytes, is_binary: bool) -> None:
-        """Handle a message by its protocol, also if the socket was closed meanwhile."""
-        if self._protocol_name is None:
-            self._protocol_name = "didcomm" if is_didcomm_envelope(payload) else "decentrl"
-            if self._protocol_name == "didcomm":
-                self._stop_decentrl()
+    def _choose_protocol(self, payload: bytes) -> None:
+        """By the first message of a socket that may be of either protocol."""
+        self._protocol_name = "didcomm" if is_didcomm_envelope(payload) else "decentrl"
         if self._protocol_name == "didcomm":
-            self._answer(await self._context.receive(payload, MessageOrigin(self.client, self)))
-        elif self._decentrl is not None:
-            await self._decentrl.handle_message(payload, is_binary)
+            self._stop_decentrl()
 
     def _answer(self, reply: DIDCommReply) -> None:
         """Send a reply; the first unreadable message is answered, and the third ends the socket."""
@@ -631,10 +627,6 @@ class MediatorSocket(WebSocketServerProtocol):
         self._pinged, self._heard_since_ping = True, False
         write_immediately(self.transport, PING_FRAME)
 
-    def limit_send_queue(self, max_bytes: int) -> None:
-        """Change the limit of the send queue."""
-        self._send_queue.limit(max_bytes)
-
     def _write_frame(self, payload: bytes) -> None:
         if self.state != self.STATE_OPEN:  # nothing may come after a close frame
             return
@@ -662,14 +654,9 @@ class MediatorSocket(WebSocketServerProtocol):
             self._keepalive.remove(self)
             ours = self.localCloseCode if self.closedByMe else None
             by: Literal["us", "peer"] = "us" if ours is not None else "peer"
-            traffic = {
-                "n_in": self._messages_in,
-                "n_out": self._messages_out,
-                "bytes_in": self._bytes_in,
-                "bytes_out": self._bytes_out,
-            }
             protocol = self._protocol_name or "decentrl"
-            self._context.recorder.record_connection_closed(self.name, protocol, ours or code, by, traffic)
+            received, sent = (self._messages_in, self._bytes_in), (self._messages_out, self._bytes_out)
+            self._context.recorder.record_connection_closed(self.name, protocol, ours or code, by, received, sent)
             self._stop_decentrl()
         self._context.connections.closed(self)
 
@@ -702,12 +689,12 @@ class MediatorSocketFactory(WebSocketServerFactory):
     """
     Makes sockets for upgraded requests.
 
-    :param max_message: bytes of a message, and of a frame.
+    Before the first, :meth:`limit` has to be called.
     """
 
     log: Any = NullLogger()
 
-    def __init__(self, context: HTTPContext, max_message: int, ping_interval: float = 30.0) -> None:
+    def __init__(self, context: HTTPContext) -> None:
         reactor: Any = context.clock
         super().__init__(url=None, server="mediatord", reactor=reactor)
         # Autobahn's timers use this reactor.
@@ -725,11 +712,10 @@ class MediatorSocketFactory(WebSocketServerFactory):
             # JSON is checked to be UTF-8 when it is parsed.
             utf8validateIncoming=False,
         )
-        own = {"__slots__": (), "_context": context, "_keepalive": KeepaliveScheduler(reactor, ping_interval)}
+        own = {"__slots__": (), "_context": context, "_keepalive": KeepaliveScheduler(reactor, PING_INTERVAL)}
         self._make: type[MediatorSocket] = type("Socket", (MediatorSocket,), {**build_class_defaults(self), **own})
-        self.limit(max_message)
 
-    def limit(self, max_message: int, max_send_queue: int = MAX_SEND_QUEUE_BYTES) -> None:
+    def limit(self, max_message: int, max_send_queue: int) -> None:
         """
         Change the limits, also of open sockets.
 
@@ -737,22 +723,19 @@ class MediatorSocketFactory(WebSocketServerFactory):
         :param max_send_queue: bytes of pushes queued for one socket.
         """
         self._make._max_send_queue = max_send_queue
-        for socket in self._open():
-            socket.limit_send_queue(max_send_queue)
+        for socket in self._make._keepalive:
+            socket._send_queue.limit(max_send_queue)
         self.setProtocolOptions(maxFramePayloadSize=max_message, maxMessagePayloadSize=max_message)
         # Sockets read these from their class.
         self._make.maxFramePayloadSize = self._make.maxMessagePayloadSize = max_message
 
     def unsent(self) -> tuple[int, int]:
         """Sum of :attr:`MediatorSocket.unsent` over all open sockets."""
-        return _sum_usage([socket.unsent for socket in self._open()])
+        return _sum_usage([socket.unsent for socket in self._make._keepalive])
 
     def unserved(self) -> tuple[int, int]:
         """Sum of :attr:`MediatorSocket.unserved` over all open sockets."""
-        return _sum_usage([socket.unserved for socket in self._open()])
-
-    def _open(self) -> Iterable[MediatorSocket]:
-        return self._make._keepalive
+        return _sum_usage([socket.unserved for socket in self._make._keepalive])
 
     def buildProtocol(self, addr: object) -> MediatorSocket:
         """Make a socket."""

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from ipaddress import ip_address
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
-from zope.interface import Interface, implementer
 
 from mediatord.clock import pause_deadline
 from mediatord.errors import RateLimitExceeded, UnresolvableDID
@@ -31,28 +30,6 @@ from mediatord.protocol.didcomm.did_methods import (
     resolve_local,
     resolve_short_did_peer_4,
 )
-
-
-class IDIDResolver(Interface):
-    """Resolves DIDs to documents."""
-
-    def resolve(did: str, peer: str | None = None) -> Deferred[DIDDocument]:
-        """
-        Resolve a DID.
-
-        :param peer: rate limit key of the address that caused the lookup.
-        :raise UnresolvableDID: it does not resolve.
-        :raise UnsupportedDIDMethod: the method is not did:key, did:peer 0/2/4 or did:web.
-        :raise RateLimitExceeded: too many lookups for `peer`.
-        :raise StoreUnavailable: the long form of a did:peer:4 could not be looked up.
-        """
-
-    def remember_long_form(did: str) -> Awaitable[None]:
-        """
-        Store the long form of an authenticated did:peer:4, so that its short form resolves from now on (reference
-        8.4). Ignores other DIDs.
-        """
-
 
 _log = Logger()
 
@@ -99,17 +76,6 @@ class LRUCache(Generic[V]):
             self._left += freed
 
 
-class HTTPGetFunction(Protocol):
-    """Signature of :meth:`mediatord.net.outbound_http.OutboundHTTPClient.get`."""
-
-    async def __call__(self, url: str, *, limit: int, timeout: float) -> OutboundResponse:
-        """
-        :param limit: of the body, in bytes.
-        :param timeout: seconds.
-        :raise OutboundError: no usable response.
-        """
-
-
 class DIDWebResolver:
     """
     Fetches did:web documents. Documents are cached for 5 minutes, failures for 30 seconds; concurrent requests for a
@@ -119,12 +85,13 @@ class DIDWebResolver:
     def __init__(
         self,
         clock: IReactorTime,
-        get: HTTPGetFunction,
+        get: Callable[..., Awaitable[OutboundResponse]],
         charge: Callable[[str], Awaitable[int]],
         *,
         allow_private: Iterable[IPNetwork] = (),
     ) -> None:
         """
+        :param get: :meth:`mediatord.net.outbound_http.OutboundHTTPClient.get`.
         :param charge: charges an address for a fetch; returns the seconds to wait, or 0.
         :param allow_private: networks whose addresses may be used in a DID in place of a name.
         """
@@ -158,30 +125,22 @@ class DIDWebResolver:
         return document
 
     async def _fetched(self, did: str, peer: str | None) -> DIDDocument | None:
+        """The result of a fetch that is in progress, or of a new one."""
+        answer: Deferred[DIDDocument | None] = Deferred()
         if did not in self._waiting:
             location = self._location(did)
-            await self._admit(peer)
-            if did not in self._waiting:
-                return await self._await_fetch(self._begin(did, location))
-        return await self._await_fetch(self._join(self._waiting[did]))
-
-    async def _await_fetch(self, answer: Deferred[DIDDocument | None]) -> DIDDocument | None:
+            self._refuse_if_busy()
+            if peer is not None and (wait := await self._charge(peer)):
+                raise RateLimitExceeded(retry_after=wait)
+        if did in self._waiting:  # perhaps since the charge
+            self._waiting[did].append(answer)
+        else:
+            self._refuse_if_busy()
+            self._waiting[did] = [answer]
+            # Independent of the callers (it never fails): one that gives up must not affect the others.
+            Deferred.fromCoroutine(self._fetch_and_notify(did, location))
         with pause_deadline(self._clock):
             return await answer
-
-    def _begin(self, did: str, location: DIDWebLocation) -> Deferred[DIDDocument | None]:
-        self._refuse_if_busy()
-        self._waiting[did] = []
-        answer = self._join(self._waiting[did])
-        # Independent of the callers (it never fails): one that gives up must not affect the others.
-        Deferred.fromCoroutine(self._fetch_and_notify(did, location))
-        return answer
-
-    @staticmethod
-    def _join(waiting: list[Deferred[DIDDocument | None]]) -> Deferred[DIDDocument | None]:
-        answer: Deferred[DIDDocument | None] = Deferred()
-        waiting.append(answer)
-        return answer
 
     def _location(self, did: str) -> DIDWebLocation:
         """Location of the document; a host that is an address must be in an allowed network."""
@@ -195,12 +154,6 @@ class DIDWebResolver:
             if not any(address in network for network in self._allowed):
                 raise UnresolvableDID
         return location
-
-    async def _admit(self, peer: str | None) -> None:
-        self._refuse_if_busy()
-        wait = await self._charge(peer) if peer is not None else 0
-        if wait:
-            raise RateLimitExceeded(retry_after=wait)
 
     def _refuse_if_busy(self) -> None:
         if len(self._waiting) >= _MAX_CONCURRENT_FETCHES:
@@ -229,7 +182,6 @@ class DIDWebResolver:
             return None
 
 
-@implementer(IDIDResolver)
 class DIDResolver:
     """Resolver for all supported DID methods."""
 
@@ -260,14 +212,25 @@ class DIDResolver:
         return sum(entries), sum(sizes)
 
     def resolve(self, did: str, peer: str | None = None) -> Deferred[DIDDocument]:
-        """See :class:`~mediatord.net.did_resolver.IDIDResolver`."""
+        """
+        Resolve a DID.
+
+        :param peer: rate limit key of the address that caused the lookup.
+        :raise UnresolvableDID: it does not resolve.
+        :raise UnsupportedDIDMethod: the method is not did:key, did:peer 0/2/4 or did:web.
+        :raise RateLimitExceeded: too many lookups for `peer`.
+        :raise StoreUnavailable: the long form of a did:peer:4 could not be looked up.
+        """
         document = self._local.get(did)
         if document is not None:
             return succeed(document)
         return Deferred.fromCoroutine(self._resolve(did, peer))
 
     async def remember_long_form(self, did: str) -> None:
-        """See :class:`~mediatord.net.did_resolver.IDIDResolver`."""
+        """
+        Store the long form of an authenticated did:peer:4, so that its short form resolves from now on (reference
+        8.4). Ignores other DIDs.
+        """
         short = canonicalize_did(did)
         if not did.startswith(f"{short}:") or self._remembered.get(did):
             return

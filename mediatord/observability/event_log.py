@@ -98,18 +98,18 @@ class BufferedLineFile:
             return "in_place"
         return "moved" if status.st_nlink else "removed"
 
-    def switch_file(self, first: bytes) -> int:
+    def take_whole_lines(self) -> tuple[bytes, int]:
         """
-        Close this file and continue in a new one with the given first line and all whole lines not yet written.
+        Close the file, to continue in a new one.
 
-        :return: how many lines were lost because a part of them is in the old file: 0 or 1.
+        :return: the whole lines not yet written, and how many were lost because a part is in the file: 0 or 1.
         """
         torn = self.torn
         if torn:
             del self.pending[: self.pending.find(b"\n") + 1]
-        self.pending[:0] = first
-        self._close()
-        return int(torn)
+        lines = bytes(self.pending)
+        self.close()
+        return lines, int(torn)
 
     def flush(self) -> bool:
         """Write what is pending; whether all of it was written."""
@@ -131,15 +131,12 @@ class BufferedLineFile:
         """Close the file; how many lines were lost because they could not be written, a torn one included."""
         given_up = self.pending.count(b"\n")
         self.pending.clear()
-        self._close()
-        return given_up
-
-    def _close(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
         self._descriptor = None
         self.size = 0
         self.torn = False
+        return given_up
 
 
 class SegmentSealer:
@@ -286,7 +283,7 @@ class EventLogWriter(Service):
         if int(now) != self._second:
             self._second = int(now)
             self._file_check_due = True
-            self._prefix = _format_seconds(now)
+            self._prefix = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(self._second)).encode()
         stamp = b"%b.%06dZ" % (self._prefix, (now - self._second) * 1e6)
         head = self._heads[event] % (stamp, self._seq)
         try:
@@ -323,8 +320,7 @@ class EventLogWriter(Service):
             return
         if self._file_check_due:
             self._ensure_file()
-        if not (self._sink.flush() or self._flush_again()):
-            self._retry_later()
+        if not (self._sink.flush() or self._recover()):
             return
         if self._unreported:
             lost, self._unreported = self._unreported, Counter()
@@ -360,8 +356,7 @@ class EventLogWriter(Service):
     def _begin_next(self) -> bool:
         """Whether the segment was closed."""
         self._ensure_file()
-        if not (self._sink.flush() or self._flush_again()):
-            self._retry_later()
+        if not (self._sink.flush() or self._recover()):
             return False
         closed = self._close_segment()
         self._open_segment()
@@ -450,15 +445,21 @@ class EventLogWriter(Service):
             self._log.warn("{path} is in the way: {reason}", path=str(self._segments.active), reason=error.strerror)
             return
         written = self._segment.lines - self._sink.pending.count(b"\n")
-        self._segment = _OpenSegment(self._segments.next_name(self._clock.seconds()), self._seq + 1)
-        torn = self._sink.switch_file(self._first_line())
+        lines, torn = self._sink.take_whole_lines()
+        self._begin_segment()
+        self._sink.pending += lines
         self._segment.lines = self._sink.pending.count(b"\n")
         self._segment.seq_first = min(json.loads(line)["seq"] for line in self._sink.pending.splitlines())
         self._count_lost(torn + (written if state == "removed" else 0), "removed")
 
-    def _flush_again(self) -> bool:
-        """After a failure: create the directory if it is missing and write again; whether all was written."""
-        return not self._sink.is_open and self._make_directory() and self._sink.flush()
+    def _recover(self) -> bool:
+        """After a failed write: write again if the directory was missing, else later; whether all was written."""
+        if not self._sink.is_open and self._make_directory() and self._sink.flush():
+            return True
+        self._file_check_due = True
+        if self._flush_call is None:
+            self._flush_call = self._clock.callLater(_RETRY_SECONDS, self._end_iteration)
+        return False
 
     def _make_directory(self) -> bool:
         """Create the directory; whether it was missing."""
@@ -477,30 +478,18 @@ class EventLogWriter(Service):
         if self._sink.pending or self._unreported or self._file_check_due:
             self.flush(is_retry=True)
 
-    def _retry_later(self) -> None:
-        self._file_check_due = True
-        if self._flush_call is None:
-            self._flush_call = self._clock.callLater(_RETRY_SECONDS, self._end_iteration)
-
     def _open_segment(self) -> None:
         """Begin a segment; its first line stays in the buffer until the file can be opened."""
+        self._begin_segment()
+        if not self._sink.flush():
+            self._recover()
+
+    def _begin_segment(self) -> None:
         self._segment = _OpenSegment(self._segments.next_name(self._clock.seconds()), self._seq + 1)
-        self.write("log.open", self._opening())
-        if not (self._sink.flush() or self._flush_again()):
-            self._retry_later()
-
-    def _first_line(self) -> bytes:
-        """The first line of a segment, to be placed before lines in the buffer."""
-        self._seq += 1
-        now = self._clock.seconds()
-        return encode_line(
-            self._heads["log.open"] % (b"%b.%06dZ" % (_format_seconds(now), now % 1 * 1e6), self._seq),
-            self._opening(),
-        )
-
-    def _opening(self) -> dict[str, object]:
-        """Fields of the first line of a segment."""
-        return {"version": self._origin.version, "schema": SCHEMA_VERSION, "segment": self._segment.name}
+        # Its first and last lines must not lead to a flush, and perhaps to the next segment.
+        self._unflushed_lines = 0
+        fields = {"version": self._origin.version, "schema": SCHEMA_VERSION, "segment": self._segment.name}
+        self.write("log.open", fields)
 
     def _close_segment(self) -> Path | None:
         """
@@ -509,8 +498,9 @@ class EventLogWriter(Service):
         The last line is missing if the disk is full; readers treat that as a crash.
         """
         segment = self._segment
+        self._unflushed_lines = 0
         if self.metrics is not None and "counters" in self._written:
-            self.write("counters", {**self.metrics.collect_totals()})
+            self.write("counters", dict[str, object](self.metrics.collect_totals()))
         last = {"seq_first": segment.seq_first, "seq_last": self._seq + 1, "lines": segment.lines + 1}
         self.write("log.close", {**last, "dropped": segment.dropped})
         self._sink.flush()
@@ -551,7 +541,3 @@ def _encode_line_heads(origin: LogOrigin) -> dict[str, bytes]:
         name: encode_line_head(name, event.level, node=origin.node, boot=origin.boot, epoch=origin.epoch)
         for name, event in EVENTS.items()
     }
-
-
-def _format_seconds(now: float) -> bytes:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(int(now))).encode()

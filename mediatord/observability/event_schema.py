@@ -131,7 +131,10 @@ class EventDeclaration:
 
 
 _MESSAGE_FIELDS = ("msg", "rcpt", "proto", "size", "age_ms", "reason", "pushes")
+# Outcomes in the message ledger of a store, besides the queued messages.
 _LEDGER_ENTRIES = ("accepted", "acknowledged", "expired", "evicted", "removed", "withdrawn")
+MESSAGE_COUNTERS = ("forwarded", "stored", "delivered", "expired", "evicted")
+REQUEST_COUNTERS = ("requests_accepted", "requests_rejected", "requests_failed")
 _ACCOUNT_FIELDS = ("did", "proto", "reason", "n_added", "n_removed")
 
 EVENTS: dict[str, EventDeclaration] = {
@@ -187,17 +190,7 @@ EVENTS: dict[str, EventDeclaration] = {
         "message ledger of one protocol: at start, once a minute, and at stop",
     ),
     "counters": EventDeclaration(
-        (
-            "forwarded",
-            "stored",
-            "delivered",
-            "expired",
-            "evicted",
-            "requests_accepted",
-            "requests_rejected",
-            "requests_failed",
-            "connections",
-        ),
+        (*MESSAGE_COUNTERS, *REQUEST_COUNTERS, "connections"),
         "Prometheus counters: once a minute, before each log.close, and at stop",
     ),
 }
@@ -228,23 +221,25 @@ class EventLog(Protocol):
         """Write pending lines to the file now, before clients are answered."""
 
 
-def validate_fields(event: str, fields: dict[str, object]) -> dict[str, object]:
+def validate_fields(event: str, fields: Mapping[str, object]) -> dict[str, object]:
     """
     `fields` without None values, floats rounded.
 
     :raise TypeError: as :meth:`EventLog.emit`.
     """
-    # There are few call sites: each combination of names and types is validated once.
-    shape = (event, *fields, *map(type, fields.values()))
-    changes = _VALIDATED_SHAPES.get(shape)
-    if changes is None:
-        changes = _VALIDATED_SHAPES[shape] = _validate_shape(event, fields)
-    empty, floats = changes
-    for name in floats:
-        fields[name] = round_milliseconds(fields[name])  # type: ignore[arg-type]  # as its shape says
-    for name in empty:
-        del fields[name]
-    return fields
+    types = _FIELD_TYPES.get(event)
+    if types is None:
+        raise TypeError(f"{event} is not a declared event")
+    valid: dict[str, object] = {}
+    for name, value in fields.items():
+        if name not in types:
+            raise TypeError(f"{event} has no field {name}")
+        if value is None:
+            continue
+        if type(value) not in types[name]:
+            raise TypeError(f"{event}.{name} is a {type(value).__name__}")
+        valid[name] = round_milliseconds(value) if isinstance(value, float) else value
+    return valid
 
 
 def round_milliseconds(value: float) -> float:
@@ -256,24 +251,6 @@ def round_milliseconds(value: float) -> float:
     if not isfinite(value):
         raise TypeError("a number that JSON cannot express")
     return round(value, 3)
-
-
-# Names of None values and of floats, by event, names and types. Bounded, since only declared combinations are cached.
-_VALIDATED_SHAPES: dict[tuple[object, ...], tuple[tuple[str, ...], tuple[str, ...]]] = {}
-
-
-def _validate_shape(event: str, fields: Mapping[str, object]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    kinds = _FIELD_TYPES.get(event)
-    if kinds is None:
-        raise TypeError(f"{event} is not a declared event")
-    for name, value in fields.items():
-        kind = kinds.get(name)
-        if kind is None:
-            raise TypeError(f"{event} has no field {name}")
-        if value is not None and type(value) not in kind:
-            raise TypeError(f"{event}.{name} is a {type(value).__name__}")
-    empty = tuple(name for name, value in fields.items() if value is None)
-    return empty, tuple(name for name, value in fields.items() if type(value) is float)
 
 
 def build_json_schema() -> dict[str, Any]:

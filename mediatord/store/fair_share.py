@@ -307,22 +307,19 @@ class KnownSenders:
 
     def acknowledged(self, parties: Iterable[int], now: float) -> bool:
         """Record acknowledgements; returns whether anything has to be written."""
-        return any([self._acknowledged(party, int(now)) for party in sorted(set(parties))])
-
-    def _acknowledged(self, party: int, now: int) -> bool:
-        span = self._spans.get(party)
-        if span is None:
-            self._forget_one()
-            self._spans[party] = now, now
-            return True
-        first, last = span
-        if _is_known(span):
-            if now - last < REFRESH_SECONDS:
-                return False
-        elif now - first < PROBATION_SECONDS or not self._has_place(now):
-            return False
-        self._spans[party] = first, now
-        return True
+        second, has_changed = int(now), False
+        for party in sorted(set(parties)):
+            span = self._spans.get(party)
+            if span is None:
+                self._forget_one()
+            elif _is_known(span):
+                if second - span[1] < REFRESH_SECONDS:
+                    continue
+            elif second - span[0] < PROBATION_SECONDS or not self._has_place(second):
+                continue
+            self._spans[party] = (second if span is None else span[0]), second
+            has_changed = True
+        return has_changed
 
     def _forget_one(self) -> None:
         """If there are too many, remove the oldest one on probation; there always is one."""

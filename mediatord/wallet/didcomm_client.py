@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from treq.client import HTTPClient
 from twisted.internet.defer import Deferred
@@ -114,12 +114,6 @@ class DeliveredMessage:
     form: AttachmentForm
 
 
-class SendRequest(Protocol):
-    """Sends a request and returns its response."""
-
-    async def __call__(self, type_: str, body: Mapping[str, Any] | None = None, /, **headers: Any) -> Message: ...
-
-
 class MediationRequests:
     """
     The requests of one wallet.
@@ -131,14 +125,17 @@ class MediationRequests:
     :param version: of Coordinate Mediation.
     """
 
-    def __init__(self, ask: SendRequest, did: str, version: CoordinationVersion = "3.0") -> None:
-        self._ask = ask
+    def __init__(self, did: str, version: CoordinationVersion = "3.0") -> None:
         self._did = did
         self.coordination_version: CoordinationVersion = version
 
+    async def request(self, type_: str, body: Mapping[str, Any] | None = None, /, **headers: Any) -> Message:
+        """Send a request; its response."""
+        raise NotImplementedError
+
     async def grant(self) -> tuple[str, ...]:
         """Request mediation; the routing DIDs that are granted."""
-        reply = await self._ask(self._coordination("mediate-request"))
+        reply = await self.request(self._coordination("mediate-request"))
         _require_type(reply, self._coordination("mediate-grant"))
         routing_did = (reply.body or {}).get("routing_did")
         # 2.0 has a string, 3.0 a list (reference D13).
@@ -166,7 +163,7 @@ class MediationRequests:
         update, answer, *_ = _MESSAGE_NAMES[self.coordination_version]
         entries = [{"recipient_did": did, "action": action} for did in dids]
         more = {"attachments": list(attachments)} if attachments else {}
-        reply = await self._ask(self._coordination(update), {"updates": entries}, **more)
+        reply = await self.request(self._coordination(update), {"updates": entries}, **more)
         _require_type(reply, self._coordination(answer))
         updated = (reply.body or {}).get("updated")
         if not isinstance(updated, list) or not all(isinstance(one, dict) for one in updated):
@@ -181,7 +178,7 @@ class MediationRequests:
         """The registered DIDs, or a slice of them."""
         _, _, query, answer, member = _MESSAGE_NAMES[self.coordination_version]
         body = {} if limit is None else {"paginate": {"limit": limit, "offset": offset}}
-        reply = await self._ask(self._coordination(query), body)
+        reply = await self.request(self._coordination(query), body)
         _require_type(reply, self._coordination(answer))
         try:
             return [entry["recipient_did"] for entry in (reply.body or {})[member]]
@@ -190,11 +187,11 @@ class MediationRequests:
 
     async def status(self, recipient_did: str | None = None) -> QueueStatus:
         """State of the queue of one DID, or of all."""
-        return read_status(await self._ask(f"{PICKUP}/status-request", _add_recipient({}, recipient_did)))
+        return read_status(await self.request(f"{PICKUP}/status-request", _add_recipient({}, recipient_did)))
 
     async def fetch(self, limit: int = 10, recipient_did: str | None = None) -> list[DeliveredMessage]:
         """Fetch the oldest messages, which stay queued until they are acknowledged."""
-        reply = await self._ask(f"{PICKUP}/delivery-request", _add_recipient({"limit": limit}, recipient_did))
+        reply = await self.request(f"{PICKUP}/delivery-request", _add_recipient({"limit": limit}, recipient_did))
         if reply.type.uri == f"{PICKUP}/status":
             return []
         return read_delivery(reply)
@@ -202,11 +199,11 @@ class MediationRequests:
     async def acknowledge(self, ids: Iterable[str | DeliveredMessage]) -> QueueStatus:
         """Remove messages; the state of the queue."""
         names = [one if isinstance(one, str) else one.id for one in ids]
-        return read_status(await self._ask(f"{PICKUP}/messages-received", {"message_id_list": names}))
+        return read_status(await self.request(f"{PICKUP}/messages-received", {"message_id_list": names}))
 
     async def ping(self) -> None:
         """Ping the mediator and wait for its response."""
-        _require_type(await self._ask(f"{PING}/ping", {"response_requested": True}), f"{PING}/ping-response")
+        _require_type(await self.request(f"{PING}/ping", {"response_requested": True}), f"{PING}/ping-response")
 
     def _coordination(self, name: str) -> str:
         return f"{_COORDINATION}/{self.coordination_version}/{name}"
@@ -395,7 +392,7 @@ class DIDCommWallet(MediationRequests):
         mediator: DIDCommMediator,
         documents: DIDDocumentCache | None = None,
     ) -> None:
-        super().__init__(self.request, identity.did)
+        super().__init__(identity.did)
         self.identity = identity
         self.clock = clock
         self.documents = documents or DIDDocumentCache()
@@ -441,7 +438,11 @@ class DIDCommWallet(MediationRequests):
             "return_route": "all",
         }
         message = compose_message(type_, body, **{**defaults, **headers})
-        return message, authcrypt(message, self.identity, self.mediator.document)
+        return message, self.encrypt(message)
+
+    def encrypt(self, message: Mapping[str, Any]) -> bytes:
+        """An authcrypt for the mediator."""
+        return authcrypt(message, self.identity, self.mediator.document)
 
     async def request(self, type_: str, body: Mapping[str, Any] | None = None, /, **headers: Any) -> Message:
         """

@@ -21,7 +21,7 @@ from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.protocol.didcomm.forward import FORWARD
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE, Enc
 from mediatord.protocol.didcomm.keys import PublicKey
-from mediatord.protocol.didcomm.message import PLAINTEXT_MEDIA_TYPE, Message, parse_message
+from mediatord.protocol.didcomm.message import PLAINTEXT_MEDIA_TYPE, Message, parse_message, parse_message_object
 from mediatord.wallet.didcomm_identity import WalletIdentity
 
 BASIC_MESSAGE = "https://didcomm.org/basicmessage/2.0/message"
@@ -96,15 +96,21 @@ def build_forward(
     return compose_message(FORWARD, {"next": next_}, attachments=attachments, **headers)
 
 
-def authcrypt(message: Mapping[str, Any], sender: WalletIdentity, recipient: DIDDocument) -> bytes:
+def authcrypt(
+    message: Mapping[str, Any],
+    sender: WalletIdentity,
+    recipient: DIDDocument,
+    ephemeral: jwe.EphemeralKey | None = None,
+) -> bytes:
     """
     Encrypt and authenticate for all keys of `recipient` on the sender's curve.
 
+    :param ephemeral: a key to use again; by default a new one.
     :raise ValueError: the recipient has no key on that curve.
     """
     key = sender.agreement
     keys = _recipient_keys(recipient, key.private.curve)
-    return jwe.encrypt_authcrypt(encoding.dumps(message), (key.kid, key.private), keys)
+    return jwe.encrypt_authcrypt(encoding.dumps(message), (key.kid, key.private), keys, ephemeral)
 
 
 def anoncrypt(message: Mapping[str, Any], recipient: DIDDocument, *, enc: Enc = "A256CBC-HS512") -> bytes:
@@ -228,7 +234,7 @@ def _unpack_layers(raw: bytes, identity: WalletIdentity, resolve: ResolveDID) ->
         kid, raw = _open_layer(envelope, identity, resolve)
         recipient_kid = recipient_kid or kid
         if envelope.sender_kid is not None:
-            proven.add(canonicalize_did(envelope.sender_kid))
+            proven.add(canonicalize_did(strip_did_url(envelope.sender_kid)))
         value = encoding.loads_object(raw)
         if "ciphertext" not in value:
             break
@@ -237,12 +243,13 @@ def _unpack_layers(raw: bytes, identity: WalletIdentity, resolve: ResolveDID) ->
     if json_web_signature.is_jws(value):
         kid = json_web_signature.get_signer_kid(value)
         raw = _verify_signature(value, kid, resolve)
+        value = encoding.loads_object(raw)
         proven.add(canonicalize_did(kid))
-    return _check_sender(raw, proven, recipient_kid)
+    return _check_sender(parse_message_object(value, raw), proven, recipient_kid)
 
 
 def _open_layer(envelope: jwe.Envelope, identity: WalletIdentity, resolve: ResolveDID) -> tuple[str, bytes]:
-    found = [(kid, key) for kid in envelope.kids if (key := identity.find_agreement_key(kid)) is not None]
+    found = [(kid, key) for kid in envelope.encrypted_keys if (key := identity.find_agreement_key(kid)) is not None]
     if not found:
         raise UnreadableMessage("not encrypted for us")
     sender = None
@@ -261,12 +268,11 @@ def _verify_signature(value: dict[str, Any], kid: str, resolve: ResolveDID) -> b
     return json_web_signature.verify(value, kid, method.key)
 
 
-def _check_sender(raw: bytes, proven: set[str], recipient_kid: str) -> OpenedMessage:
-    message = parse_message(raw)
+def _check_sender(message: Message, proven: set[str], recipient_kid: str) -> OpenedMessage:
     claimed = message.sender
     if proven and (claimed is None or proven != {canonicalize_did(claimed)}):
         raise UnreadableMessage("from is not who encrypted or signed it")
-    us = canonicalize_did(recipient_kid)
+    us = canonicalize_did(strip_did_url(recipient_kid))
     if message.to and us not in {canonicalize_did(did) for did in message.to}:
         raise UnreadableMessage("to is somebody else")
-    return OpenedMessage(message, claimed if proven else None, recipient_kid, raw)
+    return OpenedMessage(message, claimed if proven else None, recipient_kid, message.source)

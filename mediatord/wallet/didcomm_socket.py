@@ -163,7 +163,7 @@ class DIDCommSocket(MediationRequests, WalletWebSocket):  # type: ignore[misc]  
     """
 
     def __init__(self, wallet: DIDCommWallet) -> None:
-        MediationRequests.__init__(self, self.request, wallet.did, wallet.coordination_version)
+        MediationRequests.__init__(self, wallet.did, wallet.coordination_version)
         WalletWebSocket.__init__(self)
         self.wallet = wallet
         self.pushed: DeferredQueue[DeliveredMessage] = DeferredQueue()

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from time import perf_counter
+from typing import Any
 
 _START_SECONDS = 30.0
 _STOP_SECONDS = 15.0
@@ -57,7 +58,7 @@ class TemporaryDaemon:
         try:
             status = process.wait(_START_SECONDS)
         except subprocess.TimeoutExpired:
-            _stop(process)
+            stop_process(process)
             status = -1
         if status != 0:
             raise self._start_error()
@@ -83,7 +84,7 @@ class TemporaryDaemon:
     def stop(self) -> None:
         """Terminate it and wait for its end."""
         if self._process is not None:
-            _stop(self._process)
+            stop_process(self._process)
 
     def _spawn(self, *arguments: str) -> subprocess.Popen[bytes]:
         with open(self._output, "ab") as file:
@@ -141,13 +142,14 @@ def is_healthy(url: str) -> bool:
         return False
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def stop_process(process: subprocess.Popen[Any]) -> None:
+    """Terminate a child process if it still runs; kill it after 15 s."""
     process.terminate()
     try:
-        process.wait(_STOP_SECONDS)
+        process.communicate(timeout=_STOP_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 def find_free_port() -> int:

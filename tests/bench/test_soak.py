@@ -32,10 +32,10 @@ def test_growth() -> None:
 
 def test_troubles() -> None:
     """Refusals, losses, sockets that were shed wrongly or not at all."""
-    assert find_soak_failures({202: 5}, 0, CALM, 600) == ()
-    assert find_soak_failures({202: 5}, 0, {**CALM, "never": 0}, 60) == ()
-    assert len(find_soak_failures({202: 5}, 0, {**CALM, "never": 0}, 600)) == 1
-    assert len(find_soak_failures({202: 5, 503: 1}, 2, {**CALM, "prompt": 3}, 600)) == 3
+    assert find_soak_failures({"202": 5}, 0, CALM, 600) == ()
+    assert find_soak_failures({"202": 5}, 0, {**CALM, "never": 0}, 60) == ()
+    assert len(find_soak_failures({"202": 5}, 0, {**CALM, "never": 0}, 600)) == 1
+    assert len(find_soak_failures({"202": 5, "503": 1}, 2, {**CALM, "prompt": 3}, 600)) == 3
 
 
 def test_stored_ids(tmp_path: Path) -> None:

@@ -89,12 +89,26 @@ class DifferentialTests(SynchronousTestCase):
         self.served: list[tuple[bytes, bool]] = []
         served = self.served
 
-        async def handle(socket: Any, frame: bytes, binary: bool) -> None:
-            served.append((frame, binary))
-            socket._send_queue.put(frame)
+        class Echo:
+            """Takes everything; of DIDComm, the third that is no envelope would be the last."""
 
-        # As it is, the third that is no envelope would be the last.
-        self.patch(MediatorSocket, "_handle", handle)
+            def __init__(self, socket: Any) -> None:
+                self.socket = socket
+
+            def start(self) -> None:
+                pass
+
+            def stop(self) -> None:
+                pass
+
+            async def handle_message(self, frame: bytes, binary: bool) -> None:
+                served.append((frame, binary))
+                self.socket._send_queue.put(frame)
+
+        def connected(socket: Any, request: Any) -> None:
+            socket._protocol_name, socket._decentrl = "decentrl", Echo(socket)
+
+        self.patch(MediatorSocket, "onConnect", connected)
 
     def test_alike(self) -> None:
         """Two hundred conversations of several frames each, good and bad."""

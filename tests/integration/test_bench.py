@@ -14,7 +14,7 @@ import pytest
 
 from mediatord.bench.cli import bench
 from mediatord.bench.decentrl_scenarios import BlockingDecentrlWallet, sign_private_commands
-from mediatord.bench.load_generator import LoadResult, TargetServer, post
+from mediatord.bench.load_generator import TargetServer, post
 from mediatord.bench.measured_mediator import DATABASE_FILE, StoredMessageCheck, count_stored_rows
 from mediatord.bench.memory_scenarios import growth_per_message
 from mediatord.bench.plan import (
@@ -27,7 +27,7 @@ from mediatord.bench.plan import (
 )
 from mediatord.bench.processes import read_line, spawn_module
 from mediatord.bench.raw_clients import TEXT_OPCODE, KeepAliveClient, encode_frame, is_complete_response, parse_frame
-from mediatord.bench.results import run_interleaved
+from mediatord.bench.results import LoadResult, run_interleaved
 from mediatord.wallet.decentrl_client import DecentrlMediator
 from mediatord.wallet.temporary_daemon import run_temporary_daemon
 

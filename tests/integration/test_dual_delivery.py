@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from twisted.internet import reactor as _reactor  # noqa: TID251  two daemons are spoken to over real sockets
 from twisted.trial.unittest import TestCase
 
+from mediatord.protocol.encoding import dumps
 from mediatord.wallet import decentrl_client
 from mediatord.wallet.decentrl_client import (
     CommandRefused,
@@ -250,7 +251,7 @@ class RestartTests(TwoMediatorsTestCase):
         sealed = [
             (
                 peer,
-                decentrl_client.encode_command(one.command("sealed", peer.did, decentrl_client.PRIVATE_CHANNEL)),
+                dumps(one.command("sealed", peer.did, decentrl_client.PRIVATE_CHANNEL)),
             )
             for one, peer in both
         ]

@@ -8,11 +8,10 @@ from typing import Any
 from twisted.internet.defer import CancelledError, Deferred, fail, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
-from zope.interface.verify import verifyObject
 
 from mediatord.clock import REQUEST_TIME_LIMIT, get_time_left, request_scope
 from mediatord.errors import RateLimitExceeded, StoreUnavailable, UnresolvableDID, UnsupportedDIDMethod
-from mediatord.net.did_resolver import DIDResolver, DIDWebResolver, IDIDResolver, LRUCache
+from mediatord.net.did_resolver import DIDResolver, DIDWebResolver, LRUCache
 from mediatord.net.outbound_http import OutboundAddressError, OutboundRequestError, OutboundResponse
 from mediatord.protocol import encoding
 from mediatord.protocol.didcomm.did_document import DIDDocument
@@ -79,7 +78,6 @@ class ResolverTestCase(SynchronousTestCase):
 
         web = DIDWebResolver(self.clock, self.web.get, charge, allow_private=allow_private)
         resolver = DIDResolver(web, self.remember, self.recall, **limits)
-        verifyObject(IDIDResolver, resolver)
         return resolver
 
     def keep(self, did: str) -> None:

@@ -242,6 +242,21 @@ class EventFileTests(SynchronousTestCase):
         self.clock.advance(3600)
         self.assertEqual(len(self.closed()), before + 2)
 
+    def test_rotation_within_a_turn(self) -> None:
+        """However many lines wait to be written, each segment has one first and one last line."""
+        for before in range(250, 260):
+            self.restart(limits=SegmentLimits(size=30_000))
+            self.sealed.clear()
+            for _ in range(before):
+                self.log.emit("msg.ack", msg="m" * 80)
+            self.log.rotate()
+            self.turn()
+            for path in self.sealed:
+                lines = [line["event"] for line in lines_of(path)]
+                self.assertEqual((lines[0], lines[-1]), ("log.open", "log.close"), before)
+                self.assertEqual((lines.count("log.open"), lines.count("log.close")), (1, 1), before)
+            self.assertEqual(lines_of(self.active)[0]["event"], "log.open")
+
     def test_nothing_to_rotate(self) -> None:
         """A segment with nothing but its first line goes on, however often a signal comes."""
         for _ in range(3):

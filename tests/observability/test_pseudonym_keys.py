@@ -242,7 +242,7 @@ class KeyEpochTests(SynchronousTestCase):
         recorder.record_connection_authenticated("didcomm", "c", DID)
         key = start_key_epoch(self.path, to_utc_day(NOW))
         self.epochs.rotate_if_due()
-        recorder.record_connection_closed("c", "didcomm", 1000, "peer", {})
+        recorder.record_connection_closed("c", "didcomm", 1000, "peer", (0, 0), (0, 0))
         (closed,) = self.in_memory.events("conn.close")
         self.assertEqual((closed["epoch"], closed["did"]), (2, Pseudonymizer("keyed", key).did(DID)))
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from mediatord.bench.processes import read_line, stop_process
+from mediatord.bench.processes import read_line
+from mediatord.wallet.temporary_daemon import stop_process
 
 PROJECT = Path(__file__).parents[2]
 DRIVERS = Path(__file__).parent / "drivers"

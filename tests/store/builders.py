@@ -26,7 +26,8 @@ from mediatord.store.interfaces.messages import (
 )
 from mediatord.store.interfaces.store import OperationObserver, StoreFault, ignore_observation
 from mediatord.store.mongo.store import MongoStore
-from mediatord.store.sqlite.executor import JobRunner, SQLiteExecutor, SQLiteTuning
+from mediatord.store.sqlite.connection import LOCK_TIMEOUT_SECONDS
+from mediatord.store.sqlite.executor import JobRunner, SQLiteExecutor
 from mediatord.store.sqlite.memory_store import MemoryStore
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 
@@ -133,7 +134,7 @@ def make_sqlite_store(
     background: JobRunner | None = None,
     shared: bool = False,
     observe: OperationObserver = ignore_observation,
-    tuning: SQLiteTuning | None = None,
+    patience: float = LOCK_TIMEOUT_SECONDS,
     max_nonces: int = 1_000_000,
     create: bool = True,
     space_limits: SpaceLimits | None = None,
@@ -145,7 +146,7 @@ def make_sqlite_store(
         clock,
         lambda kind: {"write": write, "read": read, "background": background}.get(kind) or InlineRunner(),
         observe,
-        tuning or SQLiteTuning(),
+        patience=patience,
         shared=shared,
         create=create,
         space_limits=space_limits or SpaceLimits(),

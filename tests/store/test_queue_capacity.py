@@ -6,7 +6,7 @@ from twisted.internet.defer import Deferred
 
 from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.messages import EnqueueResult, QueueLimits
-from tests.store.builders import ALICE
+from tests.store.builders import ALICE, NOON, make_payload
 from tests.store.sqlite.commit_test_case import INBOX, CommitTestCase, count_wal_commits
 
 
@@ -61,3 +61,16 @@ class QueueCapacityTests(CommitTestCase):
         evicted = [self.successResultOf(enqueued).evicted for enqueued in asked]
         self.assertEqual([[removed.id for removed in some] for some in evicted], [[], [], [], ["a"]])
         self.assertEqual(self.stored(), ["b", "e", "f"])
+
+
+class LongQueueTests(CommitTestCase):
+    """A queue may have more messages than a JSON document of a peer may have values."""
+
+    limits = QueueLimits(max_messages=20_000, share=0.5)
+
+    def test_full(self) -> None:
+        """When it is full, the usage of all of its senders is read."""
+        for start in range(0, 20_000, 500):
+            self.done(self.put(*[f"m{number}" for number in range(start, start + 500)]))
+        enqueued = self.done(self.store.enqueue(INBOX, [make_payload("last")], expires_at=NOON + 9, origin=7))
+        self.assertEqual([one.id for one in enqueued.evicted], ["m0"])

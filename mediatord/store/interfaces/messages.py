@@ -505,4 +505,7 @@ def is_valid_unicode(text: str) -> bool:
 
 def filter_valid_ids(ids: Iterable[str]) -> tuple[str, ...]:
     """Distinct ids that a row can have; an invalid one would make a query for all of them fail."""
-    return tuple([id_ for id_ in dict.fromkeys(ids) if id_.isascii() or is_valid_unicode(id_)])
+    distinct = dict.fromkeys(ids)
+    if "".join(distinct).isascii():
+        return tuple(distinct)
+    return tuple([id_ for id_ in distinct if is_valid_unicode(id_)])

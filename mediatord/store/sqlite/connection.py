@@ -27,10 +27,11 @@ from pathlib import Path
 from random import uniform
 from sqlite3 import Connection
 from time import monotonic, sleep
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
+
+import orjson
 
 from mediatord.errors import MediatorError, PayloadTooLarge, StoreUnavailable
-from mediatord.protocol.encoding import loads
 from mediatord.store.interfaces.administration import QueueProtocol
 from mediatord.store.interfaces.decentrl import MAX_PAGE_BYTES
 from mediatord.store.interfaces.messages import LedgerEntry
@@ -41,6 +42,8 @@ ROWS_PER_STATEMENT = 64
 VALUES_PER_STATEMENT = 512
 BYTES_PER_READ = 4_194_304
 
+# Columns, and everything from `FROM` on.
+_SELECT_JSON = "SELECT CAST(json_group_array(json_array({})) AS BLOB) {}"
 # Begins a transaction that may write.
 BEGIN_IMMEDIATE = "BEGIN IMMEDIATE"
 LOCK_TIMEOUT_SECONDS = 2.5
@@ -74,15 +77,6 @@ def get_cause(outcome: Any) -> BaseException | None:
     return outcome.__cause__ if isinstance(outcome, StoreUnavailable) else None
 
 
-class BatchCache(Protocol):
-    """A cache of rows that lasts from one batch to the next."""
-
-    def clear(self) -> None: ...
-
-
-C = TypeVar("C", bound=BatchCache)
-
-
 class StoreConnection(Connection):
     """
     A connection with the state of its batches: a cache that lasts from one to the next, and ledger entries, which are
@@ -105,18 +99,29 @@ class StoreConnection(Connection):
 
         :param patience: seconds to wait while another process writes.
         """
+        has_begun = False
         try:
-            if self.ticket_lock is not None:
-                patience = self.ticket_lock.enter(patience)
-            try:
-                return self._commit_together(operations, patience)
-            finally:
-                if self.ticket_lock is not None:
-                    self.ticket_lock.leave()
+            left = patience if self.ticket_lock is None else self.ticket_lock.enter(patience)
+            if self.in_transaction:
+                self._roll_back()  # the last roll-back has failed
+            retry_while_locked(left, self.execute, BEGIN_IMMEDIATE)
+            has_begun, self._is_cache_valid, self._ledger = True, False, {}
+            outcomes = self.run_operations(operations)
+            entries, self._ledger = self._ledger, None
+            if entries:
+                self._write_ledger(entries)
+            self.execute("COMMIT")
+            return outcomes
         except Exception as error:
-            if len(operations) == 1:
-                return [make_failure(error)]
-        outcomes: list[Any] = []
+            self._roll_back()
+            self._ledger = self._cache = None
+            # If it has not begun, none of them is to blame, and there is no point in trying them one by one.
+            if len(operations) == 1 or not has_begun:
+                return [make_failure(error) for _ in operations]
+        finally:
+            if self.ticket_lock is not None:
+                self.ticket_lock.leave()
+        outcomes = []
         for operation in operations:
             if outcomes and is_lock_error(cause := get_cause(outcomes[-1])):
                 outcomes.append(make_failure(cause))  # each would wait as long for the lock
@@ -128,6 +133,8 @@ class StoreConnection(Connection):
         self, operations: Sequence[SQLOperation], outcomes: Sequence[Any], patience: float
     ) -> list[Any]:
         """Retry operations that found no space, with the log written from its start, so that it need not grow."""
+        if not any([is_disk_full_error(get_cause(outcome)) for outcome in outcomes]):
+            return list(outcomes)
         left = patience if self.ticket_lock is None else self.ticket_lock.enter(patience)
         try:
             # Waits for others that read or write.
@@ -146,7 +153,8 @@ class StoreConnection(Connection):
     def read_batch(self, operations: Sequence[Callable[[StoreConnection], Any]]) -> list[Any]:
         """Outcomes of operations on one snapshot of the database; one that fails does not affect the others."""
         try:
-            self._roll_back()  # if the last roll-back has failed
+            if self.in_transaction:
+                self._roll_back()  # the last roll-back has failed
             self.execute("BEGIN")
             outcomes = []
             for operation in operations:
@@ -184,34 +192,13 @@ class StoreConnection(Connection):
             start = end
         return outcomes
 
-    def _commit_together(self, operations: Sequence[SQLOperation], patience: float) -> list[Any]:
-        if self.in_transaction:
-            self._roll_back()  # the last roll-back has failed
-        try:
-            retry_while_locked(patience, self.execute, BEGIN_IMMEDIATE)
-        except sqlite3.Error as error:
-            # None of the operations is to blame, so there is no point in trying them one by one.
-            return [make_failure(error) for _ in operations]
-        self._is_cache_valid, self._ledger = False, {}
-        try:
-            outcomes = self.run_operations(operations)
-            entries, self._ledger = self._ledger, None
-            if entries:
-                self._write_ledger(entries)
-            self.execute("COMMIT")
-        except Exception:
-            self._roll_back()
-            self._ledger = self._cache = None
-            raise
-        return outcomes
-
     def _roll_back(self) -> None:
         if self.in_transaction:
             # If it fails it is tried again before the next BEGIN; a connection that stays like this is replaced.
             with suppress(sqlite3.Error):
                 self.execute("ROLLBACK")
 
-    def get_cache(self, make: Callable[[], C]) -> C:
+    def get_cache(self, make: Callable[[], T]) -> T:
         """
         The cache that a batch uses, made if there is none; `PRAGMA data_version` differs once another connection has
         committed.
@@ -223,7 +210,7 @@ class StoreConnection(Connection):
             if version != self._data_version or self._cache is None:
                 self._data_version, self._cache = version, make()
             self._is_cache_valid = True
-        cache: C = self._cache
+        cache: T = self._cache
         return cache
 
     def clear_cache(self) -> None:
@@ -292,9 +279,8 @@ class StoreConnection(Connection):
 
         They come in the order of a subquery after `FROM`, if that has one.
         """
-        query = f"SELECT CAST(json_group_array(json_array({columns})) AS BLOB) {source}"
-        ((text,),) = self.execute(query, parameters).fetchall()
-        rows: list[list[Any]] = loads(text)
+        ((text,),) = self.execute(_SELECT_JSON.format(columns, source), parameters).fetchall()
+        rows: list[list[Any]] = orjson.loads(text)
         return rows
 
     def select_rows_in(self, columns: str, source: str, values: Sequence[Any], *others: Any) -> list[list[Any]]:
@@ -302,7 +288,9 @@ class StoreConnection(Connection):
         rows: list[list[Any]] = []
         for start in range(0, len(values), VALUES_PER_STATEMENT):
             marks, padded = _bind_in(values[start : start + VALUES_PER_STATEMENT])
-            rows += self.select_rows(columns, source.format(marks), (*others, *padded))
+            query = _SELECT_JSON.format(columns, source.format(marks))
+            ((text,),) = self.execute(query, (*others, *padded)).fetchall()
+            rows += orjson.loads(text)
         return rows
 
     def select_matching_rows(
@@ -325,8 +313,8 @@ class StoreConnection(Connection):
     def select_exact_in(self, query: str, values: Sequence[Any], *others: Any) -> list[tuple[Any, ...]]:
         """As :meth:`select_rows_in`, a row at a time, for a few rows with numbers that JSON would round."""
         rows: list[tuple[Any, ...]] = []
-        for some in split_chunks(values, VALUES_PER_STATEMENT):
-            marks, padded = _bind_in(some)
+        for start in range(0, len(values), VALUES_PER_STATEMENT):
+            marks, padded = _bind_in(values[start : start + VALUES_PER_STATEMENT])
             rows += self.execute(query.format(marks), (*others, *padded))
         return rows
 

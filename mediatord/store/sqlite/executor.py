@@ -154,14 +154,13 @@ class _Submission:
     reported: int = 0
     deferred: Deferred[Any] = field(default_factory=Deferred)
 
-    def report_early(self) -> None:
-        """Pass on the outcomes that are new, if some are missing, which are in a later batch then."""
-        if self.early is not None and len(self.outcomes) < self.number:
-            reported, self.reported = self.reported, len(self.outcomes)
-            try:
-                self.early(reported, self.outcomes[reported:])
-            except Exception as error:
-                log_store_fault("early result callback failed", error)
+    def report_early(self, callback: EarlyOutcomesCallback) -> None:
+        """Pass on the outcomes that are new."""
+        reported, self.reported = self.reported, len(self.outcomes)
+        try:
+            callback(reported, self.outcomes[reported:])
+        except Exception as error:
+            log_store_fault("early result callback failed", error)
 
 
 # With its size.
@@ -199,7 +198,7 @@ class OperationBatcher:
     is_accepting: bool = field(default=False, init=False)
     _connection: StoreConnection | None = field(default=None, init=False)
     _connect: Callable[[], StoreConnection] | None = field(default=None, init=False)
-    _last_duration: float = field(default=0.0, init=False)
+    _delay: float = field(default=0.0, init=False)
     _collect_until: float = field(default=0.0, init=False)
     _collected: int = field(default=0, init=False)
     _queue: deque[_QueuedOperation] = field(default_factory=deque, init=False)
@@ -229,7 +228,7 @@ class OperationBatcher:
         """Call `work` with the connection and further arguments, beside the batches."""
         if self._connect is None:
             raise RuntimeError("used before it was opened or after it was closed")
-        return self.runner(self._run_job, work, args)
+        return self.runner(self._run_job, work, *args)
 
     def interrupt(self) -> None:
         """Make the statement that is being executed fail, if there is one; may be called from another thread."""
@@ -256,25 +255,16 @@ class OperationBatcher:
         """Number of queued operations, and the bytes that they hold."""
         return len(self._queue), self._queued_bytes
 
-    def submit(self, name: str, work: SQLOperation, size: int = 0) -> Deferred[Any]:
-        """
-        Perform an operation with the next batch.
-
-        :param size: bytes it holds until then.
-        :raise StoreUnavailable: not accepting, or too much is queued.
-        """
-        return self.submit_each(name, [(work, size)]).addCallback(get_single_result)
-
-    def submit_each(
+    def submit(
         self, name: str, works: Sequence[tuple[SQLOperation, int]], early: EarlyOutcomesCallback | None = None
     ) -> Deferred[list[Any]]:
         """
-        Submit several operations, at least one; fires with their outcomes.
+        Perform operations, at least one, with the next batch; fires with their outcomes.
 
-        :param works: each with its size.
+        :param works: each with the bytes that it holds until then.
         :param early: called with outcomes while operations are waiting for a later batch: the index of the first, and
             the outcomes.
-        :raise StoreUnavailable: as :meth:`submit`, for all of them.
+        :raise StoreUnavailable: not accepting, or too much is queued; none of them is performed.
         """
         queue, size, now = self._queue, self._queued_bytes, self.clock.seconds()
         if not self.is_accepting or len(queue) >= self.limits.waiting:
@@ -288,14 +278,9 @@ class OperationBatcher:
         for work, more in works:
             queue.append((submission, work, more))
         if not self._busy:
-            self._schedule(now)
+            self._busy, self._collect_until = True, now + self._delay
+            self.clock.callLater(0, self._run_batch)
         return submission.deferred
-
-    def _schedule(self, now: float) -> None:
-        self._busy = True
-        self._collected = 0
-        self._collect_until = now + min(self._last_duration / 8, self.max_delay)
-        self.clock.callLater(0, self._run_batch)
 
     def _run_batch(self) -> None:
         now, queue, limits = self.clock.seconds(), self._queue, self.limits
@@ -303,6 +288,7 @@ class OperationBatcher:
         if before < self._collected < limits.batch and now < self._collect_until:
             self.clock.callLater(0, self._run_batch)
             return
+        self._collected = 0
         batch: list[_QueuedOperation] = []
         works: list[SQLOperation] = []
         size = 0
@@ -312,29 +298,31 @@ class OperationBatcher:
             batch.append(queued)
             works.append(queued[1])
         self._queued_bytes -= size
-        done = self.runner(self._run_job, self.perform, (works,))
+        done = self.runner(self._run_job, self.perform, works)
         done.addErrback(lambda failure: [make_failure(failure.value) for _ in works])
         done.addCallback(self._finish, batch, now)
 
     def _finish(self, outcomes: list[Any], batch: list[_QueuedOperation], begun: float) -> None:
         now = self.clock.seconds()
-        self._last_duration = now - begun
+        self._delay = min((now - begun) / 8, self.max_delay)
         if self.after_batch is not None:
-            self.after_batch(self._last_duration)
-        if [outcome for outcome in outcomes if isinstance(outcome, StoreUnavailable)]:
+            self.after_batch(now - begun)
+        if StoreUnavailable in map(type, outcomes):
             self._report_faults(outcomes, now)
             self._fail_locked_out(batch, outcomes)
-        self._busy = False
-        if self._queue:
-            self._schedule(now)
+        self._busy = bool(self._queue)
+        if self._busy:
+            self._collect_until = now + self._delay
+            self.clock.callLater(0, self._run_batch)
         for (submission, _, _), outcome in zip(batch, outcomes, strict=True):
             submission.outcomes.append(outcome)
+            self.observe(submission.name, now - submission.since)
             if len(submission.outcomes) == submission.number:
                 submission.deferred.callback(submission.outcomes)
         # Only operations of the last submission can be split between this batch and the next.
-        batch[-1][0].report_early()
-        for submission, _, _ in batch:
-            self.observe(submission.name, now - submission.since)
+        last = batch[-1][0]
+        if last.early is not None and len(last.outcomes) < last.number:
+            last.report_early(last.early)
         if self._drained is not None and not self._busy:
             drained, self._drained = self._drained, None
             drained.callback(None)
@@ -358,7 +346,7 @@ class OperationBatcher:
             self._queue.clear()
             self._queued_bytes = 0
 
-    def _run_job(self, work: Callable[..., T], args: tuple[Any, ...]) -> T:
+    def _run_job(self, work: Callable[..., T], *args: Any) -> T:
         connection = self._connection
         if connection is None:
             assert self._connect is not None
@@ -531,19 +519,9 @@ class DatabaseFileHealth:
         self._on_fault(fault, present)
 
 
-@dataclass(frozen=True, slots=True)
-class SQLiteTuning:
-    """
-    Parameters that only tests change.
-
-    :param patience: seconds for which a write waits for another process before it fails.
-    """
-
-    bounds: BatchLimits = BatchLimits()
-    read_bounds: BatchLimits = BatchLimits(waiting_bytes=1 << 62)  # what is yet to be read takes no memory
-    search_bounds: BatchLimits = BatchLimits(batch=1, waiting=64, waiting_bytes=1 << 62)
-    wal_cap_bytes: int = MAX_WAL_BYTES
-    patience: float = LOCK_TIMEOUT_SECONDS
+WRITE_LIMITS = BatchLimits()
+READ_LIMITS = BatchLimits(waiting_bytes=1 << 62)  # what is yet to be read takes no memory
+SEARCH_LIMITS = BatchLimits(batch=1, waiting=64, waiting_bytes=1 << 62)
 
 
 class SQLiteExecutor:
@@ -558,6 +536,7 @@ class SQLiteExecutor:
 
     :param make_runner: makes the thread for a kind of operations: `write`, `read`, `background` for work that takes
         long, such as checkpoints and statistics, and `search` for long reads that a client waits for.
+    :param patience: seconds for which a write waits for another process before it fails.
     :param shared: whether other processes write to the file, so that transactions queue for a lock.
     :param create: whether to create the file if it does not exist.
     :param on_fault: called with each fault of the file when it begins and ends.
@@ -569,8 +548,8 @@ class SQLiteExecutor:
         clock: IReactorTime,
         make_runner: Callable[[str], JobRunner],
         observe: OperationObserver = ignore_observation,
-        tuning: SQLiteTuning = SQLiteTuning(),  # noqa: B008  it is frozen
         *,
+        patience: float = LOCK_TIMEOUT_SECONDS,
         shared: bool = False,
         create: bool = True,
         space_limits: SpaceLimits = SpaceLimits(),  # noqa: B008  it is frozen
@@ -580,7 +559,7 @@ class SQLiteExecutor:
         self._create = create
         self._space = DiskSpaceMonitor(path, space_limits)
         self.health = DatabaseFileHealth(path, self._space, on_fault)
-        self._tuning = tuning
+        self._patience = patience
         self._check_timer: IDelayedCall | None = None
         self._checkpoint_timer: IDelayedCall | None = None
         self._is_examining = False
@@ -593,7 +572,7 @@ class SQLiteExecutor:
             self._commit,
             clock,
             observe,
-            tuning.bounds,
+            WRITE_LIMITS,
             on_fault=on_failure,
             max_delay=_MAX_COMMIT_DELAY,
             after_batch=self._after_commit,
@@ -601,9 +580,9 @@ class SQLiteExecutor:
         self._reads, self._background, self._searches = (
             OperationBatcher(make_runner(kind), perform, clock, observe, limits, on_failure)
             for kind, limits in (
-                ("read", tuning.read_bounds),
-                ("background", tuning.read_bounds),
-                ("search", tuning.search_bounds),
+                ("read", READ_LIMITS),
+                ("background", READ_LIMITS),
+                ("search", SEARCH_LIMITS),
             )
         )
         self._batchers = (self._reads, self._background, self._searches, self._writes)
@@ -649,7 +628,8 @@ class SQLiteExecutor:
         """
         if self.health.faults and self.health.refuses_writing(name, shrinking):
             return fail(StoreUnavailable())
-        return self._writes.submit(name, _bind(work, args) if args and callable(work) else work, size)
+        operation = (lambda connection: work(connection, *args)) if args and callable(work) else work
+        return self._writes.submit(name, [(operation, size)]).addCallback(get_single_result)
 
     def write_each(
         self, name: str, works: Sequence[tuple[SQLOperation, int]], early: EarlyOutcomesCallback | None = None
@@ -657,11 +637,11 @@ class SQLiteExecutor:
         """
         Several writes, each with its size; fires with their outcomes when all are on disk, or have failed.
 
-        :param early: as for :meth:`OperationBatcher.submit_each`.
+        :param early: as for :meth:`OperationBatcher.submit`.
         """
         if self.health.faults and self.health.refuses_writing(name, shrinking=False):
             return fail(StoreUnavailable())
-        return self._writes.submit_each(name, works, early)
+        return self._writes.submit(name, works, early)
 
     def read(self, name: str, work: Callable[..., Any], *args: Any, size: int = 0) -> Deferred[Any]:
         """
@@ -670,11 +650,11 @@ class SQLiteExecutor:
         :param args: passed to it after the connection.
         :param size: bytes that it may read, so that not too many are in memory at the same time.
         """
-        return self._read_in(self._reads, name, _bind(work, args), size)
+        return self._submit_read(self._reads, name, lambda connection: work(connection, *args), size)
 
     def read_in_background(self, name: str, work: Callable[..., Any], *args: Any) -> Deferred[Any]:
         """A read that takes so long that others should not wait for it."""
-        return self._read_in(self._background, name, _bind(work, args))
+        return self._submit_read(self._background, name, lambda connection: work(connection, *args))
 
     def search(self, name: str, work: Callable[..., Any], *args: Any) -> Deferred[Any]:
         """A long read that a client waits for; few are queued, and close interrupts them."""
@@ -684,7 +664,7 @@ class SQLiteExecutor:
                 raise StoreUnavailable()
             return work(connection, *args)
 
-        return self._read_in(self._searches, name, unless_closing)
+        return self._submit_read(self._searches, name, unless_closing)
 
     def ping(self) -> Deferred[None]:
         """A write and a read, so that a full disk and a thread that hangs are noticed."""
@@ -694,10 +674,10 @@ class SQLiteExecutor:
             return fail(StoreUnavailable())
         return self.write("ping", write_ping).addCallback(lambda _: self.read("ping", read_ping))
 
-    def _read_in(self, batcher: OperationBatcher, name: str, work: SQLOperation, size: int = 0) -> Deferred[Any]:
+    def _submit_read(self, batcher: OperationBatcher, name: str, work: SQLOperation, size: int = 0) -> Deferred[Any]:
         if "missing" in self.health.faults:
             return fail(StoreUnavailable())
-        return batcher.submit(name, work, size)
+        return batcher.submit(name, [(work, size)]).addCallback(get_single_result)
 
     async def _open(self) -> None:
         async with self._changing:
@@ -758,11 +738,9 @@ class SQLiteExecutor:
         return connection
 
     def _commit(self, connection: StoreConnection, operations: Sequence[SQLOperation]) -> list[Any]:
-        outcomes = connection.commit_batch(operations, self._tuning.patience)
-        for outcome in outcomes:
-            if isinstance(outcome, StoreUnavailable) and is_disk_full_error(outcome.__cause__):
-                outcomes = connection.retry_on_full_disk(operations, outcomes, self._tuning.patience)
-                break
+        outcomes = connection.commit_batch(operations, self._patience)
+        if StoreUnavailable in map(type, outcomes):
+            outcomes = connection.retry_on_full_disk(operations, outcomes, self._patience)
         if self.health.is_lost():
             return [make_failure(DatabaseFileLost()) for _ in outcomes]
         return outcomes
@@ -779,7 +757,7 @@ class SQLiteExecutor:
         def make_reusable(size: int) -> Any:
             return self._writes.run(_checkpoint_pages, "PASSIVE") if size > WAL_REUSE_BYTES else None
 
-        done = self._background.run(_checkpoint, self._tuning.wal_cap_bytes).addCallback(make_reusable)
+        done = self._background.run(_checkpoint, MAX_WAL_BYTES).addCallback(make_reusable)
         done.addCallbacks(
             lambda _: self._observe("checkpoint", self._clock.seconds() - begun), self._report_checkpoint_failure
         )
@@ -818,10 +796,6 @@ class SQLiteExecutor:
     def _measure_free_pages(self, connection: StoreConnection) -> None:
         free, page_size = (connection.select_value(f"PRAGMA {name}") for name in ("freelist_count", "page_size"))
         self._space.reusable(free * page_size)
-
-
-def _bind(work: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[StoreConnection], Any]:
-    return lambda connection: work(connection, *args)
 
 
 SQLExecutor: TypeAlias = "SQLiteExecutor | InlineExecutor"

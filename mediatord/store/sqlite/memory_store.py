@@ -13,7 +13,7 @@ from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.decentrl import DecentrlQuotas
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import log_store_fault
-from mediatord.store.sqlite.connection import SQLOperation, StoreConnection, get_cause, is_disk_full_error
+from mediatord.store.sqlite.connection import SQLOperation, StoreConnection, get_cause
 from mediatord.store.sqlite.coordination_queries import release_lost_deliveries
 from mediatord.store.sqlite.database_file import NO_FOREIGN_KEYS, connect, migrate_schema, read_schema_steps
 from mediatord.store.sqlite.executor import EarlyOutcomesCallback, get_single_result
@@ -79,7 +79,7 @@ class InlineExecutor:
 
     def _commit(self, connection: StoreConnection, operations: Sequence[SQLOperation]) -> list[Any]:
         outcomes = connection.commit_batch(operations, self._patience)
-        if any(is_disk_full_error(get_cause(outcome)) for outcome in outcomes):
+        if StoreUnavailable in map(type, outcomes):
             outcomes = connection.retry_on_full_disk(operations, outcomes, self._patience)
         return outcomes
 

@@ -40,6 +40,30 @@ _SELECT_MESSAGES = """
 """
 # The plus keeps SQLite from using an index for a term: rows are read in order of arrival.
 _VISIBLE = "+m.expires_at > :now AND (+m.due_at IS NULL OR +m.due_at <= :now)"
+# All queued messages, without those that have expired and those that are delayed.
+_COUNT_VISIBLE = """
+    SELECT sum(messages), sum(bytes) FROM (
+        SELECT messages, bytes FROM queue m WHERE {scope}
+        UNION ALL
+        SELECT -1, -m.size FROM message m INDEXED BY message_expiry WHERE m.expires_at <= :now AND {scope}
+        UNION ALL
+        SELECT -1, -m.size FROM message m INDEXED BY message_delayed
+        WHERE m.due_at > :now AND m.expires_at > :now AND {scope}
+    ) counted
+"""
+_SELECT_END = f"SELECT m.seq FROM message m WHERE m.recipient_id = q.recipient_id AND {_VISIBLE} ORDER BY m.seq"
+_SELECT_ENDS = f"""
+    SELECT oldest.received_at, newest.received_at FROM (
+        SELECT min(({_SELECT_END} LIMIT 1)) AS first, max(({_SELECT_END} DESC LIMIT 1)) AS last
+        FROM queue q WHERE {{scope}}
+    ) ends CROSS JOIN message oldest ON oldest.seq = ends.first CROSS JOIN message newest ON newest.seq = ends.last
+"""
+_ACCOUNT = "(SELECT id FROM account WHERE did_key = :account)"
+# Each half has an index of its own; at most one of them finds something.
+_RECIPIENT = f"""(
+    SELECT id FROM recipient WHERE did_digest = :digest AND account_id = {_ACCOUNT} AND registered IS NOT NULL
+    UNION ALL SELECT id FROM recipient WHERE did_digest = :digest AND account_id = {_ACCOUNT} AND registered IS NULL
+)"""
 # Negative when it was returned by `take_due_messages`.
 _STILL_DUE = "m.due_at > 0 AND m.due_at < m.expires_at AND +m.expires_at > :now"
 
@@ -48,7 +72,7 @@ def fetch_messages(
     connection: StoreConnection, now: float, account: str, recipient_did: str | None, limit: int, max_bytes: int
 ) -> list[StoredMessage]:
     """The oldest visible messages that fit, but at least one."""
-    scope, parameters = _find_scope(connection, now, account, recipient_did)
+    scope, parameters = _build_scope(now, account, recipient_did)
     recipients = [id for (id,) in connection.execute(f"SELECT recipient_id FROM queue m WHERE {scope}", parameters)]
     found: list[StoredMessage] = []
     size = 0
@@ -93,25 +117,12 @@ def _iterate_visible_seqs(connection: StoreConnection, recipient: int, now: floa
 
 
 def get_queue_status(connection: StoreConnection, now: float, account: str, recipient_did: str | None) -> QueueStatus:
-    scope, parameters = _find_scope(connection, now, account, recipient_did)
-    counted = "SELECT count(*), coalesce(sum(m.size), 0) FROM message m INDEXED BY"
-    (messages, size), (expired, expired_bytes), (held, held_bytes) = [
-        connection.execute(f"{query} AND {scope}", parameters).fetchone()
-        for query in (
-            "SELECT coalesce(sum(messages), 0), coalesce(sum(bytes), 0) FROM queue m WHERE 1",
-            f"{counted} message_expiry WHERE m.expires_at <= :now",
-            f"{counted} message_delayed WHERE m.due_at > :now AND m.expires_at > :now",
-        )
-    ]
-    if messages == expired + held:
+    scope, parameters = _build_scope(now, account, recipient_did)
+    messages, size = connection.execute(_COUNT_VISIBLE.format(scope=scope), parameters).fetchone()
+    if not messages:
         return QueueStatus(0, 0)
-    end = f"SELECT m.seq FROM message m WHERE m.recipient_id = q.recipient_id AND {_VISIBLE} ORDER BY m.seq"
-    ends = f"SELECT min(({end} LIMIT 1)), max(({end} DESC LIMIT 1)) FROM queue q WHERE {scope.replace('m.', 'q.')}"
-    oldest, newest = (
-        float(connection.select_value("SELECT received_at FROM message WHERE seq = ?", (seq,)))
-        for seq in connection.execute(ends, parameters).fetchone()
-    )
-    return QueueStatus(messages - expired - held, size - expired_bytes - held_bytes, oldest, newest)
+    ends = _SELECT_ENDS.format(scope=scope.replace("m.", "q."))
+    return QueueStatus(messages, size, *connection.execute(ends, parameters).fetchone())
 
 
 def find_next_due(connection: StoreConnection, now: float) -> float | None:
@@ -129,26 +140,16 @@ def take_due_messages(connection: StoreConnection, now: float, limit: int) -> li
     return [_parse_message(row) for row in rows]
 
 
-def _find_scope(
-    connection: StoreConnection, now: float, account: str, recipient_did: str | None
-) -> tuple[str, dict[str, Any]]:
+def _build_scope(now: float, account: str, recipient_did: str | None) -> tuple[str, dict[str, Any]]:
     """
     Condition for rows of the queue table, or of an index that begins with the account, by the account or one of its
     recipients, and its parameters.
     """
-    query = "SELECT id FROM account WHERE did_key = ?"
-    parameters: dict[str, Any] = {"now": now, "account": connection.select_value(query, (hash_did(account),))}
+    parameters: dict[str, Any] = {"now": now, "account": hash_did(account)}
     if recipient_did is None:
-        return "m.account_id = :account", parameters
-    if is_valid_unicode(recipient_did):
-        parameters["digest"] = compute_did_digest(recipient_did)
-        # Each half has an index of its own; at most one of them finds something.
-        recipient = "SELECT id FROM recipient WHERE did_digest = :digest AND account_id = :account AND registered IS"
-        halves = f"{recipient} NOT NULL UNION ALL {recipient} NULL"
-        parameters["recipient"] = connection.select_value(halves, parameters)
-    else:
-        parameters["recipient"] = None
-    return "m.account_id = :account AND m.recipient_id = :recipient", parameters
+        return f"m.account_id = {_ACCOUNT}", parameters
+    parameters["digest"] = compute_did_digest(recipient_did) if is_valid_unicode(recipient_did) else None
+    return f"m.account_id = {_ACCOUNT} AND m.recipient_id = {_RECIPIENT}", parameters
 
 
 def _parse_message(row: tuple[Any, ...]) -> StoredMessage:
@@ -169,6 +170,7 @@ ARRIVAL_CLOCK_SKEW = 60.0
 
 # The plus keeps SQLite from using an index for a term.
 _SHOWN = "+m.expires_at > ? AND (+m.due_at IS NULL OR +m.due_at <= ?)"
+_FIND_BY_SEQ = f"{_SELECT_MESSAGES} WHERE m.seq IN ({{}}) ORDER BY m.seq"
 _FIND_VISIBLE = f"FROM message m WHERE {_SHOWN} AND m.id IN ({{}})"
 # CROSS JOIN, so that the query planner keeps the order of the tables.
 _ARRIVED = """
@@ -194,8 +196,7 @@ _ARRIVED_PENDING = """
 
 def find_messages(connection: StoreConnection, now: float, ids: Iterable[str]) -> list[StoredMessage]:
     rows = connection.select_rows_in("m.seq, m.size", _FIND_VISIBLE, filter_valid_ids(ids), now, now)
-    query = f"{_SELECT_MESSAGES} WHERE m.seq IN ({{}}) ORDER BY m.seq"
-    found = connection.select_exact_in(query, [row[0] for row in _take_fitting(rows)])
+    found = connection.select_exact_in(_FIND_BY_SEQ, [row[0] for row in _take_fitting(rows)])
     return [_parse_message(row) for row in found]
 
 

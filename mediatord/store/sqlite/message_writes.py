@@ -10,8 +10,8 @@ one after the other.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -45,7 +45,13 @@ from mediatord.store.interfaces.messages import (
     filter_valid_ids,
 )
 from mediatord.store.sqlite.connection import BatchOperation, StoreConnection
-from mediatord.store.sqlite.coordination_queries import NO_NODE_ID, NonceClaim, claim_nonces, get_or_create_node
+from mediatord.store.sqlite.coordination_queries import (
+    NO_NODE_ID,
+    ClaimOutcome,
+    NonceClaim,
+    claim_nonces,
+    get_or_create_node,
+)
 from mediatord.store.sqlite.message_queries import get_digest_head, get_queue_status
 
 # Queues that are cached. With DIDs of two thousand characters, their own and that of the account, that is 32 MiB of
@@ -85,12 +91,10 @@ class CachedQueue:
     """
     The queue of one recipient DID of an account, with its counters.
 
-    :ivar messages: number of messages, of `size` bytes; updated by :meth:`QueueCounters.add`.
+    :ivar messages: number of messages, of `size` bytes; updated by :meth:`MessageWriter.count`.
     :ivar registered: whether the account still has the DID.
     :ivar fresh: whether the account has not been used since its first day
         (:meth:`~mediatord.store.interfaces.store.IAccountStore.record_contact`).
-    :ivar eviction_state: usage by sender, while it is cached.
-    :ivar senders: known senders of the recipient, while they are cached.
     """
 
     did: str
@@ -101,8 +105,6 @@ class CachedQueue:
     size: int
     registered: int = True
     fresh: int = False
-    eviction_state: EvictionState | None = None
-    senders: KnownSenders | None = None
 
 
 class QueueCache:
@@ -111,39 +113,39 @@ class QueueCache:
 
     It is as valid as the transaction in which it was read: changes of a queue are made here as well, and a roll-back
     or a commit of another connection clears it (:class:`~mediatord.store.sqlite.connection.StoreConnection`).
+
+    :ivar eviction_states: usage of a few queues by sender, by the number of the recipient.
+    :ivar senders: known senders of a few recipients.
     """
 
     def __init__(self, capacity: int = CACHED_QUEUES) -> None:
         self._capacity = capacity
         self._by_did: OrderedDict[str, CachedQueue] = OrderedDict()
         self._by_id: dict[int, CachedQueue] = {}
-        self._with_eviction_state: OrderedDict[int, CachedQueue] = OrderedDict()
-        self._with_senders: OrderedDict[int, CachedQueue] = OrderedDict()
+        self.eviction_states: OrderedDict[int, EvictionState] = OrderedDict()
+        self.senders: OrderedDict[int, KnownSenders] = OrderedDict()
 
     def clear(self) -> None:
-        """Remove all queues."""
-        for queues in (self._by_did, self._by_id, self._with_eviction_state, self._with_senders):
-            queues.clear()
+        """Remove everything."""
+        for cached in (self._by_did, self._by_id, self.eviction_states, self.senders):
+            cached.clear()
 
-    def keep_eviction_state(self, queue: CachedQueue, state: EvictionState) -> None:
-        """Cache the usage by sender of a queue, and of a few others for which this was called last."""
-        queue.eviction_state = state
-        self._with_eviction_state[queue.recipient_id] = queue
-        self._with_eviction_state.move_to_end(queue.recipient_id)
-        if len(self._with_eviction_state) > CACHED_EVICTION_STATES:
-            _, oldest = self._with_eviction_state.popitem(last=False)
-            oldest.eviction_state = None
+    def load_senders(self, connection: StoreConnection, recipient_ids: Iterable[int]) -> None:
+        """Read the known senders of these recipients, in one statement, and keep them until :meth:`trim_senders`."""
+        missing = []
+        for recipient_id in dict.fromkeys(recipient_ids):
+            if recipient_id in self.senders:
+                self.senders.move_to_end(recipient_id)
+            else:
+                missing.append(recipient_id)
+        if missing:
+            for number, text in connection.select_rows_in("id, senders", "FROM recipient WHERE id IN ({})", missing):
+                self.senders[number] = KnownSenders(text)
 
-    def retain_known_senders(self, queue: CachedQueue) -> None:
-        """Keep the known senders of a queue until :meth:`trim_known_senders` at least."""
-        self._with_senders[queue.recipient_id] = queue
-        self._with_senders.move_to_end(queue.recipient_id)
-
-    def trim_known_senders(self) -> None:
+    def trim_senders(self) -> None:
         """Drop all but the most recently used sets of known senders; their changes have been written."""
-        while len(self._with_senders) > CACHED_SENDER_SETS:
-            _, oldest = self._with_senders.popitem(last=False)
-            oldest.senders = None
+        while len(self.senders) > CACHED_SENDER_SETS:
+            self.senders.popitem(last=False)
 
     def find(self, connection: StoreConnection, dids: Iterable[str]) -> dict[str, CachedQueue]:
         """
@@ -238,6 +240,7 @@ def parse_message_rows(cache: QueueCache, connection: StoreConnection, rows: Seq
 
 _INSERT_COUNTS = "INSERT OR ROLLBACK INTO queue (account_id, recipient_id, messages, bytes)"
 _ADD_COUNTS = "ON CONFLICT DO UPDATE SET messages = messages + excluded.messages, bytes = bytes + excluded.bytes"
+_UNSET_FRESH = "UPDATE account SET fresh = 0 WHERE id IN ({}) AND fresh = 1"
 # A subquery, because SQLite would look for the pairs of a `VALUES` in all of the table.
 _DELETE_EMPTY_QUEUES = """
     WITH one (account, recipient) AS (VALUES {})
@@ -249,77 +252,10 @@ _DELETE_LEFTOVER_RECIPIENTS = """
         SELECT 1 FROM queue q WHERE q.account_id = recipient.account_id AND q.recipient_id = recipient.id
     )
 """
-
-
-class QueueCounters:
-    """Changes of queue counters by a run of operations; the cached queues change at once, the table with `write`."""
-
-    def __init__(self) -> None:
-        # Queue, messages and bytes.
-        self._changes: dict[int, list[Any]] = {}
-
-    def add(self, queue: CachedQueue, messages: int, size: int, origin: int | None = None) -> None:
-        """
-        Count messages that were inserted or, if negative, deleted.
-
-        :param origin: of all of them; None where it is unknown, after which the usage by sender is read anew.
-        """
-        if queue.eviction_state is not None:
-            if origin is None:
-                queue.eviction_state = None
-            else:
-                queue.eviction_state.usage.change(origin, messages, size)
-        queue.messages += messages
-        queue.size += size
-        change = self._changes.get(queue.recipient_id)
-        if change is None:
-            self._changes[queue.recipient_id] = [queue, messages, size]
-        else:
-            change[1] += messages
-            change[2] += size
-
-    def write(self, connection: StoreConnection) -> None:
-        """Update the table; empty queues are deleted, and so are recipients of which nothing else is left."""
-        rows: list[tuple[int, int, int, int]] = []
-        empty: list[CachedQueue] = []
-        first_used: list[int] = []
-        for recipient_id, (queue, messages, size) in self._changes.items():
-            if messages or size:
-                rows.append((queue.account_id, recipient_id, messages, size))
-            if queue.messages <= 0:
-                empty.append(queue)
-            if queue.fresh:
-                queue.fresh = False
-                first_used.append(queue.account_id)
-        if rows:
-            connection.insert_rows(_INSERT_COUNTS, rows, _ADD_COUNTS)
-        if first_used:
-            accounts = list(set(first_used))
-            connection.execute_in("UPDATE account SET fresh = 0 WHERE id IN ({}) AND fresh = 1", accounts)
-        if empty:
-            pairs = [(queue.account_id, queue.recipient_id) for queue in empty]
-            connection.execute_values(_DELETE_EMPTY_QUEUES, pairs)
-            left_over = [queue.recipient_id for queue in empty if not queue.registered]
-            connection.execute_in(_DELETE_LEFTOVER_RECIPIENTS, left_over)
-
-
 _UPDATE_SENDERS = """
     UPDATE recipient SET senders = new.column2 FROM (SELECT column1, column2 FROM (VALUES {})) new
     WHERE recipient.id = new.column1
 """
-
-
-def load_known_senders(cache: QueueCache, connection: StoreConnection, queues: Iterable[CachedQueue]) -> None:
-    """Read the known senders of the recipients of these queues, in one statement."""
-    missing = {}
-    for queue in queues:
-        cache.retain_known_senders(queue)
-        if queue.senders is None:
-            missing[queue.recipient_id] = queue
-    for number, text in connection.select_rows_in("id, senders", "FROM recipient WHERE id IN ({})", list(missing)):
-        missing[number].senders = KnownSenders(text)
-
-
 # Rows that are read at a time where messages may be so large that few of them make room.
 _ROWS_PER_SCAN = 32
 _QUEUE_ROWS = "FROM message INDEXED BY message_of_recipient WHERE recipient_id = ?"
@@ -339,6 +275,7 @@ _SELECT_EXPIRED = (
     f"FROM (SELECT {_EXPIRED_COLUMNS} FROM message WHERE expires_at <= ? ORDER BY expires_at, seq LIMIT ?) some"
 )
 
+
 # A message, and the limit that its queue exceeded.
 _EvictionVictim = tuple[MessageRow, RemovalReason]
 
@@ -348,7 +285,7 @@ class _MessageOperation(BatchOperation):
 
     @staticmethod
     def run_batch(connection: StoreConnection, operations: Sequence[_MessageOperation]) -> list[Any]:
-        return _MessageOperationRun(connection, operations).run()
+        return MessageWriter(connection).perform(operations)
 
 
 @dataclass(slots=True)
@@ -409,13 +346,49 @@ class MarkDeliveredOperation(_MessageOperation):
     node: str
 
 
-class _MessageOperationRun:
-    """Performs neighbouring operations, collecting rows until a statement has to see them."""
+class MessageWriter:
+    """
+    Changes of messages in one transaction, with their queues, known senders and ledger. Rows are collected until a
+    statement has to see them, and written by :meth:`finish` at the latest.
+    """
 
-    def __init__(self, connection: StoreConnection, operations: Sequence[_MessageOperation]) -> None:
+    def __init__(self, connection: StoreConnection) -> None:
+        self.cache = connection.get_cache(QueueCache)
         self._connection = connection
-        self._operations = operations
-        self._cache = connection.get_cache(QueueCache)
+        # Messages that may be removed, by id, and ids of those that were enqueued since they were read.
+        self._messages: dict[str, MessageRow] = {}
+        self._enqueued_ids: set[str] = set()
+        self._queues: dict[str, CachedQueue] = {}
+        self._claimed: Iterator[ClaimOutcome] = iter(())
+        self._wanting_status: list[tuple[AcknowledgementResult, str, float]] = []
+        self._inserted: list[tuple[CachedQueue, EnqueueOperation, Payload]] = []
+        self._deleted: list[int] = []
+        self._marked: dict[str, dict[str, None]] = {}
+        self._changed_senders: dict[int, KnownSenders] = {}
+        # Queue, messages and bytes, by recipient.
+        self._counts: dict[int, list[Any]] = {}
+        self._first_used: dict[int, None] = {}
+        self._accepted = 0
+
+    def perform(self, operations: Sequence[_MessageOperation]) -> list[Any]:
+        """Outcome of each operation, in order."""
+        self._load(operations)
+        outcomes: list[Any] = []
+        for operation in operations:
+            if isinstance(operation, EnqueueOperation):
+                outcomes.append(self._enqueue(operation))
+            elif isinstance(operation, RemoveOperation):
+                outcomes.append(self._remove(operation))
+            elif isinstance(operation, MarkDeliveredOperation):
+                self._mark(operation)
+                outcomes.append(None)
+        self.finish()
+        for result, account, now in self._wanting_status:
+            result.status = get_queue_status(self._connection, now, account, None)
+        return outcomes
+
+    def _load(self, operations: Sequence[_MessageOperation]) -> None:
+        """Claim nonces, and read queues and messages, in one statement each."""
         dids: dict[str, None] = {}
         ids: dict[str, None] = {}
         claims: list[NonceClaim] = []
@@ -426,40 +399,74 @@ class _MessageOperationRun:
                 ids.update(dict.fromkeys(operation.ids))
                 if operation.claim is not None:
                     claims.append(operation.claim)
-        self._claimed = iter(claim_nonces(connection, claims) if claims else ())
-        self._queues = self._cache.find(connection, dids) if dids else {}
-        self._messages = find_message_rows(connection, self._cache, list(ids)) if ids else {}
-        self._counters = QueueCounters()
-        self._inserted: list[tuple[CachedQueue, EnqueueOperation, Payload]] = []
-        self._deleted: list[int] = []
-        self._marked: dict[str, dict[str, None]] = {}
-        self._changed_senders: dict[int, CachedQueue] = {}
-        self._enqueued_ids: set[str] | None = None
-        self._accepted = self._acknowledged = 0
+        if claims:
+            self._claimed = iter(claim_nonces(self._connection, claims))
+        if dids:
+            self._queues = self.cache.find(self._connection, dids)
+        if ids:
+            self._messages = self.find_messages(list(ids))
 
-    def run(self) -> list[Any]:
-        """Outcome of each operation, in order."""
-        outcomes: list[Any] = []
-        wants_status = False
-        for operation in self._operations:
-            if isinstance(operation, EnqueueOperation):
-                outcomes.append(self._enqueue(operation))
-            elif isinstance(operation, RemoveOperation):
-                outcomes.append(self._remove(operation))
-                wants_status = wants_status or operation.with_status
-            elif isinstance(operation, MarkDeliveredOperation):
-                self._mark(operation)
-                outcomes.append(None)
+    def remove(
+        self, messages: Sequence[MessageRow], entry: LedgerEntry, reason: RemovalReason | None = None
+    ) -> list[RemovedMessage]:
+        """Remove messages that are in the table."""
+        removed: list[RemovedMessage] = []
+        for message in messages:
+            self.count(message.queue, -1, -message.size)
+            self._deleted.append(message.seq)
+            removed.append(message.make_removed(reason))
+        self._connection.add_ledger_entry("didcomm", entry, len(messages))
+        return removed
+
+    def count(self, queue: CachedQueue, messages: int, size: int, origin: int | None = None) -> None:
+        """
+        Count messages that are inserted or, if negative, deleted; the cached queue changes at once.
+
+        :param origin: of all of them; None where it is unknown, or where ranks may change with it, after which the
+            usage by sender is read anew.
+        """
+        state = self.cache.eviction_states.get(queue.recipient_id)
+        if state is not None:
+            if origin is None:
+                del self.cache.eviction_states[queue.recipient_id]
+            else:
+                state.usage.change(origin, messages, size)
+        queue.messages += messages
+        queue.size += size
+        if queue.fresh:
+            queue.fresh = False
+            self._first_used[queue.account_id] = None
+        change = self._counts.get(queue.recipient_id)
+        if change is None:
+            self._counts[queue.recipient_id] = [queue, messages, size]
+        else:
+            change[1] += messages
+            change[2] += size
+
+    def finish(self) -> None:
+        """Write what is left, counters and ledger."""
         self._flush()
-        self._counters.write(self._connection)
-        if self._accepted:
-            self._connection.add_ledger_entry("didcomm", "accepted", self._accepted)
-        if self._acknowledged:
-            self._connection.add_ledger_entry("didcomm", "acknowledged", self._acknowledged)
-            self._cache.trim_known_senders()
-        if wants_status:
-            self._add_statuses(outcomes)
-        return outcomes
+        rows: list[tuple[int, int, int, int]] = []
+        empty: list[CachedQueue] = []
+        for recipient_id, (queue, messages, size) in self._counts.items():
+            rows.append((queue.account_id, recipient_id, messages, size))
+            if queue.messages <= 0:
+                empty.append(queue)
+        if rows:  # also of a queue that is empty again, which gets a row that is deleted below
+            self._connection.insert_rows(_INSERT_COUNTS, rows, _ADD_COUNTS)
+        if self._first_used:
+            self._connection.execute_in(_UNSET_FRESH, list(self._first_used))
+        if empty:
+            self._delete_empty(empty)
+        self._connection.add_ledger_entry("didcomm", "accepted", self._accepted)
+        self.cache.trim_senders()
+
+    def _delete_empty(self, queues: Sequence[CachedQueue]) -> None:
+        """Delete the counters of empty queues, and recipients of which nothing else is left."""
+        pairs = [(queue.account_id, queue.recipient_id) for queue in queues]
+        self._connection.execute_values(_DELETE_EMPTY_QUEUES, pairs)
+        left_over = [queue.recipient_id for queue in queues if not queue.registered]
+        self._connection.execute_in(_DELETE_LEFTOVER_RECIPIENTS, left_over)
 
     def _enqueue(self, operation: EnqueueOperation) -> EnqueueResult | MediatorError:
         request, limits = operation.request, operation.limits
@@ -468,106 +475,211 @@ class _MessageOperationRun:
             return UnknownRecipient()
         messages, size = queue.messages + len(request.payloads), queue.size + operation.size
         if messages > limits.max_messages or size > limits.max_bytes:
-            if limits.when_full == "refuse":
-                return QueueFull()
-            # Earlier messages are inserted first, so that the order is kept.
-            self._flush()
-            result = enqueue_with_eviction(self._connection, queue, operation, self._counters)
-            for one in result.evicted:
-                self._messages.pop(one.id, None)
-            return result
+            return QueueFull() if limits.when_full == "refuse" else self.enqueue_with_eviction(queue, operation)
         if limits.when_full == "refuse" and may_exceed_share(limits, request.origin, MessageVolume(messages, size)):
             self._flush()
             try:
-                check_capacity(self._connection, limits, [(queue, operation)])
+                self.check_capacity(limits, [(queue, operation)])
             except QueueFull as error:
                 return error.with_traceback(None)
         self._accepted += len(request.payloads)
-        self._counters.add(queue, len(request.payloads), operation.size, request.origin)
+        self.count(queue, len(request.payloads), operation.size, request.origin)
         for payload in request.payloads:
             self._inserted.append((queue, operation, payload))
+            self._enqueued_ids.add(payload.id)
         return operation.make_result(queue.account)
 
     def _remove(self, operation: RemoveOperation) -> Any:
-        if operation.claim is not None:
-            claimed = next(self._claimed)
-            if claimed is not True:
-                return claimed or None
-        self._find_enqueued(operation)
+        if operation.claim is not None and (is_new := next(self._claimed)) is not True:
+            return is_new or None
+        if self._enqueued_ids and not self._enqueued_ids.isdisjoint(set(operation.ids).difference(self._messages)):
+            self._flush()
+            self._messages |= self.find_messages(operation.ids)
         messages: list[MessageRow] = []
         for id_ in operation.ids:
             message = self._messages.get(id_)
             if message is not None and operation.account in (None, message.queue.account):
-                messages.append(message)
+                messages.append(self._messages.pop(id_))
         if operation.account is not None and len(messages) > 1:
             messages.sort(key=lambda message: message.seq)
-        removed: list[RemovedMessage] = []
-        for message in messages:
-            del self._messages[message.id]
-            self._counters.add(message.queue, -1, -message.size)
-            self._deleted.append(message.seq)
-            removed.append(message.make_removed())
         self._record_senders(messages, operation.now)
-        self._acknowledged += len(messages)
-        return removed if operation.claim is None else AcknowledgementResult(removed)
-
-    def _add_statuses(self, outcomes: Sequence[Any]) -> None:
-        for operation, outcome in zip(self._operations, outcomes, strict=True):
-            if isinstance(outcome, AcknowledgementResult) and isinstance(operation, RemoveOperation):
-                if operation.with_status and operation.account is not None:
-                    outcome.status = get_queue_status(self._connection, operation.now, operation.account, None)
+        removed = self.remove(messages, "acknowledged")
+        if operation.claim is None:
+            return removed
+        result = AcknowledgementResult(removed)
+        if operation.with_status and operation.account is not None:
+            self._wanting_status.append((result, operation.account, operation.now))
+        return result
 
     def _record_senders(self, acknowledged: Iterable[MessageRow], now: float) -> None:
-        parties: dict[CachedQueue, set[int]] = {}
-        is_missing = False
+        parties: dict[int, set[int]] = {}
         for message in acknowledged:
             if message.origin:
-                parties.setdefault(message.queue, set()).add(get_party(message.origin))
-                is_missing = is_missing or message.queue.senders is None
-        if is_missing:
+                parties.setdefault(message.queue.recipient_id, set()).add(get_party(message.origin))
+        if not parties:
+            return
+        more: list[int] = []
+        if not parties.keys() <= self.cache.senders.keys():
             # With those of messages that are likely to be acknowledged next.
-            more = [message.queue for message in self._messages.values() if message.origin]
-            load_known_senders(self._cache, self._connection, [*parties, *more])
-        for queue, some in parties.items():
-            self._cache.retain_known_senders(queue)
-            if queue.senders is not None and queue.senders.acknowledged(some, now):
-                self._changed_senders[queue.recipient_id] = queue
+            more = [message.queue.recipient_id for message in self._messages.values() if message.origin]
+        self.cache.load_senders(self._connection, [*more, *parties])
+        for recipient_id, some in parties.items():
+            senders = self.cache.senders[recipient_id]
+            if senders.acknowledged(some, now):
+                self._changed_senders[recipient_id] = senders
 
     def _mark(self, operation: MarkDeliveredOperation) -> None:
-        if any(not marked.keys().isdisjoint(operation.ids) for marked in self._marked.values()):
-            self._flush()  # one update changes a message once
+        for marked in self._marked.values():
+            if not marked.keys().isdisjoint(operation.ids):
+                self._flush()  # one update changes a message once
+                break
         for id_ in operation.ids:
             if id_ in self._messages:
                 self._messages[id_].pushes += 1
         self._marked.setdefault(operation.node, {}).update(dict.fromkeys(operation.ids))
 
-    def _find_enqueued(self, operation: RemoveOperation) -> None:
-        """Find messages that this run has enqueued, if such are to be removed."""
-        unknown = set(operation.ids).difference(self._messages)
-        if not unknown:
-            return
-        if self._enqueued_ids is None:
-            requests = [one.request for one in self._operations if isinstance(one, EnqueueOperation)]
-            self._enqueued_ids = {payload.id for request in requests for payload in request.payloads}
-        if not self._enqueued_ids.isdisjoint(unknown):
-            self._flush()
-            self._messages |= find_message_rows(self._connection, self._cache, operation.ids)
-
     def _flush(self) -> None:
-        deleted, self._deleted = self._deleted, []
-        inserted, self._inserted = self._inserted, []
-        if deleted:
-            self._connection.execute_in("DELETE FROM message WHERE seq IN ({})", deleted)
-        if inserted:
-            insert_messages(self._connection, inserted)
+        """Write messages and known senders."""
+        connection = self._connection
+        if self._deleted:
+            connection.execute_in("DELETE FROM message WHERE seq IN ({})", self._deleted)
+            self._deleted = []
+        if self._inserted:
+            rows: list[tuple[Any, ...]] = []
+            for queue, operation, payload in self._inserted:
+                request, data = operation.request, payload.data
+                digest = sha256(data).digest()
+                keys = payload.id, queue.recipient_id, queue.account_id, payload.form, len(data)
+                times = operation.now, request.expires_at, request.due_at
+                rows.append((*keys, *times, get_digest_head(digest), digest, data, request.origin))
+            connection.insert_rows(_INSERT_MESSAGES, rows)
+            self._inserted = []
         if self._changed_senders:
-            changed, self._changed_senders = self._changed_senders, {}
-            rows = [(id_, queue.senders.text()) for id_, queue in changed.items() if queue.senders is not None]
-            self._connection.execute_values(_UPDATE_SENDERS, rows)
-        if self._marked:
-            marked, self._marked = self._marked, {}
-            for node, ids in marked.items():
-                mark_delivered(self._connection, list(ids), node)
+            rows = [(recipient_id, senders.text()) for recipient_id, senders in self._changed_senders.items()]
+            connection.execute_values(_UPDATE_SENDERS, rows)
+            self._changed_senders = {}
+        for node, ids in self._marked.items():
+            number = get_or_create_node(connection, node) if node else NO_NODE_ID
+            mark = "UPDATE message SET delivered = ?, pushes = pushes + 1 WHERE id IN ({})"
+            connection.execute_in(mark, list(ids), number)
+        self._marked = {}
+
+    def find_messages(self, ids: Sequence[str]) -> dict[str, MessageRow]:
+        """Messages with these ids, with their origins."""
+        columns = f"{MESSAGE_ROW_COLUMNS}, {ORIGIN_COLUMN}"
+        rows = self._connection.select_rows_in(columns, "FROM message WHERE id IN ({})", ids)
+        messages = {}
+        for message in parse_message_rows(self.cache, self._connection, rows):
+            messages[message.id] = message
+        return messages
+
+    def enqueue_with_eviction(self, queue: CachedQueue, operation: EnqueueOperation) -> EnqueueResult:
+        """
+        Append to a queue, and make room in it; payloads that are too large for the queue are evicted at once.
+        """
+        request, limits = operation.request, operation.limits
+        fitting = [payload for payload in request.payloads if len(payload.data) <= limits.max_bytes]
+        coming = MessageVolume(len(fitting), sum([len(payload.data) for payload in fitting]))
+        victims = self._choose_victims(limits, queue, request.origin, coming)
+        self._inserted += [(queue, operation, payload) for payload in fitting]
+        self._enqueued_ids.update([payload.id for payload in fitting])
+        if victims:
+            self._flush()  # before they are deleted: no later message may get the number of one of them
+        evicted: list[RemovedMessage] = []
+        for message, reason in victims:
+            self._deleted.append(message.seq)
+            self._messages.pop(message.id, None)
+            self.count(queue, -1, -message.size, message.origin)
+            evicted.append(message.make_removed(reason))
+        self.count(queue, coming.messages, coming.size, request.origin)
+        for payload in request.payloads:
+            if (size := len(payload.data)) > limits.max_bytes:
+                removed = payload.id, request.recipient_did, queue.account, size, operation.now, 0
+                evicted.append(RemovedMessage(*removed, "fifo_bytes"))
+        self._accepted += len(request.payloads)
+        self._connection.add_ledger_entry("didcomm", "evicted", len(evicted))
+        return operation.make_result(queue.account, evicted)
+
+    def check_capacity(self, limits: QueueLimits, operations: Sequence[tuple[CachedQueue, EnqueueOperation]]) -> None:
+        """
+        Check enqueues in order against the limits of their queues.
+
+        :raise QueueFull: one of them is to be refused.
+        """
+        totals: dict[int, MessageVolume] = {}
+        counted: list[tuple[SenderUsage, int, MessageVolume]] = []
+        try:
+            for queue, operation in operations:
+                origin = operation.request.origin
+                coming = MessageVolume(len(operation.request.payloads), operation.size)
+                total = totals.setdefault(queue.recipient_id, MessageVolume(queue.messages, queue.size))
+                total.add(coming.messages, coming.size)
+                if find_exceeded_limit(limits, total.messages, total.size) is not None:
+                    raise QueueFull()
+                if len(operations) > 1 or may_exceed_share(limits, origin, total):
+                    usage = self._load_eviction_state(limits, queue).usage
+                    usage.check(origin, coming)
+                    usage.change(origin, coming.messages, coming.size)
+                    counted.append((usage, origin, coming))
+        finally:
+            # They are counted when they are enqueued.
+            for usage, origin, coming in counted:
+                usage.change(origin, -coming.messages, -coming.size)
+
+    def _choose_victims(
+        self, limits: QueueLimits, queue: CachedQueue, origin: int, coming: MessageVolume
+    ) -> list[_EvictionVictim]:
+        """
+        Messages to be evicted so that an enqueue fits, in order.
+
+        :param coming: the part of the enqueue that is kept.
+        """
+        total = MessageVolume(queue.messages, queue.size).plus(coming)
+        if find_exceeded_limit(limits, total.messages, total.size) is None:
+            return []
+        self._flush()
+        needs_usage = needs_sender_usage(limits, origin)
+        if needs_usage:
+            state = self._load_eviction_state(limits, queue)
+        else:
+            state = EvictionState(SenderUsage(limits, frozenset()))
+        victims: list[_EvictionVictim] = []
+        scan = _EvictionScan(self._connection, queue, state)
+        while reason := find_exceeded_limit(limits, total.messages, total.size):
+            rows = 1 if total.size <= limits.max_bytes else _ROWS_PER_SCAN
+            scan.rows_wanted = max(total.messages - limits.max_messages, rows)
+            group = state.usage.victim(origin, coming, scan.get_oldest_origin)
+            message = None if group is None else scan.choose_oldest(group)
+            if message is None:
+                break
+            total.add(-1, -message.size)
+            if needs_usage:
+                state.usage.change(message.origin, -1, -message.size)
+            victims.append((message, reason))
+        if needs_usage:
+            # They are counted when they are deleted.
+            for message, _ in victims:
+                state.usage.change(message.origin, 1, message.size)
+        return victims
+
+    def _load_eviction_state(self, limits: QueueLimits, queue: CachedQueue) -> EvictionState:
+        """
+        Usage of a queue by sender, read from an index, since the table has origins behind the payloads, and cached:
+        a full queue receives the next message soon.
+        """
+        number, states = queue.recipient_id, self.cache.eviction_states
+        if number not in states:
+            self.cache.load_senders(self._connection, [number])
+            rows = self._connection.select_rows("origin, size", _QUEUE_ROWS, (number,))
+            usage = SenderUsage(
+                limits, self.cache.senders[number].known, [(origin, 1, size) for origin, size in rows]
+            )
+            self.cache.trim_senders()
+            states[number] = EvictionState(usage)
+            if len(states) > CACHED_EVICTION_STATES:
+                states.popitem(last=False)
+        states.move_to_end(number)
+        return states[number]
 
 
 def enqueue_all(connection: StoreConnection, operations: Sequence[EnqueueOperation]) -> list[EnqueueResult]:
@@ -577,83 +689,17 @@ def enqueue_all(connection: StoreConnection, operations: Sequence[EnqueueOperati
     :raise UnknownRecipient: one of the DIDs is not registered.
     :raise QueueFull: one of them is refused.
     """
+    writer = MessageWriter(connection)
     dids = dict.fromkeys([operation.request.recipient_did for operation in operations])
-    queues = connection.get_cache(QueueCache).find(connection, dids)
+    queues = writer.cache.find(connection, dids)
     if len(queues) < len(dids):
         raise UnknownRecipient()
+    addressed = [(queues[operation.request.recipient_did], operation) for operation in operations]
     if operations and operations[0].limits.when_full == "refuse":
-        addressed = [(queues[operation.request.recipient_did], operation) for operation in operations]
-        check_capacity(connection, operations[0].limits, addressed)
-    counters = QueueCounters()
-    results = [
-        enqueue_with_eviction(connection, queues[operation.request.recipient_did], operation, counters)
-        for operation in operations
-    ]
-    counters.write(connection)
+        writer.check_capacity(operations[0].limits, addressed)
+    results = [writer.enqueue_with_eviction(queue, operation) for queue, operation in addressed]
+    writer.finish()
     return results
-
-
-def enqueue_with_eviction(
-    connection: StoreConnection, queue: CachedQueue, operation: EnqueueOperation, counters: QueueCounters
-) -> EnqueueResult:
-    """
-    Append to a queue whose messages are all in the table, and make room in it; payloads that are too large for the
-    queue are evicted at once.
-
-    :param counters: to be written by the caller.
-    """
-    request, limits = operation.request, operation.limits
-    fitting = [payload for payload in request.payloads if len(payload.data) <= limits.max_bytes]
-    coming = MessageVolume(len(fitting), sum([len(payload.data) for payload in fitting]))
-    victims = _choose_victims(connection, limits, queue, request.origin, coming)
-    insert_messages(connection, [(queue, operation, payload) for payload in fitting])
-    connection.execute_in("DELETE FROM message WHERE seq IN ({})", [message.seq for message, _ in victims])
-    for message, _ in victims:
-        counters.add(queue, -1, -message.size, message.origin)
-    counters.add(queue, coming.messages, coming.size, request.origin)
-    evicted = [message.make_removed(reason) for message, reason in victims]
-    evicted += [
-        RemovedMessage(
-            payload.id, request.recipient_did, queue.account, len(payload.data), operation.now, 0, "fifo_bytes"
-        )
-        for payload in request.payloads
-        if len(payload.data) > limits.max_bytes
-    ]
-    connection.add_ledger_entry("didcomm", "accepted", len(request.payloads))
-    connection.add_ledger_entry("didcomm", "evicted", len(evicted))
-    return operation.make_result(queue.account, evicted)
-
-
-def insert_messages(
-    connection: StoreConnection, messages: Sequence[tuple[CachedQueue, EnqueueOperation, Payload]]
-) -> None:
-    """Append messages in this order to queues that have room for them."""
-    rows = []
-    for queue, operation, payload in messages:
-        request, data = operation.request, payload.data
-        digest = sha256(data).digest()
-        rows.append(
-            (
-                payload.id,
-                queue.recipient_id,
-                queue.account_id,
-                payload.form,
-                len(data),
-                operation.now,
-                request.expires_at,
-                request.due_at,
-                get_digest_head(digest),
-                digest,
-                data,
-                request.origin,
-            )
-        )
-    connection.insert_rows(_INSERT_MESSAGES, rows)
-
-
-def mark_delivered(connection: StoreConnection, ids: Sequence[str], node: str = "") -> None:
-    number = get_or_create_node(connection, node) if node else NO_NODE_ID
-    connection.execute_in("UPDATE message SET delivered = ?, pushes = pushes + 1 WHERE id IN ({})", ids, number)
 
 
 def mark_pending(connection: StoreConnection, ids: Iterable[str]) -> list[str]:
@@ -667,9 +713,11 @@ def mark_pending(connection: StoreConnection, ids: Iterable[str]) -> list[str]:
 
 def purge_messages(connection: StoreConnection, ids: Iterable[str]) -> list[RemovedMessage]:
     """Remove messages of any account for the operator."""
-    wanted = list(dict.fromkeys(ids))
-    found = find_message_rows(connection, connection.get_cache(QueueCache), wanted)
-    return _remove_messages(connection, [found[id] for id in wanted if id in found], "removed")
+    writer, wanted = MessageWriter(connection), list(dict.fromkeys(ids))
+    found = writer.find_messages(wanted)
+    removed = writer.remove([found[id] for id in wanted if id in found], "removed")
+    writer.finish()
+    return removed
 
 
 def expire_messages(connection: StoreConnection, now: float, limit: int, max_bytes: int) -> list[RemovedMessage]:
@@ -680,114 +728,10 @@ def expire_messages(connection: StoreConnection, now: float, limit: int, max_byt
         if fitting and max_bytes < 0:
             break
         fitting.append(row)
-    messages = parse_message_rows(connection.get_cache(QueueCache), connection, fitting)
-    return _remove_messages(connection, messages, "expired", "ttl")
-
-
-def find_message_rows(connection: StoreConnection, cache: QueueCache, ids: Sequence[str]) -> dict[str, MessageRow]:
-    """Messages with these ids, with their origins."""
-    rows = connection.select_rows_in(f"{MESSAGE_ROW_COLUMNS}, {ORIGIN_COLUMN}", "FROM message WHERE id IN ({})", ids)
-    messages = {}
-    for message in parse_message_rows(cache, connection, rows):
-        messages[message.id] = message
-    return messages
-
-
-def _remove_messages(
-    connection: StoreConnection,
-    messages: Sequence[MessageRow],
-    entry: LedgerEntry,
-    reason: RemovalReason | None = None,
-) -> list[RemovedMessage]:
-    counters = QueueCounters()
-    removed = [message.make_removed(reason) for message in messages]
-    connection.execute_in("DELETE FROM message WHERE seq IN ({})", [message.seq for message in messages])
-    for message in messages:
-        counters.add(message.queue, -1, -message.size)
-    counters.write(connection)
-    connection.add_ledger_entry("didcomm", entry, len(messages))
+    writer = MessageWriter(connection)
+    removed = writer.remove(parse_message_rows(writer.cache, connection, fitting), "expired", "ttl")
+    writer.finish()
     return removed
-
-
-def check_capacity(
-    connection: StoreConnection, limits: QueueLimits, operations: Sequence[tuple[CachedQueue, EnqueueOperation]]
-) -> None:
-    """
-    Check enqueues in order against the limits of their queues.
-
-    :raise QueueFull: one of them is to be refused.
-    """
-    totals: dict[int, MessageVolume] = {}
-    counted: list[tuple[SenderUsage, int, MessageVolume]] = []
-    try:
-        for queue, operation in operations:
-            origin, coming = operation.request.origin, MessageVolume(len(operation.request.payloads), operation.size)
-            total = totals.setdefault(queue.recipient_id, MessageVolume(queue.messages, queue.size))
-            total.add(coming.messages, coming.size)
-            if find_exceeded_limit(limits, total.messages, total.size) is not None:
-                raise QueueFull()
-            if len(operations) > 1 or may_exceed_share(limits, origin, total):
-                usage = load_eviction_state(connection, limits, queue).usage
-                usage.check(origin, coming)
-                usage.change(origin, coming.messages, coming.size)
-                counted.append((usage, origin, coming))
-    finally:
-        # They are counted when they are enqueued.
-        for usage, origin, coming in counted:
-            usage.change(origin, -coming.messages, -coming.size)
-
-
-def _choose_victims(
-    connection: StoreConnection, limits: QueueLimits, queue: CachedQueue, origin: int, coming: MessageVolume
-) -> list[_EvictionVictim]:
-    """
-    Messages to be evicted so that an enqueue fits, in order.
-
-    :param coming: the part of the enqueue that is kept.
-    """
-    total = MessageVolume(queue.messages, queue.size).plus(coming)
-    if find_exceeded_limit(limits, total.messages, total.size) is None:
-        return []
-    needs_usage = needs_sender_usage(limits, origin)
-    if needs_usage:
-        state = load_eviction_state(connection, limits, queue)
-    else:
-        state = EvictionState(SenderUsage(limits, frozenset()))
-    victims: list[_EvictionVictim] = []
-    scan = _EvictionScan(connection, queue, state)
-    while reason := find_exceeded_limit(limits, total.messages, total.size):
-        rows = 1 if total.size <= limits.max_bytes else _ROWS_PER_SCAN
-        scan.rows_wanted = max(total.messages - limits.max_messages, rows)
-        group = state.usage.victim(origin, coming, scan.get_oldest_origin)
-        message = scan.choose_oldest(group)
-        if message is None:
-            break
-        total.add(-1, -message.size)
-        if needs_usage:
-            state.usage.change(message.origin, -1, -message.size)
-        victims.append((message, reason))
-    if needs_usage:
-        # They are counted when they are deleted.
-        for message, _ in victims:
-            state.usage.change(message.origin, 1, message.size)
-    return victims
-
-
-def load_eviction_state(connection: StoreConnection, limits: QueueLimits, queue: CachedQueue) -> EvictionState:
-    """
-    Usage of a queue by sender, read from an index, since the table has origins behind the payloads, and cached: a
-    full queue receives the next message soon.
-    """
-    if queue.eviction_state is None:
-        cache = connection.get_cache(QueueCache)
-        load_known_senders(cache, connection, [queue])
-        known = queue.senders.known if queue.senders is not None else frozenset[int]()
-        rows = connection.select_rows("origin, size", _QUEUE_ROWS, (queue.recipient_id,))
-        usage = SenderUsage(limits, known, [(origin, 1, size) for origin, size in rows])
-        cache.keep_eviction_state(queue, EvictionState(usage))
-        cache.trim_known_senders()
-    assert queue.eviction_state is not None
-    return queue.eviction_state
 
 
 class _EvictionScan:
@@ -801,9 +745,9 @@ class _EvictionScan:
         self._connection = connection
         self._queue = queue
         self._state = state
-        self._candidates: dict[SenderGroup, deque[MessageRow]] = {}
-        # By group, the place behind which to go on.
-        self._after: dict[SenderGroup, int] = {}
+        # By group: its first message that was not chosen when it was wanted last, and those after it.
+        self._oldest: dict[SenderGroup, MessageRow | None] = {}
+        self._later: dict[SenderGroup, Iterator[MessageRow]] = {}
         self._chosen: set[int] = set()
         self.rows_wanted = 1
 
@@ -812,10 +756,10 @@ class _EvictionScan:
         message = self._find_oldest(group)
         return None if message is None else message.origin
 
-    def choose_oldest(self, group: SenderGroup | None) -> MessageRow | None:
+    def choose_oldest(self, group: SenderGroup) -> MessageRow | None:
         """Choose the first message of a group; None if there is none."""
-        message = None if group is None else self._find_oldest(group)
-        if group is not None and message is not None:
+        message = self._find_oldest(group)
+        if message is not None:
             self._chosen.add(message.seq)
             if group != SenderGroup():
                 self._state.scanned_until[group] = message.seq
@@ -823,21 +767,22 @@ class _EvictionScan:
 
     def _find_oldest(self, group: SenderGroup) -> MessageRow | None:
         """The first message of a group that is not chosen."""
-        candidates = self._candidates.setdefault(group, deque())
-        while True:
-            while candidates and candidates[0].seq in self._chosen:
-                candidates.popleft()
-            if candidates:
-                return candidates[0]
-            after = self._after.get(group, self._state.scanned_until.get(group, -1))
-            source = _OLDEST_ROWS.format(_format_group_condition(group, self._state.usage.known))
-            parameters = self._queue.recipient_id, after, self.rows_wanted
-            rows = self._connection.select_rows(f"{MESSAGE_ROW_COLUMNS}, some.came", source, parameters)
-            if not rows:
-                return None
+        if group not in self._later:
+            self._later[group] = self._read(group)
+            self._oldest[group] = next(self._later[group], None)
+        message = self._oldest[group]
+        while message is not None and message.seq in self._chosen:
+            message = self._oldest[group] = next(self._later[group], None)
+        return message
+
+    def _read(self, group: SenderGroup) -> Iterator[MessageRow]:
+        after = self._state.scanned_until.get(group, -1)
+        source = _OLDEST_ROWS.format(_format_group_condition(group, self._state.usage.known))
+        columns, recipient_id = f"{MESSAGE_ROW_COLUMNS}, some.came", self._queue.recipient_id
+        while rows := self._connection.select_rows(columns, source, (recipient_id, after, self.rows_wanted)):
             for seq, id_, _, size, seconds, fraction, pushes, origin in rows:
-                candidates.append(MessageRow(self._queue, seq, id_, size, seconds + fraction, pushes, origin))
-            self._after[group] = candidates[-1].seq
+                yield MessageRow(self._queue, seq, id_, size, seconds + fraction, pushes, origin)
+            after = rows[-1][0]
 
 
 def _format_group_condition(group: SenderGroup, known: frozenset[int]) -> str:

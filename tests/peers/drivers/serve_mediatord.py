@@ -26,7 +26,7 @@ from mediatord.app.public_site import build_site
 from mediatord.config.settings import Config
 from mediatord.didcomm.messages import ACCEPTED, DIDCommReply, MessageOrigin
 from mediatord.http.flow_control import tune_garbage_collector
-from mediatord.http.site import MediatorSite
+from mediatord.http.site import MediatorSite, SiteLimits
 from mediatord.identity.key_file import create_keys
 
 _MAX_BODY, _MAX_PER_HOST = 1_048_576, 1_000_000
@@ -43,7 +43,7 @@ def site(reactor: Any, directory: Path) -> MediatorSite:
     config = Config.model_validate({"storage": {"backend": "memory"}}).resolved(directory)
     base = CoreServices(reactor, config)
     front = build_site(base, build_didcomm(base, config), build_decentrl(base, config), config).context
-    return MediatorSite(replace(front, receive=accept), _MAX_BODY, _MAX_PER_HOST)
+    return MediatorSite(replace(front, receive=accept), SiteLimits(_MAX_BODY, _MAX_PER_HOST))
 
 
 async def serve(reactor: Any, directory: str) -> None:

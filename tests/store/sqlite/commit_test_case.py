@@ -11,7 +11,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.store.interfaces.messages import EnqueueResult, QueueLimits
-from mediatord.store.sqlite.executor import SQLiteTuning
+from mediatord.store.sqlite import executor
 from tests.store.builders import ALICE, NOON, HoldableRunner, make_database_path, make_payload, make_sqlite_store
 
 T = TypeVar("T")
@@ -32,9 +32,11 @@ class CommitTestCase(SynchronousTestCase):
     """A store whose reactor turns end when the test says so, and whose threads can be held."""
 
     limits = QueueLimits(max_messages=10_000)
-    tuning = SQLiteTuning()
+    write_limits, read_limits = executor.WRITE_LIMITS, executor.READ_LIMITS
 
     def setUp(self) -> None:
+        self.patch(executor, "WRITE_LIMITS", self.write_limits)
+        self.patch(executor, "READ_LIMITS", self.read_limits)
         self.clock = Clock()
         self.clock.advance(NOON)
         self.writer = HoldableRunner()
@@ -48,7 +50,6 @@ class CommitTestCase(SynchronousTestCase):
             write=self.writer,
             read=self.reader,
             observe=lambda operation, seconds: self.observed.append(operation),
-            tuning=self.tuning,
         )
         self.successResultOf(self.store.open())
         self.addCleanup(self.close)  # trial removes the directory before it calls tearDown

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from sqlite3 import Connection
 
-from mediatord.store.sqlite.executor import SQLiteExecutor, SQLiteTuning
+from mediatord.store.sqlite.executor import SQLiteExecutor
 from tests.store.builders import ImmediateClock, InlineRunner
 
 PATIENCE = 60.0
@@ -18,9 +18,7 @@ PATIENCE = 60.0
 
 def compete(path: Path, name: str, rows: int) -> None:
     """Write the name of this process again and again."""
-    file = SQLiteExecutor(
-        path, ImmediateClock(), lambda kind: InlineRunner(), tuning=SQLiteTuning(patience=PATIENCE), shared=True
-    )
+    file = SQLiteExecutor(path, ImmediateClock(), lambda kind: InlineRunner(), patience=PATIENCE, shared=True)
     file.open()
     print(flush=True)  # noqa: T201  it is read by who has started this
     sys.stdin.readline()

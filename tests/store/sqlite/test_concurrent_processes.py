@@ -18,7 +18,6 @@ from mediatord.errors import ReplayCacheFull, StoreUnavailable
 from mediatord.store.interfaces.decentrl import EventFilter, PageRequest
 from mediatord.store.sqlite.account_queries import grant_account, update_recipients
 from mediatord.store.sqlite.database_file import connect, open_database
-from mediatord.store.sqlite.executor import SQLiteTuning
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 from tests.store.builders import (
     ALICE,
@@ -184,9 +183,7 @@ class LockTests(SynchronousTestCase):
         self.addCleanup(self.other.close)
 
     def a_store(self) -> SQLiteStore:
-        return make_sqlite_store(
-            self.clock, self.path, shared=True, write=self.writer, tuning=SQLiteTuning(patience=PATIENCE)
-        )
+        return make_sqlite_store(self.clock, self.path, shared=True, write=self.writer, patience=PATIENCE)
 
     def refused(self, *asked: Deferred[Any]) -> None:
         for one in asked:

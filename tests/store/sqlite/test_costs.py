@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred, execute
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.store.fair_share import KnownSenders, SenderUsage
+from mediatord.store.fair_share import KnownSenders
 from mediatord.store.interfaces.decentrl import DecentrlQuotas, PendingEvent
 from mediatord.store.interfaces.messages import (
     EnqueueRequest,
@@ -35,7 +35,6 @@ from mediatord.store.sqlite.database_file import connect, open_database
 from mediatord.store.sqlite.executor import OperationBatcher
 from mediatord.store.sqlite.message_writes import (
     EnqueueOperation,
-    EvictionState,
     MarkDeliveredOperation,
     QueueCache,
     RemoveOperation,
@@ -272,11 +271,18 @@ class KnownQueueTests(CostCase):
     def test_few_standings(self) -> None:
         """Of few queues it is remembered who has how much, and what was asked for last stays."""
         self.patch(message_writes, "CACHED_EVICTION_STATES", 2)
-        known = QueueCache()
-        queues = list(known.find(self.connection, DIDS[:3]).values())
-        for place in (0, 1, 0, 2):
-            known.keep_eviction_state(queues[place], EvictionState(SenderUsage(QueueLimits(), frozenset())))
-        self.assertEqual([queue.eviction_state is None for queue in queues], [False, True, False])
+        limits = QueueLimits(max_messages=1, max_bytes=1 << 40, share=0.5, reserved=0.1)
+        self.commit(self.deposits(len(DIDS)))
+        for number, place in enumerate((0, 1, 0, 2)):
+            self.number = place - 1
+            (work,) = self.deposits(1, limits=limits)
+            assert isinstance(work, EnqueueOperation)
+            work.request.payloads = (make_payload(f"{number} full"),)
+            self.commit([work])
+        known = self.connection._cache
+        assert known is not None
+        queues = known.find(self.connection, [DIDS[0], DIDS[2]])
+        self.assertEqual(list(known.eviction_states), [queue.recipient_id for queue in queues.values()])
 
     def test_few_senders(self) -> None:
         """Of few queues it stays in memory whom they have acknowledged; of the others it is in the database."""
@@ -292,8 +298,8 @@ class KnownQueueTests(CostCase):
             self.commit([RemoveOperation([f"{more + place:032d}"], ALICE, now) for place in places])
             known = self.connection._cache
             assert known is not None
-            queues = list(known.find(self.connection, [DIDS[place % len(DIDS)] for place in places]).values())
-            self.assertEqual([queue.senders is not None for queue in queues], [False] * 5 + [True] * 3)
+            queues = known.find(self.connection, [DIDS[place % len(DIDS)] for place in places]).values()
+            self.assertEqual([queue.recipient_id in known.senders for queue in queues], [False] * 5 + [True] * 3)
         texts = self.connection.execute("SELECT senders FROM recipient WHERE registered IS NOT NULL").fetchall()
         self.assertEqual([KnownSenders(text).known for (text,) in texts], [{7}] * len(DIDS))
 
@@ -421,7 +427,7 @@ class GroupCommitDelayTests(SynchronousTestCase):
 
     def ask(self, number: int) -> None:
         for _ in range(number):
-            self.batches.submit("x", lambda connection: None)
+            self.batches.submit("x", [(lambda connection: None, 0)])
 
     def commit(self, seconds: float) -> None:
         """What is under way ends so long after the last turn."""

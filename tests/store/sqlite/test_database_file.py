@@ -17,6 +17,7 @@ from mediatord.errors import MediationNotGranted, StoreUnavailable
 from mediatord.store.factory import build_store
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import Account
+from mediatord.store.sqlite import executor
 from mediatord.store.sqlite.database_file import (
     DatabaseUnusable,
     connect,
@@ -24,7 +25,6 @@ from mediatord.store.sqlite.database_file import (
     open_database,
     read_schema_steps,
 )
-from mediatord.store.sqlite.executor import SQLiteTuning
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 from tests.store.builders import ALICE, BOB, NOON, ImmediateClock, make_database_path, make_payload, make_sqlite_store
 
@@ -213,9 +213,9 @@ class CheckpointTests(SynchronousTestCase):
         self.log = self.path.with_name(self.path.name + "-wal")
         self.observed: list[str] = []
 
-    def open(self, tuning: SQLiteTuning) -> SQLiteStore:
+    def open(self) -> SQLiteStore:
         store = make_sqlite_store(
-            self.clock, self.path, tuning=tuning, observe=lambda operation, seconds: self.observed.append(operation)
+            self.clock, self.path, observe=lambda operation, seconds: self.observed.append(operation)
         )
         self.successResultOf(store.open())
         self.addCleanup(lambda: self.successResultOf(store.close()))
@@ -230,7 +230,7 @@ class CheckpointTests(SynchronousTestCase):
 
     def test_soon_after_a_commit(self) -> None:
         """Half a second after a commit it is in the database; without a commit nothing is done."""
-        store = self.open(SQLiteTuning())
+        store = self.open()
         self.successResultOf(store.remember_did("a", "long"))
         self.assertEqual(self.in_database(), [])
         self.clock.advance(0.5)
@@ -243,7 +243,8 @@ class CheckpointTests(SynchronousTestCase):
 
     def test_log_is_capped(self) -> None:
         """A log that a reader kept from being reused is emptied once it is over the cap and nobody reads."""
-        store = self.open(SQLiteTuning(wal_cap_bytes=100_000))
+        self.patch(executor, "MAX_WAL_BYTES", 100_000)
+        store = self.open()
         with closing(connect(self.path)) as reader:
             reader.execute("BEGIN")
             reader.execute("SELECT * FROM did_document").fetchall()

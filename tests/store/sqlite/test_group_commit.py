@@ -11,7 +11,7 @@ from mediatord.store.interfaces.messages import EnqueueRequest, EnqueueResult
 from mediatord.store.interfaces.store import BatchLimits
 from mediatord.store.sqlite.connection import StoreConnection
 from mediatord.store.sqlite.database_file import open_database
-from mediatord.store.sqlite.executor import SQLiteTuning, write_ping
+from mediatord.store.sqlite.executor import write_ping
 from tests.store.builders import ALICE, BOB, NOON, make_database_path, make_payload
 from tests.store.sqlite.commit_test_case import INBOX, CommitTestCase, count_wal_commits
 
@@ -195,10 +195,8 @@ class OutcomeTests(SynchronousTestCase):
 class BoundTests(CommitTestCase):
     """How much goes into a batch, and how much may wait."""
 
-    tuning = SQLiteTuning(
-        bounds=BatchLimits(batch=4, batch_bytes=100, waiting=6, waiting_bytes=250),
-        read_bounds=BatchLimits(batch_bytes=100, waiting_bytes=1 << 40),
-    )
+    write_limits = BatchLimits(batch=4, batch_bytes=100, waiting=6, waiting_bytes=250)
+    read_limits = BatchLimits(batch_bytes=100, waiting_bytes=1 << 40)
 
     def test_batch_by_number(self) -> None:
         """No more than so many operations share a transaction."""

@@ -60,6 +60,9 @@ class PlanTests(SynchronousTestCase):
             "SCAN some",
             # as many as a statement names
             "SCAN one",
+            # queues of an account, with its expired and delayed messages, and the ends of those
+            "SCAN counted",
+            "SCAN ends",
             # in order, up to a limit
             "SCAN nonce",
             "SCAN quota",
@@ -101,7 +104,7 @@ class PlanTests(SynchronousTestCase):
             message_writes.enqueue_all(connection, [self.an_operation(id, evicting)])
         with self.assertRaises(QueueFull):
             message_writes.enqueue_all(connection, [self.an_operation("e", refusing)])
-        message_writes.mark_delivered(connection, ["b"])
+        connection.run_operations([message_writes.MarkDeliveredOperation(["b"], "")])
         message_writes.mark_pending(connection, ["b"])
         for did in (None, INBOX):
             message_queries.fetch_messages(connection, NOON + 10, ALICE, did, 9, 999)
