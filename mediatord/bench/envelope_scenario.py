@@ -84,7 +84,7 @@ _MESSAGES_PER_ROUND = 60
 _ROUNDS_PER_SECOND = 5
 
 
-@scenario("Opening an envelope", PER_CPU_SECOND, _OF_JWCRYPTO, OF_G)
+@scenario("Opening an envelope", (PER_CPU_SECOND, _OF_JWCRYPTO, OF_G))
 def measure_envelopes(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Opening and sealing in this process: mediatord, jwcrypto, and the bare cryptography, per second of CPU time."""
     identity = WalletIdentity.generate(endpoint="http://127.0.0.1/didcomm")
