@@ -180,10 +180,6 @@ class KeyedMutex:
         self._clock = clock
         self._locks: dict[Hashable, DeferredLock] = {}
 
-    def __len__(self) -> int:
-        """How many keys are locked."""
-        return len(self._locks)
-
     async def run_exclusive(self, key: Hashable, work: Callable[[], Awaitable[T]], deadline: float) -> T:
         """
         Run `work` while holding the mutex of the key.

@@ -50,10 +50,10 @@ class LockTests(SynchronousTestCase):
         self.enter("a", b"1")
         self.enter("b", b"2")
         self.enter("c", b"1")
-        self.assertEqual((self.begun, len(self.locks)), (["a", "b"], 2))
+        self.assertEqual((self.begun, len(self.locks._locks)), (["a", "b"], 2))
         for name in "abc":
             self.end(name)
-        self.assertEqual((self.begun, len(self.locks)), (["a", "b", "c"], 0))
+        self.assertEqual((self.begun, len(self.locks._locks)), (["a", "b", "c"], 0))
 
     def test_comes_again(self) -> None:
         """A waiter that locks again from its predecessor's release is the last."""
@@ -65,7 +65,7 @@ class LockTests(SynchronousTestCase):
         self.end("b")
         self.assertEqual(self.begun, ["a", "b", "again"])
         self.end("again")
-        self.assertEqual(len(self.locks), 0)
+        self.assertEqual(len(self.locks._locks), 0)
 
     def test_not_in_time(self) -> None:
         """A waiter whose deadline passes leaves the queue without effect on others."""
@@ -79,7 +79,7 @@ class LockTests(SynchronousTestCase):
         self.clock.advance(0)
         self.failureResultOf(late, StoreUnavailable)
         self.end("c")
-        self.assertEqual((self.begun, len(self.locks)), (["a", "c"], 0))
+        self.assertEqual((self.begun, len(self.locks._locks)), (["a", "c"], 0))
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_many(self) -> None:
@@ -93,4 +93,4 @@ class LockTests(SynchronousTestCase):
         self.end("first")
         outcomes = self.successResultOf(DeferredList(asked, consumeErrors=True))
         self.assertEqual({done for done, _ in outcomes}, {False})
-        self.assertEqual(len(self.locks), 0)
+        self.assertEqual(len(self.locks._locks), 0)
