@@ -213,7 +213,7 @@ class ForwardRouter:
         # One was charged when it was received, or opened.
         await context.rate_limiter.charge_anonymous(origin.peer, count - 1)
         now = context.clock.seconds()
-        expires_at = compute_expiry(message, now, context.ttl)
+        expires_at = compute_expiry(message.expires_time, now, context.ttl)
         payloads = read_payloads(message, encrypted_only=context.encrypted_only or ours)
         if ours:
             return await self._unwrap(payloads, origin, descent)
@@ -445,9 +445,7 @@ class ForwardFastPath:
             recipient = canonicalize_did(forward.next)
             if recipient in context.own_dids or recipient.startswith(DID_PEER_3) or recipient in context.routing_keys:
                 return None
-            expires_at = now + context.ttl
-            if forward.expires_time is not None:
-                expires_at = compute_expiry(forward, now, context.ttl)
+            expires_at = compute_expiry(forward.expires_time, now, context.ttl)
             payload = Payload(context.new_stored_id(now), forward.payload, forward.form)
             fingerprint = self._fingerprints.compute(recipient, received.peer, None)
         except ExpiredForward:
