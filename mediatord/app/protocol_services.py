@@ -16,7 +16,7 @@ from mediatord.decentrl.authentication import CommandAuthenticator, KeyDirectory
 from mediatord.decentrl.context import DecentrlContext
 from mediatord.decentrl.dispatcher import DecentrlDispatcher
 from mediatord.decentrl.event_push import EventPusher
-from mediatord.decentrl.socket_protocol import DecentrlSocketContext, DecentrlSocketProtocol
+from mediatord.decentrl.socket_protocol import DecentrlSocketProtocol
 from mediatord.delivery.connections import LiveDispatcher, WebSocketSession
 from mediatord.didcomm.context import DIDCommContext
 from mediatord.didcomm.dispatcher import DIDCommDispatcher
@@ -201,7 +201,7 @@ def build_decentrl(core: CoreServices, config: Config) -> DecentrlServices:
         remote_delivery = core.cluster.remote_delivery
         pickup_recorder = partial(record_pickups, store.cluster, config.queue.delivered_timeout)
         backlog_reader = partial(read_backlog, clock, core.connections, store.decentrl.find_pending_arrivals)
-    event_pusher = EventPusher(core.connections, recorder, remote_delivery, pickup_recorder)
+    event_pusher = EventPusher(core.connections, recorder, remote_delivery)
     core.late_removals.resolve_events = event_pusher.resolve_pushes
     recorder.metrics.register_buffer("remembered_events", lambda: (event_pusher.remembered, None))
     access = AccessList()
@@ -216,19 +216,21 @@ def build_decentrl(core: CoreServices, config: Config) -> DecentrlServices:
         clock=clock,
         store=store.decentrl,
         key_directory=key_directory,
+        authenticator=CommandAuthenticator(clock, key_directory, recorder, settings.timestamp_window),
         event_pusher=event_pusher,
         recorder=recorder,
         access=access,
         quota=core.registrations,
+        rate_limiter=core.rate_limiter,
+        gate=core.gate,
+        connections=core.connections,
+        read_backlog=backlog_reader,
+        record_pickups=pickup_recorder,
         new_id=new_stored_message_id,
         get_signing_seed=lambda: identity.now.signing_seed,
         get_prekeys=lambda: identity.now.prekeys_private,
         registration_lifetime=settings.contract_lifetime,
         own_only=lambda: core.reloader.config.decentrl.registration == "own",
     )
-    authenticator = CommandAuthenticator(clock, store.decentrl, key_directory, recorder, settings.timestamp_window)
-    socket_context = DecentrlSocketContext(
-        clock, store, core.gate, core.connections, core.rate_limiter, authenticator, recorder, access, backlog_reader
-    )
-    dispatcher = DecentrlDispatcher(context, core.requests, core.rate_limiter, authenticator)
-    return DecentrlServices(dispatcher, event_pusher, lambda session: DecentrlSocketProtocol(session, socket_context))
+    dispatcher = DecentrlDispatcher(context, core.requests)
+    return DecentrlServices(dispatcher, event_pusher, lambda session: DecentrlSocketProtocol(session, context))

@@ -311,7 +311,8 @@ def _insert_record(connection: StoreConnection, one: StoreRecord) -> None:
             owner = decentrl_queries.get_or_create_party(connection, one.owner)
             stored = event_queries.NewStoredEvent(one.to_event(), owner, one.processed)
             event_queries.insert_stored_events(connection, [stored])
-            event_queries.add_stored_usage(connection, [(owner, 1, get_utf8_size(one.payload, *one.tags))])
+            usage = (owner, 1, get_utf8_size(one.payload, *one.tags), 1)
+            decentrl_queries.change_party_usage(connection, event_queries.STORED_USAGE, [usage])
             return
     values = _get_values(one)
     try:

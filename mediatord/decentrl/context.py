@@ -1,20 +1,23 @@
-"""Replies to Decentrl requests, paging, and the collaborators of all command handlers."""
+"""Collaborators of Decentrl commands and sockets, authenticated commands, and their replies."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from twisted.internet.interfaces import IReactorTime
 
-from mediatord.decentrl.authentication import KeyDirectory
+from mediatord.decentrl.authentication import CommandAuthenticator, KeyDirectory
 from mediatord.decentrl.event_push import EventPusher
+from mediatord.delivery.connections import ConnectionManager, WebSocketSession
 from mediatord.errors import MediatorError
-from mediatord.observability.event_recorder import EventRecorder
+from mediatord.observability.event_recorder import EventRecorder, RequestRecord
 from mediatord.protocol import encoding
-from mediatord.protocol.decentrl.commands import Pagination
+from mediatord.protocol.decentrl.commands import DecentrlCommand, Pagination, PublicQuery
 from mediatord.protocol.error_codes import get_decentrl_error_code
+from mediatord.ratelimit.admission import RequestGate
+from mediatord.ratelimit.rate_limiter import RateLimiter
 from mediatord.ratelimit.registration import AccessList, RegistrationQuota
 from mediatord.store.interfaces.decentrl import CommandGuard, IDecentrlStore, PageRequest, ResultPage
 
@@ -47,14 +50,36 @@ def build_error_reply(error: MediatorError) -> DecentrlReply:
 
 # Members of the reply to a command that was carried out.
 ReplyBody = dict[str, Any]
-Item = TypeVar("Item")
+
+
+@dataclass(slots=True)
+class CommandRequest:
+    """
+    A command whose sender is authenticated.
+
+    :param sender: its DID.
+    :param recipient: the DID that the command is addressed to.
+    :param record: of the request.
+    :param key: Ed25519 public key that the command is signed with.
+    :param guard: conditions under which the store carries out the command; at first only that it is no replay.
+    """
+
+    command: DecentrlCommand
+    sender: str
+    recipient: str
+    record: RequestRecord
+    key: bytes = field(repr=False)
+    guard: CommandGuard
 
 
 @dataclass(frozen=True, slots=True)
 class DecentrlContext:
     """
-    Collaborators of all command handlers.
+    Collaborators of all commands and sockets.
 
+    :param read_backlog: records which messages are queued for a DID when a socket subscribes to it; None where there
+        are no other nodes.
+    :param record_pickups: tells other nodes which events were queried; None likewise.
     :param new_id: id of something to be stored, for a time: unique, unguessable, in order of time.
     :param get_signing_seed: returns the seed of the mediator's current Ed25519 key.
     :param get_prekeys: returns its X25519 private keys, the current one first.
@@ -65,10 +90,16 @@ class DecentrlContext:
     clock: IReactorTime
     store: IDecentrlStore
     key_directory: KeyDirectory
+    authenticator: CommandAuthenticator
     event_pusher: EventPusher
     recorder: EventRecorder
     access: AccessList
     quota: RegistrationQuota
+    rate_limiter: RateLimiter
+    gate: RequestGate
+    connections: ConnectionManager[None]
+    read_backlog: Callable[[WebSocketSession, str], Awaitable[None]] | None
+    record_pickups: Callable[[Sequence[str]], None] | None
     new_id: Callable[[float], str]
     get_signing_seed: Callable[[], bytes] = field(repr=False)
     get_prekeys: Callable[[], Sequence[bytes]] = field(repr=False)
@@ -81,14 +112,13 @@ class DecentrlContext:
         raise error
 
 
-def to_slice(pagination: Pagination) -> PageRequest:
+def to_slice(asked: Pagination | PublicQuery) -> PageRequest:
     """Offset and length of a page (DCTRL-0004 section 9)."""
-    return PageRequest(pagination.page * pagination.page_size, pagination.page_size)
+    return PageRequest(asked.page * asked.page_size, asked.page_size)
 
 
-def build_page_reply(
-    name: str, items: Sequence[Mapping[str, Any]], found: ResultPage[Item], asked: Pagination
+def build_page(
+    name: str, items: Sequence[Mapping[str, Any]], found: ResultPage[Any], asked: Pagination | PublicQuery
 ) -> ReplyBody:
-    """The reply to a query."""
-    pagination = {"page": asked.page, "page_size": asked.page_size, "total": found.total}
-    return {"payload": {name: items, "pagination": pagination}}
+    """A page of items, as members of a reply."""
+    return {name: items, "pagination": {"page": asked.page, "page_size": asked.page_size, "total": found.total}}

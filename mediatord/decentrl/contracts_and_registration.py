@@ -7,11 +7,11 @@ decrypted. Each command is a function that returns the members of its reply.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from mediatord.clock import measure_time
-from mediatord.decentrl.authentication import CommandRequest
-from mediatord.decentrl.context import DecentrlContext, ReplyBody, build_page_reply, to_slice
+from mediatord.decentrl.context import CommandRequest, DecentrlContext, ReplyBody, build_page, to_slice
 from mediatord.errors import InvalidCommand, InvalidContractSignatures, MediatorError, UnauthorizedCommand
 from mediatord.protocol import encoding
 from mediatord.protocol.decentrl.commands import (
@@ -55,7 +55,7 @@ async def request_contract(
         encrypted_contract_request=payload.encrypted_contract_request,
         requestor_ephemeral_public_key=payload.requestor_ephemeral_public_key,
     )
-    await context.store.request_contract(request.make_guard(recipient=recipient), kept)
+    await context.store.request_contract(replace(request.guard, recipient=recipient), kept)
     context.event_pusher.notify_contracts_updated(recipient)
     return {"code": "REQUESTED"}
 
@@ -64,13 +64,13 @@ async def respond(
     context: DecentrlContext, request: CommandRequest, payload: CommunicationContractResponse
 ) -> ReplyBody:
     """COMMUNICATION_CONTRACT_RESPONSE: stores the contract for the other participant."""
-    addressed = request.recipient
+    addressed, guard = request.recipient, request.guard
     other = _find_other_participant(payload, request.sender)
+    is_own = context.key_directory.owns(addressed)
     # A recipient other than the mediator has to be that participant (reference section 8).
-    if other is None or not (addressed == other or context.key_directory.owns(addressed)):
-        is_own = context.key_directory.owns(addressed)
-        await context.refuse(request.make_guard(recipient=None if is_own else addressed), InvalidCommand())
-    await _keep(context, request, request.make_guard(recipient=other), owner=other, peer=request.sender)
+    if other is None or not (is_own or addressed == other):
+        await context.refuse(guard if is_own else replace(guard, recipient=addressed), InvalidCommand())
+    await _keep(context, request, replace(guard, recipient=other), owner=other, peer=request.sender)
     return {}
 
 
@@ -91,7 +91,7 @@ async def query(context: DecentrlContext, request: CommandRequest, payload: Quer
     items = [
         {"id": one.id, "signed_communication_contract": encoding.wrap_json_fragment(one.text)} for one in found.items
     ]
-    return build_page_reply("communication_contracts", items, found, payload.pagination)
+    return {"payload": build_page("communication_contracts", items, found, payload.pagination)}
 
 
 async def query_requests(
@@ -108,7 +108,7 @@ async def query_requests(
         }
         for one in found.items
     ]
-    return build_page_reply("pending_communication_contract_requests", items, found, payload.pagination)
+    return {"payload": build_page("pending_communication_contract_requests", items, found, payload.pagination)}
 
 
 async def acknowledge_requests(
@@ -124,11 +124,8 @@ def _find_other_participant(
 ) -> str | None:
     """The other participant of a contract, or None if the sender is not a participant."""
     contract = given.signed_communication_contract.communication_contract
-    participants = [contract.requestor_did, contract.recipient_did]
-    if sender not in participants:
-        return None
-    participants.remove(sender)
-    return participants[0]
+    others = {contract.requestor_did: contract.recipient_did, contract.recipient_did: contract.requestor_did}
+    return others.get(sender)
 
 
 async def _keep(
@@ -187,11 +184,11 @@ async def _register(
         digest=compute_contract_digest(signed),
         text=text,
     )
-    await context.quota.charge(request.peer, len(text), 1)
+    await context.quota.charge(request.record.peer, len(text), 1)
     try:
         await context.store.save_contract(request.guard, contract)
     except MediatorError:
-        context.quota.refund(request.peer, len(text), 1)
+        context.quota.refund(request.record.peer, len(text), 1)
         raise
     context.recorder.record_grant(request.sender, "decentrl")
     return {

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from mediatord.decentrl import contracts_and_registration as contracts
 from mediatord.decentrl import events
-from mediatord.decentrl.authentication import CommandAuthenticator, CommandRequest
-from mediatord.decentrl.context import DecentrlContext, DecentrlReply, ReplyBody, build_error_reply
+from mediatord.decentrl.context import CommandRequest, DecentrlContext, DecentrlReply, ReplyBody, build_error_reply
 from mediatord.errors import (
     DuplicateNonce,
     MediatorError,
     RateLimitExceeded,
+    ReplayCacheFull,
     StoreUnavailable,
     UnauthorizedCommand,
 )
@@ -21,8 +23,7 @@ from mediatord.observability.event_recorder import RequestRecord
 from mediatord.protocol import encoding
 from mediatord.protocol.decentrl.commands import DecentrlCommand, parse_command
 from mediatord.ratelimit.admission import RequestAdmission
-from mediatord.ratelimit.rate_limiter import RateLimiter, compute_request_cost
-from mediatord.store.interfaces.decentrl import CommandGuard
+from mediatord.ratelimit.rate_limiter import compute_request_cost
 
 CommandFunction = Callable[[DecentrlContext, CommandRequest, Any], Awaitable[ReplyBody]]
 
@@ -53,20 +54,16 @@ _COMMANDS: dict[str, CommandFunction] = {
 }
 
 
+# Share of the nonce capacity that may be in use for the nonce of a forged command to be stored.
+_FORGED_NONCE_SHARE = 0.5
+
+
 class DecentrlDispatcher:
     """Reads, authenticates, charges and carries out commands."""
 
-    def __init__(
-        self,
-        context: DecentrlContext,
-        requests: RequestAdmission,
-        rate_limiter: RateLimiter,
-        authenticator: CommandAuthenticator,
-    ) -> None:
+    def __init__(self, context: DecentrlContext, requests: RequestAdmission) -> None:
         self._context = context
         self._requests = requests
-        self._rate_limiter = rate_limiter
-        self._authenticator = authenticator
 
     def receive(self, raw: bytes, peer: str) -> Coroutine[Any, Any, DecentrlReply]:
         """
@@ -84,79 +81,83 @@ class DecentrlDispatcher:
 
         async def read(record: RequestRecord) -> DecentrlReply:
             record.kind = PUBLIC_QUERY
-            await self._rate_limiter.charge_public_read(peer)
+            await self._context.rate_limiter.charge_public_read(peer)
             return DecentrlReply(200, encoding.dumps(await events.read_public(self._context, did, arguments)))
 
         return self._requests.serve("decentrl", peer, 0, read, build_error_reply)
 
     async def _serve(self, raw: bytes, record: RequestRecord) -> DecentrlReply:
-        limiter, peer, size = self._rate_limiter, record.peer, len(raw)
-        await limiter.check_before_read(peer, size)
-        await limiter.charge_command(peer, size)
+        context, peer, size = self._context, record.peer, record.size
+        limiter = context.rate_limiter
         try:
+            await limiter.check_before_read(peer, size)
+            await limiter.charge_command(peer, size)
             command = parse_command(raw)
-        except MediatorError:
-            limiter.charge_failure(peer, size)
+            record.kind = command.name
+            request = await self._authenticate(command, record)
+            record.sender = request.sender
+            cost = compute_request_cost(size)
+            if command.name in _OUTGOING_COMMANDS:
+                await limiter.charge_anonymous(peer, cost)
+                await limiter.charge_sender(request.sender, None, peer)
+            else:
+                try:
+                    await limiter.charge_account(request.sender, peer, cost)
+                except RateLimitExceeded:
+                    # The peer pays for reading and verifying; it need not be the identity itself.
+                    limiter.charge_failure(peer, size)
+                    raise
+                if not context.key_directory.owns(request.recipient):
+                    await context.refuse(request.guard, UnauthorizedCommand())
+                request.guard = replace(request.guard, sender=request.sender)
+                if command.name in _QUERIES:
+                    await context.store.check_guard(request.guard)
+            members = await _COMMANDS[command.name](context, request, command.payload)
+        except (StoreUnavailable, RateLimitExceeded):
             raise
-        record.kind = command.name
-        request = await self._authenticate(command, record)
-        record.sender = request.sender
-        return DecentrlReply(200, encoding.dumps({"type": "SUCCESS", **await self._carry_out(request, record)}))
+        except MediatorError as error:
+            self._charge_refusal(record, error)
+            raise
+        return DecentrlReply(200, encoding.dumps({"type": "SUCCESS", **members}))
+
+    def _charge_refusal(self, record: RequestRecord, error: MediatorError) -> None:
+        """Charge a refused command to its peer, unless that has paid for reaching another identity."""
+        limiter, peer, sender = self._context.rate_limiter, record.peer, record.sender
+        outgoing = sender is not None and record.kind in _OUTGOING_COMMANDS
+        if isinstance(error, DuplicateNonce):
+            # Without a sender the command is forged. A replay is not charged to the author of the command.
+            if sender is not None:
+                cost = 1 if outgoing else compute_request_cost(record.size)
+                limiter.refund(sender, peer, outgoing=outgoing, cost=cost)
+            self._context.recorder.record_replay("decentrl", sender, error)
+        if not outgoing:
+            limiter.charge_failure(peer, record.size)
 
     async def _authenticate(self, command: DecentrlCommand, record: RequestRecord) -> CommandRequest:
-        context = self._context
-        try:
-            request = await self._authenticator.authenticate(command, record.request, record.peer)
-            if context.access.denies(request.sender):
-                if command.name == "REQUEST_COMMUNICATION_CONTRACT":
-                    context.recorder.record_denial(request.sender, "policy", "decentrl")
-                await context.refuse(request.guard, UnauthorizedCommand())
-            return request
-        except (StoreUnavailable, RateLimitExceeded):
-            raise
-        except MediatorError as error:
-            if isinstance(error, DuplicateNonce):
-                # The command is forged, so its sender is unknown.
-                context.recorder.record_replay("decentrl", None, error)
-            self._rate_limiter.charge_failure(record.peer, record.size)
-            raise
-
-    async def _carry_out(self, request: CommandRequest, record: RequestRecord) -> ReplyBody:
-        """Charge, then execute. A replay is charged to the peer that sends it, not to the author of the command."""
-        name, sender, peer, size, limiter = record.kind, request.sender, record.peer, record.size, self._rate_limiter
-        assert name is not None
-        outgoing, cost = name in _OUTGOING_COMMANDS, compute_request_cost(size)
-        await self._charge(sender, peer, size, cost, outgoing)
-        try:
-            if not outgoing:
-                if not self._context.key_directory.owns(request.recipient):
-                    await self._context.refuse(request.guard, UnauthorizedCommand())
-                request.guard = CommandGuard(request.nonce, request.expires_at, sender)
-                if name in _QUERIES:
-                    await self._context.store.check_guard(request.guard)
-            return await _COMMANDS[name](self._context, request, request.command.payload)
-        except (StoreUnavailable, RateLimitExceeded):
-            raise
-        except MediatorError as error:
-            if isinstance(error, DuplicateNonce):
-                limiter.refund(sender, peer, outgoing=outgoing, cost=1 if outgoing else cost)
-                self._context.recorder.record_replay("decentrl", sender, error)
-            if not outgoing:
-                limiter.charge_failure(peer, size)
-            raise
-
-    async def _charge(self, sender: str, peer: str, size: int, cost: int, outgoing: bool) -> None:
         """
-        :raise RateLimitExceeded: the address or the sender is over its limit; the address has paid for the attempt.
+        A command with its proven sender, to be carried out under its guard.
+
+        :raise TimestampOutOfRange: its timestamp is outside the window.
+        :raise DuplicateNonce: it is forged or its sender is denied, and it was received before.
+        :raise SenderNotFound: its sender does not resolve.
+        :raise SenderSigningKeyNotFound: its sender has no such key.
+        :raise InvalidSignature: it is not what the sender signed.
+        :raise UnauthorizedCommand: its sender is denied.
         """
-        limiter = self._rate_limiter
-        if outgoing:
-            await limiter.charge_anonymous(peer, cost)
-            await limiter.charge_sender(sender, None, peer)
-            return
+        context, header = self._context, command.header
+        sender, authenticator = header.sender_did, context.authenticator
+        guard = authenticator.make_guard(b"command", sender, header.nonce, header.timestamp)
         try:
-            await limiter.charge_account(sender, peer, cost)
-        except RateLimitExceeded:
-            # The peer pays for reading and verifying; it need not be the identity itself.
-            limiter.charge_failure(peer, size)
+            key = authenticator.verify_signature(
+                sender, header.sender_signing_key_id, command.signed, command.signature
+            )
+        except MediatorError:
+            # Without room for the nonce it may be sent again, and is then found to be forged again.
+            with suppress(ReplayCacheFull):
+                await context.store.check_guard(replace(guard, share=_FORGED_NONCE_SHARE))
             raise
+        if context.access.denies(sender):
+            if command.name == "REQUEST_COMMUNICATION_CONTRACT":
+                context.recorder.record_denial(sender, "policy", "decentrl")
+            await context.refuse(guard, UnauthorizedCommand())
+        return CommandRequest(command, sender, header.recipient_did, record, key, guard)

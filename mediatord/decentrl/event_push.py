@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from math import inf
 from typing import Protocol
@@ -43,7 +43,6 @@ class EventPusher:
     for an expired registration. For pushes requested by other nodes it is looked up again.
 
     :param remote_delivery: None where there are no other nodes.
-    :param record_pickups: tells other nodes which events were queried; None likewise.
     :ivar dispatch: pushes a stored event, here and at other nodes; see :meth:`LiveDispatcher.dispatch`.
     """
 
@@ -52,12 +51,10 @@ class EventPusher:
         connections: ConnectionManager[None],
         recorder: EventRecorder,
         remote_delivery: IRemoteEventPusher | None = None,
-        record_pickups: Callable[[Sequence[str]], None] | None = None,
     ) -> None:
         self._connections = connections
         self._recorder = recorder
         self._remote_delivery = remote_delivery
-        self._record_pickups = record_pickups
         # By event id: whether a socket of this process took it.
         self._pushed: OrderedDict[str, bool] = OrderedDict()
         self.dispatch = LiveDispatcher(self.push, self._push_elsewhere if remote_delivery else None).dispatch
@@ -90,11 +87,6 @@ class EventPusher:
             except Exception:
                 _log.failure("recording a push failed", redact_failure())
         return self._remember(bool(accepted_by), event, here=True)
-
-    def record_pickup(self, ids: Sequence[str]) -> None:
-        """Events were returned by a query."""
-        if self._record_pickups is not None:
-            self._record_pickups(ids)
 
     @property
     def remembered(self) -> int:

@@ -8,12 +8,12 @@ Each command is a function that returns the members of its reply.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from mediatord.clock import measure_time
-from mediatord.decentrl.authentication import CommandRequest
-from mediatord.decentrl.context import DecentrlContext, ReplyBody, build_page_reply, to_slice
+from mediatord.decentrl.context import CommandRequest, DecentrlContext, ReplyBody, build_page, to_slice
 from mediatord.errors import InvalidCommand, InvalidEventSignature, RecipientNotFound
 from mediatord.protocol.decentrl.canonical_json import normalize_number
 from mediatord.protocol.decentrl.commands import (
@@ -29,9 +29,7 @@ from mediatord.protocol.decentrl.commands import (
 )
 from mediatord.protocol.decentrl.crypto import verify_event_signature
 from mediatord.store.interfaces.decentrl import (
-    CommandGuard,
     EventFilter,
-    PageRequest,
     PendingEvent,
     PublicEvent,
     PublicEventFilter,
@@ -43,13 +41,13 @@ _verify_event_signature = measure_time(verify_event_signature)
 
 async def deliver(context: DecentrlContext, request: CommandRequest, payload: str) -> ReplyBody:
     """TWO_WAY_PRIVATE; the sender need not be registered here."""
-    recipient, sender = request.command.header.recipient_did, request.sender
+    recipient, sender = request.recipient, request.sender
     if not context.key_directory.resolves(recipient):
         await context.refuse(request.guard, RecipientNotFound())
     now = context.clock.seconds()
     event = PendingEvent(context.new_id(now), recipient, sender, payload, now)
-    await context.store.enqueue_event(CommandGuard(request.nonce, request.expires_at, recipient=recipient), event)
-    record_accept = partial(context.recorder.record_accept, request.request_id, event, sender, "decentrl")
+    await context.store.enqueue_event(replace(request.guard, recipient=recipient), event)
+    record_accept = partial(context.recorder.record_accept, request.record.request, event, sender, "decentrl")
     context.event_pusher.dispatch(event, record_accept)
     return {"pendingEventId": event.id}
 
@@ -61,9 +59,10 @@ async def query_pending(context: DecentrlContext, request: CommandRequest, paylo
     )
     for one in found.items:
         context.recorder.record_push(one, [None], "poll", "decentrl")
-    context.event_pusher.record_pickup([one.id for one in found.items])
+    if context.record_pickups is not None:
+        context.record_pickups([one.id for one in found.items])
     items = [{"id": one.id, "payload": one.payload, "sender_did": one.sender_did} for one in found.items]
-    return build_page_reply("pending_events", items, found, payload.pagination)
+    return {"payload": build_page("pending_events", items, found, payload.pagination)}
 
 
 async def acknowledge(
@@ -83,8 +82,8 @@ async def save(context: DecentrlContext, request: CommandRequest, payload: SaveE
             sender_did=event.sender_did,
             recipient_did=event.recipient_did,
             payload=event.payload,
-            tags=tuple(event.encrypted_tags),
-            timestamp=float(event.timestamp),
+            tags=event.encrypted_tags,
+            timestamp=event.timestamp,
             contract_id=event.contract_id,
         )
         for event in payload.events
@@ -97,11 +96,11 @@ async def query_stored(context: DecentrlContext, request: CommandRequest, payloa
     """QUERY_EVENTS."""
     asked = payload.filter
     wanted = EventFilter(
-        tags=tuple(asked.encrypted_tags or ()),
+        tags=asked.encrypted_tags,
         participant=asked.participant_did,
         after=asked.after_timestamp,
         before=asked.before_timestamp,
-        unprocessed_only=bool(asked.unprocessed_only),
+        unprocessed_only=asked.unprocessed_only,
     )
     found = await context.store.events(request.sender, wanted, to_slice(payload.pagination))
     items = [
@@ -113,12 +112,12 @@ async def query_stored(context: DecentrlContext, request: CommandRequest, payloa
         }
         for one in found.items
     ]
-    return build_page_reply("events", items, found, payload.pagination)
+    return {"payload": build_page("events", items, found, payload.pagination)}
 
 
 async def update_tags(context: DecentrlContext, request: CommandRequest, payload: UpdateEventTags) -> ReplyBody:
     """UPDATE_EVENT_TAGS."""
-    tags = [(event.event_id, tuple(event.encrypted_tags)) for event in payload.events]
+    tags = [(event.event_id, event.encrypted_tags) for event in payload.events]
     await context.store.update_tags(request.guard, request.sender, tags)
     return {}
 
@@ -138,8 +137,8 @@ async def publish(context: DecentrlContext, request: CommandRequest, payload: Pu
     event = PublicEvent(
         id=context.new_id(context.clock.seconds()),
         event=payload.event,
-        tags=tuple(payload.tags),
-        timestamp=float(payload.timestamp),
+        tags=payload.tags,
+        timestamp=payload.timestamp,
         event_signature=payload.event_signature,
         channel_id=payload.channel_id,
     )
@@ -167,13 +166,10 @@ async def read_public(
     found = await context.store.public_events(
         publisher,
         PublicEventFilter(query.tags, query.after, query.before, query.channel_id),
-        PageRequest(query.page * query.page_size, query.page_size),
+        to_slice(query),
     )
-    return {
-        "publisher_did": publisher,
-        "events": [_format_public_event(event) for event in found.items],
-        "pagination": {"page": query.page, "page_size": query.page_size, "total": found.total},
-    }
+    items = [_format_public_event(event) for event in found.items]
+    return {"publisher_did": publisher, **build_page("events", items, found, query)}
 
 
 def _format_public_event(event: PublicEvent) -> dict[str, Any]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import replace
 
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 
-from mediatord.decentrl.authentication import CommandAuthenticator, hash_nonce
-from mediatord.delivery.connections import ConnectionManager, WebSocketSession
+from mediatord.decentrl.context import DecentrlContext
+from mediatord.delivery.connections import WebSocketSession
 from mediatord.errors import (
     AuthTimeout,
     DuplicateNonce,
@@ -21,14 +20,10 @@ from mediatord.errors import (
     UnauthorizedCommand,
 )
 from mediatord.log_redaction_and_throttle import redact_failure, release_traceback
-from mediatord.observability.event_recorder import EventRecorder, RequestRecord
+from mediatord.observability.event_recorder import RequestRecord
 from mediatord.protocol import encoding
 from mediatord.protocol.decentrl.commands import parse_authentication_request
 from mediatord.protocol.error_codes import get_decentrl_close_code
-from mediatord.ratelimit.admission import RequestGate
-from mediatord.ratelimit.rate_limiter import RateLimiter
-from mediatord.ratelimit.registration import AccessList
-from mediatord.store.interfaces.store import IStore
 
 _log = Logger()
 
@@ -36,26 +31,6 @@ AUTH_TIMEOUT = 10.0
 PING_INTERVAL = 30.0
 
 _AUTH_SUCCESS_FRAME = encoding.dumps({"type": "AUTH_SUCCESS"})
-
-
-@dataclass(frozen=True, slots=True)
-class DecentrlSocketContext:
-    """
-    Collaborators of all Decentrl sockets.
-
-    :param read_backlog: records which messages are queued for a DID when a socket subscribes to it; None where there
-        are no other nodes.
-    """
-
-    clock: IReactorTime
-    store: IStore
-    gate: RequestGate
-    connections: ConnectionManager[None]
-    rate_limiter: RateLimiter
-    authenticator: CommandAuthenticator
-    recorder: EventRecorder
-    access: AccessList
-    read_backlog: Callable[[WebSocketSession, str], Awaitable[None]] | None = None
 
 
 class DecentrlSocketProtocol:
@@ -66,7 +41,7 @@ class DecentrlSocketProtocol:
     its DID. Its own messages are ignored, PONG included: a dead peer is detected by WebSocket pings.
     """
 
-    def __init__(self, session: WebSocketSession, context: DecentrlSocketContext) -> None:
+    def __init__(self, session: WebSocketSession, context: DecentrlContext) -> None:
         self._session = session
         self._context = context
         self._timer: IDelayedCall | None = None
@@ -125,27 +100,22 @@ class DecentrlSocketProtocol:
         try:
             if binary:
                 raise InvalidMessage
-            message = parse_authentication_request(frame)
-            expires_at = context.authenticator.check_time(message.timestamp_ms)
-            context.authenticator.check_signature(
-                message.did, message.signing_key_id, message.signed, message.signature
-            )
-            claimed = await context.store.claim_nonce(hash_nonce(b"socket", message.did, message.nonce), expires_at)
-            if not claimed:
-                context.recorder.record_replay("decentrl", message.did, DuplicateNonce())
-                raise DuplicateNonce
-            if (
-                context.access.denies(message.did)
-                or await context.store.decentrl.registered_until(message.did) is None
-            ):
+            message, signed = parse_authentication_request(frame)
+            did, authenticator = message.did, context.authenticator
+            guard = authenticator.make_guard(b"socket", did, message.nonce, message.timestamp)
+            authenticator.verify_signature(did, message.signing_key_id, signed, message.signature)
+            await context.store.check_guard(replace(guard, sender=did))
+            if context.access.denies(did):
                 raise UnauthorizedCommand
         except (StoreUnavailable, RateLimitExceeded):
             raise
-        except MediatorError:
+        except MediatorError as error:
+            if isinstance(error, DuplicateNonce):
+                context.recorder.record_replay("decentrl", did, error)
             context.rate_limiter.charge_failure(peer, len(frame))
             raise
-        await context.rate_limiter.charge_account(message.did, peer)
-        return message.did
+        await context.rate_limiter.charge_account(did, peer)
+        return did
 
     def _succeed(self, did: str) -> None:
         if self._session not in self._context.connections:

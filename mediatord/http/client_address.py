@@ -15,7 +15,7 @@ from mediatord.protocol.probe_markers import PROBE_CLIENT
 
 Network = IPv4Network | IPv6Network
 
-# Addresses whose peer network is cached.
+# Addresses of which something is cached.
 _MAX_CACHED_ADDRESSES = 4096
 
 
@@ -26,13 +26,12 @@ class ClientAddressResolver:
     :param trusted: networks of proxies whose `X-Forwarded-For` counts.
     :param token: header value of the daemon's own requests; empty if it makes none.
     :param peer_networks: networks with a common rate limit each, such as those of other mediators.
+    :ivar find_peer_network: the name of the peer network of an address; None if there is none.
     """
 
     def __init__(self, trusted: Sequence[Network], token: bytes = b"", peer_networks: Sequence[Network] = ()) -> None:
         self._trusted = tuple(trusted)
         self._token = token
-        self._peer_networks: dict[Network, str] = {}
-        self._members: dict[str, str | None] = {}
         self.set_peer_networks(peer_networks)
 
     def set_peer_networks(self, peer_networks: Sequence[Network]) -> None:
@@ -40,7 +39,7 @@ class ClientAddressResolver:
         # The smallest network of an address counts.
         ordered = sorted(peer_networks, key=lambda network: -network.prefixlen)
         self._peer_networks = {network: name_peer_network(network) for network in ordered}
-        self._members.clear()
+        self.find_peer_network = lru_cache(_MAX_CACHED_ADDRESSES)(self._find_peer_network)
 
     def client(self, connected: str, forwarded_for: str | None) -> str:
         """
@@ -77,16 +76,9 @@ class ClientAddressResolver:
         """The key of a TCP peer, trusted or not."""
         return _get_host_key(self.client(connected, None))
 
-    def find_peer_network(self, address: str) -> str | None:
-        """The name of the peer network of an address; None if there is none."""
-        if not self._peer_networks:
-            return None
-        if address not in self._members:
-            if len(self._members) >= _MAX_CACHED_ADDRESSES:
-                self._members.clear()
-            found = (name for network, name in self._peer_networks.items() if is_in_networks(address, (network,)))
-            self._members[address] = next(found, None)
-        return self._members[address]
+    def _find_peer_network(self, address: str) -> str | None:
+        found = (name for network, name in self._peer_networks.items() if is_in_networks(address, (network,)))
+        return next(found, None)
 
     def trusts(self, address: str) -> bool:
         """Whether this address is a trusted proxy."""
@@ -107,14 +99,14 @@ def is_in_networks(address: str, networks: Sequence[Network]) -> bool:
     return any(parsed.version == network.version and parsed in network for network in networks)
 
 
-@lru_cache(4096)
+@lru_cache(_MAX_CACHED_ADDRESSES)
 def _get_host_key(address: str) -> str:
     if ":" not in address:
         return address
     return str(ip_network((address, 64), strict=False).network_address)
 
 
-@lru_cache(4096)
+@lru_cache(_MAX_CACHED_ADDRESSES)
 def _normalize_address(address: str) -> str | None:
     """The canonical form of an address without port and brackets; None if it is invalid."""
     if address.startswith("["):

@@ -159,63 +159,24 @@ class OutboundRequestError(OutboundError):
     """The host was unreachable, or its response unusable."""
 
 
-class GuardedConnector:
-    """Opens connections to permitted addresses only, and tracks them."""
-
-    def __init__(self, reactor: Any, guard: AddressGuard, tls: BrowserLikePolicyForHTTPS) -> None:
-        """:param reactor: an IReactorTCP, IReactorTime and IReactorPluggableNameResolver."""
-        self.reactor = reactor
-        self.guard = guard
-        self.tls = tls
-        self._open: set[_MeteredConnection] = set()
-        self._closed: list[Deferred[None]] = []
-
-    def make_endpoint_factory(self, limit: int) -> _GuardedEndpointFactory:
-        """
-        An IAgentEndpointFactory whose connections are aborted after `limit` bytes plus an allowance for headers.
-        """
-        return _GuardedEndpointFactory(self, limit + _MAX_HEADER_BYTES)
-
-    def opened(self, connection: _MeteredConnection) -> None:
-        """Called by a connection when it is established."""
-        self._open.add(connection)
-
-    def closed(self, connection: _MeteredConnection) -> None:
-        """Called by a connection when it is lost."""
-        self._open.discard(connection)
-        if not self._open:
-            waiting, self._closed = self._closed, []
-            for done in waiting:
-                done.callback(None)
-
-    def close(self) -> Deferred[None]:
-        """Abort all connections; fires when they are closed."""
-        done: Deferred[None] = Deferred()
-        if not self._open:
-            done.callback(None)
-            return done
-        self._closed.append(done)
-        for connection in list(self._open):
-            connection.abortConnection()
-        return done
-
-
 @implementer(IAgentEndpointFactory)
 class _GuardedEndpointFactory:
-    def __init__(self, endpoints: GuardedConnector, allowance: int) -> None:
-        self._endpoints = endpoints
+    """Makes endpoints whose connections are aborted once they have received more than an allowance of bytes."""
+
+    def __init__(self, client: OutboundHTTPClient, allowance: int) -> None:
+        self._client = client
         self._allowance = allowance
 
     def endpointForURI(self, uri: URI) -> IStreamClientEndpoint:  # noqa: N802  the interface's name
-        return _GuardedEndpoint(self._endpoints, uri, self._allowance)
+        return _GuardedEndpoint(self._client, uri, self._allowance)
 
 
 @implementer(IStreamClientEndpoint)
 class _GuardedEndpoint:
     """Endpoint that resolves its host once, checks all addresses, and connects to one of them."""
 
-    def __init__(self, endpoints: GuardedConnector, uri: URI, allowance: int) -> None:
-        self._endpoints = endpoints
+    def __init__(self, client: OutboundHTTPClient, uri: URI, allowance: int) -> None:
+        self._client = client
         self._uri = uri
         self._allowance = allowance
 
@@ -224,9 +185,9 @@ class _GuardedEndpoint:
 
     async def _connect(self, factory: IProtocolFactory) -> IProtocol:
         addresses = await self._resolve()
-        if not all(self._endpoints.guard.permits(address.host) for address in addresses):
+        if not all(self._client.guard.permits(address.host) for address in addresses):
             raise OutboundAddressError("AddressOffLimits")
-        metered = _MeteredConnectionFactory(factory, self._endpoints, self._allowance)
+        metered = _MeteredConnectionFactory(factory, self._client, self._allowance)
         failure: Exception = OutboundRequestError("NameUnknown")
         for address in addresses[:_MAX_CONNECT_ATTEMPTS]:
             try:
@@ -247,15 +208,15 @@ class _GuardedEndpoint:
         if len(name) > _MAX_HOST_LENGTH or not _HOST_NAME.fullmatch(name):
             raise OutboundAddressError("NotAHost")
         found = _ResolutionReceiver()
-        self._endpoints.reactor.nameResolver.resolveHostName(found, name, portNumber=self._uri.port)
+        self._client.reactor.nameResolver.resolveHostName(found, name, portNumber=self._uri.port)
         return await found.complete
 
     def _endpoint_at(self, address: Any) -> IStreamClientEndpoint:
         kind = TCP6ClientEndpoint if ":" in address.host else TCP4ClientEndpoint
-        endpoint = kind(self._endpoints.reactor, address.host, self._uri.port, timeout=_CONNECT_SECONDS)
+        endpoint = kind(self._client.reactor, address.host, self._uri.port, timeout=_CONNECT_SECONDS)
         if self._uri.scheme != b"https":
             return endpoint
-        return wrapClientTLS(self._endpoints.tls.creatorForNetloc(self._uri.host, self._uri.port), endpoint)
+        return wrapClientTLS(self._client.tls.creatorForNetloc(self._uri.host, self._uri.port), endpoint)
 
 
 @implementer(IResolutionReceiver)
@@ -285,7 +246,7 @@ class _MeteredConnection(ProtocolWrapper):
         self._abort_timer: IDelayedCall | None = None
 
     def connectionMade(self) -> None:
-        self.factory.endpoints.opened(self)
+        self.factory.client.opened(self)
 
     def dataReceived(self, data: bytes) -> None:
         self._left -= len(data)
@@ -297,7 +258,7 @@ class _MeteredConnection(ProtocolWrapper):
     def loseConnection(self) -> None:
         super().loseConnection()
         if self._abort_timer is None:
-            self._abort_timer = self.factory.endpoints.reactor.callLater(_CLOSE_SECONDS, self.abortConnection)
+            self._abort_timer = self.factory.client.reactor.callLater(_CLOSE_SECONDS, self.abortConnection)
 
     def abortConnection(self) -> None:  # noqa: N802  the transport's name
         cast(Any, self.transport).abortConnection()  # both TCP and TLS have it, ITransport does not
@@ -306,27 +267,26 @@ class _MeteredConnection(ProtocolWrapper):
         if self._abort_timer is not None and self._abort_timer.active():
             self._abort_timer.cancel()
         super().connectionLost(reason)
-        self.factory.endpoints.closed(self)
+        self.factory.client.closed(self)
 
 
 class _MeteredConnectionFactory(WrappingFactory[_MeteredConnection]):
     protocol = _MeteredConnection
     noisy = False
 
-    def __init__(self, wrapped: IProtocolFactory, endpoints: GuardedConnector, allowance: int) -> None:
+    def __init__(self, wrapped: IProtocolFactory, client: OutboundHTTPClient, allowance: int) -> None:
         super().__init__(wrapped)
-        self.endpoints = endpoints
+        self.client = client
         self.allowance = allowance
 
 
-def read_body(response: IResponse, limit: int) -> Deferred[tuple[bytes, bool]]:
-    """The first `limit` bytes of a body, and whether the body is complete; does not wait for the rest."""
-    reader = _BodyReader(limit)
-    response.deliverBody(reader)
-    return reader.finished
-
-
 class _BodyReader(Protocol):
+    """
+    Reads a body.
+
+    :ivar finished: fires with its first `limit` bytes, and whether that is all of it; does not wait for the rest.
+    """
+
     def __init__(self, limit: int) -> None:
         self.finished: Deferred[tuple[bytes, bool]] = Deferred(lambda _: self._hang_up())
         self._limit = limit
@@ -390,9 +350,11 @@ class OutboundHTTPClient:
         :param allow_private: non-public networks that may be connected to.
         :param trust_root: an IOpenSSLTrustRoot; None for the platform's.
         """
-        self._reactor = reactor
-        tls = BrowserLikePolicyForHTTPS() if trust_root is None else BrowserLikePolicyForHTTPS(trust_root)
-        self._endpoints = GuardedConnector(reactor, AddressGuard(allow_private), tls)
+        self.reactor = reactor
+        self.guard = AddressGuard(allow_private)
+        self.tls = BrowserLikePolicyForHTTPS() if trust_root is None else BrowserLikePolicyForHTTPS(trust_root)
+        self._open: set[_MeteredConnection] = set()
+        self._closed: list[Deferred[None]] = []
 
     async def get(self, url: str, *, limit: int, timeout: float) -> OutboundResponse:
         """
@@ -420,24 +382,43 @@ class OutboundHTTPClient:
         :raise OutboundAddressError: not an http(s) URL, or a blocked address, also after a redirect.
         :raise OutboundRequestError: anything else.
         """
-        deadline = self._reactor.seconds() + timeout
+        deadline = self.reactor.seconds() + timeout
         headers = Headers({b"Content-Type": [content_type]})
         target = _parse_target(url, ("http", "https"))
         for _ in range(1 + _MAX_REDIRECTS):
             request = self._send_request(b"POST", target, headers, _MAX_RESPONSE_BYTES, body)
-            response, location = await self._exchange(request, deadline - self._reactor.seconds())
+            response, location = await self._exchange(request, deadline - self.reactor.seconds())
             if response.status != _TEMPORARY_REDIRECT or location is None:
                 return response
             target = _resolve_redirect(target, location)
         raise OutboundRequestError("TooManyRedirects")
 
+    def opened(self, connection: _MeteredConnection) -> None:
+        """Called by a connection when it is established."""
+        self._open.add(connection)
+
+    def closed(self, connection: _MeteredConnection) -> None:
+        """Called by a connection when it is lost."""
+        self._open.discard(connection)
+        if not self._open:
+            waiting, self._closed = self._closed, []
+            for done in waiting:
+                done.callback(None)
+
     def close(self) -> Deferred[None]:
         """Abort requests in progress; fires when all connections are closed."""
-        return self._endpoints.close()
+        done: Deferred[None] = Deferred()
+        if not self._open:
+            done.callback(None)
+            return done
+        self._closed.append(done)
+        for connection in list(self._open):
+            connection.abortConnection()
+        return done
 
     async def _exchange(self, request: _Exchange, timeout: float) -> tuple[OutboundResponse, bytes | None]:
         try:
-            return await Deferred.fromCoroutine(request).addTimeout(max(0.0, timeout), self._reactor)
+            return await Deferred.fromCoroutine(request).addTimeout(max(0.0, timeout), self.reactor)
         except OutboundError:
             raise
         except Exception as error:  # an untrusted server can provoke any exception of three libraries
@@ -446,11 +427,14 @@ class OutboundHTTPClient:
     async def _send_request(
         self, method: bytes, target: hyperlink.URL, headers: Headers, limit: int, body: bytes | None = None
     ) -> tuple[OutboundResponse, bytes | None]:
-        agent = Agent.usingEndpointFactory(self._reactor, self._endpoints.make_endpoint_factory(limit))
+        endpoints = _GuardedEndpointFactory(self, limit + _MAX_HEADER_BYTES)
+        agent = Agent.usingEndpointFactory(self.reactor, endpoints)
         # The Agent neither requests nor decodes compression: a server must not choose how much memory a body takes.
         producer = None if body is None else _BytesProducer(body)
         response = await agent.request(method, target.to_text().encode("ascii"), headers, producer)
-        received, whole = await read_body(response, limit)
+        reader = _BodyReader(limit)
+        response.deliverBody(reader)
+        received, whole = await reader.finished
         if not whole and method == b"GET":
             raise OutboundRequestError("TooLong")
         answer = OutboundResponse(response.code, _get_header(response, b"Content-Type") or b"", received)

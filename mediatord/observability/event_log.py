@@ -320,7 +320,7 @@ class EventLogWriter(Service):
             return
         if self._file_check_due:
             self._ensure_file()
-        if not self._write_pending():
+        if not (self._sink.flush() or self._recover()):
             return
         if self._unreported:
             lost, self._unreported = self._unreported, Counter()
@@ -356,7 +356,7 @@ class EventLogWriter(Service):
     def _begin_next(self) -> bool:
         """Whether the segment was closed."""
         self._ensure_file()
-        if not self._write_pending():
+        if not (self._sink.flush() or self._recover()):
             return False
         closed = self._close_segment()
         self._open_segment()
@@ -452,9 +452,9 @@ class EventLogWriter(Service):
         self._segment.seq_first = min(json.loads(line)["seq"] for line in self._sink.pending.splitlines())
         self._count_lost(torn + (written if state == "removed" else 0), "removed")
 
-    def _write_pending(self) -> bool:
-        """Write the lines, creating the directory if it is missing; if that fails, try again later."""
-        if self._sink.flush() or (not self._sink.is_open and self._make_directory() and self._sink.flush()):
+    def _recover(self) -> bool:
+        """After a failed write: write again if the directory was missing, else later; whether all was written."""
+        if not self._sink.is_open and self._make_directory() and self._sink.flush():
             return True
         self._file_check_due = True
         if self._flush_call is None:
@@ -481,7 +481,8 @@ class EventLogWriter(Service):
     def _open_segment(self) -> None:
         """Begin a segment; its first line stays in the buffer until the file can be opened."""
         self._begin_segment()
-        self._write_pending()
+        if not self._sink.flush():
+            self._recover()
 
     def _begin_segment(self) -> None:
         self._segment = _OpenSegment(self._segments.next_name(self._clock.seconds()), self._seq + 1)

@@ -110,7 +110,7 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 # Entries and bytes of a buffer; None where not counted.
 BufferUsage = tuple[int | None, int | None]
 
-_REQUEST_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+REQUEST_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _STORE_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 _LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 # From live delivery to a pickup just before expiry.
@@ -175,11 +175,10 @@ class Metrics:
         self._faults: set[str] = set()
         self._table_size = gauge("storage_bytes", "Size of store tables in bytes", "table")
         self._queue_size = gauge("message_queue_size", "Queued messages of the largest queues", "did")
-        self._queues: frozenset[str] = frozenset()
         self.requests = counter("requests", "Requests and frames by outcome", "protocol", "outcome")
         self.rejected = counter("rejected", "Requests and frames refused, by reason", "reason")
         self.request_duration = histogram(
-            "request_duration", "Time from request to response", _REQUEST_BUCKETS, "protocol"
+            "request_duration", "Time from request to response", REQUEST_BUCKETS, "protocol"
         )
         self.delivery_latency = histogram(
             "delivery_latency", "Time from acceptance to acknowledgement", _LATENCY_BUCKETS, "method"
@@ -323,11 +322,9 @@ class Metrics:
         for did, size in [*((self._label(did), size) for did, size in largest), (_OTHER_QUEUES, other)]:
             if size > 0:
                 sizes[did] = sizes.get(did, 0) + size
-        for gone in self._queues - sizes.keys():
-            self._queue_size.remove(gone)
+        self._queue_size.clear()
         for label, size in sizes.items():
             self._queue_size.labels(label).set(size)
-        self._queues = frozenset(sizes)
 
     def render(self) -> bytes:
         """All metrics in Prometheus text format, with content type :data:`CONTENT_TYPE`."""

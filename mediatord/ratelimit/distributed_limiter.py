@@ -231,25 +231,6 @@ class QuotaLease:
         # A clock that was set back must not block anybody for much longer than a period.
         return 0 < until - now < self._period + 1
 
-    def enqueue(self, cost: int, answer: Deferred[float]) -> None:
-        """Enqueue a request."""
-        if self.waiting is None:
-            self.waiting = deque()
-        self.waiting.append((cost, answer))
-
-    def wanted(self, now: float) -> int:
-        """Amount that covers all waiting requests and the debt."""
-        return sum([cost for cost, _ in self.waiting or ()]) - self.remaining(now)
-
-    def needed(self, now: float) -> int:
-        """Amount that covers the first waiting request and the debt."""
-        return (self.waiting[0][0] if self.waiting else 0) - self.remaining(now)
-
-    def has_work(self, now: float) -> bool:
-        """Whether requests wait, or debt can be paid."""
-        self.serve(now)
-        return bool(self.waiting) or (self.remaining(now) < 0 and not self.wait(0, now))
-
     def serve(self, now: float) -> None:
         """Admit waiting requests in order, as far as the lease suffices."""
         while self.waiting and self.try_use(self.waiting[0][0], now):
@@ -264,12 +245,6 @@ class QuotaLease:
         for _, answer, wait in decided:
             if wait:
                 answer.callback(wait)
-
-    def release(self, wait: Callable[[], float]) -> None:
-        """End all waiting; `wait` is called for each request after the previous one was decided."""
-        waiting, self.waiting = self.waiting, None
-        for _, answer in waiting or ():
-            answer.callback(wait())
 
 
 class DistributedLimiter(SlidingWindowLimiter):
@@ -388,7 +363,9 @@ class DistributedLimiter(SlidingWindowLimiter):
         wait = lease.wait(cost, now)
         if not wait and not self._quotas.is_backing_off():
             answer: Deferred[float] = Deferred()
-            lease.enqueue(cost, answer)
+            if lease.waiting is None:
+                lease.waiting = deque()
+            lease.waiting.append((cost, answer))
             # A request without time left is decided locally, as if the store were unavailable.
             answer.addTimeout(get_time_left(self._clock), self._clock, lambda *_: self._wait_for_share(key, 0))
             self._start_request(key, lease)
@@ -414,32 +391,39 @@ class DistributedLimiter(SlidingWindowLimiter):
                 Deferred.fromCoroutine(self._acquire(key, lease))
 
     async def _acquire(self, key: str, lease: QuotaLease) -> None:
-        """Acquire leases until no request waits."""
+        """Acquire leases until no request waits and, if possible, the debt is paid."""
         try:
-            while lease.has_work(self._clock.seconds()):
-                await self._request_lease(lease)
+            while await self._request_lease(lease):
+                pass
         except QuotaStoreUnavailable:
             pass
         except Exception:
             _log.failure("acquiring a quota lease failed", redact_failure())
         lease.asking = False
-        lease.release(lambda: self._wait_for_share(key, 0))
+        waiting, lease.waiting = lease.waiting, None
+        for _, answer in waiting or ():
+            answer.callback(self._wait_for_share(key, 0))
 
-    async def _request_lease(self, lease: QuotaLease) -> None:
+    async def _request_lease(self, lease: QuotaLease) -> bool:
         """
-        Request enough for all or a whole lease, then what the first needs.
+        Request enough for all requests and the debt, or a whole lease, then what the first request needs.
 
+        :return: False if there was nothing to request.
         :raise QuotaStoreUnavailable: the store does not respond.
         """
         now = self._clock.seconds()
-        needed = lease.needed(now)
-        wanted = max(lease.wanted(now), self._quotas.lease_size(lease.limit))
-        most = lease.limit_request(wanted, needed, now)
+        lease.serve(now)
+        costs, debt = [cost for cost, _ in lease.waiting or ()], -lease.remaining(now)
+        if not costs and (debt <= 0 or lease.wait(0, now)):
+            return False
+        needed = debt + (costs[0] if costs else 0)
+        most = lease.limit_request(max(debt + sum(costs), self._quotas.lease_size(lease.limit)), needed, now)
         taken = await self._try_take_amount(lease, most) or (
             most > needed and await self._try_take_amount(lease, needed)
         )
         if not taken:
             lease.refuse(self._clock.seconds())
+        return True
 
     async def _try_take_amount(self, lease: QuotaLease, amount: int) -> bool:
         asked_at = self._clock.seconds()

@@ -127,12 +127,12 @@ class AuthenticationTests(SynchronousTestCase):
 
     def test_store_down(self) -> None:
         """Nothing of the client's fault: try again later."""
-        with self.in_memory.failing("claim_nonce", StoreUnavailable()):
+        with self.in_memory.failing("check_guard", StoreUnavailable()):
             self.assertEqual(self.refused(self.alice.greeting()), ("UNAVAILABLE", 1013))
 
     def test_fault(self) -> None:
         """A fault of ours says so and nothing more."""
-        with self.in_memory.failing("registered_until", RuntimeError("details")):
+        with self.in_memory.failing("check_guard", RuntimeError("details")):
             self.assertEqual(self.refused(self.alice.greeting()), ("INTERNAL_ERROR", 1011))
         self.assertEqual(len(self.flushLoggedErrors()), 1)
 

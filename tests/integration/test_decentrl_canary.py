@@ -50,9 +50,7 @@ NONCES = "caca0b1e-7f3a-4e0e-9a37"
 BINARY = 2
 # Everything that a command can make the store do.
 OPERATIONS = (
-    "claim_nonce",
     "check_guard",
-    "registered_until",
     "save_contract",
     "contracts",
     "request_contract",
@@ -444,10 +442,9 @@ class MemoryTests(SynchronousTestCase):
             commands = list(self.volley.good())
             with self.site_fixture.failing(operation, StoreUnavailable()):
                 statuses = {*self.post(commands), *self.read()}
-                if operation in ("claim_nonce", "registered_until"):  # only for sockets
+                self.assertIn(503, statuses, operation)
+                if operation == "check_guard":
                     self.talk_in_vain(1013)
-                else:
-                    self.assertIn(503, statuses, operation)
         self.assert_untold()
 
     def test_faults_of_ours(self) -> None:
@@ -456,10 +453,9 @@ class MemoryTests(SynchronousTestCase):
             commands = list(self.volley.good())
             with self.site_fixture.failing(operation, RuntimeError(f"cannot handle {SECRET} {STORED} {NONCES}")):
                 statuses = {*self.post(commands), *self.read()}
-                if operation in ("claim_nonce", "registered_until"):
+                self.assertIn(500, statuses, operation)
+                if operation == "check_guard":
                     self.talk_in_vain(1011)
-                else:
-                    self.assertIn(500, statuses, operation)
         self.assert_untold()
         self.assertNotEqual(self.flushLoggedErrors(RuntimeError), [])
 
@@ -473,7 +469,8 @@ class MemoryTests(SynchronousTestCase):
 
     def test_the_list_is_complete(self) -> None:
         """Every operation that a command or a question needs is made to fail; others are for nodes that hint."""
-        self.assertEqual(set(IDecentrlStore.names()) - set(OPERATIONS), {"find_pending", "find_pending_arrivals"})
+        others = {"find_pending", "find_pending_arrivals", "registered_until"}
+        self.assertEqual(set(IDecentrlStore.names()) - set(OPERATIONS), others)
 
     def test_it_would_be_found(self) -> None:
         """A line with anything of a command in it does not go unnoticed."""

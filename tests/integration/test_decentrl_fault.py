@@ -67,7 +67,7 @@ class FaultTests(TestCase):
         factory.noisy = False
         client = Client(self.alice.greeting())
         client.factory = factory
-        with self.site_fixture.failing("registered_until", RuntimeError(MARK)):
+        with self.site_fixture.failing("check_guard", RuntimeError(MARK)):
             await connectProtocol(TCP4ClientEndpoint(_reactor, LOCAL, self.number), client)
             (frame, binary), end = await client.over
         self.assertEqual((json.loads(frame), binary), ({"type": "AUTH_FAILED", "code": "INTERNAL_ERROR"}, False))

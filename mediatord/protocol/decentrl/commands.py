@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import (
@@ -364,8 +363,6 @@ def _require_single(values: Sequence[bytes]) -> bytes:
 
 ChannelType: TypeAlias = Literal["DIRECT_AUTHENTICATED", "TWO_WAY_PRIVATE", "ONE_WAY_PUBLIC"]
 
-_EMPTY_DOCUMENT: Mapping[str, Any] = MappingProxyType({})
-
 
 class CommandHeader(WireModel):
     """Sender, recipient and time of a command; timestamp in Unix milliseconds (DCTRL-0004 4.2)."""
@@ -421,7 +418,7 @@ class PublicCommand(WireModel):
 
 CommandModel: TypeAlias = DirectCommand | PrivateCommand | PublicCommand
 
-_MODEL_OF_CHANNEL: Mapping[str, type[CommandModel]] = {
+_COMMAND_MODELS: Mapping[str, type[CommandModel]] = {
     "DIRECT_AUTHENTICATED": DirectCommand,
     "TWO_WAY_PRIVATE": PrivateCommand,
     "ONE_WAY_PUBLIC": PublicCommand,
@@ -434,22 +431,19 @@ class DecentrlCommand:
     """
     A command of valid shape; freshness, uniqueness and signature are unchecked.
 
+    :param name: payload type; the channel if the payload has none.
     :param document: payload as received, unknown members included; empty for TWO_WAY_PRIVATE.
     :param signed: bytes that the signature covers.
     :param source: JSON source of the command.
     """
 
+    name: str
     header: DirectHeader | PrivateHeader | PublicHeader
     payload: DirectPayload | PublicPayload | str = field(repr=False)
     signature: str = field(repr=False)
     document: Mapping[str, Any] = field(repr=False)
     signed: bytes = field(repr=False)
     source: bytes = field(repr=False)
-
-    @property
-    def name(self) -> str:
-        """Payload type; the channel if the payload has none."""
-        return "TWO_WAY_PRIVATE" if isinstance(self.payload, str) else self.payload.type
 
     def text(self, name: str) -> bytes:
         """
@@ -477,59 +471,31 @@ def parse_command(raw: bytes) -> DecentrlCommand:
     """
     try:
         document = canonical_json.loads(raw)
-        model = _find_model(document).model_validate(document)
+        header = document.get("header")
+        channel = header.get("channel") if isinstance(header, dict) else None
+        if not isinstance(channel, str) or channel not in _COMMAND_MODELS:
+            raise InvalidCommand
+        model = _COMMAND_MODELS[channel].model_validate(document)
         payload = document["payload"]
-        signed = canonical_json.canonicalize({"header": document["header"], "payload": payload})
+        signed = canonical_json.canonicalize({"header": header, "payload": payload})
     except ValueError:
         raise InvalidCommand from None
-    return DecentrlCommand(
-        header=model.header,
-        payload=model.payload,
-        signature=model.signature,
-        document=payload if isinstance(payload, dict) else _EMPTY_DOCUMENT,
-        signed=signed,
-        source=raw,
-    )
+    name, members = (channel, {}) if isinstance(payload, str) else (payload["type"], payload)
+    return DecentrlCommand(name, model.header, model.payload, model.signature, members, signed, raw)
 
 
-def _find_model(document: Mapping[str, Any]) -> type[CommandModel]:
-    header = document.get("header")
-    channel = header.get("channel") if isinstance(header, dict) else None
-    if not isinstance(channel, str) or channel not in _MODEL_OF_CHANNEL:
-        raise ValueError("no channel")
-    return _MODEL_OF_CHANNEL[channel]
-
-
-@dataclass(frozen=True, slots=True)
-class AuthenticationRequest:
+def parse_authentication_request(raw: bytes) -> tuple[AuthenticateMessage, bytes]:
     """
-    Unverified authentication of a socket.
-
-    :param timestamp_ms: milliseconds.
-    :param signed: bytes that the signature covers.
-    """
-
-    did: str
-    signing_key_id: str
-    timestamp_ms: float
-    nonce: str
-    signature: str = field(repr=False)
-    signed: bytes = field(repr=False)
-
-
-def parse_authentication_request(raw: bytes) -> AuthenticationRequest:
-    """
-    Parse the first frame of a socket.
+    Parse the first frame of a socket; returns the message and the bytes that its signature covers.
 
     :raise InvalidMessage: not an authentication.
     """
     try:
         document = canonical_json.loads(raw)
-        said = AuthenticateMessage.model_validate(document)
-        signed = canonical_json.canonicalize({name: document[name] for name in _SIGNED_MEMBERS})
+        message = AuthenticateMessage.model_validate(document)
+        return message, canonical_json.canonicalize({name: document[name] for name in _SIGNED_MEMBERS})
     except ValueError:
         raise InvalidMessage from None
-    return AuthenticationRequest(said.did, said.signing_key_id, said.timestamp, said.nonce, said.signature, signed)
 
 
 def is_didcomm_envelope(frame: bytes) -> bool:

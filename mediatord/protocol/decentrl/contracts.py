@@ -8,7 +8,7 @@ all consistent readings are accepted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -41,27 +41,19 @@ class RegistrationRequest:
     source: bytes = field(repr=False, compare=False, default=b"")
 
 
-def select_all_terms(contract: Mapping[str, Any]) -> dict[str, Any]:
-    """All terms: signed by the recipient, and reading (a) of the requestor's signature."""
-    return dict(contract)
-
-
-def omit_recipient_encryption_key(contract: Mapping[str, Any]) -> dict[str, Any]:
-    """Reading (b): all terms but the recipient's encryption key, which is generated later."""
-    return {name: term for name, term in contract.items() if name != _RECIPIENT_ENCRYPTION_KEY}
-
-
-def omit_recipient_keys(contract: Mapping[str, Any]) -> dict[str, Any]:
-    """Reading (c): neither the recipient's encryption key nor its signing key id."""
-    left_out = (_RECIPIENT_ENCRYPTION_KEY, _RECIPIENT_SIGNING_KEY)
-    return {name: term for name, term in contract.items() if name not in left_out}
-
-
-SignedTerms = Callable[[Mapping[str, Any]], dict[str, Any]]
-
+# Terms that a signature does not cover: by reading (a) of the requestor's, and of the recipient's, none; by (b) the
+# recipient's encryption key, which is generated later; by (c) its signing key id as well.
+OMITTED_BY_A: tuple[str, ...] = ()
+OMITTED_BY_B = (_RECIPIENT_ENCRYPTION_KEY,)
+OMITTED_BY_C = (_RECIPIENT_ENCRYPTION_KEY, _RECIPIENT_SIGNING_KEY)
 # The likeliest first: only invalid signatures need all attempts.
-_CONTRACT_TERMS: tuple[SignedTerms, ...] = (omit_recipient_encryption_key, select_all_terms, omit_recipient_keys)
-_REQUEST_TERMS: tuple[SignedTerms, ...] = (omit_recipient_encryption_key, omit_recipient_keys)
+_CONTRACT_READINGS = (OMITTED_BY_B, OMITTED_BY_A, OMITTED_BY_C)
+_REQUEST_READINGS = (OMITTED_BY_B, OMITTED_BY_C)
+
+
+def omit_terms(contract: Mapping[str, Any], omitted: Collection[str]) -> dict[str, Any]:
+    """The terms that a signature covers."""
+    return {name: term for name, term in contract.items() if name not in omitted}
 
 
 def verify_contract_signatures(signed: Mapping[str, Any], key_of: Callable[[str, str], bytes | None]) -> bool:
@@ -78,8 +70,8 @@ def verify_contract_signatures(signed: Mapping[str, Any], key_of: Callable[[str,
     if requestor is None or recipient is None:
         return False
     return _verify_any_terms(
-        contract, signed.get("recipient_signature"), recipient, (select_all_terms,)
-    ) and _verify_any_terms(contract, signed.get("requestor_signature"), requestor, _CONTRACT_TERMS)
+        contract, signed.get("recipient_signature"), recipient, (OMITTED_BY_A,)
+    ) and _verify_any_terms(contract, signed.get("requestor_signature"), requestor, _CONTRACT_READINGS)
 
 
 def compute_contract_digest(signed: Mapping[str, Any]) -> bytes:
@@ -126,7 +118,7 @@ def verify_request_signature(request: RegistrationRequest, key: bytes) -> bool:
 
     :param key: the requestor's Ed25519 public key.
     """
-    return _verify_any_terms(request.contract, request.requestor_signature, key, _REQUEST_TERMS)
+    return _verify_any_terms(request.contract, request.requestor_signature, key, _REQUEST_READINGS)
 
 
 def countersign_contract(
@@ -176,7 +168,7 @@ def sign_contract_request(contract: Mapping[str, Any], seed: bytes) -> str:
 
     :raise ValueError: the contract has no canonical form.
     """
-    return sign_json(omit_recipient_encryption_key(contract), seed)
+    return sign_json(omit_terms(contract, OMITTED_BY_B), seed)
 
 
 def sign_contract(contract: Mapping[str, Any], seed: bytes) -> str:
@@ -185,7 +177,7 @@ def sign_contract(contract: Mapping[str, Any], seed: bytes) -> str:
 
     :raise ValueError: as :func:`sign_contract_request`.
     """
-    return sign_json(select_all_terms(contract), seed)
+    return sign_json(dict(contract), seed)
 
 
 def _find_signing_key(
@@ -196,14 +188,14 @@ def _find_signing_key(
 
 
 def _verify_any_terms(
-    contract: Mapping[str, Any], signature: object, key: bytes, readings: tuple[SignedTerms, ...]
+    contract: Mapping[str, Any], signature: object, key: bytes, readings: Collection[Collection[str]]
 ) -> bool:
     if not isinstance(signature, str):
         return False
     tried = set()
-    for reading in readings:
+    for omitted in readings:
         try:
-            terms = canonicalize(reading(contract))
+            terms = canonicalize(omit_terms(contract, omitted))
         except ValueError:
             return False
         if terms not in tried and verify_bytes(terms, signature, key):

@@ -1,6 +1,6 @@
 """
-The DID method did:decentrl, whose identifier contains keys and mediator, and Decentrl DID documents (reference 2 and
-3).
+The DID method did:decentrl, whose identifier contains keys and mediator, and the DID document of a mediator
+(reference 2 and 3).
 """
 
 from __future__ import annotations
@@ -115,12 +115,6 @@ def decode_multibase_key(text: str, kind: KeyType) -> bytes:
     return data.removeprefix(prefix)
 
 
-def make_did_document(did: DecentrlDID) -> dict[str, Any]:
-    """DID document of a did:decentrl (reference 2.1)."""
-    _, _, _, signing_key, prekey, _ = did.did.split(":")
-    return _build_document(did.did, signing_key, prekey, did.mediator_did)
-
-
 def make_mediator_document(
     did: str, signing_key: bytes, prekey: bytes, endpoint: str, *, raw: bool = False
 ) -> dict[str, Any]:
@@ -133,11 +127,6 @@ def make_mediator_document(
     :param raw: as for :func:`encode_multibase_key`.
     :raise ValueError: invalid keys.
     """
-    keys = encode_multibase_key(signing_key, "Ed25519", raw), encode_multibase_key(prekey, "X25519", raw)
-    return _build_document(did, *keys, endpoint)
-
-
-def _build_document(did: str, signing_key: str, prekey: str, endpoint: str) -> dict[str, Any]:
     return {
         "@context": list(_CONTEXT),
         "id": did,
@@ -147,7 +136,7 @@ def _build_document(did: str, signing_key: str, prekey: str, endpoint: str) -> d
                 "id": f"{did}#signing",
                 "type": "Ed25519VerificationKey2020",
                 "controller": did,
-                "publicKeyMultibase": signing_key,
+                "publicKeyMultibase": encode_multibase_key(signing_key, "Ed25519", raw),
             }
         ],
         "keyAgreement": [
@@ -155,7 +144,7 @@ def _build_document(did: str, signing_key: str, prekey: str, endpoint: str) -> d
                 "id": f"{did}#prekey",
                 "type": "X25519KeyAgreementKey2020",
                 "controller": did,
-                "publicKeyMultibase": prekey,
+                "publicKeyMultibase": encode_multibase_key(prekey, "X25519", raw),
             }
         ],
         "authentication": [f"{did}#signing"],

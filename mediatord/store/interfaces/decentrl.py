@@ -25,7 +25,7 @@ MAX_PAGE_BYTES = 16_777_216
 
 def get_utf8_size(*texts: str) -> int:
     """Bytes of texts as UTF-8, which is how quotas count them."""
-    return sum([len(text) if text.isascii() else len(text.encode()) for text in texts])
+    return len("".join(texts).encode())
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import lru_cache
+from itertools import chain
+from typing import Any, Literal, NamedTuple
 
-from mediatord.errors import ContractNotFound, QuotaExceeded
+from mediatord.errors import (
+    ContractNotFound,
+    DuplicateNonce,
+    QuotaExceeded,
+    RecipientNotRegistered,
+    UnauthorizedCommand,
+)
 from mediatord.store.interfaces.decentrl import (
+    CommandGuard,
     Contract,
     ContractFilter,
     ContractRequest,
@@ -23,7 +32,8 @@ from mediatord.store.interfaces.decentrl import (
     ResultPage,
 )
 from mediatord.store.interfaces.messages import LedgerEntry, RemovedMessage
-from mediatord.store.sqlite.connection import BatchOperation, StoreConnection, hash_did
+from mediatord.store.sqlite.connection import BatchOperation, SQLOperation, StoreConnection, hash_did
+from mediatord.store.sqlite.coordination_queries import ClaimOutcome, NonceClaim, claim_nonces
 
 # Owner number of registrations.
 MEDIATOR_ID = 0
@@ -34,7 +44,6 @@ _PARTY_COLUMNS = """
     p.id, coalesce(h.contracts, 0), coalesce(h.requests, 0), coalesce(h.pending, 0), coalesce(h.pending_bytes, 0),
     coalesce(h.stored, 0), coalesce(h.stored_bytes, 0), coalesce(h.edition, 0)
 """
-_SELECT_PARTY = f"SELECT {_PARTY_COLUMNS} FROM party p LEFT JOIN party_usage h ON h.party_id = p.id WHERE p.did = ?"
 # CROSS JOIN, so that the query planner keeps the order of the tables.
 _SELECT_PARTIES = "FROM {} w CROSS JOIN party p ON p.did = w.column2 LEFT JOIN party_usage h ON h.party_id = p.id"
 # Parties that own nothing, and with which there are no contracts.
@@ -59,8 +68,13 @@ class PartyRow(NamedTuple):
 
 
 def find_party(connection: StoreConnection, did: str) -> PartyRow:
-    row = connection.execute(_SELECT_PARTY, (did,)).fetchone()
-    return PartyRow() if row is None else PartyRow(*row)
+    return find_parties(connection, [did])[did]
+
+
+def find_parties(connection: StoreConnection, dids: Sequence[str]) -> dict[str, PartyRow]:
+    """The party of each of these DIDs."""
+    rows = connection.select_matching_rows(_PARTY_COLUMNS, _SELECT_PARTIES, [(did,) for did in dids])
+    return dict.fromkeys(dids, PartyRow()) | {dids[number]: PartyRow(*row) for number, row in rows}
 
 
 def get_or_create_party(connection: StoreConnection, did: str) -> int:
@@ -69,28 +83,22 @@ def get_or_create_party(connection: StoreConnection, did: str) -> int:
     return int(number or connection.insert_numbered_rows("INSERT INTO party (did)", [(did,)])[0])
 
 
-def find_parties(connection: StoreConnection, dids: Collection[str]) -> dict[str, PartyRow]:
-    """Parties of those of these DIDs that have one."""
-    rows = connection.select_matching_rows(_PARTY_COLUMNS, _SELECT_PARTIES, [(did,) for did in dids])
-    names = list(dids)
-    return {names[number]: PartyRow(*row) for number, row in rows}
-
-
-def change_party_usage(connection: StoreConnection, party_id: int, **differences: int) -> None:
+def change_party_usage(
+    connection: StoreConnection, columns: tuple[str, ...], changes: Sequence[tuple[int, ...]]
+) -> None:
     """
-    Change counters of a party.
+    Change counters of parties.
 
-    :param differences: by column.
+    :param changes: the number of each party, and what is added to the columns.
     """
-    columns = ", ".join(differences)
-    sums = ", ".join(f"{column} = {column} + excluded.{column}" for column in differences)
-    connection.execute(
-        f"""
-        INSERT INTO party_usage (party_id, {columns}) VALUES (?{", ?" * len(differences)})
-        ON CONFLICT DO UPDATE SET {sums}
-        """,
-        (party_id, *differences.values()),
-    )
+    into, then = _format_usage_change(columns)
+    connection.insert_rows(into, changes, then)
+
+
+@lru_cache
+def _format_usage_change(columns: tuple[str, ...]) -> tuple[str, str]:
+    sums = ", ".join(f"{column} = {column} + excluded.{column}" for column in columns)
+    return f"INSERT INTO party_usage (party_id, {', '.join(columns)})", f"ON CONFLICT DO UPDATE SET {sums}"
 
 
 def drop_unused_parties(connection: StoreConnection, party_ids: Collection[int]) -> None:
@@ -107,10 +115,9 @@ def _get_limit(part: PageRequest) -> tuple[int, int]:
 
 REGISTRATIONS_PER_PRUNE = 1_000
 
-# CROSS JOIN, so that the query planner keeps the order of the tables.
 _SELECT_REGISTERED = """
-    FROM {} w CROSS JOIN party p ON p.did = w.column2
-    WHERE (SELECT max(expires_at) FROM contract WHERE peer_id = p.id AND owner_id = 0) > ?
+    FROM party p
+    WHERE (SELECT max(expires_at) FROM contract WHERE peer_id = p.id AND owner_id = 0) > ? AND p.did IN ({})
 """
 # By name, because SQLite would prefer the index by owner, and all registrations have the same owner.
 _SELECT_EXPIRED = """
@@ -121,10 +128,9 @@ _SELECT_EXPIRED = """
 """
 
 
-def find_registered(connection: StoreConnection, dids: Sequence[str], now: float) -> set[str]:
+def find_registered(connection: StoreConnection, dids: Collection[str], now: float) -> set[str]:
     """Those of these DIDs that are registered at a time."""
-    rows = connection.select_matching_rows("1", _SELECT_REGISTERED, [(did,) for did in dids], now)
-    return {dids[number] for number, _ in rows}
+    return set(chain(*connection.select_rows_in("p.did", _SELECT_REGISTERED, list(dids), now)))
 
 
 def get_registration_expiry(connection: StoreConnection, now: float, did: str) -> float | None:
@@ -132,6 +138,71 @@ def get_registration_expiry(connection: StoreConnection, now: float, did: str) -
     latest = "SELECT max(expires_at) FROM contract WHERE peer_id = ? AND owner_id = 0"
     until: float | None = connection.select_value(latest, (find_party(connection, did).id,))
     return until if until is not None and until > now else None
+
+
+# What a command reads and changes: contracts decide what may be delivered, and registrations who may do anything.
+ConflictClass = Literal["none", "registration", "mail", "requests", "archive"]
+
+
+@dataclass(slots=True)
+class GuardedCommand(BatchOperation):
+    """
+    A command with its guard, as an operation of a batch.
+
+    :param command: refuses, if it does, before its first write.
+    :param claim: of its nonce, when it was given.
+    :param conflict_class: names what it reads and changes; commands of other classes do not affect it.
+    """
+
+    guard: CommandGuard
+    command: SQLOperation
+    claim: NonceClaim
+    conflict_class: ConflictClass
+
+    @staticmethod
+    def run_batch(connection: StoreConnection, operations: Sequence[GuardedCommand]) -> list[Any]:
+        """
+        Claim all nonces, then check the guards of commands and execute those that pass. A command that may change who
+        is registered ends a run of operations that are checked together.
+        """
+        claimed = claim_nonces(connection, [one.claim for one in operations])
+        outcomes: list[Any] = []
+        start = 0
+        for end, one in enumerate(operations, 1):
+            if end == len(operations) or one.conflict_class == "registration":
+                outcomes += _execute_run(connection, operations[start:end], claimed[start:end])
+                start = end
+        return outcomes
+
+
+def _execute_run(
+    connection: StoreConnection, commands: Sequence[GuardedCommand], claimed: Sequence[ClaimOutcome]
+) -> list[Any]:
+    """
+    Check guards and execute commands during which nobody is registered, sorted by conflict class, so that commands of
+    a kind are neighbours.
+    """
+    dids = {did for one in commands for did in (one.guard.sender, one.guard.recipient) if did is not None}
+    # A batch waits for a short time only, so one time will do: that of the last.
+    registered = {None, *find_registered(connection, dids, commands[-1].claim.now)}
+    outcomes: list[Any] = []
+    passing: list[tuple[str, int]] = []
+    for place, (one, is_new) in enumerate(zip(commands, claimed, strict=True)):
+        refusal: Exception | None = None
+        if is_new is not True:
+            refusal = is_new or DuplicateNonce()
+        elif one.guard.sender not in registered:
+            refusal = UnauthorizedCommand()
+        elif one.guard.recipient not in registered:
+            refusal = RecipientNotRegistered()
+        else:
+            passing.append((one.conflict_class, place))
+        outcomes.append(refusal)
+    passing.sort()
+    done = connection.run_operations([commands[place].command for _, place in passing])
+    for (_, place), outcome in zip(passing, done, strict=True):
+        outcomes[place] = outcome
+    return outcomes
 
 
 def save_contract(connection: StoreConnection, contract: Contract, caps: DecentrlQuotas, now: float) -> None:
@@ -211,7 +282,7 @@ def _save_owned_contract(
         gone = _delete_expired_contract(connection, "owner_id > 0 AND owner_id = ?", (party.id,), now)
     owner_id, peer_id = (get_or_create_party(connection, did) for did in (owner, contract.peer_did))
     _insert_contract(connection, contract, owner_id, peer_id)
-    change_party_usage(connection, owner_id, contracts=1 - len(gone))
+    change_party_usage(connection, ("contracts",), [(owner_id, 1 - len(gone))])
     drop_unused_parties(connection, gone)
 
 
@@ -261,7 +332,7 @@ def add_contract_request(connection: StoreConnection, wanted: ContractRequest, c
         """,
         [(wanted.id, recipient_id, sender_key, wanted.sender_did, public_key, text)],
     )
-    change_party_usage(connection, recipient_id, requests=1)
+    change_party_usage(connection, ("requests",), [(recipient_id, 1)])
 
 
 def find_contract_requests(
@@ -287,7 +358,7 @@ def acknowledge_requests(connection: StoreConnection, recipient: str, ids: Seque
     seqs = [seq for (seq,) in connection.select_rows_in("seq", mine, list(dict.fromkeys(ids)), party.id)]
     if seqs:
         connection.execute_in("DELETE FROM contract_request WHERE seq IN ({})", seqs)
-        change_party_usage(connection, party.id, requests=-len(seqs))
+        change_party_usage(connection, ("requests",), [(party.id, -len(seqs))])
 
 
 # CROSS JOIN, so that the query planner keeps the order of the tables.
@@ -300,22 +371,7 @@ _DELIVERABLE_COLUMNS = "r.id, coalesce(h.pending, 0), coalesce(h.pending_bytes, 
 _INSERT_PENDING = """
     INSERT OR ROLLBACK INTO pending_event (id, recipient_id, sender_key, sender_did, received_at, size, payload)
 """
-_INSERT_PENDING_USAGE = "INSERT INTO party_usage (party_id, pending, pending_bytes)"
-_ADD_PENDING_USAGE = """
-    ON CONFLICT DO UPDATE SET
-        pending = pending + excluded.pending, pending_bytes = pending_bytes + excluded.pending_bytes
-"""
-
-
-@dataclass(eq=False, slots=True)
-class _PendingUsage:
-    """Queue of a recipient before the batch, and its growth."""
-
-    id: int
-    events: int
-    bytes: int
-    more_events: int = 0
-    more_bytes: int = 0
+_PENDING_USAGE = ("pending", "pending_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,48 +385,41 @@ class EnqueueEventOperation(BatchOperation):
 
     @staticmethod
     def run_batch(connection: StoreConnection, operations: Sequence[EnqueueEventOperation]) -> list[Any]:
-        pairs: dict[tuple[str, str], None] = {}
-        now = 0.0
+        pairs: dict[tuple[str, str], int | None] = {}
         for operation in operations:
             pairs[operation.event.recipient_did, operation.event.sender_did] = None
-            # A batch waits for a short time only, so one time will do: that of the last.
-            now = max(now, operation.now)
-        usages = _find_deliverable(connection, list(pairs), now)
+        keys = list(pairs)
+        # A batch waits for a short time only, so one time will do: that of the last.
+        now = operations[-1].now
+        queued: dict[int, tuple[int, int]] = {}
+        found = connection.select_matching_rows(_DELIVERABLE_COLUMNS, _SELECT_DELIVERABLE, keys, now)
+        for number, (party_id, events, size) in found:
+            pairs[keys[number]] = party_id
+            queued[party_id] = events, size
+        growth: dict[int, tuple[int, int, int]] = {}
         rows: list[tuple[Any, ...]] = []
-        changed: dict[int, _PendingUsage] = {}
         outcomes: list[Any] = []
         for operation in operations:
             event, quotas, size = operation.event, operation.caps, operation.size
-            usage = usages.get((event.recipient_did, event.sender_did))
-            if usage is None:
+            party_id = pairs[event.recipient_did, event.sender_did]
+            if party_id is None:
                 outcomes.append(ContractNotFound())
                 continue
-            if usage.events >= quotas.pending or (size and usage.bytes + size > quotas.pending_bytes):
+            before, before_bytes = queued[party_id]
+            _, more, more_bytes = growth.get(party_id, (party_id, 0, 0))
+            total_bytes = before_bytes + more_bytes + size
+            if before + more >= quotas.pending or (size and total_bytes > quotas.pending_bytes):
                 outcomes.append(QuotaExceeded())
                 continue
-            usage.events += 1
-            usage.more_events += 1
-            usage.bytes += size
-            usage.more_bytes += size
-            changed[usage.id] = usage
+            growth[party_id] = party_id, more + 1, more_bytes + size
             sender, time = event.sender_did, repr(float(event.received_at))
-            rows.append((event.id, usage.id, hash_did(sender), sender, time, size, event.payload))
+            rows.append((event.id, party_id, hash_did(sender), sender, time, size, event.payload))
             outcomes.append(None)
         if rows:
             connection.insert_rows(_INSERT_PENDING, rows)
             connection.add_ledger_entry("decentrl", "accepted", len(rows))
-            differences = [(usage.id, usage.more_events, usage.more_bytes) for usage in changed.values()]
-            connection.insert_rows(_INSERT_PENDING_USAGE, differences, _ADD_PENDING_USAGE)
+            change_party_usage(connection, _PENDING_USAGE, list(growth.values()))
         return outcomes
-
-
-def _find_deliverable(
-    connection: StoreConnection, pairs: Sequence[tuple[str, str]], now: float
-) -> dict[tuple[str, str], _PendingUsage]:
-    """Usage of the recipients that have a contract with the sender at a time, by recipient and sender."""
-    usages: dict[int, _PendingUsage] = {}
-    rows = connection.select_matching_rows(_DELIVERABLE_COLUMNS, _SELECT_DELIVERABLE, pairs, now)
-    return {pairs[number]: usages.setdefault(row[0], _PendingUsage(*row)) for number, row in rows}
 
 
 def find_pending_page(
@@ -408,5 +457,5 @@ def acknowledge_events(
         connection.execute_in("DELETE FROM pending_event WHERE seq IN ({})", [row[0] for row in rows])
         connection.add_ledger_entry("decentrl", entry, len(rows))
         size = sum([row[2] for row in rows])
-        change_party_usage(connection, party.id, pending=-len(rows), pending_bytes=-size)
+        change_party_usage(connection, _PENDING_USAGE, [(party.id, -len(rows), -size)])
     return [RemovedMessage(id, recipient, recipient, size, float(time), 0) for _, id, size, time in rows]

@@ -55,6 +55,10 @@ _DELETE_ENTRIES = """
     WITH gone (label_id, timestamp, seq) AS (VALUES {})
     DELETE FROM labelled WHERE (label_id, timestamp, seq) IN gone
 """
+_ADD_LABEL_ITEMS = """
+    WITH changed (id, number) AS (VALUES {})
+    UPDATE label SET items = items + changed.number FROM changed WHERE label.id = changed.id
+"""
 _INSERT_LABELS = "INSERT OR ROLLBACK INTO label (owner_id, kind, text, items)"
 
 
@@ -90,11 +94,7 @@ def find_labels(connection: StoreConnection, labels: Sequence[EventLabel]) -> di
 def intern_labels(connection: StoreConnection, events: Mapping[EventLabel, int]) -> dict[EventLabel, int]:
     """Numbers of labels, each with events to be added to it; labels are created as needed."""
     ids = {label: record.id for label, record in find_labels(connection, list(events)).items()}
-    _change_label_counts(
-        connection,
-        "UPDATE label SET items = items + ? WHERE id IN ({})",
-        {ids[label]: events[label] for label in ids},
-    )
+    connection.execute_values(_ADD_LABEL_ITEMS, [(id, events[label]) for label, id in ids.items()])
     new = [label for label in events if label not in ids]
     numbers = connection.insert_numbered_rows(_INSERT_LABELS, [(*label, events[label]) for label in new])
     return ids | dict(zip(new, numbers, strict=True))
@@ -103,7 +103,7 @@ def intern_labels(connection: StoreConnection, events: Mapping[EventLabel, int])
 def release_labels(connection: StoreConnection, label_ids: Iterable[int]) -> None:
     """Remove one event from each of these labels; a label without events is deleted."""
     fewer = Counter(label_ids)
-    _change_label_counts(connection, "UPDATE label SET items = items - ? WHERE id IN ({})", fewer)
+    connection.execute_values(_ADD_LABEL_ITEMS, [(id, -number) for id, number in fewer.items()])
     connection.execute_in("DELETE FROM label WHERE items = 0 AND id IN ({})", list(fewer))
 
 
@@ -129,15 +129,6 @@ def format_tag_ids(label_ids: Iterable[int]) -> str:
 def parse_tag_ids(written: str) -> list[int]:
     """Numbers from the result of :func:`format_tag_ids`."""
     return [int(id) for id in written.split()]
-
-
-def _change_label_counts(connection: StoreConnection, statement: str, numbers: Mapping[int, int]) -> None:
-    """Change the counters of labels, together for those that change by the same number."""
-    alike: dict[int, list[int]] = {}
-    for id, number in numbers.items():
-        alike.setdefault(number, []).append(id)
-    for number, ids in alike.items():
-        connection.execute_in(statement, ids, number)
 
 
 # Up to this number sorted ranges are merged as they are read; more are read and then sorted.
@@ -194,13 +185,31 @@ class _EventList:
     def count(self, connection: StoreConnection, patience: int | None) -> int | None:
         """Its length; None if that needs more patience."""
         if len(self.records) == 1 and not self.others:
-            return _count_in_time_range(connection, self.records[0], (self.after, self.before), patience)
+            return self._count_in_time_range(connection, patience)
         if patience is not None and sum([record.items for record in self.records]) > patience:
             return None
         source, parameters = self._source(None)
         # With a limit, because without it SQLite would drop the order, which merging needs.
         query = f"SELECT count(*) FROM ({source} ORDER BY 1, 2 LIMIT -1)"
         return int(connection.select_value(query, parameters))
+
+    def _count_in_time_range(self, connection: StoreConnection, patience: int | None) -> int | None:
+        """The entries of the only label between the bounds, counted inside or outside, whichever are fewer."""
+        record, (inside, parameters) = self.records[0], self._window(None)
+        bounds = ("AND d.timestamp < ?", self.after), ("AND d.timestamp > ?", self.before)
+        outside = [(condition, bound) for condition, bound in bounds if bound is not None]
+        limit = _FIRST_COUNT_LIMIT
+        while outside:
+            number = _count_entries(connection, record.id, inside, parameters, limit)
+            if number < limit:
+                return number
+            number = sum([_count_entries(connection, record.id, over, [bound], limit) for over, bound in outside])
+            if number < limit:
+                return record.items - number
+            limit *= 4
+            if patience is not None and limit > patience:
+                return None
+        return record.items
 
     def page(self, connection: StoreConnection, part: PageRequest, total: int, cursors: PageCursors) -> list[int]:
         """A slice of it, read from the nearest known position."""
@@ -266,42 +275,12 @@ class _EventList:
         return " ".join([term for term, _ in given]), [bound for _, bound in given]
 
 
-def _count_in_time_range(
-    connection: StoreConnection,
-    record: LabelRecord,
-    window: tuple[float | None, float | None],
-    patience: int | None,
-) -> int | None:
-    """
-    Number of entries of a label between two times, counted inside or outside of them, whichever are fewer; None if
-    that needs more patience.
-    """
-    after, before = window
-    terms = [("timestamp >= ?", "timestamp < ?", after), ("timestamp <= ?", "timestamp > ?", before)]
-    given = [term for term in terms if term[2] is not None]
-    inside = [(" AND ".join([within for within, _, _ in given]), [bound for _, _, bound in given])]
-    outside = [(beyond, [bound]) for _, beyond, bound in given]
-    limit = _FIRST_COUNT_LIMIT
-    while given:
-        if (number := _count_entries(connection, record.id, inside, limit)) < limit:
-            return number
-        if (number := _count_entries(connection, record.id, outside, limit)) < limit:
-            return record.items - number
-        limit *= 4
-        if patience is not None and limit > patience:
-            return None
-    return record.items
-
-
 def _count_entries(
-    connection: StoreConnection, label_id: int, ranges: Sequence[tuple[str, Sequence[float | None]]], limit: int
+    connection: StoreConnection, label_id: int, condition: str, parameters: Sequence[float], limit: int
 ) -> int:
-    """Number of entries in these ranges, with a maximum for each."""
-    number = 0
-    for condition, parameters in ranges:
-        query = f"SELECT count(*) FROM (SELECT 1 FROM labelled WHERE label_id = ? AND {condition} LIMIT ?)"
-        number += connection.select_value(query, (label_id, *parameters, limit))
-    return number
+    """Number of entries of a label that meet a condition, up to a limit."""
+    query = f"SELECT count(*) FROM (SELECT 1 FROM labelled d WHERE d.label_id = ? {condition} LIMIT ?)"
+    return int(connection.select_value(query, (label_id, *parameters, limit)))
 
 
 _INSERT_STORED_EVENTS = """
@@ -310,11 +289,7 @@ _INSERT_STORED_EVENTS = """
     )
 """
 _INSERT_PAYLOADS = "INSERT OR ROLLBACK INTO stored_payload (seq, payload)"
-_INSERT_STORED_USAGE = "INSERT INTO party_usage (party_id, stored, stored_bytes)"
-_ADD_STORED_USAGE = """
-    ON CONFLICT DO UPDATE SET
-        stored = stored + excluded.stored, stored_bytes = stored_bytes + excluded.stored_bytes, edition = edition + 1
-"""
+STORED_USAGE = ("stored", "stored_bytes", "edition")
 
 
 def fits_quota(party: PartyRow, caps: DecentrlQuotas, items: int, size: int) -> bool:
@@ -339,9 +314,8 @@ class SaveEventsOperation(BatchOperation):
 
     @staticmethod
     def run_batch(connection: StoreConnection, operations: Sequence[SaveEventsOperation]) -> list[Any]:
-        owners = dict.fromkeys([one.owner for one in operations])
-        parties = dict.fromkeys(owners, PartyRow()) | find_parties(connection, owners)
-        growth = {owner: (0, 0) for owner in owners}
+        parties = find_parties(connection, list({one.owner: None for one in operations}))
+        growth = dict.fromkeys(parties, (0, 0))
         outcomes: list[QuotaExceeded | None] = []
         for one in operations:
             items, size = growth[one.owner]
@@ -360,7 +334,7 @@ class SaveEventsOperation(BatchOperation):
                 for event in one.events
             ],
         )
-        add_stored_usage(connection, [(id, *growth[owner]) for owner, id in ids.items()])
+        change_party_usage(connection, STORED_USAGE, [(id, *growth[owner], 1) for owner, id in ids.items()])
         return outcomes
 
 
@@ -500,11 +474,6 @@ def insert_stored_events(connection: StoreConnection, arrivals: Collection[NewSt
     )
 
 
-def add_stored_usage(connection: StoreConnection, counted: Sequence[tuple[int, int, int]]) -> None:
-    """Add events and bytes to owners, given by their numbers."""
-    connection.insert_rows(_INSERT_STORED_USAGE, counted, _ADD_STORED_USAGE)
-
-
 _FIND_TAGGED_EVENTS = "FROM stored_event WHERE +owner_id = ? AND id IN ({})"
 _UPDATE_TAGS = """
     WITH changed (seq, size, tags) AS (VALUES {})
@@ -530,24 +499,22 @@ def update_tags(
     new = {row[0]: [EventLabel(party.id, TAG_LABEL, tag) for tag in wanted[row[1]]] for row in rows}
     ids = intern_labels(connection, Counter([label for labels in new.values() for label in set(labels)]))
     unprocessed = find_labels(connection, [EventLabel(party.id, UNPROCESSED_LABEL)]).values()
-    coming: list[LabelEntry] = []
-    going: list[LabelEntry] = []
-    released: list[int] = []
+    old_entries: set[LabelEntry] = set()
+    new_entries: set[LabelEntry] = set()
     changed: list[tuple[int, int, str]] = []
     for seq, id_, timestamp, processed, _, written in rows:
-        old, tag_ids = set(parse_tag_ids(written)), [ids[label] for label in new[seq]]
-        marks = [] if processed else [label.id for label in unprocessed]
-        coming += [LabelEntry(label_id, float(timestamp), seq) for label_id in {*tag_ids} - old]
-        going += [LabelEntry(label_id, float(timestamp), seq) for label_id in [*(old - {*tag_ids}), *marks]]
-        released += [*old, *marks]
-        changed.append((seq, get_utf8_size(*wanted[id_]), format_tag_ids(tag_ids)))
+        new_ids = [ids[label] for label in new[seq]]
+        old_ids = [*parse_tag_ids(written), *([] if processed else [label.id for label in unprocessed])]
+        new_entries |= {LabelEntry(label_id, float(timestamp), seq) for label_id in new_ids}
+        old_entries |= {LabelEntry(label_id, float(timestamp), seq) for label_id in old_ids}
+        changed.append((seq, get_utf8_size(*wanted[id_]), format_tag_ids(new_ids)))
     if changed:
         # New entries first, so that a label in both is not deleted in between.
-        insert_label_entries(connection, coming)
-        delete_label_entries(connection, going)
-        release_labels(connection, released)
+        insert_label_entries(connection, new_entries - old_entries)
+        delete_label_entries(connection, old_entries - new_entries)
+        release_labels(connection, [entry.label_id for entry in old_entries])
         connection.execute_values(_UPDATE_TAGS, changed)
-        change_party_usage(connection, party.id, stored_bytes=growth, edition=1)
+        change_party_usage(connection, STORED_USAGE, [(party.id, 0, growth, 1)])
 
 
 def publish_event(connection: StoreConnection, publisher: str, event: PublicEvent, caps: DecentrlQuotas) -> None:
@@ -575,7 +542,7 @@ def publish_event(connection: StoreConnection, publisher: str, event: PublicEven
         [(event.id, owner_id, time, channel_id, tags_size, tag_ids, event.event_signature, size, event.event)],
     )
     insert_label_entries(connection, [LabelEntry(id, event.timestamp, seq) for id in ids.values()])
-    change_party_usage(connection, owner_id, stored=1, stored_bytes=size + tags_size, edition=1)
+    change_party_usage(connection, STORED_USAGE, [(owner_id, 1, size + tags_size, 1)])
 
 
 def unpublish_event(connection: StoreConnection, publisher: str, event_id: str) -> None:
@@ -599,4 +566,4 @@ def unpublish_event(connection: StoreConnection, publisher: str, event_id: str) 
     connection.execute("DELETE FROM public_event WHERE seq = ?", (seq,))
     delete_label_entries(connection, [LabelEntry(id, float(timestamp), seq) for id in label_ids])
     release_labels(connection, label_ids)
-    change_party_usage(connection, party.id, stored=-1, stored_bytes=-size, edition=1)
+    change_party_usage(connection, STORED_USAGE, [(party.id, -1, -size, 1)])

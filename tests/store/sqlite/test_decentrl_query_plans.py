@@ -141,8 +141,9 @@ class PlanTests(SynchronousTestCase):
         self.use_everything()
         plans = self.search(EventFilter(("x", "unknown"), after=0.0, before=2.0))
         self.assertEqual(self.scans(plans), set())
-        self.assertIn("SEARCH d USING PRIMARY KEY (label_id=? AND timestamp>? AND timestamp<?)", plans)
-        self.assertIn("SEARCH labelled USING PRIMARY KEY (label_id=? AND timestamp>? AND timestamp<?)", plans)
+        # To count them and to read them.
+        range_plan = "SEARCH d USING PRIMARY KEY (label_id=? AND timestamp>? AND timestamp<?)"
+        self.assertEqual(plans.count(range_plan), 2)
 
     def test_reading_on(self) -> None:
         """Who reads on begins where the page before has ended, in the same index, from either end and with bounds."""
