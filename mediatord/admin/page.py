@@ -58,13 +58,6 @@ def build_table(columns: Sequence[TableColumn], rows: Iterable[Sequence[object]]
     return build_element("div", build_element("table", *parts, class_=style), class_="scroll")
 
 
-def build_definition_list(pairs: Iterable[tuple[str, object]]) -> Markup:
-    """A list of names and values."""
-    return build_element(
-        "dl", *[build_element("div", build_element("dt", name), build_element("dd", value)) for name, value in pairs]
-    )
-
-
 def draw_sparkline(numbers: Sequence[int], label: str) -> Markup:
     """A bar chart scaled to its largest number."""
     most = max(numbers, default=0)
@@ -139,14 +132,13 @@ _AT_LEAST = "\N{GREATER-THAN OR EQUAL TO} "
 _NO_STORE = "Not available: the store did not respond."
 
 
-def render_status_page(status: DaemonStatus, *, refreshing: bool, now: float | None = None) -> bytes:
+def render_status_page(status: DaemonStatus, now: float, *, refreshing: bool) -> bytes:
     """
     Render the whole page.
 
+    :param now: current time.
     :param refreshing: whether the browser reloads it.
-    :param now: current time; by default that of the status.
     """
-    now = status.at if now is None else now
     store_at = status.store.at
     store_time = "" if store_at is None else f"As of {_format_as_of(store_at, now)}."
     sections = [
@@ -235,8 +227,9 @@ def _render_state(status: DaemonStatus) -> Markup:
         pairs.append(("Live nodes", format_count(gauges.get("nodes", 0))))
     if gauges.get("log_dropped"):
         pairs.append(("Log lines lost", format_count(gauges["log_dropped"])))
+    items = [build_element("div", build_element("dt", name), build_element("dd", value)) for name, value in pairs]
     note = "This is one node of a cluster; queued messages are those of all nodes." if status.clustered else ""
-    return _render_section("State", build_definition_list(pairs), _render_note(note), whole=True)
+    return _render_section("State", build_element("dl", *items), _render_note(note), whole=True)
 
 
 def _render_traffic(status: DaemonStatus) -> Markup:

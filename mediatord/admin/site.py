@@ -22,7 +22,7 @@ from twisted.web.server import NOT_DONE_YET, Request, Site
 from zope.interface import implementer
 
 from mediatord.admin.page import build_security_policy, render_status_page
-from mediatord.admin.status import StatusCollector, render_status_json
+from mediatord.admin.status import DaemonStatus, StatusCollector, render_status_json
 from mediatord.admin.status_sources import REPORT_INDEX, AnalysisReportFile, ReportDirectory
 from mediatord.http.channel import BackpressureHTTPChannel
 from mediatord.http.client_address import ClientAddressResolver, get_addresses
@@ -178,7 +178,9 @@ class AdminResource(Resource):
                     return _send_file(request, report)
         return send_admin_response(request, 404, b"not found\n")
 
-    def _send_status(self, request: Request, content_type: bytes, render_status: Callable[..., bytes]) -> int:
+    def _send_status(
+        self, request: Request, content_type: bytes, render_status: Callable[[DaemonStatus, float], bytes]
+    ) -> int:
         """Send a document that is rendered from the status. :param render_status: given it and the current time."""
         gone: list[Failure] = []
         request.notifyFinish().addErrback(gone.append)
@@ -186,7 +188,7 @@ class AdminResource(Resource):
         async def answer() -> None:
             try:
                 status = await self._collector.latest()
-                body = render_status(status, now=self._collector.clock.seconds())
+                body = render_status(status, self._collector.clock.seconds())
                 code, type_ = 200, content_type
             except Exception:
                 _log.failure("making the status page failed", redact_failure())

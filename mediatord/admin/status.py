@@ -350,13 +350,12 @@ def _sum_samples(families: Iterable[Metric]) -> dict[str, float]:
     return sums
 
 
-def render_status_json(status: DaemonStatus, now: float | None = None) -> bytes:
+def render_status_json(status: DaemonStatus, now: float) -> bytes:
     """
     Render the status as a JSON object; times are Unix seconds, durations seconds, null is unknown.
 
-    :param now: current time; by default that of the status.
+    :param now: current time.
     """
-    now = status.at if now is None else now
     document = asdict(status)
     del document["clustered"]
     document |= {"age_seconds": _compute_age(status.at, now), "ok": status.well, "state": status.state}

@@ -138,8 +138,7 @@ def build_didcomm(core: CoreServices, config: Config) -> DIDCommServices:
         UtilityProtocols(context, lambda: core.reloader.config.limits.max_message_bytes),
         endpoints,
     )
-    parser = FastForwardParser(identity.find_agreement_keys)
-    identity.on_change(parser.forget)
+    parser = FastForwardParser(identity.agreement_keys)
     fast_path = ForwardFastPath(context, core.gate, parser, forward_router, core.sender_fingerprints)
     lag = ReactorLagMonitor(reactor, core.monotonic, recorder.metrics.reactor_lag.observe)
     housekeeping = Housekeeping(

@@ -25,7 +25,6 @@ from mediatord.observability.event_recorder import EventRecorder
 from mediatord.observability.pseudonyms import Pseudonymizer, renew_pseudonym_key
 from mediatord.observability.segments import SegmentLimits
 from mediatord.protocol.didcomm import jwe
-from mediatord.protocol.didcomm.keys import PrivateKey
 from mediatord.secret_files import SecretFileError
 
 _log = Logger()
@@ -45,11 +44,6 @@ class CurrentIdentity:
         self.own_dids = set(identity.own_dids)
         self.decentrl_dids = set(identity.decentrl_dids)
         self.agreement_keys = dict(identity.agreement_keys)
-        self._caches: list[Callable[[], None]] = [jwe.clear_key_caches]
-
-    def on_change(self, clear: Callable[[], None]) -> None:
-        """Call this when the keys change, to clear what was derived from them."""
-        self._caches.append(clear)
 
     def switch_to(self, identity: MediatorIdentity) -> None:
         """Use another identity; secrets that were agreed with the former keys are cleared."""
@@ -60,8 +54,7 @@ class CurrentIdentity:
         self.decentrl_dids.update(identity.decentrl_dids)
         self.agreement_keys.clear()
         self.agreement_keys.update(identity.agreement_keys)
-        for clear in self._caches:
-            clear()
+        jwe.clear_key_caches()
 
     def owns(self, did: str) -> bool:
         """As :meth:`MediatorIdentity.owns`."""
@@ -70,10 +63,6 @@ class CurrentIdentity:
     def routing_did(self, addressed: str) -> str:
         """As :meth:`MediatorIdentity.routing_did`."""
         return self.now.routing_did(addressed)
-
-    def find_agreement_keys(self, kid: str) -> tuple[PrivateKey, ...]:
-        """As :meth:`MediatorIdentity.find_agreement_keys`."""
-        return self.now.find_agreement_keys(kid)
 
     def find_signing_key(self, kid: str) -> NamedKey | None:
         """As :meth:`MediatorIdentity.find_signing_key`."""

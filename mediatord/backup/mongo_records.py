@@ -105,9 +105,7 @@ def connect_to_mongodb(uri: str) -> Iterator[MongoDatabase]:
 def _describe_failure(error: Exception) -> str:
     """Text for an error, without content of documents."""
     match error:
-        case BulkWriteError() if _DUPLICATE_KEY_ERROR in _get_write_errors(error):
-            return "already has one of the records"
-        case OperationFailure(code=code) if code == _DUPLICATE_KEY_ERROR:
+        case OperationFailure() if _DUPLICATE_KEY_ERROR in (error.code, *_get_write_errors(error)):
             return "already has one of the records"
         case OperationFailure(code=code) if code in _SNAPSHOT_ERRORS:
             return (
@@ -123,7 +121,7 @@ def _describe_failure(error: Exception) -> str:
     return f"cannot be used: {type(error).__name__}"
 
 
-def _get_write_errors(error: BulkWriteError) -> set[int]:
+def _get_write_errors(error: OperationFailure) -> set[int]:
     return {one["code"] for one in (error.details or {}).get("writeErrors", ())}
 
 

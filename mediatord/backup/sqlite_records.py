@@ -228,13 +228,10 @@ def open_sqlite_source(path: Path) -> Iterator[SQLiteRecordSource]:
     :raise BackupError: it does not exist, is of another program, or of another schema version.
     """
     _require_file(path)
-    try:
-        with closing(connect_reader(path)) as connection:
-            connection.execute("BEGIN")
-            _check_schema(connection, path)
-            yield SQLiteRecordSource(connection)
-    except DatabaseError as error:
-        raise BackupError(f"{path} cannot be read: {error}") from None
+    with _open_checked(path, connect_reader, "cannot be read") as connection:
+        connection.execute("BEGIN")
+        _check_schema(connection, path)  # once more, as of the moment of the export
+        yield SQLiteRecordSource(connection)
 
 
 def copy_sqlite_store(source: Path, to: Path) -> RecordCounts:
@@ -245,16 +242,12 @@ def copy_sqlite_store(source: Path, to: Path) -> RecordCounts:
     """
     _require_file(source)
     to.touch(mode=0o600)
-    try:
-        with closing(connect(source)) as connection:
-            _check_schema(connection, source)
-            connection.execute("VACUUM INTO ?", (str(to),))
-        found = source.stat()
-        with suppress(PermissionError):
-            shutil.chown(to, found.st_uid, found.st_gid)
-        return count_records(to)
-    except DatabaseError as error:
-        raise BackupError(f"{source} cannot be copied to {to.parent}: {error}") from None
+    with _open_checked(source, connect, f"cannot be copied to {to.parent}") as connection:
+        connection.execute("VACUUM INTO ?", (str(to),))
+    found = source.stat()
+    with suppress(PermissionError):
+        shutil.chown(to, found.st_uid, found.st_gid)
+    return count_records(to)
 
 
 def count_records(path: Path) -> RecordCounts:
@@ -263,22 +256,37 @@ def count_records(path: Path) -> RecordCounts:
 
     :raise BackupError: it is damaged.
     """
-    try:
-        # immutable: no file is created beside it.
-        uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
-        with closing(sqlite3.connect(uri, uri=True, factory=StoreConnection)) as connection:
-            _check_schema(connection, path)
-            found = [text for (text,) in connection.execute("PRAGMA integrity_check(1)")]
-            if found != ["ok"]:
-                raise BackupError(f"{path} is damaged: {found[0]}")
-            return SQLiteRecordSource(connection).counts()
-    except DatabaseError as error:
-        raise BackupError(f"{path} is damaged: {error}") from None
+    with _open_checked(path, _connect_immutable, "is damaged") as connection:
+        found = [text for (text,) in connection.execute("PRAGMA integrity_check(1)")]
+        if found != ["ok"]:
+            raise BackupError(f"{path} is damaged: {found[0]}")
+        return SQLiteRecordSource(connection).counts()
+
+
+def _connect_immutable(path: Path) -> StoreConnection:
+    """A connection that creates no file beside the database."""
+    uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
+    return sqlite3.connect(uri, uri=True, factory=StoreConnection)
 
 
 def _require_file(path: Path) -> None:
     if not path.exists():
         raise BackupError(f"{path} does not exist: no daemon has stored anything yet")
+
+
+@contextmanager
+def _open_checked(path: Path, connect: Callable[[Path], StoreConnection], failure: str) -> Iterator[StoreConnection]:
+    """
+    Open a database of this program and this schema version.
+
+    :raise BackupError: it is another one, or an operation on it fails, with `failure` in the text.
+    """
+    try:
+        with closing(connect(path)) as connection:
+            _check_schema(connection, path)
+            yield connection
+    except DatabaseError as error:
+        raise BackupError(f"{path} {failure}: {error}") from None
 
 
 def _check_schema(connection: StoreConnection, path: Path) -> None:
@@ -480,12 +488,8 @@ def require_empty_database(path: Path) -> None:
     """:raise BackupError: a store is not empty, or cannot be read."""
     if not path.exists() or not path.stat().st_size:
         return
-    try:
-        with closing(connect_reader(path)) as connection:
-            _check_schema(connection, path)
-            require_empty_counts(str(path), SQLiteRecordSource(connection).counts())
-    except DatabaseError as error:
-        raise BackupError(f"{path} cannot be read: {error}") from None
+    with _open_checked(path, connect_reader, "cannot be read") as connection:
+        require_empty_counts(str(path), SQLiteRecordSource(connection).counts())
 
 
 def migrate_database(draft: Path) -> None:

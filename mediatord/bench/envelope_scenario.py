@@ -112,7 +112,7 @@ def _make_contenders(  # noqa: C901  a list of contenders
     envelopes = [body for body, _ in group.forwards(size, _MESSAGES_PER_ROUND)]
     public = key.private.public
     jwk, public_jwk = JWK(**key.private.jwk()), JWK(**public.jwk())
-    parser = FastForwardParser(lambda kid: (key.private,) if kid == key.kid else ())
+    parser = FastForwardParser({key.kid: (key.private,)})
     parsed = [jwe.parse_envelope(raw) for raw in envelopes]
     plaintexts = [jwe.decrypt_envelope(envelope, key.kid, key.private, None) for envelope in parsed]
     senders = [wallet.identity.agreement for wallet in group.wallets]

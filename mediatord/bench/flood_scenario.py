@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from itertools import cycle
-from time import perf_counter, sleep
+from time import sleep
 
-from mediatord.bench.load_generator import LoadRunner
+from mediatord.bench.load_generator import LoadRunner, pace
 from mediatord.bench.measured_mediator import CycleLoad, open_mediator
 from mediatord.bench.plan import BenchmarkPlan
 from mediatord.bench.processes import ForkedCall, assign_cores, raise_file_limit
@@ -33,7 +33,6 @@ from mediatord.wallet.didcomm_messages import authcrypt, build_forward
 _FIRST_ADDRESS = 200_000
 _MANY_ADDRESSES, _FEW_ADDRESSES = 300, 16
 _SLOW_CONNECTIONS, _UNREAD_SOCKETS = 4096, 512
-_TICK_SECONDS = 0.005
 _MAILBOXES = 4
 _PARTIAL_REQUEST = b"POST /didcomm HTTP/1.1\r\nHost: a\r\nContent-Length: 10000\r\n\r\n{"
 
@@ -87,22 +86,21 @@ class FloodGenerator:
         """Begin thousands of requests, then continue each by one byte at a time."""
         connections: deque[socket.socket] = deque()
         cut_off = 0
-        for due in _iterate_due(seconds, rate):
-            for _ in range(due):
-                if len(connections) < _SLOW_CONNECTIONS:
-                    connection = open_socket(self._url, _flood_address(len(connections) % _FEW_ADDRESSES))
-                    connection.setblocking(False)
-                    with suppress(OSError):
-                        connection.send(_PARTIAL_REQUEST)
-                    connections.append(connection)
-                    continue
-                connection = connections.popleft()
-                try:
-                    connection.send(b" ")
-                    connections.append(connection)
-                except OSError:
-                    cut_off += 1
-                    connection.close()
+        for _ in pace(rate, seconds):
+            if len(connections) < _SLOW_CONNECTIONS:
+                connection = open_socket(self._url, _flood_address(len(connections) % _FEW_ADDRESSES))
+                connection.setblocking(False)
+                with suppress(OSError):
+                    connection.send(_PARTIAL_REQUEST)
+                connections.append(connection)
+                continue
+            connection = connections.popleft()
+            try:
+                connection.send(b" ")
+                connections.append(connection)
+            except OSError:
+                cut_off += 1
+                connection.close()
         for connection in connections:
             connection.close()
         return {"sent": int(seconds * rate), "kept": len(connections), "cut_off": cut_off}
@@ -117,28 +115,17 @@ class FloodGenerator:
                 client = WebSocketClient(self._socket_url, KERNEL_BYTES, _flood_address(number % _FEW_ADDRESSES))
                 sockets.append(stack.enter_context(client.socket))
                 client.socket.setblocking(False)
-            for due in _iterate_due(seconds, rate):
-                for _ in range(due):
-                    sockets.rotate()
-                    try:
-                        sent += bool(sockets[0].send(request))
-                    except OSError:  # full, or closed
-                        stuck += 1
+            for _ in pace(rate, seconds):
+                sockets.rotate()
+                try:
+                    sent += bool(sockets[0].send(request))
+                except OSError:  # full, or closed
+                    stuck += 1
         return {"sent": sent, "stuck": stuck}
 
 
 def _flood_address(number: int) -> str:
     return loopback_address(_FIRST_ADDRESS + number)
-
-
-def _iterate_due(seconds: float, rate: float) -> Iterator[int]:
-    """Every few milliseconds, the number of requests that are due."""
-    start, done = perf_counter(), 0
-    while (elapsed := perf_counter() - start) < seconds:
-        due = int(elapsed * rate) - done
-        done += due
-        yield due
-        sleep(_TICK_SECONDS)
 
 
 # Of the latency of honest wallets at the 99th percentile.

@@ -10,7 +10,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, cycle, islice, repeat
-from time import perf_counter, process_time
+from time import perf_counter, process_time, sleep
 from typing import Any
 
 from mediatord.bench.processes import ForkedCall, cpu_seconds
@@ -48,6 +48,14 @@ def intended_times(rate: float, seconds: float, seed: int, *, even: bool = False
             return
         yield at
         at = number / rate if even else at + draw(rate)
+
+
+def pace(rate: float, seconds: float) -> Iterator[float]:
+    """Wait until each request at fixed intervals is due; yields when it was, by `perf_counter`."""
+    start = perf_counter()
+    for due in intended_times(rate, seconds, 0, even=True):
+        sleep(max(0.0, start + due - perf_counter()))
+        yield start + due
 
 
 class LoadRunner:

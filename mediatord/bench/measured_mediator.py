@@ -85,18 +85,28 @@ class MeasuredMediator:
     A temporary daemon, or the plan's target.
 
     :param daemon: None for the target.
+    :param cores: that the daemon and its clients are pinned to, if they are.
     :ivar mediator: as it publishes itself.
     :ivar live_sockets: open until the end of :meth:`close`.
     """
 
-    def __init__(self, plan: BenchmarkPlan, daemon: TemporaryDaemon | None, note: str = "") -> None:
+    def __init__(
+        self, plan: BenchmarkPlan, daemon: TemporaryDaemon | None, cores: CoreAssignment | None = None
+    ) -> None:
         self.daemon = daemon
-        self.note = note
+        self._cores = cores
         self.url = daemon.url if daemon else plan.target
         self.mediator = find_mediator(self.url, plan.target_did)
         self.groups: list[WalletGroup] = []
         self.live_sockets: list[LiveSocket] = []
         self._target_pid = plan.target_pid
+
+    @property
+    def note(self) -> str:
+        """A sentence for the report on where it runs; empty if it is not pinned."""
+        if self.daemon is None:
+            return "The target runs where it was started."
+        return self._cores.note if self._cores else ""
 
     @property
     def pid(self) -> int:
@@ -117,6 +127,20 @@ class MeasuredMediator:
     def cpu_seconds(self) -> float:
         """CPU time so far; 0 if it is remote."""
         return cpu_seconds(self.pid)
+
+    def restart(self, *program: str, change: Callable[[Path], None] | None = None) -> float:
+        """
+        Stop the daemon and start it again; the seconds that the start took.
+
+        :param program: module and arguments that replace `mediatord`.
+        :param change: changes the database of the stopped daemon.
+        """
+        daemon = self.require_daemon()
+        daemon.stop()
+        if change is not None:
+            change(self.database)
+        with pin_to_cores(self._cores.server) if self._cores else ExitStack():
+            return daemon.start(*program)
 
     def enrol(self, count: int, *, short: bool = True) -> WalletGroup:
         """Enrol wallets. Those of a target empty their queues and unregister in the end."""
@@ -146,8 +170,7 @@ def open_mediator(
     """
     with ExitStack() as stack:
         if plan.target:
-            mediator = MeasuredMediator(plan, None, "The target runs where it was started.")
-            with closing(mediator):
+            with closing(MeasuredMediator(plan, None)) as mediator:
                 yield mediator
             for group in mediator.groups:
                 group.drain()
@@ -157,7 +180,7 @@ def open_mediator(
             daemon = stack.enter_context(run_temporary_daemon({**DAEMON_SETTINGS, **(settings or {})}))
         if cores:
             stack.enter_context(pin_to_cores(cores.clients))
-        yield stack.enter_context(closing(MeasuredMediator(plan, daemon, cores.note if cores else "")))
+        yield stack.enter_context(closing(MeasuredMediator(plan, daemon, cores)))
 
 
 class ForwardLoad:

@@ -8,6 +8,7 @@ import secrets
 import socket
 import struct
 import threading
+from array import array
 from collections import Counter
 from time import perf_counter
 from urllib.parse import urlsplit
@@ -145,7 +146,7 @@ class KeepAliveClient(threading.local):
     """
 
     def __init__(self, url: str) -> None:
-        self.latencies_us: list[int] = []
+        self.latencies_us = array("I")
         self._url = url
         self._socket = open_socket(url, timeout=_CLIENT_TIMEOUT_SECONDS)
         self._used = perf_counter()

@@ -11,14 +11,14 @@ import re
 import signal
 import sqlite3
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from functools import partial
 from itertools import cycle
 from pathlib import Path
 from statistics import median
 
-from mediatord.bench.load_generator import Load, TargetServer, intended_times
+from mediatord.bench.load_generator import Load, TargetServer, pace
 from mediatord.bench.measured_mediator import (
     CycleLoad,
     ForwardLoad,
@@ -28,7 +28,7 @@ from mediatord.bench.measured_mediator import (
     query_database,
 )
 from mediatord.bench.plan import RECIPIENTS, BenchmarkPlan
-from mediatord.bench.processes import CoreAssignment, assign_cores, pin_to_cores
+from mediatord.bench.processes import assign_cores
 from mediatord.bench.raw_clients import PING_OPCODE
 from mediatord.bench.results import (
     PER_CPU_SECOND,
@@ -53,7 +53,7 @@ _DID_EXPRESSION = "substr(one.did, 1, 24) || lower(hex(randomblob(12))) || subst
 _QUEUE_COUNTS_QUERY = (
     "SELECT account_id, recipient_id, count(*), sum(size) FROM message GROUP BY account_id, recipient_id"
 )
-_NUMBERS_CTE = "WITH RECURSIVE number (i) AS (SELECT ? UNION ALL SELECT i + 1 FROM number WHERE i + 1 < ?) "
+_NUMBERS_CTE = "WITH RECURSIVE number (i) AS (SELECT ? UNION ALL SELECT i + 1 FROM number WHERE i + 1 < ?)"
 
 
 def add_accounts(database: Path, count: int) -> None:
@@ -65,17 +65,9 @@ def add_accounts(database: Path, count: int) -> None:
     with closing(_open_database(database)) as connection:
         (highest,) = connection.execute("SELECT max(id) FROM account").fetchone()
         changed = {"did": _DID_EXPRESSION, "did_key": f"account_key({_DID_EXPRESSION})", "recipients": "0"}
-        columns, values = _copied_columns(connection, "account", changed)
-        template = "(SELECT * FROM account ORDER BY id LIMIT 1) AS one"
-        _insert_in_batches(
-            connection, f"INSERT INTO account ({columns}) SELECT {values} FROM number, {template}", count
-        )
+        _insert_copies(connection, "account", changed, "number", count)
         changed = {"account_id": "account.id", "did": "account.did", "did_digest": "did_digest(account.did)"}
-        columns, values = _copied_columns(connection, "recipient", changed)
-        template = "(SELECT * FROM recipient ORDER BY id LIMIT 1) AS one"
-        source = f"account, {template} WHERE account.id > {highest}"
-        with connection:
-            connection.execute(f"INSERT INTO recipient ({columns}) SELECT {values} FROM {source}")
+        _insert_copies(connection, "recipient", changed, f"account WHERE account.id > {highest}")
 
 
 def add_messages(database: Path, count: int) -> None:
@@ -89,10 +81,8 @@ def add_messages(database: Path, count: int) -> None:
             "recipient_id": "addressee.id",
             "account_id": "addressee.account_id",
         }
-        columns, values = _copied_columns(connection, "message", changed)
-        template = "(SELECT * FROM message ORDER BY rowid LIMIT 1) AS one"
-        source = f"number, {template} JOIN addressee ON addressee.i = 1 + number.i % {recipients}"
-        _insert_in_batches(connection, f"INSERT INTO message ({columns}) SELECT {values} FROM {source}", count)
+        source = f"number JOIN addressee ON addressee.i = 1 + number.i % {recipients}"
+        _insert_copies(connection, "message", changed, source, count)
         with connection:
             connection.execute("DELETE FROM queue")
             connection.execute(f"INSERT INTO queue {_QUEUE_COUNTS_QUERY}")
@@ -115,17 +105,23 @@ def _open_database(database: Path) -> sqlite3.Connection:
     return connection
 
 
-def _copied_columns(connection: sqlite3.Connection, table: str, changed: Mapping[str, str]) -> tuple[str, str]:
-    """Columns and their values: those of the row `one`, except changed ones and the row number."""
+def _insert_copies(
+    connection: sqlite3.Connection, table: str, changed: Mapping[str, str], source: str, count: int = 1
+) -> None:
+    """
+    Insert copies of the first row of a table, which has the name `one`, in batches.
+
+    :param changed: expressions of the columns that are not copied.
+    :param source: gives a row for each copy; its table `number` has the numbers below `count`.
+    """
     described = connection.execute(f"SELECT name, type, pk FROM pragma_table_info('{table}')").fetchall()
     columns = [name for name, kind, key in described if not (key and kind == "INTEGER")]
-    return ", ".join(columns), ", ".join(changed.get(name, f"one.{name}") for name in columns)
-
-
-def _insert_in_batches(connection: sqlite3.Connection, statement: str, count: int) -> None:
+    values = ", ".join(changed.get(name, f"one.{name}") for name in columns)
+    copies = f"SELECT {values} FROM (SELECT * FROM {table} ORDER BY rowid LIMIT 1) AS one, {source}"
+    statement = f"{_NUMBERS_CTE} INSERT INTO {table} ({', '.join(columns)}) {copies}"
     for start in range(0, count, _INSERT_BATCH):
         with connection:
-            connection.execute(_NUMBERS_CTE + statement, [start, min(count, start + _INSERT_BATCH)])
+            connection.execute(statement, [start, min(count, start + _INSERT_BATCH)])
 
 
 # The daemon removes expired messages every 15 s; this is long enough for one such sweep to begin and end.
@@ -148,7 +144,7 @@ def measure_accounts(plan: BenchmarkPlan, table: ResultTable) -> None:
             load = ForwardLoad(stack.enter_context(open_mediator(plan, cores)), table.failures, plan.sizes[0])
             load.start(1, requests=1).result()
             grow = partial(_grow_database, accounts=accounts, queued=queued)
-            start_seconds[name] = _restart(load.mediator, cores, change=grow)
+            start_seconds[name] = load.mediator.restart(change=grow)
             load.stored_check.reset()
             load.post(plan.clients, plan.warm_up_seconds * 2)
             contenders[name] = partial(load.post, plan.clients, plan.seconds)
@@ -162,7 +158,7 @@ def measure_accounts(plan: BenchmarkPlan, table: ResultTable) -> None:
         table.notes = [
             f"{format_size(plan.sizes[0])}, {plan.clients} connections, {RECIPIENTS} recipients; a daemon for each "
             f"row. `{_START}` is the time until /health succeeds. {cores.note}",
-            _measure_sweep(plan, table, load, cores),
+            _measure_sweep(plan, table, load),
         ]
 
 
@@ -172,30 +168,10 @@ def _grow_database(database: Path, *, accounts: int, queued: int) -> None:
         add_messages(database, queued)
 
 
-def _restart(
-    mediator: MeasuredMediator,
-    cores: CoreAssignment,
-    *program: str,
-    change: Callable[[Path], None] | None = None,
-) -> float:
-    """
-    Stop the daemon and start it again; the seconds that the start took.
-
-    :param program: module and arguments that replace `mediatord`.
-    :param change: changes the database of the stopped daemon.
-    """
-    daemon = mediator.require_daemon()
-    daemon.stop()
-    if change is not None:
-        change(mediator.database)
-    with pin_to_cores(cores.server):
-        return daemon.start(*program)
-
-
-def _measure_sweep(plan: BenchmarkPlan, table: ResultTable, load: ForwardLoad, cores: CoreAssignment) -> str:
+def _measure_sweep(plan: BenchmarkPlan, table: ResultTable, load: ForwardLoad) -> str:
     """Restart a daemon with expired messages, and measure health checks and forwards; a note."""
     database, expired = load.mediator.database, min(_MAX_EXPIRED, plan.queued)
-    _restart(load.mediator, cores, change=partial(expire_messages, count=expired))
+    load.mediator.restart(change=partial(expire_messages, count=expired))
     load.stored_check.reset()
     before = count_stored_rows(database)
     seconds = min(_SWEEP_SECONDS, 10 * plan.seconds * plan.rounds)
@@ -382,7 +358,7 @@ def measure_disk(plan: BenchmarkPlan, table: ResultTable) -> None:
     for name, program in _PROGRAMS.items():
         with open_mediator(plan, cores) as mediator:
             if program:
-                _restart(mediator, cores, *program)
+                mediator.restart(*program)
             table.rows[name] = _measure_on_disk(plan, mediator, table.failures)
     for figure in ("health p99", "ping p99"):
         measured = table.rows[_SLOW_DISK][figure]
@@ -419,11 +395,10 @@ def _measure_on_disk(plan: BenchmarkPlan, mediator: MeasuredMediator, failures: 
 
 def _ping_sockets(live_sockets: list[LiveSocket], seconds: float, rate: float) -> list[int]:
     """Ping idle sockets in turn at fixed intervals; microseconds from when each ping was due to its pong."""
-    latencies_us, start = [], time.perf_counter()
-    for due, live in zip(intended_times(rate, seconds, 0, even=True), cycle(live_sockets), strict=False):
-        time.sleep(max(0.0, start + due - time.perf_counter()))
+    latencies_us = []
+    for due, live in zip(pace(rate, seconds), cycle(live_sockets), strict=False):
         live.socket.send(b"", PING_OPCODE)
         if live.socket.take():
             raise RuntimeError("a message on an idle socket")
-        latencies_us.append(int((time.perf_counter() - start - due) * 1e6))
+        latencies_us.append(int((time.perf_counter() - due) * 1e6))
     return latencies_us

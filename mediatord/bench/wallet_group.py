@@ -221,21 +221,18 @@ class WalletGroup:
         connection, result = self.connection, LoadResult()
         assert connection is not None
 
-        def work() -> tuple[int, list[int]]:
-            connection.latencies_us = []
-            messages = 0
+        def work() -> int:
+            connection.latencies_us, messages = result.latencies_us, 0
             for wallet in waiting:
                 while delivered := run_blocking(wallet.fetch(limit)):
                     messages += len(delivered)
                     if not run_blocking(wallet.acknowledge(delivered)).message_count:
                         break
-            return messages, connection.latencies_us
+            return messages
 
         with ThreadPoolExecutor(connections) as pool:
-            for work_done in [pool.submit(work) for _ in range(connections)]:
-                messages, latencies_us = work_done.result()
-                result.accepted += messages
-                result.latencies_us.extend(latencies_us)
+            for messages in [pool.submit(work) for _ in range(connections)]:
+                result.accepted += messages.result()
         result.seconds, result.client_seconds = perf_counter() - start, process_time() - start_cpu
         return result
 

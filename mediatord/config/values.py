@@ -116,7 +116,7 @@ def resolve_endpoint_paths(base: Path, endpoint: str) -> str:
     parameter, path = _DEFAULT_PATHS.get(kind, ("", ""))
     if path and parameter not in (*named, *parameters[: len(given)]):
         named[parameter] = str(base / path)
-    arguments = [*map(_escape, given), *(f"{parameter}={_escape(value)}" for parameter, value in named.items())]
+    arguments = [*map(_escape, given), *(f"{_escape(name)}={_escape(value)}" for name, value in named.items())]
     return prefix + ":".join([kind, *arguments])
 
 

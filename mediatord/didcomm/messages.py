@@ -30,7 +30,7 @@ from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm import json_web_signature, jwe
 from mediatord.protocol.didcomm.did_document import MAX_ROUTING_KEYS, DIDDocument, strip_did_url
 from mediatord.protocol.didcomm.forward import make_forward
-from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE, Envelope
+from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
 from mediatord.protocol.didcomm.keys import PrivateKey, PublicKey
 from mediatord.protocol.didcomm.message import (
     PLAINTEXT_MEDIA_TYPE,
@@ -110,25 +110,18 @@ class UnpackedMessage:
     An opened message and what its envelope proves.
 
     :param own_kid: the mediator's key that opened the outermost layer, as the sender spelled it.
-    :param layer: the innermost layer with an authenticated sender, else the innermost.
+    :param digest: for replay protection, the same however the envelope is written or wrapped (reference section 11,
+        row 24): of the innermost layer with an authenticated sender, else of the innermost.
     :param signer: DID of the verified signature inside, if there was one.
     :param sender: the authenticated DID of the sender, if any.
     """
 
     message: Message
     own_kid: str
-    layer: Envelope = field(repr=False)
+    digest: bytes = field(repr=False)
     authcrypt_sender: AuthcryptSender | None = None
     signer: str | None = None
     sender: str | None = None
-
-    @property
-    def digest(self) -> bytes:
-        """
-        Digest for replay protection, the same however the envelope is written or wrapped (reference section 11, row
-        24).
-        """
-        return self.layer.fingerprint()
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +212,7 @@ class MessageUnpacker:
         message = parse_message_object(value, inner)
         authcrypt_sender = _check_sender(message, sender, own, signer)
         did = authcrypt_sender.did if authcrypt_sender else signer
-        return UnpackedMessage(message, own_kid, layer, authcrypt_sender, signer, did)
+        return UnpackedMessage(message, own_kid, layer.compute_digest(), authcrypt_sender, signer, did)
 
     async def _open_layer(
         self, envelope: jwe.Envelope, sender: _ClaimedSender | None, peer: str
@@ -229,31 +222,21 @@ class MessageUnpacker:
 
         :param sender: of the layers around it.
         """
-        kid, keys = self._choose(envelope)
-        claim = None if envelope.sender_kid is None else await self._claim_of(envelope, envelope.sender_kid, peer)
-        if claim and sender and strip_did_url(claim.kid) != strip_did_url(sender.kid):
-            raise SenderMismatch
-        sender_key, draft03 = (claim.key, claim.draft03) if claim else (None, False)
+        kid, keys = jwe.find_recipient_key(envelope, self._agreement_keys)
+        claim, sender_key, sender_kid = None, None, envelope.sender_kid
+        if sender_kid is not None:
+            document = await self._resolver.resolve(strip_did_url(sender_kid), peer)
+            method = document.key_agreement_key(sender_kid)
+            if method is None or method.key.curve != envelope.curve:
+                raise UnresolvableDID
+            sender_key = method.key
+            claim = _ClaimedSender(sender_kid, sender_key, document, self._draft03 and envelope.lacks_apv)
+            if sender and strip_did_url(sender_kid) != strip_did_url(sender.kid):
+                raise SenderMismatch
         for key in keys:
             with suppress(DecryptionError):
-                return _open_envelope(envelope, kid, key, sender_key, draft03=draft03), kid, key, claim
+                return _open_envelope(envelope, kid, key, sender_key, draft03=self._draft03), kid, key, claim
         raise DecryptionError
-
-    def _choose(self, envelope: jwe.Envelope) -> tuple[str, Sequence[PrivateKey]]:
-        """The first recipient that is one of the mediator's keys, and the keys that it may denote."""
-        curve = envelope.header["epk"]["crv"]
-        for kid in envelope.encrypted_keys:
-            keys = self._agreement_keys.get(kid, ())
-            if fitting := keys if len(keys) == 1 and keys[0].curve == curve else _filter_by_curve(keys, curve):
-                return kid, fitting
-        raise DecryptionError
-
-    async def _claim_of(self, envelope: jwe.Envelope, kid: str, peer: str) -> _ClaimedSender:
-        document = await self._resolver.resolve(strip_did_url(kid), peer)
-        method = document.key_agreement_key(kid)
-        if method is None or method.key.curve != envelope.header["epk"]["crv"]:
-            raise UnresolvableDID
-        return _ClaimedSender(kid, method.key, document, self._draft03 and envelope.lacks_apv)
 
     async def _verify(self, value: dict[str, Any], sender: _ClaimedSender | None, peer: str) -> tuple[bytes, str]:
         """The signed content, and the signer."""
@@ -292,10 +275,6 @@ class MessageUnpacker:
         except (DecryptionError, InvalidPlaintext, ValueError):
             raise SenderMismatch from None
         return canonicalize_did(claim.iss)
-
-
-def _filter_by_curve(keys: Sequence[PrivateKey], curve: str) -> Sequence[PrivateKey]:
-    return [key for key in keys if key.curve == curve]
 
 
 def _parse_plaintext(plaintext: bytes) -> dict[str, Any]:

@@ -54,6 +54,8 @@ class MediatorIdentity:
     :ivar web_did: the did:web.
     :ivar web_document: its document, as JSON.
     :ivar decentrl_dids: the did:web and former ones.
+    :ivar agreement_keys: key agreement keys that a DID URL may denote, the likeliest first, in any spelling of
+        reference 8.6. After a rotation, a did:web key id denotes several keys.
     """
 
     def __init__(
@@ -129,16 +131,9 @@ class MediatorIdentity:
         known = {form: did for did in self.prepared_dids for form in (did, derive_did_peer_3(did))}
         return self.web_did if addressed == self.web_did else known.get(addressed, self.did)
 
-    def find_agreement_keys(self, kid: str) -> tuple[PrivateKey, ...]:
-        """
-        Key agreement keys that a DID URL may denote, the likeliest first, in any spelling of reference 8.6. After a
-        rotation, a did:web key id denotes several keys.
-        """
-        return self.agreement_keys.get(kid, ())
-
     def find_agreement_key(self, kid: str) -> PrivateKey | None:
-        """The likeliest of :meth:`find_agreement_keys`."""
-        return next(iter(self.find_agreement_keys(kid)), None)
+        """The likeliest key agreement key that a DID URL denotes."""
+        return next(iter(self.agreement_keys.get(kid, ())), None)
 
     def find_signing_key(self, kid: str) -> NamedKey | None:
         """

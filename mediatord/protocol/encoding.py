@@ -17,6 +17,7 @@ from typing import Any, Final, TypeAlias
 
 import orjson
 import pybase64
+from pybase64 import b64decode
 
 _BASE58_ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _BASE58_DIGITS = {character: value for value, character in enumerate(_BASE58_ALPHABET)}
@@ -68,10 +69,9 @@ def decode_base58(text: str) -> bytes:
 
 # Allowed last characters of an unpadded group: its unused bits must be zero, or one envelope would have several
 # encodings.
-FINAL_CHARACTERS = ("", "", "AQgw", "AEIMQUYcgkosw048")
-_PADDING = ("", "", "==", "=")
-_FINAL_BYTES = tuple(last.encode() for last in FINAL_CHARACTERS)
-_PADDING_BYTES = tuple(padding.encode() for padding in _PADDING)
+_FINAL_CHARACTERS = (b"", b"", b"AQgw", b"AEIMQUYcgkosw048")
+_PADDING = (b"", b"", b"==", b"=")
+_PLUS, _SLASH = b"+/"
 _WHITE_SPACE = b" \t\r\n\f\v"
 _URL_TO_STANDARD = bytes.maketrans(b"-_", b"+/")
 
@@ -178,45 +178,25 @@ def decode_base64url(text: object) -> bytes:
     :raise ValueError: a foreign character (white space, `+` and `/` included), a wrong length, stray padding, or
         unused bits that are not zero.
     """
-    if isinstance(text, bytes):
-        text = text.decode("latin-1")
-    elif not isinstance(text, str):
+    if isinstance(text, str):
+        text = text.encode("ascii", "replace")
+    elif not isinstance(text, bytes):
         raise ValueError("not a text")
-    rest = len(text) % 4
-    if not rest and text.endswith("="):
-        text = text.rstrip("=")
-        rest = len(text) % 4
-        # Wrong padding fails below, since `=` is no allowed last character.
-        if not rest:
-            raise ValueError("not base64url")
-    if rest and text[-1] not in FINAL_CHARACTERS[rest]:
-        raise ValueError("not base64url")
-    text += _PADDING[rest]
-    # pybase64 accepts the standard alphabet even if told another one.
-    if "+" in text or "/" in text:
-        raise ValueError("not base64url")
-    try:
-        return pybase64.b64decode(text, b"-_", validate=True)
-    except ValueError:
-        raise ValueError("not base64url") from None
-
-
-def decode_unpadded_base64url(text: bytes) -> bytes:
-    """
-    As :func:`decode_base64url`, for bytes without padding; faster for long input.
-
-    :raise ValueError: as :func:`decode_base64url`, or padding.
-    """
+    if text.endswith(b"=") and not len(text) % 4:
+        text = text.removesuffix(b"=").removesuffix(b"=")
     rest = len(text) % 4
     if rest:
-        if text[-1] not in _FINAL_BYTES[rest]:
+        # A remaining `=` fails here as well.
+        if text[-1] not in _FINAL_CHARACTERS[rest]:
             raise ValueError("not base64url")
-        text += _PADDING_BYTES[rest]
-    elif text.endswith(b"="):
-        raise ValueError("padded")
-    if b"+" in text or b"/" in text:
+        text += _PADDING[rest]
+    # pybase64 accepts the standard alphabet even if told another one.
+    if _PLUS in text or _SLASH in text:
         raise ValueError("not base64url")
-    return pybase64.b64decode(text, b"-_", validate=True)
+    try:
+        return b64decode(text, b"-_", True)
+    except ValueError:
+        raise ValueError("not base64url") from None
 
 
 def encode_multihash(data: bytes) -> str:
@@ -235,10 +215,7 @@ def decode_lenient_base64(text: str) -> bytes:
 
     :raise ValueError: any other character, or an impossible length.
     """
-    try:
-        body = text.encode("ascii").translate(_URL_TO_STANDARD, _WHITE_SPACE).rstrip(b"=").decode()
-    except UnicodeEncodeError:
-        raise ValueError("not base64") from None
+    body = text.encode("ascii", "replace").translate(_URL_TO_STANDARD, _WHITE_SPACE).rstrip(b"=")
     if len(body) % 4 == 1:
         raise ValueError("not base64")
     try:

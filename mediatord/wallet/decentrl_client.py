@@ -33,16 +33,6 @@ from mediatord.protocol.decentrl.contracts import (
     verify_contract_signatures,
     verify_request_signature,
 )
-from mediatord.protocol.decentrl.crypto import (
-    decode_public_key,
-    decrypt,
-    derive_shared_secret,
-    encrypt,
-    generate_key_pair,
-    sign_event,
-    verify_event_signature,
-    verify_json,
-)
 from mediatord.protocol.decentrl.did_decentrl import KeyType, decode_multibase_key, make_did, parse_did
 from mediatord.protocol.didcomm.did_methods import locate_did_web
 from mediatord.protocol.encoding import encode_base64
@@ -241,23 +231,6 @@ class _Pagination(WireModel):
     total: int
 
 
-@dataclass(frozen=True, slots=True)
-class PageQuery(Generic[Item]):
-    """A kind of query. :param name: of the list in the reply."""
-
-    command: str
-    name: str
-    kind: type[Item]
-
-
-PENDING_REQUESTS = PageQuery(
-    "QUERY_PENDING_COMMUNICATION_CONTRACT_REQUESTS", "pending_communication_contract_requests", ContractRequest
-)
-CONTRACTS = PageQuery("QUERY_COMMUNICATION_CONTRACTS", "communication_contracts", StoredContract)
-PENDING_EVENTS = PageQuery("QUERY_PENDING_EVENTS", "pending_events", PendingEvent)
-EVENTS = PageQuery("QUERY_EVENTS", "events", StoredEvent)
-
-
 def read_page(value: Any, name: str, kind: type[Item]) -> ResultPage[Item]:
     """
     Read a page of records.
@@ -317,8 +290,8 @@ class ContractProposal:
         """
         return {
             "type": "REQUEST_COMMUNICATION_CONTRACT",
-            "encrypted_contract_request": encrypt(
-                encoding.dumps(self.request), derive_shared_secret(self.private, prekey)
+            "encrypted_contract_request": crypto.encrypt(
+                encoding.dumps(self.request), crypto.derive_shared_secret(self.private, prekey)
             ),
             "requestor_ephemeral_public_key": self.public,
         }
@@ -362,7 +335,7 @@ def propose_contract(
 
     :param now: Unix seconds, as are all times of contracts.
     """
-    private, public = generate_key_pair()
+    private, public = crypto.generate_key_pair()
     terms = {
         "requestor_did": identity.did,
         "recipient_did": recipient_did,
@@ -383,8 +356,10 @@ def accept_contract(request: ContractRequest, identity: DecentrlIdentity, now: f
     :raise UnreadableMessage: it is not for this identity, not authentic, or expired.
     """
     try:
-        public = decode_public_key(request.requestor_ephemeral_public_key)
-        plaintext = decrypt(request.encrypted_contract_request, derive_shared_secret(identity.prekey, public))
+        public = crypto.decode_public_key(request.requestor_ephemeral_public_key)
+        plaintext = crypto.decrypt(
+            request.encrypted_contract_request, crypto.derive_shared_secret(identity.prekey, public)
+        )
         proposed = parse_registration_request(plaintext)
         requestor = parse_did(request.sender_did)
     except (ValueError, InvalidCommand):
@@ -398,7 +373,7 @@ def accept_contract(request: ContractRequest, identity: DecentrlIdentity, now: f
         raise UnreadableMessage("a request for a contract that was not signed")
     if not terms["expires_at"] > now:
         raise UnreadableMessage("a request for a contract that has expired")
-    private, own = generate_key_pair()
+    private, own = crypto.generate_key_pair()
     signed = countersign_contract(proposed, mediator_did=identity.did, encryption_key=own, seed=identity.seed)
     return _make_concluded_contract(signed, request.sender_did, private, "requestor")
 
@@ -427,8 +402,8 @@ def conclude_contract(
 def _make_concluded_contract(signed: dict[str, Any], peer_did: str, private: bytes, peer: str) -> ConcludedContract:
     """:param peer: role of the other side in the contract."""
     try:
-        public = decode_public_key(signed["communication_contract"][f"{peer}_encryption_public_key"])
-        return ConcludedContract(peer_did, signed, derive_shared_secret(private, public))
+        public = crypto.decode_public_key(signed["communication_contract"][f"{peer}_encryption_public_key"])
+        return ConcludedContract(peer_did, signed, crypto.derive_shared_secret(private, public))
     except (KeyError, ValueError):
         raise UnreadableMessage("a contract without a key") from None
 
@@ -459,7 +434,7 @@ def seal_event(identity: DecentrlIdentity, contract: ConcludedContract, text: st
     :param timestamp: Unix seconds.
     """
     envelope = {"contract_id": contract.id, "event": text, "timestamp": timestamp}
-    return encrypt(encoding.dumps({**envelope, "signature": identity.sign(envelope)}), contract.root_secret)
+    return crypto.encrypt(encoding.dumps({**envelope, "signature": identity.sign(envelope)}), contract.root_secret)
 
 
 def open_event(payload: str, sender_did: str, contracts: Iterable[ConcludedContract]) -> OpenedEvent:
@@ -471,7 +446,7 @@ def open_event(payload: str, sender_did: str, contracts: Iterable[ConcludedContr
     """
     for contract in contracts:
         try:
-            plaintext = decrypt(payload, contract.root_secret)
+            plaintext = crypto.decrypt(payload, contract.root_secret)
         except ValueError:
             continue
         return OpenedEvent(sender_did, contract, *_check_event(plaintext, sender_did))
@@ -485,7 +460,7 @@ def _check_event(plaintext: bytes, sender_did: str) -> tuple[str, float]:
         signature, key = envelope["signature"], parse_did(sender_did).signing_key
     except (KeyError, ValueError):
         raise UnreadableMessage("not an event") from None
-    if not verify_json(signed, signature, key):
+    if not crypto.verify_json(signed, signature, key):
         raise UnreadableMessage("an event that its sender did not sign")
     if not isinstance(signed["event"], str) or not isinstance(signed["timestamp"], int | float):
         raise UnreadableMessage("not an event")
@@ -742,19 +717,20 @@ class DecentrlWallet:
         """
         return read_reply(await self.post(encoding.dumps(self.command(payload, recipient_did, channel)), at=at))
 
-    async def find(
-        self, query: PageQuery[Item], page: int, page_size: int, wanted: Mapping[str, Any] | None = None
+    async def _query(
+        self, name: str, kind: type[Item], page: int, page_size: int, wanted: Mapping[str, Any] | None = None
     ) -> ResultPage[Item]:
         """
         Query a page of records at the wallet's mediator.
 
+        :param name: of the list in the reply, and of the command in upper case.
         :param wanted: members of the filter, without those that are None; None for no filter.
         """
-        payload: dict[str, Any] = {"type": query.command, "pagination": {"page": page, "page_size": page_size}}
+        payload = {"type": f"QUERY_{name.upper()}", "pagination": {"page": page, "page_size": page_size}}
         if wanted is not None:
             payload["filter"] = {name: value for name, value in wanted.items() if value is not None}
         reply = await self.ask(payload)
-        return read_page(reply.get("payload"), query.name, query.kind)
+        return read_page(reply.get("payload"), name, kind)
 
     async def post(self, body: bytes, *, at: DecentrlMediator | None = None) -> HTTPResponse:
         """POST bytes to the mediator."""
@@ -794,7 +770,7 @@ class DecentrlWallet:
         self, page: int = 0, page_size: int = DEFAULT_PAGE_SIZE
     ) -> ResultPage[ContractRequest]:
         """Contract requests of other identities."""
-        return await self.find(PENDING_REQUESTS, page, page_size)
+        return await self._query("pending_communication_contract_requests", ContractRequest, page, page_size)
 
     def accept(self, request: ContractRequest) -> ConcludedContract:
         """
@@ -831,7 +807,7 @@ class DecentrlWallet:
 
         :param wanted: `did`, `expires_at_before`, `expires_at_after` (Unix seconds).
         """
-        return await self.find(CONTRACTS, page, page_size, wanted)
+        return await self._query("communication_contracts", StoredContract, page, page_size, wanted)
 
     async def conclude(self) -> list[ConcludedContract]:
         """
@@ -892,7 +868,7 @@ class DecentrlWallet:
 
         :param wanted: `sender_did`.
         """
-        return await self.find(PENDING_EVENTS, page, page_size, wanted)
+        return await self._query("pending_events", PendingEvent, page, page_size, wanted)
 
     def open(self, event: PendingEvent) -> OpenedEvent:
         """
@@ -922,7 +898,7 @@ class DecentrlWallet:
         """
         if tags:
             wanted["encrypted_tags"] = self._tags(tags)
-        return await self.find(EVENTS, page, page_size, wanted)
+        return await self._query("events", StoredEvent, page, page_size, wanted)
 
     async def update_tags(self, tags: Mapping[str, Sequence[str]]) -> None:
         """Replace the tags of events, by their ids, and mark them as processed."""
@@ -937,7 +913,7 @@ class DecentrlWallet:
             "event": event,
             "tags": list(tags),
             "timestamp": now,
-            "event_signature": sign_event(event, tags, now, self.identity.seed, channel_id),
+            "event_signature": crypto.sign_event(event, tags, now, self.identity.seed, channel_id),
         }
         if channel_id is not None:
             payload["channel_id"] = channel_id
@@ -989,7 +965,9 @@ def _reply_id(reply: Mapping[str, Any], name: str) -> str:
 def _is_signed_by_publisher(event: PublicEvent, publisher_did: str) -> bool:
     key = parse_did(publisher_did).signing_key
     timestamp = event.timestamp
-    return verify_event_signature(event.event, event.tags, timestamp, event.event_signature, key, event.channel_id)
+    return crypto.verify_event_signature(
+        event.event, event.tags, timestamp, event.event_signature, key, event.channel_id
+    )
 
 
 def read_reply(response: HTTPResponse) -> dict[str, Any]:

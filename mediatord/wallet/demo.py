@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -86,13 +87,13 @@ def truncate_text(text: str, length: int = _TEXT_LENGTH) -> str:
     return text if len(text) <= length else text[:length] + "..."
 
 
+@dataclass(frozen=True, slots=True)
 class _DIDCommDemo:
     """Alice sends messages to Bob, who has an account at the mediator."""
 
-    def __init__(self, reactor: Any, url: str, printer: DemoPrinter) -> None:
-        self._reactor = reactor
-        self._url = url
-        self._printer = printer
+    reactor: Any
+    url: str
+    printer: DemoPrinter
 
     async def run(self) -> None:
         """
@@ -100,28 +101,28 @@ class _DIDCommDemo:
 
         :raise DemoStepFailed: a check failed.
         """
-        printer, http = self._printer, open_http(self._reactor)
+        printer, http = self.printer, open_http(self.reactor)
         printer.section("DIDComm: discovering the mediator")
-        invitation = await fetch_invitation(http, self._url)
-        printer.step(f"Fetched {self._url}/invitation.", f"goal: {invitation['body'].get('goal', '')}")
-        mediator = await discover_mediator(http, self._url)
+        invitation = await fetch_invitation(http, self.url)
+        printer.step(f"Fetched {self.url}/invitation.", f"goal: {invitation['body'].get('goal', '')}")
+        mediator = await discover_mediator(http, self.url)
         printer.step("Resolved the mediator's DID from the invitation.", mediator.did)
         printer.step("Read its endpoints.", f"{mediator.http_uri}   {mediator.ws_uri or 'no WebSocket'}")
 
         printer.section("DIDComm: Bob enrols")
-        bob = DIDCommWallet.generate(mediator, http, self._reactor)
+        bob = DIDCommWallet.generate(mediator, http, self.reactor)
         printer.step("Bob created a DID whose service is the mediator's DID.", bob.did)
         await bob.ping()
         printer.step("Bob pinged the mediator; the response is encrypted and authenticated.")
         await bob.enrol()
         printer.step("Bob requested mediation, and it was granted.")
         printer.check("Bob's DID is registered", await bob.register() == ["success"])
-        alice = DIDCommWallet.generate(mediator, http, self._reactor)
+        alice = DIDCommWallet.generate(mediator, http, self.reactor)
         await self._send_while_offline(alice, bob)
         await self._send_while_live(alice, bob)
 
     async def _send_while_offline(self, alice: DIDCommWallet, bob: DIDCommWallet) -> None:
-        printer = self._printer
+        printer = self.printer
         printer.section("DIDComm: Alice sends a message while Bob is offline")
         message = compose_message(BASIC_MESSAGE, {"content": "..."}, to=[bob.did], **{"from": alice.did})
         inner = encoding.loads_object(authcrypt(message, alice.identity, bob.identity.document))
@@ -142,16 +143,16 @@ class _DIDCommDemo:
         printer.check("Bob acknowledged it, and his queue is empty", status.message_count == 0)
 
     async def _send_while_live(self, alice: DIDCommWallet, bob: DIDCommWallet) -> None:
-        printer = self._printer
+        printer = self.printer
         printer.section("DIDComm: Alice sends a message while Bob is online")
-        socket = await connect_didcomm_socket(self._reactor, bob)
+        socket = await connect_didcomm_socket(self.reactor, bob)
         try:
             printer.step("Bob opened a WebSocket.")
             printer.check("live delivery is on", (await socket.live()).live_delivery is True)
             await alice.send(bob.did, _ONLINE_TEXT)
             printer.step("Alice sent a message.")
             pushed: Deferred[DeliveredMessage] = socket.pushed.get()
-            delivered = await pushed.addTimeout(_PUSH_TIMEOUT_SECONDS, self._reactor)
+            delivered = await pushed.addTimeout(_PUSH_TIMEOUT_SECONDS, self.reactor)
             printer.step("The mediator pushed it.")
             self._open_message(alice, bob, delivered, _ONLINE_TEXT)
             status = await socket.acknowledge([delivered])
@@ -162,18 +163,18 @@ class _DIDCommDemo:
 
     def _open_message(self, alice: DIDCommWallet, bob: DIDCommWallet, delivered: DeliveredMessage, text: str) -> None:
         opened = bob.open(delivered)
-        self._printer.step("Bob decrypted it.", f'"{opened.text}"')
+        self.printer.step("Bob decrypted it.", f'"{opened.text}"')
         matches = (opened.text, opened.sender) == (text, alice.did)
-        self._printer.check("the text is intact and the sender is authenticated", matches)
+        self.printer.check("the text is intact and the sender is authenticated", matches)
 
 
+@dataclass(frozen=True, slots=True)
 class _DecentrlDemo:
     """Alice sends events to Bob, who has another mediator; the mediators do not communicate."""
 
-    def __init__(self, reactor: Any, urls: tuple[str, str], printer: DemoPrinter) -> None:
-        self._reactor = reactor
-        self._urls = urls
-        self._printer = printer
+    reactor: Any
+    urls: tuple[str, str]
+    printer: DemoPrinter
 
     async def run(self) -> None:
         """
@@ -181,10 +182,10 @@ class _DecentrlDemo:
 
         :raise DemoStepFailed: a check failed.
         """
-        self._printer.section("Decentrl: Alice and Bob register at different mediators")
-        http = open_http(self._reactor)
+        self.printer.section("Decentrl: Alice and Bob register at different mediators")
+        http = open_http(self.reactor)
         alice, bob = [
-            await self._register(http, name, url) for name, url in zip(("Alice", "Bob"), self._urls, strict=True)
+            await self._register(http, name, url) for name, url in zip(("Alice", "Bob"), self.urls, strict=True)
         ]
         await self._make_contract(alice, bob)
         await self._send_while_offline(alice, bob)
@@ -194,16 +195,16 @@ class _DecentrlDemo:
 
     async def _register(self, http: HTTPClient, name: str, url: str) -> DecentrlWallet:
         mediator = await discover_decentrl_mediator(http, url)
-        wallet = DecentrlWallet.generate(name.lower(), mediator, http, self._reactor)
-        self._printer.step(
+        wallet = DecentrlWallet.generate(name.lower(), mediator, http, self.reactor)
+        self.printer.step(
             f"{name} created a DID that contains two public keys and a mediator's DID.", wallet.did, mediator.did
         )
         registration = await wallet.register()
-        self._printer.check(f"the mediator signed a contract with {name}", registration.peer_did == mediator.did)
+        self.printer.check(f"the mediator signed a contract with {name}", registration.peer_did == mediator.did)
         return wallet
 
     async def _make_contract(self, alice: DecentrlWallet, bob: DecentrlWallet) -> None:
-        printer = self._printer
+        printer = self.printer
         printer.section("Decentrl: a contract, without which Bob's mediator accepts no events for him")
         try:
             await alice.ask("junk", bob.did, PRIVATE_CHANNEL, at=bob.mediator)
@@ -232,23 +233,23 @@ class _DecentrlDemo:
         printer.check("both have the same secret, which no mediator knows", same)
 
     async def _send_while_offline(self, alice: DecentrlWallet, bob: DecentrlWallet) -> None:
-        self._printer.section("Decentrl: Alice sends an event while Bob is offline")
+        self.printer.section("Decentrl: Alice sends an event while Bob is offline")
         await self._send_event(alice, bob, _OFFLINE_TEXT)
         (event,) = (await bob.pending()).items
-        self._printer.step(
+        self.printer.step(
             "Bob is back and fetched it. What his mediator sees:", f'payload: "{truncate_text(event.payload)}"'
         )
         await self._open_event(bob, event, _OFFLINE_TEXT)
 
     async def _send_while_online(self, alice: DecentrlWallet, bob: DecentrlWallet) -> None:
-        printer = self._printer
+        printer = self.printer
         printer.section("Decentrl: Alice sends an event while Bob is online")
-        socket = await connect_decentrl_socket(self._reactor, bob)
+        socket = await connect_decentrl_socket(self.reactor, bob)
         try:
             printer.step("Bob opened a WebSocket and authenticated.", bob.mediator.ws_url)
             await self._send_event(alice, bob, _ONLINE_TEXT)
             pushed: Deferred[dict[str, Any]] = socket.pushed.get()
-            (event,) = read_pushed_events(await pushed.addTimeout(_PUSH_TIMEOUT_SECONDS, self._reactor))
+            (event,) = read_pushed_events(await pushed.addTimeout(_PUSH_TIMEOUT_SECONDS, self.reactor))
             printer.step("Bob's mediator pushed it.")
             await self._open_event(bob, event, _ONLINE_TEXT)
         finally:
@@ -258,9 +259,9 @@ class _DecentrlDemo:
     async def _send_event(self, alice: DecentrlWallet, bob: DecentrlWallet, text: str) -> None:
         event = _make_chat_event(text)
         await alice.send(bob.did, event)
-        self._printer.step("Alice signed an event, encrypted it under the contract, and sent it to Bob's mediator.")
+        self.printer.step("Alice signed an event, encrypted it under the contract, and sent it to Bob's mediator.")
         await alice.save_events(HistoryEntry(alice.did, bob.did, event, ("chat", _CHAT_TAG)))
-        self._printer.step(
+        self.printer.step(
             "Alice stored a copy at her mediator, encrypted for herself, with encrypted tags.",
             f'encrypted_tags: "{truncate_text(alice.identity.tag(_CHAT_TAG))}"',
         )
@@ -268,25 +269,25 @@ class _DecentrlDemo:
     async def _open_event(self, bob: DecentrlWallet, pending: PendingEvent, text: str) -> None:
         event = bob.open(pending)
         matches = event.text == _make_chat_event(text)
-        self._printer.check("the text is intact and the sender is authenticated", matches)
+        self.printer.check("the text is intact and the sender is authenticated", matches)
         tags = ("chat", _CHAT_TAG)
         await bob.save_events(HistoryEntry(event.sender_did, bob.did, event.text, tags, event.timestamp))
-        self._printer.step("Bob stored it at his mediator, encrypted for himself, with tags of his own.")
+        self.printer.step("Bob stored it at his mediator, encrypted for himself, with tags of his own.")
         await bob.acknowledge([pending])
-        self._printer.check("Bob acknowledged it, and his queue is empty", (await bob.pending()).total == 0)
+        self.printer.check("Bob acknowledged it, and his queue is empty", (await bob.pending()).total == 0)
 
     async def _query_history(self, alice: DecentrlWallet, bob: DecentrlWallet) -> None:
-        self._printer.section("Decentrl: querying the history")
+        self.printer.section("Decentrl: querying the history")
         for name, wallet in (("Alice", alice), ("Bob", bob)):
             events = (await wallet.events(tags=[_CHAT_TAG])).items
             texts = [_read_chat_event(wallet.identity.unseal(event.payload)) for event in events]
-            self._printer.step(
+            self.printer.step(
                 f"{name} queried events by the tag of the chat, and decrypted them.", *(f'"{text}"' for text in texts)
             )
-            self._printer.check("both messages, in order of time", texts == [_OFFLINE_TEXT, _ONLINE_TEXT])
+            self.printer.check("both messages, in order of time", texts == [_OFFLINE_TEXT, _ONLINE_TEXT])
 
     async def _publish(self, alice: DecentrlWallet, bob: DecentrlWallet) -> None:
-        printer = self._printer
+        printer = self.printer
         printer.section("Decentrl: a public channel")
         event_id = await bob.publish(_make_chat_event(_PUBLIC_TEXT), ["greeting"])
         printer.step("Bob published a signed event.", bob.mediator.public_url(truncate_text(bob.did)))

@@ -249,7 +249,7 @@ def _unpack_layers(raw: bytes, identity: WalletIdentity, resolve: ResolveDID) ->
 
 
 def _open_layer(envelope: jwe.Envelope, identity: WalletIdentity, resolve: ResolveDID) -> tuple[str, bytes]:
-    found = [(kid, key) for kid in envelope.kids if (key := identity.find_agreement_key(kid)) is not None]
+    found = [(kid, key) for kid in envelope.encrypted_keys if (key := identity.find_agreement_key(kid)) is not None]
     if not found:
         raise UnreadableMessage("not encrypted for us")
     sender = None

@@ -261,15 +261,15 @@ class SeveralTests(SynchronousTestCase):
         self.assertEqual((refusal.count, refusal.first, refusal.last), (5, NOW - 9, NOW - 1))
         self.assertEqual(accepted.total, 7)
         self.assertTrue(overview.well)
-        self.assertIn("2 of 2", render_status_page(overview, refreshing=True).decode())
+        self.assertIn("2 of 2", render_status_page(overview, NOW, refreshing=True).decode())
 
     def test_one_is_silent(self) -> None:
         """It is said that it is missing."""
         self.told = (2, [of_worker(1)])
         overview = self.overview()
         self.assertEqual((overview.well, overview.state), (False, "some workers do not respond"))
-        self.assertIn("1 of 2", render_status_page(overview, refreshing=True).decode())
-        self.assertIn("did not respond in time", render_status_page(overview, refreshing=True).decode())
+        self.assertIn("1 of 2", render_status_page(overview, NOW, refreshing=True).decode())
+        self.assertIn("did not respond in time", render_status_page(overview, NOW, refreshing=True).decode())
 
     def test_one_is_not_well(self) -> None:
         """Then the daemon is not."""
@@ -293,10 +293,10 @@ class SeveralTests(SynchronousTestCase):
             overview = self.overview()
             self.assertEqual(overview.well, well)
             self.assertEqual(overview.state, "serving" if well else "message ledger does not balance")
-            shown = render_status_page(overview, refreshing=True).decode()
+            shown = render_status_page(overview, NOW, refreshing=True).decode()
             self.assertIn("1,234", shown)
             self.assertEqual("\N{MINUS SIGN}1" in shown, not well)
-            books = json.loads(render_status_json(overview))["ledger"]
+            books = json.loads(render_status_json(overview, NOW))["ledger"]
             self.assertEqual(
                 [books[protocol]["difference"] for protocol in ("didcomm", "decentrl")], list(differences)
             )
@@ -308,7 +308,7 @@ class SeveralTests(SynchronousTestCase):
             self.backlog, ledger=StoreLedger(MessageLedger(accepted=5, waiting=None), MessageLedger())
         )
         overview = self.overview()
-        books = json.loads(render_status_json(overview))["ledger"]
+        books = json.loads(render_status_json(overview, NOW))["ledger"]
         self.assertEqual((books["didcomm"]["waiting"], books["didcomm"]["difference"]), (None, None))
         self.assertTrue(overview.well)
 
@@ -317,7 +317,7 @@ class SeveralTests(SynchronousTestCase):
         overview = self.overview()
         time_of_day = format_utc_time(NOW)
         for later, age in ((0, "0 s"), (2, "2 s"), (75, "1 min 15 s")):
-            shown = render_status_page(overview, refreshing=True, now=NOW + later).decode()
+            shown = render_status_page(overview, NOW + later, refreshing=True).decode()
             self.assertIn(f"As of {time_of_day} UTC, {age} ago; ", shown)
             # The books, what waits by age, and the largest queues.
             self.assertEqual(shown.count(f"As of {time_of_day} UTC, {age} ago."), 3)
@@ -329,9 +329,9 @@ class SeveralTests(SynchronousTestCase):
         """What the store has not said is of no time."""
         self.backlog = StoreUnavailable()
         overview = self.overview()
-        told = json.loads(render_status_json(overview))["store"]
+        told = json.loads(render_status_json(overview, NOW))["store"]
         self.assertEqual((told["at"], told["age_seconds"], told["answers"]), (None, None, False))
-        shown = render_status_page(overview, refreshing=True).decode()
+        shown = render_status_page(overview, NOW, refreshing=True).decode()
         self.assertEqual(shown.count("Not available: the store did not respond."), 3)
         self.assertNotIn("No messages are queued.", shown)
 
@@ -349,9 +349,9 @@ class SeveralTests(SynchronousTestCase):
         largest = (LargeQueue("did:own", 2, 20, NOW), LargeQueue("did:bob", 1, 10, NOW))
         self.backlog = replace(self.backlog, messages=3, bytes=30, largest=largest)
         overview = self.overview()
-        told = json.loads(render_status_json(overview))["waiting"]
+        told = json.loads(render_status_json(overview, NOW))["waiting"]
         self.assertEqual([(one["messages"], one["self_test"]) for one in told["largest"]], [(2, True), (1, False)])
-        shown = render_status_page(overview, refreshing=True).decode()
+        shown = render_status_page(overview, NOW, refreshing=True).decode()
         self.assertIn("(self-test)", shown)
         self.assertNotIn("did:own", shown)
 
@@ -359,7 +359,7 @@ class SeveralTests(SynchronousTestCase):
         """While the store does not answer they are unknown."""
         self.backlog = StoreUnavailable()
         overview = self.overview()
-        self.assertIsNone(json.loads(render_status_json(overview))["ledger"])
+        self.assertIsNone(json.loads(render_status_json(overview, NOW))["ledger"])
 
     def test_no_supervisor(self) -> None:
         """A worker tells at least what it knows itself."""
@@ -368,7 +368,7 @@ class SeveralTests(SynchronousTestCase):
         self.assertEqual([one.pid for one in overview.processes.answered], [9])
         self.assertEqual((overview.well, overview.gauges), (False, {}))
         self.assertEqual({counts.total for counts in overview.traffic.values()}, {None})
-        self.assertIn("unknown", render_status_page(overview, refreshing=True).decode())
+        self.assertIn("unknown", render_status_page(overview, NOW, refreshing=True).decode())
 
     def test_two_at_once(self) -> None:
         """They share what is being made, and a fault is told to both."""

@@ -124,7 +124,7 @@ def padded_wrongly(kid: str, key: PublicKey) -> bytes:
     covered = protected.encode() + iv + data + (8 * len(protected)).to_bytes(8, "big")
     tag = hmac.digest(cek[:32], covered, "sha512")[:32]
     wrapped = aes_key_wrap(
-        derive_kek(derive_ephemeral_secret(ephemeral, key), build_other_info(ANONCRYPT, b"", apv), None), cek
+        derive_kek(derive_ephemeral_secret(ephemeral, key.jwk()), build_other_info(ANONCRYPT, b"", apv), None), cek
     )
     return json.dumps(
         {

@@ -124,7 +124,7 @@ def test_prepare(path: Path) -> None:
     (coming,) = identity.prepared_dids
     assert identity.owns(coming)
     (method,) = resolve_local(coming).key_agreement
-    assert identity.find_agreement_keys(method.id) == (dict(prepared.prepared)["prekey-2"],)
+    assert identity.agreement_keys.get(method.id) == (dict(prepared.prepared)["prekey-2"],)
     with pytest.raises(SecretFileError, match="has prepared keys already"):
         rotate_keys(path, fits, prepare=True)
     after = fits(rotate_keys(path, fits))
@@ -231,12 +231,12 @@ def test_former_keys_open(path: Path) -> None:
     identity = fits(second)
     old, new = dict(first.keys), dict(second.keys)
     assert identity.former_peer_dids == (did,)
-    assert identity.find_agreement_keys(f"{did}#key-1") == (old["prekey"],)
-    assert identity.find_agreement_keys(f"{identity.did}#key-1") == (new["prekey-2"],)
-    assert identity.find_agreement_keys(f"{WEB}#prekey") == (new["prekey-2"], old["prekey"])
-    assert identity.find_agreement_keys(f"{WEB}#p256") == (old["p256"],)
-    assert identity.find_agreement_keys(f"{WEB}#p256-2") == (new["p256-2"],)
-    assert identity.find_agreement_keys(f"{WEB}#{old['prekey'].public.multibase()}") == (old["prekey"],)
+    assert identity.agreement_keys.get(f"{did}#key-1") == (old["prekey"],)
+    assert identity.agreement_keys.get(f"{identity.did}#key-1") == (new["prekey-2"],)
+    assert identity.agreement_keys.get(f"{WEB}#prekey") == (new["prekey-2"], old["prekey"])
+    assert identity.agreement_keys.get(f"{WEB}#p256") == (old["p256"],)
+    assert identity.agreement_keys.get(f"{WEB}#p256-2") == (new["p256-2"],)
+    assert identity.agreement_keys.get(f"{WEB}#{old['prekey'].public.multibase()}") == (old["prekey"],)
     assert identity.prekeys_private == (new["prekey-2"].secret, old["prekey"].secret)
 
 
@@ -270,7 +270,7 @@ def test_unequal_numbers() -> None:
     keys = KeySet((*generate_keys().keys, ("older", older)))
     identity = fits(keys)
     assert identity.former_peer_dids == ()
-    assert identity.find_agreement_keys(f"{WEB}#older") == (older,)
+    assert identity.agreement_keys.get(f"{WEB}#older") == (older,)
 
 
 def test_stages(path: Path) -> None:

@@ -13,28 +13,28 @@ import hashlib
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from secrets import token_bytes
 from string import ascii_letters, digits
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import orjson
-import pybase64
-from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap
+from pybase64 import b64decode
 
 from mediatord.errors import ExpiredForward, InvalidAttachment, LinkedAttachment, MediatorError, MissingNext
 from mediatord.protocol import encoding
 from mediatord.protocol.didcomm.jwe import (
-    ANONCRYPT,
+    CIPHERTEXT_PLACEHOLDER,
     CONTENT_CIPHERS,
     ENCRYPTED_MEDIA_TYPE,
+    KEY_WRAP_OVERHEAD,
     MAX_PROTECTED,
-    DecryptFunction,
+    MIN_CUT_SIZE,
     Enc,
-    KeyExchange,
-    build_other_info,
-    compute_apv,
+    cut_ciphertext,
     derive_kek,
     load_key_exchange,
+    read_parties,
+    restore_ciphertext,
+    unwrap_cek,
 )
 from mediatord.protocol.didcomm.keys import PrivateKey
 from mediatord.protocol.didcomm.message import MAX_ID, Message, OutgoingMessage, extract_attachment_json, parse_time
@@ -43,8 +43,6 @@ from mediatord.protocol.encoding import (
     MAX_VALUES,
     check_value_count,
     decode_base64url,
-    decode_unpadded_base64url,
-    encode_base64url,
     loads_unique_members,
     measure_nesting_depth,
 )
@@ -194,13 +192,8 @@ def make_forward(payload: bytes, next_: str, id_: str) -> OutgoingMessage:
     )
 
 
-_MAX_CACHED_KIDS = 1024
-_CIPHERTEXT_MEMBER = b'"ciphertext":'
-# Replaces the ciphertext before the envelope is parsed as JSON. It is random, so a member with this value is the one
-# that was replaced.
-_CIPHERTEXT_PLACEHOLDER = secrets.token_hex(16)
-_CIPHERTEXT_PLACEHOLDER_BYTES = _CIPHERTEXT_PLACEHOLDER.encode()
-# Likewise, for the whole payload.
+# Replaces the payload before the message is parsed. It is random, so a member with this value is the one that was
+# replaced.
 _PAYLOAD_PLACEHOLDER = secrets.token_hex(16)
 _PAYLOAD_PLACEHOLDER_JSON = orjson.dumps(_PAYLOAD_PLACEHOLDER)
 # Number of members of a JWE for one recipient. If all of them are read, there are no others.
@@ -214,16 +207,13 @@ for _ in range(4):
     _OBJECT_PATTERN = rb"\{(?:[^\"{}]++|%b|%b)*+\}" % (_STRING_PATTERN, _OBJECT_PATTERN)
 _match_json_member = re.compile(rb'"json"[ \t\n\r]*+:[ \t\n\r]*+(%b)' % _OBJECT_PATTERN, re.DOTALL).match
 
-# Minimum plaintext size at which it pays to skip parsing the inner ciphertext.
-_MIN_CUT_SIZE = 4096
 _EPK_SIZE = 32
-_KEY_WRAP_OVERHEAD = 8
 # By size modulo 3: allowed last characters of unpadded base64url, and filler up to a multiple of four characters.
-_FINAL_CHARACTERS = (f"{ascii_letters}{digits}-_", *encoding.FINAL_CHARACTERS[2:])
+_FINAL_CHARACTERS = (f"{ascii_letters}{digits}-_", "AQgw", "AEIMQUYcgkosw048")
 _FILLERS = ("", "AA", "A")
 
 # Raised by unexpected JSON shapes and by failed decryption.
-_FALLBACK_ERRORS = (ValueError, TypeError, LookupError, AttributeError, InvalidUnwrap, MediatorError)
+_FALLBACK_ERRORS = (ValueError, TypeError, LookupError, AttributeError, MediatorError)
 
 
 class FastForward(NamedTuple):
@@ -254,13 +244,11 @@ class FastForwardParser:
     """
     Parser for the most common forwards.
 
-    :param find_agreement_keys: private keys that a kid may denote, the likeliest first; the result is cached until
-        :meth:`forget`.
+    :param agreement_keys: the mediator's private keys by the kids that may denote them, the likeliest first.
     """
 
-    def __init__(self, find_agreement_keys: Callable[[str], Sequence[PrivateKey]]) -> None:
-        self._find_agreement_keys = find_agreement_keys
-        self._recipient_keys: dict[str, _RecipientKey] = {}
+    def __init__(self, agreement_keys: Mapping[str, Sequence[PrivateKey]]) -> None:
+        self._agreement_keys = agreement_keys
 
     def read(self, raw: bytes) -> FastForward | None:
         """
@@ -269,14 +257,12 @@ class FastForwardParser:
         No key is used unless the envelope has the expected form.
         """
         try:
-            start = raw.index(b'"', raw.index(_CIPHERTEXT_MEMBER) + len(_CIPHERTEXT_MEMBER)) + 1
-            end = raw.index(b'"', start)
-            rest = b"".join((raw[:start], _CIPHERTEXT_PLACEHOLDER_BYTES, raw[end:]))
-            if len(rest) > MAX_VALUES:
+            text, ciphertext = cut_ciphertext(raw, bytes)
+            if ciphertext is None or len(text) > MAX_VALUES:
                 return None
-            jwe = orjson.loads(rest)
+            jwe = orjson.loads(text)
             protected = jwe["protected"]
-            if jwe["ciphertext"] != _CIPHERTEXT_PLACEHOLDER or len(protected) > MAX_PROTECTED:
+            if jwe["ciphertext"] != CIPHERTEXT_PLACEHOLDER or len(protected) > MAX_PROTECTED:
                 return None
             (entry,) = jwe["recipients"] if len(jwe) == _GENERAL_MEMBERS else (jwe,)
             if entry is jwe and len(jwe) != _FLATTENED_MEMBERS:
@@ -286,59 +272,23 @@ class FastForwardParser:
             if orjson.dumps(shared) != text:
                 shared = loads_unique_members(text)
             header = shared | more
-            own = self._recipient_keys.get(header["kid"]) or self._load_recipient_key(header["kid"])
-            if own is None or len(header) != len(shared) + len(more) or (info := own.find_other_info(header)) is None:
+            kid, epk = header["kid"], header["epk"]
+            keys = self._agreement_keys[kid]
+            (key,) = keys if len(keys) == 1 else [one for one in keys if one.curve == "X25519"]
+            if not key.curve == epk["crv"] == "X25519" or epk["kty"] != "OKP" or "crit" in header or "zip" in header:
+                return None
+            sender_kid, info = read_parties(header, (kid,))
+            if sender_kid is not None or len(header) != len(shared) + len(more):
                 return None
             layout = _JWE_LAYOUTS[header["enc"]]
-            small = layout.decoded(header["epk"]["x"], jwe["tag"], jwe["iv"], entry["encrypted_key"])
-            data = decode_unpadded_base64url(raw[start:end])
-            wrapping, wrapped = derive_kek(own.exchange(small[:_EPK_SIZE]), info), small[layout.key_at]
-            try:
-                cek = aes_key_unwrap(wrapping, wrapped)
-            except InvalidUnwrap:  # takes as long as a wrong tag, see jwe.unwrap_cek
-                cek = token_bytes(len(wrapped) - _KEY_WRAP_OVERHEAD)
-            plaintext = layout.decrypt_raw(cek, small[layout.iv_at], data, small[layout.tag_at], protected.encode())
-            return _parse_forward(plaintext, own.kid)
+            small = layout.decoded(epk["x"], jwe["tag"], jwe["iv"], entry["encrypted_key"])
+            data = decode_base64url(ciphertext)
+            kek, wrapped = derive_kek(load_key_exchange(key.secret)(small[:_EPK_SIZE]), info), small[layout.key_at]
+            cek = unwrap_cek(kek, wrapped)
+            plaintext = layout.decrypt(cek, small[layout.iv_at], data, small[layout.tag_at], protected.encode())
+            return _parse_forward(plaintext, kid)
         except _FALLBACK_ERRORS:
             return None
-
-    def forget(self) -> None:
-        """Drop cached keys, for example after some were retired."""
-        self._recipient_keys.clear()
-
-    def _load_recipient_key(self, kid: str) -> _RecipientKey | None:
-        agreeing = [key for key in self._find_agreement_keys(kid) if key.curve == "X25519"]
-        if len(agreeing) != 1:
-            return None
-        if len(self._recipient_keys) >= _MAX_CACHED_KIDS:
-            self._recipient_keys.clear()
-        own = self._recipient_keys[kid] = _RecipientKey(kid, load_key_exchange(agreeing[0].secret))
-        return own
-
-
-class _RecipientKey:
-    """One kid of an X25519 key, with the values that all envelopes to it share."""
-
-    __slots__ = ("_apv", "_info", "_info_without_apv", "exchange", "kid")
-
-    def __init__(self, kid: str, exchange: KeyExchange) -> None:
-        digest = compute_apv((kid,))
-        self.kid = kid
-        self.exchange = exchange
-        self._apv = encode_base64url(digest)
-        self._info = build_other_info(ANONCRYPT, b"", digest)
-        self._info_without_apv = build_other_info(ANONCRYPT, b"", b"")
-
-    def find_other_info(self, header: Mapping[str, Any]) -> bytes | None:
-        """OtherInfo of the key derivation for an X25519 anoncrypt; None for any other header."""
-        epk = header["epk"]
-        if header["alg"] != ANONCRYPT or epk["crv"] != "X25519" or epk["kty"] != "OKP":
-            return None
-        if "crit" in header or "zip" in header or "apu" in header:
-            return None
-        if "apv" not in header:
-            return self._info_without_apv
-        return self._info if header["apv"] == self._apv else None
 
 
 class _JWELayout(NamedTuple):
@@ -353,12 +303,12 @@ class _JWELayout(NamedTuple):
     tag_at: slice
     iv_at: slice
     key_at: slice
-    decrypt_raw: DecryptFunction
+    decrypt: Callable[[bytes, bytes, bytes, bytes, bytes], bytes]
 
     @classmethod
     def of(cls, enc: Enc) -> _JWELayout:
         cipher = CONTENT_CIPHERS[enc]
-        sizes = (_EPK_SIZE, cipher.tag_size, cipher.iv_size, cipher.key_size + _KEY_WRAP_OVERHEAD)
+        sizes = (_EPK_SIZE, cipher.tag_size, cipher.iv_size, cipher.key_size + KEY_WRAP_OVERHEAD)
         places, start = [], 0
         for size in sizes:
             places.append(slice(start, start + size))
@@ -367,7 +317,7 @@ class _JWELayout(NamedTuple):
         lengths = tuple(-(-size * 4 // 3) for size in sizes)
         ends = tuple(_FINAL_CHARACTERS[size % 3] for size in sizes)
         fills = tuple(_FILLERS[size % 3] for size in sizes)
-        return cls(lengths, ends, fills, tag_at, iv_at, key_at, cipher.decrypt_raw)
+        return cls(lengths, ends, fills, tag_at, iv_at, key_at, cipher.decrypt)
 
     def decoded(self, x: str, tag: str, iv: str, wrapped: str) -> bytes:
         """
@@ -388,36 +338,25 @@ class _JWELayout(NamedTuple):
             or "/" in text
         ):
             raise ValueError("another spelling")
-        return pybase64.b64decode(text, b"-_", validate=True)
+        return b64decode(text, b"-_", True)
 
 
 _JWE_LAYOUTS: dict[Any, _JWELayout] = {enc: _JWELayout.of(enc) for enc in CONTENT_CIPHERS}
 
 
-def _cut_ciphertext(plaintext: bytes) -> tuple[bytes, bytes]:
+def _check_plain_string(text: bytes) -> bytes:
     """
-    Replace a long inner ciphertext by :data:`_CIPHERTEXT_PLACEHOLDER`; return the text and the ciphertext.
+    The text, if it is the content of a JSON string without escapes, which takes less time than parsing it.
 
-    That it is a string without escapes is verified without parsing it. The ciphertext is empty if nothing was
-    replaced.
+    :raise ValueError: it is not.
     """
-    try:
-        start = plaintext.index(b'"', plaintext.index(_CIPHERTEXT_MEMBER) + len(_CIPHERTEXT_MEMBER)) + 1
-        end = plaintext.index(b'"', start)
-        ciphertext = plaintext[start:end]
-        if ciphertext and len(orjson.dumps(ciphertext.decode("ascii"))) == end - start + 2:
-            return b"".join((plaintext[:start], _CIPHERTEXT_PLACEHOLDER_BYTES, plaintext[end:])), ciphertext
-    except ValueError:
-        pass
-    return plaintext, b""
+    if len(orjson.dumps(text.decode("ascii"))) != len(text) + 2:
+        raise ValueError("escapes")
+    return text
 
 
-class _PayloadCandidate(NamedTuple):
-    """The text that may be the payload, its parsed value, and the ciphertext that was replaced in both."""
-
-    text: bytes
-    envelope: Any
-    ciphertext: bytes
+# The text that may be the payload, its parsed value, and the ciphertext that was replaced in both.
+_PayloadCandidate: TypeAlias = tuple[bytes, Any, bytes | None]
 
 
 def _split_payload(plaintext: bytes) -> tuple[bytes, _PayloadCandidate | None]:
@@ -429,7 +368,9 @@ def _split_payload(plaintext: bytes) -> tuple[bytes, _PayloadCandidate | None]:
 
     :raise ValueError: no guess is possible, or there are too many values.
     """
-    text, ciphertext = (plaintext, b"") if len(plaintext) < _MIN_CUT_SIZE else _cut_ciphertext(plaintext)
+    text, ciphertext = plaintext, None
+    if len(plaintext) >= MIN_CUT_SIZE:
+        text, ciphertext = cut_ciphertext(plaintext, _check_plain_string)
     if len(text) > MAX_VALUES:
         check_value_count(text)
     at = text.find(b'"json"')
@@ -447,7 +388,7 @@ def _split_payload(plaintext: bytes) -> tuple[bytes, _PayloadCandidate | None]:
     around = b"".join((text[:start], _PAYLOAD_PLACEHOLDER_JSON, text[end:]))
     if around.count(b",") >= MAX_MEMBERS:
         raise ValueError("many members")
-    return around, _PayloadCandidate(text[start:end], envelope, ciphertext)
+    return around, (text[start:end], envelope, ciphertext)
 
 
 def _check_payload(data: Any, guess: _PayloadCandidate | None) -> ForwardPayload:
@@ -461,11 +402,11 @@ def _check_payload(data: Any, guess: _PayloadCandidate | None) -> ForwardPayload
     text, envelope, ciphertext = guess
     if data["json"] != _PAYLOAD_PLACEHOLDER or type(envelope) is not dict or not is_payload(envelope, text, True):
         raise ValueError("another layout")
-    if not ciphertext:
+    if ciphertext is None:
         return text, "json"
-    if envelope["ciphertext"] != _CIPHERTEXT_PLACEHOLDER:
+    if envelope["ciphertext"] != CIPHERTEXT_PLACEHOLDER:
         raise ValueError("another ciphertext")
-    return text.replace(_CIPHERTEXT_PLACEHOLDER_BYTES, ciphertext), "json"
+    return restore_ciphertext(text, ciphertext), "json"
 
 
 def _parse_forward(plaintext: bytes, kid: str) -> FastForward | None:

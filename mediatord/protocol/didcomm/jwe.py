@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import nacl.exceptions
 from cryptography.exceptions import InvalidTag
@@ -98,15 +98,15 @@ def _cached_static_secret(secret: bytes, public: bytes) -> bytes:
     return load_key_exchange(secret)(public)
 
 
-def derive_ephemeral_secret(key: PrivateKey, peer: PublicKey) -> bytes:
+def derive_ephemeral_secret(key: PrivateKey, epk: Mapping[str, Any]) -> bytes:
     """
-    Z of a static and an ephemeral key.
+    Z of a static key and the ephemeral key in a header.
 
-    :raise ValueError: as :meth:`PrivateKey.exchange`.
+    :raise ValueError: as :meth:`PublicKey.from_jwk` and :meth:`PrivateKey.exchange`.
     """
-    if key.curve == "X25519" == peer.curve:
-        return load_key_exchange(key.secret)(peer.raw)
-    return key.exchange(peer)
+    if key.curve == "X25519" == epk.get("crv") and epk.get("kty") == "OKP":
+        return load_key_exchange(key.secret)(decode_base64url(epk.get("x")))
+    return key.exchange(PublicKey.from_jwk(epk))
 
 
 def derive_static_secret(key: PrivateKey, peer: PublicKey) -> bytes:
@@ -155,44 +155,27 @@ def clear_key_caches() -> None:
 
 
 Enc = Literal["A256CBC-HS512", "A256GCM", "XC20P"]
-# (key, iv, ciphertext, tag, aad) -> plaintext
-DecryptFunction = Callable[[bytes, bytes, bytes, bytes, bytes], bytes]
 
 _BLOCK_SIZE = 16
 _HALF_KEY = 32
 _PADDINGS = tuple(bytes([count]) * count for count in range(_BLOCK_SIZE + 1))
 
 
-@dataclass(frozen=True, slots=True)
-class ContentCipher:
+class ContentCipher(NamedTuple):
     """
     A content encryption algorithm (`enc`); sizes in bytes.
 
     :param key_size: size of the content-encryption key.
-    :param encrypt_raw: (key, iv, plaintext, aad) -> (ciphertext, tag).
-    :param decrypt_raw: for members of valid size; raises ValueError if authentication fails.
+    :param encrypt: (key, iv, plaintext, aad) -> (ciphertext, tag).
+    :param decrypt: (key, iv, ciphertext, tag, aad) -> plaintext, for members of valid size; raises ValueError if
+        authentication fails.
     """
 
     key_size: int
     iv_size: int
     tag_size: int
-    encrypt_raw: Callable[[bytes, bytes, bytes, bytes], tuple[bytes, bytes]]
-    decrypt_raw: DecryptFunction
-
-    def encrypt(self, key: bytes, plaintext: bytes, aad: bytes) -> tuple[bytes, bytes, bytes]:
-        """Encrypt with a fresh IV; returns IV, ciphertext and tag."""
-        iv = secrets.token_bytes(self.iv_size)
-        return iv, *self.encrypt_raw(key, iv, plaintext, aad)
-
-    def decrypt(self, key: bytes, iv: bytes, data: bytes, tag: bytes, aad: bytes) -> bytes:
-        """
-        Authenticate and decrypt.
-
-        :raise ValueError: a member of the wrong size, or authentication fails.
-        """
-        if len(key) != self.key_size or len(iv) != self.iv_size or len(tag) != self.tag_size:
-            raise ValueError("a part of the wrong size")
-        return self.decrypt_raw(key, iv, data, tag, aad)
+    encrypt: Callable[[bytes, bytes, bytes, bytes], tuple[bytes, bytes]]
+    decrypt: Callable[[bytes, bytes, bytes, bytes, bytes], bytes]
 
 
 class _UncheckedCipher(Cipher[CBC]):
@@ -263,59 +246,58 @@ AgreementCurve = Literal["X25519", "P-256", "P-384", "P-521"]
 JOSEHeader = Mapping[str, Any]
 
 _MAX_RECIPIENTS = 100
-_MAX_CACHED_NAMES = 6_000
 # Enough for a key, an algorithm and three key ids.
 MAX_PROTECTED = 65_536
-_CURVES = frozenset(("X25519", "P-256", "P-384", "P-521"))
-_ENCS = frozenset(("A256CBC-HS512", "A256GCM", "XC20P"))
+_CURVES = get_args(AgreementCurve)
 # Headers that all recipients must share. Each recipient may have its own epk.
 _SHARED_HEADERS = ("alg", "enc", "apu", "apv", "skid")
 # An absolute DID URL with a fragment and without white space; a relative one does not identify the key's owner.
 ABSOLUTE_KID = re.compile(r"did:[a-z0-9]+:[!-\"$-~]+#[!-\"$-~]+")
 
 
-@dataclass(frozen=True, slots=True)
+# Longer names are not cached.
+_MAX_CACHED_NAMES = 6_000
+
+# Size from which it pays not to parse a ciphertext as JSON.
+MIN_CUT_SIZE = 4096
+_CIPHERTEXT_MEMBER = b'"ciphertext":'
+# Replaces a ciphertext before the rest is parsed. It is random, so a member with this value is the one that was
+# replaced.
+CIPHERTEXT_PLACEHOLDER = secrets.token_hex(16)
+_PLACEHOLDER_BYTES = CIPHERTEXT_PLACEHOLDER.encode()
+
+
+@dataclass(slots=True)
 class Envelope:
     """
     A JWE with valid structure; decryption may still fail.
 
     :param sender_kid: key id of an authcrypt's sender, an absolute DID URL with a fragment. It is a claim until
         decryption with that key succeeds. None for an anoncrypt.
+    :param curve: of the ephemeral keys.
     :param header: headers shared by all recipients, and the `epk` of the first.
     :param info: OtherInfo of the key derivation, without the tag.
-    :param encrypted_keys: `encrypted_key` and `epk` by kid; unchecked until decryption.
-    :param members: members of the JWE; those not read by the parser are unchecked until decryption.
+    :param encrypted_keys: `encrypted_key` and `epk` by kid, in their order and spelling; unchecked until decryption.
+    :param protected: as written; `iv`, `ciphertext` and `tag` are decoded.
     """
 
     sender_kid: str | None
+    curve: AgreementCurve
     header: JOSEHeader = field(repr=False)
     info: bytes = field(repr=False)
     encrypted_keys: Mapping[str, tuple[Any, Any]] = field(repr=False)
-    members: JOSEHeader = field(repr=False)
+    protected: bytes = field(repr=False)
+    iv: bytes = field(repr=False)
+    ciphertext: bytes = field(repr=False)
+    tag: bytes = field(repr=False)
 
-    @property
-    def kids(self) -> tuple[str, ...]:
-        """Key ids of all recipients, in their order and spelling."""
-        return tuple(self.encrypted_keys)
-
-    @property
-    def authenticated(self) -> bool:
-        """Whether this is an authcrypt."""
-        return self.sender_kid is not None
-
-    @property
-    def curve(self) -> AgreementCurve:
-        """Curve of the ephemeral keys."""
-        curve: AgreementCurve = self.header["epk"]["crv"]
-        return curve
-
-    def fingerprint(self) -> bytes:
+    def compute_digest(self) -> bytes:
         """
         32 bytes that are equal for all encodings of the same encrypted message, and different for any other message.
 
         The tag authenticates the protected header (as text) and the ciphertext; everything else can be rewritten.
         """
-        return sha256(self.members["protected"].encode() + b"." + decode_base64url(self.members.get("tag"))).digest()
+        return sha256(self.protected + b"." + self.tag).digest()
 
     @property
     def lacks_apv(self) -> bool:
@@ -323,6 +305,27 @@ class Envelope:
         Whether the recipients are not authenticated; such an authcrypt may be ECDH-1PU draft 03 (reference 1.10).
         """
         return "apv" not in self.header
+
+
+def cut_ciphertext(text: bytes, read: Callable[[bytes], bytes]) -> tuple[bytes, bytes | None]:
+    """
+    Replace the member `ciphertext` by :data:`CIPHERTEXT_PLACEHOLDER`; return the text and the result of `read`,
+    which is None if nothing was replaced.
+
+    :param read: called with the ciphertext; raises ValueError unless that is the content of a JSON string without
+        escapes.
+    """
+    try:
+        start = text.index(b'"', text.index(_CIPHERTEXT_MEMBER) + len(_CIPHERTEXT_MEMBER)) + 1
+        end = text.index(b'"', start)
+        return b"".join((text[:start], _PLACEHOLDER_BYTES, text[end:])), read(text[start:end])
+    except ValueError:
+        return text, None
+
+
+def restore_ciphertext(text: bytes, ciphertext: bytes) -> bytes:
+    """Undo :func:`cut_ciphertext` where `text` has the placeholder."""
+    return text.replace(_PLACEHOLDER_BYTES, ciphertext)
 
 
 def parse_envelope(raw: bytes) -> Envelope:
@@ -333,48 +336,62 @@ def parse_envelope(raw: bytes) -> Envelope:
     :raise EncryptionRequired: a JWS or a plaintext message.
     :raise DecryptionError: a JWE that violates a rule of reference 1.2 or 1.6.
     """
+    text, ciphertext = cut_ciphertext(raw, decode_base64url) if len(raw) >= MIN_CUT_SIZE else (raw, None)
     try:
-        value = loads_object(raw)
+        value = loads_object(text)
+        if ciphertext is not None and value.get("ciphertext") != CIPHERTEXT_PLACEHOLDER:
+            value, ciphertext = loads_object(raw), None
     except ValueError:
         raise InvalidEnvelope from None
-    return parse_envelope_object(value)
+    return parse_envelope_object(value, ciphertext)
 
 
-def parse_envelope_object(value: dict[str, Any]) -> Envelope:
-    """As :func:`parse_envelope`, for a parsed JSON object."""
+def parse_envelope_object(value: dict[str, Any], ciphertext: bytes | None = None) -> Envelope:  # noqa: C901
+    """
+    As :func:`parse_envelope`, for a parsed JSON object. All rules of the format are here, one after the other.
+
+    :param ciphertext: the decoded member of this name, if it is known.
+    """
     if "ciphertext" not in value:
         if "payload" in value or ("type" in value and "id" in value):
             raise EncryptionRequired
         raise InvalidEnvelope
     try:
-        return _read_jwe(value)
+        protected = value.get("protected")
+        if "aad" in value or not isinstance(protected, str) or len(protected) > MAX_PROTECTED:
+            raise ValueError("an aad, which DIDComm has not, or no header")
+        shared: JOSEHeader = loads_unique_members(decode_base64url(protected))
+        if "unprotected" in value:
+            shared = _merge_headers(shared, value["unprotected"])
+        entries = [value]  # flattened serialisation
+        if "recipients" in value:
+            entries = value["recipients"]
+            if "encrypted_key" in value or "header" in value:
+                raise ValueError("general and flattened at the same time")
+            if not isinstance(entries, list) or not 1 <= len(entries) <= _MAX_RECIPIENTS:
+                raise ValueError("no list of recipients, or too long a one")
+        first: JOSEHeader = {}
+        wrapped: dict[str, tuple[Any, Any]] = {}
+        for entry in entries:
+            if not isinstance(entry, dict):
+                raise ValueError("a recipient that is not an object")
+            header = _merge_headers(shared, entry.get("header"))
+            kid, epk = header.get("kid"), header.get("epk")
+            if "crit" in header or "zip" in header or not isinstance(kid, str) or not isinstance(epk, dict):
+                raise ValueError("an extension, compression, or a missing key")
+            first = first or header
+            if header is not first and not _is_same_algorithm(header, first):
+                raise ValueError("recipients that do not share one algorithm")
+            wrapped[kid] = entry.get("encrypted_key"), epk
+        curve: Any = first["epk"].get("crv")
+        if curve not in _CURVES or len(wrapped) != len(entries):
+            raise ValueError("another curve, or two keys for one recipient")
+        sender_kid, info = read_parties(first, tuple(wrapped))
+        iv, tag = decode_base64url(value.get("iv")), decode_base64url(value.get("tag"))
+        data = decode_base64url(value["ciphertext"]) if ciphertext is None else ciphertext
     except ValueError:
         raise DecryptionError from None
-
-
-def _read_jwe(value: dict[str, Any]) -> Envelope:
-    if "aad" in value:
-        raise ValueError("an aad, which DIDComm has not")
-    protected = value.get("protected")
-    if not isinstance(protected, str) or len(protected) > MAX_PROTECTED:
-        raise ValueError("a header that is no header")
-    shared: JOSEHeader = loads_unique_members(decode_base64url(protected))
-    if "unprotected" in value:
-        shared = _merge_headers(shared, value["unprotected"])
-    entries = _list_recipients(value)
-    header = _merge_headers(shared, entries[0].get("header"))
-    wrapped = {_check_recipient(header): (entries[0].get("encrypted_key"), header["epk"])}
-    for entry in entries[1:]:
-        other = _merge_headers(shared, entry.get("header"))
-        wrapped[_check_recipient(other)] = entry.get("encrypted_key"), other["epk"]
-        if header["epk"]["crv"] != other["epk"]["crv"] or any(
-            header.get(name) != other.get(name) for name in _SHARED_HEADERS
-        ):
-            raise ValueError("recipients that do not share one algorithm")
-    if len(wrapped) != len(entries):
-        raise ValueError("two keys for one recipient")
-    sender_kid, info = _party_info(header, tuple(wrapped), len(protected))
-    return Envelope(sender_kid, header, info, wrapped, value)
+    return Envelope(sender_kid, curve, first, info, wrapped, protected.encode(), iv, data, tag)
 
 
 def _merge_headers(header: JOSEHeader, more: object) -> JOSEHeader:
@@ -386,82 +403,52 @@ def _merge_headers(header: JOSEHeader, more: object) -> JOSEHeader:
     return {**header, **more}
 
 
-def _list_recipients(value: dict[str, Any]) -> Sequence[dict[str, Any]]:
-    if "recipients" not in value:
-        return [value]  # flattened serialisation
-    entries = value["recipients"]
-    if "encrypted_key" in value or "header" in value:
-        raise ValueError("general and flattened at the same time")
-    if not isinstance(entries, list) or not 1 <= len(entries) <= _MAX_RECIPIENTS:
-        raise ValueError("no list of recipients, or too long a one")
-    for entry in entries:
-        if not isinstance(entry, dict):
-            raise ValueError("a recipient that is not an object")
-    return entries
+def _is_same_algorithm(header: JOSEHeader, other: JOSEHeader) -> bool:
+    same_curve = header["epk"].get("crv") == other["epk"].get("crv")
+    return same_curve and all(header.get(name) == other.get(name) for name in _SHARED_HEADERS)
 
 
-def _check_recipient(header: JOSEHeader) -> str:
-    """Validate the header of one recipient; returns its kid."""
-    if "crit" in header or "zip" in header:
-        raise ValueError("an extension or compression")
-    epk, kid = header.get("epk"), header.get("kid")
-    curve = epk.get("crv") if isinstance(epk, dict) else None
-    if not isinstance(curve, str) or curve not in _CURVES:
-        raise ValueError("another curve")
-    if not isinstance(kid, str):
-        raise ValueError("no kid")
-    return kid
-
-
-def _party_info(header: JOSEHeader, kids: tuple[str, ...], size: int) -> tuple[str | None, bytes]:
-    """Sender kid and OtherInfo; `size` is the length of the encoded protected header."""
+def read_parties(header: JOSEHeader, kids: tuple[str, ...]) -> tuple[str | None, bytes]:
+    """Sender kid and OtherInfo."""
     alg, enc, apu, apv = header.get("alg"), header.get("enc"), header.get("apu"), header.get("apv")
-    if not (isinstance(alg, str) and isinstance(enc, str)):
-        raise ValueError("no algorithm")
     # The skid of an anoncrypt is ignored.
     skid = header.get("skid") if alg == AUTHCRYPT else None
-    for name, text in (("apu", apu), ("apv", apv), ("skid", skid)):
+    for name, text in (("alg", alg), ("enc", enc), ("apu", apu), ("apv", apv), ("skid", skid)):
         if not isinstance(text, str) and name in header and (name != "skid" or alg == AUTHCRYPT):
             raise ValueError("a member is no text")
-    read = _cached_party_info if len(kids) == 1 and len(kids[0]) + size <= _MAX_CACHED_NAMES else _read_party_info
+    size = len(kids[0]) + len(apu or "") + len(skid or "")
+    read = _derive_cached_parties if len(kids) == 1 and size <= _MAX_CACHED_NAMES else _derive_parties
     return read(alg, enc, skid, apu, apv, kids)
 
 
-def _read_party_info(
-    alg: str, enc: str, skid: str | None, apu: str | None, apv: str | None, kids: tuple[str, ...]
+def _derive_parties(
+    alg: object, enc: object, skid: str | None, apu: str | None, apv: str | None, kids: tuple[str, ...]
 ) -> tuple[str | None, bytes]:
     sender = b"" if apu is None else decode_base64url(apu)
     recipients = b"" if apv is None else decode_base64url(apv)
     if apv is not None and recipients != compute_apv(kids):
         raise ValueError("an apv for other recipients")
-    if alg == ANONCRYPT and enc in _ENCS:
+    if alg == ANONCRYPT and enc in CONTENT_CIPHERS:
         return None, build_other_info(ANONCRYPT, sender, recipients)
     # A256GCM without apv identifies draft 03 of ECDH-1PU (reference 1.10).
     if alg != AUTHCRYPT or not (enc == "A256CBC-HS512" or (enc == "A256GCM" and apv is None)):
         raise ValueError("other algorithms")
-    kid = _check_sender_kid(skid, None if apu is None else sender.decode())
+    kid = sender.decode() if skid is None else skid
+    if apu is not None and sender.decode() != kid:
+        raise ValueError("two senders")
+    if not ABSOLUTE_KID.fullmatch(kid):
+        raise ValueError("a sender that is not an absolute DID URL with a fragment")
     return kid, build_other_info(AUTHCRYPT, sender, recipients)
 
 
 # Senders are few and recur. The cache is bounded in number and size.
-_cached_party_info = lru_cache(maxsize=1024)(_read_party_info)
-
-
-def _check_sender_kid(skid: str | None, apu: str | None) -> str:
-    kid = apu if skid is None else skid
-    if kid is None or (apu is not None and apu != kid):
-        raise ValueError("no sender, or two")
-    if not ABSOLUTE_KID.fullmatch(kid):
-        raise ValueError("a sender that is not an absolute DID URL with a fragment")
-    return kid
+_derive_cached_parties = lru_cache(maxsize=1024)(_derive_parties)
 
 
 ENCRYPTED_MEDIA_TYPE = "application/didcomm-encrypted+json"
 
 # What key wrapping adds to a content-encryption key.
-_KEY_WRAP_OVERHEAD = 8
-# Longer sender kids are not cached.
-_MAX_CACHED_SENDER_KID = 4096
+KEY_WRAP_OVERHEAD = 8
 
 
 def decrypt_envelope(
@@ -475,53 +462,61 @@ def decrypt_envelope(
     public anyway: whether the mediator has a kid, whether a point is on its curve, the ciphertext length, and whether
     an ephemeral key was seen shortly before (its secret is cached).
 
-    :param kid: one of `envelope.kids`, in that spelling.
+    :param kid: one of `envelope.encrypted_keys`, in that spelling.
     :param key: private key of that kid.
     :param sender: key of `envelope.sender_kid` of an authcrypt; None for an anoncrypt.
     :param draft03: treat an authcrypt without apv as draft 03 of ECDH-1PU, exclusively (reference 1.10).
     :raise DecryptionError: for any reason.
     """
+    header, tag = envelope.header, envelope.tag
+    cipher = CONTENT_CIPHERS[header["enc"]]
     try:
-        return _decrypt(envelope, kid, key, sender, draft03)
+        if kid not in envelope.encrypted_keys or (sender is None) != (envelope.sender_kid is None):
+            raise ValueError("not to this key, or not by this sender")
+        encrypted_key, epk = envelope.encrypted_keys[kid]
+        wrapped = decode_base64url(encrypted_key)
+        if (len(wrapped) - KEY_WRAP_OVERHEAD, len(envelope.iv), len(tag)) != cipher[:3]:
+            raise ValueError("a part of the wrong size")
+        secret = derive_ephemeral_secret(key, epk)
+        is_draft03 = draft03 and envelope.lacks_apv
+        if sender is not None:
+            if header["enc"] != "A256CBC-HS512" and not is_draft03:
+                raise ValueError("an enc that authcrypt has not")
+            secret += derive_static_secret(key, sender)
+        kek = derive_kek(secret, envelope.info, None if sender is None or is_draft03 else tag)
+        cek = unwrap_cek(kek, wrapped)
+        return cipher.decrypt(cek, envelope.iv, envelope.ciphertext, tag, envelope.protected)
     except ValueError:
         raise DecryptionError from None
 
 
-def _decrypt(envelope: Envelope, kid: str, key: PrivateKey, sender: PublicKey | None, draft03: bool) -> bytes:
-    if kid not in envelope.encrypted_keys:
-        raise ValueError("not to this key")
-    encrypted_key, epk = envelope.encrypted_keys[kid]
-    cipher = CONTENT_CIPHERS[envelope.header["enc"]]
-    part = envelope.members.get
-    iv, data, tag = decode_base64url(part("iv")), decode_base64url(part("ciphertext")), decode_base64url(part("tag"))
-    wrapped = decode_base64url(encrypted_key)
-    if len(wrapped) != cipher.key_size + _KEY_WRAP_OVERHEAD:
-        raise ValueError("a wrapped key of the wrong size")
-    secret = derive_ephemeral_secret(key, PublicKey.from_jwk(epk))
-    info_tag = None
-    if envelope.sender_kid is not None:
-        legacy = draft03 and envelope.lacks_apv
-        if sender is None:
-            raise ValueError("an authcrypt needs its sender's key")
-        if envelope.header["enc"] != "A256CBC-HS512" and not legacy:
-            raise ValueError("an enc that authcrypt has not")
-        secret += derive_static_secret(key, sender)
-        info_tag = None if legacy else tag
-    elif sender is not None:
-        raise ValueError("an anoncrypt has no sender")
-    cek = unwrap_cek(derive_kek(secret, envelope.info, info_tag), wrapped)
-    return cipher.decrypt(cek, iv, data, tag, envelope.members["protected"].encode())
-
-
-def unwrap_cek(wrapping_key: bytes, wrapped: bytes) -> bytes:
+def unwrap_cek(kek: bytes, wrapped: bytes) -> bytes:
     """
     The content-encryption key; a random one if unwrapping fails (RFC 7516 11.5), so that the failure shows only at
     the tag, after the same amount of work.
     """
     try:
-        return aes_key_unwrap(wrapping_key, wrapped)
+        return aes_key_unwrap(kek, wrapped)
     except InvalidUnwrap:
-        return secrets.token_bytes(len(wrapped) - _KEY_WRAP_OVERHEAD)
+        return secrets.token_bytes(len(wrapped) - KEY_WRAP_OVERHEAD)
+
+
+def find_recipient_key(
+    envelope: Envelope, agreement_keys: Mapping[str, Sequence[PrivateKey]]
+) -> tuple[str, Sequence[PrivateKey]]:
+    """
+    The first recipient with a key in `agreement_keys`, and the keys on the envelope's curve that it may denote.
+
+    :param agreement_keys: private keys by kid, the likeliest first.
+    :raise DecryptionError: there is none.
+    """
+    for kid in envelope.encrypted_keys:
+        keys = agreement_keys.get(kid, ())
+        if len(keys) > 1:
+            keys = [key for key in keys if key.curve == envelope.curve]
+        if keys and keys[0].curve == envelope.curve:
+            return kid, keys
+    raise DecryptionError
 
 
 def encrypt_anoncrypt(
@@ -567,18 +562,16 @@ def encrypt(
     if not recipients:
         raise ValueError("no recipients")
     ordered = recipients if len(recipients) == 1 else sorted(recipients, key=lambda recipient: recipient[0])
+    kids, _ = zip(*ordered, strict=True)
     ephemeral = ephemeral or EphemeralKey.generate(ordered[0][1].curve)
-    skid = sender[0] if sender else None
-    frame = _cached_header_frame if len(skid or "") <= _MAX_CACHED_SENDER_KID else _build_header_frame
-    before, after, apu = frame(skid, enc)
-    apv = compute_apv([kid for kid, _ in ordered])
-    protected = encode_base64url(
-        b"".join((before, dumps(ephemeral.jwk), b',"apv":"', encode_base64url(apv).encode(), after))
-    )
-    info = build_other_info(AUTHCRYPT if sender else ANONCRYPT, apu, apv)
-    cipher = CONTENT_CIPHERS[enc]
-    cek = secrets.token_bytes(cipher.key_size)
-    iv, data, tag = cipher.encrypt(cek, plaintext, protected.encode())
+    alg, apu, apv = (AUTHCRYPT if sender else ANONCRYPT), (sender[0].encode() if sender else b""), compute_apv(kids)
+    header = {"typ": ENCRYPTED_MEDIA_TYPE, "alg": alg, "enc": enc, "epk": ephemeral.jwk, "apv": encode_base64url(apv)}
+    if sender:
+        header |= {"apu": encode_base64url(apu), "skid": sender[0]}
+    protected = encode_base64url(dumps(header))
+    info, cipher = build_other_info(alg, apu, apv), CONTENT_CIPHERS[enc]
+    cek, iv = secrets.token_bytes(cipher.key_size), secrets.token_bytes(cipher.iv_size)
+    data, tag = cipher.encrypt(cek, iv, plaintext, protected.encode())
     entries = []
     for kid, key in ordered:
         secret = ephemeral.exchange(key) + (derive_static_secret(sender[1], key) if sender else b"")
@@ -593,19 +586,3 @@ def encrypt(
             "tag": encode_base64url(tag),
         }
     )
-
-
-def _build_header_frame(skid: str | None, enc: Enc) -> tuple[bytes, bytes, bytes]:
-    """The protected header before the ephemeral key and after the apv, its only variable parts; and the apu."""
-    before = (
-        dumps({"typ": ENCRYPTED_MEDIA_TYPE, "alg": ANONCRYPT if skid is None else AUTHCRYPT, "enc": enc})[:-1]
-        + b',"epk":'
-    )
-    if skid is None:
-        return before, b'"}', b""
-    apu = skid.encode()
-    return before, b'",' + dumps({"apu": encode_base64url(apu), "skid": skid})[1:], apu
-
-
-# The mediator has few key ids.
-_cached_header_frame = lru_cache(maxsize=64)(_build_header_frame)

@@ -70,8 +70,6 @@ class CanonicalTarget:
 
     def _base64(self, raw: bytes) -> None:
         decoded = _or_none(encoding.decode_base64url, raw)
-        bare = _or_none(encoding.decode_unpadded_base64url, raw)
-        assert bare is None or bare == decoded
         if decoded is not None:
             text = raw.decode("latin-1")
             assert encoding.decode_base64url(text) == decoded

@@ -43,11 +43,7 @@ KEY = BOBS["X25519"]
 KEYS = {BOB: (KEY, BOBS["P-256"])}
 
 
-def keys_for(kid: str) -> Sequence[PrivateKey]:
-    return KEYS.get(kid, ())
-
-
-USUAL = FastForwardParser(keys_for)
+USUAL = FastForwardParser(KEYS)
 
 
 def forward(**members: Any) -> dict[str, Any]:
@@ -72,8 +68,8 @@ def long_way(raw: bytes) -> FastForward | None:
     """What all the modules together make of it, as far as it is a forward that nobody has signed or delayed."""
     try:
         envelope = parse_envelope(raw)
-        kid = next(kid for kid in envelope.kids if keys_for(kid))
-        (key,) = [key for key in keys_for(kid) if key.curve == envelope.curve]
+        kid = next(kid for kid in envelope.encrypted_keys if kid in KEYS)
+        (key,) = [key for key in KEYS[kid] if key.curve == envelope.curve]
         plaintext = decrypt_envelope(envelope, kid, key, None)
         value = json.loads(plaintext)
         message = parse_message(plaintext)
@@ -373,13 +369,12 @@ def test_low_order(point: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_keys_come_and_go() -> None:
-    """Once the parser was told of a change, a kid means the new keys: another one, none, two, and the first again."""
+    """A kid means the keys of the moment: another one, none, two, and the first again."""
     now: dict[str, Sequence[PrivateKey]] = {BOB: (KEY,)}
-    usual = FastForwardParser(lambda kid: now.get(kid, ()))
+    usual = FastForwardParser(now)
 
     def change(*keys: PrivateKey) -> None:
         now[BOB] = keys
-        usual.forget()
 
     to_bob, to_carol = sealed(forward()), encrypt_anoncrypt(compact(forward()), [(BOB, CAROLS["X25519"].public)])
     assert usual.read(to_bob) and not usual.read(to_carol)
@@ -391,15 +386,6 @@ def test_keys_come_and_go() -> None:
     assert not usual.read(to_bob)
     change(BOBS["P-256"], KEY)
     assert usual.read(to_bob)
-
-
-def test_names_are_bounded() -> None:
-    """However many names a key has, few are remembered."""
-    usual = FastForwardParser(lambda kid: (KEY,))
-    for number in range(1100):
-        raw = encrypt_anoncrypt(b"", [(f"did:example:bob#{number}", KEY.public)])
-        assert usual.read(raw) is None
-    assert len(usual._recipient_keys) <= 1024
 
 
 def test_nothing_opaque_in_repr() -> None:
@@ -490,7 +476,7 @@ def test_calls() -> None:
     usual, once = sealed(forward(note=secrets.token_hex(4000))), sealed(forward())
     assert USUAL.read(once) is not None
     assert calls_of(lambda: USUAL.read(once)) <= 34
-    assert calls_of(lambda: USUAL.read(usual)) <= 36
+    assert calls_of(lambda: USUAL.read(usual)) <= 37
     authcrypt = encrypt_authcrypt(compact(forward()), (ALICE, ALICES["X25519"]), [(BOB, KEY.public)])
     foreign = encrypt_anoncrypt(compact(forward()), [(CAROL, KEY.public)])
     assert calls_of(lambda: USUAL.read(authcrypt)) <= 8
