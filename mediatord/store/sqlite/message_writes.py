@@ -154,21 +154,20 @@ class QueueCache:
         :param dids: in their canonical form; another form of a DID is found too, but is read every time.
         """
         found: dict[str, CachedQueue] = {}
-        missing: list[str] = []
+        missing: dict[bytes, list[str]] = {}
         for did in dids:
             queue = self._by_did.get(did)
             if queue is None:
-                missing.append(did)
+                missing.setdefault(compute_did_digest(did), []).append(did)
             else:
                 found[did] = queue
                 self._by_did.move_to_end(did)
         if missing:
-            digests = {did: compute_did_digest(did) for did in missing}
-            rows = connection.select_rows_in(_QUEUE_COLUMNS, _QUEUES_BY_DID, list(digests.values()))
-            queues = {
-                compute_did_digest(row[0]): self._by_id.get(row[1]) or self._keep(CachedQueue(*row)) for row in rows
-            }
-            found |= {did: queues[digest] for did, digest in digests.items() if digest in queues}
+            columns = f"hex(r.did_digest), {_QUEUE_COLUMNS}"
+            for digest, *row in connection.select_rows_in(columns, _QUEUES_BY_DID, list(missing)):
+                queue = self._by_id.get(row[1]) or self._keep(CachedQueue(*row))
+                for did in missing[bytes.fromhex(digest)]:
+                    found[did] = queue
         return found
 
     def find_by_ids(self, connection: StoreConnection, recipient_ids: Iterable[int]) -> dict[int, CachedQueue]:
