@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, cast
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IHalfCloseableProtocol
 from twisted.internet.protocol import connectionDone
+from twisted.internet.tcp import Connection
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.web.http import HTTPChannel, _IdentityTransferDecoder
@@ -26,7 +27,7 @@ from zope.interface import implementer
 from mediatord.didcomm.messages import ACCEPTED, MessageOrigin
 from mediatord.errors import PayloadTooLarge, RateLimitExceeded, ShutdownInProgress
 from mediatord.http.client_address import get_host
-from mediatord.http.flow_control import LARGE_BUFFER_BYTES, SMALL_RESPONSE_BYTES, write_immediately
+from mediatord.http.flow_control import LARGE_BUFFER_BYTES, SMALL_RESPONSE_BYTES
 from mediatord.http.responses import (
     ACCEPTED_RESPONSE,
     BAD_REQUEST_BYTES,
@@ -63,6 +64,30 @@ _DISCARD_BYTES = 16_777_216
 REQUEST_RECEIVE_TIMEOUT = 60.0
 
 _log = Logger()
+
+
+def write_immediately(transport: Any, data: bytes) -> None:
+    """
+    Write to the socket at once if the transport's buffer is empty.
+
+    Twisted buffers what is written until its next iteration and then asks the kernel for readiness: three system
+    calls for a few bytes. What the kernel does not take, and everything on other transports such as TLS, is written
+    as usual. The reactor detects broken connections.
+    """
+    if (
+        isinstance(transport, Connection)
+        and transport.connected
+        and not (transport.dataBuffer or transport._tempDataBuffer or transport.disconnecting or transport.TLS)
+        and not (transport._aborting or transport._writeDisconnecting)
+    ):
+        try:
+            sent = transport.socket.send(data)
+        except OSError:
+            sent = 0
+        if sent == len(data):
+            return
+        data = data[sent:]
+    transport.write(data)
 
 
 class BackpressureHTTPChannel(HTTPChannel):

@@ -1,11 +1,10 @@
 """
-Flow control of connections: immediate writes, round-robin scheduling, a budget of unread responses, and return of
-memory to the system after large requests.
+Flow control of connections: round-robin scheduling, a budget of unread responses, and return of memory to the system
+after large requests.
 
-Twisted buffers what is written until its next iteration and then asks the kernel for readiness: three system calls
-for a few bytes. Everything in a receive buffer could be served in one iteration, while other connections wait: a
-connection serves a quantum at a time instead. A client may open many connections and read none of its responses:
-their bodies are bounded per client and in total.
+Everything in a receive buffer could be served in one iteration, while other connections wait: a connection serves a
+quantum at a time instead. A client may open many connections and read none of its responses: their bodies are bounded
+per client and in total.
 """
 
 from __future__ import annotations
@@ -17,34 +16,9 @@ from time import perf_counter
 from typing import Any
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
-from twisted.internet.tcp import Connection
 from twisted.logger import Logger
 
 from mediatord.log_redaction_and_throttle import redact_failure
-
-
-def write_immediately(transport: Any, data: bytes) -> None:
-    """
-    Write to the socket at once if the transport's buffer is empty.
-
-    What the kernel does not take, and everything on other transports such as TLS, is written as usual. The reactor
-    detects broken connections.
-    """
-    if (
-        isinstance(transport, Connection)
-        and transport.connected
-        and not (transport.dataBuffer or transport._tempDataBuffer or transport.disconnecting or transport.TLS)
-        and not (transport._aborting or transport._writeDisconnecting)
-    ):
-        try:
-            sent = transport.socket.send(data)
-        except OSError:
-            sent = 0
-        if sent == len(data):
-            return
-        data = data[sent:]
-    transport.write(data)
-
 
 _log = Logger()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import get_args
@@ -46,15 +45,16 @@ class HTTPResponse:
 ProtocolReply = HTTPResponse | DIDCommReply | DecentrlReply
 
 
-def serialize_response(answer: HTTPResponse, now: int) -> bytes:
-    """The bytes of a response on a connection that stays open."""
-    reason = REASON_PHRASES.get(answer.status) or RESPONSES.get(answer.status, b"Unknown Status")
-    headers = [(b"Date", _format_date(now)), (b"Server", SERVER_NAME), *CORS_HEADERS]
-    return _serialize(answer, reason, headers)
+def serialize_response(answer: HTTPResponse, now: int | None, reason: bytes = b"") -> bytes:
+    """
+    The bytes of a response.
 
-
-def _serialize(answer: HTTPResponse, reason: bytes, common: Iterable[tuple[bytes, bytes]]) -> bytes:
-    headers = [*common, *answer.headers, (b"Content-Length", b"%d" % len(answer.body))]
+    :param now: Unix seconds; None for a response without a date, after which the connection is closed.
+    :param reason: in place of the usual phrase.
+    """
+    reason = reason or REASON_PHRASES.get(answer.status) or RESPONSES.get(answer.status, b"Unknown Status")
+    common = [(b"Connection", b"close")] if now is None else [(b"Date", _format_date(now)), (b"Server", SERVER_NAME)]
+    headers = [*common, *CORS_HEADERS, *answer.headers, (b"Content-Length", b"%d" % len(answer.body))]
     if answer.content_type:
         headers.append((b"Content-Type", answer.content_type))
     lines = map(b"%b: %b\r\n".__mod__, headers)
@@ -148,13 +148,7 @@ UNREAD_LIMIT_RESPONSES = _build_refusals(RateLimitExceeded())
 RATE_LIMIT_RESPONSES = _build_refusals(RateLimitExceeded(), (b"Connection", b"close"))
 
 
-def _serialize_final(status: int, reason: bytes, media_type: str, body: bytes) -> bytes:
-    """The bytes of a response after which the connection is closed."""
-    answer = HTTPResponse(status, body, media_type.encode("ascii"))
-    return _serialize(answer, reason, [(b"Connection", b"close"), *CORS_HEADERS])
-
-
-BAD_REQUEST_BYTES = _serialize_final(400, b"Bad Request", "application/json", build_error(400, "BAD_REQUEST").body)
+BAD_REQUEST_BYTES = serialize_response(build_error(400, "BAD_REQUEST"), None)
 _TOO_LARGE = DIDCOMM_ERROR_CODES[PayloadTooLarge]
 _TOO_LARGE_REPORT = {
     "id": "too-large",
@@ -162,10 +156,11 @@ _TOO_LARGE_REPORT = {
     "type": PROBLEM_REPORT,
     "body": {"code": _TOO_LARGE.code, "comment": _TOO_LARGE.comment},
 }
-_TOO_LARGE_REASON = b"Content Too Large"
-TOO_LARGE_BYTES: dict[ProtocolName, bytes] = {
-    "didcomm": _serialize_final(413, _TOO_LARGE_REASON, PLAINTEXT_MEDIA_TYPE, encoding.dumps(_TOO_LARGE_REPORT)),
-    "decentrl": _serialize_final(
-        413, _TOO_LARGE_REASON, "application/json", build_error_reply(PayloadTooLarge()).body
-    ),
+_TOO_LARGE_RESPONSES: dict[ProtocolName, HTTPResponse] = {
+    "didcomm": HTTPResponse(413, encoding.dumps(_TOO_LARGE_REPORT), PLAINTEXT_MEDIA_TYPE.encode("ascii")),
+    "decentrl": build_refusal("decentrl", PayloadTooLarge()),
+}
+TOO_LARGE_BYTES = {
+    protocol: serialize_response(answer, None, b"Content Too Large")
+    for protocol, answer in _TOO_LARGE_RESPONSES.items()
 }

@@ -31,8 +31,9 @@ from twisted.logger import Logger
 from mediatord.delivery.connections import SendQueue
 from mediatord.didcomm.messages import DIDCommReply, MessageOrigin, is_unreadable
 from mediatord.errors import ShutdownInProgress
+from mediatord.http.channel import write_immediately
 from mediatord.http.client_address import get_host
-from mediatord.http.flow_control import LARGE_BUFFER_BYTES, write_immediately
+from mediatord.http.flow_control import LARGE_BUFFER_BYTES
 from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.observability.event_recorder import ProtocolName
 from mediatord.protocol.decentrl.commands import is_didcomm_envelope

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 from cryptography import x509
@@ -166,15 +167,21 @@ class ListenerCertificate:
         :return: whether the certificate has changed.
         :raise Exception: as above; nothing has changed.
         """
-        seen = _RecordingReactor()
-        serverFromString(seen, self._endpoint).listen(Factory())
-        if not seen.options.extraCertChain:
-            seen.options.extraCertChain = self._following(seen.options.certificate)
+        seen: dict[str, Any] = {}
+
+        def record(port: int, factory: Any, **options: Any) -> None:
+            seen.update(options, port=port)
+
+        serverFromString(cast(Any, SimpleNamespace(listenSSL=record)), self._endpoint).listen(Factory())
+        options = seen["contextFactory"]
+        if not options.extraCertChain:
+            options.extraCertChain = self._following(options.certificate)
         # Detects what OpenSSL rejects now rather than at the first connection.
-        seen.options.getContext().set_cipher_list(TLS12_CIPHERS)
-        shown = [one.to_cryptography() for one in (seen.options.certificate, *(seen.options.extraCertChain or ()))]
+        options.getContext().set_cipher_list(TLS12_CIPHERS)
+        shown = [one.to_cryptography() for one in (options.certificate, *(options.extraCertChain or ()))]
         before = getattr(self, "_shown", None)
-        self.name, self._options, self._shown = seen.name, seen.options, shown
+        self.name = f"{seen['interface'] or '*'}:{seen['port']}"
+        self._options, self._shown = options, shown
         self.expiry = min(one.not_valid_after_utc for one in shown)
         return shown != before
 
@@ -196,36 +203,9 @@ class ListenerCertificate:
         context: SSL.Context = self._options.getContext()
         return context
 
-    def listenSSL(  # noqa: N802  Twisted's name
-        self,
-        port: int,
-        factory: Any,
-        contextFactory: Any,  # noqa: N803  Twisted's name
-        backlog: int = 50,
-        interface: str = "",
-    ) -> Any:
+    def listenSSL(self, port: int, factory: Any, contextFactory: Any, **options: Any) -> Any:  # noqa: N802, N803
         """Called by the endpoint, which has read the files again."""
-        factory = TLSServerFactory(self, factory, self._reactor)
-        return self._reactor.listenTCP(port, factory, backlog=backlog, interface=interface)
-
-
-class _RecordingReactor:
-    """Reactor that records what an endpoint would listen with."""
-
-    name = ""
-    options: Any = None
-
-    def listenSSL(  # noqa: N802  Twisted's name
-        self,
-        port: int,
-        factory: Any,
-        contextFactory: Any,  # noqa: N803  Twisted's name
-        backlog: int = 50,
-        interface: str = "",
-    ) -> None:
-        """Called by the endpoint."""
-        self.name = f"{interface or '*'}:{port}"
-        self.options = contextFactory
+        return self._reactor.listenTCP(port, TLSServerFactory(self, factory, self._reactor), **options)
 
 
 _log = Logger()

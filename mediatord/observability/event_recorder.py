@@ -193,7 +193,7 @@ class EventRecorder:
             "proto": protocol,
             "path": path,
             "attempt": attempt,
-            "latency_ms": self._age_ms(message.received_at),
+            "latency_ms": max(0, int((self._clock.seconds() - message.received_at) * 1000)),
             "ok": True,
         }
         for session in sessions:

@@ -16,7 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.delivery.connections import SendQueue
 from mediatord.didcomm.pickup import MARK_DELAY
-from mediatord.http.flow_control import write_immediately
+from mediatord.http.channel import write_immediately
 from mediatord.http.websocket import KEEPALIVE_SLOTS, KeepaliveScheduler, build_text_header
 from mediatord.wallet.didcomm_client import read_delivery
 from tests.http.in_memory_site import PING, PONG, InMemorySite, InMemoryWebSocketClient, encode_masked_frame

@@ -364,13 +364,7 @@ def _parse_names(document: Document) -> RegisteredNames:
 
 
 class DIDCache(OrderedDict[K, V], Generic[K, V]):
-    """A bounded LRU cache of or by DIDs, except very long ones."""
-
-    def look_up(self, key: K) -> V | None:
-        value = self.get(key)
-        if value is not None:
-            self.move_to_end(key)
-        return value
+    """A bounded FIFO cache of or by DIDs, except very long ones."""
 
     def keep(self, did: str, key: K, value: V) -> None:
         """:param did: the key or the value."""
@@ -412,7 +406,7 @@ class MessageDIDFinder:
         :param accounts: those that are known already.
         """
         ids = {one["recipient"] for one in documents}
-        recipients = {id: did for id in ids if (did := self._recipients.look_up(id)) is not None}
+        recipients = {id: did for id in ids if (did := self._recipients.get(id)) is not None}
         missing = [id for id in ids if id not in recipients]
         if missing:
             for one in await query(RECIPIENTS.find({"_id": {"$in": missing}}, projection={"did": 1})):

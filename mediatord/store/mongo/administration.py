@@ -129,31 +129,29 @@ class MongoStoreAdministration:
         if protocol == "didcomm":
             query = RECIPIENTS.find({"did_digest": compute_did_digest(did)}, projection={"_id": 1})
             mine = {"recipient": {"$in": [one["_id"] for one in await self._query(query)]}}
+        if after:
+            time, increment = after.split(".")
+            mine["seq"] = {"$gt": Timestamp(int(time), int(increment))}
         entries = QUEUES[protocol].messages.find(
-            {**mine, **_build_seq_filter(after)},
+            mine,
             sort={"seq": 1},
             limit=limit,
             projection=dict.fromkeys(_MESSAGE_FIELDS, 1),
         )
         found = await self._query(entries)
         following = f"{found[-1]['seq'].time}.{found[-1]['seq'].inc}" if len(found) == limit else None
-        if protocol == "decentrl":
-            return EntryPage(
-                [QueuedMessage("decentrl", one["_id"], did, did, one["size"], one["received_at"]) for one in found],
-                following,
-            )
-        account_dids = await self._find_account_dids(found)
+        account_dids, unknown = await self._find_account_dids(found), did if protocol == "decentrl" else ""
         messages = [
             QueuedMessage(
-                protocol="didcomm",
+                protocol=protocol,
                 id=one["_id"],
                 did=did,
-                account=account_dids.get(one["account"], ""),
+                account=account_dids.get(one.get("account"), unknown),
                 size=one["size"],
                 received_at=one["received_at"],
-                expires_at=one["expires_at"],
+                expires_at=one.get("expires_at"),
                 status="delivered" if "delivered" in one else "pending",
-                pushes=one["pushes"],
+                pushes=one.get("pushes", 0),
                 due_at=one.get("due_at"),
             )
             for one in found
@@ -265,10 +263,3 @@ class MongoStoreAdministration:
             )
             for one in found
         ]
-
-
-def _build_seq_filter(after: str) -> Document:
-    if not after:
-        return {}
-    time, increment = after.split(".")
-    return {"seq": {"$gt": Timestamp(int(time), int(increment))}}

@@ -30,7 +30,7 @@ from mediatord.store.interfaces.cluster import (
 )
 from mediatord.store.interfaces.messages import filter_valid_ids
 from mediatord.store.mongo.driver.client import ClockSkewMonitor, ReplicaSetClient
-from mediatord.store.mongo.driver.collection import Document, MongoCommand
+from mediatord.store.mongo.driver.collection import Document, MongoCommand, batch_by_size
 from mediatord.store.mongo.driver.operation import operation, retry_on_duplicate_key
 from mediatord.store.mongo.driver.transactions import Transaction
 from mediatord.store.mongo.message_queues import list_delivering_boots, release_delivered
@@ -52,7 +52,7 @@ _LAPSED_NODES: Document = {**_ALL_NODES, "$expr": {"$lte": ["$until", "$$NOW"]}}
 _SERVER_MILLISECONDS: Document = {"$toLong": "$$NOW"}
 # Quotas do not wait for a majority: a failover loses only what was taken a moment before.
 _UNREPLICATED = {"writeConcern": {"w": 1}}
-_DIDS_PER_QUERY = 1_000
+_DIDS_PER_QUERY, _QUERY_BYTES = 1_000, 8_388_608
 # Presence records that are deleted in one transaction.
 _PRESENCE_DELETE_BATCH = 2_000
 
@@ -142,11 +142,14 @@ class MongoClusterStore:
     @operation
     async def find_presence(self, dids: Sequence[str]) -> list[PresenceRecord]:
         found: list[PresenceRecord] = []
+        # Records and all live nodes, each once; a `$lookup` per record would take far longer.
+        nodes: Document = {"$unionWith": {"coll": NODES.name, "pipeline": [{"$match": _LIVE}]}}
         for some in _split_values(dids):
-            documents = await self._client.query("find_presence", _build_presence_query(some))
+            records = PRESENCE.aggregate([{"$match": {"did": {"$in": some}}}, {"$project": {"_id": 0}}, nodes])
+            documents = await self._client.query("find_presence", records)
             live = {one["_id"]: _parse_node(one) for one in documents if "name" in one}
-            records = [(one["did"], one["boot"]) for one in documents if "did" in one]
-            found += [PresenceRecord(did, boot, live.get(boot)) for did, boot in records]
+            present = [(one["did"], one["boot"]) for one in documents if "did" in one]
+            found += [PresenceRecord(did, boot, live.get(boot)) for did, boot in present]
         return found
 
     @operation
@@ -169,7 +172,7 @@ class MongoClusterStore:
     @operation
     async def take_quota(self, key: bytes, amount: int, *, limit: int, period: float) -> float:
         command = _build_quota_take(key, amount, limit, period)
-        reply = await retry_on_duplicate_key(lambda: self._run("take_quota", command))
+        reply = await retry_on_duplicate_key(lambda: self._client.command("take_quota", command.body))
         found = reply["value"]
         if found["taken"]:
             return 0.0
@@ -178,7 +181,7 @@ class MongoClusterStore:
 
     @operation
     async def return_quota(self, key: bytes, amount: int) -> None:
-        await self._run("return_quota", _build_quota_return(key, amount))
+        await self._client.command("return_quota", _build_quota_return(key, amount).body)
 
     @operation
     async def record_pickups(self, ids: Sequence[str], period: float) -> None:
@@ -199,9 +202,6 @@ class MongoClusterStore:
         if ahead := await self._clocks.measure_skew():
             raise ClockSkewError(ahead)
 
-    async def _run(self, name: str, command: MongoCommand) -> Document:
-        return await self._client.operate(name, lambda run: run.command(command))
-
 
 class SessionOwnerRecord:
     """Record of this process as an owner of sessions, so that others can end them after its death."""
@@ -218,7 +218,9 @@ class SessionOwnerRecord:
         :param live: boots of live nodes.
         """
         client = self._client
-        user = await self._read_user()
+        status = await client.command("enter", {"connectionStatus": 1}, database="admin")
+        # Empty without access control.
+        user = ", ".join(f"{one['user']}@{one['db']}" for one in status["authInfo"]["authenticatedUsers"])
         others = SESSION_OWNERS.find({"_id": {"$nin": [self._owner, *live]}})
         for other in await client.query("enter", others):
             self._compare_users(user, other["user"])
@@ -232,11 +234,6 @@ class SessionOwnerRecord:
         if self._client.is_available:
             with suppress(StoreUnavailable):
                 await self._client.write("leave", SESSION_OWNERS.delete({"_id": self._owner}))
-
-    async def _read_user(self) -> str:
-        """Return the authenticated user; empty without access control."""
-        status = await self._client.command("enter", {"connectionStatus": 1}, database="admin")
-        return ", ".join(f"{one['user']}@{one['db']}" for one in status["authInfo"]["authenticatedUsers"])
 
     def _compare_users(self, ours: str, theirs: str) -> None:
         """Warn of another user, whose sessions the server silently does not end."""
@@ -306,18 +303,9 @@ def _build_lease_end(lease: float) -> Document:
     return {"$add": ["$$NOW", round(lease * 1000)]}
 
 
-def _build_presence_query(dids: Sequence[str]) -> MongoCommand:
-    """Build a query for records and all live nodes, each once; a `$lookup` per record would take far longer."""
-    nodes = {"coll": NODES.name, "pipeline": [{"$match": _LIVE}]}
-    stages: list[Document] = [{"$match": {"did": {"$in": list(dids)}}}, {"$project": {"_id": 0}}]
-    return PRESENCE.aggregate([*stages, {"$unionWith": nodes}])
-
-
 def _split_values(values: Sequence[str]) -> Iterator[list[str]]:
     """Split distinct values into chunks for `$in`."""
-    distinct = list(dict.fromkeys(values))
-    for start in range(0, len(distinct), _DIDS_PER_QUERY):
-        yield distinct[start : start + _DIDS_PER_QUERY]
+    return batch_by_size(dict.fromkeys(values), len, _QUERY_BYTES, _DIDS_PER_QUERY)
 
 
 def _build_quota_take(key: bytes, amount: int, limit: int, period: float) -> MongoCommand:

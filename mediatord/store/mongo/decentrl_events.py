@@ -343,7 +343,7 @@ class MongoEventArchive(DecentrlCommandRunner):
                 labels = [*one["labels"], *make_label_group(party.key, EventLabelKind.TAG, *tags)]
                 change = {"labels": labels, "tags": list(tags), "tags_size": sum_utf8_sizes(*tags)}
                 updates.append({"q": {"_id": one["_id"]}, "u": {"$set": change}})
-            return [*build_party_update(party, party.resized(growth)), *STORED_EVENTS.update_each(updates)], None
+            return [*build_party_update(party.resized(growth)), *STORED_EVENTS.update_each(updates)], None
 
         size = sum([sum_utf8_sizes(*tags) for tags in wanted.values()])
         projection = {"labels": {"$slice": _PERMANENT_LABELS}}

@@ -41,7 +41,6 @@ class PartyRecord:
     """
     A DID with the counters of its documents.
 
-    :param is_stored: whether it has a document.
     :param registered_until: the latest end of its registrations, whether past or not.
     :param stored: number of stored events; `published` of public ones, and `archive_bytes` of both.
     :param edition: changes with its stored and public events and its registrations.
@@ -49,7 +48,6 @@ class PartyRecord:
 
     did: str
     key: bytes
-    is_stored: bool = False
     registered_until: float = 0.0
     contracts: int = 0
     requests: int = 0
@@ -80,18 +78,8 @@ class PartyRecord:
         sums = {name: getattr(self, name) + more for name, more in counters.items()}
         return replace(self, **sums, edition=ObjectId() if table.payloads else self.edition)
 
-    def values(self) -> Document:
-        """Build the fields of its document."""
-        values = {name: getattr(self, name) for name in _PARTY_FIELDS}
-        # Fields of partial indexes, absent otherwise.
-        if self.pending > 0:
-            values["waited_for"] = True
-        if not (self.contracts or self.requests or self.pending or self.stored or self.published):
-            values["unused"] = True
-        return values
 
-
-_PARTY_FIELDS = tuple([field.name for field in fields(PartyRecord) if field.name not in ("key", "is_stored")])
+_PARTY_FIELDS = tuple([field.name for field in fields(PartyRecord) if field.name != "key"])
 
 
 def build_party_query(*dids: str) -> MongoCommand:
@@ -103,7 +91,7 @@ def find_party(documents: Iterable[Document], did: str) -> PartyRecord:
     key = make_party_key(did)
     for document in documents:
         if document["_id"] == key:
-            return PartyRecord(key=key, is_stored=True, **{name: document[name] for name in _PARTY_FIELDS})
+            return PartyRecord(key=key, **{name: document[name] for name in _PARTY_FIELDS})
     return PartyRecord(did, key)
 
 
@@ -137,7 +125,7 @@ def build_party_changes(
     if not come and not gone:
         return []
     changed = party.counted(table, len(come) - len(gone), _sum_sizes(come) - _sum_sizes(gone))
-    requests = build_party_update(party, changed)
+    requests = build_party_update(changed)
     if gone:
         filter = {"_id": {"$in": [document["_id"] for document in gone]}}
         requests += table.delete(filter)
@@ -145,16 +133,17 @@ def build_party_changes(
     return [*requests, *table.insert(come)]
 
 
-def build_party_update(before: PartyRecord, after: PartyRecord) -> list[MongoCommand]:
-    """Build the write of what has changed; it conflicts with concurrent changes of the party."""
-    old, new = before.values(), after.values()
-    if not before.is_stored:
-        return PARTIES.insert([{"_id": after.key, **new}])
-    changes: Document = {"$set": {name: value for name, value in new.items() if old.get(name) != value}}
-    absent = {name: True for name in old if name not in new}
-    if absent:
-        changes["$unset"] = absent
-    return PARTIES.update({"_id": after.key}, changes)
+def build_party_update(party: PartyRecord) -> list[MongoCommand]:
+    """Build the write of a party; it conflicts with concurrent changes of the party."""
+    # Fields of partial indexes, absent where they do not hold.
+    has_documents = party.contracts or party.requests or party.pending or party.stored or party.published
+    flags = {"waited_for": party.pending > 0, "unused": not has_documents}
+    values = {name: getattr(party, name) for name in _PARTY_FIELDS}
+    change = {
+        "$set": values | {name: True for name, holds in flags.items() if holds},
+        "$unset": {name: 1 for name, holds in flags.items() if not holds},
+    }
+    return PARTIES.update({"_id": party.key}, change, upsert=True)
 
 
 def _sum_sizes(documents: Sequence[Document]) -> int:

@@ -166,7 +166,7 @@ class MongoDecentrlStore(MongoEventArchive):
                 "digest": contract.digest,
                 "text": contract.text,
             }
-            requests = build_party_update(context.party, context.party.registered(until))
+            requests = build_party_update(context.party.registered(until))
             if gone:
                 requests += REGISTRATIONS.delete({"_id": {"$in": [one["_id"] for one in gone]}})
             return [*requests, *REGISTRATIONS.insert([document])], None

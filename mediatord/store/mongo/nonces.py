@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from math import inf
 from typing import NamedTuple
@@ -48,17 +48,25 @@ class NonceClaimRequest(NamedTuple):
 NonceClaimResult = bool | ReplayCacheFull
 
 
-class NonceClaimBatch:
-    """Claims nonces; a BatchOperation on :class:`NonceClaimRequest`, answered with a NonceClaimResult each."""
+class NonceClaims:
+    """
+    Claims and releases nonces.
 
-    def __init__(self, nonces: NonceCapacity, release_queue: NonceReleaseQueue) -> None:
-        self._nonces = nonces
-        self._release_queue = release_queue
+    Claims of this process are identified by their token, so that a late release does not delete a newer claim. A
+    release that fails is repeated once the server is reachable; meanwhile this process treats the nonce as free.
+    """
 
-    async def __call__(
+    def __init__(self, client: ReplicaSetClient, capacity: NonceCapacity) -> None:
+        self._client = client
+        self._capacity = capacity
+        self._tokens: dict[bytes, bytes] = {}
+        self._pending_releases: dict[tuple[bytes, bytes], None] = {}
+
+    async def claim(
         self, run: Operation, works: Sequence[NonceClaimRequest], tries: int | None
     ) -> Sequence[NonceClaimResult]:
-        await self._nonces.refresh_count(run, min(work.share for work in works))
+        """Claim nonces; a BatchOperation on :class:`NonceClaimRequest`, answered with a NonceClaimResult each."""
+        await self._capacity.refresh_count(run, min(work.share for work in works))
         keys = list({work.key for work in works})
         token = os.urandom(_TOKEN_BYTES)
         before: set[bytes] = set()
@@ -67,17 +75,49 @@ class NonceClaimBatch:
             nonlocal before
             found = await transaction.query(build_nonce_query(*keys))
             before = {one["_id"] for one in found}
-            held = {one["_id"]: 0.0 if self._release_queue.is_release_pending(one) else one["until"] for one in found}
+            pending = self._pending_releases
+            held = {one["_id"]: 0.0 if (one["_id"], one.get("token")) in pending else one["until"] for one in found}
             return self._decide_claims(transaction, works, token, held)
 
         async def undo(transaction: Transaction) -> None:
             transaction.write_at_end(NONCES.delete({"_id": {"$in": keys}, "token": token}))
 
         answers = await retry_on_duplicate_key(lambda: run.transact(claim, undo, tries=tries))
-        new = [work.key for work, one in zip(works, answers, strict=True) if one is True]
-        self._release_queue.claimed(new, token)
-        self._nonces.claimed(len(set(new) - before))
+        new = {work.key for work, one in zip(works, answers, strict=True) if one is True}
+        for key in new:
+            self._tokens.pop(key, None)
+            self._tokens[key] = token
+        while len(self._tokens) > _MAX_OWN_CLAIMS:
+            del self._tokens[next(iter(self._tokens))]
+        self._capacity.claimed(len(new - before))
         return answers
+
+    async def release(self, key: bytes) -> None:
+        """:raise StoreUnavailable: the claim will be released later."""
+        token = self._tokens.pop(key, None)
+        # Without a token it is a command's claim, or none.
+        release = NONCES.delete({"_id": key}) if token is None else build_nonce_release(key, token)
+        try:
+            (reply,) = await self._client.write("release", release)
+        except StoreUnavailable:
+            if token is not None and len(self._pending_releases) < _MAX_PENDING_RELEASES:
+                if not self._pending_releases:
+                    self._client.transactions.schedule_undo(self._release_pending)
+                self._pending_releases[key, token] = None
+            raise
+        self._capacity.released(reply["n"])
+
+    async def _release_pending(self, transaction: Transaction) -> UndoCallback:
+        some = list(islice(self._pending_releases, _DELETE_BATCH))
+        transaction.write_at_end(NONCES.delete(*[{"_id": key, "token": token} for key, token in some]))
+
+        def on_released() -> None:
+            for one in some:
+                self._pending_releases.pop(one, None)
+            if self._pending_releases:
+                self._client.transactions.schedule_undo(self._release_pending)
+
+        return on_released
 
     def _decide_claims(
         self,
@@ -95,9 +135,9 @@ class NonceClaimBatch:
         answers: list[NonceClaimResult] = []
         new: dict[bytes, Document] = {}
         for work in works:
-            answer: NonceClaimResult = held.get(work.key, work.now) <= work.now
-            if answer and work.key not in held and not self._nonces.has_room(work.share, len(new.keys() - existing)):
-                answer = ReplayCacheFull()
+            answer: NonceClaimResult = ReplayCacheFull()
+            if work.key in held or self._capacity.has_room(work.share, len(new.keys() - existing)):
+                answer = held.get(work.key, work.now) <= work.now
             if answer is True:
                 held[work.key] = work.until
                 new[work.key] = _build_nonce(work.key, work.until, token)
@@ -107,61 +147,6 @@ class NonceClaimBatch:
             NONCES.delete({"_id": {"$in": replaced}}) if replaced else (), NONCES.insert(new.values())
         )
         return answers
-
-
-class NonceReleaseQueue:
-    """
-    Releases claims of this process, identified by their token, so that a late release does not delete a newer claim.
-
-    A release that fails is repeated once the server is reachable; meanwhile this process treats the nonce as free.
-    """
-
-    def __init__(self, client: ReplicaSetClient) -> None:
-        self._client = client
-        self._tokens: dict[bytes, bytes] = {}
-        self._pending_releases: dict[tuple[bytes, bytes], None] = {}
-
-    def claimed(self, keys: Iterable[bytes], token: bytes) -> None:
-        for key in keys:
-            self._tokens.pop(key, None)
-            self._tokens[key] = token
-        while len(self._tokens) > _MAX_OWN_CLAIMS:
-            del self._tokens[next(iter(self._tokens))]
-
-    def is_release_pending(self, document: Document) -> bool:
-        return (document["_id"], document.get("token")) in self._pending_releases
-
-    async def release(self, key: bytes) -> int:
-        """
-        Release a claim.
-
-        :return: how many documents were deleted.
-        :raise StoreUnavailable: it will be released later.
-        """
-        token = self._tokens.pop(key, None)
-        # Without a token it is a command's claim, or none.
-        release = NONCES.delete({"_id": key}) if token is None else build_nonce_release(key, token)
-        try:
-            (reply,) = await self._client.write("release", release)
-        except StoreUnavailable:
-            if token is not None and len(self._pending_releases) < _MAX_PENDING_RELEASES:
-                if not self._pending_releases:
-                    self._client.transactions.schedule_undo(self._release_pending)
-                self._pending_releases[key, token] = None
-            raise
-        return int(reply["n"])
-
-    async def _release_pending(self, transaction: Transaction) -> UndoCallback:
-        some = list(islice(self._pending_releases, _DELETE_BATCH))
-        transaction.write_at_end(NONCES.delete(*[{"_id": key, "token": token} for key, token in some]))
-
-        def on_released() -> None:
-            for one in some:
-                self._pending_releases.pop(one, None)
-            if self._pending_releases:
-                self._client.transactions.schedule_undo(self._release_pending)
-
-        return on_released
 
 
 class NonceCapacity:

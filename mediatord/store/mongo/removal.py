@@ -16,7 +16,7 @@ from mediatord.store.fair_share import KnownSenders, get_party
 from mediatord.store.interfaces.messages import LedgerEntry, RemovalReason, RemovedMessage
 from mediatord.store.mongo.accounts import MessageDIDFinder, MessageDIDs
 from mediatord.store.mongo.driver.client import ClockSkewMonitor, ReplicaSetClient
-from mediatord.store.mongo.driver.collection import Collection, Document, MongoCommand
+from mediatord.store.mongo.driver.collection import Collection, Document, MongoCommand, batch_by_size
 from mediatord.store.mongo.driver.operation import Operation
 from mediatord.store.mongo.driver.transactions import Transaction, UndoCallback
 from mediatord.store.mongo.ledger import build_ledger_entries
@@ -292,18 +292,7 @@ def build_removals(documents: Iterable[Document]) -> list[MongoCommand]:
 
 
 def _split_into_queries(values: Iterable[P]) -> Iterator[list[P]]:
-    """Split values into chunks of at most :data:`_MAX_QUERY_BYTES`."""
-    chunk: list[P] = []
-    size = 0
-    for value in values:
-        more = len(value) + _BYTES_PER_ID
-        if chunk and size + more > _MAX_QUERY_BYTES:
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(value)
-        size += more
-    if chunk:
-        yield chunk
+    return batch_by_size(values, lambda value: len(value) + _BYTES_PER_ID, _MAX_QUERY_BYTES)
 
 
 def _build_removed_list(

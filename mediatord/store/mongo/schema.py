@@ -418,7 +418,7 @@ class _IndexBuilder:
             conflicting = _find_conflicting_indexes(name, index, existing)
             if not conflicting:
                 missing[name] = index
-            elif name not in existing or not _is_same_definition(index, existing[name]):
+            elif existing.get(name) != _normalize(index):
                 changed[name] = index
                 conflicts += conflicting
         await self._create_indexes(collection, missing, is_new)
@@ -450,7 +450,7 @@ class _IndexBuilder:
             else:
                 found = [one for one in reply["cursor"]["firstBatch"] if not _is_being_built(one, collection)]
                 specs = [one.get("spec", one) for one in found]
-                existing[collection.name] = {spec["name"]: _parse_definition(spec) for spec in specs}
+                existing[collection.name] = {spec["name"]: _normalize(spec) for spec in specs}
         return existing
 
     async def _create_indexes(self, collection: Collection, indexes: _Indexes, is_new: bool) -> None:
@@ -480,29 +480,22 @@ class _IndexBuilder:
 
 
 def _is_being_built(found: Document, collection: Collection) -> bool:
-    if "buildUUID" not in found:
-        return False
-    definition = _parse_definition(found["spec"])
-    return any(_is_same_definition(index, definition) for index in collection.indexes.values())
+    ours = [_normalize(index) for index in collection.indexes.values()]
+    return "buildUUID" in found and _normalize(found["spec"]) in ours
 
 
-def _parse_definition(index: Document) -> Document:
-    return {name: value for name, value in index.items() if name not in {"v", "name", "ns"}}
-
-
-def _is_same_definition(one: Document, other: Document) -> bool:
-    return one == other and list(one["key"].items()) == list(other["key"].items())
+def _normalize(index: Document) -> Document:
+    """Return what tells two definitions apart, in which the order of keys matters."""
+    definition = {name: value for name, value in index.items() if name not in {"v", "name", "ns"}}
+    return definition | {"key": list(index["key"].items())}
 
 
 def _find_conflicting_indexes(name: str, index: Document, existing: _Indexes) -> list[str]:
-    """Find indexes of the same name, or of the same definition but for the expiry, which would be rejected."""
-    definition = _without_expiry(index)
-    return [
-        other
-        for other, one in existing.items()
-        if other == name or _is_same_definition(definition, _without_expiry(one))
-    ]
+    """
+    Find indexes of the same name, or of the same definition but for the expiry, which would be rejected.
 
-
-def _without_expiry(definition: Document) -> Document:
-    return {name: value for name, value in definition.items() if name != "expireAfterSeconds"}
+    :param existing: normalized.
+    """
+    any_expiry = {"expireAfterSeconds": None}
+    definition = _normalize(index) | any_expiry
+    return [other for other, one in existing.items() if other == name or one | any_expiry == definition]

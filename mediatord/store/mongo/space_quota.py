@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from twisted.internet.defer import Deferred
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
-from twisted.python.failure import Failure
 
 from mediatord.errors import StoreUnavailable
 from mediatord.log_redaction_and_throttle import LogThrottle, redact_failure
@@ -129,13 +127,15 @@ class SpaceQuota:
                 _log.warn("the MongoDB user may not run dbStats: the limits on space are not enforced")
             return None
 
-    def _check_logging_errors(self) -> Deferred[None]:
-        return Deferred.fromCoroutine(self.check()).addErrback(self._failed)
-
-    def _failed(self, failure: Failure) -> None:
-        """Log a failure, which must not end the loop; the client logs why a server is unreachable."""
-        if not failure.check(StoreUnavailable) and self._failures.count_occurrence():
-            _log.failure("checking the space of the database failed", redact_failure(failure))
+    async def _check_logging_errors(self) -> None:
+        """Check; a failure must not end the loop, and the client logs why a server is unreachable."""
+        try:
+            await self.check()
+        except StoreUnavailable:
+            pass
+        except Exception:
+            if self._failures.count_occurrence():
+                _log.failure("checking the space of the database failed", redact_failure())
 
     def _set_full(self, is_full: bool) -> None:
         if is_full == self._is_full:

@@ -45,7 +45,7 @@ from mediatord.store.mongo.message_queues import (
     mark_pending,
     release_delivered,
 )
-from mediatord.store.mongo.nonces import NonceCapacity, NonceClaimBatch, NonceClaimRequest, NonceReleaseQueue
+from mediatord.store.mongo.nonces import NonceCapacity, NonceClaimRequest, NonceClaims
 from mediatord.store.mongo.queue_statistics import MongoQueueStatistics
 from mediatord.store.mongo.removal import RemovalBatch, RemovalListener, RemovalRequest, UncertainRemovalReporter
 from mediatord.store.mongo.schema import ALL_COLLECTIONS, MIGRATIONS, MongoMigration, MongoSchema
@@ -102,8 +102,7 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics):
         self._enqueue_batch = EnqueueBatch(limits, reporter)
         self._removal_batch = RemovalBatch(self._did_finder, reporter)
         self._nonces = NonceCapacity(client, max_nonces)
-        self._release_queue = NonceReleaseQueue(client)
-        self._claim_batch = NonceClaimBatch(self._nonces, self._release_queue)
+        self._nonce_claims = NonceClaims(client, self._nonces)
         event_reporter = UncertainRemovalReporter(on_late_acknowledgements)
         self._decentrl = MongoDecentrlStore(
             client, clock, caps, self._nonces, self._clocks, event_reporter, self.space_quota.refuses
@@ -256,11 +255,11 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics):
 
     def claim_nonce(self, key: bytes, until: float, share: float = 1.0) -> Deferred[bool]:
         request = NonceClaimRequest(key, until, self._clock.seconds(), share)
-        return self._claim_batcher.submit("claim", self._claim_batch, request, [key])
+        return self._claim_batcher.submit("claim", self._nonce_claims.claim, request, [key])
 
     @operation
     async def release_nonce(self, key: bytes) -> None:
-        self._nonces.released(await self._release_queue.release(key))
+        await self._nonce_claims.release(key)
 
     @operation
     async def prune_nonces(self) -> int:

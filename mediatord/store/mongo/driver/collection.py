@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from math import inf
+from typing import Any, TypeVar
 
 from bson import Int64, encode
 
 from mediatord.errors import PayloadTooLarge
 
 Document = dict[str, Any]
+T = TypeVar("T")
 
 MAX_DOCUMENT_BYTES = 16_777_216
 # Far below the limits of a server: 48 MB and 100 000 documents in one message.
@@ -107,7 +109,8 @@ class Collection:
     ) -> list[MongoCommand]:
         """Split documents into as few commands as the limits of a message allow."""
         body = {name: self.name, "ordered": ordered}
-        return [MongoCommand(body, section, batch) for batch in _split_into_batches(map(encode_document, documents))]
+        batches = batch_by_size(map(encode_document, documents), len, _MESSAGE_BYTES, _MESSAGE_DOCUMENTS)
+        return [MongoCommand(body, section, batch) for batch in batches]
 
 
 # Its one document is read and written to check that the server does both.
@@ -155,14 +158,18 @@ def encode_document(document: Mapping[str, Any]) -> bytes:
     return data
 
 
-def _split_into_batches(documents: Iterable[bytes]) -> Iterator[list[bytes]]:
-    batch: list[bytes] = []
+def batch_by_size(
+    items: Iterable[T], get_size: Callable[[T], int], max_bytes: int, max_number: float = inf
+) -> Iterator[list[T]]:
+    """Split items into batches of at most so many bytes and items, but at least one item each."""
+    batch: list[T] = []
     size = 0
-    for data in documents:
-        if batch and (size + len(data) > _MESSAGE_BYTES or len(batch) == _MESSAGE_DOCUMENTS):
+    for item in items:
+        more = get_size(item)
+        if batch and (size + more > max_bytes or len(batch) >= max_number):
             yield batch
             batch, size = [], 0
-        batch.append(data)
-        size += len(data)
+        batch.append(item)
+        size += more
     if batch:
         yield batch

@@ -186,7 +186,8 @@ class PrimaryConnectionPool:
                 timer.cancel()
             for one in waiting:
                 one.addErrback(lambda _: None)  # of the replies that are not awaited any more
-        if any(reply is not None and _invalidates_connection(reply) for reply in replies):
+        refusals = [reply for reply in replies if reply is not None and not reply.get("ok")]
+        if any(one.get("code") in NOT_PRIMARY_CODES or is_unauthenticated_reply(one) for one in refusals):
             # The next connection finds the primary and authenticates again.
             protocol.fail()
         return replies
@@ -233,11 +234,6 @@ class PrimaryConnectionPool:
                 one.cancel()
             if timer.active():
                 timer.cancel()
-
-
-def _invalidates_connection(reply: dict[str, Any]) -> bool:
-    """Whether the connection that got this reply cannot be used any more."""
-    return not reply.get("ok") and (reply.get("code") in NOT_PRIMARY_CODES or is_unauthenticated_reply(reply))
 
 
 def _encode_message(database: str, command: MongoCommand) -> Msg:

@@ -171,7 +171,9 @@ def _parse_options(query: str) -> dict[str, str]:
         given, _, value = one.partition("=")
         key = given.lower()
         if key not in _OPTION_NAMES:
-            raise InvalidMongoURI(_describe_unknown_option(given))
+            called = f"option {given}" if _OPTION_PATTERN.fullmatch(given) else "an option"
+            why = _UNSUPPORTED_OPTIONS.get(key, "is not supported")
+            raise InvalidMongoURI(f"{called} {why}: expected only {', '.join(_SUPPORTED_OPTIONS)}")
         name = _OPTION_NAMES[key]
         pattern, expected = _SUPPORTED_OPTIONS[name]
         _require(key not in options, f"option {name} is there twice")
@@ -181,12 +183,6 @@ def _parse_options(query: str) -> dict[str, str]:
         is_same = options.setdefault("tls", options["ssl"]) == options["ssl"]
         _require(is_same, "options tls and ssl contradict each other")
     return options
-
-
-def _describe_unknown_option(name: str) -> str:
-    called = f"option {name}" if _OPTION_PATTERN.fullmatch(name) else "an option"
-    why = _UNSUPPORTED_OPTIONS.get(name.lower(), "is not supported")
-    return f"{called} {why}: expected only {', '.join(_SUPPORTED_OPTIONS)}"
 
 
 def _build_tls(options: Mapping[str, str], hosts: Sequence[str]) -> ReplicaSetTLS | None:
