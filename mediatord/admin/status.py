@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
-from twisted.internet.defer import Deferred, DeferredList, succeed
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
@@ -221,7 +221,7 @@ class StatusCollector:
     query_processes: Callable[[], Awaitable[ProcessStates]]
     report_process: Callable[[], Mapping[str, Any]]
     render_metrics: Callable[[], Awaitable[bytes]]
-    read_backlog: Callable[[Sequence[float], int], Awaitable[QueueBacklog]]
+    read_backlog: Callable[[Sequence[float], int], Coroutine[Deferred[Any], Any, QueueBacklog]]
     pseudonymize: Callable[[str], str]
     is_own: Callable[[str], bool]
     reports: ReportDirectory | None
@@ -294,22 +294,13 @@ class StatusCollector:
         """None on time-out; the store is not queried again while a query is pending."""
         if self._store_query is not None and not self._store_query.called:
             return None
-        found: list[QueueBacklog | Failure] = []
-
-        async def query() -> QueueBacklog:
-            return await self.read_backlog([now - age for age in AGE_BOUNDS], LARGEST_QUEUES)
-
-        self._store_query = Deferred.fromCoroutine(query()).addBoth(found.append)
-        timeout: Deferred[None] = Deferred()
-        timer = self.clock.callLater(_STORE_TIMEOUT, timeout.callback, None)
-        await DeferredList([self._store_query, timeout], fireOnOneCallback=True)
-        if timer.active():
-            timer.cancel()
-        answer = found[0] if found else None
-        if isinstance(answer, Failure):
-            answer.trap(StoreUnavailable, ShutdownInProgress)
+        answer: Deferred[QueueBacklog | None] = Deferred()
+        query = self.read_backlog([now - age for age in AGE_BOUNDS], LARGEST_QUEUES)
+        self._store_query = Deferred.fromCoroutine(query).addBoth(answer.callback)
+        try:
+            return await answer.addTimeout(_STORE_TIMEOUT, self.clock, lambda *_: None)
+        except (StoreUnavailable, ShutdownInProgress):
             return None
-        return answer
 
     def _summarize_queues(self, backlog: QueueBacklog, now: float) -> QueuedMessages:
         largest = tuple(
