@@ -29,7 +29,7 @@ from mediatord.didcomm.context import DIDCommContext, MessageRequest
 from mediatord.didcomm.endpoint_delivery import EndpointDelivery
 from mediatord.didcomm.forward_router import FORWARD_KEY, FORWARD_NAME, ForwardRouter
 from mediatord.didcomm.mediation import MediationCoordinator
-from mediatord.didcomm.messages import ACCEPTED, AuthcryptSender, DIDCommReply, MessageOrigin, UnpackedMessage
+from mediatord.didcomm.messages import ACCEPTED, AuthcryptSender, MessageOrigin, UnpackedMessage
 from mediatord.didcomm.pickup import LiveDelivery, Pickup
 from mediatord.didcomm.utility_protocols import UtilityProtocols
 from mediatord.errors import (
@@ -54,7 +54,7 @@ from mediatord.protocol.didcomm.did_document import strip_did_url
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
 from mediatord.protocol.didcomm.message import Message, MessageType, OutgoingMessage
 from mediatord.protocol.didcomm.message_pickup import parse_message_ids
-from mediatord.ratelimit.admission import RequestAdmission
+from mediatord.ratelimit.admission import RequestAdmission, RequestReply
 from mediatord.ratelimit.rate_limiter import compute_request_cost
 from mediatord.store.interfaces.messages import AcknowledgementResult
 from mediatord.store.interfaces.store import FIRST_DAY_SECONDS, Account, INonceCache
@@ -177,7 +177,7 @@ class DIDCommDispatcher:
         self._names |= {key: name for key, (name, _) in self._handlers.items()}
         self._names |= {key: name for key, (name, _) in self._account_handlers.items()}
 
-    def receive(self, raw: bytes, origin: MessageOrigin) -> Coroutine[Any, Any, DIDCommReply]:
+    def receive(self, raw: bytes, origin: MessageOrigin) -> Coroutine[Any, Any, RequestReply]:
         """
         Serve one message.
 
@@ -190,13 +190,13 @@ class DIDCommDispatcher:
         session = origin.session.name if origin.session else None
         return self._requests.serve("didcomm", origin.peer, len(raw), work, refuse, session)
 
-    def _refuse(self, opened: list[UnpackedMessage], error: MediatorError) -> DIDCommReply:
+    def _refuse(self, opened: list[UnpackedMessage], error: MediatorError) -> RequestReply:
         is_opened = opened and not isinstance(error, InternalFault)
         return self._context.packer.refuse(error, opened[0] if is_opened else None)
 
     async def _serve(
         self, raw: bytes, origin: MessageOrigin, opened: list[UnpackedMessage], record: RequestRecord
-    ) -> DIDCommReply:
+    ) -> RequestReply:
         context, cost = self._context, compute_request_cost(len(raw))
         received = await self._open(raw, origin, cost)
         opened.append(received)
@@ -216,7 +216,7 @@ class DIDCommDispatcher:
             return ACCEPTED
         packed = context.packer.pack(answer, sender)
         if route == "connection":
-            return DIDCommReply(200, packed, ENCRYPTED_MEDIA_TYPE)
+            return RequestReply(200, packed, ENCRYPTED_MEDIA_TYPE)
         self._endpoints.reply(sender.document, packed, origin.peer)
         return ACCEPTED
 

@@ -24,7 +24,6 @@ from mediatord.clock import Stopwatch, request_scope
 from mediatord.didcomm.context import DIDCommContext
 from mediatord.didcomm.messages import (
     ACCEPTED,
-    DIDCommReply,
     ForwardWrapper,
     MessageOrigin,
     UnpackedMessage,
@@ -59,7 +58,7 @@ from mediatord.protocol.didcomm.forward import (
     read_payloads,
 )
 from mediatord.protocol.probe_markers import PROBE_CLIENT
-from mediatord.ratelimit.admission import RequestGate
+from mediatord.ratelimit.admission import RequestGate, RequestReply
 from mediatord.ratelimit.rate_limiter import SMALL_REQUEST_BYTES, compute_request_cost
 from mediatord.store.interfaces.messages import EnqueueRequest, EnqueueResult, Payload, StoredMessage
 
@@ -332,7 +331,7 @@ class ForwardRouter:
                 self._schedule_wakeup(message.due_at)
 
 
-ReplyCallback = Callable[[DIDCommReply], None]
+ReplyCallback = Callable[[RequestReply], None]
 
 
 class _ReceivedMessage(NamedTuple):
@@ -507,7 +506,7 @@ class ForwardFastPath:
                 _log.failure("recording a message failed", redact_failure())
         self._reply_all(finished)
 
-    def _reply_all(self, finished: Sequence[tuple[_PendingForward, DIDCommReply]]) -> None:
+    def _reply_all(self, finished: Sequence[tuple[_PendingForward, RequestReply]]) -> None:
         # Replies reach the kernel at once: the log has to have these messages before.
         try:
             self._context.recorder.flush_events()
@@ -521,7 +520,7 @@ class ForwardFastPath:
             finally:
                 self._gate.leave()
 
-    def _refuse(self, one: _PendingForward, error: MediatorError) -> DIDCommReply:
+    def _refuse(self, one: _PendingForward, error: MediatorError) -> RequestReply:
         release_traceback(error)
         packer, forward = self._context.packer, one.forward
         if isinstance(error, InternalFault):

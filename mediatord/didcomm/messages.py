@@ -41,6 +41,7 @@ from mediatord.protocol.didcomm.message import (
     parse_message_object,
 )
 from mediatord.protocol.error_codes import IDENTUS_PROBLEM_CODES, get_didcomm_error_code
+from mediatord.ratelimit.admission import RequestReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,27 +126,7 @@ class UnpackedMessage:
     sender: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DIDCommReply:
-    """
-    The reply on the connection of a message.
-
-    :param status: for HTTP; a socket sends the body as a frame, or nothing if it is empty.
-    :param retry_after: seconds.
-    :param fault: class of the error for which the message was refused, if it was; an instance would keep the whole
-        message alive by its traceback.
-    :param code: of its problem report, where it is not the default.
-    """
-
-    status: int
-    body: bytes = field(default=b"", repr=False)
-    media_type: str = ""
-    retry_after: int | None = None
-    fault: type[MediatorError] | None = None
-    code: str | None = None
-
-
-ACCEPTED = DIDCommReply(202)
+ACCEPTED = RequestReply(202, media_type="")
 
 
 MAX_ENVELOPE_LAYERS = 3
@@ -347,7 +328,7 @@ class MessagePacker:
         sender = None if to.draft03 else (to.own_kid, to.own_key)
         return _encrypt(plaintext, [(kid, to.key)], sender)
 
-    def refuse(self, error: MediatorError, received: UnpackedMessage | None) -> DIDCommReply:
+    def refuse(self, error: MediatorError, received: UnpackedMessage | None) -> RequestReply:
         """
         The problem report for an error (reference section 11): by the error, encrypted to an authenticated sender,
         signed for an anonymous one, or in the clear; in the clear and naming no message if none was opened.
@@ -363,7 +344,7 @@ class MessagePacker:
         packed = self.pack(report, received.authcrypt_sender), ENCRYPTED_MEDIA_TYPE
         return self._reply(error, packed, wire.encrypted_status)
 
-    def refuse_anonymous(self, error: MediatorError, id_: str, thread: str, kid: str) -> DIDCommReply:
+    def refuse_anonymous(self, error: MediatorError, id_: str, thread: str, kid: str) -> RequestReply:
         """
         The problem report to an anonymous sender: signed, to prove that this mediator opened and refused the message.
 
@@ -382,14 +363,14 @@ class MessagePacker:
 
     def _reply(
         self, error: MediatorError, report: OutgoingMessage | tuple[bytes, str], status: int | None = None
-    ) -> DIDCommReply:
+    ) -> RequestReply:
         """:param report: in the clear, or as bytes with their media type."""
         wire, situation = get_didcomm_error_code(error), type(error)
         if isinstance(report, OutgoingMessage):
             now = int(self._clock.seconds())
             report = report.plaintext(sender=None, to=None, created_time=now), PLAINTEXT_MEDIA_TYPE
         retry_after = wire.retry_after if error.retry_after is None else int(error.retry_after)
-        return DIDCommReply(status or wire.status, *report, retry_after, situation, self._codes.get(situation))
+        return RequestReply(status or wire.status, *report, retry_after, situation, self._codes.get(situation))
 
     def _report(self, error: MediatorError, id_: str | None = None, thread: str | None = None) -> OutgoingMessage:
         wire = get_didcomm_error_code(error)

@@ -8,12 +8,12 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.didcomm.messages import DIDCommReply, MessageOrigin
+from mediatord.didcomm.messages import MessageOrigin
 from mediatord.errors import StoreUnavailable
 from mediatord.protocol import encoding
 from mediatord.protocol.didcomm import json_web_signature, jwe
 from mediatord.protocol.didcomm.forward import FORWARD
-from mediatord.ratelimit.admission import MEMORY_WAIT_SECONDS
+from mediatord.ratelimit.admission import MEMORY_WAIT_SECONDS, RequestReply
 from mediatord.wallet.didcomm_client import read_delivery
 from mediatord.wallet.didcomm_identity import WalletIdentity
 from mediatord.wallet.didcomm_messages import anoncrypt, authcrypt, build_forward, compose_message
@@ -46,7 +46,7 @@ class SituationTests(SynchronousTestCase):
 
     def refused(
         self,
-        reply: DIDCommReply,
+        reply: RequestReply,
         status: int,
         code: str,
         reason: str,
@@ -62,7 +62,7 @@ class SituationTests(SynchronousTestCase):
         self.assertEqual(self.in_memory.counter("mediator_messages_forwarded_total"), 0)
         self.assertEqual(self.bob.waiting(), 0)
 
-    def forwarded(self, **headers: Any) -> DIDCommReply:
+    def forwarded(self, **headers: Any) -> RequestReply:
         """An authenticated forward by Alice; headers replace those of a good one."""
         attachments = [{"data": {"json": json.loads(self.bob.letter())}}]
         body = headers.pop("body", {"next": self.bob.did})
@@ -298,7 +298,7 @@ class SituationTests(SynchronousTestCase):
             reply = self.in_memory.receive(anoncrypt(message, self.in_memory.document))
             self.assertEqual((reply.status, code_of(reply)), (400, "e.p.trust.authcrypt-required"))
 
-    def sender(self, kid: str) -> DIDCommReply:
+    def sender(self, kid: str) -> RequestReply:
         """A message whose sender key claims to be this one."""
         own = self.alice.identity.agreement
         keys = [(method.id, method.key) for method in self.in_memory.document.key_agreement]

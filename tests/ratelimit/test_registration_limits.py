@@ -8,11 +8,10 @@ from typing import Any
 from twisted.internet.defer import Deferred, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.decentrl.context import DecentrlReply
 from mediatord.didcomm.housekeeping import ACCOUNTS_PER_STEP
-from mediatord.didcomm.messages import DIDCommReply
 from mediatord.errors import RateLimitExceeded, StoreUnavailable
 from mediatord.protocol.probe_markers import PROBE_CLIENT
+from mediatord.ratelimit.admission import RequestReply
 from mediatord.ratelimit.distributed_limiter import QuotaStore
 from mediatord.ratelimit.registration import USAGE_CACHE_SECONDS, RegistrationLimits, RegistrationQuota
 from mediatord.store.interfaces.cluster import QUOTA_WINDOW_SLOTS
@@ -48,15 +47,15 @@ class LimitTests(SynchronousTestCase):
 
     def grant(
         self, in_memory: InMemoryMediator, guest: InMemoryWallet | None = None, peer: str = PEER
-    ) -> tuple[InMemoryWallet, DIDCommReply]:
+    ) -> tuple[InMemoryWallet, RequestReply]:
         guest = guest or InMemoryWallet(in_memory)
         return guest, guest.ask(f"{CM3}/mediate-request", socket=FakeSocket(peer))
 
-    def add(self, guest: InMemoryWallet, *dids: str, peer: str = PEER) -> DIDCommReply:
+    def add(self, guest: InMemoryWallet, *dids: str, peer: str = PEER) -> RequestReply:
         updates = [{"recipient_did": did, "action": "add"} for did in dids]
         return guest.ask(f"{CM3}/recipient-update", {"updates": updates}, socket=FakeSocket(peer))
 
-    def refused(self, reply: DIDCommReply, guest: InMemoryWallet, status: int, code: str) -> None:
+    def refused(self, reply: RequestReply, guest: InMemoryWallet, status: int, code: str) -> None:
         self.assertEqual((reply.status, code_of(reply, guest)), (status, code))
 
     def test_accounts_of_an_address(self) -> None:
@@ -172,7 +171,7 @@ class LimitTests(SynchronousTestCase):
         """Registrations of identities are charged likewise, and refused before anything is stored."""
         in_memory = self.in_memory(accounts_per_address_per_day=2)
 
-        def register(peer: str = PEER) -> DecentrlReply:
+        def register(peer: str = PEER) -> RequestReply:
             ann = InMemoryIdentity(in_memory, "ann")
             payload = {"type": "REQUEST_COMMUNICATION_CONTRACT", **ann.registration()}
             return in_memory.obey(ann.command(payload), peer)
