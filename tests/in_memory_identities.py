@@ -11,7 +11,6 @@ from typing import Any
 from nacl.bindings import crypto_sign_seed_keypair
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.decentrl.context import DecentrlReply
 from mediatord.decentrl.socket_protocol import DecentrlSocketProtocol
 from mediatord.protocol import encoding
 from mediatord.protocol.decentrl.contracts import sign_contract, sign_contract_request
@@ -24,6 +23,7 @@ from mediatord.protocol.decentrl.crypto import (
 )
 from mediatord.protocol.decentrl.did_decentrl import make_did
 from mediatord.protocol.encoding import encode_base64
+from mediatord.ratelimit.admission import RequestReply
 from tests.in_memory_mediator import PEER, FakeSocket, InMemoryMediator
 
 DIRECT, PRIVATE, PUBLIC = "DIRECT_AUTHENTICATED", "TWO_WAY_PRIVATE", "ONE_WAY_PUBLIC"
@@ -80,11 +80,11 @@ class InMemoryIdentity:
 
     def ask(
         self, type_: str, *, to: str | None = None, channel: str = DIRECT, peer: str = PEER, **members: Any
-    ) -> DecentrlReply:
+    ) -> RequestReply:
         """Send a command with these members."""
         return self.in_memory.obey(self.command({"type": type_, **members}, to=to, channel=channel), peer)
 
-    def tell(self, recipient: InMemoryIdentity, payload: str = "sealed", peer: str = PEER) -> DecentrlReply:
+    def tell(self, recipient: InMemoryIdentity, payload: str = "sealed", peer: str = PEER) -> RequestReply:
         """Send an event to another identity."""
         return self.in_memory.obey(self.command(payload, to=recipient.did, channel=PRIVATE), peer)
 
@@ -206,7 +206,7 @@ class InMemoryDecentrlSocket:
         self.in_memory.base.connections.closed(self.socket)
 
 
-def code_of(reply: DecentrlReply) -> tuple[int, str]:
+def code_of(reply: RequestReply) -> tuple[int, str]:
     """Status and error code of a refusal, which has nothing else in it."""
     body = json.loads(reply.body)
     assert body == {"type": "ERROR", "code": body["code"]}, body

@@ -18,13 +18,13 @@ from twisted.trial.unittest import SynchronousTestCase
 from mediatord.app.core_services import CoreServices
 from mediatord.app.protocol_services import DecentrlServices, DIDCommServices
 from mediatord.config.settings import Config
-from mediatord.decentrl.context import DecentrlReply
-from mediatord.didcomm.messages import DIDCommReply, MessageOrigin
+from mediatord.didcomm.messages import MessageOrigin
 from mediatord.errors import StoreUnavailable
 from mediatord.identity.key_file import create_keys
 from mediatord.protocol.didcomm import json_web_signature
 from mediatord.protocol.didcomm.did_document import DIDDocument
 from mediatord.protocol.didcomm.did_methods import resolve_local
+from mediatord.ratelimit.admission import RequestReply
 from mediatord.store.interfaces.messages import QueueLimits, StoreLedger
 from mediatord.wallet.didcomm_client import DeliveredMessage, read_delivery
 from mediatord.wallet.didcomm_identity import WalletIdentity
@@ -120,9 +120,9 @@ class InMemoryMediator:
         self.did = self.base.identity.now.did
         self.document: DIDDocument = resolve_local(self.did)
 
-    def receive(self, raw: bytes, socket: FakeSocket | None = None, peer: str = PEER) -> DIDCommReply:
+    def receive(self, raw: bytes, socket: FakeSocket | None = None, peer: str = PEER) -> RequestReply:
         """What the mediator replies to one message."""
-        replies: list[DIDCommReply] = []
+        replies: list[RequestReply] = []
         if socket is None and self.didcomm.forward_fast_path.take(raw, peer, replies.append, lambda: None):
             self.clock.advance(0)
             if replies:
@@ -131,7 +131,7 @@ class InMemoryMediator:
         origin = MessageOrigin(socket.client if socket else peer, socket)
         return self.done(self.didcomm.dispatcher.receive(raw, origin))
 
-    def obey(self, raw: bytes, peer: str = PEER) -> DecentrlReply:
+    def obey(self, raw: bytes, peer: str = PEER) -> RequestReply:
         """What the mediator replies to one Decentrl command."""
         return self.done(self.decentrl.dispatcher.receive(raw, peer))
 
@@ -198,7 +198,7 @@ class InMemoryWallet:
 
     def ask(
         self, type_: str, body: dict[str, Any] | None = None, *, socket: FakeSocket | None = None, **headers: Any
-    ) -> DIDCommReply:
+    ) -> RequestReply:
         """Send a request that wants its answer on the connection."""
         headers = {"return_route": "all", **headers}
         return self.in_memory.receive(self.pack(type_, body, **headers), socket)
@@ -253,7 +253,7 @@ def pack_forward(in_memory: InMemoryMediator, next_: str, *payloads: bytes, **he
     return anoncrypt(build_forward(next_, payloads, **headers), in_memory.document)
 
 
-def read_problem_report(reply: DIDCommReply) -> dict[str, Any]:
+def read_problem_report(reply: RequestReply) -> dict[str, Any]:
     """A problem report in the clear, or signed by who it is from, as its media type says."""
     assert json_web_signature.is_jws(json.loads(reply.body)) == (
         reply.media_type == json_web_signature.SIGNED_MEDIA_TYPE
@@ -261,7 +261,7 @@ def read_problem_report(reply: DIDCommReply) -> dict[str, Any]:
     return open_problem_report(reply.body, resolve_local)
 
 
-def code_of(reply: DIDCommReply, guest: InMemoryWallet | None = None) -> str:
+def code_of(reply: RequestReply, guest: InMemoryWallet | None = None) -> str:
     """The problem code of a reply: in the clear, signed, or encrypted to `guest`."""
     body = guest.open(reply.body).body if guest else read_problem_report(reply)["body"]
     code: str = body["code"]

@@ -117,7 +117,7 @@ _RESERVE = 1.5
 
 @scenario(
     "Commands, durable before the answer",
-    *(PER_SECOND, PER_CPU_SECOND, "p50 ms", "p99 ms", _OF_SITE, _OF_SITE_PER_CPU),
+    (PER_SECOND, PER_CPU_SECOND, "p50 ms", "p99 ms", _OF_SITE, _OF_SITE_PER_CPU),
 )
 def measure_commands(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Commands that are verified and stored before the response, beside a Twisted site that does only that."""
@@ -356,8 +356,7 @@ _RATE, _MILLISECONDS, _OF_SMALL = "pages/s", "p50 ms", "x small"
 
 @scenario(
     "Pages of a long history and of a short one",
-    *(f"{name} {figure}" for figure in (_MILLISECONDS, _RATE) for name in (_SMALL, _LARGE)),
-    _OF_SMALL,
+    (*(f"{name} {figure}" for figure in (_MILLISECONDS, _RATE) for name in (_SMALL, _LARGE)), _OF_SMALL),
 )
 def measure_pages(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Reading pages of a long history beside those of a short one, unchanged and after a change."""

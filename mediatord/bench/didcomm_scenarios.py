@@ -111,7 +111,7 @@ _FEW_CONNECTIONS = 32
 
 @scenario(
     "Forwards, durable before the answer",
-    *(PER_SECOND, PER_CPU_SECOND, "p50 ms", "p99 ms", CLIENT_US, OF_G, _OF_SITE_PER_CPU),
+    (PER_SECOND, PER_CPU_SECOND, "p50 ms", "p99 ms", CLIENT_US, OF_G, _OF_SITE_PER_CPU),
 )
 def measure_forwards(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Durable forwards to offline recipients beside three baselines: g, an empty Twisted site, and SQLite alone."""
@@ -180,7 +180,7 @@ _SPARE_CONNECTIONS = 4
 
 @scenario(
     "Latency of a forward by load",
-    *(_OFFERED, PER_SECOND, PER_CPU_SECOND, "p50 ms", "p99 ms", "p99.9 ms", "late %", CLIENT_US),
+    (_OFFERED, PER_SECOND, PER_CPU_SECOND, "p50 ms", "p99 ms", "p99.9 ms", "late %", CLIENT_US),
 )
 def measure_latency(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Latency of forwards in a closed loop, then in an open loop at shares of that rate."""
@@ -210,7 +210,7 @@ _WORKER_GOALS = {2: 1.6, 4: 3.0}
 _OF_ONE_WORKER = "x one worker"
 
 
-@scenario("Workers", PER_SECOND, PER_CPU_SECOND, "p50 ms", "p99 ms", CLIENT_US, _OF_ONE_WORKER)
+@scenario("Workers", (PER_SECOND, PER_CPU_SECOND, "p50 ms", "p99 ms", CLIENT_US, _OF_ONE_WORKER))
 def measure_workers(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Forwards to a daemon with one worker, and to daemons with as many workers as there are cores for."""
     cores, size_name = len(os.sched_getaffinity(0)), format_size(plan.sizes[0])
@@ -239,7 +239,7 @@ _CYCLE, _FORWARD, _OF_FORWARD = "cycle", "forward only", "of forward"
 
 @scenario(
     "Messages to wallets that are online",
-    *(PER_SECOND, PER_CPU_SECOND, _OF_FORWARD, "202 p50", "push p50", "push p99", "push p99.9", "late %", CLIENT_US),
+    (PER_SECOND, PER_CPU_SECOND, _OF_FORWARD, "202 p50", "push p50", "push p99", "push p99.9", "late %", CLIENT_US),
 )
 def measure_cycle(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Forward, push and acknowledgement: closed loop beside forwards to offline wallets, then at fixed rates."""
@@ -276,7 +276,7 @@ _MESSAGES_PER_SECOND = 2000
 _DRAIN_CONNECTIONS = 8
 
 
-@scenario("Messages fetched", PER_SECOND, PER_CPU_SECOND, "requests", "p50 ms", "p99 ms", CLIENT_US)
+@scenario("Messages fetched", (PER_SECOND, PER_CPU_SECOND, "requests", "p50 ms", "p99 ms", CLIENT_US))
 def measure_drain(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Fill queues, which is not measured, and empty them."""
     each = max(1, int(_MESSAGES_PER_SECOND * plan.seconds) // RECIPIENTS)
@@ -305,7 +305,7 @@ PUSH_CONCURRENCIES = (1, 8)
 PUSH_COLUMNS = ("msg/s", "sent-202 p50", "sent-push p50", "sent-push p99", "202-push p50", "202-push p99")
 
 
-@scenario("Live push", *PUSH_COLUMNS)
+@scenario("Live push", PUSH_COLUMNS)
 def measure_push(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Time from a forward being sent, and from its 202, until the push has been received."""
     size, seconds = plan.sizes[0], plan.seconds * plan.rounds / len(PUSH_CONCURRENCIES)
@@ -333,7 +333,7 @@ def measure_pushes(load: CycleLoad, at_once: int, seconds: float) -> Figures:
 _MAX_STORM_ROUNDS = 5
 
 
-@scenario("Connection storm", "sockets/s", "sockets/CPU-s", "open p50", "open p99", "live p50", "live p99")
+@scenario("Connection storm", ("sockets/s", "sockets/CPU-s", "open p50", "open p99", "live p50", "live p99"))
 def measure_connection_storm(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Rate of sockets until all are in live mode, and how long the last ones wait."""
     count = limit_sockets(plan.sockets)
@@ -433,7 +433,7 @@ _OFFLINE_SHARE, _ONLINE_SHARE = 0.25, 0.08
 _FETCH_INTERVAL_SECONDS = 1.0
 
 
-@scenario("Mixed load", PER_SECOND, "p50 ms", "p99 ms", "p99.9 ms", "late %", "% of one core")
+@scenario("Mixed load", (PER_SECOND, "p50 ms", "p99 ms", "p99.9 ms", "late %", "% of one core"))
 def measure_mixed(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Forwards in an open loop to offline wallets, which fetch meanwhile, and to wallets in live mode."""
     size, connections, seconds = plan.sizes[0], 4 * plan.clients, plan.seconds * plan.rounds

@@ -160,7 +160,7 @@ _RATIOS = {"202 p99": "x 202 p99", "push p99": "x push p99"}
 
 @scenario(
     "Latency during a flood",
-    *("202 p50", "202 p99", "push p50", "push p99", *_RATIOS.values(), "flood/s", "accepted/s", "CPU %"),
+    ("202 p50", "202 p99", "push p50", "push p99", *_RATIOS.values(), "flood/s", "accepted/s", "CPU %"),
 )
 def measure_abuse(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Latency of honest wallets with and without a flood beside them."""

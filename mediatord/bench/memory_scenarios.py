@@ -29,7 +29,7 @@ _PAYLOADS = 5
 _LEGS = 5
 
 
-@scenario("Memory over many messages", _RSS, _BYTES_PER_MESSAGE)
+@scenario("Memory over many messages", (_RSS, _BYTES_PER_MESSAGE))
 def measure_memory(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Resident memory after a warm-up, and after each fifth of the messages."""
     leg, resident = plan.messages // _LEGS, []
@@ -67,7 +67,7 @@ def growth_per_message(resident: list[int], leg: int) -> float:
 _WARM_UP_SOCKETS = 50
 
 
-@scenario("Idle WebSockets", "KiB each", _RSS)
+@scenario("Idle WebSockets", ("KiB each", _RSS))
 def measure_sockets(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Resident memory of an idle socket, first connected, then in live mode, each of its own wallet and account."""
     count = limit_sockets(plan.sockets)
@@ -239,8 +239,7 @@ _CLOSE_SECONDS = 60.0
 
 
 @scenario(
-    "Soak",
-    *("warmed up", "most", "end", "accepted", "acknowledged", "waiting", "lost", "prompt", "slow", "never"),
+    "Soak", ("warmed up", "most", "end", "accepted", "acknowledged", "waiting", "lost", "prompt", "slow", "never")
 )
 def measure_soak(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Resident memory over a long time, the fate of every message, and of the sockets that are not read."""

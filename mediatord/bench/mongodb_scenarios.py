@@ -107,7 +107,7 @@ _NODES = 3
 _NODE_COLUMNS = (PER_SECOND, PER_CPU_SECOND, "p50 ms", "p99 ms")
 
 
-@scenario("One node on MongoDB and on SQLite", *_NODE_COLUMNS, "x SQLite")
+@scenario("One node on MongoDB and on SQLite", (*_NODE_COLUMNS, "x SQLite"))
 def measure_mongodb(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Forwards to a daemon on MongoDB beside one on SQLite."""
     with ExitStack() as stack:
@@ -122,7 +122,7 @@ def measure_mongodb(plan: BenchmarkPlan, table: ResultTable) -> None:
     ]
 
 
-@scenario("Nodes of one cluster", *_NODE_COLUMNS, "x one node")
+@scenario("Nodes of one cluster", (*_NODE_COLUMNS, "x one node"))
 def measure_nodes(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Forwards to all nodes of a cluster beside those to one of them."""
     with start_cluster(_NODES, plan.mongodb) as (daemons, database):
@@ -160,7 +160,7 @@ _SAME_NODE, _OTHER_NODE = "at the same node", "at another node"
 _PUSH_P99 = "sent-push p99"
 
 
-@scenario("Live push across nodes", *PUSH_COLUMNS)
+@scenario("Live push across nodes", PUSH_COLUMNS)
 def measure_remote_push(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Live push in a cluster of two nodes: to sockets at the node that takes the forwards, and at the other one."""
     size = plan.sizes[0]
@@ -192,7 +192,7 @@ _IDLE_SECONDS = 60.0
 _SHARE = "% of one core"
 
 
-@scenario("Presence", _SHARE)
+@scenario("Presence", (_SHARE,))
 def measure_presence(plan: BenchmarkPlan, table: ResultTable) -> None:
     """CPU time of idle live sessions, at a node of a cluster and at a single node."""
     count = limit_sockets(plan.sockets)

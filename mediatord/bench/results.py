@@ -202,7 +202,7 @@ class ResultTable:
 Measure = Callable[[BenchmarkPlan, ResultTable], None]
 
 
-def scenario(title: str, *columns: str) -> Callable[[Measure], Callable[[BenchmarkPlan], ResultTable]]:
+def scenario(title: str, columns: Sequence[str]) -> Callable[[Measure], Callable[[BenchmarkPlan], ResultTable]]:
     """
     Declare a scenario: a function that fills the table of its results.
 

@@ -133,7 +133,7 @@ _HEALTH_CONNECTIONS = 8
 _OF_FIRST, _START, _LONGEST = "x first", "start s", "longest ms"
 
 
-@scenario("Accounts and messages", PER_SECOND, PER_CPU_SECOND, _OF_FIRST, _START, "p50 ms", "p99 ms", _LONGEST)
+@scenario("Accounts and messages", (PER_SECOND, PER_CPU_SECOND, _OF_FIRST, _START, "p50 ms", "p99 ms", _LONGEST))
 def measure_accounts(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Forwards to a hundred wallets of databases of different size; then the latency while messages expire."""
     cores = assign_cores()
@@ -213,7 +213,7 @@ _PAYLOAD, _DATABASE, _LOG, _PACKED, _CPU = "payload B", "database B", "log B", "
 _LOG_SETTINGS = {"MEDIATORD_LOG__ROTATE__COMPRESS": "false"}
 
 
-@scenario("Cost of a message", _PAYLOAD, _DATABASE, _LOG, _PACKED, _CPU)
+@scenario("Cost of a message", (_PAYLOAD, _DATABASE, _LOG, _PACKED, _CPU))
 def measure_cost(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Bytes in the database and in the event log, and CPU time: per account, per message accepted and fetched."""
     count = max(_COST_ACCOUNTS, plan.messages // _COST_SHARE)
@@ -281,7 +281,7 @@ _LEVELS = {_LOG_ON: "info", _LOG_OFF: "error"}
 _RELOAD_SECONDS, _POLL_SECONDS = 15.0, 0.02
 
 
-@scenario("The event log", PER_SECOND, PER_CPU_SECOND, "us CPU/msg", _LINES, "us/line", "% of the CPU")
+@scenario("The event log", (PER_SECOND, PER_CPU_SECOND, "us CPU/msg", _LINES, "us/line", "% of the CPU"))
 def measure_event_log(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Forwards to the same daemon with the event log at level `info` and `error`, of which there are no events."""
     with open_mediator(plan, settings=_LOG_SETTINGS) as mediator:
@@ -349,8 +349,7 @@ _IDLE_SOCKETS = 4
 
 
 @scenario(
-    "A slow disk",
-    *(_MAX_RATE, PER_SECOND, "p50 ms", "p99 ms", "health p50", "health p99", "ping p50", "ping p99"),
+    "A slow disk", (_MAX_RATE, PER_SECOND, "p50 ms", "p99 ms", "health p50", "health p99", "ping p50", "ping p99")
 )
 def measure_disk(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Forwards in an open loop on this disk and on a slow one, with health checks and pings of idle sockets."""

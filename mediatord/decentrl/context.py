@@ -16,36 +16,18 @@ from mediatord.observability.event_recorder import EventRecorder, RequestRecord
 from mediatord.protocol import encoding
 from mediatord.protocol.decentrl.commands import DecentrlCommand, Pagination, PublicQuery
 from mediatord.protocol.error_codes import get_decentrl_error_code
-from mediatord.ratelimit.admission import RequestGate
+from mediatord.ratelimit.admission import RequestGate, RequestReply
 from mediatord.ratelimit.rate_limiter import RateLimiter
 from mediatord.ratelimit.registration import AccessList, RegistrationQuota
 from mediatord.store.interfaces.decentrl import CommandGuard, IDecentrlStore, PageRequest, ResultPage
 
 
-@dataclass(frozen=True, slots=True)
-class DecentrlReply:
-    """
-    The reply to a command or to a query of a public channel.
-
-    :param body: JSON.
-    :param retry_after: seconds.
-    :param fault: class of the error for which it was refused, if it was; an instance would keep the whole request
-        alive by its traceback.
-    :param code: always that of the protocol's table.
-    """
-
-    status: int
-    body: bytes = field(repr=False)
-    retry_after: int | None = None
-    fault: type[MediatorError] | None = None
-    code: None = None
-
-
-def build_error_reply(error: MediatorError) -> DecentrlReply:
+def build_error_reply(error: MediatorError) -> RequestReply:
     """The wire form of a refusal (DCTRL-0004 section 11)."""
     wire = get_decentrl_error_code(error)
     retry_after = int(error.retry_after) if error.retry_after is not None else wire.retry_after
-    return DecentrlReply(wire.status, encoding.dumps({"type": "ERROR", "code": wire.code}), retry_after, type(error))
+    body = encoding.dumps({"type": "ERROR", "code": wire.code})
+    return RequestReply(wire.status, body, retry_after=retry_after, fault=type(error))
 
 
 # Members of the reply to a command that was carried out.

@@ -10,7 +10,7 @@ from typing import Any
 
 from mediatord.decentrl import contracts_and_registration as contracts
 from mediatord.decentrl import events
-from mediatord.decentrl.context import CommandRequest, DecentrlContext, DecentrlReply, ReplyBody, build_error_reply
+from mediatord.decentrl.context import CommandRequest, DecentrlContext, ReplyBody, build_error_reply
 from mediatord.errors import (
     DuplicateNonce,
     MediatorError,
@@ -22,7 +22,7 @@ from mediatord.errors import (
 from mediatord.observability.event_recorder import RequestRecord
 from mediatord.protocol import encoding
 from mediatord.protocol.decentrl.commands import DecentrlCommand, parse_command
-from mediatord.ratelimit.admission import RequestAdmission
+from mediatord.ratelimit.admission import RequestAdmission, RequestReply
 from mediatord.ratelimit.rate_limiter import compute_request_cost
 
 CommandFunction = Callable[[DecentrlContext, CommandRequest, Any], Awaitable[ReplyBody]]
@@ -65,7 +65,7 @@ class DecentrlDispatcher:
         self._context = context
         self._requests = requests
 
-    def receive(self, raw: bytes, peer: str) -> Coroutine[Any, Any, DecentrlReply]:
+    def receive(self, raw: bytes, peer: str) -> Coroutine[Any, Any, RequestReply]:
         """
         Serve one command. With a reply of success, its effect is durable.
 
@@ -76,17 +76,17 @@ class DecentrlDispatcher:
 
     def public(
         self, did: str, arguments: Mapping[bytes, Sequence[bytes]], peer: str
-    ) -> Coroutine[Any, Any, DecentrlReply]:
+    ) -> Coroutine[Any, Any, RequestReply]:
         """`GET /public/:did`. :raise ShutdownInProgress: as :meth:`receive`."""
 
-        async def read(record: RequestRecord) -> DecentrlReply:
+        async def read(record: RequestRecord) -> RequestReply:
             record.kind = PUBLIC_QUERY
             await self._context.rate_limiter.charge_public_read(peer)
-            return DecentrlReply(200, encoding.dumps(await events.read_public(self._context, did, arguments)))
+            return RequestReply(200, encoding.dumps(await events.read_public(self._context, did, arguments)))
 
         return self._requests.serve("decentrl", peer, 0, read, build_error_reply)
 
-    async def _serve(self, raw: bytes, record: RequestRecord) -> DecentrlReply:
+    async def _serve(self, raw: bytes, record: RequestRecord) -> RequestReply:
         context, peer, size = self._context, record.peer, record.size
         limiter = context.rate_limiter
         try:
@@ -118,7 +118,7 @@ class DecentrlDispatcher:
         except MediatorError as error:
             self._charge_refusal(record, error)
             raise
-        return DecentrlReply(200, encoding.dumps({"type": "SUCCESS", **members}))
+        return RequestReply(200, encoding.dumps({"type": "SUCCESS", **members}))
 
     def _charge_refusal(self, record: RequestRecord, error: MediatorError) -> None:
         """Charge a refused command to its peer, unless that has paid for reaching another identity."""

@@ -29,7 +29,7 @@ from mediatord.didcomm.context import DIDCommContext, MessageRequest
 from mediatord.didcomm.endpoint_delivery import EndpointDelivery
 from mediatord.didcomm.forward_router import FORWARD_KEY, FORWARD_NAME, ForwardRouter
 from mediatord.didcomm.mediation import MediationCoordinator
-from mediatord.didcomm.messages import ACCEPTED, AuthcryptSender, DIDCommReply, MessageOrigin, UnpackedMessage
+from mediatord.didcomm.messages import ACCEPTED, AuthcryptSender, MessageOrigin, UnpackedMessage
 from mediatord.didcomm.pickup import LiveDelivery, Pickup
 from mediatord.didcomm.utility_protocols import UtilityProtocols
 from mediatord.errors import (
@@ -54,7 +54,7 @@ from mediatord.protocol.didcomm.did_document import strip_did_url
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
 from mediatord.protocol.didcomm.message import Message, MessageType, OutgoingMessage
 from mediatord.protocol.didcomm.message_pickup import parse_message_ids
-from mediatord.ratelimit.admission import RequestAdmission
+from mediatord.ratelimit.admission import RequestAdmission, RequestReply
 from mediatord.ratelimit.rate_limiter import compute_request_cost
 from mediatord.store.interfaces.messages import AcknowledgementResult
 from mediatord.store.interfaces.store import FIRST_DAY_SECONDS, Account, INonceCache
@@ -177,7 +177,7 @@ class DIDCommDispatcher:
         self._names |= {key: name for key, (name, _) in self._handlers.items()}
         self._names |= {key: name for key, (name, _) in self._account_handlers.items()}
 
-    def receive(self, raw: bytes, origin: MessageOrigin) -> Coroutine[Any, Any, DIDCommReply]:
+    def receive(self, raw: bytes, origin: MessageOrigin) -> Coroutine[Any, Any, RequestReply]:
         """
         Serve one message.
 
@@ -190,13 +190,13 @@ class DIDCommDispatcher:
         session = origin.session.name if origin.session else None
         return self._requests.serve("didcomm", origin.peer, len(raw), work, refuse, session)
 
-    def _refuse(self, opened: list[UnpackedMessage], error: MediatorError) -> DIDCommReply:
+    def _refuse(self, opened: list[UnpackedMessage], error: MediatorError) -> RequestReply:
         is_opened = opened and not isinstance(error, InternalFault)
         return self._context.packer.refuse(error, opened[0] if is_opened else None)
 
     async def _serve(
         self, raw: bytes, origin: MessageOrigin, opened: list[UnpackedMessage], record: RequestRecord
-    ) -> DIDCommReply:
+    ) -> RequestReply:
         context, cost = self._context, compute_request_cost(len(raw))
         received = await self._open(raw, origin, cost)
         opened.append(received)
@@ -216,7 +216,7 @@ class DIDCommDispatcher:
             return ACCEPTED
         packed = context.packer.pack(answer, sender)
         if route == "connection":
-            return DIDCommReply(200, packed, ENCRYPTED_MEDIA_TYPE)
+            return RequestReply(200, packed, ENCRYPTED_MEDIA_TYPE)
         self._endpoints.reply(sender.document, packed, origin.peer)
         return ACCEPTED
 
@@ -236,7 +236,12 @@ class DIDCommDispatcher:
             await self._refuse_replayed(request)
         try:
             if account is not None and sender is not None and acknowledged is not None:
-                return await self._answer_acknowledged(request, account, sender, acknowledged)
+                self._live.record_removed(acknowledged.removed)
+                if sender.did != sender.document.did:
+                    await self._remember_long_form(sender)
+                if acknowledged.status is None:
+                    return await self._status_if_wanted(request, account, sender)
+                return self._pickup.make_status(request, account, acknowledged.status)
             if account is None:
                 await limiter.charge_anonymous(peer, request.cost)
             else:
@@ -366,21 +371,6 @@ class DIDCommDispatcher:
             raise
         return acknowledged
 
-    async def _answer_acknowledged(
-        self,
-        request: MessageRequest,
-        account: Account,
-        sender: AuthcryptSender,
-        acknowledged: AcknowledgementResult,
-    ) -> OutgoingMessage | None:
-        """Record an acknowledgement that was carried out; returns the reply."""
-        self._live.record_removed(acknowledged.removed)
-        if sender.did != sender.document.did:
-            await self._remember_sender(sender)
-        if acknowledged.status is not None:
-            return self._pickup.make_status(request, account, acknowledged.status)
-        return await self._status_if_wanted(request, account, sender)
-
     async def _messages_received(self, request: MessageRequest, account: Account) -> OutgoingMessage | None:
         """The general path of acknowledgements."""
         await self._pickup.acknowledge(request, account)
@@ -394,8 +384,8 @@ class DIDCommDispatcher:
             return None
         return await self._pickup.status(request, account)
 
-    async def _remember_sender(self, sender: AuthcryptSender) -> None:
-        """Store the long form of an account's DID, if it has one."""
+    async def _remember_long_form(self, sender: AuthcryptSender) -> None:
+        """Store the long form of an account's DID."""
         # On a full disk it cannot be stored, but messages can be fetched and deleted all the same.
         with suppress(StoreUnavailable):
             await self._context.unpacker.keep(sender)
@@ -428,7 +418,7 @@ class DIDCommDispatcher:
         if not 0 <= self._context.clock.seconds() - account.seen_at < FIRST_DAY_SECONDS:
             await self._context.store.record_contact(account.did)
         if sender.did != sender.document.did:
-            await self._remember_sender(sender)
+            await self._remember_long_form(sender)
         if request.origin.session is not None:
             await self._live.bind(request.origin.session, sender)
 

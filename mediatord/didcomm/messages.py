@@ -30,6 +30,7 @@ from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm import json_web_signature, jwe
 from mediatord.protocol.didcomm.did_document import MAX_ROUTING_KEYS, DIDDocument, strip_did_url
 from mediatord.protocol.didcomm.forward import make_forward
+from mediatord.protocol.didcomm.json_web_signature import Signature
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
 from mediatord.protocol.didcomm.keys import PrivateKey, PublicKey
 from mediatord.protocol.didcomm.message import (
@@ -40,6 +41,7 @@ from mediatord.protocol.didcomm.message import (
     parse_message_object,
 )
 from mediatord.protocol.error_codes import IDENTUS_PROBLEM_CODES, get_didcomm_error_code
+from mediatord.ratelimit.admission import RequestReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,36 +126,13 @@ class UnpackedMessage:
     sender: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DIDCommReply:
-    """
-    The reply on the connection of a message.
-
-    :param status: for HTTP; a socket sends the body as a frame, or nothing if it is empty.
-    :param retry_after: seconds.
-    :param fault: class of the error for which the message was refused, if it was; an instance would keep the whole
-        message alive by its traceback.
-    :param code: of its problem report, where it is not the default.
-    """
-
-    status: int
-    body: bytes = field(default=b"", repr=False)
-    media_type: str = ""
-    retry_after: int | None = None
-    fault: type[MediatorError] | None = None
-    code: str | None = None
-
-
-ACCEPTED = DIDCommReply(202)
+ACCEPTED = RequestReply(202, media_type="")
 
 
 MAX_ENVELOPE_LAYERS = 3
 
 _open_envelope = measure_time(jwe.decrypt_envelope)
-_verify, _verify_from_prior = (
-    measure_time(json_web_signature.verify),
-    measure_time(json_web_signature.verify_from_prior),
-)
+_verify = measure_time(Signature.verify)
 
 
 class _ClaimedSender(NamedTuple):
@@ -240,14 +219,15 @@ class MessageUnpacker:
 
     async def _verify(self, value: dict[str, Any], sender: _ClaimedSender | None, peer: str) -> tuple[bytes, str]:
         """The signed content, and the signer."""
-        kid = json_web_signature.get_signer_kid(value)
+        signature = json_web_signature.parse_jws(value)
+        kid = signature.kid
         # The kid is not authenticated yet, and must not cause the resolution of any other DID.
         if sender is not None and canonicalize_did(kid) != canonicalize_did(sender.kid):
             raise SenderMismatch
         method = (await self._resolver.resolve(strip_did_url(kid), peer)).authentication_key(kid)
         if method is None:
             raise UnresolvableDID
-        return _verify(value, kid, method.key), canonicalize_did(kid)
+        return _verify(signature, method.key), canonicalize_did(kid)
 
     async def keep(self, authcrypt_sender: AuthcryptSender) -> None:
         """Store the long form of an account's DID, so that the short form can be resolved (reference 8.4)."""
@@ -265,13 +245,13 @@ class MessageUnpacker:
             claim = json_web_signature.parse_from_prior(message.from_prior)
             if claim.sub is None or canonicalize_did(claim.sub) != canonicalize_did(message.sender):
                 raise SenderMismatch
-            if canonicalize_did(claim.kid) != canonicalize_did(claim.iss):
+            if canonicalize_did(claim.signature.kid) != canonicalize_did(claim.iss):
                 raise SenderMismatch
             document = await self._resolver.resolve(claim.iss, peer)
-            method = document.authentication_key(claim.kid)
+            method = document.authentication_key(claim.signature.kid)
             if method is None:
                 raise SenderMismatch
-            _verify_from_prior(message.from_prior, method.key)
+            _verify(claim.signature, method.key)
         except (DecryptionError, InvalidPlaintext, ValueError):
             raise SenderMismatch from None
         return canonicalize_did(claim.iss)
@@ -348,7 +328,7 @@ class MessagePacker:
         sender = None if to.draft03 else (to.own_kid, to.own_key)
         return _encrypt(plaintext, [(kid, to.key)], sender)
 
-    def refuse(self, error: MediatorError, received: UnpackedMessage | None) -> DIDCommReply:
+    def refuse(self, error: MediatorError, received: UnpackedMessage | None) -> RequestReply:
         """
         The problem report for an error (reference section 11): by the error, encrypted to an authenticated sender,
         signed for an anonymous one, or in the clear; in the clear and naming no message if none was opened.
@@ -364,7 +344,7 @@ class MessagePacker:
         packed = self.pack(report, received.authcrypt_sender), ENCRYPTED_MEDIA_TYPE
         return self._reply(error, packed, wire.encrypted_status)
 
-    def refuse_anonymous(self, error: MediatorError, id_: str, thread: str, kid: str) -> DIDCommReply:
+    def refuse_anonymous(self, error: MediatorError, id_: str, thread: str, kid: str) -> RequestReply:
         """
         The problem report to an anonymous sender: signed, to prove that this mediator opened and refused the message.
 
@@ -383,14 +363,14 @@ class MessagePacker:
 
     def _reply(
         self, error: MediatorError, report: OutgoingMessage | tuple[bytes, str], status: int | None = None
-    ) -> DIDCommReply:
+    ) -> RequestReply:
         """:param report: in the clear, or as bytes with their media type."""
         wire, situation = get_didcomm_error_code(error), type(error)
         if isinstance(report, OutgoingMessage):
             now = int(self._clock.seconds())
             report = report.plaintext(sender=None, to=None, created_time=now), PLAINTEXT_MEDIA_TYPE
         retry_after = wire.retry_after if error.retry_after is None else int(error.retry_after)
-        return DIDCommReply(status or wire.status, *report, retry_after, situation, self._codes.get(situation))
+        return RequestReply(status or wire.status, *report, retry_after, situation, self._codes.get(situation))
 
     def _report(self, error: MediatorError, id_: str | None = None, thread: str | None = None) -> OutgoingMessage:
         wire = get_didcomm_error_code(error)

@@ -14,9 +14,8 @@ from twisted.protocols.policies import ProtocolWrapper
 from twisted.web.resource import IResource, Resource
 from twisted.web.server import NOT_DONE_YET, Request
 
-from mediatord.decentrl.context import DecentrlReply
 from mediatord.delivery.connections import ConnectionManager, WebSocketSession
-from mediatord.didcomm.messages import DIDCommReply, MessageOrigin
+from mediatord.didcomm.messages import MessageOrigin
 from mediatord.errors import RateLimitExceeded, ShutdownInProgress, StoreUnavailable
 from mediatord.http.channel import MediatorRequest
 from mediatord.http.client_address import (
@@ -44,6 +43,7 @@ from mediatord.observability.event_recorder import EventRecorder, ProtocolName
 from mediatord.observability.metrics import CONTENT_TYPE
 from mediatord.probe.readiness import ReadinessCheck, ReadinessVerdict
 from mediatord.protocol import encoding
+from mediatord.ratelimit.admission import RequestReply
 
 _TEXT_TYPE = b"text/plain; charset=utf-8"
 _HTML_TYPE = b"text/html; charset=utf-8"
@@ -122,9 +122,9 @@ class HTTPContext:
     """
 
     clock: IReactorTime
-    receive: Callable[[bytes, MessageOrigin], Awaitable[DIDCommReply]]
-    command: Callable[[bytes, str], Awaitable[DecentrlReply]]
-    public: Callable[[str, Mapping[bytes, Sequence[bytes]], str], Awaitable[DecentrlReply]]
+    receive: Callable[[bytes, MessageOrigin], Awaitable[RequestReply]]
+    command: Callable[[bytes, str], Awaitable[RequestReply]]
+    public: Callable[[str, Mapping[bytes, Sequence[bytes]], str], Awaitable[RequestReply]]
     ping_store: Callable[[], Awaitable[None]]
     find_store_problem: Callable[[], str]
     find_node_problem: Callable[[], str]
@@ -141,7 +141,7 @@ class HTTPContext:
     admits: Callable[..., bool]
     metrics_allow: Callable[[], Sequence[Network]]
     check_readiness: ReadinessCheck
-    forward_fast_path: Callable[[bytes, str, Callable[[DIDCommReply], None], Callable[[], None]], bool]
+    forward_fast_path: Callable[[bytes, str, Callable[[RequestReply], None], Callable[[], None]], bool]
     deadline: float = 10.0
 
 
@@ -320,7 +320,7 @@ class RootResource(PathResource):
         """The root itself, or 404."""
         return self if path == b"" and not request.postpath else _PathPrefixResource()
 
-    def _get_public_channel(self, request: MediatorRequest) -> Awaitable[DecentrlReply]:
+    def _get_public_channel(self, request: MediatorRequest) -> Awaitable[RequestReply]:
         """`/public/:did`: published events; the DID is plain, with slashes, or percent-encoded (reference 10.3)."""
         try:
             did = unquote_to_bytes(request.path[1:].partition(b"/")[2]).decode("utf-8")

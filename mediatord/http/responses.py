@@ -8,13 +8,14 @@ from typing import get_args
 
 from twisted.web.http import RESPONSES, datetimeToString
 
-from mediatord.decentrl.context import DecentrlReply, build_error_reply
-from mediatord.didcomm.messages import ACCEPTED, DIDCommReply
+from mediatord.decentrl.context import build_error_reply
+from mediatord.didcomm.messages import ACCEPTED
 from mediatord.errors import DeadlineExceeded, InternalFault, MediatorError, PayloadTooLarge, RateLimitExceeded
 from mediatord.observability.event_recorder import ProtocolName
 from mediatord.protocol import encoding
 from mediatord.protocol.didcomm.message import PLAINTEXT_MEDIA_TYPE, PROBLEM_REPORT
 from mediatord.protocol.error_codes import DIDCOMM_ERROR_CODES, get_didcomm_error_code
+from mediatord.ratelimit.admission import RequestReply
 
 # Pages of any origin may read all responses. Browser wallets preflight every message, because of its Content-Type
 # (reference 3.1).
@@ -42,7 +43,7 @@ class HTTPResponse:
     shared: bool = True
 
 
-ProtocolReply = HTTPResponse | DIDCommReply | DecentrlReply
+ProtocolReply = HTTPResponse | RequestReply
 
 
 def serialize_response(answer: HTTPResponse, now: int | None, reason: bytes = b"") -> bytes:
@@ -101,11 +102,10 @@ def is_envelope_type(content_type: bytes) -> bool:
     return _parse_media_type(content_type) in _TOLERATED_MEDIA_TYPES
 
 
-def build_response(reply: DIDCommReply | DecentrlReply) -> HTTPResponse:
+def build_response(reply: RequestReply) -> HTTPResponse:
     """A reply of one of the protocols as a response."""
-    content_type = reply.media_type.encode("ascii") if isinstance(reply, DIDCommReply) else JSON_CONTENT_TYPE
     headers = () if reply.retry_after is None else build_retry_after(reply.retry_after)
-    return HTTPResponse(reply.status, reply.body, content_type, headers)
+    return HTTPResponse(reply.status, reply.body, reply.media_type.encode("ascii"), headers)
 
 
 def build_refusal(protocol: ProtocolName, error: MediatorError) -> HTTPResponse:
@@ -114,7 +114,7 @@ def build_refusal(protocol: ProtocolName, error: MediatorError) -> HTTPResponse:
         return build_response(build_error_reply(error))
     wire = get_didcomm_error_code(error)
     body = encoding.dumps({"status": "error", "detail": wire.comment})
-    return build_response(DIDCommReply(wire.status, body, "application/json", wire.retry_after))
+    return build_response(RequestReply(wire.status, body, retry_after=wire.retry_after))
 
 
 def build_error(status: int, code: str, *headers: tuple[bytes, bytes]) -> HTTPResponse:

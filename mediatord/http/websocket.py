@@ -29,7 +29,7 @@ from twisted.internet.tcp import Connection
 from twisted.logger import Logger
 
 from mediatord.delivery.connections import SendQueue
-from mediatord.didcomm.messages import DIDCommReply, MessageOrigin, is_unreadable
+from mediatord.didcomm.messages import MessageOrigin, is_unreadable
 from mediatord.errors import ShutdownInProgress
 from mediatord.http.channel import write_immediately
 from mediatord.http.client_address import get_host
@@ -38,6 +38,7 @@ from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.observability.event_recorder import ProtocolName
 from mediatord.protocol.decentrl.commands import is_didcomm_envelope
 from mediatord.protocol.probe_markers import PROBE_HEADER
+from mediatord.ratelimit.admission import RequestReply
 
 if TYPE_CHECKING:
     from mediatord.http.resources import HTTPContext
@@ -591,7 +592,7 @@ class MediatorSocket(WebSocketServerProtocol):
         if self._protocol_name == "didcomm":
             self._stop_decentrl()
 
-    def _answer(self, reply: DIDCommReply) -> None:
+    def _answer(self, reply: RequestReply) -> None:
         """Send a reply; the first unreadable message is answered, and the third ends the socket."""
         if reply.fault is not None and is_unreadable(reply.fault):
             self._undecryptable += 1

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred, succeed
@@ -223,25 +224,24 @@ class RequestGate(Service):
         return self._drained
 
 
-class IReply(Protocol):
+@dataclass(frozen=True, slots=True)
+class RequestReply:
     """
-    The reply to a request.
+    The reply to a request of either protocol.
 
-    :ivar fault: class of the error for which it was refused, if it was.
-    :ivar code: sent to the peer, if it is not the code of `fault` in the protocol's table.
+    :param status: for HTTP; a socket sends the body as a frame, or nothing if it is empty.
+    :param retry_after: seconds.
+    :param fault: class of the error for which the request was refused, if it was; an instance would keep the whole
+        request alive by its traceback.
+    :param code: sent to the peer, if it is not the code of `fault` in the protocol's table.
     """
 
-    @property
-    def status(self) -> int: ...
-
-    @property
-    def fault(self) -> type[MediatorError] | None: ...
-
-    @property
-    def code(self) -> str | None: ...
-
-
-ReplyT = TypeVar("ReplyT", bound=IReply)
+    status: int
+    body: bytes = field(default=b"", repr=False)
+    media_type: str = "application/json"
+    retry_after: int | None = None
+    fault: type[MediatorError] | None = None
+    code: str | None = None
 
 
 class RequestAdmission:
@@ -262,10 +262,10 @@ class RequestAdmission:
         protocol: ProtocolName,
         peer: str,
         size: int,
-        work: Callable[[RequestRecord], Awaitable[ReplyT]],
-        refuse: Callable[[MediatorError], ReplyT],
+        work: Callable[[RequestRecord], Awaitable[RequestReply]],
+        refuse: Callable[[MediatorError], RequestReply],
         session: str | None = None,
-    ) -> ReplyT:
+    ) -> RequestReply:
         """
         The reply that `work` returns, or that `refuse` makes of the error that it raises.
 

@@ -58,32 +58,18 @@ class MediatorProblem(Exception):
 
     :param status: HTTP status; None on a socket.
     :param report: the problem report; empty if there was none.
+    :ivar code: the problem code; empty if there is none, as `comment`, the human-readable text.
+    :ivar pthid: the thread that the problem is about.
     """
 
     def __init__(self, status: int | None, report: Mapping[str, Any] | None = None) -> None:
         self.status = status
         self.report = dict(report or {})
+        body, pthid = self.report.get("body"), self.report.get("pthid")
+        texts = body if isinstance(body, dict) else {}
+        self.code, self.comment = str(texts.get("code", "")), str(texts.get("comment", ""))
+        self.pthid = pthid if isinstance(pthid, str) else None
         super().__init__(f"{status or 'socket'} {self.code} {self.comment}".strip())
-
-    @property
-    def code(self) -> str:
-        """The problem code."""
-        return self._text("code")
-
-    @property
-    def comment(self) -> str:
-        """The human-readable text."""
-        return self._text("comment")
-
-    @property
-    def pthid(self) -> str | None:
-        """The thread that the problem is about."""
-        pthid = self.report.get("pthid")
-        return pthid if isinstance(pthid, str) else None
-
-    def _text(self, name: str) -> str:
-        body = self.report.get("body")
-        return str(body.get(name, "")) if isinstance(body, dict) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +290,7 @@ class DIDCommMediator:
         http = document.http_endpoints()
         if not http:
             raise UnreadableMessage("no HTTP endpoint")
-        uris = (endpoint.uri for service in document.services for endpoint in service.endpoints)
+        uris = (endpoint.uri for endpoint in document.endpoints)
         return cls(
             document.did, document, http[0].uri, next((u for u in uris if u.startswith(("ws://", "wss://"))), None)
         )

@@ -8,8 +8,8 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.decentrl.context import DecentrlReply
 from mediatord.protocol.decentrl.crypto import sign_json
+from mediatord.ratelimit.admission import RequestReply
 from tests.in_memory_identities import PUBLIC, YEAR, InMemoryIdentity, code_of, register_two_identities
 from tests.in_memory_mediator import PEER
 
@@ -36,7 +36,7 @@ class ChannelTests(SynchronousTestCase):
         id_: str = body["public_event_id"]
         return id_
 
-    def read(self, did: str, peer: str = PEER, **arguments: Any) -> DecentrlReply:
+    def read(self, did: str, peer: str = PEER, **arguments: Any) -> RequestReply:
         wanted = {
             name.encode(): [str(one).encode() for one in (value if isinstance(value, list) else [value])]
             for name, value in arguments.items()

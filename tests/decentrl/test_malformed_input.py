@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.decentrl.context import DecentrlReply
 from mediatord.errors import InvalidCommand, InvalidMessage
 from mediatord.protocol.decentrl.commands import parse_authentication_request, parse_command
 from mediatord.protocol.decentrl.contracts import sign_contract
 from mediatord.protocol.decentrl.crypto import make_encrypted_tag, sign_event, sign_json
 from mediatord.protocol.error_codes import DECENTRL_CLOSE_CODES
+from mediatord.ratelimit.admission import RequestReply
 from tests.http.in_memory_site import InMemorySite
 from tests.in_memory_identities import PRIVATE, PUBLIC, InMemoryDecentrlSocket, InMemoryIdentity
 from tests.in_memory_mediator import PEER, InMemoryMediator
@@ -87,7 +87,7 @@ class FuzzTestCase(SynchronousTestCase):
         """The mediator."""
         return InMemoryMediator(self, **PLENTY, decentrl=ROOM)
 
-    def check(self, reply: DecentrlReply) -> DecentrlReply:
+    def check(self, reply: RequestReply) -> RequestReply:
         """It is one that the protocol has, and nothing has gone wrong."""
         body = json.loads(reply.body)
         self.assertIn(reply.status, STATUSES, body)
@@ -97,7 +97,7 @@ class FuzzTestCase(SynchronousTestCase):
         self.assertEqual(self.flushLoggedErrors(), [])
         return reply
 
-    def send(self, raw: bytes) -> DecentrlReply:
+    def send(self, raw: bytes) -> RequestReply:
         """The reply to a body; whatever it is, it is a command or it is not."""
         try:
             parse_command(raw)
@@ -490,7 +490,7 @@ class PublicTests(FuzzTestCase):
     def read(self, did: str, arguments: dict[bytes, list[bytes]]) -> int:
         """The status of a query."""
         asked = self.in_memory.decentrl.dispatcher.public(did, arguments, PEER)
-        reply: DecentrlReply = self.successResultOf(Deferred.fromCoroutine(asked))
+        reply: RequestReply = self.successResultOf(Deferred.fromCoroutine(asked))
         self.assertIn(reply.status, (200, 400))
         body = json.loads(reply.body)
         expected = {"publisher_did", "events", "pagination"} if reply.status == 200 else {"type", "code"}

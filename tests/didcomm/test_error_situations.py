@@ -8,15 +8,16 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.didcomm.messages import DIDCommReply, MessageOrigin
+from mediatord.didcomm.messages import MessageOrigin
 from mediatord.errors import StoreUnavailable
 from mediatord.protocol import encoding
 from mediatord.protocol.didcomm import json_web_signature, jwe
 from mediatord.protocol.didcomm.forward import FORWARD
-from mediatord.ratelimit.admission import MEMORY_WAIT_SECONDS
+from mediatord.ratelimit.admission import MEMORY_WAIT_SECONDS, RequestReply
 from mediatord.wallet.didcomm_client import read_delivery
 from mediatord.wallet.didcomm_identity import WalletIdentity
 from mediatord.wallet.didcomm_messages import anoncrypt, authcrypt, build_forward, compose_message
+from tests.from_prior import FromPriorClaims, make_from_prior
 from tests.in_memory_mediator import (
     CM2,
     CM3,
@@ -45,7 +46,7 @@ class SituationTests(SynchronousTestCase):
 
     def refused(
         self,
-        reply: DIDCommReply,
+        reply: RequestReply,
         status: int,
         code: str,
         reason: str,
@@ -61,7 +62,7 @@ class SituationTests(SynchronousTestCase):
         self.assertEqual(self.in_memory.counter("mediator_messages_forwarded_total"), 0)
         self.assertEqual(self.bob.waiting(), 0)
 
-    def forwarded(self, **headers: Any) -> DIDCommReply:
+    def forwarded(self, **headers: Any) -> RequestReply:
         """An authenticated forward by Alice; headers replace those of a good one."""
         attachments = [{"data": {"json": json.loads(self.bob.letter())}}]
         body = headers.pop("body", {"next": self.bob.did})
@@ -297,7 +298,7 @@ class SituationTests(SynchronousTestCase):
             reply = self.in_memory.receive(anoncrypt(message, self.in_memory.document))
             self.assertEqual((reply.status, code_of(reply)), (400, "e.p.trust.authcrypt-required"))
 
-    def sender(self, kid: str) -> DIDCommReply:
+    def sender(self, kid: str) -> RequestReply:
         """A message whose sender key claims to be this one."""
         own = self.alice.identity.agreement
         keys = [(method.id, method.key) for method in self.in_memory.document.key_agreement]
@@ -465,13 +466,13 @@ class RotationTests(SynchronousTestCase):
 
     def token(self, signer: WalletIdentity | None = None, **claims: Any) -> str:
         signer = signer or self.old.identity
-        prior = json_web_signature.FromPrior(
+        prior = FromPriorClaims(
             kid=claims.pop("kid", signer.signing.kid),
             iss=claims.pop("iss", self.old.did),
             sub=claims.pop("sub", self.new.did),
             iat=int(NOW),
         )
-        return json_web_signature.make_from_prior(prior, signer.signing.private)
+        return make_from_prior(prior, signer.signing.private)
 
     def test_an_account_moves_with_all_it_has(self) -> None:
         """Queue and registrations go over, and the old DID is refused for good."""

@@ -10,10 +10,11 @@ from unittest import mock
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.didcomm.messages import DIDCommReply, MessageOrigin
+from mediatord.didcomm.messages import MessageOrigin
 from mediatord.errors import QueueFull, StoreUnavailable
 from mediatord.protocol.didcomm.did_methods import derive_did_peer_3
 from mediatord.protocol.didcomm.jwe import load_key_exchange
+from mediatord.ratelimit.admission import RequestReply
 from mediatord.store.interfaces.messages import EnqueueRequest
 from tests.in_memory_mediator import (
     NOW,
@@ -40,10 +41,10 @@ class ForwardPath:
         self.bob = InMemoryWallet(self.in_memory).enrol()
         self.taken = 0
 
-    def post(self, raw: bytes, peer: str = PEER) -> DIDCommReply:
+    def post(self, raw: bytes, peer: str = PEER) -> RequestReply:
         """What is replied to a message that is POSTed."""
         long: list[None] = []
-        replies: list[DIDCommReply] = []
+        replies: list[RequestReply] = []
         way = self.in_memory.didcomm.forward_fast_path
         if self.short and way.take(raw, peer, replies.append, lambda: long.append(None)):
             self.in_memory.clock.advance(0)
@@ -97,7 +98,7 @@ class EquivalenceTests(SynchronousTestCase):
         """A house whose messages go the short way, and one where they go the long way."""
         return ForwardPath(self, short=True, **settings), ForwardPath(self, short=False, **settings)
 
-    def check(self, forward: Forward, *, times: int = 1, **settings: Any) -> tuple[ForwardPath, list[DIDCommReply]]:
+    def check(self, forward: Forward, *, times: int = 1, **settings: Any) -> tuple[ForwardPath, list[RequestReply]]:
         """Both ways answer, store, count and tell the same. The one that may be short, and its replies."""
         way, other = self.both(**settings)
         replies = [way.post(forward(way)) for _ in range(times)]
@@ -191,7 +192,7 @@ class FaultTests(SynchronousTestCase):
         """And what is under way then is waited for when the daemon stops."""
         committed: Deferred[Any] = Deferred()
         self.patch(self.in_memory.store, "enqueue_all", lambda *args, **options: committed)
-        replies: list[DIDCommReply] = []
+        replies: list[RequestReply] = []
         self.assertTrue(
             self.in_memory.didcomm.forward_fast_path.take(_letter(self.way), PEER, replies.append, self.fail)
         )
@@ -214,7 +215,7 @@ class FaultTests(SynchronousTestCase):
             "enqueue_all",
             lambda *args, **options: fail(StoreUnavailable()) if next(failing) else enqueue(*args, **options),
         )
-        replies: list[DIDCommReply] = []
+        replies: list[RequestReply] = []
         for _ in range(3):
             self.assertTrue(
                 self.in_memory.didcomm.forward_fast_path.take(_letter(self.way), PEER, replies.append, self.fail)
@@ -222,7 +223,7 @@ class FaultTests(SynchronousTestCase):
         self.in_memory.clock.advance(0)
         self.assertEqual([reply.status for reply in replies], [503, 202, 503])
 
-    def together(self, count: int, answer: Callable[[DIDCommReply], None]) -> None:
+    def together(self, count: int, answer: Callable[[RequestReply], None]) -> None:
         """So many letters in one turn of the reactor, after which nothing may be under way."""
         for _ in range(count):
             self.assertTrue(self.in_memory.didcomm.forward_fast_path.take(_letter(self.way), PEER, answer, self.fail))
@@ -237,7 +238,7 @@ class FaultTests(SynchronousTestCase):
             "enqueue_all",
             lambda *args, **options: fail(ZeroDivisionError()) if next(failing) else enqueue(*args, **options),
         )
-        replies: list[DIDCommReply] = []
+        replies: list[RequestReply] = []
         self.together(3, replies.append)
         self.assertEqual([reply.status for reply in replies], [202, 500, 202])
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
@@ -249,10 +250,9 @@ class FaultTests(SynchronousTestCase):
         for owner, name, broken in (
             (self.in_memory.store, "enqueue_each", _broken),
             (self.in_memory.store, "enqueue_each", lambda deposits, early: succeed([])),
-            (half._context, "new_stored_id", _broken),
             (half._router, "dispatch", _broken),
         ):
-            replies: list[DIDCommReply] = []
+            replies: list[RequestReply] = []
             before = getattr(owner, name)
             object.__setattr__(owner, name, broken)  # some are frozen
             self.together(2, replies.append)
@@ -262,7 +262,7 @@ class FaultTests(SynchronousTestCase):
 
     def test_the_recorder_breaks(self) -> None:
         """What was stored was taken."""
-        replies: list[DIDCommReply] = []
+        replies: list[RequestReply] = []
         with mock.patch.object(self.in_memory.base.recorder, "end_request", _broken):
             self.together(2, replies.append)
         self.assertEqual([reply.status for reply in replies], [202, 202])
@@ -270,7 +270,7 @@ class FaultTests(SynchronousTestCase):
 
     def test_the_log_breaks(self) -> None:
         """What was stored was taken, and each sender is told."""
-        replies: list[DIDCommReply] = []
+        replies: list[RequestReply] = []
         with mock.patch.object(self.in_memory.base.recorder, "flush_events", _broken):
             self.together(2, replies.append)
         self.assertEqual([reply.status for reply in replies], [202, 202])
@@ -282,7 +282,7 @@ class FaultTests(SynchronousTestCase):
         self.patch(
             self.in_memory.store, "enqueue_each", lambda deposits, early: succeed([QueueFull() for _ in deposits])
         )
-        replies: list[DIDCommReply] = []
+        replies: list[RequestReply] = []
         with mock.patch.object(type(half._context.packer), "refuse_anonymous", _broken):
             self.together(2, replies.append)
         self.assertEqual([reply.status for reply in replies], [500, 500])
@@ -290,9 +290,9 @@ class FaultTests(SynchronousTestCase):
 
     def test_an_answer_breaks(self) -> None:
         """The others are given."""
-        replies: list[DIDCommReply] = []
+        replies: list[RequestReply] = []
 
-        def answer(reply: DIDCommReply) -> None:
+        def answer(reply: RequestReply) -> None:
             replies.append(reply)
             raise ZeroDivisionError
 
@@ -302,7 +302,7 @@ class FaultTests(SynchronousTestCase):
 
     def test_the_long_way_breaks(self) -> None:
         """For one; the others have theirs."""
-        take, replies = self.in_memory.didcomm.forward_fast_path.take, list[DIDCommReply]()
+        take, replies = self.in_memory.didcomm.forward_fast_path.take, list[RequestReply]()
         self.assertTrue(take(b"garbage", PEER, replies.append, _broken))
         self.together(1, replies.append)
         self.assertEqual([reply.status for reply in replies], [202])
@@ -363,7 +363,7 @@ class HeldEnqueueTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.in_memory = InMemoryMediator(self, in_steps=True)
         self.bob, self.eve = InMemoryWallet(self.in_memory).enrol(), InMemoryWallet(self.in_memory).enrol()
-        self.replies: dict[str, DIDCommReply] = {}
+        self.replies: dict[str, RequestReply] = {}
         enqueue = self.in_memory.store.enqueue_all
         self.held: list[Callable[[], object]] = []
 
@@ -443,7 +443,7 @@ class RotationTests(SynchronousTestCase):
         self.assertEqual(way.post(_letter(way)).status, 202)
 
 
-def _said(reply: DIDCommReply) -> tuple[Any, ...]:
+def _said(reply: RequestReply) -> tuple[Any, ...]:
     """A reply without its ids."""
     body = read_problem_report(reply) if reply.body else {}
     about = {name: body.get(name) for name in ("type", "typ", "body")}

@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.didcomm.messages import DIDCommReply, MessageOrigin
+from mediatord.didcomm.messages import MessageOrigin
 from mediatord.protocol import encoding
 from mediatord.protocol.didcomm.forward import FORWARD, MAX_PAYLOAD_DEPTH
 from mediatord.protocol.didcomm.jwe import encrypt_anoncrypt, encrypt_authcrypt
+from mediatord.ratelimit.admission import RequestReply
 from mediatord.wallet.didcomm_client import read_delivery
 from tests.in_memory_mediator import MP, PEER, FakeSocket, InMemoryMediator, InMemoryWallet, code_of
 from tests.protocol.json_texts import NO_JSON, NUMBERS, UNREADABLE, payloads
@@ -64,7 +65,7 @@ class OpaqueTests(SynchronousTestCase):
         self.bob = InMemoryWallet(self.in_memory).enrol()
         self.sender = Sender(self.in_memory, self.bob)
 
-    def slowly(self, raw: bytes) -> DIDCommReply:
+    def slowly(self, raw: bytes) -> RequestReply:
         """The reply of the general path, over HTTP."""
         return self.successResultOf(
             Deferred.fromCoroutine(self.in_memory.didcomm.dispatcher.receive(raw, MessageOrigin(PEER)))

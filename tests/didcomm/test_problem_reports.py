@@ -8,7 +8,7 @@ from typing import Any
 from twisted.internet.defer import Deferred, fail
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.didcomm.messages import DIDCommReply, MessageOrigin
+from mediatord.didcomm.messages import MessageOrigin
 from mediatord.errors import QueueFull, StoreUnavailable
 from mediatord.identity.invitation import build_invitation
 from mediatord.protocol.didcomm import json_web_signature
@@ -18,6 +18,7 @@ from mediatord.protocol.didcomm.forward import FORWARD
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE, encrypt_anoncrypt
 from mediatord.protocol.didcomm.keys import PublicKey
 from mediatord.protocol.didcomm.message import PLAINTEXT_MEDIA_TYPE
+from mediatord.ratelimit.admission import RequestReply
 from mediatord.wallet.didcomm_messages import anoncrypt, build_forward, compose_message
 from tests.in_memory_mediator import (
     CM3,
@@ -43,13 +44,13 @@ class SignedReportTests(SynchronousTestCase):
         self.in_memory = InMemoryMediator(self, limits={"ip_per_minute": 1000})
         self.bob = InMemoryWallet(self.in_memory).enrol()
 
-    def slowly(self, raw: bytes) -> DIDCommReply:
+    def slowly(self, raw: bytes) -> RequestReply:
         """The reply of the general path."""
         return self.successResultOf(
             Deferred.fromCoroutine(self.in_memory.didcomm.dispatcher.receive(raw, MessageOrigin(PEER)))
         )
 
-    def refused(self, reply: DIDCommReply, code: str) -> dict[str, Any]:
+    def refused(self, reply: RequestReply, code: str) -> dict[str, Any]:
         """The report, signed by the DID of the mediator that was addressed."""
         self.assertEqual((reply.status, reply.media_type), (400, json_web_signature.SIGNED_MEDIA_TYPE))
         report = read_problem_report(reply)
@@ -138,7 +139,7 @@ class SignedReportTests(SynchronousTestCase):
             for send in (self.in_memory.receive, self.slowly):
                 jws = json.loads(send(raw).body)
                 self.assertEqual(jws["signatures"][0]["header"]["kid"], expected)
-                report = json.loads(json_web_signature.verify(jws, expected, signing.key))
+                report = json.loads(json_web_signature.parse_jws(jws).verify(signing.key))
                 self.assertEqual(report["from"], strip_did_url(expected))
 
     def sealed(self, kid: str, key: PublicKey) -> bytes:

@@ -7,9 +7,9 @@ from typing import Any
 
 from twisted.internet.defer import Deferred, succeed
 
-from mediatord.decentrl.context import DecentrlReply
 from mediatord.delivery.connections import WebSocketSession
-from mediatord.didcomm.messages import DIDCommReply, MessageOrigin
+from mediatord.didcomm.messages import MessageOrigin
+from mediatord.ratelimit.admission import RequestReply
 
 
 class FakeDIDComm:
@@ -18,21 +18,21 @@ class FakeDIDComm:
     def __init__(self) -> None:
         self.received: list[tuple[bytes, MessageOrigin]] = []
         self.answer: Callable[[bytes], Any] = lambda body: succeed(
-            DIDCommReply(200, b"%d" % len(body), "text/x-test")
+            RequestReply(200, b"%d" % len(body), "text/x-test")
         )
         self.dispatcher = self
         self.forward_fast_path = self
 
     def take(
-        self, raw: bytes, peer: str, answer: Callable[[DIDCommReply], None], fallback: Callable[[], None]
+        self, raw: bytes, peer: str, answer: Callable[[RequestReply], None], fallback: Callable[[], None]
     ) -> bool:
         """Nothing takes the fast path."""
         return False
 
-    async def receive(self, raw: bytes, origin: MessageOrigin) -> DIDCommReply:
+    async def receive(self, raw: bytes, origin: MessageOrigin) -> RequestReply:
         """Note and answer."""
         self.received.append((raw, origin))
-        reply: DIDCommReply = await self.answer(raw)
+        reply: RequestReply = await self.answer(raw)
         return reply
 
 
@@ -48,20 +48,20 @@ class FakeDecentrl:
         self.queried: list[tuple[str, Mapping[bytes, Sequence[bytes]], str]] = []
         self.sockets: list[FakeDecentrlSocketProtocol] = []
         self.opened: Callable[[FakeDecentrlSocketProtocol], None] = lambda socket: None
-        self.answer: Callable[[bytes], Any] = lambda body: succeed(DecentrlReply(200, b'{"n":%d}' % len(body)))
-        self.page: Callable[[str], Any] = lambda did: succeed(DecentrlReply(200, b"{}"))
+        self.answer: Callable[[bytes], Any] = lambda body: succeed(RequestReply(200, b'{"n":%d}' % len(body)))
+        self.page: Callable[[str], Any] = lambda did: succeed(RequestReply(200, b"{}"))
         self.dispatcher = self
 
-    async def receive(self, raw: bytes, peer: str) -> DecentrlReply:
+    async def receive(self, raw: bytes, peer: str) -> RequestReply:
         """Note and answer."""
         self.received.append((raw, peer))
-        reply: DecentrlReply = await self.answer(raw)
+        reply: RequestReply = await self.answer(raw)
         return reply
 
-    async def public(self, did: str, arguments: Mapping[bytes, Sequence[bytes]], peer: str) -> DecentrlReply:
+    async def public(self, did: str, arguments: Mapping[bytes, Sequence[bytes]], peer: str) -> RequestReply:
         """Note and answer."""
         self.queried.append((did, arguments, peer))
-        reply: DecentrlReply = await self.page(did)
+        reply: RequestReply = await self.page(did)
         return reply
 
     def open_socket(self, session: WebSocketSession) -> FakeDecentrlSocketProtocol:

@@ -16,10 +16,11 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.http import HTTPChannel
 
 from mediatord.app.public_site import build_site
-from mediatord.didcomm.messages import ACCEPTED, DIDCommReply
+from mediatord.didcomm.messages import ACCEPTED
 from mediatord.http import channel as channel_module
 from mediatord.http.channel import BackpressureHTTPChannel, MediatorHTTPChannel, parse_plain_head
 from mediatord.http.site import MediatorSite
+from mediatord.ratelimit.admission import RequestReply
 from tests.http.fake_protocols import FakeDecentrl, FakeDIDComm
 from tests.http.in_memory_site import parse_responses
 from tests.in_memory_mediator import InMemoryMediator
@@ -378,17 +379,17 @@ class FastPathTests(SynchronousTestCase):
 
     def test_answers_come_in_order(self) -> None:
         """A second request that arrives while the first is served waits for its turn."""
-        first: Deferred[DIDCommReply] = Deferred()
+        first: Deferred[RequestReply] = Deferred()
         self.fixture.didcomm.answer = lambda body: first if body == b"one" else succeed(ACCEPTED)
         self.channel.dataReceived(post(b"one") + post(b"two"))
         self.assertEqual([raw for raw, _ in self.fixture.didcomm.received], [b"one"])
-        first.callback(DIDCommReply(429, retry_after=7))
+        first.callback(RequestReply(429, media_type="", retry_after=7))
         self.assertEqual(self.answers(), [b"429", b"202"])
         self.assertIn(b"Retry-After: 7\r\n", self.line.value())
 
     def test_reading_stops_while_too_much_waits(self) -> None:
         """What is read ahead is bounded."""
-        first: Deferred[DIDCommReply] = Deferred()
+        first: Deferred[RequestReply] = Deferred()
         self.fixture.didcomm.answer = lambda body: first if body == b"one" else succeed(ACCEPTED)
         self.channel.dataReceived(post(b"one") + post(b"x" * 900) * 80)
         self.channel.dataReceived(post())
@@ -410,7 +411,7 @@ class FastPathTests(SynchronousTestCase):
 
     def test_a_request_that_takes_too_long(self) -> None:
         """503 after the deadline; the next is served, and the late answer goes nowhere."""
-        first: Deferred[DIDCommReply] = Deferred()
+        first: Deferred[RequestReply] = Deferred()
         self.fixture.didcomm.answer = lambda body: first if body == b"one" else succeed(ACCEPTED)
         self.channel.dataReceived(post(b"one") + post(b"two"))
         self.fixture.in_memory.clock.advance(9.9)
@@ -476,7 +477,7 @@ class FastPathTests(SynchronousTestCase):
 
     def test_a_client_that_leaves(self) -> None:
         """What it asked for is done; nothing is written and no timer stays."""
-        first: Deferred[DIDCommReply] = Deferred()
+        first: Deferred[RequestReply] = Deferred()
         self.fixture.didcomm.answer = lambda body: first
         self.channel.dataReceived(post())
         self.channel.connectionLost()
@@ -511,7 +512,7 @@ class ReadAheadTests(SynchronousTestCase):
         self.assertEqual(fixture.site.read_ahead(), (2, 3 * len(post()) - 1))
         part.connectionLost(Failure(ConnectionError()))
         self.assertEqual(fixture.site.read_ahead(), (1, 2 * len(post())))
-        held.callback(DIDCommReply(202))
+        held.callback(RequestReply(202, media_type=""))
         self.assertEqual(fixture.site.read_ahead(), (0, 0))
         self.assertEqual(line.ended, "")
 

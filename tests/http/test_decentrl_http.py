@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.decentrl.context import DecentrlReply, build_error_reply
+from mediatord.decentrl.context import build_error_reply
 from mediatord.errors import InvalidSignature, QuotaExceeded
 from mediatord.protocol.didcomm.message import PLAINTEXT_MEDIA_TYPE
+from mediatord.ratelimit.admission import RequestReply
 from tests.http.fake_protocols import FakeDecentrl
 from tests.http.in_memory_site import ENCRYPTED, HTTPResponse, InMemorySite, encode_request, parse_responses
 from tests.http.test_websocket import PLENTY
@@ -34,13 +35,13 @@ class DecentrlTestCase(SynchronousTestCase):
         """The response to a command."""
         return self.site_fixture.request("POST", "/", body, {"Content-Type": "application/json", **headers})
 
-    def replying(self, reply: DecentrlReply) -> None:
+    def replying(self, reply: RequestReply) -> None:
         """Have every command answered like this."""
         self.decentrl.answer = lambda body: succeed(reply)
 
-    def hanging(self) -> Deferred[DecentrlReply]:
+    def hanging(self) -> Deferred[RequestReply]:
         """Have the next command answered when this fires."""
-        late: Deferred[DecentrlReply] = Deferred()
+        late: Deferred[RequestReply] = Deferred()
         self.decentrl.answer = lambda body: late
         return late
 
@@ -94,7 +95,7 @@ class CommandTests(DecentrlTestCase):
     def test_replies(self) -> None:
         """Status and body are the protocol's, as JSON; pages can read when a client may come again."""
         for reply in (
-            DecentrlReply(200, b'{"type":"SUCCESS"}'),
+            RequestReply(200, b'{"type":"SUCCESS"}'),
             build_error_reply(InvalidSignature()),
             build_error_reply(QuotaExceeded()),
         ):
@@ -142,7 +143,7 @@ class CommandTests(DecentrlTestCase):
             (response,) = parse_responses(line.taken())
             self.is_error(response, 503, "UNAVAILABLE")
             self.assertEqual(response.headers["retry-after"], "5")
-            late.callback(DecentrlReply(200, b"{}"))
+            late.callback(RequestReply(200, b"{}"))
             self.assertEqual(line.taken(), b"")
             line.feed(encode_request("GET", "/did"))
             self.assertEqual([one.status for one in parse_responses(line.taken())], [200])
@@ -204,7 +205,7 @@ class PublicTests(DecentrlTestCase):
 
     def test_replies(self) -> None:
         """As for commands; HEAD has the headers alone."""
-        self.decentrl.page = lambda did: succeed(DecentrlReply(429, b'{"type":"ERROR"}', 7))
+        self.decentrl.page = lambda did: succeed(RequestReply(429, b'{"type":"ERROR"}', retry_after=7))
         for method, body in (("GET", b'{"type":"ERROR"}'), ("HEAD", b"")):
             response = self.get(f"/public/{DID}", method)
             self.assertEqual((response.status, response.body), (429, body))

@@ -12,14 +12,13 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from mediatord.app.public_site import build_site
-from mediatord.decentrl.context import DecentrlReply
-from mediatord.didcomm.messages import DIDCommReply as EnvelopeReply
 from mediatord.http.flow_control import (
     MAX_UNREAD_PER_CLIENT,
     MAX_UNREAD_TOTAL,
     SMALL_RESPONSE_BYTES,
     ResponseBudget,
 )
+from mediatord.ratelimit.admission import RequestReply
 from tests.http.fake_protocols import FakeDecentrl, FakeDIDComm
 from tests.http.in_memory_site import (
     ENCRYPTED,
@@ -88,7 +87,7 @@ class UnreadTests(SynchronousTestCase):
 
     def asking(self, size: int, **headers: str) -> bytes:
         """A command whose answer has so many bytes."""
-        self.decentrl.answer = lambda body: succeed(DecentrlReply(200, b"x" * int(body)))
+        self.decentrl.answer = lambda body: succeed(RequestReply(200, b"x" * int(body)))
         return encode_request("POST", "/", b"%d" % size, {"Content-Type": "application/json", **self.way, **headers})
 
     def leave(self, size: int, peer: str = PEER, **headers: str) -> InMemoryTransport:
@@ -184,12 +183,12 @@ class UnreadTests(SynchronousTestCase):
         """To nobody nothing is written."""
         line = self.leave(0)
         line.taken()
-        late: Deferred[DecentrlReply] = Deferred()
+        late: Deferred[RequestReply] = Deferred()
         request = self.asking(1)
         self.decentrl.answer = lambda body: late
         line.feed(request)
         line.hang_up()
-        late.callback(DecentrlReply(200, b"x" * ONE))
+        late.callback(RequestReply(200, b"x" * ONE))
         self.assertEqual((line.taken(), self.unread.total), (b"", 0))
 
     def test_who_reads_at_once(self) -> None:
@@ -208,9 +207,9 @@ class UnreadTests(SynchronousTestCase):
         requests = self.asking(100_000) * 3
         unread = []
 
-        def answer(body: bytes) -> Deferred[DecentrlReply]:
+        def answer(body: bytes) -> Deferred[RequestReply]:
             unread.append(self.unread.total)
-            return succeed(DecentrlReply(200, b"x" * 100_000))
+            return succeed(RequestReply(200, b"x" * 100_000))
 
         self.decentrl.answer = answer
         line.feed(requests)
@@ -231,7 +230,7 @@ class UnreadTests(SynchronousTestCase):
     def test_an_envelope(self) -> None:
         """A refusal has the form of the protocol that was asked."""
         self.leave(ONE)
-        self.didcomm.answer = lambda body: succeed(EnvelopeReply(200, b"x" * 100_000, "text/x-test"))
+        self.didcomm.answer = lambda body: succeed(RequestReply(200, b"x" * 100_000, "text/x-test"))
         line = self.site_fixture.line()
         for path in ("/didcomm", "/"):
             line.feed(encode_request("POST", path, b"{}", {"Content-Type": ENCRYPTED.decode(), **self.way}))
@@ -298,7 +297,7 @@ class GeneralPathTests(UnreadTests):
 
     def test_a_public_channel(self) -> None:
         """A page is refused like the answer to a command; HEAD is none, and never is."""
-        self.decentrl.page = lambda did: succeed(DecentrlReply(200, b"x" * 100_000))
+        self.decentrl.page = lambda did: succeed(RequestReply(200, b"x" * 100_000))
         self.leave(200_001)
         line = self.site_fixture.line()
         line.feed(encode_request("GET", PAGE))
@@ -310,7 +309,7 @@ class GeneralPathTests(UnreadTests):
 
     def test_heads(self) -> None:
         """Of an answer to HEAD there is nothing to count."""
-        self.decentrl.page = lambda did: succeed(DecentrlReply(200, b"x" * ONE))
+        self.decentrl.page = lambda did: succeed(RequestReply(200, b"x" * ONE))
         line = self.site_fixture.line()
         line.stuck = True
         line.feed(encode_request("HEAD", PAGE))
@@ -431,16 +430,16 @@ class KernelTests(TestCase):
     async def asked(self, reader: Reader, size: int, headers: dict[str, str]) -> None:
         """Wait until this client's request was answered with so many bytes; it reads nothing of it."""
         arrived: Deferred[None] = Deferred()
-        reply: Deferred[DecentrlReply] = Deferred()
+        reply: Deferred[RequestReply] = Deferred()
 
-        def answer(body: bytes) -> Deferred[DecentrlReply]:
+        def answer(body: bytes) -> Deferred[RequestReply]:
             self.call_later(0, arrived.callback, None)
             return reply
 
         self.decentrl.answer = answer
         reader.ask(encode_request("POST", "/", b"{}", {"Content-Type": "application/json", **headers}))
         await arrived
-        reply.callback(DecentrlReply(200, b"x" * size))
+        reply.callback(RequestReply(200, b"x" * size))
 
     async def test_a_client_that_waits_with_reading(self) -> None:
         """20 MiB count until they are read; as much again is refused before that, and answered afterwards."""

@@ -16,8 +16,8 @@ from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from mediatord.decentrl.context import DecentrlReply
 from mediatord.net.listeners import Listener
+from mediatord.ratelimit.admission import RequestReply
 from mediatord.ratelimit.rate_limiter import RateLimits
 from tests.certificate_authority import CertificateAuthority
 from tests.http.fake_protocols import FakeDecentrl
@@ -133,7 +133,7 @@ class UpgradeTests(SynchronousTestCase):
         for request in (COMMAND, DETOUR, CHUNKED):
             for at_once in (False, True):
                 for cut in range(len(request) - 3, len(request + OPENING + FRAMES), 5):
-                    late: Deferred[DecentrlReply] = Deferred()
+                    late: Deferred[RequestReply] = Deferred()
                     self.decentrl.answer = partial(_wait_for, late)
                     line = self.site_fixture.line()
                     data = request + OPENING + FRAMES
@@ -141,7 +141,7 @@ class UpgradeTests(SynchronousTestCase):
                         line.protocol.dataReceived(segment) if at_once else line.feed(segment)
                     self.site_fixture.settle()
                     self.assertEqual(self.decentrl.sockets, [])
-                    late.callback(DecentrlReply(200, b"{}"))
+                    late.callback(RequestReply(200, b"{}"))
                     self.site_fixture.settle()
                     (socket,) = self.decentrl.sockets
                     self.decentrl.sockets.clear()
@@ -240,12 +240,12 @@ class LossTests(SynchronousTestCase):
         self.assertTrue(line.lost)
 
 
-def _wait_for(late: Deferred[DecentrlReply], _body: bytes) -> Deferred[DecentrlReply]:
+def _wait_for(late: Deferred[RequestReply], _body: bytes) -> Deferred[RequestReply]:
     return late
 
 
-async def _reply(body: bytes) -> DecentrlReply:
-    return DecentrlReply(200, body)
+async def _reply(body: bytes) -> RequestReply:
+    return RequestReply(200, body)
 
 
 class Client(Protocol):
@@ -379,7 +379,7 @@ class KernelTests(TestCase):
         self.patch(self.site_fixture.site, "buildProtocol", build_noted)
         port = self.listen(tls=False)
         for request in (COMMAND, DETOUR):
-            late: Deferred[DecentrlReply] = Deferred()
+            late: Deferred[RequestReply] = Deferred()
 
             self.decentrl.answer = partial(_wait_for, late)
             client = await self.connect(port, tls=False)
@@ -388,7 +388,7 @@ class KernelTests(TestCase):
             wire.loseWriteConnection()
             while not (channels and channels[-1]._half_closed):
                 await deferLater(self.reactor, 0.01)
-            late.callback(DecentrlReply(200, b"{}"))
+            late.callback(RequestReply(200, b"{}"))
             self.assertEqual([one.status for one in parse_responses(await client.over)], [200])
         await self.closed()
 

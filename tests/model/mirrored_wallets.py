@@ -9,8 +9,8 @@ from typing import Any
 
 from hypothesis.stateful import RuleBasedStateMachine
 
-from mediatord.didcomm.messages import DIDCommReply
 from mediatord.protocol import encoding
+from mediatord.ratelimit.admission import RequestReply
 from mediatord.wallet.didcomm_identity import WalletIdentity
 from tests.in_memory_mediator import FakeSocket, InMemoryWallet, read_problem_report
 from tests.model.mirrored_mediators import LIMITS, MirroredMediators
@@ -143,7 +143,7 @@ class MirroredWallets(RuleBasedStateMachine):
         for one in self.mediators.mediator_fixtures:
             one.hang_up(socket.ends[one.backend])
 
-    def _read(self, mediator_fixture: RestartableMediator, reply: DIDCommReply, name: str | None) -> Answer:
+    def _read(self, mediator_fixture: RestartableMediator, reply: RequestReply, name: str | None) -> Answer:
         fault = reply.fault.reason if reply.fault else None
         if not reply.body:
             return reply.status, None, fault

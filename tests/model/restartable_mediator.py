@@ -16,8 +16,9 @@ from twisted.trial.unittest import SynchronousTestCase
 from mediatord.app.core_services import CoreServices
 from mediatord.app.protocol_services import DecentrlServices, DIDCommServices
 from mediatord.config.settings import Config
-from mediatord.didcomm.messages import DIDCommReply, MessageOrigin
+from mediatord.didcomm.messages import MessageOrigin
 from mediatord.protocol.didcomm.did_methods import resolve_local
+from mediatord.ratelimit.admission import RequestReply
 from mediatord.store.interfaces.decentrl import DecentrlQuotas
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import IStore, ignore_observation
@@ -133,9 +134,9 @@ class RestartableMediator(InMemoryMediator):
         self.base.connections.closed(socket)
         self.settle()
 
-    def receive(self, raw: bytes, socket: FakeSocket | None = None, peer: str = PEER) -> DIDCommReply:
+    def receive(self, raw: bytes, socket: FakeSocket | None = None, peer: str = PEER) -> RequestReply:
         """What the mediator replies to one message."""
-        replies: list[DIDCommReply] = []
+        replies: list[RequestReply] = []
         declined: list[None] = []
         way = self.didcomm.forward_fast_path
         if socket is None and way.take(raw, peer, replies.append, lambda: declined.append(None)):

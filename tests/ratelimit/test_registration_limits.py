@@ -8,18 +8,17 @@ from typing import Any
 from twisted.internet.defer import Deferred, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.decentrl.context import DecentrlReply
 from mediatord.didcomm.housekeeping import ACCOUNTS_PER_STEP
-from mediatord.didcomm.messages import DIDCommReply
 from mediatord.errors import RateLimitExceeded, StoreUnavailable
-from mediatord.protocol.didcomm import json_web_signature
 from mediatord.protocol.probe_markers import PROBE_CLIENT
+from mediatord.ratelimit.admission import RequestReply
 from mediatord.ratelimit.distributed_limiter import QuotaStore
 from mediatord.ratelimit.registration import USAGE_CACHE_SECONDS, RegistrationLimits, RegistrationQuota
 from mediatord.store.interfaces.cluster import QUOTA_WINDOW_SLOTS
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import AccountUsage
 from mediatord.store.sqlite.memory_store import MemoryStore
+from tests.from_prior import FromPriorClaims, make_from_prior
 from tests.in_memory_identities import InMemoryIdentity
 from tests.in_memory_mediator import (
     CM3,
@@ -48,15 +47,15 @@ class LimitTests(SynchronousTestCase):
 
     def grant(
         self, in_memory: InMemoryMediator, guest: InMemoryWallet | None = None, peer: str = PEER
-    ) -> tuple[InMemoryWallet, DIDCommReply]:
+    ) -> tuple[InMemoryWallet, RequestReply]:
         guest = guest or InMemoryWallet(in_memory)
         return guest, guest.ask(f"{CM3}/mediate-request", socket=FakeSocket(peer))
 
-    def add(self, guest: InMemoryWallet, *dids: str, peer: str = PEER) -> DIDCommReply:
+    def add(self, guest: InMemoryWallet, *dids: str, peer: str = PEER) -> RequestReply:
         updates = [{"recipient_did": did, "action": "add"} for did in dids]
         return guest.ask(f"{CM3}/recipient-update", {"updates": updates}, socket=FakeSocket(peer))
 
-    def refused(self, reply: DIDCommReply, guest: InMemoryWallet, status: int, code: str) -> None:
+    def refused(self, reply: RequestReply, guest: InMemoryWallet, status: int, code: str) -> None:
         self.assertEqual((reply.status, code_of(reply, guest)), (status, code))
 
     def test_accounts_of_an_address(self) -> None:
@@ -103,8 +102,8 @@ class LimitTests(SynchronousTestCase):
         holder = InMemoryWallet(in_memory).enrol()
         for _ in range(100):
             new, signing = InMemoryWallet(in_memory), holder.identity.signing
-            claim = json_web_signature.FromPrior(signing.kid, holder.did, new.did, int(in_memory.clock.seconds()))
-            token = json_web_signature.make_from_prior(claim, signing.private)
+            claim = FromPriorClaims(signing.kid, holder.did, new.did, int(in_memory.clock.seconds()))
+            token = make_from_prior(claim, signing.private)
             reply = new.ask(f"{MP}/status-request", {}, from_prior=token)
             if reply.status != 200:
                 break
@@ -116,10 +115,8 @@ class LimitTests(SynchronousTestCase):
         """What was not stored is not charged, whatever went wrong."""
         in_memory = self.in_memory(registration_bytes_per_address_per_day=3_000)
         holder, new = InMemoryWallet(in_memory).enrol(), InMemoryWallet(in_memory)
-        claim = json_web_signature.FromPrior(
-            holder.identity.signing.kid, holder.did, new.did, int(in_memory.clock.seconds())
-        )
-        token = json_web_signature.make_from_prior(claim, holder.identity.signing.private)
+        claim = FromPriorClaims(holder.identity.signing.kid, holder.did, new.did, int(in_memory.clock.seconds()))
+        token = make_from_prior(claim, holder.identity.signing.private)
         with in_memory.failing("move_account", StoreUnavailable()):
             for _ in range(40):
                 self.assertEqual(new.ask(f"{MP}/status-request", {}, from_prior=token).status, 503)
@@ -174,7 +171,7 @@ class LimitTests(SynchronousTestCase):
         """Registrations of identities are charged likewise, and refused before anything is stored."""
         in_memory = self.in_memory(accounts_per_address_per_day=2)
 
-        def register(peer: str = PEER) -> DecentrlReply:
+        def register(peer: str = PEER) -> RequestReply:
             ann = InMemoryIdentity(in_memory, "ann")
             payload = {"type": "REQUEST_COMMUNICATION_CONTRACT", **ann.registration()}
             return in_memory.obey(ann.command(payload), peer)

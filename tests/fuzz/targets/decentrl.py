@@ -9,11 +9,11 @@ from collections.abc import Iterable
 
 from twisted.internet.defer import Deferred
 
-from mediatord.decentrl.context import DecentrlReply
 from mediatord.errors import InvalidCommand, InvalidMessage
 from mediatord.protocol.decentrl.commands import parse_authentication_request, parse_command
 from mediatord.protocol.decentrl.crypto import sign_event, sign_json
 from mediatord.protocol.error_codes import DECENTRL_CLOSE_CODES
+from mediatord.ratelimit.admission import RequestReply
 from tests.fuzz.fuzz_mediator import DECENTRL_CODES, DECENTRL_STATUSES, FuzzMediator
 from tests.fuzz.targets import filled_in
 from tests.http.in_memory_site import InMemorySite
@@ -126,7 +126,7 @@ class DecentrlTarget:
         asked = self._premises.decentrl.dispatcher.public(did.decode("utf-8", "replace"), arguments, PEER)
         return self._refuses(self._premises.test.successResultOf(Deferred.fromCoroutine(asked)), {200, 400}, None)
 
-    def _refuses(self, reply: DecentrlReply, statuses: set[int], type_: str | None) -> bool:
+    def _refuses(self, reply: RequestReply, statuses: set[int], type_: str | None) -> bool:
         """Whether it does; and it is one clear answer."""
         assert reply.status in statuses, reply.status
         body = json.loads(reply.body)

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from mediatord.didcomm.messages import DIDCommReply
 from mediatord.protocol.didcomm import json_web_signature
 from mediatord.protocol.didcomm.jwe import encrypt_anoncrypt, encrypt_authcrypt
+from mediatord.ratelimit.admission import RequestReply
 from mediatord.wallet.didcomm_messages import UnreadableMessage
 from tests.fuzz.fuzz_mediator import STATUSES, FuzzMediator, problem_code
 from tests.fuzz.targets import filled_in
@@ -102,7 +102,7 @@ class EnvelopeTarget:
         except (ValueError, TypeError, AttributeError, KeyError, LookupError, RecursionError):
             return None
 
-    def _refuses(self, reply: DIDCommReply) -> bool:
+    def _refuses(self, reply: RequestReply) -> bool:
         """Whether it does; and it is one clear answer."""
         assert reply.status in STATUSES, reply.status
         if reply.status == 202:

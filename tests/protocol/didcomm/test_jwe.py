@@ -16,6 +16,7 @@ from mediatord.errors import DecryptionError, EncryptionRequired, InvalidEnvelop
 from mediatord.protocol.didcomm.jwe import (
     Enc,
     Envelope,
+    EphemeralKey,
     decrypt_envelope,
     encrypt_anoncrypt,
     encrypt_authcrypt,
@@ -125,6 +126,17 @@ def test_nothing_repeats() -> None:
     keys = [(BOB, BOBS["X25519"].public)]
     one, other = json.loads(encrypt_anoncrypt(TEXT, keys)), json.loads(encrypt_anoncrypt(TEXT, keys))
     assert all(one[name] != other[name] for name in ("protected", "iv", "ciphertext", "tag"))
+
+
+@pytest.mark.parametrize("curve", CURVES)
+def test_ephemeral_key_is_used_again(curve: Curve) -> None:
+    """Envelopes of one ephemeral key open like others, and share neither IV nor ciphertext nor wrapped key."""
+    key, keys = EphemeralKey.generate(curve), [(BOB, BOBS[curve].public)]
+    raw = [encrypt_authcrypt(TEXT, (ALICE, ALICES[curve]), keys, key) for _ in range(2)]
+    assert [opened(one, curve) for one in raw] == [TEXT, TEXT]
+    assert [protected_of(one)["epk"] for one in raw] == [key.jwk, key.jwk]
+    one, other = map(json.loads, raw)
+    assert all(one[name] != other[name] for name in ("recipients", "iv", "ciphertext", "tag"))
 
 
 def test_what_cannot_be_sealed() -> None:
