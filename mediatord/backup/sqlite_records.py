@@ -19,7 +19,7 @@ from pathlib import Path
 from sqlite3 import SQLITE_CONSTRAINT_PRIMARYKEY, SQLITE_CONSTRAINT_UNIQUE, DatabaseError, IntegrityError
 from typing import Any, NamedTuple
 
-from mediatord.backup.durable_files import chown_to_owner, require_directory, sync_directory
+from mediatord.backup.durable_files import chown_to_owner, require_directory
 from mediatord.backup.records import (
     RECORD_FIELDS,
     AccountRecord,
@@ -50,6 +50,7 @@ from mediatord.store.sqlite.database_file import (
     migrate_schema,
     open_database,
     read_schema_steps,
+    sync_directory,
 )
 from mediatord.store.sqlite.event_queries import parse_tag_ids, read_label_texts
 from mediatord.store.sqlite.message_queries import get_digest_head
