@@ -106,7 +106,8 @@ class SenderFingerprint:
         network = (int.from_bytes(tag) & _NETWORK_MASK or 1) << _HALF_BITS if peer else 0
         if sender is None:
             return network
-        data = f"{len(sender)} {make_did_comparison_key(sender)}{recipient}".encode("utf-8", "surrogatepass")
+        sender = make_did_comparison_key(sender)
+        data = f"{len(sender)} {sender}{recipient}".encode("utf-8", "surrogatepass")
         tag = blake2b(data, digest_size=_HALF_BYTES, key=self._key, person=b"sender").digest()
         return network | (int.from_bytes(tag) or 1)
 
