@@ -10,7 +10,8 @@ from mediatord.errors import UnresolvableDID
 from mediatord.protocol import encoding
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm.did_document import MAX_DID_LENGTH, is_did
-from mediatord.protocol.didcomm.did_methods import make_did_peer_4, parse_did_web_document, resolve_local
+from mediatord.protocol.didcomm.did_methods import parse_did_web_document, resolve_local
+from tests.did_factories import make_did_peer_4
 from tests.fuzz.bombs import BombTestCase
 from tests.fuzz.fuzz_mediator import measure_cost
 from tests.in_memory_mediator import PING
@@ -66,7 +67,7 @@ class DIDTests(BombTestCase):
             did = f"did:peer:2.E{E_KEY}.V{V_KEY}{services}"[:MAX_DID_LENGTH]
             self.assertEqual(self.sent_by(did, most_calls=15_000), UNRESOLVABLE)
         document = resolve_local(f"did:peer:2.E{E_KEY}.V{V_KEY}" + f".S{one}" * 64)
-        self.assertEqual(len(document.services), 64)
+        self.assertEqual(len(document.endpoints), 64)
 
     def test_keys_of_peer_2(self) -> None:
         """More than 64 likewise: none of them is put on its curve."""
