@@ -15,7 +15,7 @@ from twisted.internet.defer import Deferred, fail
 from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.app.core_services import build_core_services
+from mediatord.app.core_services import CoreServices
 from mediatord.app.protocol_services import build_decentrl, build_didcomm
 from mediatord.config.settings import Config
 from mediatord.didcomm.messages import MessageOrigin
@@ -103,7 +103,7 @@ class InMemoryMediator:
         self.clock.advance(NOW)
         self.config = Config.model_validate({"storage": {"backend": "memory"}, **settings}).resolved(directory)
         store = SteppingStore(self.clock, QueueLimits()) if in_steps else None
-        self.base = build_core_services(self.clock, self.config, store=store, monotonic=self.clock.seconds)
+        self.base = CoreServices(self.clock, self.config, store=store, monotonic=self.clock.seconds)
         os.utime(directory / "log.key", (NOW, NOW))  # which is how old its key is
         self.didcomm = build_didcomm(self.base, self.config)
         self.decentrl = build_decentrl(self.base, self.config)

@@ -17,8 +17,8 @@ BOUNDS: dict[str, tuple[int, int, int]] = {
     "forward and live push": (26, 142, 80),
     "acknowledgement": (32, 237, 131),
     "TWO_WAY_PRIVATE": (27, 146, 88),
-    "push across workers, sender's side": (28, 188, 83),
-    "push across workers, socket's side": (27, 169, 80),
+    "push across workers, sender's side": (26, 177, 78),
+    "push across workers, socket's side": (22, 128, 64),
 }
 
 

@@ -172,9 +172,6 @@ def build_admin_site(
 ) -> AdminSite:
     """Build the site of the status page."""
 
-    async def render_metrics() -> bytes:
-        return core.recorder.metrics.render()
-
     async def report_process() -> ProcessStates:
         return 1, [monitor.report()]
 
@@ -190,7 +187,7 @@ def build_admin_site(
         clustered=config.cluster.listen is not None,
         query_processes=worker.fetch_states if worker else report_process,
         report_process=monitor.report,
-        render_metrics=worker.fetch_metrics if worker else render_metrics,
+        render_metrics=worker.fetch_metrics if worker else core.render_metrics,
         read_backlog=read_backlog,
         pseudonymize=core.recorder.pseudonymize,
         is_own=core.probe_credentials.identities.is_probe_did,

@@ -92,6 +92,8 @@ class ClusterSubsystem:
     def __init__(
         self, reactor: Any, store: IStore, metrics: Metrics, node: ClusterNode, settings: NodeSettings
     ) -> None:
+        self._reactor = reactor
+        self._store = store
         self.node = node
         self.settings = settings
         self.peer_client = PeerClient(reactor, settings.keys)
@@ -105,7 +107,6 @@ class ClusterSubsystem:
             self._peer_queues,
             metrics,
             settings.counters,
-            sends_messages=settings.is_worker,
         )
         self.leader_lease = LeaderLease(
             reactor, store.cluster, node.boot, is_member=lambda: self.node_health.is_member
@@ -116,6 +117,21 @@ class ClusterSubsystem:
         self._node_names: dict[str, str] = {}
         metrics.register_buffer("cluster_hints", lambda: self._peer_queues.pending)
         metrics.register_buffer("presence_lookups", lambda: self.remote_delivery.pending)
+
+    def build_membership(self, give_up: Callable[[str], None], on_first_join: Callable[[], None]) -> Membership:
+        """Build the service that joins the cluster and leaves it."""
+        return Membership(
+            self._reactor,
+            self._store.cluster,
+            self.node,
+            self.node_health,
+            self.presence_publisher,
+            probe=self.peer_client.probe,
+            give_up=give_up,
+            on_first_join=on_first_join,
+            set_live_nodes=self.set_live_nodes,
+            is_worker=self.settings.is_worker,
+        )
 
     def set_live_nodes(self, live: Collection[ClusterNode]) -> None:
         self._live_count = len(live)
@@ -138,27 +154,6 @@ class ClusterSubsystem:
         self.remote_delivery.end()
         self._peer_queues.end()
         self.peer_client.close()
-
-
-def build_membership(
-    core: CoreServices,
-    cluster: ClusterSubsystem,
-    give_up: Callable[[str], None],
-    on_first_join: Callable[[], None] = lambda: None,
-) -> Membership:
-    """Build the service that joins the cluster and leaves it."""
-    return Membership(
-        core.reactor,
-        core.store.cluster,
-        cluster.node,
-        cluster.node_health,
-        cluster.presence_publisher,
-        probe=cluster.peer_client.probe,
-        give_up=give_up,
-        on_first_join=on_first_join,
-        set_live_nodes=cluster.set_live_nodes,
-        is_worker=cluster.settings.is_worker,
-    )
 
 
 def build_cluster_services(
@@ -192,7 +187,9 @@ def build_cluster_services(
         is_wanted=lambda recipient: recipient is None,
         filter_served=filter_registered,
     )
-    receiver = NotificationReceiver(clock, messages, events, decentrl.event_pusher.push_contracts_updated)
+    receiver = NotificationReceiver(
+        clock, messages, events, filter_registered, decentrl.event_pusher.push_contracts_updated
+    )
     server = PeerServer(
         clock,
         cluster.settings.keys,

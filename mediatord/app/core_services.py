@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from time import monotonic as _monotonic
 from typing import Any
@@ -34,7 +33,7 @@ from mediatord.observability.event_log import EventLogWriter, LogOrigin, Segment
 from mediatord.observability.event_recorder import EventRecorder
 from mediatord.observability.metrics import Metrics
 from mediatord.observability.pseudonyms import Pseudonymizer, renew_pseudonym_key
-from mediatord.probe.identities import ProbeCredentials, derive_probe_credentials
+from mediatord.probe.identities import derive_probe_credentials
 from mediatord.ratelimit.admission import RequestAdmission, RequestGate
 from mediatord.ratelimit.rate_limiter import RateLimiter, RateLimits, make_local_limiter
 from mediatord.ratelimit.registration import RegistrationLimits, RegistrationQuota
@@ -72,48 +71,6 @@ class LateRemovalRecorder:
             else:
                 self._recorder.record_eviction(one)
 
-    def record_events(self, removed: Sequence[RemovedMessage]) -> None:
-        """Record removed events."""
-        self.resolve_events(removed)
-
-
-@dataclass(frozen=True, slots=True)
-class CoreServices:
-    """
-    What the protocols, the sites and the cluster are built on.
-
-    :param reloader: has the settings that may change at runtime.
-    :param late_removals: receives removals that the store confirms late.
-    :param node: this process as other nodes see it.
-    :param cluster: None for a single process.
-    :param monotonic: seconds of a monotonic clock.
-    :param probe_credentials: identify the daemon's requests to itself.
-    :param sender_fingerprints: identify senders within a queue.
-    :param store_name: the same for all processes that use the store, and for no other store.
-    """
-
-    reactor: Any
-    identity: CurrentIdentity
-    events: EventLogWriter
-    recorder: EventRecorder
-    reloader: ConfigReloader
-    key_rotation: PseudonymKeyRotation
-    store: IStore
-    late_removals: LateRemovalRecorder
-    connections: ConnectionManager[Any]
-    rate_limiter: RateLimiter
-    registrations: RegistrationQuota
-    gate: RequestGate
-    requests: RequestAdmission
-    outbound: OutboundHTTPClient
-    node: ClusterNode
-    cluster: ClusterSubsystem | None
-    monotonic: Callable[[], float]
-    node_health: NodeHealth
-    probe_credentials: ProbeCredentials
-    sender_fingerprints: SenderFingerprint
-    store_name: str
-
 
 def load_pseudonymizer(config: Config, now: float) -> Pseudonymizer:
     """
@@ -130,115 +87,119 @@ def load_pseudonymizer(config: Config, now: float) -> Pseudonymizer:
         raise StartupError(str(error)) from None
 
 
-def build_core_services(
-    reactor: Any,
-    config: Config,
-    *,
-    worker: WorkerSpec | None = None,
-    store: IStore | None = None,
-    create: bool = True,
-    monotonic: Callable[[], float] = _monotonic,
-) -> CoreServices:
+class CoreServices:
     """
-    Build the core services.
+    What the protocols, the sites and the cluster are built on.
 
     :param worker: what a worker has from its supervisor.
     :param store: used instead of the configured one.
-    :param create: whether to create the database file if it does not exist.
+    :ivar reloader: has the settings that may change at runtime.
+    :ivar late_removals: receives removals that the store confirms late.
+    :ivar node: this process as other nodes see it.
+    :ivar cluster: None for a single process.
+    :ivar monotonic: seconds of a monotonic clock.
+    :ivar probe_credentials: identify the daemon's requests to itself.
+    :ivar sender_fingerprints: identify senders within a queue.
+    :ivar store_name: the same for all processes that use the store, and for no other store.
     :raise StartupError: keys, identity or log key cannot be used.
     """
-    # A worker uses its supervisor's keys, even if the file has changed since.
-    first_identity = load_identity(config) if worker is None else parse_identity(config, worker.keys.decode("utf-8"))
-    identity = CurrentIdentity(first_identity)
-    seed = worker.seed if worker else first_identity.root_secret
-    probe_credentials = derive_probe_credentials(seed, worker.secret if worker else None)
 
-    pseudonymizer = load_pseudonymizer(config, reactor.seconds())
-    origin = LogOrigin(config.node_name, __version__, pseudonymizer.epoch)
-    sealer = SegmentSealer(reactor, config.log.rotate.compress)
-    events = EventLogWriter(
-        config.log.directory,
-        reactor,
-        origin,
-        limits=build_segment_limits(config),
-        level=config.log.level,
-        seal=sealer,
-    )
-    metrics = Metrics(CollectorRegistry(), version=__version__, label=lambda did: pseudonymizer.did(did))
-    events.metrics = metrics
-    recorder = EventRecorder(
-        reactor, events, metrics, pseudonymizer, monotonic, probe_credentials.identities.is_probe_did
-    )
-    key_rotation = PseudonymKeyRotation(
-        reactor, config.log_key_path, pseudonymizer, events, lambda: reloader.config.log.key_days
-    )
-    reloader = ConfigReloader(config, identity, events, sealer, recorder, monotonic, key_rotation.rotate_if_due)
+    def __init__(
+        self,
+        reactor: Any,
+        config: Config,
+        *,
+        worker: WorkerSpec | None = None,
+        store: IStore | None = None,
+        monotonic: Callable[[], float] = _monotonic,
+    ) -> None:
+        self.reactor = reactor
+        self.monotonic = monotonic
+        # A worker uses its supervisor's keys, even if the file has changed since.
+        identity = load_identity(config) if worker is None else parse_identity(config, worker.keys.decode("utf-8"))
+        self.identity = CurrentIdentity(identity)
+        seed = worker.seed if worker else identity.root_secret
+        self.probe_credentials = derive_probe_credentials(seed, worker.secret if worker else None)
+        self.sender_fingerprints = SenderFingerprint(seed)
 
-    late_removals = LateRemovalRecorder(recorder)
-    if store is None:
-        store = _build_configured_store(
-            reactor, config, metrics, late_removals, shared=worker is not None, create=create
+        pseudonymizer = load_pseudonymizer(config, reactor.seconds())
+        origin = LogOrigin(config.node_name, __version__, pseudonymizer.epoch)
+        sealer = SegmentSealer(reactor, config.log.rotate.compress)
+        self.events = EventLogWriter(
+            config.log.directory,
+            reactor,
+            origin,
+            limits=build_segment_limits(config),
+            level=config.log.level,
+            seal=sealer,
         )
-    connections: ConnectionManager[Any] = ConnectionManager(*_build_connection_limits(config))
-
-    node_settings = resolve_node_settings(config, worker)
-    cluster = None
-    node = ClusterNode(origin.node, origin.boot, "", b"")
-    if node_settings is not None:
-        node = ClusterNode(
-            origin.node, origin.boot, node_settings.address, node_settings.keys.seal, first_identity.fingerprint
+        metrics = Metrics(CollectorRegistry(), version=__version__, label=lambda did: pseudonymizer.did(did))
+        self.events.metrics = metrics
+        self.recorder = EventRecorder(
+            reactor, self.events, metrics, pseudonymizer, monotonic, self.probe_credentials.identities.is_probe_did
         )
-        cluster = ClusterSubsystem(reactor, store, metrics, node, node_settings)
-        connections.set_presence_publisher(cluster.presence_publisher, reactor)
+        self.key_rotation = PseudonymKeyRotation(
+            reactor, config.log_key_path, pseudonymizer, self.events, lambda: self.reloader.config.log.key_days
+        )
+        self.reloader = ConfigReloader(
+            config,
+            self.identity,
+            self.events,
+            sealer,
+            self.recorder,
+            monotonic,
+            self.key_rotation.rotate_if_due,
+        )
 
-    make_limiter = cluster.quotas.make_limiter if cluster else make_local_limiter
-    rate_limiter = RateLimiter(reactor, recorder.record_rate_limit, _build_rate_limits(config), make_limiter)
-    registrations = RegistrationQuota(
-        reactor, store, recorder.record_rate_limit, _build_registration_limits(config), make_limiter
-    )
+        self.late_removals = LateRemovalRecorder(self.recorder)
+        if store is None:
+            store = _build_configured_store(reactor, config, metrics, self.late_removals, shared=worker is not None)
+        self.store = store
+        self.store_name = derive_store_name(config, identity, origin.boot)
+        self.connections: ConnectionManager[Any] = ConnectionManager(*_build_connection_limits(config))
 
-    def apply_limits(new: Config) -> None:
-        connections.limit(*_build_connection_limits(new))
-        rate_limiter.set_limits(_build_rate_limits(new))
-        registrations.set_limits(_build_registration_limits(new))
+        node_settings = resolve_node_settings(config, worker)
+        self.cluster: ClusterSubsystem | None = None
+        self.node = ClusterNode(origin.node, origin.boot, "", b"")
+        if node_settings is not None:
+            self.node = ClusterNode(
+                origin.node, origin.boot, node_settings.address, node_settings.keys.seal, identity.fingerprint
+            )
+            self.cluster = ClusterSubsystem(reactor, self.store, metrics, self.node, node_settings)
+            self.connections.set_presence_publisher(self.cluster.presence_publisher, reactor)
+        self.node_health = self.cluster.node_health if self.cluster else NodeHealth(reactor)
 
-    reloader.follow(apply_limits)
-    gate = RequestGate(reactor)
-    requests = RequestAdmission(reactor, gate, recorder)
-    metrics.register_buffer("store_operations", store.get_buffered)
-    metrics.register_buffer("event_log", lambda: (None, events.pending))
-    metrics.register_buffer("rate_limits", lambda: (len(rate_limiter) + len(registrations), None))
-    metrics.register_buffer("requests_in_progress", lambda: requests.memory.held)
-    metrics.register_buffer("counted_pushes", lambda: (recorder.attempt_count, None))
-    metrics.register_buffer("subscriptions", lambda: (connections.subscriptions, None))
-    metrics.register_buffer("subscription_backlogs", lambda: (len(connections.backlogs), None))
-    return CoreServices(
-        reactor=reactor,
-        identity=identity,
-        events=events,
-        recorder=recorder,
-        reloader=reloader,
-        key_rotation=key_rotation,
-        store=store,
-        late_removals=late_removals,
-        connections=connections,
-        rate_limiter=rate_limiter,
-        registrations=registrations,
-        gate=gate,
-        requests=requests,
-        outbound=OutboundHTTPClient(reactor, allow_private=config.outbound.allow_private),
-        node=node,
-        cluster=cluster,
-        monotonic=monotonic,
-        node_health=cluster.node_health if cluster else NodeHealth(reactor),
-        probe_credentials=probe_credentials,
-        sender_fingerprints=SenderFingerprint(seed),
-        store_name=derive_store_name(config, first_identity, origin.boot),
-    )
+        make_limiter = self.cluster.quotas.make_limiter if self.cluster else make_local_limiter
+        self.rate_limiter = RateLimiter(
+            reactor, self.recorder.record_rate_limit, _build_rate_limits(config), make_limiter
+        )
+        self.registrations = RegistrationQuota(
+            reactor, self.store, self.recorder.record_rate_limit, _build_registration_limits(config), make_limiter
+        )
+        self.reloader.follow(self._apply_limits)
+        self.gate = RequestGate(reactor)
+        self.requests = RequestAdmission(reactor, self.gate, self.recorder)
+        self.outbound = OutboundHTTPClient(reactor, allow_private=config.outbound.allow_private)
+        metrics.register_buffer("store_operations", self.store.get_buffered)
+        metrics.register_buffer("event_log", lambda: (None, self.events.pending))
+        metrics.register_buffer("rate_limits", lambda: (len(self.rate_limiter) + len(self.registrations), None))
+        metrics.register_buffer("requests_in_progress", lambda: self.requests.memory.held)
+        metrics.register_buffer("counted_pushes", lambda: (self.recorder.attempt_count, None))
+        metrics.register_buffer("subscriptions", lambda: (self.connections.subscriptions, None))
+        metrics.register_buffer("subscription_backlogs", lambda: (len(self.connections.backlogs), None))
+
+    async def render_metrics(self) -> bytes:
+        """The metrics of this process in text format."""
+        return self.recorder.metrics.render()
+
+    def _apply_limits(self, config: Config) -> None:
+        self.connections.limit(*_build_connection_limits(config))
+        self.rate_limiter.set_limits(_build_rate_limits(config))
+        self.registrations.set_limits(_build_registration_limits(config))
 
 
 def _build_configured_store(
-    reactor: Any, config: Config, metrics: Metrics, late_removals: LateRemovalRecorder, *, shared: bool, create: bool
+    reactor: Any, config: Config, metrics: Metrics, late_removals: LateRemovalRecorder, *, shared: bool
 ) -> IStore:
     queue, decentrl = config.queue, config.decentrl
     space = config.storage.mongodb if config.storage.backend == "mongodb" else config.storage.sqlite
@@ -261,14 +222,14 @@ def _build_configured_store(
             ),
             path=config.storage.sqlite.path,
             shared=shared,
-            create=create,
+            create=False,  # check_store does, at the start
             space_limits=SpaceLimits(space.max_bytes, space.min_free_bytes),
             uri=config.storage.mongodb.uri,
             observe=metrics.observe_store_operation,
             on_up=metrics.set_storage_up,
             on_fault=metrics.set_storage_fault,
             tell=late_removals.record_messages,
-            tell_events=late_removals.record_events,
+            tell_events=lambda removed: late_removals.resolve_events(removed),
         )
     except ValueError as error:
         raise StartupError(str(error)) from None

@@ -12,8 +12,8 @@ from twisted.application.service import Service
 from twisted.internet.interfaces import IStreamClientEndpoint
 
 from mediatord.app.admin_and_control import build_admin, build_control_socket
-from mediatord.app.cluster import build_cluster_services, build_membership
-from mediatord.app.core_services import CoreServices, build_core_services
+from mediatord.app.cluster import build_cluster_services
+from mediatord.app.core_services import CoreServices
 from mediatord.app.lifecycle import (
     AcceptDelay,
     LifecycleNotifier,
@@ -67,8 +67,7 @@ def build_daemon(
     if config.workers > 1:
         return build_supervisor(reactor, config, give_up, ready, locks)
 
-    # A new database file is created when the store is opened, not before the daemon starts.
-    core = build_core_services(reactor, config, worker=worker.spec if worker else None, store=store, create=False)
+    core = CoreServices(reactor, config, worker=worker.spec if worker else None, store=store)
     didcomm, decentrl = build_didcomm(core, config), build_decentrl(core, config)
     status = LifecycleNotifier(core, worker.notify if worker else notify_systemd, ready)
     root = OrderedService(reactor, config.drain_timeout, core.events.rotate, status.reload)
@@ -93,7 +92,7 @@ def build_daemon(
     membership: Membership | None = None
     cluster_services: list[Service] = []
     if core.cluster is not None:
-        membership = build_membership(core, core.cluster, give_up, serve)
+        membership = core.cluster.build_membership(give_up, serve)
         cluster_services = build_cluster_services(core, core.cluster, didcomm, decentrl, membership)
 
     children: list[Service] = [

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from mediatord.app.core_services import CoreServices
 from mediatord.app.metrics_collection import ReactorLagMonitor, record_gauges
@@ -27,6 +28,7 @@ from mediatord.didcomm.messages import ForwardWrapper, MessagePacker, MessageUnp
 from mediatord.didcomm.pickup import LiveDelivery, Pickup
 from mediatord.didcomm.utility_protocols import UtilityProtocols
 from mediatord.net.did_resolver import DIDResolver, DIDWebResolver
+from mediatord.observability.event_recorder import ProtocolName
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm.forward import FastForwardParser
 from mediatord.ratelimit.registration import AccessList
@@ -50,14 +52,7 @@ def build_didcomm(core: CoreServices, config: Config) -> DIDCommServices:
     """Build the DIDComm use cases and their periodic tasks."""
     reactor, store, recorder, identity = core.reactor, core.store, core.recorder, core.identity
     settings, queue = config.didcomm, config.queue
-    access = AccessList()
-
-    def apply_access(new: Config) -> None:
-        access.set_lists(new.didcomm.allow if new.didcomm.registration == "allow-list" else None, new.didcomm.deny)
-        core.connections.close_denied(access.denies, lambda recipient: recipient is not None)
-
-    apply_access(config)
-    core.reloader.follow(apply_access)
+    access = _build_access_list(core, config, "didcomm", lambda recipient: recipient is not None)
     web_resolver = DIDWebResolver(
         reactor, core.outbound.get, core.rate_limiter.charge_did_lookup, allow_private=config.outbound.allow_private
     )
@@ -74,13 +69,13 @@ def build_didcomm(core: CoreServices, config: Config) -> DIDCommServices:
         packer=MessagePacker(
             reactor,
             new_didcomm_message_id,
-            identity.find_signing_key,
+            lambda kid: identity.now.find_signing_key(kid),
             codes=settings.problem_codes,
             ack=settings.problem_report_ack,
         ),
         own_dids=identity.own_dids,
-        owns=identity.owns,
-        routing_did=identity.routing_did,
+        owns=lambda did: identity.now.owns(did),
+        routing_did=lambda addressed: identity.now.routing_did(addressed),
         new_stored_id=new_stored_message_id,
         ttl=queue.ttl,
         max_delay=settings.max_delay,
@@ -108,7 +103,7 @@ def build_didcomm(core: CoreServices, config: Config) -> DIDCommServices:
     websocket_url = "ws" + config.public_url.removeprefix("http")
     targets = EndpointResolver(
         resolver,
-        identity.owns,
+        context.owns,
         access,
         source=settings.failover,
         endpoints={canonicalize_did(did): endpoint for did, endpoint in settings.endpoints.items()},
@@ -161,6 +156,26 @@ def build_didcomm(core: CoreServices, config: Config) -> DIDCommServices:
     return DIDCommServices(dispatcher, fast_path, live, due, housekeeping, endpoints, lag)
 
 
+def _build_access_list(
+    core: CoreServices, config: Config, protocol: ProtocolName, has_protocol: Callable[[Any], bool]
+) -> AccessList:
+    """
+    The access list of a protocol, which follows the configuration; sockets of denied DIDs are closed.
+
+    :param has_protocol: whether the recipient of a subscription is one of this protocol.
+    """
+    access = AccessList()
+
+    def apply(new: Config) -> None:
+        section = getattr(new, protocol)
+        access.set_lists(section.allow if section.registration == "allow-list" else None, section.deny)
+        core.connections.close_denied(access.denies, has_protocol)
+
+    apply(config)
+    core.reloader.follow(apply)
+    return access
+
+
 def build_leader_lease(core: CoreServices, config: Config) -> LeaderLease | None:
     """The lease on housekeeping; a single process on MongoDB needs it too, as its clock may be wrong."""
     if core.cluster:
@@ -203,14 +218,7 @@ def build_decentrl(core: CoreServices, config: Config) -> DecentrlServices:
     event_pusher = EventPusher(core.connections, recorder, remote_delivery)
     core.late_removals.resolve_events = event_pusher.resolve_pushes
     recorder.metrics.register_buffer("remembered_events", lambda: (event_pusher.remembered, None))
-    access = AccessList()
-
-    def apply_access(new: Config) -> None:
-        access.set_lists(new.decentrl.allow if new.decentrl.registration == "allow-list" else None, new.decentrl.deny)
-        core.connections.close_denied(access.denies, lambda recipient: recipient is None)
-
-    apply_access(config)
-    core.reloader.follow(apply_access)
+    access = _build_access_list(core, config, "decentrl", lambda recipient: recipient is None)
     context = DecentrlContext(
         clock=clock,
         store=store.decentrl,

@@ -32,10 +32,6 @@ def build_site(
     :param readiness: gives what answers `/ready`, once the site is served.
     """
     recorder = core.recorder
-
-    async def render_metrics() -> bytes:
-        return recorder.metrics.render()
-
     token = core.probe_credentials.token
     addresses = ClientAddressResolver(config.trusted_proxies, token, config.limits.trusted_peers)
     origins = AllowedOrigins(config.websocket_origins)
@@ -49,7 +45,7 @@ def build_site(
         find_store_problem=lambda: core.store.fault_description,
         find_node_problem=lambda: core.node_health.trouble,
         refresh_store_metrics=StoreMetricsRefresher(core),
-        render_metrics=worker.fetch_metrics if worker else render_metrics,
+        render_metrics=worker.fetch_metrics if worker else core.render_metrics,
         documents=documents,
         recorder=recorder,
         client_addresses=addresses,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -14,10 +14,10 @@ from twisted.logger import Logger
 
 from mediatord import __version__
 from mediatord.config.file import ConfigError
-from mediatord.config.settings import Config
+from mediatord.config.settings import Config, SettingsSection
 from mediatord.errors import StartupError
 from mediatord.identity.encrypted_file import make_passphrase_source
-from mediatord.identity.key_file import KeySet, NamedKey, load_keys, parse_keys
+from mediatord.identity.key_file import KeySet, load_keys, parse_keys
 from mediatord.identity.mediator_identity import IdentityError, MediatorIdentity, abbreviate_did
 from mediatord.net.listeners import Listener
 from mediatord.observability.event_log import EventLogWriter, SegmentSealer
@@ -55,18 +55,6 @@ class CurrentIdentity:
         self.agreement_keys.clear()
         self.agreement_keys.update(identity.agreement_keys)
         jwe.clear_key_caches()
-
-    def owns(self, did: str) -> bool:
-        """As :meth:`MediatorIdentity.owns`."""
-        return self.now.owns(did)
-
-    def routing_did(self, addressed: str) -> str:
-        """As :meth:`MediatorIdentity.routing_did`."""
-        return self.now.routing_did(addressed)
-
-    def find_signing_key(self, kid: str) -> NamedKey | None:
-        """As :meth:`MediatorIdentity.find_signing_key`."""
-        return self.now.find_signing_key(kid)
 
 
 def load_identity(config: Config) -> MediatorIdentity:
@@ -195,7 +183,8 @@ def _read_config(config: Config, read: Callable[[], Config]) -> tuple[Config, li
             error.problems[0] + (f" (and {more} more; {_CHECK_CONFIG_HINT})" if more else "")
         ) from None
     left = [key for key in list_changed_settings(config, new) if not is_reloadable(key)]
-    gone = [key for key in left if _is_explicitly_set(config, key) and not _is_explicitly_set(new, key)]
+    lost = _list_explicit_settings(config) - _list_explicit_settings(new)
+    gone = [key for key in left if key in lost]
     if gone:
         raise _ConfigRejection(f"it says nothing of {', '.join(gone)} any more; restart if that is meant")
     applied = {section: getattr(new, section) for section in ("limits", "metrics", "websocket_origins")}
@@ -207,34 +196,25 @@ def _read_config(config: Config, read: Callable[[], Config]) -> tuple[Config, li
 
 def list_changed_settings(one: Config, other: Config) -> list[str]:
     """Dotted names of the settings that differ, in the order of the file."""
-    before, after = dict(_flatten_settings(one.model_dump())), dict(_flatten_settings(other.model_dump()))
+    before, after = ({key: value for key, value, _ in _flatten_settings(config)} for config in (one, other))
     return [key for key in before if before[key] != after[key]]
 
 
-def _flatten_settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        # A mapping whose keys the operator chooses is one setting.
-        if isinstance(value, dict) and _is_section(prefix + name):
-            yield from _flatten_settings(value, f"{prefix}{name}.")
+def _list_explicit_settings(config: Config) -> set[str]:
+    """Dotted names of the settings that the operator has set, even to their defaults."""
+    return {key for key, _, is_explicit in _flatten_settings(config) if is_explicit}
+
+
+def _flatten_settings(
+    section: SettingsSection, prefix: str = "", *, is_explicit: bool = True
+) -> Iterator[tuple[str, Any, bool]]:
+    """Dotted names and values of all settings, and whether they were set explicitly."""
+    for name, value in section:
+        is_set = is_explicit and name in section.model_fields_set
+        if isinstance(value, SettingsSection):
+            yield from _flatten_settings(value, f"{prefix}{name}.", is_explicit=is_set)
         else:
-            yield prefix + name, value
-
-
-def _is_section(key: str) -> bool:
-    model: Any = Config
-    for name in key.split("."):
-        model = model.model_fields[name].annotation
-    return hasattr(model, "model_fields")
-
-
-def _is_explicitly_set(config: Config, key: str) -> bool:
-    """Whether the operator has set it, even to its default."""
-    model: Any = config
-    for name in key.split("."):
-        if name not in model.model_fields_set:
-            return False
-        model = getattr(model, name)
-    return True
+            yield prefix + name, value, is_set
 
 
 def is_reloadable(key: str) -> bool:

@@ -78,7 +78,7 @@ class _TableMapping(NamedTuple):
         are searched are inserted by the functions of the store instead.
     :param name: of the table, if it is not that of the kind.
     :param where: a plus disables an index for a term, so that rows are read in their order.
-    :param parties: fields with DIDs of parties, which are inserted if they are new.
+    :param parties: columns with ids of parties, by fields with their DIDs, which are inserted if they are new.
     :param usage: counters of the first of them, and what to add.
     :param also: further statements with fields for each record.
     """
@@ -89,7 +89,7 @@ class _TableMapping(NamedTuple):
     name: str = ""
     order: str = "seq"
     where: str = "TRUE"
-    parties: tuple[str, ...] = ()
+    parties: dict[str, str] = {}
     usage: dict[str, str] = {}
     also: tuple[str, ...] = ()
 
@@ -117,43 +117,36 @@ _TABLES = {
     "long_form": _TableMapping(name="did_document", order="short"),
     "nonce": _TableMapping(order="place", also=(_COUNT_NONCE,)),
     "registration": _TableMapping(
-        read={"did": _GET_DID.format("peer_id")},
-        write={"owner_id": f"{_MEDIATOR}", "peer_id": _GET_PARTY.format("did")},
+        write={"owner_id": f"{_MEDIATOR}"},
         name="contract",
         order="id",
         where=f"+owner_id = {_MEDIATOR}",
-        parties=("did",),
+        parties={"did": "peer_id"},
     ),
     "contract": _TableMapping(
-        read={"owner": _GET_DID.format("owner_id"), "peer": _GET_DID.format("peer_id")},
-        write={"owner_id": _GET_PARTY.format("owner"), "peer_id": _GET_PARTY.format("peer")},
-        where=f"+owner_id > {_MEDIATOR}",
-        parties=("owner", "peer"),
-        usage={"contracts": "1"},
+        where=f"+owner_id > {_MEDIATOR}", parties={"owner": "owner_id", "peer": "peer_id"}, usage={"contracts": "1"}
     ),
     "contract_request": _TableMapping(
         {"sender": "sender_did"},
-        {"recipient": _GET_DID.format("recipient_id")},
-        {"recipient_id": _GET_PARTY.format("recipient"), "sender_key": "hash_did(:sender)"},
-        parties=("recipient",),
+        write={"sender_key": "hash_did(:sender)"},
+        parties={"recipient": "recipient_id"},
         usage={"requests": "1"},
     ),
     "pending_event": _TableMapping(
         {"sender": "sender_did"},
-        {"recipient": _GET_DID.format("recipient_id"), "received_at": "received_at"},
-        {"recipient_id": _GET_PARTY.format("recipient"), "sender_key": "hash_did(:sender)"}
-        | {"received_at": "repr(:received_at)", "size": _UTF8_SIZE},
-        parties=("recipient",),
+        {"received_at": "received_at"},
+        {"sender_key": "hash_did(:sender)", "received_at": "repr(:received_at)", "size": _UTF8_SIZE},
+        parties={"recipient": "recipient_id"},
         usage={"pending": "1", "pending_bytes": _UTF8_SIZE},
         also=(_COUNT_ACCEPTED.format("decentrl"),),
     ),
     "stored_event": _TableMapping(
-        read={"owner": _GET_DID.format("owner_id"), "sender": _GET_LABEL.format("sender")}
-        | {"recipient": _GET_LABEL.format("recipient")}
+        read={"sender": _GET_LABEL.format("sender"), "recipient": _GET_LABEL.format("recipient")}
         | {"payload": "(SELECT payload FROM stored_payload WHERE seq = stored_event.seq)"},
+        parties={"owner": "owner_id"},
     ),
     "public_event": _TableMapping(
-        read={"publisher": _GET_DID.format("owner_id"), "channel_id": _GET_LABEL.format("channel")}
+        read={"channel_id": _GET_LABEL.format("channel")}, parties={"publisher": "owner_id"}
     ),
 }
 
@@ -161,7 +154,8 @@ _TABLES = {
 def _map_columns(kind: str) -> dict[str, str]:
     """Columns by the fields whose values they have."""
     table = _TABLES[kind]
-    return {field: table.renamed.get(field, field) for field in RECORD_FIELDS[kind] if field not in table.read}
+    derived = table.read | table.parties
+    return {field: table.renamed.get(field, field) for field in RECORD_FIELDS[kind] if field not in derived}
 
 
 def _build_select(kind: str, columns: Mapping[str, str]) -> str:
@@ -176,10 +170,11 @@ def _build_inserts(kind: str) -> Iterator[str]:
     table = _TABLES[kind]
     for field in table.parties:
         yield f"INSERT OR IGNORE INTO party (did) VALUES (:{field})"
-    values = {column: f":{field}" for field, column in _map_columns(kind).items()} | table.write
+    values = {column: f":{field}" for field, column in _map_columns(kind).items()}
+    values |= {column: _GET_PARTY.format(field) for field, column in table.parties.items()} | table.write
     yield f"INSERT INTO {table.name or kind} ({', '.join(values)}) VALUES ({', '.join(values.values())})"
     if table.usage:
-        values = {"party_id": _GET_PARTY.format(table.parties[0])} | table.usage
+        values = {"party_id": _GET_PARTY.format(next(iter(table.parties)))} | table.usage
         sums = ", ".join(f"{column} = {column} + excluded.{column}" for column in table.usage)
         yield f"""
             INSERT INTO party_usage ({", ".join(values)}) VALUES ({", ".join(values.values())})
@@ -204,7 +199,9 @@ class SQLiteRecordSource(RecordSource):
         return int(number)
 
     def read(self, kind: str) -> Iterator[dict[str, Any]]:
-        rows = self._connection.execute(_build_select(kind, _map_columns(kind) | _TABLES[kind].read))
+        table = _TABLES[kind]
+        parties = {field: _GET_DID.format(column) for field, column in table.parties.items()}
+        rows = self._connection.execute(_build_select(kind, _map_columns(kind) | parties | table.read))
         names = [column for column, *_ in rows.description]
         for row in rows:
             fields = dict(zip(names, row, strict=True))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -84,6 +85,7 @@ class AntiEntropy:
         self._forget_backlogs(since - MAX_VISIBILITY_DELAY)
 
 
+@dataclass(frozen=True, slots=True)
 class LapsedNodeSweeper:
     """
     Drops nodes whose lease has expired: what they had pushed without an acknowledgement is pending again.
@@ -95,41 +97,32 @@ class LapsedNodeSweeper:
     :param name_of: the name of the node with a boot.
     """
 
-    def __init__(
-        self,
-        clock: IReactorTime,
-        store: IClusterStore,
-        boot: str,
-        is_leader: Callable[[], Awaitable[bool]],
-        record_requeued: Callable[[int], None],
-        name_of: Callable[[str], str],
-    ) -> None:
-        self._clock = clock
-        self._store = store
-        self._boot = boot
-        self._is_leader = is_leader
-        self._record_requeued = record_requeued
-        self._name_of = name_of
+    clock: IReactorTime
+    store: IClusterStore
+    boot: str
+    is_leader: Callable[[], Awaitable[bool]]
+    record_requeued: Callable[[int], None]
+    name_of: Callable[[str], str]
 
     async def sweep(self) -> None:
         """:raise StoreUnavailable: a later sweep, or another node, does it."""
-        if not await self._is_leader():
+        if not await self.is_leader():
             return
-        for boot in await self._store.list_lapsed_nodes():
+        for boot in await self.store.list_lapsed_nodes():
             # This node renews its own lease, or joins again.
-            if boot == self._boot:
+            if boot == self.boot:
                 continue
-            count = await self._store.drop(boot)
+            count = await self.store.drop(boot)
             _log.info(
                 "node {name} (boot {boot}) is gone; {count} messages requeued",
-                name=self._name_of(boot),
+                name=self.name_of(boot),
                 boot=boot,
                 count=count,
             )
             for start in range(0, count, BATCH_SIZE):
                 if start:
-                    await deferLater(self._clock, _BATCH_PAUSE, lambda: None)
-                self._record_requeued(min(BATCH_SIZE, count - start))
+                    await deferLater(self.clock, _BATCH_PAUSE)
+                self.record_requeued(min(BATCH_SIZE, count - start))
 
 
 async def read_backlog(

@@ -148,7 +148,7 @@ class ExclusiveStoreLease(Service):
             raise
         with _hold_requests(self._gate):
             if await self._list_lapsed_nodes():
-                await self._sleep(REJOIN_GRACE_PERIOD)
+                await deferLater(self._clock, REJOIN_GRACE_PERIOD)
             await self._acquire()
         await self._drop_lapsed_nodes()
         self._renewal = Deferred.fromCoroutine(self._keep_renewing())
@@ -170,12 +170,12 @@ class ExclusiveStoreLease(Service):
                 raise StoreUnusable(describe_clock_difference(refused)) from None
             except ClusterSecretMismatch:
                 raise StoreUnusable(await self._describe_cluster_conflict()) from None
-            await self._sleep(EXCLUSIVE_POLL_INTERVAL)
+            await deferLater(self._clock, EXCLUSIVE_POLL_INTERVAL)
 
     async def _keep_renewing(self) -> None:
         refusal = ""
         while not refusal:
-            await self._sleep(EXCLUSIVE_RENEWAL_INTERVAL)
+            await deferLater(self._clock, EXCLUSIVE_RENEWAL_INTERVAL)
             try:
                 refusal = await self._renew()
             except CancelledError:
@@ -206,7 +206,7 @@ class ExclusiveStoreLease(Service):
 
     async def _drop_lapsed_nodes(self, *, after: float = 0.0) -> None:
         if after and await self._list_lapsed_nodes():
-            await self._sleep(after)
+            await deferLater(self._clock, after)
         for boot in await self._list_lapsed_nodes():
             await self._cluster.drop(boot)
 
@@ -222,9 +222,6 @@ class ExclusiveStoreLease(Service):
             _log.warn(
                 "the store was not available for ending the lease on it; the next process waits until it expires"
             )
-
-    def _sleep(self, seconds: float) -> Deferred[None]:
-        return deferLater(self._clock, seconds, lambda: None)
 
 
 def open_shared_store(clock: IReactorTime, store: IStore, gate: RequestGate) -> Deferred[None]:
@@ -245,7 +242,7 @@ async def _open_when_not_exclusive(clock: IReactorTime, store: IStore, gate: Req
         while exclusive := [one for one in await store.cluster.list_nodes() if one.name == STANDALONE_NODE_NAME]:
             if clock.seconds() > until:
                 raise StoreUnusable(describe_exclusive_holder(exclusive[0]))
-            await deferLater(clock, EXCLUSIVE_POLL_INTERVAL, lambda: None)
+            await deferLater(clock, EXCLUSIVE_POLL_INTERVAL)
 
 
 @contextmanager

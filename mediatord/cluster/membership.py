@@ -156,7 +156,7 @@ class Membership(Service):
             except Exception:
                 _log.failure("membership failed", redact_failure())
                 self._leave_cluster()
-                await self._sleep(JOIN_RETRY_DELAY)
+                await deferLater(self._clock, JOIN_RETRY_DELAY)
 
     async def _run_as_member(self) -> None:
         _log.info("node {name} has joined the cluster", name=self._node.name)
@@ -200,7 +200,7 @@ class Membership(Service):
                 return True
             except StoreUnavailable:
                 self._first_holder = None
-                await self._sleep(JOIN_RETRY_DELAY)
+                await deferLater(self._clock, JOIN_RETRY_DELAY)
             except ClusterJoinError as refused:
                 refusal = await self._handle_refusal(refused, asked)
                 if refusal:
@@ -228,7 +228,7 @@ class Membership(Service):
             self._health.clock_agrees()
             if self._warning.count_occurrence():
                 _log.warn(f"{why}; this one tries to join them again, until it has")
-        await self._sleep(JOIN_RETRY_DELAY)
+        await deferLater(self._clock, JOIN_RETRY_DELAY)
         return ""
 
     async def _resolve_name_conflict(self, taken: NodeNameTaken, asked: float) -> str:
@@ -257,7 +257,7 @@ class Membership(Service):
             )
         if responder == holder.boot or taken.until != until:
             return describe_running_node(holder)
-        await self._sleep(LEASE_POLL_INTERVAL)
+        await deferLater(self._clock, LEASE_POLL_INTERVAL)
         return ""
 
     async def _take_over(self, taken: NodeNameTaken) -> str:
@@ -267,7 +267,7 @@ class Membership(Service):
         try:
             await self._store.drop(taken.holder.boot, until=taken.until)
         except StoreUnavailable:
-            await self._sleep(LEASE_POLL_INTERVAL)
+            await deferLater(self._clock, LEASE_POLL_INTERVAL)
         return ""
 
     async def _explain_refusal(self, refused: ClusterJoinError) -> str:
@@ -285,7 +285,7 @@ class Membership(Service):
         """
         pause = 0.0
         while True:
-            await self._sleep(pause)
+            await deferLater(self._clock, pause)
             began = self._clock.seconds()
             try:
                 if not await self._store.renew(self._node.boot, NODE_LEASE) or not expiry_timer.active():
@@ -308,9 +308,6 @@ class Membership(Service):
             await self._store.drop(self._node.boot, until=inf)
         except StoreUnavailable:
             _log.warn("the store was not available for ending the lease of this node; others wait until it is over")
-
-    def _sleep(self, seconds: float) -> Deferred[None]:
-        return deferLater(self._clock, seconds, lambda: None)
 
 
 def describe_clock_difference(refused: ClockSkewError) -> str:

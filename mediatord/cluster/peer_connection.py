@@ -13,7 +13,6 @@ A client that does not authenticate gets an empty frame without a MAC, and is di
 
 from __future__ import annotations
 
-import errno
 import hmac
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine
@@ -26,8 +25,6 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from twisted.internet.defer import CancelledError, Deferred, fail
 from twisted.internet.endpoints import clientFromString
-from twisted.internet.error import ConnectError
-from twisted.internet.error import ConnectionRefusedError as Refused
 from twisted.internet.interfaces import IAddress, IReactorTime
 from twisted.internet.protocol import Factory, connectionDone
 from twisted.logger import Logger
@@ -179,11 +176,7 @@ class PeerCallFailed(Exception):
     """A request failed: no connection, no answer in time, or none from a node."""
 
 
-class PeerUnreachable(PeerCallFailed):
-    """Nothing listens at the address."""
-
-
-class PeerReplaced(PeerUnreachable):
+class PeerReplaced(PeerCallFailed):
     """
     Another node listens at the address by now.
 
@@ -268,8 +261,7 @@ class PeerClient:
         """
         Send a request to a node; fires with its answer.
 
-        :raise PeerUnreachable: nothing listens at its address.
-        :raise PeerReplaced: another node does.
+        :raise PeerReplaced: another node listens at its address.
         :raise PeerCallRejected: it did not accept the authentication.
         :raise PeerCallFailed: anything else.
         """
@@ -311,10 +303,8 @@ class PeerClient:
             return result
         if result.check(CancelledError) and not self._is_closed:
             return result
-        error: Any = result.value
-        refused = result.check(Refused) or result.check(ConnectError) and error.osError == errno.ENOENT
         # An address may be no endpoint, and connecting fails in many ways.
-        return Failure(PeerUnreachable() if refused else PeerCallFailed())
+        return Failure(PeerCallFailed())
 
     async def _exchange(self, node: ClusterNode, body: bytes) -> bytes:
         connection = self._idle.pop(node.boot, None) or await self._connect(node)

@@ -35,9 +35,9 @@ from mediatord.store.interfaces.messages import MessageArrival, PayloadForm, Sto
 _log = Logger()
 
 PROTOCOL_VERSION = 1
-# Notifications in one request that is still accepted; bytes of a body beside the names, and of a character of these.
+# Notifications in one request that is still accepted, and bytes of a body beside the names.
 MAX_NOTIFICATIONS = 1000
-ENVELOPE_BYTES, _MAX_CHARACTER_BYTES = 256, 6
+ENVELOPE_BYTES = 256
 
 NotificationKind = Literal["messages", "events", "contracts"]
 NOTIFICATION_KINDS: tuple[NotificationKind, ...] = get_args(NotificationKind)
@@ -90,14 +90,14 @@ def decode_names(member: Literal["hints", "pushed"], body: bytes) -> Notificatio
     return _read_names(member, encoding.loads_object(body))
 
 
-def decode_request(body: bytes) -> tuple[NotificationNames, dict[str, StoredMessage]]:
+def decode_request(body: bytes, now: float) -> tuple[NotificationNames, dict[str, StoredMessage]]:
     """
-    Decode the body of a request: names, and the messages that it contains, by id.
+    Decode the body of a request: names, and the messages that it contains and that have not expired, by id.
 
     :raise ValueError: it is malformed.
     """
     request = encoding.loads_object(body)
-    return _read_names("hints", request), _read_messages(request.get("contents", []))
+    return _read_names("hints", request), _read_messages(request.get("contents", []), now)
 
 
 def _read_names(member: Literal["hints", "pushed"], body: dict[str, Any]) -> NotificationNames:
@@ -114,17 +114,18 @@ def _read_names(member: Literal["hints", "pushed"], body: dict[str, Any]) -> Not
     return found
 
 
-def _read_messages(contents: Any) -> dict[str, StoredMessage]:
+def _read_messages(contents: Any, now: float) -> dict[str, StoredMessage]:
     messages = {}
     try:
         for texts, times in contents:
             id_, recipient_did, account, payload, form = texts
             received_at, expires_at = map(float, times)
-            if form not in get_args(PayloadForm) or not all(isinstance(one, str) for one in texts):
+            if set(map(type, texts)) != {str} or form not in get_args(PayloadForm):
                 raise ValueError
-            messages[id_] = StoredMessage(
-                id_, recipient_did, account, encoding.decode_base64url(payload), form, received_at, expires_at
-            )
+            if expires_at > now:
+                messages[id_] = StoredMessage(
+                    id_, recipient_did, account, encoding.decode_base64url(payload), form, received_at, expires_at
+                )
     except (TypeError, ValueError):
         raise ValueError("malformed contents") from None
     return messages
@@ -241,7 +242,7 @@ class PeerQueue:
         size, payload_bytes = ENVELOPE_BYTES, 0
         while self._queue and len(batch) < MAX_BATCH:
             notification = self._queue[0].notification
-            size += len(notification.name) * _MAX_CHARACTER_BYTES + 3
+            size += len(encoding.dumps(notification.name)) + 1
             payload_bytes += notification.payload_bytes
             if batch and (size > MAX_BODY_BYTES or payload_bytes > MAX_BATCH_BYTES):
                 break
@@ -300,11 +301,13 @@ class PeerQueue:
 def _encode_batch(batch: Sequence[_QueuedNotification], *, with_messages: bool) -> bytes:
     """Encode a request. :param with_messages: whether it may contain the messages, if there is room for all."""
     names: NotificationNames = {}
+    messages: list[StoredMessage] = []
     for queued in batch:
         names.setdefault(queued.notification.kind, []).append(queued.notification.name)
-    if with_messages:
-        messages = [queued.message for queued in batch if queued.message is not None]
-        body = encode_names("hints", names, messages if len(messages) == len(batch) else ())
+        if queued.message is not None:
+            messages.append(queued.message)
+    if with_messages and len(messages) == len(batch):
+        body = encode_names("hints", names, messages)
         if len(body) <= MAX_BODY_BYTES:
             return body
     return encode_names("hints", names)
@@ -383,39 +386,26 @@ class RemotePusher(Protocol[ContraItem]):
         """Whether it was pushed here, as far as that is remembered."""
 
 
+@dataclass(frozen=True, slots=True)
 class PeerNotificationDelivery(Generic[Item]):
     """
     Pushes items of one protocol, accepted by other nodes, to the sockets of this node.
 
     :param is_wanted: whether a subscription belongs to this protocol.
-    :param filter_served: which of several DIDs may still be pushed to.
+    :param filter_served: which of several DIDs may still be pushed to; None for all.
     """
 
-    def __init__(
-        self,
-        connections: ConnectionManager[Any],
-        pusher: RemotePusher[Item],
-        find: Callable[[Sequence[str]], Deferred[list[Item]]],
-        list_arrivals: Callable[..., Deferred[list[MessageArrival]]],
-        store: IClusterStore,
-        is_wanted: Callable[[Any], bool],
-        filter_served: Callable[[Collection[str]], Awaitable[Collection[str]]] | None = None,
-    ) -> None:
-        self._connections = connections
-        self._pusher: RemotePusher[Item] = pusher
-        self._find: Callable[[Sequence[str]], Deferred[list[Item]]] = find
-        self.list_arrivals = list_arrivals
-        self._store = store
-        self._is_wanted = is_wanted
-        self._filter_served = filter_served
+    connections: ConnectionManager[Any]
+    pusher: RemotePusher[Item]
+    find: Callable[[Sequence[str]], Deferred[list[Item]]]
+    list_arrivals: Callable[..., Deferred[list[MessageArrival]]]
+    store: IClusterStore
+    is_wanted: Callable[[Any], bool]
+    filter_served: Callable[[Collection[str]], Awaitable[Collection[str]]] | None = None
 
     def list_live_dids(self) -> list[str]:
         """DIDs that have sockets here."""
-        return self._connections.live(self._is_wanted)
-
-    async def filter_served(self, dids: Collection[str]) -> Collection[str]:
-        """Those of these DIDs that may still be pushed to."""
-        return dids if self._filter_served is None else await self._filter_served(dids)
+        return self.connections.live(self.is_wanted)
 
     async def push_notified(self, ids: Sequence[str], received: Mapping[str, Item] | None = None) -> list[str]:
         """
@@ -424,14 +414,14 @@ class PeerNotificationDelivery(Generic[Item]):
         :param received: items by id; used if none is missing, as those of one DID are pushed in order.
         :raise StoreUnavailable: the store did not answer.
         """
-        was_pushed = self._pusher.was_pushed
+        was_pushed = self.pusher.was_pushed
         pushed = list(filter(was_pushed, ids))
         wanted = [id_ for id_ in ids if id_ not in pushed] if pushed else ids
         if received and received.keys() >= set(wanted):
-            return pushed + [id_ for id_ in wanted if self._pusher.push_remote(received[id_])]
+            return pushed + [id_ for id_ in wanted if self.pusher.push_remote(received[id_])]
         async for items in self._find_served(wanted):
             # A repeated notification may have been served meanwhile.
-            pushed += [item.id for item in items if was_pushed(item.id) or self._pusher.push_remote(item)]
+            pushed += [item.id for item in items if was_pushed(item.id) or self.pusher.push_remote(item)]
         return pushed
 
     async def push_missed(self, arrivals: Sequence[MessageArrival]) -> None:
@@ -442,24 +432,24 @@ class PeerNotificationDelivery(Generic[Item]):
         """
         missed = {one.id: one.at + MAX_VISIBILITY_DELAY for one in arrivals if self._is_missed(one)}
         if missed:
-            for id_ in await self._store.find_picked_up(list(missed)):
+            for id_ in await self.store.find_picked_up(list(missed)):
                 del missed[id_]
         async for items in self._find_served(list(missed)):
             for item in items:
-                if not self._pusher.was_pushed(item.id):
-                    self._pusher.push_remote(item, by=missed[item.id])
+                if not self.pusher.was_pushed(item.id):
+                    self.pusher.push_remote(item, by=missed[item.id])
 
     def _is_missed(self, arrival: MessageArrival) -> bool:
-        return not self._pusher.was_pushed(arrival.id) and bool(
-            self._connections.subscribers(arrival.did, by=arrival.at + MAX_VISIBILITY_DELAY, message=arrival.id)
+        return not self.pusher.was_pushed(arrival.id) and bool(
+            self.connections.subscribers(arrival.did, by=arrival.at + MAX_VISIBILITY_DELAY, message=arrival.id)
         )
 
     async def _find_served(self, ids: Sequence[str]) -> AsyncIterator[list[Item]]:
-        while ids and (found := await self._find(ids)):
-            if self._filter_served is None:
+        while ids and (found := await self.find(ids)):
+            if self.filter_served is None:
                 yield found
             else:
-                served = await self._filter_served({item.recipient_did for item in found})
+                served = await self.filter_served({item.recipient_did for item in found})
                 yield [item for item in found if item.recipient_did in served]
             if len(found) == len(ids):
                 return
@@ -468,24 +458,20 @@ class PeerNotificationDelivery(Generic[Item]):
             ids = [id_ for id_ in ids if id_ not in found_ids]
 
 
+@dataclass(frozen=True, slots=True)
 class NotificationReceiver:
     """
     Handles notifications from other nodes.
 
+    :param filter_registered: which of several DIDs may still be notified of their contracts.
     :param push_contracts_updated: notifies the sockets of a DID; False if there are none.
     """
 
-    def __init__(
-        self,
-        clock: IReactorTime,
-        didcomm: PeerNotificationDelivery[StoredMessage],
-        decentrl: PeerNotificationDelivery[PendingEvent],
-        push_contracts_updated: Callable[[str], bool],
-    ) -> None:
-        self._clock = clock
-        self._didcomm = didcomm
-        self._decentrl = decentrl
-        self._push_contracts_updated = push_contracts_updated
+    clock: IReactorTime
+    didcomm: PeerNotificationDelivery[StoredMessage]
+    decentrl: PeerNotificationDelivery[PendingEvent]
+    filter_registered: Callable[[Collection[str]], Awaitable[Collection[str]]]
+    push_contracts_updated: Callable[[str], bool]
 
     async def receive(self, body: bytes) -> bytes:
         """
@@ -494,15 +480,13 @@ class NotificationReceiver:
         :raise ValueError: the request is malformed.
         :raise StoreUnavailable: the sender has to try again later.
         """
-        pushed, messages = decode_request(body)
+        pushed, messages = decode_request(body, self.clock.seconds())
         for kind, names in pushed.items():
             if kind == "messages":
-                now = self._clock.seconds()
-                unexpired = {id_: message for id_, message in messages.items() if message.expires_at > now}
-                pushed[kind] = await self._didcomm.push_notified(names, unexpired)
+                pushed[kind] = await self.didcomm.push_notified(names, messages)
             elif kind == "events":
-                pushed[kind] = await self._decentrl.push_notified(names)
+                pushed[kind] = await self.decentrl.push_notified(names)
             else:
-                served = await self._decentrl.filter_served(names)
-                pushed[kind] = [did for did in names if did in served and self._push_contracts_updated(did)]
+                served = await self.filter_registered(names)
+                pushed[kind] = [did for did in names if did in served and self.push_contracts_updated(did)]
         return encode_names("pushed", pushed)

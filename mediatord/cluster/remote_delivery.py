@@ -201,8 +201,8 @@ class RemoteDelivery:
     anywhere is found as if there were no cache. Notifications of one DID reach each node in order.
 
     :param boot: of this node.
-    :param counters: shared with the other workers of a daemon; None for nodes that share only the store.
-    :param sends_messages: whether messages are sent as well; not where others could read them on the way.
+    :param counters: shared with the other workers of a daemon, which are sent small messages as well; None for nodes
+        that share only the store.
     """
 
     def __init__(
@@ -213,8 +213,6 @@ class RemoteDelivery:
         peers: PeerQueues,
         metrics: Metrics,
         counters: SharedPresenceCounters | None = None,
-        *,
-        sends_messages: bool = False,
     ) -> None:
         self._clock = clock
         self._boot = boot
@@ -222,7 +220,8 @@ class RemoteDelivery:
         self._peers = peers
         self._metrics = metrics
         self._cache = PresenceCache(clock, counters)
-        self._sends_messages = sends_messages
+        # Between hosts they could be read on the way.
+        self._sends_messages = counters is not None
         self._retry_queue = ContractChangeRetryQueue(
             clock, self._retry_contracts, lambda: metrics.cluster_pushes.inc("dropped")
         )
@@ -315,8 +314,7 @@ class RemoteDelivery:
             self._look_up(fanout)
         elif is_complete:
             fanout.is_cache_complete = True
-            if not fanout.waiting:
-                self._finish(fanout)
+            self._finish(fanout)
         else:
             self._awaiting_lookup.append(fanout)
             if self._lookup_timer is None:
@@ -338,20 +336,18 @@ class RemoteDelivery:
     def _answered(self, delivered: bool | None, fanout: NotificationFanout, boot: str) -> None:
         if delivered is not None:
             fanout.acknowledged.add(boot)
-        if delivered:
-            self._resolve(fanout, delivered=True)
-        else:
+        if not delivered:
             fanout.is_undelivered = True
+        elif not fanout.delivered.called:
+            self._resolve(fanout, delivered=True)
         if boot in fanout.waiting:
             fanout.waiting.discard(boot)
             self._finish(fanout)
 
     def _resolve(self, fanout: NotificationFanout, *, delivered: bool) -> None:
-        """Report the outcome, once."""
-        if not fanout.delivered.called:
-            self._pending_count -= 1
-            self._pending_bytes -= fanout.notification.payload_bytes
-            fanout.delivered.callback(delivered)
+        self._pending_count -= 1
+        self._pending_bytes -= fanout.notification.payload_bytes
+        fanout.delivered.callback(delivered)
 
     def _finish(self, fanout: NotificationFanout) -> None:
         """Finish if nothing more is awaited."""
@@ -360,7 +356,8 @@ class RemoteDelivery:
             self._look_up(fanout)
         elif not fanout.waiting and (fanout.is_cache_complete or fanout.is_lookup_done):
             self._remove_pending(fanout)
-            self._resolve(fanout, delivered=False)
+            if not fanout.delivered.called:
+                self._resolve(fanout, delivered=False)
             if fanout.on_done is not None:
                 fanout.on_done(fanout)
 

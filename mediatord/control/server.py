@@ -120,12 +120,6 @@ class ControlListener:
         assert self._socket is not None
         return self._socket.fileno()
 
-    def suspend(self, number: int) -> None:
-        """Nothing to do when a worker is missing: the others accept all connections."""
-
-    def resume(self, number: int) -> None:
-        """Nothing to do when it is back."""
-
     def close(self) -> None:
         """Close the socket and remove its file, if that is possible, unless another daemon has replaced it."""
         if self._socket is None or self._stat is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from math import inf
 from sys import intern
 from typing import Generic, Protocol, TypeVar
@@ -166,12 +167,13 @@ class TooManySubscriptions(Exception):
 @implementer(IPushProducer)
 class SendQueue:
     """
-    The producer of one WebSocket's transport.
+    Bounded queue in front of a transport, as its producer: that of one WebSocket, or of a worker's log.
 
     :param write: sends one frame.
     :param max_frames: frames that may be queued while the transport is congested.
     :param max_bytes: bytes that may be queued; a first frame always may.
     :param on_drained: called when the queue is empty and the transport takes frames again.
+    :ivar queued_bytes: bytes of queued frames.
     """
 
     __slots__ = (
@@ -181,8 +183,8 @@ class SendQueue:
         "_paused",
         "_stopped",
         "_queued",
-        "_queued_bytes",
         "_write",
+        "queued_bytes",
     )
 
     def __init__(
@@ -198,7 +200,7 @@ class SendQueue:
         self._max_bytes = max_bytes
         # An empty deque would be larger than all other state of an idle socket.
         self._queued: deque[bytes] | None = None
-        self._queued_bytes = 0
+        self.queued_bytes = 0
         self._paused = False
         self._stopped = False
 
@@ -210,11 +212,6 @@ class SendQueue:
     def queued_frames(self) -> int:
         """Number of queued frames."""
         return len(self._queued or ())
-
-    @property
-    def queued_bytes(self) -> int:
-        """Bytes of queued frames."""
-        return self._queued_bytes
 
     @property
     def is_drained(self) -> bool:
@@ -238,7 +235,7 @@ class SendQueue:
             self._write(frame)
             return True
         queued = self._queued
-        if queued and (len(queued) >= self._max_frames or self._queued_bytes + len(frame) > self._max_bytes):
+        if queued and (len(queued) >= self._max_frames or self.queued_bytes + len(frame) > self._max_bytes):
             return False
         self._keep(frame)
         return True
@@ -247,7 +244,7 @@ class SendQueue:
         if self._queued is None:
             self._queued = deque()
         self._queued.append(frame)
-        self._queued_bytes += len(frame)
+        self.queued_bytes += len(frame)
 
     def pauseProducing(self) -> None:
         """The transport's buffer is full; called for every write while it is."""
@@ -258,7 +255,7 @@ class SendQueue:
         self._paused = False
         while self._queued and not self._paused:
             frame = self._queued.popleft()
-            self._queued_bytes -= len(frame)
+            self.queued_bytes -= len(frame)
             self._write(frame)
         if not self._queued:
             self._queued = None
@@ -269,7 +266,7 @@ class SendQueue:
         """The connection is closed: drop queued frames, which are still in the store."""
         self._stopped = True
         self._queued = None
-        self._queued_bytes = 0
+        self.queued_bytes = 0
         self._on_drained()
 
 
@@ -326,6 +323,7 @@ def close_ignoring_errors(session: WebSocketSession, code: int, reason: str) -> 
 Item = TypeVar("Item")
 
 
+@dataclass(slots=True)
 class LiveDispatcher(Generic[Item]):
     """
     Passes stored messages or events to sockets of this process, to other nodes, or elsewhere.
@@ -336,15 +334,9 @@ class LiveDispatcher(Generic[Item]):
     :param fail_over: called with what no socket took; None to leave it in the queue.
     """
 
-    def __init__(
-        self,
-        push: Callable[[Item], bool],
-        push_elsewhere: Callable[[Item], Deferred[bool]] | None,
-        fail_over: Callable[[Item], None] | None = None,
-    ) -> None:
-        self._push = push
-        self._push_elsewhere = push_elsewhere
-        self._fail_over = fail_over
+    push: Callable[[Item], bool]
+    push_elsewhere: Callable[[Item], Deferred[bool]] | None
+    fail_over: Callable[[Item], None] | None = None
 
     def dispatch(self, item: Item, on_result: Callable[[bool], None] | None = None) -> None:
         """
@@ -352,10 +344,10 @@ class LiveDispatcher(Generic[Item]):
 
         :param on_result: called with whether a socket took it, as soon as that is known.
         """
-        pushed = self._push(item)
-        if self._push_elsewhere is not None:
+        pushed = self.push(item)
+        if self.push_elsewhere is not None:
             # The recipient may have sockets at several nodes, and all of them get it.
-            taken = self._push_elsewhere(item)
+            taken = self.push_elsewhere(item)
             if not pushed:
                 taken.addCallback(self._finish, item, on_result)
                 taken.addErrback(lambda failure: _log.failure("dispatching failed", redact_failure(failure)))
@@ -365,8 +357,8 @@ class LiveDispatcher(Generic[Item]):
     def _finish(self, pushed: bool, item: Item, on_result: Callable[[bool], None] | None) -> None:
         if on_result is not None:
             on_result(pushed)
-        if not pushed and self._fail_over is not None:
-            self._fail_over(item)
+        if not pushed and self.fail_over is not None:
+            self.fail_over(item)
 
 
 class IPresencePublisher(Protocol):
@@ -483,7 +475,7 @@ class ConnectionManager(Service, Generic[Recipient]):
         """
         if session not in self._sessions:
             return succeed(None)
-        if not self._may_have(session, did):
+        if not self._dids.has(session, did) and self._dids.count(session) >= MAX_DIDS_PER_SOCKET:
             return fail(TooManySubscriptions())
         did = intern(did)  # DIDs are long, and each message has its own copy
         if not self._wanted.has(did, session):
@@ -553,15 +545,14 @@ class ConnectionManager(Service, Generic[Recipient]):
         :param message: leaves out those with this message id in their backlog.
         """
         recipients = self._live.lookup(did)
-        if (message is None and by == inf) or self._clock is None:
+        if self._clock is None:
             return recipients
-        now, since = self._clock.seconds(), dict(self._since.lookup(did))
-        return [
-            (session, recipient)
-            for session, recipient in recipients
-            if not by < since.get(session, 0.0) <= now
-            and not (message is not None and self.backlogs.has(did, session, message))
-        ]
+        if by != inf:
+            now, since = self._clock.seconds(), dict(self._since.lookup(did))
+            recipients = [one for one in recipients if not by < since.get(one[0], 0.0) <= now]
+        if message is not None:
+            recipients = [one for one in recipients if not self.backlogs.has(did, one[0], message)]
+        return recipients
 
     def live(self, wanted: Callable[[Recipient], bool]) -> list[str]:
         """The DIDs with a subscription whose recipient fulfils a condition."""
@@ -581,9 +572,6 @@ class ConnectionManager(Service, Generic[Recipient]):
     def is_subscribed(self, session: Hashable, did: str) -> bool:
         """Whether this socket is subscribed to `did`."""
         return self._live.has(did, session)
-
-    def _may_have(self, session: WebSocketSession, did: str) -> bool:
-        return self._dids.has(session, did) or self._dids.count(session) < MAX_DIDS_PER_SOCKET
 
     def startService(self) -> None:
         """Accept sockets."""

@@ -9,8 +9,6 @@ from treq.client import HTTPClient
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.web.client import Agent, HTTPConnectionPool
-from twisted.web.iweb import IAgentEndpointFactory
-from zope.interface import implementer
 
 from mediatord.errors import StoreUnavailable
 from mediatord.probe.listener_endpoints import AbortableConnector
@@ -163,27 +161,16 @@ class ProbeCycle:
 class _ProbeHTTPClient(HTTPClient):
     """HTTP client of the probe's wallet, over a fixed endpoint and with the probe header."""
 
-    def __init__(self, reactor: Any, endpoint: IStreamClientEndpoint, headers: dict[str, str]) -> None:
+    def __init__(self, reactor: Any, connector: AbortableConnector, headers: dict[str, str]) -> None:
         # Persistent connections resemble those of wallets; they are closed after the cycle.
         self.pool = HTTPConnectionPool(reactor, persistent=True)
-        super().__init__(Agent.usingEndpointFactory(reactor, _FixedEndpointFactory(endpoint), self.pool))
+        super().__init__(Agent.usingEndpointFactory(reactor, connector, self.pool))
         self._headers = headers
 
     def post(self, url: Any, /, *, headers: Any = None, **options: Any) -> Any:
         for name, value in self._headers.items():
             headers.setRawHeaders(name, [value])
         return super().post(url, headers=headers, unbuffered=True, **options)
-
-
-@implementer(IAgentEndpointFactory)
-class _FixedEndpointFactory:
-    """Always the same endpoint, whatever the URI."""
-
-    def __init__(self, endpoint: IStreamClientEndpoint) -> None:
-        self._endpoint = endpoint
-
-    def endpointForURI(self, uri: object) -> IStreamClientEndpoint:  # noqa: N802  Twisted's name
-        return self._endpoint
 
 
 def _shield_from_cancellation(work: Deferred[Any]) -> Deferred[Any]:

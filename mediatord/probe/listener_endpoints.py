@@ -13,6 +13,7 @@ from twisted.internet.endpoints import TCP4ClientEndpoint, TCP6ClientEndpoint, U
 from twisted.internet.interfaces import IOpenSSLClientConnectionCreator, IProtocol, IStreamClientEndpoint
 from twisted.internet.ssl import CertificateOptions
 from twisted.protocols.policies import ProtocolWrapper, WrappingFactory
+from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
 
 # Twisted does not accept a PROXY header with an unknown client.
@@ -89,10 +90,10 @@ class _ProxyHeaderEndpoint:
         return connecting.addCallback(lambda announcing: announcing.wrappedProtocol)
 
 
-@implementer(IStreamClientEndpoint)
+@implementer(IStreamClientEndpoint, IAgentEndpointFactory)
 class AbortableConnector:
     """
-    Endpoint that remembers its connection, so that it can be aborted.
+    Endpoint that remembers its connection, so that it can be aborted; for an Agent, that of all URIs.
 
     :param connected: called when there is one.
     """
@@ -107,6 +108,10 @@ class AbortableConnector:
         protocolFactory.noisy = False  # every few seconds
         connecting: Deferred[IProtocol] = self._endpoint.connect(protocolFactory)
         return connecting.addCallback(self._keep)
+
+    def endpointForURI(self, uri: object) -> IStreamClientEndpoint:  # noqa: N802  Twisted's name
+        """This endpoint, whatever the URI."""
+        return self
 
     def abort(self) -> None:
         """End the connection at once, if there is one."""

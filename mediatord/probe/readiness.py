@@ -87,9 +87,14 @@ class ReadinessMonitor(Service):
         if not self._is_open():
             return self._verdict(STOPPING)
         self._last_asked_at = self._steady()
-        self._start_cycles()
+        if self._running is None and self._next is None:
+            self._failure, self._last = None, None
+            self._run()
         if self._failure is None:
-            await self._wait_for_first_cycle()
+            cycle_ended: Deferred[None] = Deferred()
+            self._waiting.append(cycle_ended)
+            with suppress(DeferredTimeout):
+                await cycle_ended.addTimeout(FIRST_ANSWER_SECONDS, self._clock)
         return self.verdict()
 
     def verdict(self) -> ReadinessVerdict:
@@ -131,18 +136,6 @@ class ReadinessMonitor(Service):
         if self._failure is None or not self.running:
             return None
         return not self.verdict().trouble
-
-    async def _wait_for_first_cycle(self) -> None:
-        """Wait for the first cycle, with a timeout."""
-        done: Deferred[None] = Deferred()
-        self._waiting.append(done)
-        with suppress(DeferredTimeout):
-            await done.addTimeout(FIRST_ANSWER_SECONDS, self._clock)
-
-    def _start_cycles(self) -> None:
-        if self._running is None and self._next is None:
-            self._failure, self._last = None, None
-            self._run()
 
     def _run(self) -> None:
         self._next = None

@@ -21,8 +21,8 @@ from twisted.python.failure import Failure
 _log = Logger()
 
 
-class NoAnswer(Exception):
-    """The other side cannot answer."""
+class NoAnswer(TimeoutError):
+    """The other side has no answer, which is to those who ask as if it came too late."""
 
 
 def encode_control_message(word: str, content: Any = None) -> bytes:

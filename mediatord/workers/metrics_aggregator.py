@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,11 +90,15 @@ class MetricsAggregator:
         return generate_latest(registry).decode("utf-8")
 
     def _total(self, name: str) -> list[Sample]:
-        """The samples of a family, summed over current and former processes."""
+        """
+        The samples of a family, summed over current and former processes.
+
+        They are in the order of the reports, which have the buckets of a histogram together and ascending.
+        """
         totals: SeriesValues = {}
         for families in (self._retired, *self._last.values()):
             _add_values(totals, families.get(name, {}))
-        return [Sample(series, dict(labels), value) for (series, labels), value in _sort_series(totals)]
+        return [Sample(series, dict(labels), value) for (series, labels), value in totals.items()]
 
 
 def _series_key(sample: Sample) -> SeriesKey:
@@ -114,15 +118,3 @@ def _merge_gauges(into: Metric, family: Metric) -> None:
         series = _series_key(sample)
         values[series] = reduce((values[series], sample.value)) if series in values else sample.value
     into.samples = [Sample(name, dict(labels), value) for (name, labels), value in values.items()]
-
-
-def _sort_series(totals: SeriesValues) -> Iterator[tuple[SeriesKey, float]]:
-    """Keep the buckets of one histogram series together, in ascending order."""
-
-    def place(series: SeriesKey) -> tuple[object, ...]:
-        name, labels = series
-        bound = dict(labels).get("le")
-        others = tuple(label for label in labels if label[0] != "le")
-        return others, (0, float(bound)) if bound is not None else (1, name)
-
-    yield from sorted(totals.items(), key=lambda item: place(item[0]))

@@ -25,7 +25,8 @@ class SharedListeners:
     The listening sockets for every endpoint and worker.
 
     Each worker has its own TCP sockets, between which the kernel balances connections. They stay open in the
-    supervisor too, so that the backlog of a crashed worker waits for its replacement. A UNIX socket is shared by all.
+    supervisor too, so that the backlog of a crashed worker waits for its replacement. A UNIX socket is shared by all;
+    while a worker is down, the others accept its connections.
 
     :param endpoints: as in the configuration.
     :param control: the :class:`~mediatord.control.server.ControlListener`, whose socket comes after those of the
@@ -69,16 +70,16 @@ class SharedListeners:
         return [shared.descriptor(number) for shared in self._shared]
 
     def suspend(self, number: int) -> None:
-        """
-        Direct connections to the other workers while one is down for a while; its backlog is refused.
-        """
+        """Direct connections to the other workers while one is down for a while; its backlog is refused."""
         for shared in self._shared:
-            shared.suspend(number)
+            if isinstance(shared, _TCPSockets):
+                shared.suspend(number)
 
     def resume(self, number: int) -> None:
         """Direct connections to a worker again that is about to start."""
         for shared in self._shared:
-            shared.resume(number)
+            if isinstance(shared, _TCPSockets):
+                shared.resume(number)
 
     def close(self) -> None:
         """Close them in this process."""
@@ -172,12 +173,6 @@ class _UNIXSocket:
 
     def descriptor(self, number: int) -> int:
         return int(self._port.fileno())
-
-    def suspend(self, number: int) -> None:
-        """The other workers accept all connections."""
-
-    def resume(self, number: int) -> None:
-        """The worker accepts connections again."""
 
     def close(self) -> None:
         # stopListening would leave the file if the reactor never runs.

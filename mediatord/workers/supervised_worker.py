@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,8 @@ _PROGRAM = (
 )
 # Not for workers: their settings are in the spec, and systemd talks to the supervisor.
 _SUPERVISOR_VARIABLES = ("MEDIATORD_", "NOTIFY_", "WATCHDOG_", "LISTEN_")
+# Heartbeats that a new worker need not answer.
+STARTING_HEARTBEATS = 6
 
 
 class SupervisedWorker(ProcessProtocol, ControlChannel):
@@ -89,20 +91,13 @@ class SupervisedWorker(ProcessProtocol, ControlChannel):
     :ivar missed_heartbeats: heartbeats without an answer; below 0 while it may still be starting.
     """
 
-    def __init__(
-        self,
-        reactor: Any,
-        name: str,
-        gone: Callable[[SupervisedWorker, str], None],
-        *,
-        missed_heartbeats: int = 0,
-    ) -> None:
+    def __init__(self, reactor: Any, name: str, gone: Callable[[SupervisedWorker, str], None]) -> None:
         super().__init__(reactor)
         self.name = name
         self.ready = False
         self.status = STATUS_WAITING_FOR_STORE
         self.start_error = ""
-        self.missed_heartbeats = missed_heartbeats
+        self.missed_heartbeats = -STARTING_HEARTBEATS
         self.pid = 0
         self._reactor = reactor
         self._gone = gone
@@ -113,7 +108,7 @@ class SupervisedWorker(ProcessProtocol, ControlChannel):
             "log": lambda entry: self._log(*entry),
         }
 
-    def spawn(self, spec: WorkerSpec, sockets: Sequence[int], environ: Mapping[str, str] = os.environ) -> None:
+    def spawn(self, spec: WorkerSpec, sockets: Sequence[int]) -> None:
         """
         Start the process.
 
@@ -126,7 +121,7 @@ class SupervisedWorker(ProcessProtocol, ControlChannel):
             sys.executable,
             # -P: files in the current directory must not shadow modules.
             [sys.executable, "-P", "-c", _PROGRAM, root, "worker", self.name],
-            env={name: value for name, value in environ.items() if not name.startswith(_SUPERVISOR_VARIABLES)},
+            env={name: value for name, value in os.environ.items() if not name.startswith(_SUPERVISOR_VARIABLES)},
             childFDs={
                 COMMAND_FD: "w",
                 1: 1,

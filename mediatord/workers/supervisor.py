@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,9 +39,9 @@ _EXPECTED_EXITS = ("ended with status 0", "was killed by SIGTERM")
 _RESTART_DELAYS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 _STEADY_SECONDS = 60.0
 # Seconds between heartbeats. Number of those without answer after which systemd's watchdog is not notified, and after
-# which a worker is killed; and of those that a new worker need not answer.
+# which a worker is killed.
 _HEARTBEAT_INTERVAL = 5.0
-_LATE_HEARTBEATS, _HUNG_HEARTBEATS, _STARTING_HEARTBEATS = 2, 6, 6
+_LATE_HEARTBEATS, _HUNG_HEARTBEATS = 2, 6
 
 
 @dataclass(eq=False, slots=True)
@@ -127,9 +127,9 @@ class Supervisor(Service):
         self._heartbeat.clock = self._watchdog.clock = reactor
 
     @property
-    def _workers(self) -> Iterator[tuple[_WorkerSlot, SupervisedWorker]]:
+    def _workers(self) -> list[tuple[_WorkerSlot, SupervisedWorker]]:
         """The running workers, ready or not."""
-        return iter([(slot, slot.child) for slot in self._slots if slot.child is not None])
+        return [(slot, slot.child) for slot in self._slots if slot.child is not None]
 
     def privilegedStartService(self) -> None:
         """
@@ -153,11 +153,10 @@ class Supervisor(Service):
             self._check()
             self._directory = Path(tempfile.mkdtemp(prefix="mediatord-workers-"))
             create_presence_counters(self._directory / "1.sock", len(self._slots))
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             self._listeners.close()
-            raise StartupError(str(error)) from None
-        except OSError:
-            self._listeners.close()
+            if isinstance(error, ValueError):
+                raise StartupError(str(error)) from None
             raise
         self._reactor.callWhenRunning(self._start_workers)
 
@@ -214,7 +213,7 @@ class Supervisor(Service):
                 slot.restart_timer.cancel()
         for _, child in self._workers:
             child.signal("TERM")
-        if list(self._workers):
+        if self._workers:
             self._stopped = Deferred()
             kill_timer = self._reactor.callLater(self._stop_timeout, self._kill_all)
             await self._stopped
@@ -259,7 +258,7 @@ class Supervisor(Service):
         def ended(child: SupervisedWorker, how: str) -> None:
             self._worker_ended(slot, child, how)
 
-        child = SupervisedWorker(self._reactor, slot.name, ended, missed_heartbeats=-_STARTING_HEARTBEATS)
+        child = SupervisedWorker(self._reactor, slot.name, ended)
         child.handlers |= {
             "ready": lambda _: self._worker_ready(child),
             "status": lambda status: self._set_status(slot, child, status),
@@ -308,7 +307,7 @@ class Supervisor(Service):
             if child.start_error:
                 slot.failures = max(1, slot.failures)
             self._schedule_restart(slot)
-        elif self._stopped is not None and not list(self._workers):
+        elif self._stopped is not None and not self._workers:
             self._stopped.callback(None)
 
     def _schedule_restart(self, slot: _WorkerSlot) -> None:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from twisted.internet.interfaces import IPushProducer
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.internet.stdio import StandardIO
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger, LogLevel, eventAsText
 from twisted.python.failure import Failure
-from zope.interface import implementer
 
-from mediatord.workers.control_channel import ControlChannel, NoAnswer, encode_control_message
+from mediatord.delivery.connections import SendQueue
+from mediatord.workers.control_channel import ControlChannel, encode_control_message
 from mediatord.workers.supervised_worker import COMMAND_FD, REPORT_FD, WorkerSpec
 
 _log = Logger()
@@ -36,52 +34,6 @@ def reset_hang_alarm() -> None:
     signal.setitimer(signal.ITIMER_REAL, _ALARM_SECONDS)
 
 
-@implementer(IPushProducer)
-class _LogForwarder:
-    """
-    Sends log lines to the supervisor; buffers them while it does not read, and drops what exceeds the buffer.
-
-    :param transport: connection to the supervisor.
-    """
-
-    def __init__(self, transport: Any) -> None:
-        self._transport = transport
-        self._paused = False
-        self._buffer: deque[bytes] = deque()
-        self._bytes = 0
-        self._dropped = 0
-        transport.registerProducer(self, True)
-
-    def write(self, line: bytes) -> None:
-        """Send, buffer or drop a line."""
-        if not self._paused:
-            self._transport.write(line)
-        elif self._bytes + len(line) > MAX_BUFFERED_LOG_BYTES:
-            self._dropped += 1
-        else:
-            self._buffer.append(line)
-            self._bytes += len(line)
-
-    def pauseProducing(self) -> None:  # noqa: N802  Twisted's name
-        self._paused = True
-
-    def resumeProducing(self) -> None:  # noqa: N802  Twisted's name
-        """Send the buffered lines."""
-        self._paused = False
-        while self._buffer and not self._paused:
-            line = self._buffer.popleft()
-            self._bytes -= len(line)
-            self._transport.write(line)
-        if self._dropped and not self._paused:
-            dropped, self._dropped = self._dropped, 0
-            _log.warn("{dropped} log lines were dropped: the supervisor did not read them", dropped=dropped)
-
-    def stopProducing(self) -> None:  # noqa: N802  Twisted's name
-        """Drop the buffered lines; the connection is lost."""
-        self._buffer.clear()
-        self._paused = True
-
-
 class SupervisorConnection(Protocol, ControlChannel):
     """
     A worker's end of the control channel.
@@ -96,7 +48,8 @@ class SupervisorConnection(Protocol, ControlChannel):
         self.handlers["ping"] = lambda _: self.send("pong")
         self._reactor = reactor
         self._on_supervisor_gone = on_supervisor_gone
-        self._log: _LogForwarder | None = None
+        self._log_queue: SendQueue | None = None
+        self._dropped_lines = 0
         self._alarm_loop = LoopingCall(reset_hang_alarm)
         self._alarm_loop.clock = reactor
 
@@ -119,11 +72,17 @@ class SupervisorConnection(Protocol, ControlChannel):
             self.send("start error", line)
 
     def observe(self, event: Any) -> None:
-        """A log observer: the supervisor writes the log of its workers."""
+        """A log observer: the supervisor writes the log of its workers. Lines that it does not read are dropped."""
         text = eventAsText(event, includeTimestamp=False, includeSystem=False)
         level = event.get("log_level") or LogLevel.info
-        if self._log is not None:
-            self._log.write(encode_control_message("log", [level.name, event.get("log_namespace", ""), text]))
+        line = encode_control_message("log", [level.name, event.get("log_namespace", ""), text])
+        if self._log_queue is not None and not self._log_queue.offer(line):
+            self._dropped_lines += 1
+
+    def _report_dropped_lines(self) -> None:
+        if self._dropped_lines:
+            dropped, self._dropped_lines = self._dropped_lines, 0
+            _log.warn("{dropped} log lines were dropped: the supervisor did not read them", dropped=dropped)
 
     async def fetch_metrics(self) -> bytes:
         """
@@ -131,7 +90,7 @@ class SupervisorConnection(Protocol, ControlChannel):
 
         :raise TimeoutError: the supervisor does not answer.
         """
-        text: str = await self._fetch("all metrics")
+        text: str = await self.ask("all metrics", timeout=REPLY_TIMEOUT)
         return text.encode("utf-8")
 
     async def fetch_states(self) -> tuple[int, list[Any]]:
@@ -140,17 +99,14 @@ class SupervisorConnection(Protocol, ControlChannel):
 
         :raise TimeoutError: the supervisor does not answer.
         """
-        asked, states = await self._fetch("all states")
+        asked, states = await self.ask("all states", timeout=REPLY_TIMEOUT)
         return asked, states
 
-    async def _fetch(self, word: str) -> Any:
-        try:
-            return await self.ask(word, timeout=REPLY_TIMEOUT)
-        except NoAnswer:
-            raise TimeoutError from None
-
     def connectionMade(self) -> None:
-        self._log = _LogForwarder(self.transport)
+        self._log_queue = SendQueue(
+            self.write_line, MAX_BUFFERED_LOG_BYTES, MAX_BUFFERED_LOG_BYTES, self._report_dropped_lines
+        )
+        self.transport.registerProducer(self._log_queue, True)  # type: ignore[union-attr]  # it is connected
 
     def dataReceived(self, data: bytes) -> None:
         self.receive(data)

@@ -12,10 +12,10 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.app import cluster as wiring
-from mediatord.app.cluster import build_cluster_services, build_membership
-from mediatord.app.core_services import build_core_services
+from mediatord.app.cluster import build_cluster_services
+from mediatord.app.core_services import CoreServices
 from mediatord.app.protocol_services import build_decentrl, build_didcomm
-from mediatord.cluster.peer_connection import PeerCallFailed, PeerServer, PeerUnreachable
+from mediatord.cluster.peer_connection import PeerCallFailed, PeerServer
 from mediatord.config.settings import Config
 from mediatord.identity.key_file import create_keys
 from mediatord.protocol.didcomm.did_methods import resolve_local
@@ -82,7 +82,7 @@ class _InMemoryPeerClient:
             raise PeerCallFailed
         in_memory = self._network.in_memory_nodes.get(node.boot)
         if in_memory is None:
-            raise PeerUnreachable
+            raise PeerCallFailed
         return in_memory.server
 
 
@@ -108,7 +108,7 @@ class InMemoryNode(InMemoryMediator):
         self.config = Config.model_validate(merge_settings(merge_settings(plain, PLENTY), settings)).resolved(
             test_case.directory
         )
-        self.base = build_core_services(self.clock, self.config, store=test_case.store)
+        self.base = CoreServices(self.clock, self.config, store=test_case.store)
         assert self.base.cluster is not None
         self.cluster = self.base.cluster
         self.didcomm = build_didcomm(self.base, self.config)
@@ -116,7 +116,7 @@ class InMemoryNode(InMemoryMediator):
         self.store = test_case.store
         self.did = self.base.identity.now.did
         self.document = resolve_local(self.did)
-        self.membership = build_membership(self.base, self.cluster, self.said.append)
+        self.membership = self.cluster.build_membership(self.said.append, lambda: None)
         node = build_cluster_services(self.base, self.cluster, self.didcomm, self.decentrl, self.membership)
         self.services: list[Any] = [
             self.base.events,

@@ -152,7 +152,7 @@ class NotificationReceiverTests(SynchronousTestCase):
         """What is said to be pushed of a request with messages."""
         clock = Clock()
         clock.advance(NOW)
-        receiver = NotificationReceiver(clock, shelf.delivery, cast(Any, None), lambda did: False)
+        receiver = NotificationReceiver(clock, shelf.delivery, cast(Any, None), cast(Any, None), lambda did: False)
         body = encode_names("hints", {"messages": list(ids)}, list(messages))
         answer = self.successResultOf(Deferred.fromCoroutine(receiver.receive(body)))
         return decode_names("pushed", answer).get("messages", [])

@@ -144,7 +144,7 @@ class PushTests(DIDCommClusterTestCase):
         """An account with an endpoint gets by POST what no socket of any node took."""
         offered: list[str] = []
         dispatch: Any = self.a.didcomm.due._dispatch
-        dispatch.__self__._fail_over = lambda message: offered.append(message.id)
+        dispatch.__self__.fail_over = lambda message: offered.append(message.id)
         socket = self.live_at(self.b)
         self.forward(self.a)
         self.assertEqual(offered, [])
@@ -157,7 +157,7 @@ class PushTests(DIDCommClusterTestCase):
         """A mistake of ours in what follows a push elsewhere is logged."""
         self.live_at(self.b).takes = False
         dispatch: Any = self.a.didcomm.due._dispatch
-        dispatch.__self__._fail_over = lambda message: 1 // 0
+        dispatch.__self__.fail_over = lambda message: 1 // 0
         self.forward(self.a)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
 

@@ -43,7 +43,6 @@ from mediatord.cluster.peer_connection import (
     PeerReplaced,
     PeerServer,
     PeerServerConnection,
-    PeerUnreachable,
     derive_cluster_keys,
     normalize_address,
     read_cluster_keys,
@@ -664,7 +663,7 @@ class PeerClientTests(WireTestCase):
     async def test_nobody_listens(self) -> None:
         """That is known at once."""
         for number, address in enumerate(("tcp:host=127.0.0.1:port=1", f"unix:{self.directory}/none.sock")):
-            await self.failure(PeerUnreachable, self.calling, ClusterNode("bea", f"b{number}", address, KEYS.seal))
+            await self.failure(PeerCallFailed, self.calling, ClusterNode("bea", f"b{number}", address, KEYS.seal))
 
     async def test_another_boot(self) -> None:
         """A request for a node that was there before: its address may be forgotten."""

@@ -18,7 +18,6 @@ from mediatord.cluster.peer_connection import (
     PeerCallFailed,
     PeerCallRejected,
     PeerReplaced,
-    PeerUnreachable,
 )
 from mediatord.cluster.peer_notifications import (
     DEAD_PEER_TTL,
@@ -191,7 +190,7 @@ class MessageTests(PeersTestCase):
         """The messages in the oldest request."""
         body = self.asked[0][1]
         self.assertLessEqual(len(body), MAX_BODY_BYTES)
-        return list(decode_request(body)[1].values())
+        return list(decode_request(body, 0.0)[1].values())
 
     def test_as_they_are(self) -> None:
         """The other node gets what it would have read from the store."""
@@ -279,11 +278,11 @@ class FailureTests(PeersTestCase):
             self.assertIsNone(self.successResultOf(notification))
         self.assertEqual(self.counts.outcomes, {"failed": 3})
 
-    def test_nobody_listens(self) -> None:
-        """That may change: it is tried again, for this hint and for the next."""
+    def test_next_one_after_a_failure(self) -> None:
+        """That nobody listens may change: it is tried again, for this hint and for the next."""
         notification = self.enqueue()
         for pause in (*RETRY_DELAYS, 0):
-            self.fail_with(PeerUnreachable)
+            self.fail_with(PeerCallFailed)
             self.clock.advance(pause)
         self.assertIsNone(self.successResultOf(notification))
         notification = self.enqueue()
@@ -462,9 +461,9 @@ class BodyTests(SynchronousTestCase):
         )
         for contents in malformed:
             body = json.dumps({"hints": {"messages": ["a"]}, "contents": contents}).encode()
-            self.assertRaises(ValueError, decode_request, body)
+            self.assertRaises(ValueError, decode_request, body, 0.0)
             self.assertEqual(decode_names("hints", body), {"messages": ["a"]})
-        names, messages = decode_request(json.dumps({"hints": {}, "contents": [good]}).encode())
+        names, messages = decode_request(json.dumps({"hints": {}, "contents": [good]}).encode(), 0.0)
         self.assertEqual((names, messages["a"].payload), ({}, b"{}"))
 
     def test_envelope(self) -> None:

@@ -214,6 +214,16 @@ class LookupTests(SynchronousTestCase):
         self.assertIs(self.successResultOf(taken), True)
         self.assertEqual((self.notifications, self.stale, self.remote_delivery.pending), (["1", "2", "2"], 1, (0, 0)))
 
+    def test_one_of_two(self) -> None:
+        """The lookup for a node that did not take it does not wait for the answer of another one."""
+        self.remote_delivery.set_live_nodes([ANN.boot, BEA.boot, CAL.boot])
+        self.places = [PresenceRecord(BOB, node.boot, node) for node in (BEA, CAL)]
+        self.send("1")
+        answers: list[Deferred[bool | None]] = [succeed(None), Deferred()]
+        self.patch(self, "enqueue", lambda *args: answers.pop(0))
+        self.remote_delivery.deliver_message(StoredMessage("2", BOB, BOB, b"{}", "json", NOW, NOW + 1000))
+        self.assertEqual((self.questions, answers), (2, []))
+
     def test_order(self) -> None:
         """What is to be looked up does not overtake what awaits an answer."""
         self.places = [PresenceRecord(BOB, BEA.boot, BEA)]

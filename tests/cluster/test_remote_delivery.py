@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -252,8 +253,10 @@ class SentMessageTests(RemoteDeliveryTestCase):
 
     def setUp(self) -> None:
         super().setUp()
+        epochs = count()
+        counters: Any = SimpleNamespace(epoch=lambda did: (next(epochs),))
         self.remote_delivery = RemoteDelivery(
-            self.clock, ANN.boot, cast(Any, self), cast(Any, self), cast(Any, self), sends_messages=True
+            self.clock, ANN.boot, cast(Any, self), cast(Any, self), cast(Any, self), counters
         )
         self.remote_delivery.set_live_nodes([ANN.boot, BEA.boot, CAL.boot])
 

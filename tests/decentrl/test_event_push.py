@@ -120,7 +120,7 @@ class DeliveryTests(SynchronousTestCase):
         self.bob.connect()
         pushed = json.loads(self.alice.tell(self.bob, "pushed").body)["pendingEventId"]
         did = self.bob.did
-        self.in_memory.base.late_removals.record_events(
+        self.in_memory.base.late_removals.resolve_events(
             [RemovedMessage(id_, did, did, 6, NOW, 0) for id_ in (pushed, queued)]
         )
         self.assertEqual([event["path"] for event in self.in_memory.events("msg.ack")], ["live", "poll"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from twisted.internet.defer import Deferred
@@ -75,7 +75,7 @@ class EndpointMediator(InMemoryMediator):
         for service in (self.didcomm.due, self.didcomm.housekeeping):
             service.stopService()
         self.office = FakePoster()
-        self.base = replace(self.base, outbound=cast(Any, self.office))
+        self.base.outbound = cast(Any, self.office)
         self.didcomm = build_didcomm(self.base, self.config)
         for service in (self.didcomm.due, self.didcomm.housekeeping):
             service.startService()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -260,7 +259,7 @@ class SmallNonceCacheMediator(InMemoryMediator):
             service.stopService()
         self.store = MemoryStore(self.clock, QueueLimits(), max_nonces=ROOM)
         test.successResultOf(self.store.open())
-        self.base = replace(self.base, store=self.store)
+        self.base.store = self.store
         self.didcomm = build_didcomm(self.base, self.config)
         self.decentrl = build_decentrl(self.base, self.config)
 

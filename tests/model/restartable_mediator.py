@@ -13,7 +13,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.app.core_services import build_core_services
+from mediatord.app.core_services import CoreServices
 from mediatord.app.protocol_services import build_decentrl, build_didcomm
 from mediatord.config.settings import Config
 from mediatord.didcomm.messages import MessageOrigin
@@ -184,7 +184,7 @@ class RestartableMediator(InMemoryMediator):
 
     def _start(self) -> None:
         store = self._make_store()
-        self.base = build_core_services(self.clock, self.config, store=store, monotonic=self.clock.seconds)
+        self.base = CoreServices(self.clock, self.config, store=store, monotonic=self.clock.seconds)
         os.utime(self.config.identity.keys.with_name("log.key"), (START, START))
         self.didcomm = build_didcomm(self.base, self.config)
         self.decentrl = build_decentrl(self.base, self.config)

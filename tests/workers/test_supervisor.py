@@ -17,7 +17,7 @@ from twisted.logger import LogEvent, globalLogPublisher
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.app.core_services import build_core_services
+from mediatord.app.core_services import CoreServices
 from mediatord.app.workers import derive_worker_config
 from mediatord.config.file import ConfigError
 from mediatord.config.settings import Config
@@ -619,7 +619,7 @@ class SupervisorTests(SynchronousTestCase):
         config = Config.model_validate_json(process.brief.settings)
         clock = MemoryReactorClock()
         store = MemoryStore(clock, QueueLimits())
-        return build_core_services(clock, config, worker=process.brief, store=store).probe_credentials
+        return CoreServices(clock, config, worker=process.brief, store=store).probe_credentials
 
     def test_reload_before_all_are_up(self) -> None:
         """Nobody is told that they are."""

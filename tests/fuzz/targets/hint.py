@@ -41,7 +41,7 @@ class HintTarget:
         self._server = PeerServer(self._clock, _KEYS, _OURS, self._hints, self._refusals.append)
 
     async def _hints(self, body: bytes) -> bytes:
-        return encode_names("pushed", decode_request(body)[0])
+        return encode_names("pushed", decode_request(body, NOW)[0])
 
     def close(self) -> None:
         """Listen no more."""

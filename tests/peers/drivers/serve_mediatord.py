@@ -20,7 +20,7 @@ from twisted.internet import task
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import serverFromString
 
-from mediatord.app.core_services import build_core_services
+from mediatord.app.core_services import CoreServices
 from mediatord.app.protocol_services import build_decentrl, build_didcomm
 from mediatord.app.public_site import build_site
 from mediatord.config.settings import Config
@@ -42,7 +42,7 @@ def site(reactor: Any, directory: Path) -> MediatorSite:
     """The daemon's site, in front of :func:`accept`."""
     create_keys(directory / "keys.jwks")
     config = Config.model_validate({"storage": {"backend": "memory"}}).resolved(directory)
-    base = build_core_services(reactor, config)
+    base = CoreServices(reactor, config)
     front = build_site(base, build_didcomm(base, config), build_decentrl(base, config), config).context
     return MediatorSite(replace(front, receive=accept), SiteLimits(_MAX_BODY, _MAX_PER_HOST))
 
