@@ -16,7 +16,7 @@ BOUNDS: dict[str, tuple[int, int, int]] = {
     "forward, general path": (23, 111, 56),
     "forward and live push": (26, 142, 80),
     "acknowledgement": (32, 237, 131),
-    "TWO_WAY_PRIVATE": (27, 146, 88),
+    "TWO_WAY_PRIVATE": (24, 111, 63),
     "push across workers, sender's side": (26, 177, 78),
     "push across workers, socket's side": (22, 128, 64),
 }
