@@ -16,7 +16,7 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.app.core_services import CoreServices
-from mediatord.app.protocol_services import build_decentrl, build_didcomm
+from mediatord.app.protocol_services import DecentrlServices, DIDCommServices
 from mediatord.config.settings import Config
 from mediatord.didcomm.messages import MessageOrigin
 from mediatord.errors import StoreUnavailable
@@ -105,8 +105,8 @@ class InMemoryMediator:
         store = SteppingStore(self.clock, QueueLimits()) if in_steps else None
         self.base = CoreServices(self.clock, self.config, store=store, monotonic=self.clock.seconds)
         os.utime(directory / "log.key", (NOW, NOW))  # which is how old its key is
-        self.didcomm = build_didcomm(self.base, self.config)
-        self.decentrl = build_decentrl(self.base, self.config)
+        self.didcomm = DIDCommServices(self.base, self.config)
+        self.decentrl = DecentrlServices(self.base, self.config)
         self.store = self.base.store
         self.base.events.startService()
         test.successResultOf(self.store.open())

@@ -24,7 +24,7 @@ from mediatord.app.lifecycle import (
     check_setting_combinations,
 )
 from mediatord.app.metrics_collection import StartStopLedgerRecorder
-from mediatord.app.protocol_services import DIDCommServices, build_decentrl, build_didcomm
+from mediatord.app.protocol_services import DecentrlServices, DIDCommServices
 from mediatord.app.public_site import build_site
 from mediatord.app.workers import bind_supervisor_callbacks, build_listeners, build_supervisor
 from mediatord.cluster.leases import ExclusiveStoreLease, open_shared_store
@@ -68,7 +68,7 @@ def build_daemon(
         return build_supervisor(reactor, config, give_up, ready, locks)
 
     core = CoreServices(reactor, config, worker=worker.spec if worker else None, store=store)
-    didcomm, decentrl = build_didcomm(core, config), build_decentrl(core, config)
+    didcomm, decentrl = DIDCommServices(core, config), DecentrlServices(core, config)
     status = LifecycleNotifier(core, worker.notify if worker else notify_systemd, ready)
     root = OrderedService(reactor, config.drain_timeout, core.events.rotate, status.reload)
 

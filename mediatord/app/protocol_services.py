@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -35,125 +34,118 @@ from mediatord.ratelimit.registration import AccessList
 from mediatord.store.interfaces.messages import new_didcomm_message_id, new_stored_message_id
 
 
-@dataclass(frozen=True, slots=True)
 class DIDCommServices:
-    """The DIDComm services."""
+    """The DIDComm use cases and their periodic tasks."""
 
-    dispatcher: DIDCommDispatcher
-    forward_fast_path: ForwardFastPath
-    live: LiveDelivery
-    due: DelayedMessageScheduler
-    housekeeping: Housekeeping
-    endpoints: EndpointDelivery
-    lag: ReactorLagMonitor
-
-
-def build_didcomm(core: CoreServices, config: Config) -> DIDCommServices:
-    """Build the DIDComm use cases and their periodic tasks."""
-    reactor, store, recorder, identity = core.reactor, core.store, core.recorder, core.identity
-    settings, queue = config.didcomm, config.queue
-    access = _build_access_list(core, config, "didcomm", lambda recipient: recipient is not None)
-    web_resolver = DIDWebResolver(
-        reactor, core.outbound.get, core.rate_limiter.charge_did_lookup, allow_private=config.outbound.allow_private
-    )
-    resolver = DIDResolver(web_resolver, store.remember_did, store.recall_did)
-    context = DIDCommContext(
-        clock=reactor,
-        store=store,
-        recorder=recorder,
-        connections=core.connections,
-        rate_limiter=core.rate_limiter,
-        registrations=core.registrations,
-        access=access,
-        unpacker=MessageUnpacker(resolver, identity.agreement_keys, draft03=settings.legacy_draft03),
-        packer=MessagePacker(
+    def __init__(self, core: CoreServices, config: Config) -> None:
+        reactor, store, recorder, identity = core.reactor, core.store, core.recorder, core.identity
+        settings, queue = config.didcomm, config.queue
+        access = _build_access_list(core, config, "didcomm", lambda recipient: recipient is not None)
+        web_resolver = DIDWebResolver(
             reactor,
-            new_didcomm_message_id,
-            lambda kid: identity.now.find_signing_key(kid),
-            codes=settings.problem_codes,
-            ack=settings.problem_report_ack,
-        ),
-        own_dids=identity.own_dids,
-        owns=lambda did: identity.now.owns(did),
-        routing_did=lambda addressed: identity.now.routing_did(addressed),
-        new_stored_id=new_stored_message_id,
-        ttl=queue.ttl,
-        max_delay=settings.max_delay,
-        routing_keys={canonicalize_did(did): keys for did, keys in settings.routing_keys.items()},
-        rewrap=settings.rewrap,
-        registered_senders_only=settings.require_registered_sender,
-        encrypted_only=settings.require_encrypted_payload,
-        max_payload=queue.max_bytes,
-        max_recipients=settings.max_recipients,
-        with_proof=settings.require_ownership,
-        delivery_limit=settings.delivery_limit,
-        delivery_form=settings.delivery_form,
-        push_mode=settings.live_push,
-        live_by_default=settings.live_default_on,
-        push_timeout=queue.delivered_timeout,
-        node=get_marking_node(core, config),
-    )
-    backlog_reader, pickup_recorder, push_elsewhere = None, None, None
-    if core.cluster:
-        push_elsewhere = core.cluster.remote_delivery.deliver_message
-        backlog_reader = partial(read_backlog, reactor, core.connections, store.find_arrivals)
-        pickup_recorder = partial(record_pickups, store.cluster, queue.delivered_timeout)
-    live = LiveDelivery(context, backlog_reader)
-    forward_wrapper = ForwardWrapper(resolver, reactor, new_didcomm_message_id)
-    websocket_url = "ws" + config.public_url.removeprefix("http")
-    targets = EndpointResolver(
-        resolver,
-        context.owns,
-        access,
-        source=settings.failover,
-        endpoints={canonicalize_did(did): endpoint for did, endpoint in settings.endpoints.items()},
-        own_uris=frozenset(
-            (config.public_url, f"{config.public_url}/didcomm", f"{websocket_url}/didcomm", f"{websocket_url}/ws")
-        ),
-    )
-    endpoints = EndpointDelivery(reactor, store, targets, forward_wrapper, core.outbound, recorder)
-    fail_over = None if settings.failover == "none" else endpoints.enqueue
-    dispatch = LiveDispatcher(live.push, push_elsewhere, fail_over).dispatch
-    due = DelayedMessageScheduler(reactor, store, dispatch, core.cluster.leader_lease if core.cluster else None)
-    forward_router = ForwardRouter(
-        context,
-        forward_wrapper,
-        live,
-        dispatch,
-        due.schedule_wakeup,
-        core.sender_fingerprints,
-        random.SystemRandom().uniform,
-    )
-    dispatcher = DIDCommDispatcher(
-        context,
-        core.requests,
-        forward_router,
-        live,
-        Pickup(context, live, pickup_recorder),
-        UtilityProtocols(context, lambda: core.reloader.config.limits.max_message_bytes),
-        endpoints,
-    )
-    parser = FastForwardParser(identity.agreement_keys)
-    fast_path = ForwardFastPath(context, core.gate, parser, forward_router, core.sender_fingerprints)
-    lag = ReactorLagMonitor(reactor, core.monotonic, recorder.metrics.reactor_lag.observe)
-    housekeeping = Housekeeping(
-        reactor,
-        store,
-        live,
-        recorder,
-        lambda: record_gauges(core, lag),
-        build_leader_lease(core, config),
-        list_live_accounts=lambda: core.connections.live(lambda reader: reader is not None),
-        unused=settings.unused_account_ttl,
-        idle=settings.idle_account_ttl,
-    )
-    metrics = recorder.metrics
-    metrics.register_buffer("live_pushes", lambda: (live.unacknowledged_pushes, None))
-    metrics.register_buffer("remembered_pushes", lambda: (live.remembered, None))
-    metrics.register_buffer("seen_forwards", lambda: (forward_router.remembered, None))
-    metrics.register_buffer("did_documents", lambda: resolver.held)
-    metrics.register_buffer("endpoint_deliveries", lambda: endpoints.held)
-    return DIDCommServices(dispatcher, fast_path, live, due, housekeeping, endpoints, lag)
+            core.outbound.get,
+            core.rate_limiter.charge_did_lookup,
+            allow_private=config.outbound.allow_private,
+        )
+        resolver = DIDResolver(web_resolver, store.remember_did, store.recall_did)
+        context = DIDCommContext(
+            clock=reactor,
+            store=store,
+            recorder=recorder,
+            connections=core.connections,
+            rate_limiter=core.rate_limiter,
+            registrations=core.registrations,
+            access=access,
+            unpacker=MessageUnpacker(resolver, identity.agreement_keys, draft03=settings.legacy_draft03),
+            packer=MessagePacker(
+                reactor,
+                new_didcomm_message_id,
+                lambda kid: identity.now.find_signing_key(kid),
+                codes=settings.problem_codes,
+                ack=settings.problem_report_ack,
+            ),
+            own_dids=identity.own_dids,
+            owns=lambda did: identity.now.owns(did),
+            routing_did=lambda addressed: identity.now.routing_did(addressed),
+            new_stored_id=new_stored_message_id,
+            ttl=queue.ttl,
+            max_delay=settings.max_delay,
+            routing_keys={canonicalize_did(did): keys for did, keys in settings.routing_keys.items()},
+            rewrap=settings.rewrap,
+            registered_senders_only=settings.require_registered_sender,
+            encrypted_only=settings.require_encrypted_payload,
+            max_payload=queue.max_bytes,
+            max_recipients=settings.max_recipients,
+            with_proof=settings.require_ownership,
+            delivery_limit=settings.delivery_limit,
+            delivery_form=settings.delivery_form,
+            push_mode=settings.live_push,
+            live_by_default=settings.live_default_on,
+            push_timeout=queue.delivered_timeout,
+            node=get_marking_node(core, config),
+        )
+        backlog_reader, pickup_recorder, push_elsewhere = None, None, None
+        if core.cluster:
+            push_elsewhere = core.cluster.remote_delivery.deliver_message
+            backlog_reader = partial(read_backlog, reactor, core.connections, store.find_arrivals)
+            pickup_recorder = partial(record_pickups, store.cluster, queue.delivered_timeout)
+        self.live = LiveDelivery(context, backlog_reader)
+        forward_wrapper = ForwardWrapper(resolver, reactor, new_didcomm_message_id)
+        websocket_url = "ws" + config.public_url.removeprefix("http")
+        targets = EndpointResolver(
+            resolver,
+            context.owns,
+            access,
+            source=settings.failover,
+            endpoints={canonicalize_did(did): endpoint for did, endpoint in settings.endpoints.items()},
+            own_uris=frozenset(
+                (config.public_url, f"{config.public_url}/didcomm", f"{websocket_url}/didcomm", f"{websocket_url}/ws")
+            ),
+        )
+        self.endpoints = EndpointDelivery(reactor, store, targets, forward_wrapper, core.outbound, recorder)
+        fail_over = None if settings.failover == "none" else self.endpoints.enqueue
+        dispatch = LiveDispatcher(self.live.push, push_elsewhere, fail_over).dispatch
+        self.due = DelayedMessageScheduler(
+            reactor, store, dispatch, core.cluster.leader_lease if core.cluster else None
+        )
+        forward_router = ForwardRouter(
+            context,
+            forward_wrapper,
+            self.live,
+            dispatch,
+            self.due.schedule_wakeup,
+            core.sender_fingerprints,
+            random.SystemRandom().uniform,
+        )
+        self.dispatcher = DIDCommDispatcher(
+            context,
+            core.requests,
+            forward_router,
+            self.live,
+            Pickup(context, self.live, pickup_recorder),
+            UtilityProtocols(context, lambda: core.reloader.config.limits.max_message_bytes),
+            self.endpoints,
+        )
+        parser = FastForwardParser(identity.agreement_keys)
+        self.forward_fast_path = ForwardFastPath(context, core.gate, parser, forward_router, core.sender_fingerprints)
+        self.lag = ReactorLagMonitor(reactor, core.monotonic, recorder.metrics.reactor_lag.observe)
+        self.housekeeping = Housekeeping(
+            reactor,
+            store,
+            self.live,
+            recorder,
+            lambda: record_gauges(core, self.lag),
+            build_leader_lease(core, config),
+            list_live_accounts=lambda: core.connections.live(lambda reader: reader is not None),
+            unused=settings.unused_account_ttl,
+            idle=settings.idle_account_ttl,
+        )
+        metrics = recorder.metrics
+        metrics.register_buffer("live_pushes", lambda: (self.live.unacknowledged_pushes, None))
+        metrics.register_buffer("remembered_pushes", lambda: (self.live.remembered, None))
+        metrics.register_buffer("seen_forwards", lambda: (forward_router.remembered, None))
+        metrics.register_buffer("did_documents", lambda: resolver.held)
+        metrics.register_buffer("endpoint_deliveries", lambda: self.endpoints.held)
 
 
 def _build_access_list(
@@ -190,54 +182,46 @@ def get_marking_node(core: CoreServices, config: Config) -> str:
     return core.node.boot if core.cluster or config.storage.backend == "mongodb" else ""
 
 
-@dataclass(frozen=True, slots=True)
 class DecentrlServices:
-    """
-    The Decentrl services.
+    """The Decentrl use cases."""
 
-    :param open_socket: starts the Decentrl protocol on a socket.
-    """
+    def __init__(self, core: CoreServices, config: Config) -> None:
+        clock, recorder, store = core.reactor, core.recorder, core.store
+        identity, settings = core.identity, config.decentrl
+        key_directory = KeyDirectory(
+            identity.decentrl_dids, lambda: (identity.now.signing_key, *identity.now.former_signing_keys)
+        )
+        remote_delivery, pickup_recorder, backlog_reader = None, None, None
+        if core.cluster:
+            remote_delivery = core.cluster.remote_delivery
+            pickup_recorder = partial(record_pickups, store.cluster, config.queue.delivered_timeout)
+            backlog_reader = partial(read_backlog, clock, core.connections, store.decentrl.find_pending_arrivals)
+        self.event_pusher = EventPusher(core.connections, recorder, remote_delivery)
+        core.late_removals.resolve_events = self.event_pusher.resolve_pushes
+        recorder.metrics.register_buffer("remembered_events", lambda: (self.event_pusher.remembered, None))
+        access = _build_access_list(core, config, "decentrl", lambda recipient: recipient is None)
+        self._context = DecentrlContext(
+            clock=clock,
+            store=store.decentrl,
+            key_directory=key_directory,
+            authenticator=CommandAuthenticator(clock, key_directory, recorder, settings.timestamp_window),
+            event_pusher=self.event_pusher,
+            recorder=recorder,
+            access=access,
+            quota=core.registrations,
+            rate_limiter=core.rate_limiter,
+            gate=core.gate,
+            connections=core.connections,
+            read_backlog=backlog_reader,
+            record_pickups=pickup_recorder,
+            new_id=new_stored_message_id,
+            get_signing_seed=lambda: identity.now.signing_seed,
+            get_prekeys=lambda: identity.now.prekeys_private,
+            registration_lifetime=settings.contract_lifetime,
+            own_only=lambda: core.reloader.config.decentrl.registration == "own",
+        )
+        self.dispatcher = DecentrlDispatcher(self._context, core.requests)
 
-    dispatcher: DecentrlDispatcher
-    event_pusher: EventPusher
-    open_socket: Callable[[WebSocketSession], DecentrlSocketProtocol]
-
-
-def build_decentrl(core: CoreServices, config: Config) -> DecentrlServices:
-    """Build the Decentrl use cases."""
-    clock, recorder, store = core.reactor, core.recorder, core.store
-    identity, settings = core.identity, config.decentrl
-    key_directory = KeyDirectory(
-        identity.decentrl_dids, lambda: (identity.now.signing_key, *identity.now.former_signing_keys)
-    )
-    remote_delivery, pickup_recorder, backlog_reader = None, None, None
-    if core.cluster:
-        remote_delivery = core.cluster.remote_delivery
-        pickup_recorder = partial(record_pickups, store.cluster, config.queue.delivered_timeout)
-        backlog_reader = partial(read_backlog, clock, core.connections, store.decentrl.find_pending_arrivals)
-    event_pusher = EventPusher(core.connections, recorder, remote_delivery)
-    core.late_removals.resolve_events = event_pusher.resolve_pushes
-    recorder.metrics.register_buffer("remembered_events", lambda: (event_pusher.remembered, None))
-    access = _build_access_list(core, config, "decentrl", lambda recipient: recipient is None)
-    context = DecentrlContext(
-        clock=clock,
-        store=store.decentrl,
-        key_directory=key_directory,
-        authenticator=CommandAuthenticator(clock, key_directory, recorder, settings.timestamp_window),
-        event_pusher=event_pusher,
-        recorder=recorder,
-        access=access,
-        quota=core.registrations,
-        rate_limiter=core.rate_limiter,
-        gate=core.gate,
-        connections=core.connections,
-        read_backlog=backlog_reader,
-        record_pickups=pickup_recorder,
-        new_id=new_stored_message_id,
-        get_signing_seed=lambda: identity.now.signing_seed,
-        get_prekeys=lambda: identity.now.prekeys_private,
-        registration_lifetime=settings.contract_lifetime,
-        own_only=lambda: core.reloader.config.decentrl.registration == "own",
-    )
-    dispatcher = DecentrlDispatcher(context, core.requests)
-    return DecentrlServices(dispatcher, event_pusher, lambda session: DecentrlSocketProtocol(session, context))
+    def open_socket(self, session: WebSocketSession) -> DecentrlSocketProtocol:
+        """Start the Decentrl protocol on a socket."""
+        return DecentrlSocketProtocol(session, self._context)

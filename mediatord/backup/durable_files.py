@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from mediatord.backup.records import BackupError
+from mediatord.store.sqlite.database_file import sync_directory
 
 _DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -66,15 +67,6 @@ def report_full_disk(path: Path) -> Iterator[None]:
         if error.errno not in _DISK_FULL_ERRORS or error.filename is not None:
             raise
         raise BackupError(f"{path} cannot be written: {error.strerror}") from None
-
-
-def sync_directory(path: Path) -> None:
-    """Flush renames in a directory to disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def chown_to_owner(file: int | Path, path: Path, user: str = "", group: str = "") -> None:

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from hashlib import sha256
@@ -18,7 +19,7 @@ from pathlib import Path
 from sqlite3 import SQLITE_CONSTRAINT_PRIMARYKEY, SQLITE_CONSTRAINT_UNIQUE, DatabaseError, IntegrityError
 from typing import Any, NamedTuple
 
-from mediatord.backup.durable_files import chown_to_owner, require_directory, sync_directory
+from mediatord.backup.durable_files import chown_to_owner, require_directory
 from mediatord.backup.records import (
     RECORD_FIELDS,
     AccountRecord,
@@ -49,6 +50,7 @@ from mediatord.store.sqlite.database_file import (
     migrate_schema,
     open_database,
     read_schema_steps,
+    sync_directory,
 )
 from mediatord.store.sqlite.event_queries import parse_tag_ids, read_label_texts
 from mediatord.store.sqlite.message_queries import get_digest_head
@@ -64,8 +66,8 @@ _COUNT_IN_QUEUE = """
     ON CONFLICT DO UPDATE SET messages = messages + 1, bytes = bytes + excluded.bytes
 """
 _COUNT_NAMES = "UPDATE account SET places = max(places, :last), recipients = recipients + :more WHERE id = :account"
-_COUNT_NONCE = "UPDATE counter SET value = value + 1 WHERE name = 'nonces'"
-_COUNT_ACCEPTED = "UPDATE ledger SET accepted = accepted + 1 WHERE protocol = '{}'"
+_COUNT_NONCES = "UPDATE counter SET value = value + ? WHERE name = 'nonces'"
+_COUNT_ACCEPTED = "UPDATE ledger SET accepted = accepted + ? WHERE protocol = '{}'"
 
 
 class _TableMapping(NamedTuple):
@@ -81,6 +83,7 @@ class _TableMapping(NamedTuple):
     :param parties: columns with ids of parties, by fields with their DIDs, which are inserted if they are new.
     :param usage: counters of the first of them, and what to add.
     :param also: further statements with fields for each record.
+    :param total: a statement that adds a number of records, if they are counted.
     """
 
     renamed: dict[str, str] = {}
@@ -92,6 +95,7 @@ class _TableMapping(NamedTuple):
     parties: dict[str, str] = {}
     usage: dict[str, str] = {}
     also: tuple[str, ...] = ()
+    total: str = ""
 
 
 _TABLES = {
@@ -110,12 +114,12 @@ _TABLES = {
             "due_at": "iif(due_at > 0, due_at, NULL)",
             "arrived_at": "CASE WHEN due_at IS NULL THEN received_at WHEN due_at <= 0 THEN -due_at END",
         },
-        {"size": "length(:payload)", "due_at": _DUE_AT}
-        | {"digest": "sha256(:payload)", "digest_head": "digest_head(:payload)"},
-        also=(_COUNT_IN_QUEUE, _COUNT_ACCEPTED.format("didcomm")),
+        {"size": "length(:payload)", "due_at": _DUE_AT} | {"digest": ":digest", "digest_head": ":digest_head"},
+        also=(_COUNT_IN_QUEUE,),
+        total=_COUNT_ACCEPTED.format("didcomm"),
     ),
     "long_form": _TableMapping(name="did_document", order="short"),
-    "nonce": _TableMapping(order="place", also=(_COUNT_NONCE,)),
+    "nonce": _TableMapping(order="place", total=_COUNT_NONCES),
     "registration": _TableMapping(
         write={"owner_id": f"{_MEDIATOR}"},
         name="contract",
@@ -138,7 +142,7 @@ _TABLES = {
         {"sender_key": "hash_did(:sender)", "received_at": "repr(:received_at)", "size": _UTF8_SIZE},
         parties={"recipient": "recipient_id"},
         usage={"pending": "1", "pending_bytes": _UTF8_SIZE},
-        also=(_COUNT_ACCEPTED.format("decentrl"),),
+        total=_COUNT_ACCEPTED.format("decentrl"),
     ),
     "stored_event": _TableMapping(
         read={"sender": _GET_LABEL.format("sender"), "recipient": _GET_LABEL.format("recipient")}
@@ -303,19 +307,8 @@ _REFUSALS = {
 _UNLIMITED_CAPS = decentrl.DecentrlQuotas(*[1 << 62] * 8)
 
 
-def _define_functions(connection: StoreConnection) -> None:
-    def define(name: str, function: Callable[[Any], str | bytes | int]) -> None:
-        connection.create_function(name, 1, function, deterministic=True)
-
-    define("hash_did", hash_did)
-    define("repr", repr)
-    define("sha256", lambda payload: sha256(payload).digest())
-    define("digest_head", lambda payload: get_digest_head(sha256(payload).digest()))
-
-
 def _insert_record(connection: StoreConnection, one: StoreRecord) -> None:
     """:raise InvalidArchiveError: a unique column has this value already."""
-    values = dict(one)
     match one:
         case PublicEventRecord():
             event_queries.publish_event(connection, one.publisher, one.to_event(), _UNLIMITED_CAPS)
@@ -327,14 +320,7 @@ def _insert_record(connection: StoreConnection, one: StoreRecord) -> None:
             usage = (owner, 1, get_utf8_size(one.payload, *one.tags), 1)
             decentrl_queries.change_party_usage(connection, event_queries.STORED_USAGE, [usage])
             return
-        case AccountRecord():
-            values["seen_at"] = resolve_seen_at(one)
-        case RecipientRecord():
-            names = import_names(one.did, one.place, one.names)
-            spellings = None if names.stored is None else json.dumps(names.stored)
-            # The trigger of the table counts one name.
-            more = max(len(names) - 1, 0)
-            values |= {"did": names.did, "place": names.place, "names": spellings, "last": names.last, "more": more}
+    values = _get_values(one)
     try:
         for statement in _INSERTS[one.kind]:
             connection.execute(statement, values)
@@ -343,6 +329,24 @@ def _insert_record(connection: StoreConnection, one: StoreRecord) -> None:
         if unique and one.kind in _REFUSALS:
             raise InvalidArchiveError(_REFUSALS[one.kind].format(**values)) from None
         raise
+
+
+def _get_values(one: StoreRecord) -> dict[str, Any]:
+    """Fields of a record, and further parameters of the statements of its kind."""
+    values = vars(one).copy()
+    match one:
+        case AccountRecord():
+            values["seen_at"] = resolve_seen_at(one)
+        case MessageRecord():
+            values["digest"] = digest = sha256(one.payload).digest()
+            values["digest_head"] = get_digest_head(digest)
+        case RecipientRecord():
+            names = import_names(one.did, one.place, one.names)
+            spellings = None if names.stored is None else json.dumps(names.stored)
+            # The trigger of the table counts one name.
+            more = max(len(names) - 1, 0)
+            values |= {"did": names.did, "place": names.place, "names": spellings, "last": names.last, "more": more}
+    return values
 
 
 # SQLite's default limit of a row, minus room for the other columns.
@@ -394,6 +398,9 @@ class SQLiteRecordTarget:
         try:
             for record in records:
                 _insert_record(connection, record)
+            for kind, number in Counter([record.kind for record in records]).items():
+                if _TABLES[kind].total:
+                    connection.execute(_TABLES[kind].total, (number,))
             done = first + len(records) - 1
             changed = connection.execute("UPDATE import_progress SET done = ? WHERE done = ?", (done, first - 1))
             if not changed.rowcount:
@@ -423,7 +430,8 @@ class SQLiteRecordTarget:
             for suffix in ("", "-wal", "-shm"):
                 self._draft.with_name(self._draft.name + suffix).unlink(missing_ok=True)
             self.connection = open_database(self._draft, None)
-        _define_functions(self.connection)
+        self.connection.create_function("hash_did", 1, hash_did, deterministic=True)
+        self.connection.create_function("repr", 1, repr, deterministic=True)
 
     def close(self) -> None:
         """Close the draft, if it is open."""

@@ -11,6 +11,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import process_time
 from typing import Any
 
@@ -23,6 +24,7 @@ from mediatord.bench.results import PER_CPU_SECOND, Contender, Figures, ResultTa
 from mediatord.bench.wallet_group import WalletGroup
 from mediatord.protocol.didcomm import jwe
 from mediatord.protocol.didcomm.forward import FastForwardParser, read_next, read_payloads
+from mediatord.protocol.didcomm.keys import PublicKey
 from mediatord.protocol.didcomm.message import parse_message
 from mediatord.wallet.didcomm_client import DIDCommMediator
 from mediatord.wallet.didcomm_identity import WalletIdentity, WalletKey
@@ -105,25 +107,26 @@ def measure_envelopes(plan: BenchmarkPlan, table: ResultTable) -> None:
             table.add_target(f"fast path {name}, of g", 0.40, fast[OF_G])
 
 
-def _make_contenders(  # noqa: C901  a list of contenders
-    key: WalletKey, group: WalletGroup, size: int
-) -> dict[str, dict[str, Contender]]:
+def _make_contenders(key: WalletKey, group: WalletGroup, size: int) -> dict[str, dict[str, Contender]]:
     """Contenders by the one of jwcrypto that they are compared with."""
-    envelopes = [body for body, _ in group.forwards(size, _MESSAGES_PER_ROUND)]
-    public = key.private.public
-    jwk, public_jwk = JWK(**key.private.jwk()), JWK(**public.jwk())
+    envelopes = [(body,) for body, _ in group.forwards(size, _MESSAGES_PER_ROUND)]
+    recipient = key.kid, key.private
+    public, senders = (key.kid, key.private.public), [wallet.identity.agreement for wallet in group.wallets]
+    jwk, public_jwk = JWK(**key.private.jwk()), JWK(**key.private.public.jwk())
     parser = FastForwardParser({key.kid: (key.private,)})
-    parsed = [jwe.parse_envelope(raw) for raw in envelopes]
-    plaintexts = [jwe.decrypt_envelope(envelope, key.kid, key.private, None) for envelope in parsed]
-    senders = [wallet.identity.agreement for wallet in group.wallets]
-    to_senders = list(zip(plaintexts, senders, strict=True))
+    parsed = [(jwe.parse_envelope(raw), *recipient, None) for (raw,) in envelopes]
+    plaintexts = [(jwe.decrypt_envelope(*one),) for one in parsed]
+    to_senders = [
+        (text, recipient, [(sender.kid, sender.private.public)])
+        for (text,), sender in zip(plaintexts, senders, strict=True)
+    ]
     authcrypts = [
-        (jwe.encrypt_authcrypt(text, (sender.kid, sender.private), [(key.kid, public)]), sender.private.public)
-        for text, sender in to_senders
+        (jwe.encrypt_authcrypt(text, (sender.kid, sender.private), [public]), sender.private.public)
+        for (text,), sender in zip(plaintexts, senders, strict=True)
     ]
 
-    def open_envelope(raw: bytes, *sender: Any) -> bytes:
-        return jwe.decrypt_envelope(jwe.parse_envelope(raw), key.kid, key.private, *(sender or [None]))
+    def open_envelope(raw: bytes, sender: PublicKey | None = None) -> bytes:
+        return jwe.decrypt_envelope(jwe.parse_envelope(raw), *recipient, sender)
 
     def read_forward(raw: bytes) -> tuple[str, bytes]:
         message = parse_message(open_envelope(raw))
@@ -140,40 +143,33 @@ def _make_contenders(  # noqa: C901  a list of contenders
         payload = json.dumps(message["attachments"][0]["data"]["json"], separators=(",", ":"))
         return message["body"]["next"], payload.encode()
 
-    def seal(text: bytes, to: WalletKey) -> bytes:
-        return jwe.encrypt_authcrypt(text, (key.kid, key.private), [(to.kid, to.private.public)])
-
     def seal_by_jwcrypto(plaintext: bytes) -> object:
         token = JWE(plaintext, json.dumps({"alg": "ECDH-ES+A256KW", "enc": "A256CBC-HS512"}))
         token.add_recipient(public_jwk, json.dumps({"kid": key.kid}))
         return token.serialize()
 
-    def of_cpu_time(work: Callable[..., object], items: Sequence[Any]) -> Contender:
-        def run() -> Figures:
-            start = process_time()
-            for item in items:
-                work(item)
-            return {PER_CPU_SECOND: len(items) / (process_time() - start)}
-
-        return run
-
     return {
         "jwcrypto": {
-            "mediatord": of_cpu_time(open_envelope, envelopes),
-            "jwcrypto": of_cpu_time(open_by_jwcrypto, envelopes),
-            "bare cryptography": of_cpu_time(
-                lambda envelope: jwe.decrypt_envelope(envelope, key.kid, key.private, None), parsed
-            ),
-            "mediatord, authcrypt opened": of_cpu_time(lambda one: open_envelope(*one), authcrypts),
+            "mediatord": partial(_measure_cpu_rate, open_envelope, envelopes),
+            "jwcrypto": partial(_measure_cpu_rate, open_by_jwcrypto, envelopes),
+            "bare cryptography": partial(_measure_cpu_rate, jwe.decrypt_envelope, parsed),
+            "mediatord, authcrypt opened": partial(_measure_cpu_rate, open_envelope, authcrypts),
         },
         "jwcrypto and json, forward read": {
-            _FAST_FORWARD_ROW: of_cpu_time(parser.read, envelopes),
-            "mediatord, general path": of_cpu_time(read_forward, envelopes),
-            "jwcrypto and json, forward read": of_cpu_time(read_by_jwcrypto, envelopes),
+            _FAST_FORWARD_ROW: partial(_measure_cpu_rate, parser.read, envelopes),
+            "mediatord, general path": partial(_measure_cpu_rate, read_forward, envelopes),
+            "jwcrypto and json, forward read": partial(_measure_cpu_rate, read_by_jwcrypto, envelopes),
         },
         # jwcrypto has no ECDH-1PU: an authcrypt is compared with its anoncrypt, which takes one key agreement less.
         "jwcrypto, anoncrypt sealed": {
-            "mediatord, authcrypt sealed": of_cpu_time(lambda one: seal(*one), to_senders),
-            "jwcrypto, anoncrypt sealed": of_cpu_time(seal_by_jwcrypto, plaintexts),
+            "mediatord, authcrypt sealed": partial(_measure_cpu_rate, jwe.encrypt_authcrypt, to_senders),
+            "jwcrypto, anoncrypt sealed": partial(_measure_cpu_rate, seal_by_jwcrypto, plaintexts),
         },
     }
+
+
+def _measure_cpu_rate(work: Callable[..., object], arguments: Sequence[tuple[Any, ...]]) -> Figures:
+    start = process_time()
+    for one in arguments:
+        work(*one)
+    return {PER_CPU_SECOND: len(arguments) / (process_time() - start)}

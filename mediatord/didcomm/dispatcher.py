@@ -236,7 +236,12 @@ class DIDCommDispatcher:
             await self._refuse_replayed(request)
         try:
             if account is not None and sender is not None and acknowledged is not None:
-                return await self._answer_acknowledged(request, account, sender, acknowledged)
+                self._live.record_removed(acknowledged.removed)
+                if sender.did != sender.document.did:
+                    await self._remember_long_form(sender)
+                if acknowledged.status is None:
+                    return await self._status_if_wanted(request, account, sender)
+                return self._pickup.make_status(request, account, acknowledged.status)
             if account is None:
                 await limiter.charge_anonymous(peer, request.cost)
             else:
@@ -366,21 +371,6 @@ class DIDCommDispatcher:
             raise
         return acknowledged
 
-    async def _answer_acknowledged(
-        self,
-        request: MessageRequest,
-        account: Account,
-        sender: AuthcryptSender,
-        acknowledged: AcknowledgementResult,
-    ) -> OutgoingMessage | None:
-        """Record an acknowledgement that was carried out; returns the reply."""
-        self._live.record_removed(acknowledged.removed)
-        if sender.did != sender.document.did:
-            await self._remember_sender(sender)
-        if acknowledged.status is not None:
-            return self._pickup.make_status(request, account, acknowledged.status)
-        return await self._status_if_wanted(request, account, sender)
-
     async def _messages_received(self, request: MessageRequest, account: Account) -> OutgoingMessage | None:
         """The general path of acknowledgements."""
         await self._pickup.acknowledge(request, account)
@@ -394,8 +384,8 @@ class DIDCommDispatcher:
             return None
         return await self._pickup.status(request, account)
 
-    async def _remember_sender(self, sender: AuthcryptSender) -> None:
-        """Store the long form of an account's DID, if it has one."""
+    async def _remember_long_form(self, sender: AuthcryptSender) -> None:
+        """Store the long form of an account's DID."""
         # On a full disk it cannot be stored, but messages can be fetched and deleted all the same.
         with suppress(StoreUnavailable):
             await self._context.unpacker.keep(sender)
@@ -428,7 +418,7 @@ class DIDCommDispatcher:
         if not 0 <= self._context.clock.seconds() - account.seen_at < FIRST_DAY_SECONDS:
             await self._context.store.record_contact(account.did)
         if sender.did != sender.document.did:
-            await self._remember_sender(sender)
+            await self._remember_long_form(sender)
         if request.origin.session is not None:
             await self._live.bind(request.origin.session, sender)
 

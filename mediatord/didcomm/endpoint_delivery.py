@@ -95,7 +95,7 @@ class EndpointResolver:
         if account in self._endpoints:
             endpoints = [ServiceEndpoint(self._endpoints[account])]
         elif self._source == "account-did" and (document := await self._resolve(account)):
-            endpoints = [endpoint for service in document.services for endpoint in service.endpoints]
+            endpoints = document.endpoints
         return [target for endpoint in endpoints for target in await self._follow(endpoint)]
 
     async def _follow(self, endpoint: ServiceEndpoint) -> list[EndpointTarget]:

@@ -31,6 +31,7 @@ from mediatord.didcomm.messages import (
 )
 from mediatord.didcomm.pickup import LiveDelivery
 from mediatord.errors import (
+    ExpiredForward,
     InternalFault,
     InvalidAttachment,
     MediationNotGranted,
@@ -103,13 +104,11 @@ class SenderFingerprint:
         data = f"{len(peer)} {peer}{recipient}".encode("utf-8", "surrogatepass")
         tag = blake2b(data, digest_size=_HALF_BYTES, key=self._key, person=b"network").digest()
         network = (int.from_bytes(tag) & _NETWORK_MASK or 1) << _HALF_BITS if peer else 0
-        return network if sender is None else network | self._sender(recipient, sender)
-
-    def _sender(self, recipient: str, sender: str) -> int:
-        if sender.startswith(_ALIASED_METHODS):
-            sender = make_did_comparison_key(sender)
-        data = f"{len(sender)} {sender}{recipient}".encode("utf-8", "surrogatepass")
-        return int.from_bytes(blake2b(data, digest_size=_HALF_BYTES, key=self._key, person=b"sender").digest()) or 1
+        if sender is None:
+            return network
+        data = f"{len(sender)} {make_did_comparison_key(sender)}{recipient}".encode("utf-8", "surrogatepass")
+        tag = blake2b(data, digest_size=_HALF_BYTES, key=self._key, person=b"sender").digest()
+        return network | (int.from_bytes(tag) or 1)
 
 
 FORWARD_KEY = ("routing", 2, "forward")
@@ -180,7 +179,7 @@ class ForwardRouter:
         """
         await self._context.rate_limiter.charge_anonymous(origin.peer, compute_request_cost(record.size))
         plans = await self._plan(received, origin, _NestedForwardState())
-        requests = [await self._make_request(*plan) for plan in plans]
+        requests = [await self._make_request(plan) for plan in plans]
         if len(requests) > 1:
             enqueued = await self._context.store.enqueue_all(requests)
         else:
@@ -291,22 +290,15 @@ class ForwardRouter:
             descent.depth -= 1
         return deposits
 
-    async def _make_request(
-        self,
-        recipient: str,
-        fingerprint: int,
-        payloads: list[ForwardPayload],
-        expires_at: float,
-        due_at: float | None,
-    ) -> EnqueueRequest:
+    async def _make_request(self, plan: _ForwardPlan) -> EnqueueRequest:
         """The request that stores the payloads, wrapped if configured."""
         context, stored = self._context, []
-        for payload in payloads:
-            data, form = await self._wrap(payload, recipient)
+        for payload in plan.payloads:
+            data, form = await self._wrap(payload, plan.recipient)
             if len(data) > context.max_payload:
                 raise PayloadTooLarge
             stored.append(Payload(context.new_stored_id(context.clock.seconds()), data, form))
-        return EnqueueRequest(recipient, tuple(stored), expires_at, due_at, fingerprint)
+        return EnqueueRequest(plan.recipient, tuple(stored), plan.expires_at, plan.due_at, plan.fingerprint)
 
     async def _wrap(self, payload: ForwardPayload, recipient: str) -> ForwardPayload:
         data, form = payload
@@ -353,11 +345,11 @@ class _ReceivedMessage(NamedTuple):
 
 
 class _PendingForward(NamedTuple):
-    """A forward that is being stored. :ivar recipient: owner of the queue."""
+    """A forward that is being stored."""
 
     record: RequestRecord
     forward: FastForward
-    recipient: str
+    request: EnqueueRequest
     answer: ReplyCallback
 
 
@@ -417,18 +409,28 @@ class ForwardFastPath:
     def _process_received(self) -> None:
         received, self._received = self._received, []
         over_limit, self._over_limit = self._over_limit, []
-        now = self._context.clock.seconds()
+        context, now = self._context, self._context.clock.seconds()
+        # Those that were answered are replaced by None.
         pending: list[_PendingForward | None] = []
+        requests = []
         for one in received:
             forward = self._read(one, now)
             if forward is not None:
                 pending.append(forward)
+                requests.append(forward.request)
                 continue
-            self._context.rate_limiter.refund_anonymous(one.peer, 1 + len(one.raw) // SMALL_REQUEST_BYTES)
+            context.rate_limiter.refund_anonymous(one.peer, 1 + len(one.raw) // SMALL_REQUEST_BYTES)
             self._gate.leave()
             _call_fallback(one.fallback)
         if pending:
-            self._enqueue(pending, now)
+            try:
+                with request_scope(context.clock):
+                    stored = context.store.enqueue_each(requests, partial(self._answer, pending))
+            except Exception:
+                stored = fail(Failure())
+            stored.addCallback(self._complete, pending)
+            stored.addErrback(self._refuse_all, pending)
+            stored.addErrback(lambda failure: _log.failure("serving messages failed", redact_failure(failure)))
         for fallback in over_limit:
             _call_fallback(fallback)
 
@@ -439,11 +441,16 @@ class ForwardFastPath:
             forward = self._parser.read(received.raw)
             if forward is None or len(forward.payload) > context.max_payload:
                 return None
-            if forward.expires_time is not None and forward.expires_time <= now:
-                return None
             recipient = canonicalize_did(forward.next)
             if recipient in context.own_dids or recipient.startswith(DID_PEER_3) or recipient in context.routing_keys:
                 return None
+            expires_at = now + context.ttl
+            if forward.expires_time is not None:
+                expires_at = compute_expiry(forward, now, context.ttl)
+            payload = Payload(context.new_stored_id(now), forward.payload, forward.form)
+            fingerprint = self._fingerprints.compute(recipient, received.peer, None)
+        except ExpiredForward:
+            return None
         except Exception:
             _log.failure("reading a message failed", redact_failure())
             return None  # it concerns no other message
@@ -452,32 +459,8 @@ class ForwardFastPath:
             "didcomm", received.peer, len(received.raw), watch, received.received_at
         )
         record.kind = FORWARD_NAME
-        return _PendingForward(record, forward, recipient, received.answer)
-
-    def _enqueue(self, pending: list[_PendingForward | None], now: float) -> None:
-        """:param pending: those that were answered are replaced by None."""
-        context, requests = self._context, []
-        try:
-            for one in pending:
-                assert one is not None
-                forward = one.forward
-                requests.append(
-                    EnqueueRequest(
-                        one.recipient,
-                        (Payload(context.new_stored_id(now), forward.payload, forward.form),),
-                        now + context.ttl
-                        if forward.expires_time is None
-                        else compute_expiry(forward, now, context.ttl),
-                        origin=self._fingerprints.compute(one.recipient, one.record.peer, None),
-                    )
-                )
-            with request_scope(context.clock):
-                stored = context.store.enqueue_each(requests, partial(self._answer, pending))
-        except Exception:
-            stored = fail(Failure())
-        stored.addCallback(self._complete, pending)
-        stored.addErrback(self._refuse_all, pending)
-        stored.addErrback(lambda failure: _log.failure("serving messages failed", redact_failure(failure)))
+        request = EnqueueRequest(recipient, (payload,), expires_at, origin=fingerprint)
+        return _PendingForward(record, forward, request, received.answer)
 
     def _complete(
         self, outcomes: Sequence[EnqueueResult | MediatorError], pending: list[_PendingForward | None]

@@ -30,6 +30,7 @@ from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm import json_web_signature, jwe
 from mediatord.protocol.didcomm.did_document import MAX_ROUTING_KEYS, DIDDocument, strip_did_url
 from mediatord.protocol.didcomm.forward import make_forward
+from mediatord.protocol.didcomm.json_web_signature import Signature
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
 from mediatord.protocol.didcomm.keys import PrivateKey, PublicKey
 from mediatord.protocol.didcomm.message import (
@@ -131,10 +132,7 @@ ACCEPTED = RequestReply(202, media_type="")
 MAX_ENVELOPE_LAYERS = 3
 
 _open_envelope = measure_time(jwe.decrypt_envelope)
-_verify, _verify_from_prior = (
-    measure_time(json_web_signature.verify),
-    measure_time(json_web_signature.verify_from_prior),
-)
+_verify = measure_time(Signature.verify)
 
 
 class _ClaimedSender(NamedTuple):
@@ -221,14 +219,15 @@ class MessageUnpacker:
 
     async def _verify(self, value: dict[str, Any], sender: _ClaimedSender | None, peer: str) -> tuple[bytes, str]:
         """The signed content, and the signer."""
-        kid = json_web_signature.get_signer_kid(value)
+        signature = json_web_signature.parse_jws(value)
+        kid = signature.kid
         # The kid is not authenticated yet, and must not cause the resolution of any other DID.
         if sender is not None and canonicalize_did(kid) != canonicalize_did(sender.kid):
             raise SenderMismatch
         method = (await self._resolver.resolve(strip_did_url(kid), peer)).authentication_key(kid)
         if method is None:
             raise UnresolvableDID
-        return _verify(value, kid, method.key), canonicalize_did(kid)
+        return _verify(signature, method.key), canonicalize_did(kid)
 
     async def keep(self, authcrypt_sender: AuthcryptSender) -> None:
         """Store the long form of an account's DID, so that the short form can be resolved (reference 8.4)."""
@@ -246,13 +245,13 @@ class MessageUnpacker:
             claim = json_web_signature.parse_from_prior(message.from_prior)
             if claim.sub is None or canonicalize_did(claim.sub) != canonicalize_did(message.sender):
                 raise SenderMismatch
-            if canonicalize_did(claim.kid) != canonicalize_did(claim.iss):
+            if canonicalize_did(claim.signature.kid) != canonicalize_did(claim.iss):
                 raise SenderMismatch
             document = await self._resolver.resolve(claim.iss, peer)
-            method = document.authentication_key(claim.kid)
+            method = document.authentication_key(claim.signature.kid)
             if method is None:
                 raise SenderMismatch
-            _verify_from_prior(message.from_prior, method.key)
+            _verify(claim.signature, method.key)
         except (DecryptionError, InvalidPlaintext, ValueError):
             raise SenderMismatch from None
         return canonicalize_did(claim.iss)

@@ -15,6 +15,7 @@ from sys import intern
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from mediatord.clock import outside_request
 from mediatord.delivery.connections import (
@@ -67,15 +68,12 @@ class DeliveryMarkWriter:
         self._clock = clock
         self._write = write
         self._delay = delay
-        self._waiting: dict[str, None] = {}
+        self._waiting: dict[str, bool] = {}  # the values are True
         self._timer: IDelayedCall | None = None
-
-    def __len__(self) -> int:
-        return len(self._waiting)
 
     def add(self, id_: str) -> None:
         """A message was pushed."""
-        self._waiting[id_] = None
+        self._waiting[id_] = True
         if not self._delay or len(self._waiting) >= MARK_BATCH_SIZE:
             self._flush()
         elif self._timer is None:
@@ -83,34 +81,28 @@ class DeliveryMarkWriter:
 
     def cancel_mark(self, id_: str) -> bool:
         """Do not mark a message; whether it was still unmarked."""
-        if id_ not in self._waiting:
-            return False
-        del self._waiting[id_]
-        if not self._waiting:
-            self._stop()
-        return True
+        return self._waiting.pop(id_, False)
 
     def _flush(self) -> None:
-        ids = list(self._waiting)
-        self._waiting.clear()
-        self._stop()
-        with outside_request():
-            log_mark_failure(self._write(ids))
-
-    def _stop(self) -> None:
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
         self._timer = None
+        if ids := list(self._waiting):
+            self._waiting.clear()
+            with outside_request():
+                log_mark_failure(self._write(ids))
 
 
 def log_mark_failure(done: Deferred[None]) -> None:
     """Log a failed mark; the message itself is safe without it."""
 
-    def failed(failure: object) -> None:
-        _log.warn("the store did not take a delivery mark")
+    def log(failure: Failure) -> None:
+        if failure.check(StoreUnavailable):
+            _log.warn("the store did not take a delivery mark")
+        else:
+            _log.failure("marking a delivery failed", redact_failure(failure))
 
-    done.addErrback(lambda failure: failed(failure) if failure.check(StoreUnavailable) else failure)
-    done.addErrback(lambda failure: _log.failure("marking a delivery failed", redact_failure(failure)))
+    done.addErrback(log)
 
 
 # DIDs of one socket that are remembered to be authenticated there.
@@ -304,11 +296,11 @@ class LiveDelivery:
         """Make unacknowledged pushes pending again after the timeout, or when the clock was set back."""
         now = self._context.clock.seconds()
         late = {}
-        while self._pushes:
-            id_, push = next(iter(self._pushes.items()))
+        for id_, push in self._pushes.items():
             if 0.0 <= now - push.at < self._context.push_timeout:
                 break
             late[id_] = push
+        for id_ in late:
             self._remove_push(id_)
         self._requeue_pushes(late)
 
@@ -373,7 +365,7 @@ class Pickup:
     async def status_request(self, request: MessageRequest, account: Account) -> OutgoingMessage:
         """Status of the queue of the account, or of one of its recipient DIDs."""
         named = parse_recipient(request.received.message.require_body())
-        return await self._status(request, account, named, await self._own(account, named))
+        return await self.status(request, account, named, await self._own(account, named))
 
     async def delivery_request(self, request: MessageRequest, account: Account) -> OutgoingMessage:
         """The oldest messages, or a `status` if there are none; removes nothing."""
@@ -383,7 +375,7 @@ class Pickup:
         recipient = await self._own(account, named)
         messages = await context.store.fetch_messages(account.did, recipient, limit=limit, max_bytes=DELIVERY_BYTES)
         if not messages:
-            return await self._status(request, account, named, recipient)
+            return await self.status(request, account, named, recipient)
         for message in messages:
             context.recorder.record_push(message, [request.record.session], "pickup", "didcomm")
         if self._record_pickups is not None:
@@ -419,24 +411,22 @@ class Pickup:
             self._context.connections.unsubscribe(session, account.did)
         return await self.status(request, account)
 
-    async def status(self, request: MessageRequest, account: Account) -> OutgoingMessage:
-        """Status of the queue of the account."""
-        return await self._status(request, account, None, None)
-
-    async def _status(
-        self, request: MessageRequest, account: Account, named: str | None, recipient: str | None
+    async def status(
+        self, request: MessageRequest, account: Account, named: str | None = None, recipient: str | None = None
     ) -> OutgoingMessage:
+        """
+        Status of the queue of the account.
+
+        :param named: the recipient DID that it is restricted to, as the request spells it, with `recipient` as its
+            canonical form; None for the whole account.
+        """
         status = await self._context.store.get_queue_status(account.did, recipient)
         return self.make_status(request, account, status, named)
 
     def make_status(
         self, request: MessageRequest, account: Account, status: QueueStatus, named: str | None = None
     ) -> OutgoingMessage:
-        """
-        A `status` with these contents.
-
-        :param named: the recipient DID that it is of, as the request spells it; None for the whole account.
-        """
+        """A `status` with these contents; `named` as for :meth:`status`."""
         context, session = self._context, request.origin.session
         body = make_status_body(
             count=status.message_count,

@@ -257,10 +257,8 @@ class DIDResolver:
 def _estimate_size(document: DIDDocument) -> int:
     """Approximate size in bytes, dominated by ids, each of which repeats the DID."""
     keys = (*document.key_agreement, *document.authentication)
-    endpoints = [endpoint for service in document.services for endpoint in service.endpoints]
     strings = [document.did, *document.also_known_as, *(method.id for method in keys)]
-    strings += [service.id for service in document.services]
-    for endpoint in endpoints:
+    for endpoint in document.endpoints:
         strings += [endpoint.uri, *endpoint.accept, *endpoint.routing_keys]
     return 512 + 512 * len(keys) + sum(64 + len(text) for text in strings)
 

@@ -290,7 +290,7 @@ class DIDCommMediator:
         http = document.http_endpoints()
         if not http:
             raise UnreadableMessage("no HTTP endpoint")
-        uris = (endpoint.uri for service in document.services for endpoint in service.endpoints)
+        uris = (endpoint.uri for endpoint in document.endpoints)
         return cls(
             document.did, document, http[0].uri, next((u for u in uris if u.startswith(("ws://", "wss://"))), None)
         )

@@ -146,7 +146,7 @@ def find_route(recipient: DIDDocument, resolve: ResolveDID) -> Route:
 
     :raise UnreadableMessage: there is none.
     """
-    endpoint = next((one for service in recipient.services for one in service.endpoints), None)
+    endpoint = next(iter(recipient.endpoints), None)
     if endpoint is None or len(endpoint.routing_keys) > _MAX_HOPS:
         raise UnreadableMessage("no service to send to")
     hops = tuple(strip_did_url(key) for key in endpoint.routing_keys)
@@ -217,9 +217,9 @@ def open_problem_report(raw: bytes, resolve: ResolveDID) -> dict[str, Any]:
         value = encoding.loads_object(raw)
         if not json_web_signature.is_jws(value):
             return value
-        kid = json_web_signature.get_signer_kid(value)
-        message = parse_message(_verify_signature(value, kid, resolve))
-        if message.sender is None or canonicalize_did(message.sender) != canonicalize_did(kid):
+        signature = json_web_signature.parse_jws(value)
+        message = parse_message(_verify_signature(signature, resolve))
+        if message.sender is None or canonicalize_did(message.sender) != canonicalize_did(signature.kid):
             raise UnreadableMessage("from is not who signed it")
         return encoding.loads_object(message.source)
     except (MediatorError, LookupError, ValueError) as error:
@@ -241,10 +241,10 @@ def _unpack_layers(raw: bytes, identity: WalletIdentity, resolve: ResolveDID) ->
     else:
         raise DecryptionError
     if json_web_signature.is_jws(value):
-        kid = json_web_signature.get_signer_kid(value)
-        raw = _verify_signature(value, kid, resolve)
+        signature = json_web_signature.parse_jws(value)
+        raw = _verify_signature(signature, resolve)
         value = encoding.loads_object(raw)
-        proven.add(canonicalize_did(kid))
+        proven.add(canonicalize_did(signature.kid))
     return _check_sender(parse_message_object(value, raw), proven, recipient_kid)
 
 
@@ -261,11 +261,11 @@ def _open_layer(envelope: jwe.Envelope, identity: WalletIdentity, resolve: Resol
     return found[0][0], jwe.decrypt_envelope(envelope, *found[0], sender)
 
 
-def _verify_signature(value: dict[str, Any], kid: str, resolve: ResolveDID) -> bytes:
-    method = resolve(strip_did_url(kid)).authentication_key(kid)
+def _verify_signature(signature: json_web_signature.Signature, resolve: ResolveDID) -> bytes:
+    method = resolve(strip_did_url(signature.kid)).authentication_key(signature.kid)
     if method is None:
         raise UnreadableMessage("the signer has no such key")
-    return json_web_signature.verify(value, kid, method.key)
+    return signature.verify(method.key)
 
 
 def _check_sender(message: Message, proven: set[str], recipient_kid: str) -> OpenedMessage:

@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from mediatord.app import cluster as wiring
 from mediatord.app.cluster import build_cluster_services
 from mediatord.app.core_services import CoreServices
-from mediatord.app.protocol_services import build_decentrl, build_didcomm
+from mediatord.app.protocol_services import DecentrlServices, DIDCommServices
 from mediatord.cluster.peer_connection import PeerCallFailed, PeerServer
 from mediatord.config.settings import Config
 from mediatord.identity.key_file import create_keys
@@ -111,8 +111,8 @@ class InMemoryNode(InMemoryMediator):
         self.base = CoreServices(self.clock, self.config, store=test_case.store)
         assert self.base.cluster is not None
         self.cluster = self.base.cluster
-        self.didcomm = build_didcomm(self.base, self.config)
-        self.decentrl = build_decentrl(self.base, self.config)
+        self.didcomm = DIDCommServices(self.base, self.config)
+        self.decentrl = DecentrlServices(self.base, self.config)
         self.store = test_case.store
         self.did = self.base.identity.now.did
         self.document = resolve_local(self.did)

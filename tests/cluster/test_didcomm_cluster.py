@@ -13,9 +13,9 @@ from mediatord.cluster.peer_notifications import MAX_VISIBILITY_DELAY
 from mediatord.delivery import connections
 from mediatord.didcomm.messages import MessageOrigin
 from mediatord.errors import StoreUnavailable
-from mediatord.protocol.didcomm import json_web_signature
 from mediatord.wallet.didcomm_client import read_delivery
 from tests.cluster.in_memory_cluster import InMemoryClusterTestCase, InMemoryNode
+from tests.from_prior import FromPriorClaims, make_from_prior
 from tests.in_memory_mediator import MP, FakeSocket, InMemoryWallet, pack_forward
 
 SOON = ANTI_ENTROPY_INTERVAL + MIN_MESSAGE_AGE + 1
@@ -330,10 +330,8 @@ class GoingLiveTests(DIDCommClusterTestCase):
         socket = self.live_at(self.b)
         new = InMemoryWallet(self.b)
         signing = self.bob.identity.signing
-        prior = json_web_signature.FromPrior(
-            kid=signing.kid, iss=self.bob.did, sub=new.did, iat=int(self.clock.seconds())
-        )
-        token = json_web_signature.make_from_prior(prior, signing.private)
+        prior = FromPriorClaims(kid=signing.kid, iss=self.bob.did, sub=new.did, iat=int(self.clock.seconds()))
+        token = make_from_prior(prior, signing.private)
         new.answer(f"{MP}/status-request", from_prior=token, socket=socket)
         socket.frames.clear()
         self.assertEqual(self.places(), [])
@@ -350,10 +348,8 @@ class GoingLiveTests(DIDCommClusterTestCase):
         self.forward(self.a)
         new = InMemoryWallet(self.b)
         signing = self.bob.identity.signing
-        prior = json_web_signature.FromPrior(
-            kid=signing.kid, iss=self.bob.did, sub=new.did, iat=int(self.clock.seconds())
-        )
-        token = json_web_signature.make_from_prior(prior, signing.private)
+        prior = FromPriorClaims(kid=signing.kid, iss=self.bob.did, sub=new.did, iat=int(self.clock.seconds()))
+        token = make_from_prior(prior, signing.private)
         new.answer(f"{MP}/status-request", from_prior=token, socket=socket)
         socket.frames.clear()
         self.later(SOON)

@@ -9,7 +9,7 @@ from typing import Any, cast
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.app.protocol_services import build_didcomm
+from mediatord.app.protocol_services import DIDCommServices
 from mediatord.config.settings import Config
 from mediatord.didcomm.endpoint_delivery import MAX_CONCURRENT_POSTS
 from mediatord.net.outbound_http import OutboundAddressError, OutboundRequestError, OutboundResponse
@@ -76,7 +76,7 @@ class EndpointMediator(InMemoryMediator):
             service.stopService()
         self.office = FakePoster()
         self.base.outbound = cast(Any, self.office)
-        self.didcomm = build_didcomm(self.base, self.config)
+        self.didcomm = DIDCommServices(self.base, self.config)
         for service in (self.didcomm.due, self.didcomm.housekeeping):
             service.startService()
 

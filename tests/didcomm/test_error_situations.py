@@ -17,6 +17,7 @@ from mediatord.ratelimit.admission import MEMORY_WAIT_SECONDS, RequestReply
 from mediatord.wallet.didcomm_client import read_delivery
 from mediatord.wallet.didcomm_identity import WalletIdentity
 from mediatord.wallet.didcomm_messages import anoncrypt, authcrypt, build_forward, compose_message
+from tests.from_prior import FromPriorClaims, make_from_prior
 from tests.in_memory_mediator import (
     CM2,
     CM3,
@@ -465,13 +466,13 @@ class RotationTests(SynchronousTestCase):
 
     def token(self, signer: WalletIdentity | None = None, **claims: Any) -> str:
         signer = signer or self.old.identity
-        prior = json_web_signature.FromPrior(
+        prior = FromPriorClaims(
             kid=claims.pop("kid", signer.signing.kid),
             iss=claims.pop("iss", self.old.did),
             sub=claims.pop("sub", self.new.did),
             iat=int(NOW),
         )
-        return json_web_signature.make_from_prior(prior, signer.signing.private)
+        return make_from_prior(prior, signer.signing.private)
 
     def test_an_account_moves_with_all_it_has(self) -> None:
         """Queue and registrations go over, and the old DID is refused for good."""

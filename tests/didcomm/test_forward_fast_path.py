@@ -250,7 +250,6 @@ class FaultTests(SynchronousTestCase):
         for owner, name, broken in (
             (self.in_memory.store, "enqueue_each", _broken),
             (self.in_memory.store, "enqueue_each", lambda deposits, early: succeed([])),
-            (half._context, "new_stored_id", _broken),
             (half._router, "dispatch", _broken),
         ):
             replies: list[RequestReply] = []

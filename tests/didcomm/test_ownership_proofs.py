@@ -12,6 +12,7 @@ from mediatord.protocol import encoding
 from mediatord.protocol.didcomm import json_web_signature
 from mediatord.wallet.didcomm_identity import WalletIdentity
 from mediatord.wallet.didcomm_messages import anoncrypt, authcrypt, build_attachment, compose_message
+from tests.from_prior import FromPriorClaims, make_from_prior
 from tests.in_memory_mediator import CM3, MP, PING, InMemoryMediator, InMemoryWallet, from_header, pack_forward
 from tests.ratelimit.test_access_control import ReloadableMediator
 from tests.wallet_identities import prove_ownership
@@ -197,10 +198,8 @@ class OwnershipTransferTests(OwnershipTestCase):
         """Who has lost the keys of a DID, and goes by another one since, does not lose its mail too."""
         alias = InMemoryWallet(self.in_memory, self.alias).enrol(self.alias.did)
         new = InMemoryWallet(self.in_memory)
-        claim = json_web_signature.FromPrior(
-            self.alias.signing.kid, alias.did, new.did, int(self.in_memory.clock.seconds())
-        )
-        token = json_web_signature.make_from_prior(claim, self.alias.signing.private)
+        claim = FromPriorClaims(self.alias.signing.kid, alias.did, new.did, int(self.in_memory.clock.seconds()))
+        token = make_from_prior(claim, self.alias.signing.private)
         self.assertEqual(new.ask(f"{MP}/status-request", {}, from_prior=token).status, 200)
         self.assertEqual(self.update(self.bob, self.alias.did, self.proof()), "client_error")
         self.assertIn({"recipient_did": self.alias.did}, new.answer(f"{CM3}/recipient-query").body["dids"])

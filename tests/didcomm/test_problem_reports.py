@@ -139,7 +139,7 @@ class SignedReportTests(SynchronousTestCase):
             for send in (self.in_memory.receive, self.slowly):
                 jws = json.loads(send(raw).body)
                 self.assertEqual(jws["signatures"][0]["header"]["kid"], expected)
-                report = json.loads(json_web_signature.verify(jws, expected, signing.key))
+                report = json.loads(json_web_signature.parse_jws(jws).verify(signing.key))
                 self.assertEqual(report["from"], strip_did_url(expected))
 
     def sealed(self, kid: str, key: PublicKey) -> bytes:

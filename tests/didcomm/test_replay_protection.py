@@ -7,7 +7,7 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.app.protocol_services import build_decentrl, build_didcomm
+from mediatord.app.protocol_services import DecentrlServices, DIDCommServices
 from mediatord.didcomm.dispatcher import (
     FULL_SHARE,
     LONG_RETENTION,
@@ -260,8 +260,8 @@ class SmallNonceCacheMediator(InMemoryMediator):
         self.store = MemoryStore(self.clock, QueueLimits(), max_nonces=ROOM)
         test.successResultOf(self.store.open())
         self.base.store = self.store
-        self.didcomm = build_didcomm(self.base, self.config)
-        self.decentrl = build_decentrl(self.base, self.config)
+        self.didcomm = DIDCommServices(self.base, self.config)
+        self.decentrl = DecentrlServices(self.base, self.config)
 
 
 class FullTests(SynchronousTestCase):

@@ -66,7 +66,7 @@ class DIDTests(BombTestCase):
             did = f"did:peer:2.E{E_KEY}.V{V_KEY}{services}"[:MAX_DID_LENGTH]
             self.assertEqual(self.sent_by(did, most_calls=15_000), UNRESOLVABLE)
         document = resolve_local(f"did:peer:2.E{E_KEY}.V{V_KEY}" + f".S{one}" * 64)
-        self.assertEqual(len(document.services), 64)
+        self.assertEqual(len(document.endpoints), 64)
 
     def test_keys_of_peer_2(self) -> None:
         """More than 64 likewise: none of them is put on its curve."""

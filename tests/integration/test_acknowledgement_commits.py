@@ -47,7 +47,8 @@ class CommitTests(SharedDaemonTestCase):
             acknowledge(delivered.id)
             found = count_wal_commits(self.database) - commits
             done = self.operations() - before
-            rounds.append((found, Counter({name: done[name] for name in done if name not in _SCRAPED})))
+            if found > 0:  # unless the log was begun anew, after a checkpoint
+                rounds.append((found, Counter({name: done[name] for name in done if name not in _SCRAPED})))
             self.assertEqual(self.bob.waiting(), 0)
         return min(rounds, key=lambda costs: (costs[0], costs[1].total()))
 

@@ -14,7 +14,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.app.core_services import CoreServices
-from mediatord.app.protocol_services import build_decentrl, build_didcomm
+from mediatord.app.protocol_services import DecentrlServices, DIDCommServices
 from mediatord.config.settings import Config
 from mediatord.didcomm.messages import MessageOrigin
 from mediatord.protocol.didcomm.did_methods import resolve_local
@@ -186,8 +186,8 @@ class RestartableMediator(InMemoryMediator):
         store = self._make_store()
         self.base = CoreServices(self.clock, self.config, store=store, monotonic=self.clock.seconds)
         os.utime(self.config.identity.keys.with_name("log.key"), (START, START))
-        self.didcomm = build_didcomm(self.base, self.config)
-        self.decentrl = build_decentrl(self.base, self.config)
+        self.didcomm = DIDCommServices(self.base, self.config)
+        self.decentrl = DecentrlServices(self.base, self.config)
         self.store = store
         self.did = self.base.identity.now.did
         self.document = resolve_local(self.did)

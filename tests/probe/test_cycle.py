@@ -157,7 +157,7 @@ class ProbeIdentityTests(SynchronousTestCase):
         document = resolve_local(identity.did)
         self.assertEqual([method.key for method in document.key_agreement], [identity.agreement.private.public])
         self.assertEqual([method.key for method in document.authentication], [identity.signing.private.public])
-        self.assertEqual(document.services, ())
+        self.assertEqual(document.endpoints, ())
 
     def test_all_processes_know_all(self) -> None:
         """Whatever the name of the other node is."""

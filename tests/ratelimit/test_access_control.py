@@ -10,8 +10,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.config.settings import Config
 from mediatord.protocol.decentrl.did_decentrl import make_did, parse_did
-from mediatord.protocol.didcomm import json_web_signature
 from mediatord.ratelimit.registration import AccessList
+from tests.from_prior import FromPriorClaims, make_from_prior
 from tests.in_memory_identities import InMemoryDecentrlSocket, InMemoryIdentity
 from tests.in_memory_mediator import CM3, MP, PING, InMemoryMediator, InMemoryWallet, code_of, pack_forward
 
@@ -164,8 +164,8 @@ class DIDCommTests(SynchronousTestCase):
     def token(self, new: InMemoryWallet) -> str:
         """By which Eve proves that she is somebody else from now on."""
         signing = self.eve.identity.signing
-        claim = json_web_signature.FromPrior(signing.kid, self.eve.did, new.did, int(self.in_memory.clock.seconds()))
-        return json_web_signature.make_from_prior(claim, signing.private)
+        claim = FromPriorClaims(signing.kid, self.eve.did, new.did, int(self.in_memory.clock.seconds()))
+        return make_from_prior(claim, signing.private)
 
     def test_another_name(self) -> None:
         """It cannot take its account to another DID, nor take one to itself."""

@@ -10,7 +10,6 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.didcomm.housekeeping import ACCOUNTS_PER_STEP
 from mediatord.errors import RateLimitExceeded, StoreUnavailable
-from mediatord.protocol.didcomm import json_web_signature
 from mediatord.protocol.probe_markers import PROBE_CLIENT
 from mediatord.ratelimit.admission import RequestReply
 from mediatord.ratelimit.distributed_limiter import QuotaStore
@@ -19,6 +18,7 @@ from mediatord.store.interfaces.cluster import QUOTA_WINDOW_SLOTS
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import AccountUsage
 from mediatord.store.sqlite.memory_store import MemoryStore
+from tests.from_prior import FromPriorClaims, make_from_prior
 from tests.in_memory_identities import InMemoryIdentity
 from tests.in_memory_mediator import (
     CM3,
@@ -102,8 +102,8 @@ class LimitTests(SynchronousTestCase):
         holder = InMemoryWallet(in_memory).enrol()
         for _ in range(100):
             new, signing = InMemoryWallet(in_memory), holder.identity.signing
-            claim = json_web_signature.FromPrior(signing.kid, holder.did, new.did, int(in_memory.clock.seconds()))
-            token = json_web_signature.make_from_prior(claim, signing.private)
+            claim = FromPriorClaims(signing.kid, holder.did, new.did, int(in_memory.clock.seconds()))
+            token = make_from_prior(claim, signing.private)
             reply = new.ask(f"{MP}/status-request", {}, from_prior=token)
             if reply.status != 200:
                 break
@@ -115,10 +115,8 @@ class LimitTests(SynchronousTestCase):
         """What was not stored is not charged, whatever went wrong."""
         in_memory = self.in_memory(registration_bytes_per_address_per_day=3_000)
         holder, new = InMemoryWallet(in_memory).enrol(), InMemoryWallet(in_memory)
-        claim = json_web_signature.FromPrior(
-            holder.identity.signing.kid, holder.did, new.did, int(in_memory.clock.seconds())
-        )
-        token = json_web_signature.make_from_prior(claim, holder.identity.signing.private)
+        claim = FromPriorClaims(holder.identity.signing.kid, holder.did, new.did, int(in_memory.clock.seconds()))
+        token = make_from_prior(claim, holder.identity.signing.private)
         with in_memory.failing("move_account", StoreUnavailable()):
             for _ in range(40):
                 self.assertEqual(new.ask(f"{MP}/status-request", {}, from_prior=token).status, 503)

@@ -73,8 +73,7 @@ def test_fresh_identity_resolves_to_its_own_keys(method: DIDMethod, curve: Curve
 def test_fresh_identity_names_its_mediator(method: DIDMethod) -> None:
     """The one service of a wallet's DID is the DID of its mediator (reference 4.8)."""
     document = generate_identity(method, endpoint="did:web:mediator.example").document
-    (service,) = document.services
-    assert [endpoint.uri for endpoint in service.endpoints] == ["did:web:mediator.example"]
+    assert [endpoint.uri for endpoint in document.endpoints] == ["did:web:mediator.example"]
 
 
 def test_own_key_is_found_in_every_spelling() -> None:

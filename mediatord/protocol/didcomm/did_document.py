@@ -46,18 +46,6 @@ class ServiceEndpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class DIDCommService:
-    """
-    A service of type DIDCommMessaging; other services are dropped.
-
-    :param id: absolute DID URL.
-    """
-
-    id: str
-    endpoints: tuple[ServiceEndpoint, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class VerificationMethod:
     """
     A public key and its id.
@@ -77,6 +65,7 @@ class DIDDocument:
     :param did: the DID in the requested form.
     :param key_agreement: encryption keys; never Ed25519 or secp256k1.
     :param authentication: signing keys; never X25519.
+    :param endpoints: of its services of type DIDCommMessaging, in order.
     :param also_known_as: other forms of the DID that follow from its method; claims of the document itself are
         dropped.
     """
@@ -84,7 +73,7 @@ class DIDDocument:
     did: str
     key_agreement: tuple[VerificationMethod, ...]
     authentication: tuple[VerificationMethod, ...]
-    services: tuple[DIDCommService, ...] = ()
+    endpoints: tuple[ServiceEndpoint, ...] = ()
     also_known_as: tuple[str, ...] = ()
 
     def key_agreement_key(self, kid: str) -> VerificationMethod | None:
@@ -99,8 +88,7 @@ class DIDDocument:
         """Endpoints that accept DIDComm v2 messages by POST; queues and DIDs are excluded (reference 3.4)."""
         return tuple(
             endpoint
-            for service in self.services
-            for endpoint in service.endpoints
+            for endpoint in self.endpoints
             if endpoint.uri.lower().startswith(("http://", "https://"))
             and (not endpoint.accept or any(profile.startswith("didcomm/v2") for profile in endpoint.accept))
         )
@@ -192,24 +180,22 @@ def parse_did_document(did: str, document: Mapping[str, Any]) -> DIDDocument:
         did,
         _parse_relationship(did, document.get("keyAgreement"), methods, AGREEMENT_CURVES),
         _parse_relationship(did, document.get("authentication"), methods, SIGNATURE_CURVES),
-        parse_services(did, document.get("service")),
+        parse_services(document.get("service")),
     )
 
 
-def parse_services(did: str, services: object) -> tuple[DIDCommService, ...]:
+def parse_services(services: object) -> tuple[ServiceEndpoint, ...]:
     """
-    The DIDComm services in a list of services. Services without an id are numbered: `#service`, `#service-1` and so
-    on (reference 8.3).
+    The endpoints of the DIDComm services in a list of services, at most eight of each. An endpoint is an object or,
+    in old style, a string, whose `routingKeys` and `accept` are in the service itself.
 
-    :raise UnresolvableDID: more than 64.
+    :raise UnresolvableDID: more than 64 services, or entries in `serviceEndpoint`.
     """
-    found = []
-    for place, service in enumerate(_list_objects(services, MAX_SERVICES)):
+    found: list[ServiceEndpoint] = []
+    for service in _list_objects(services, MAX_SERVICES):
         kind = service.get("type")
-        if kind != DIDCOMM_MESSAGING and not (isinstance(kind, list) and DIDCOMM_MESSAGING in kind):
-            continue
-        name = _make_absolute(did, service.get("id")) or f"{did}#service{f'-{place}' if place else ''}"
-        found.append(DIDCommService(name, tuple(_parse_endpoints(service))))
+        if kind == DIDCOMM_MESSAGING or (isinstance(kind, list) and DIDCOMM_MESSAGING in kind):
+            found += islice(_iterate_endpoints(service), MAX_ENDPOINTS)
     return tuple(found)
 
 
@@ -252,17 +238,9 @@ def _parse_key_material(method: Mapping[str, Any], curve: Curve | None) -> Publi
     return None
 
 
-def _parse_endpoints(service: Mapping[str, Any]) -> Iterable[ServiceEndpoint]:
-    """
-    One object, an array of objects, or (old style) a string with `routingKeys` and `accept` in the service itself.
-    """
+def _iterate_endpoints(service: Mapping[str, Any]) -> Iterator[ServiceEndpoint]:
     place = service.get("serviceEndpoint")
-    return islice(_iterate_endpoints(service, place), MAX_ENDPOINTS)
-
-
-def _iterate_endpoints(service: Mapping[str, Any], place: object) -> Iterator[ServiceEndpoint]:
     for entry in _check_list(place if isinstance(place, list) else [place], MAX_SERVICES):
-        # Old style: a string, with its members in the service.
         members = service if isinstance(entry, str) else entry if isinstance(entry, dict) else {}
         uri = entry if isinstance(entry, str) else members.get("uri")
         keys = _list_strings(members.get("routingKeys"))

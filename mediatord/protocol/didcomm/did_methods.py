@@ -179,7 +179,7 @@ def _resolve_peer_2(did: str) -> DIDDocument:
         did,
         _parse_peer_2_keys(did, keys, "E", AGREEMENT_CURVES),
         _parse_peer_2_keys(did, keys, "V", SIGNATURE_CURVES),
-        parse_services(did, _parse_peer_2_services(services)),
+        parse_services(_parse_peer_2_services(services)),
         (derive_did_peer_3(did),),
     )
 
@@ -252,7 +252,7 @@ def _resolve_peer_4(long: str, asked: str, other: str) -> DIDDocument:
         document = parse_did_document(asked, encoding.loads_object(data.removeprefix(_JSON_MULTICODEC)))
     except ValueError:
         raise UnresolvableDID from None
-    return DIDDocument(asked, document.key_agreement, document.authentication, document.services, (other,))
+    return DIDDocument(asked, document.key_agreement, document.authentication, document.endpoints, (other,))
 
 
 _WEB_PREFIX = "did:web:"

@@ -33,32 +33,50 @@ def is_jws(value: Mapping[str, Any]) -> bool:
     return "payload" in value and "ciphertext" not in value
 
 
-def get_signer_kid(jws: Mapping[str, Any]) -> str:
+@dataclass(frozen=True, slots=True)
+class Signature:
     """
-    Key id that the first signature claims: absolute, from either header. Nothing is verified.
+    One signature and what it covers, as well-formed base64url.
+
+    :param kid: key id that it claims, absolute.
+    """
+
+    kid: str
+    alg: str
+    protected: str
+    payload: str
+    signature: str
+
+    def verify(self, key: PublicKey) -> bytes:
+        """
+        The payload, if the signature is of this key: Ed25519, P-256 or secp256k1.
+
+        :raise DecryptionError: it is not.
+        """
+        if _CURVE_OF_ALG.get(self.alg) != key.curve:
+            raise DecryptionError
+        token = JWS()
+        token.allowed_algs = list(_CURVE_OF_ALG)
+        try:
+            token.deserialize(f"{self.protected}.{self.payload}.{self.signature}", JWK(**key.jwk()))
+        except JWException:
+            raise DecryptionError from None
+        return decode_base64url(self.payload)
+
+
+def parse_jws(jws: Mapping[str, Any]) -> Signature:
+    """
+    The first signature, whose kid is in either header; others have to be well-formed. Nothing is verified.
 
     :raise DecryptionError: no such id, contradicting headers, or not a JWS.
     """
     try:
-        return _parse_signatures(jws)[0].kid
+        entries = jws.get("signatures", [jws])
+        if not isinstance(entries, list) or not 1 <= len(entries) <= _MAX_SIGNATURES:
+            raise ValueError("no list of signatures, or too long a one")
+        return [_parse_signature(jws.get("payload"), entry) for entry in entries][0]
     except ValueError:
         raise DecryptionError from None
-
-
-def verify(jws: Mapping[str, Any], kid: str, key: PublicKey) -> bytes:
-    """
-    Verify the signature of `kid` and return the payload; other signatures are ignored.
-
-    :param key: public key of `kid`: Ed25519, P-256 or secp256k1.
-    :raise DecryptionError: for any reason.
-    """
-    try:
-        for signature in _parse_signatures(jws):
-            if signature.kid == kid:
-                return signature.verified(key)
-    except ValueError:
-        pass
-    raise DecryptionError
 
 
 def sign(payload: bytes, kid: str, key: PrivateKey) -> bytes:
@@ -67,8 +85,19 @@ def sign(payload: bytes, kid: str, key: PrivateKey) -> bytes:
 
     :raise ValueError: not a signature curve.
     """
-    header = {"typ": SIGNED_MEDIA_TYPE, "alg": _alg_of_key(key)}
-    protected, encoded, signature = _sign_parts(payload, header, key)
+    if key.curve not in _ALG_OF_CURVE:
+        raise ValueError("not a curve for signatures")
+    header = dumps({"typ": SIGNED_MEDIA_TYPE, "alg": _ALG_OF_CURVE[key.curve]})
+    if key.curve == "Ed25519":
+        # Ten times faster than jwcrypto: unauthenticated requests can trigger it.
+        protected, encoded = encode_base64url(header), encode_base64url(payload)
+        _, secret = bindings.crypto_sign_seed_keypair(key.secret)
+        signed = bindings.crypto_sign(f"{protected}.{encoded}".encode(), secret)
+        signature = encode_base64url(signed[: bindings.crypto_sign_BYTES])
+    else:
+        token = JWS(payload)
+        token.add_signature(JWK(**key.jwk()), protected=header.decode())
+        protected, encoded, signature = token.serialize(compact=True).split(".")
     entry = {"protected": protected, "signature": signature, "header": {"kid": kid}}
     return dumps({"payload": encoded, "signatures": [entry]})
 
@@ -78,88 +107,36 @@ class FromPrior:
     """
     Claims of a `from_prior` token: DID `iss` continues as `sub`.
 
-    :param kid: the signing key of `iss`, an absolute key id.
     :param sub: None ends the relationship.
-    :param iat: seconds since the epoch; None if absent.
+    :param signature: by a key in `authentication` of `iss`, if the token is valid.
     """
 
-    kid: str
     iss: str
     sub: str | None
-    iat: float | None
+    signature: Signature
 
 
 def parse_from_prior(token: str) -> FromPrior:
     """
-    Read a token without verifying it, to find out which key is needed.
+    Read a token without verifying it.
 
     :raise DecryptionError: malformed.
     """
+    parts = token.split(".")
     try:
-        return _parse_claims(_parse_compact(token))
+        if len(parts) != 3:
+            raise ValueError("not three parts")
+        signature = _parse_parts(parts[0], parts[1], parts[2], {})
+        claims = loads_object(decode_base64url(signature.payload))
+        sub, iat = claims.get("sub"), claims.get("iat")
+        if isinstance(iat, bool) or not isinstance(iat, int | float | None):
+            raise ValueError("a time that is no number")
+        return FromPrior(_require_text(claims.get("iss")), None if sub is None else _require_text(sub), signature)
     except ValueError:
         raise DecryptionError from None
 
 
-def verify_from_prior(token: str, key: PublicKey) -> FromPrior:
-    """
-    Read and verify a token.
-
-    :param key: public key of :attr:`FromPrior.kid` in `authentication` of :attr:`FromPrior.iss`.
-    :raise DecryptionError: malformed, or not signed with that key.
-    """
-    try:
-        signature = _parse_compact(token)
-        signature.verified(key)
-        return _parse_claims(signature)
-    except ValueError:
-        raise DecryptionError from None
-
-
-def make_from_prior(prior: FromPrior, key: PrivateKey) -> str:
-    """
-    Make a token as a compact JWT.
-
-    :raise ValueError: not a signature curve.
-    """
-    claims = {"iss": prior.iss, "sub": prior.sub, "iat": prior.iat}
-    payload = dumps({name: value for name, value in claims.items() if value is not None})
-    protected, encoded, signature = _sign_parts(
-        payload, {"typ": "JWT", "alg": _alg_of_key(key), "kid": prior.kid}, key
-    )
-    return f"{protected}.{encoded}.{signature}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Signature:
-    """One signature and what it covers, as well-formed base64url."""
-
-    kid: str
-    alg: str
-    protected: str
-    payload: str
-    signature: str
-
-    def verified(self, key: PublicKey) -> bytes:
-        if _CURVE_OF_ALG.get(self.alg) != key.curve:
-            raise ValueError("an algorithm for other keys")
-        token = JWS()
-        token.allowed_algs = list(_CURVE_OF_ALG)
-        try:
-            token.deserialize(f"{self.protected}.{self.payload}.{self.signature}", JWK(**key.jwk()))
-        except JWException:
-            raise ValueError("not signed with this key") from None
-        return decode_base64url(self.payload)
-
-
-def _parse_signatures(jws: Mapping[str, Any]) -> list[_Signature]:
-    entries = jws.get("signatures", [jws])
-    if not isinstance(entries, list) or not 1 <= len(entries) <= _MAX_SIGNATURES:
-        raise ValueError("no list of signatures, or too long a one")
-    return [_parse_signature(jws.get("payload"), entry) for entry in entries]
-
-
-def _parse_signature(payload: object, entry: object) -> _Signature:
+def _parse_signature(payload: object, entry: object) -> Signature:
     if not isinstance(entry, dict):
         raise ValueError("a signature that is not an object")
     header = {} if entry.get("header") is None else entry["header"]
@@ -170,14 +147,7 @@ def _parse_signature(payload: object, entry: object) -> _Signature:
     )
 
 
-def _parse_compact(token: str) -> _Signature:
-    parts = token.split(".")
-    if len(parts) != 3:
-        raise ValueError("not three parts")
-    return _parse_parts(parts[0], parts[1], parts[2], {})
-
-
-def _parse_parts(protected: str, payload: str, signature: str, unprotected: dict[str, Any]) -> _Signature:
+def _parse_parts(protected: str, payload: str, signature: str, unprotected: dict[str, Any]) -> Signature:
     header = loads_unique_members(decode_base64url(protected))
     # RFC 7515 forbids duplicate names, but some clients write the kid into both headers.
     doubled = header.keys() & unprotected.keys()
@@ -191,38 +161,9 @@ def _parse_parts(protected: str, payload: str, signature: str, unprotected: dict
     decode_base64url(payload)
     decode_base64url(signature)
     # The compact form used for verification has no unprotected header; signatures do not cover that header anyway.
-    return _Signature(
+    return Signature(
         kid, _require_text(header.get("alg")), protected.rstrip("="), payload.rstrip("="), signature.rstrip("=")
     )
-
-
-def _parse_claims(signature: _Signature) -> FromPrior:
-    claims = loads_object(decode_base64url(signature.payload))
-    sub, iat = claims.get("sub"), claims.get("iat")
-    if isinstance(iat, bool) or not isinstance(iat, int | float | None):
-        raise ValueError("a time that is no number")
-    return FromPrior(
-        signature.kid, _require_text(claims.get("iss")), None if sub is None else _require_text(sub), iat
-    )
-
-
-def _sign_parts(payload: bytes, header: dict[str, str], key: PrivateKey) -> list[str]:
-    if key.curve == "Ed25519":
-        # Ten times faster than jwcrypto: unauthenticated requests can trigger it.
-        protected, encoded = encode_base64url(dumps(header)), encode_base64url(payload)
-        _, secret = bindings.crypto_sign_seed_keypair(key.secret)
-        signature = bindings.crypto_sign(f"{protected}.{encoded}".encode(), secret)[: bindings.crypto_sign_BYTES]
-        return [protected, encoded, encode_base64url(signature)]
-    token = JWS(payload)
-    token.add_signature(JWK(**key.jwk()), alg=header["alg"], protected=dumps(header).decode())
-    compact: str = token.serialize(compact=True)
-    return compact.split(".")
-
-
-def _alg_of_key(key: PrivateKey) -> str:
-    if key.curve not in _ALG_OF_CURVE:
-        raise ValueError("not a curve for signatures")
-    return _ALG_OF_CURVE[key.curve]
 
 
 def _require_text(value: object) -> str:

@@ -455,8 +455,8 @@ class WriteTicketLock:
         self._path = path.with_name(f"{path.name}.writers")
         self._descriptor: int | None = None
         self._ticket: int | None = None
-        # Tickets that were waited for in vain, and are not waited for again; numbers are not reused.
-        self._skipped: list[int] = []
+        # Earlier tickets were waited for in vain once, and are not waited for again; numbers are not reused.
+        self._first = 0
 
     def enter(self, patience: float) -> float:
         """
@@ -469,9 +469,9 @@ class WriteTicketLock:
         until = now + patience * _TICKET_WAIT_SHARE
         try:
             self._ticket = ticket = self._draw(until)
-            while ticket and not self._is_first(ticket):
+            while ticket is not None and not self._is_next(ticket):
                 if monotonic() >= until:
-                    self._skip_first(ticket)
+                    self._first = ticket
                     break
                 sleep(uniform(*_TICKET_RETRY_SECONDS))  # nosec B311 # no secret
         except OSError:
@@ -488,11 +488,13 @@ class WriteTicketLock:
         """Close the file."""
         if self._descriptor is not None:
             os.close(self._descriptor)
-            self._descriptor = None
+        self._descriptor, self._first = None, 0
 
     def _draw(self, until: float) -> int | None:
         """The next ticket, whose byte is locked; None if there was none in time."""
-        file = self._open()
+        if self._descriptor is None:
+            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        file = self._descriptor
         while not _try_lock_bytes(file, fcntl.LOCK_EX, 1, _COUNTER_BYTE):
             if monotonic() >= until:
                 return None
@@ -505,46 +507,15 @@ class WriteTicketLock:
         finally:
             fcntl.lockf(file, fcntl.LOCK_UN, 1, _COUNTER_BYTE)
 
-    def _is_first(self, ticket: int) -> bool:
-        """Whether all earlier tickets have been given back, except those that are skipped."""
-        start = 0
-        for skipped in self._skipped:
-            if skipped < ticket:
-                if not self._are_back(start, skipped):
-                    return False
-                start = skipped + 1
-        return self._are_back(start, ticket)
-
-    def _are_back(self, start: int, end: int) -> bool:
-        """Whether the tickets from `start` to before `end` have been given back."""
-        if start == end:
+    def _is_next(self, ticket: int) -> bool:
+        """Whether all earlier tickets that are waited for have been given back."""
+        file, number = self._descriptor, ticket - self._first
+        if file is None or number <= 0:
             return True
-        file = self._open()
-        if not _try_lock_bytes(file, fcntl.LOCK_SH, end - start, _FIRST_TICKET_BYTE + start):
+        if not _try_lock_bytes(file, fcntl.LOCK_SH, number, _FIRST_TICKET_BYTE + self._first):
             return False
-        fcntl.lockf(file, fcntl.LOCK_UN, end - start, _FIRST_TICKET_BYTE + start)
+        fcntl.lockf(file, fcntl.LOCK_UN, number, _FIRST_TICKET_BYTE + self._first)
         return True
-
-    def _skip_first(self, ticket: int) -> None:
-        """
-        Skip the first ticket that is held from now on.
-
-        :param ticket: one that is after it.
-        """
-        first, later = 0, ticket
-        while later - first > 1:
-            middle = (first + later) // 2
-            if self._is_first(middle):
-                first = middle
-            else:
-                later = middle
-        held = [skipped for skipped in self._skipped if not self._are_back(skipped, skipped + 1)]
-        self._skipped = sorted({*held, first})
-
-    def _open(self) -> int:
-        if self._descriptor is None:
-            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        return self._descriptor
 
 
 def _try_lock_bytes(file: int, kind: int, length: int, start: int) -> bool:

@@ -154,21 +154,20 @@ class QueueCache:
         :param dids: in their canonical form; another form of a DID is found too, but is read every time.
         """
         found: dict[str, CachedQueue] = {}
-        missing: list[str] = []
+        missing: dict[bytes, list[str]] = {}
         for did in dids:
             queue = self._by_did.get(did)
             if queue is None:
-                missing.append(did)
+                missing.setdefault(compute_did_digest(did), []).append(did)
             else:
                 found[did] = queue
                 self._by_did.move_to_end(did)
         if missing:
-            digests = {did: compute_did_digest(did) for did in missing}
-            rows = connection.select_rows_in(_QUEUE_COLUMNS, _QUEUES_BY_DID, list(digests.values()))
-            queues = {
-                compute_did_digest(row[0]): self._by_id.get(row[1]) or self._keep(CachedQueue(*row)) for row in rows
-            }
-            found |= {did: queues[digest] for did, digest in digests.items() if digest in queues}
+            columns = f"hex(r.did_digest), {_QUEUE_COLUMNS}"
+            for digest, *row in connection.select_rows_in(columns, _QUEUES_BY_DID, list(missing)):
+                queue = self._by_id.get(row[1]) or self._keep(CachedQueue(*row))
+                for did in missing[bytes.fromhex(digest)]:
+                    found[did] = queue
         return found
 
     def find_by_ids(self, connection: StoreConnection, recipient_ids: Iterable[int]) -> dict[int, CachedQueue]:
@@ -285,7 +284,21 @@ class _MessageOperation(BatchOperation):
 
     @staticmethod
     def run_batch(connection: StoreConnection, operations: Sequence[_MessageOperation]) -> list[Any]:
-        return MessageWriter(connection).perform(operations)
+        writer = MessageWriter(connection)
+        writer.load(operations)
+        outcomes: list[Any] = []
+        for operation in operations:
+            if isinstance(operation, EnqueueOperation):
+                outcomes.append(writer.enqueue(operation))
+            elif isinstance(operation, RemoveOperation):
+                outcomes.append(writer.remove(operation))
+            elif isinstance(operation, MarkDeliveredOperation):
+                writer.mark(operation)
+                outcomes.append(None)
+        writer.finish()
+        for result, account, now in writer.wanting_status:
+            result.status = get_queue_status(connection, now, account, None)
+        return outcomes
 
 
 @dataclass(slots=True)
@@ -360,7 +373,7 @@ class MessageWriter:
         self._enqueued_ids: set[str] = set()
         self._queues: dict[str, CachedQueue] = {}
         self._claimed: Iterator[ClaimOutcome] = iter(())
-        self._wanting_status: list[tuple[AcknowledgementResult, str, float]] = []
+        self.wanting_status: list[tuple[AcknowledgementResult, str, float]] = []
         self._inserted: list[tuple[CachedQueue, EnqueueOperation, Payload]] = []
         self._deleted: list[int] = []
         self._marked: dict[str, dict[str, None]] = {}
@@ -370,24 +383,7 @@ class MessageWriter:
         self._first_used: dict[int, None] = {}
         self._accepted = 0
 
-    def perform(self, operations: Sequence[_MessageOperation]) -> list[Any]:
-        """Outcome of each operation, in order."""
-        self._load(operations)
-        outcomes: list[Any] = []
-        for operation in operations:
-            if isinstance(operation, EnqueueOperation):
-                outcomes.append(self._enqueue(operation))
-            elif isinstance(operation, RemoveOperation):
-                outcomes.append(self._remove(operation))
-            elif isinstance(operation, MarkDeliveredOperation):
-                self._mark(operation)
-                outcomes.append(None)
-        self.finish()
-        for result, account, now in self._wanting_status:
-            result.status = get_queue_status(self._connection, now, account, None)
-        return outcomes
-
-    def _load(self, operations: Sequence[_MessageOperation]) -> None:
+    def load(self, operations: Sequence[_MessageOperation]) -> None:
         """Claim nonces, and read queues and messages, in one statement each."""
         dids: dict[str, None] = {}
         ids: dict[str, None] = {}
@@ -406,7 +402,7 @@ class MessageWriter:
         if ids:
             self._messages = self.find_messages(list(ids))
 
-    def remove(
+    def delete(
         self, messages: Sequence[MessageRow], entry: LedgerEntry, reason: RemovalReason | None = None
     ) -> list[RemovedMessage]:
         """Remove messages that are in the table."""
@@ -468,7 +464,7 @@ class MessageWriter:
         left_over = [queue.recipient_id for queue in queues if not queue.registered]
         self._connection.execute_in(_DELETE_LEFTOVER_RECIPIENTS, left_over)
 
-    def _enqueue(self, operation: EnqueueOperation) -> EnqueueResult | MediatorError:
+    def enqueue(self, operation: EnqueueOperation) -> EnqueueResult | MediatorError:
         request, limits = operation.request, operation.limits
         queue = self._queues.get(request.recipient_did)
         if queue is None:
@@ -489,7 +485,7 @@ class MessageWriter:
             self._enqueued_ids.add(payload.id)
         return operation.make_result(queue.account)
 
-    def _remove(self, operation: RemoveOperation) -> Any:
+    def remove(self, operation: RemoveOperation) -> Any:
         if operation.claim is not None and (is_new := next(self._claimed)) is not True:
             return is_new or None
         if self._enqueued_ids and not self._enqueued_ids.isdisjoint(set(operation.ids).difference(self._messages)):
@@ -503,12 +499,12 @@ class MessageWriter:
         if operation.account is not None and len(messages) > 1:
             messages.sort(key=lambda message: message.seq)
         self._record_senders(messages, operation.now)
-        removed = self.remove(messages, "acknowledged")
+        removed = self.delete(messages, "acknowledged")
         if operation.claim is None:
             return removed
         result = AcknowledgementResult(removed)
         if operation.with_status and operation.account is not None:
-            self._wanting_status.append((result, operation.account, operation.now))
+            self.wanting_status.append((result, operation.account, operation.now))
         return result
 
     def _record_senders(self, acknowledged: Iterable[MessageRow], now: float) -> None:
@@ -528,7 +524,7 @@ class MessageWriter:
             if senders.acknowledged(some, now):
                 self._changed_senders[recipient_id] = senders
 
-    def _mark(self, operation: MarkDeliveredOperation) -> None:
+    def mark(self, operation: MarkDeliveredOperation) -> None:
         for marked in self._marked.values():
             if not marked.keys().isdisjoint(operation.ids):
                 self._flush()  # one update changes a message once
@@ -715,7 +711,7 @@ def purge_messages(connection: StoreConnection, ids: Iterable[str]) -> list[Remo
     """Remove messages of any account for the operator."""
     writer, wanted = MessageWriter(connection), list(dict.fromkeys(ids))
     found = writer.find_messages(wanted)
-    removed = writer.remove([found[id] for id in wanted if id in found], "removed")
+    removed = writer.delete([found[id] for id in wanted if id in found], "removed")
     writer.finish()
     return removed
 
@@ -729,7 +725,7 @@ def expire_messages(connection: StoreConnection, now: float, limit: int, max_byt
             break
         fitting.append(row)
     writer = MessageWriter(connection)
-    removed = writer.remove(parse_message_rows(writer.cache, connection, fitting), "expired", "ttl")
+    removed = writer.delete(parse_message_rows(writer.cache, connection, fitting), "expired", "ttl")
     writer.finish()
     return removed
 

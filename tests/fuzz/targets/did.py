@@ -141,14 +141,12 @@ class DIDTarget:
     def _check(self, document: DIDDocument) -> None:
         """It keeps to its limits, and each of its keys is found under its name."""
         assert len(document.key_agreement) <= MAX_KEYS and len(document.authentication) <= MAX_KEYS
-        assert len(document.services) <= MAX_SERVICES
+        assert len(document.endpoints) <= MAX_SERVICES * MAX_ENDPOINTS
         for method in document.key_agreement:
             assert method.key.curve not in ("Ed25519", "secp256k1")
             found = document.key_agreement_key(method.id)
             assert found is not None and found.id.partition("#")[2] == method.id.partition("#")[2]
-        for service in document.services:
-            assert len(service.endpoints) <= MAX_ENDPOINTS
-            assert all(len(endpoint.routing_keys) <= MAX_ROUTING_KEYS for endpoint in service.endpoints)
+        assert all(len(endpoint.routing_keys) <= MAX_ROUTING_KEYS for endpoint in document.endpoints)
         document.http_endpoints()
 
     def seeds(self) -> Iterable[bytes]:

@@ -21,7 +21,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import serverFromString
 
 from mediatord.app.core_services import CoreServices
-from mediatord.app.protocol_services import build_decentrl, build_didcomm
+from mediatord.app.protocol_services import DecentrlServices, DIDCommServices
 from mediatord.app.public_site import build_site
 from mediatord.config.settings import Config
 from mediatord.didcomm.messages import ACCEPTED, MessageOrigin
@@ -43,7 +43,7 @@ def site(reactor: Any, directory: Path) -> MediatorSite:
     create_keys(directory / "keys.jwks")
     config = Config.model_validate({"storage": {"backend": "memory"}}).resolved(directory)
     base = CoreServices(reactor, config)
-    front = build_site(base, build_didcomm(base, config), build_decentrl(base, config), config).context
+    front = build_site(base, DIDCommServices(base, config), DecentrlServices(base, config), config).context
     return MediatorSite(replace(front, receive=accept), SiteLimits(_MAX_BODY, _MAX_PER_HOST))
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from mediatord.protocol.didcomm.did_document import (
     MAX_DID_LENGTH,
-    DIDCommService,
     DIDDocument,
     ServiceEndpoint,
     VerificationMethod,
@@ -145,8 +144,5 @@ def test_http_endpoints() -> None:
         ServiceEndpoint("did:web:a.example"),
         ServiceEndpoint("https://c.example/", ("didcomm/aip2;env=rfc19",)),
     )
-    services = (
-        DIDCommService(f"{DID}#service", (wanted[0], *others)),
-        DIDCommService(f"{DID}#service-1", wanted[1:]),
-    )
-    assert DIDDocument(DID, (), (), services).http_endpoints() == wanted
+    endpoints = (wanted[0], *others, *wanted[1:])
+    assert DIDDocument(DID, (), (), endpoints).http_endpoints() == wanted

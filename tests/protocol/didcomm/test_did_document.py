@@ -105,7 +105,7 @@ def test_members_of_the_wrong_kind(value: object) -> None:
     document = parse_did_document(
         DID, {"verificationMethod": value, "keyAgreement": value, "authentication": value, "service": value}
     )
-    assert (document.key_agreement, document.authentication, document.services) == ((), (), ())
+    assert (document.key_agreement, document.authentication, document.endpoints) == ((), (), ())
 
 
 @pytest.mark.parametrize("member", ["verificationMethod", "keyAgreement", "authentication", "service"])
@@ -142,20 +142,20 @@ def test_service_endpoints(place: object, endpoints: tuple[ServiceEndpoint, ...]
     document = parse_did_document(
         DID, {"service": [{"id": "#s", "type": "DIDCommMessaging", "serviceEndpoint": place}]}
     )
-    assert [service.endpoints for service in document.services] == [endpoints]
+    assert document.endpoints == endpoints
 
 
-def test_service_types_and_ids() -> None:
-    """Types may come in a list; ids are made absolute, and made up from the place in the list where missing."""
+def test_service_types() -> None:
+    """Types may come in a list; other services are left out."""
     document = parse_did_document(
         DID,
         {
             "service": [
                 {"id": "#web", "type": "LinkedDomains", "serviceEndpoint": "https://a.example"},
-                {"type": ["LinkedDomains", "DIDCommMessaging"]},
-                {"type": "DIDCommMessaging", "id": f"{DID}#own"},
-                {"type": {"DIDCommMessaging": 1}},
+                {"type": ["LinkedDomains", "DIDCommMessaging"], "serviceEndpoint": "https://b.example"},
+                {"type": "DIDCommMessaging", "id": f"{DID}#own", "serviceEndpoint": {"uri": "https://c.example"}},
+                {"type": {"DIDCommMessaging": 1}, "serviceEndpoint": "https://d.example"},
             ]
         },
     )
-    assert [service.id for service in document.services] == [f"{DID}#service-1", f"{DID}#own"]
+    assert [endpoint.uri for endpoint in document.endpoints] == ["https://b.example", "https://c.example"]

@@ -6,7 +6,7 @@ import pytest
 
 from mediatord.errors import UnresolvableDID, UnsupportedDIDMethod
 from mediatord.protocol import encoding
-from mediatord.protocol.didcomm.did_document import DIDCommService, ServiceEndpoint, VerificationMethod
+from mediatord.protocol.didcomm.did_document import ServiceEndpoint, VerificationMethod
 from mediatord.protocol.didcomm.did_methods import (
     DIDPeer4LongFormRequired,
     derive_did_peer_3,
@@ -64,9 +64,9 @@ def with_service(value: object) -> str:
     return f"did:peer:2{E}.S{encoding.encode_base64url(encoding.dumps(value))}"
 
 
-def services_of(value: object) -> tuple[DIDCommService, ...]:
-    """The services that `value` in a `.S` comes to."""
-    return resolve_did_peer(with_service(value)).services
+def endpoints_of(value: object) -> tuple[ServiceEndpoint, ...]:
+    """The endpoints that `value` in a `.S` comes to."""
+    return resolve_did_peer(with_service(value)).endpoints
 
 
 def test_the_keys_of_the_known_answers() -> None:
@@ -92,10 +92,7 @@ def test_known_answer_of_peer_2() -> None:
     assert document.did == PEER_2
     assert document.key_agreement == (VerificationMethod(f"{PEER_2}#key-1", X25519),)
     assert document.authentication == (VerificationMethod(f"{PEER_2}#key-2", ED25519),)
-    assert document.services == (
-        DIDCommService(f"{PEER_2}#service", (HTTP,)),
-        DIDCommService(f"{PEER_2}#service-1", (WS,)),
-    )
+    assert document.endpoints == (HTTP, WS)
     assert document.also_known_as == (PEER_3,)
 
 
@@ -129,7 +126,7 @@ def test_keys_are_numbered_as_they_appear() -> None:
     document = resolve_did_peer(did)
     assert document.authentication == (VerificationMethod(f"{did}#key-1", ED25519),)
     assert document.key_agreement == (VerificationMethod(f"{did}#key-4", X25519),)
-    assert [found.id for found in document.services] == [f"{did}#service", f"{did}#service-1"]
+    assert [found.uri for found in document.endpoints] == ["http://a.example"] * 2
 
 
 def test_a_key_for_the_wrong_purpose() -> None:
@@ -140,19 +137,15 @@ def test_a_key_for_the_wrong_purpose() -> None:
 def test_an_array_of_services_in_one_element() -> None:
     """One `.S` may hold an array (Identus SDK), or an empty one, `W10` (reference 8.3)."""
     services = [{"t": "dm", "s": {"uri": endpoint.uri, "a": ["didcomm/v2"]}} for endpoint in (HTTP, WS)]
-    did = with_service(services)
-    assert services_of(services) == (
-        DIDCommService(f"{did}#service", (HTTP,)),
-        DIDCommService(f"{did}#service-1", (WS,)),
-    )
-    assert resolve_did_peer(f"did:peer:2{E}.SW10").services == ()
+    assert endpoints_of(services) == (HTTP, WS)
+    assert resolve_did_peer(f"did:peer:2{E}.SW10").endpoints == ()
 
 
 def test_old_style_service() -> None:
     """`s` as a plain string, with `r` and `a` beside it (peerdid, older Identus; reference 8.3)."""
     service = {"t": "dm", "s": "http://a.example/", "r": ["did:key:z6Mk#z6Mk"], "a": ["didcomm/v2"]}
     expected = ServiceEndpoint("http://a.example/", ("didcomm/v2",), ("did:key:z6Mk#z6Mk",))
-    assert [found.endpoints for found in services_of(service)] == [(expected,)]
+    assert endpoints_of(service) == (expected,)
 
 
 def test_padded_service() -> None:
@@ -167,23 +160,17 @@ def test_full_names_among_abbreviated_ones() -> None:
     """Full and abbreviated member names may be mixed (reference 8.3)."""
     service = {"type": "dm", "s": {"uri": "ws://a.example", "accept": ["didcomm/v2"], "r": ["did:x:y"]}}
     expected = ServiceEndpoint("ws://a.example", ("didcomm/v2",), ("did:x:y",))
-    assert [found.endpoints for found in services_of(service)] == [(expected,)]
+    assert endpoints_of(service) == (expected,)
     listed: dict[str, object] = {
         "t": "DIDCommMessaging",
         "serviceEndpoint": [{"uri": "ws://a.example", "a": ["didcomm/v2"]}],
     }
-    assert services_of(listed)[0].endpoints == (ServiceEndpoint("ws://a.example", ("didcomm/v2",)),)
+    assert endpoints_of(listed) == (ServiceEndpoint("ws://a.example", ("didcomm/v2",)),)
 
 
-def test_an_id_inside_a_service() -> None:
-    """An id of the service's own is kept (reference 8.3)."""
-    service = {"id": "#didcomm", "t": "dm", "s": {"uri": "http://a.example"}}
-    assert services_of(service)[0].id == f"{with_service(service)}#didcomm"
-
-
-def test_services_of_other_types() -> None:
+def test_endpoints_of_other_types() -> None:
     """A service of another type is ignored (reference 8.3)."""
-    assert services_of([{"t": "LinkedDomains", "s": "https://a.example"}, 7, None, {"s": {}}]) == ()
+    assert endpoints_of([{"t": "LinkedDomains", "s": "https://a.example"}, 7, None, {"s": {}}]) == ()
 
 
 @pytest.mark.parametrize(
@@ -212,8 +199,9 @@ def test_malformed(did: str) -> None:
 
 def test_as_many_as_allowed() -> None:
     """64 keys and 64 services are fine."""
-    document = resolve_did_peer(f"did:peer:2{E * 64}{'.SeyJ0IjoiZG0ifQ' * 64}")
-    assert len(document.key_agreement) == len(document.services) == 64
+    service = ".S" + encoding.encode_base64url(b'{"t":"dm","s":"x:y"}')
+    document = resolve_did_peer(f"did:peer:2{E * 64}{service * 64}")
+    assert len(document.key_agreement) == len(document.endpoints) == 64
 
 
 def test_deep_nesting_in_a_service() -> None:
@@ -221,7 +209,7 @@ def test_deep_nesting_in_a_service() -> None:
     for deep in ("[" * 3000 + "]" * 3000, '{"s":' * 900 + "1" + "}" * 900):
         did = f"did:peer:2{E}.S{encoding.encode_base64url(deep.encode())}"
         try:
-            assert resolve_did_peer(did).services == ()
+            assert resolve_did_peer(did).endpoints == ()
         except UnresolvableDID:
             pass
 

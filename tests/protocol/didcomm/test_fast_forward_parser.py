@@ -479,5 +479,6 @@ def test_calls() -> None:
     assert calls_of(lambda: USUAL.read(usual)) <= 37
     authcrypt = encrypt_authcrypt(compact(forward()), (ALICE, ALICES["X25519"]), [(BOB, KEY.public)])
     foreign = encrypt_anoncrypt(compact(forward()), [(CAROL, KEY.public)])
+    assert USUAL.read(authcrypt) is None
     assert calls_of(lambda: USUAL.read(authcrypt)) <= 8
     assert calls_of(lambda: USUAL.read(foreign)) <= 8

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.keywrap import aes_key_unwrap
 
-from mediatord.protocol.didcomm.json_web_signature import get_signer_kid, is_jws, verify
+from mediatord.protocol.didcomm.json_web_signature import is_jws, parse_jws
 from mediatord.protocol.didcomm.jwe import (
     ANONCRYPT,
     AUTHCRYPT,
@@ -54,9 +54,9 @@ def opened(envelope: Envelope, kid: str) -> bytes:
 def test_signed_messages(number: int) -> None:
     """The three signed messages verify, each with the key it names (DIDComm appendix C.2)."""
     jws = APPENDIX["signed"][number]
-    kid = get_signer_kid(jws)
-    assert kid == f"did:example:alice#key-{number + 1}"
-    assert json.loads(verify(jws, kid, KEYS[kid].public)) == APPENDIX["plaintext"]
+    signature = parse_jws(jws)
+    assert signature.kid == f"did:example:alice#key-{number + 1}"
+    assert json.loads(signature.verify(KEYS[signature.kid].public)) == APPENDIX["plaintext"]
 
 
 @pytest.mark.parametrize("number", range(6))
@@ -73,8 +73,8 @@ def test_encrypted_messages(number: int) -> None:
         assert found == layers
         assert is_jws(json.loads(inner)) == signed
         if signed:
-            jws = json.loads(inner)
-            inner = verify(jws, get_signer_kid(jws), KEYS[get_signer_kid(jws)].public)
+            signature = parse_jws(json.loads(inner))
+            inner = signature.verify(KEYS[signature.kid].public)
         assert json.loads(inner) == APPENDIX["plaintext"]
 
 
