@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 from mediatord.didcomm.mediation import OWNERSHIP_PROOF
 from mediatord.protocol.didcomm.did_document import DIDDocument
-from mediatord.protocol.didcomm.did_methods import make_did_key, make_did_peer_4
 from mediatord.protocol.didcomm.keys import (
     Curve,
     PrivateKey,
@@ -16,6 +15,7 @@ from mediatord.protocol.didcomm.keys import (
 )
 from mediatord.wallet.didcomm_identity import WalletIdentity, WalletKey
 from mediatord.wallet.didcomm_messages import authcrypt, compose_message
+from tests.did_factories import make_did_key, make_did_peer_4
 
 DIDMethod = Literal["did:peer:2", "did:peer:4", "did:key"]
 

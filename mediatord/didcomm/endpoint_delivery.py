@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, Literal
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, DeferredSemaphore, ensureDeferred
@@ -43,14 +43,6 @@ REPLY_TIMEOUT = 5.0
 _ENCRYPTED_MEDIA_TYPE = ENCRYPTED_MEDIA_TYPE.encode("ascii")
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointTarget:
-    """A URL, and the routing keys to wrap for before POSTing there."""
-
-    url: str
-    routing_keys: tuple[str, ...] = ()
-
-
 class EndpointResolver:
     """
     Finds the endpoints of accounts and of senders.
@@ -79,15 +71,11 @@ class EndpointResolver:
         self._endpoints = endpoints
         self._own_uris = own_uris
 
-    def resolve_document(self, document: DIDDocument) -> list[EndpointTarget]:
+    def resolve_document(self, document: DIDDocument) -> list[ServiceEndpoint]:
         """The http(s) endpoints of a document except the mediator's, in its order of preference."""
-        return [
-            EndpointTarget(endpoint.uri, endpoint.routing_keys)
-            for endpoint in document.http_endpoints()
-            if not self._is_ours(endpoint.uri)
-        ]
+        return [endpoint for endpoint in document.http_endpoints() if not self._is_ours(endpoint.uri)]
 
-    async def resolve_account(self, account: str) -> list[EndpointTarget]:
+    async def resolve_account(self, account: str) -> list[ServiceEndpoint]:
         """The endpoints for messages of an account, best first."""
         if self._access.denies(account):
             return []
@@ -98,10 +86,10 @@ class EndpointResolver:
             endpoints = document.endpoints
         return [target for endpoint in endpoints for target in await self._follow(endpoint)]
 
-    async def _follow(self, endpoint: ServiceEndpoint) -> list[EndpointTarget]:
+    async def _follow(self, endpoint: ServiceEndpoint) -> list[ServiceEndpoint]:
         uri = endpoint.uri
         if uri.startswith(("http://", "https://")):
-            return [] if self._is_ours(uri) else [EndpointTarget(uri, endpoint.routing_keys)]
+            return [] if self._is_ours(uri) else [endpoint]
         if not uri.startswith("did:") or self._owns(strip_did_url(uri)):
             return []
         # One hop only: the document of a mediator names real transports (Routing 2.0, "Using a DID as an endpoint").
@@ -109,7 +97,7 @@ class EndpointResolver:
         if document is None:
             return []
         return [
-            EndpointTarget(target.url, (strip_did_url(uri), *endpoint.routing_keys))
+            replace(target, routing_keys=(strip_did_url(uri), *endpoint.routing_keys))
             for target in self.resolve_document(document)
         ]
 
@@ -222,7 +210,7 @@ class EndpointDelivery:
         finally:
             self._release_pending(message)
 
-    async def _post_to_any(self, targets: Sequence[EndpointTarget], message: StoredMessage) -> bool:
+    async def _post_to_any(self, targets: Sequence[ServiceEndpoint], message: StoredMessage) -> bool:
         for target in targets:
             if await self._post_to(target, message.payload, message.recipient_did, POST_TIMEOUT):
                 await self._end(message)
@@ -230,11 +218,11 @@ class EndpointDelivery:
         return False
 
     async def _post_to(
-        self, target: EndpointTarget, body: bytes, recipient: str, timeout: float, peer: str | None = None
+        self, target: ServiceEndpoint, body: bytes, recipient: str, timeout: float, peer: str | None = None
     ) -> bool:
         try:
             packed = await self._forward_wrapper.wrap(body, recipient, target.routing_keys, peer)
-            response = await self._http_client.post(target.url, packed, _ENCRYPTED_MEDIA_TYPE, timeout=timeout)
+            response = await self._http_client.post(target.uri, packed, _ENCRYPTED_MEDIA_TYPE, timeout=timeout)
         except (OutboundRequestError, OutboundAddressError, WrapError):
             return False
         return 200 <= response.status < 300

@@ -106,7 +106,8 @@ class SenderFingerprint:
         network = (int.from_bytes(tag) & _NETWORK_MASK or 1) << _HALF_BITS if peer else 0
         if sender is None:
             return network
-        data = f"{len(sender)} {make_did_comparison_key(sender)}{recipient}".encode("utf-8", "surrogatepass")
+        sender = make_did_comparison_key(sender)
+        data = f"{len(sender)} {sender}{recipient}".encode("utf-8", "surrogatepass")
         tag = blake2b(data, digest_size=_HALF_BYTES, key=self._key, person=b"sender").digest()
         return network | (int.from_bytes(tag) or 1)
 
@@ -212,7 +213,7 @@ class ForwardRouter:
         # One was charged when it was received, or opened.
         await context.rate_limiter.charge_anonymous(origin.peer, count - 1)
         now = context.clock.seconds()
-        expires_at = compute_expiry(message, now, context.ttl)
+        expires_at = compute_expiry(message.expires_time, now, context.ttl)
         payloads = read_payloads(message, encrypted_only=context.encrypted_only or ours)
         if ours:
             return await self._unwrap(payloads, origin, descent)
@@ -444,9 +445,7 @@ class ForwardFastPath:
             recipient = canonicalize_did(forward.next)
             if recipient in context.own_dids or recipient.startswith(DID_PEER_3) or recipient in context.routing_keys:
                 return None
-            expires_at = now + context.ttl
-            if forward.expires_time is not None:
-                expires_at = compute_expiry(forward, now, context.ttl)
+            expires_at = compute_expiry(forward.expires_time, now, context.ttl)
             payload = Payload(context.new_stored_id(now), forward.payload, forward.form)
             fingerprint = self._fingerprints.compute(recipient, received.peer, None)
         except ExpiredForward:

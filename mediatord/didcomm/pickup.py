@@ -81,16 +81,22 @@ class DeliveryMarkWriter:
 
     def cancel_mark(self, id_: str) -> bool:
         """Do not mark a message; whether it was still unmarked."""
-        return self._waiting.pop(id_, False)
+        was_unmarked = self._waiting.pop(id_, False)
+        if was_unmarked and not self._waiting:
+            self._stop()
+        return was_unmarked
 
     def _flush(self) -> None:
+        ids = list(self._waiting)
+        self._waiting.clear()
+        self._stop()
+        with outside_request():
+            log_mark_failure(self._write(ids))
+
+    def _stop(self) -> None:
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
         self._timer = None
-        if ids := list(self._waiting):
-            self._waiting.clear()
-            with outside_request():
-                log_mark_failure(self._write(ids))
 
 
 def log_mark_failure(done: Deferred[None]) -> None:

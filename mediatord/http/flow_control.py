@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+from collections import Counter
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
@@ -97,7 +98,7 @@ class ResponseBudget:
         self._released = released
         self._per_client = per_client
         self._total_limit = total_limit
-        self._waiting: dict[str, int] = {}
+        self._waiting: Counter[str] = Counter()
         self.total = 0
 
     def limit(self, total_limit: int) -> None:
@@ -111,7 +112,7 @@ class ResponseBudget:
 
     def of(self, rate_limit_key: str) -> int:
         """Unread bytes of one client."""
-        return self._waiting.get(rate_limit_key, 0)
+        return self._waiting[rate_limit_key]
 
     def has_room(self, rate_limit_key: str, size: int) -> bool:
         """Whether a response of this size is within the budget; small ones are not subject to it."""
@@ -119,16 +120,14 @@ class ResponseBudget:
 
     def add(self, rate_limit_key: str, size: int) -> None:
         """Count a response that was not read at once."""
-        self._waiting[rate_limit_key] = self.of(rate_limit_key) + size
+        self._waiting[rate_limit_key] += size
         self.total += size
 
     def remove(self, rate_limit_key: str, size: int) -> None:
         """Count a response out that was read, or never will be."""
-        left = self.of(rate_limit_key) - size
-        if left > 0:
-            self._waiting[rate_limit_key] = left
-        else:
-            self._waiting.pop(rate_limit_key, None)
+        self._waiting[rate_limit_key] -= size
+        if self._waiting[rate_limit_key] <= 0:
+            del self._waiting[rate_limit_key]
         self.total -= size
         self._released(size)
 

@@ -242,7 +242,9 @@ def rotate_keys(
             # Placed after the current ones, since earlier releases take them for former keys.
             others += [{**one, "prepared": True} for one in _generate_next_keys(keys)]
         else:
-            fresh = [_omit_member(one, "prepared") for one in coming] if coming else _generate_next_keys(keys)
+            for one in coming:
+                del one["prepared"]
+            fresh = coming or _generate_next_keys(keys)
             others = [*fresh, *others]
         return replace({**document, "keys": others}, check)
 
@@ -350,10 +352,6 @@ def _parse_key(jwk: JWK) -> NamedKey:
 
 def _is_prepared(jwk: JWK) -> bool:
     return jwk.get("prepared") is True
-
-
-def _omit_member(jwk: JWK, name: str) -> JWK:
-    return {member: value for member, value in jwk.items() if member != name}
 
 
 def _parse_root(members: dict[str, str]) -> RootKeys:

@@ -15,7 +15,6 @@ for it. It therefore imports the standard library only, and starts fast.
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
 import os
@@ -185,7 +184,7 @@ class _ClosedSegment:
     def delete(self) -> bool:
         """Delete the files; returns whether they are gone."""
         for path in self.paths:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 path.unlink(missing_ok=True)
         return not any(path.exists() for path in self.paths)
 
@@ -298,11 +297,12 @@ class SegmentDirectory:
         for path in self._closed_files():
             files.setdefault(path.name.split(".jsonl")[0], []).append(path)
         for name, paths in files.items():
-            found = [status for path in paths if (status := _stat_file(path)) is not None]
-            times = [status.st_mtime for status in found]
-            yield _ClosedSegment(
-                name, paths, sum(status.st_size for status in found), max([_parse_start_time(name), *times])
-            )
+            size, time = 0, _parse_start_time(name)
+            for path in paths:
+                with suppress(OSError):  # compressed or deleted in between
+                    status = path.stat()
+                    size, time = size + status.st_size, max(time, status.st_mtime)
+            yield _ClosedSegment(name, paths, size, time)
 
     def _closed_files(self) -> list[Path]:
         return [path for path in self._directory.iterdir() if _CLOSED_NAME.fullmatch(path.name)]
@@ -334,13 +334,6 @@ def _parse_start_time(name: str) -> float:
         return datetime.strptime(found[1], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp() if found else 0.0
     except ValueError:
         return 0.0
-
-
-def _stat_file(path: Path) -> os.stat_result | None:
-    try:
-        return path.stat()
-    except OSError:  # compressed or deleted in between
-        return None
 
 
 def seal_segment(path: Path, compress: bool) -> None:
@@ -384,6 +377,6 @@ def _sync_directory(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(OSError):  # a sandbox may forbid it
+    with suppress(OSError):  # a sandbox may forbid it
         os.nice(15)
     seal_segment(Path(sys.argv[1]), compress="--gzip" in sys.argv[2:])

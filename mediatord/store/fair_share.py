@@ -168,9 +168,15 @@ class SenderUsage:
 
         :param oldest: finds the origin of the oldest message of a group; None if there is none.
         """
-        for part in self._own_parts(origin, coming):
-            return part
-        if not self._limits.reserved:
+        limits = self._limits
+        for part in _list_parties(origin):
+            group = part
+            if limits.reserved and part.network is not None:
+                group = SenderGroup(rank_sender(origin, self.known), part.network)
+            amount = self.amount(group)
+            if limits.share < 1 and amount.messages and exceeds_share(limits, limits.share, amount.plus(coming)):
+                return group
+        if not limits.reserved:
             return None if oldest(SenderGroup()) is None else SenderGroup()
         for rank in self._ranks(origin, coming):
             first = oldest(SenderGroup(rank))
@@ -207,19 +213,6 @@ class SenderUsage:
         rank, sender = rank_sender(origin, self.known), origin & SENDER_MASK
         parts = [SenderGroup(rank), SenderGroup(rank, origin & NETWORK_MASK)]
         return [*parts, SenderGroup(sender=sender)] if sender else parts
-
-    def _own_parts(self, origin: int, coming: MessageVolume) -> Iterable[SenderGroup]:
-        """Groups of the sender and its network that, with the enqueue, have more than a share."""
-        limits = self._limits
-        if limits.share >= 1:
-            return
-        for party in _list_parties(origin):
-            part = party
-            if limits.reserved and party.network is not None:
-                part = SenderGroup(rank_sender(origin, self.known), party.network)
-            amount = self.amount(part)
-            if amount.messages and exceeds_share(limits, limits.share, amount.plus(coming)):
-                yield part
 
     def _ranks(self, origin: int, coming: MessageVolume) -> list[SenderRank]:
         """Ranks in the order of eviction: those with more than their reserve first, and of those the lowest."""

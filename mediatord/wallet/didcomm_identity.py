@@ -48,7 +48,7 @@ class WalletIdentity:
     @classmethod
     def from_keys(cls, agreement: PrivateKey, signing: PrivateKey, endpoint: str | None = None) -> WalletIdentity:
         """The did:peer:2 of given keys."""
-        service = {"type": "DIDCommMessaging", "serviceEndpoint": {"uri": endpoint, "accept": ["didcomm/v2"]}}
+        service = {"t": "dm", "s": {"uri": endpoint, "a": ["didcomm/v2"]}}
         keys = [("E", agreement.public), ("V", signing.public)]
         did = make_did_peer_2(keys, [] if endpoint is None else [service])
         return cls(did, WalletKey(f"{did}#key-1", agreement), WalletKey(f"{did}#key-2", signing))

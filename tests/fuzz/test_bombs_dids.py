@@ -10,7 +10,8 @@ from mediatord.errors import UnresolvableDID
 from mediatord.protocol import encoding
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm.did_document import MAX_DID_LENGTH, is_did
-from mediatord.protocol.didcomm.did_methods import make_did_peer_4, parse_did_web_document, resolve_local
+from mediatord.protocol.didcomm.did_methods import parse_did_web_document, resolve_local
+from tests.did_factories import make_did_peer_4
 from tests.fuzz.bombs import BombTestCase
 from tests.fuzz.fuzz_mediator import measure_cost
 from tests.in_memory_mediator import PING

@@ -10,15 +10,10 @@ from mediatord.identity.key_file import KeySet, create_keys, generate_keys, load
 from mediatord.identity.mediator_identity import IdentityError, MediatorIdentity
 from mediatord.protocol import encoding
 from mediatord.protocol.didcomm.did_document import parse_did_document
-from mediatord.protocol.didcomm.did_methods import (
-    derive_did_peer_3,
-    make_did_key,
-    make_did_peer_2,
-    make_did_peer_4,
-    resolve_local,
-)
+from mediatord.protocol.didcomm.did_methods import derive_did_peer_3, make_did_peer_2, resolve_local
 from mediatord.protocol.didcomm.keys import PrivateKey, convert_ed25519_to_x25519_private
 from mediatord.secret_files import SecretFileError
+from tests.did_factories import make_did_key, make_did_peer_4
 
 AGREEMENT = PrivateKey.from_secret("X25519", b"1" * 32)
 SIGNING = PrivateKey.from_secret("Ed25519", b"2" * 32)

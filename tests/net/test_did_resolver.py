@@ -15,9 +15,10 @@ from mediatord.net.did_resolver import DIDResolver, DIDWebResolver, LRUCache
 from mediatord.net.outbound_http import OutboundAddressError, OutboundRequestError, OutboundResponse
 from mediatord.protocol import encoding
 from mediatord.protocol.didcomm.did_document import DIDDocument
-from mediatord.protocol.didcomm.did_methods import make_did_key, make_did_peer_2, make_did_peer_4
+from mediatord.protocol.didcomm.did_methods import make_did_peer_2
 from mediatord.protocol.didcomm.keys import PrivateKey
 from mediatord.ratelimit.rate_limiter import SlidingWindowLimiter, resolve_wait
+from tests.did_factories import make_did_key, make_did_peer_4
 
 KEY = PrivateKey.from_secret("X25519", b"\x31" * 32).public
 WEB = "did:web:example.com"

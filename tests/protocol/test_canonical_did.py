@@ -17,7 +17,8 @@ from mediatord.protocol.canonical_did import (
 )
 from mediatord.protocol.decentrl.did_decentrl import make_did
 from mediatord.protocol.didcomm.did_document import is_did
-from mediatord.protocol.didcomm.did_methods import derive_did_peer_3, make_did_peer_4
+from mediatord.protocol.didcomm.did_methods import derive_did_peer_3
+from tests.did_factories import make_did_peer_4
 
 KEY = "did:key:z6MkhaXgBZDvotDkL5257faiztiGiC2QtKLGpbnnEGta2doK"
 PEER_2 = "did:peer:2.Ez6LSbysY2xFMRpGMhb7tFTLMpeuPRaqaWM1yECx2AtzE3KCc.SeyJ0IjoiZG0ifQ"

@@ -38,23 +38,6 @@ class DIDPeer4LongFormRequired(LookupError):
     """A did:peer:4 in short form resolves only if its long form was seen before."""
 
 
-_KEY_PREFIX = "did:key:"
-
-
-def make_did_key(key: PublicKey) -> str:
-    """The did:key of a key."""
-    return _KEY_PREFIX + key.multibase()
-
-
-def resolve_did_key(did: str) -> DIDDocument:
-    """
-    The document of a did:key.
-
-    :raise UnresolvableDID: no key of a supported type.
-    """
-    return make_single_key_document(did, did.removeprefix(_KEY_PREFIX))
-
-
 def make_single_key_document(did: str, multibase: str) -> DIDDocument:
     """
     The document of a DID that consists of one multibase key.
@@ -69,15 +52,12 @@ def make_single_key_document(did: str, multibase: str) -> DIDDocument:
         agreement = convert_ed25519_to_x25519(key) if key.curve == "Ed25519" else key
     except ValueError:
         raise UnresolvableDID from None
+    methods = [VerificationMethod(f"{did}#{one.multibase()}", one) for one in (agreement, key)]
     return DIDDocument(
         did,
-        (_make_verification_method(did, agreement),) if agreement.curve in AGREEMENT_CURVES else (),
-        (_make_verification_method(did, key),) if key.curve in SIGNATURE_CURVES else (),
+        tuple(methods[:1]) if agreement.curve in AGREEMENT_CURVES else (),
+        tuple(methods[1:]) if key.curve in SIGNATURE_CURVES else (),
     )
-
-
-def _make_verification_method(did: str, key: PublicKey) -> VerificationMethod:
-    return VerificationMethod(f"{did}#{key.multibase()}", key)
 
 
 _PEER_0 = "did:peer:0"
@@ -91,15 +71,9 @@ _JSON_MULTICODEC = b"\x80\x04"
 # Keys for assertionMethod, capabilityInvocation and capabilityDelegation count in the numbering, but are unused.
 _KEY_PURPOSES = frozenset("EVAID")
 _FULL_NAMES = {"t": "type", "s": "serviceEndpoint", "r": "routingKeys", "a": "accept"}
-_SHORT_NAMES = {full: short for short, full in _FULL_NAMES.items()}
 _SHORT_DIDCOMM_MESSAGING = "dm"
 # Levels: list of services, service, list of endpoints, endpoint.
 _SERVICE_DEPTH = 4
-
-
-def make_did_peer_0(key: PublicKey) -> str:
-    """The did:peer:0 of a key."""
-    return _PEER_0 + key.multibase()
 
 
 def make_did_peer_2(keys: Sequence[tuple[str, PublicKey]], services: Sequence[Mapping[str, Any]]) -> str:
@@ -107,13 +81,13 @@ def make_did_peer_2(keys: Sequence[tuple[str, PublicKey]], services: Sequence[Ma
     The did:peer:2 with these keys, followed by these services; the keys become `#key-1`, `#key-2` and so on.
 
     :param keys: pairs of purpose (`E` key agreement, `V` authentication, or `A`, `I`, `D`) and key.
-    :param services: with full or abbreviated member names; one element each.
+    :param services: with abbreviated member names; one element each.
     :raise ValueError: another purpose, or a service that is not serialisable.
     """
     if any(purpose not in _KEY_PURPOSES for purpose, _ in keys):
         raise ValueError("no such purpose")
     elements = [f".{purpose}{key.multibase()}" for purpose, key in keys]
-    elements += [f".S{encoding.encode_base64url(encoding.dumps(_abbreviate_names(service)))}" for service in services]
+    elements += [f".S{encoding.encode_base64url(encoding.dumps(service))}" for service in services]
     return _PEER_2 + "".join(elements)
 
 
@@ -126,17 +100,6 @@ def derive_did_peer_3(did: str) -> str:
     if not did.startswith(_PEER_2):
         raise ValueError("not a did:peer:2")
     return _PEER_3 + encoding.encode_multihash(did.removeprefix(_PEER_2).encode("ascii"))
-
-
-def make_did_peer_4(document: Mapping[str, Any]) -> tuple[str, str]:
-    """
-    Long and short form of the did:peer:4 of a document.
-
-    :param document: without `id`; all ids in it are relative.
-    """
-    encoded = "z" + encoding.encode_base58(_JSON_MULTICODEC + encoding.dumps(document))
-    short = _PEER_4 + encoding.encode_multihash(encoded.encode("ascii"))
-    return f"{short}:{encoded}", short
 
 
 def resolve_did_peer(did: str) -> DIDDocument:
@@ -227,17 +190,6 @@ def _expand_names(value: Any, depth: int) -> Any:
     if expanded.get("type") == _SHORT_DIDCOMM_MESSAGING:
         expanded["type"] = DIDCOMM_MESSAGING
     return expanded
-
-
-def _abbreviate_names(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [_abbreviate_names(entry) for entry in value]
-    if not isinstance(value, Mapping):
-        return value
-    short = {_SHORT_NAMES.get(name, name): _abbreviate_names(member) for name, member in value.items()}
-    if short.get("t") == DIDCOMM_MESSAGING:
-        short["t"] = _SHORT_DIDCOMM_MESSAGING
-    return short
 
 
 def _resolve_peer_4(long: str, asked: str, other: str) -> DIDDocument:
@@ -332,7 +284,7 @@ def resolve_local(did: str) -> DIDDocument:
         raise UnresolvableDID
     match did.split(":", 2)[1]:
         case "key":
-            return resolve_did_key(did)
+            return make_single_key_document(did, did.removeprefix("did:key:"))
         case "peer":
             return resolve_did_peer(did)
         case "web":

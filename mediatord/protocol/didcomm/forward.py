@@ -14,7 +14,7 @@ import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from string import ascii_letters, digits
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import orjson
 from pybase64 import b64decode
@@ -55,13 +55,6 @@ MAX_ATTACHMENTS = 20
 MAX_PAYLOAD_DEPTH = 254
 
 ForwardPayload = tuple[bytes, Literal["json", "base64"]]
-
-
-class ExpirationHeaders(Protocol):
-    """A message that may have an expiration time."""
-
-    @property
-    def expires_time(self) -> float | None: ...
 
 
 def read_next(message: Message) -> str:
@@ -149,17 +142,17 @@ def _matches_hash(hash_: object, payload: bytes) -> bool:
     return hash_[4:].lower() == hashlib.sha256(payload).hexdigest()
 
 
-def compute_expiry(message: ExpirationHeaders, now: float, ttl: float) -> float:
+def compute_expiry(expires_time: float | None, now: float, ttl: float) -> float:
     """
     When a queued forward expires: at its `expires_time`, and no later than the TTL (reference 4.5).
 
     :raise ExpiredForward: `expires_time` has passed.
     """
-    if message.expires_time is None:
+    if expires_time is None:
         return now + ttl
-    if message.expires_time <= now:
+    if expires_time <= now:
         raise ExpiredForward
-    return min(now + ttl, message.expires_time)
+    return min(now + ttl, expires_time)
 
 
 def compute_delay(message: Message, longest: float, uniform: Callable[[float, float], float]) -> float:

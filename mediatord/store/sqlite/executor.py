@@ -226,8 +226,6 @@ class OperationBatcher:
 
     def run(self, work: Callable[..., T], *args: Any) -> Deferred[T]:
         """Call `work` with the connection and further arguments, beside the batches."""
-        if self._connect is None:
-            raise RuntimeError("used before it was opened or after it was closed")
         return self.runner(self._run_job, work, *args)
 
     def interrupt(self) -> None:
@@ -349,7 +347,8 @@ class OperationBatcher:
     def _run_job(self, work: Callable[..., T], *args: Any) -> T:
         connection = self._connection
         if connection is None:
-            assert self._connect is not None
+            if self._connect is None:
+                raise RuntimeError("used before it was opened or after it was closed")
             connection = self._connection = self._connect()
         try:
             return work(connection, *args)
@@ -375,13 +374,13 @@ def get_single_result(outcomes: list[Any]) -> Any:
     return Failure(outcome) if isinstance(outcome, Exception) else outcome
 
 
-def _checkpoint(connection: StoreConnection, cap_bytes: int) -> int:
+def _checkpoint(connection: StoreConnection) -> int:
     """
     Move committed pages from the write-ahead log into the database, in the background; returns the size of the log
     afterwards.
 
     A passive checkpoint waits for nobody, so under a long reader, or when several processes write all the time, the
-    log still grows; beyond `cap_bytes` follows a checkpoint that waits for readers and writers and empties it.
+    log still grows; beyond `MAX_WAL_BYTES` follows a checkpoint that waits for readers and writers and empties it.
     """
     for _ in range(_CHECKPOINT_PASSES):
         pages, moved = _checkpoint_pages(connection, "PASSIVE")
@@ -389,7 +388,7 @@ def _checkpoint(connection: StoreConnection, cap_bytes: int) -> int:
             break
     page_size = connection.select_value("PRAGMA page_size")
     end = monotonic() + CHECKPOINT_TRUNCATE_SECONDS
-    while pages * page_size > cap_bytes:
+    while pages * page_size > MAX_WAL_BYTES:
         pages, _ = _checkpoint_pages(connection, "TRUNCATE")
         if monotonic() >= end:
             break
@@ -757,7 +756,7 @@ class SQLiteExecutor:
         def make_reusable(size: int) -> Any:
             return self._writes.run(_checkpoint_pages, "PASSIVE") if size > WAL_REUSE_BYTES else None
 
-        done = self._background.run(_checkpoint, MAX_WAL_BYTES).addCallback(make_reusable)
+        done = self._background.run(_checkpoint).addCallback(make_reusable)
         done.addCallbacks(
             lambda _: self._observe("checkpoint", self._clock.seconds() - begun), self._report_checkpoint_failure
         )

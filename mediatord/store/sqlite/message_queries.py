@@ -43,7 +43,7 @@ _VISIBLE = "+m.expires_at > :now AND (+m.due_at IS NULL OR +m.due_at <= :now)"
 # All queued messages, without those that have expired and those that are delayed.
 _COUNT_VISIBLE = """
     SELECT sum(messages), sum(bytes) FROM (
-        SELECT messages, bytes FROM queue m WHERE {scope}
+        SELECT messages, bytes FROM queue WHERE {scope}
         UNION ALL
         SELECT -1, -m.size FROM message m INDEXED BY message_expiry WHERE m.expires_at <= :now AND {scope}
         UNION ALL
@@ -73,7 +73,7 @@ def fetch_messages(
 ) -> list[StoredMessage]:
     """The oldest visible messages that fit, but at least one."""
     scope, parameters = _build_scope(now, account, recipient_did)
-    recipients = [id for (id,) in connection.execute(f"SELECT recipient_id FROM queue m WHERE {scope}", parameters)]
+    recipients = [id for (id,) in connection.execute(f"SELECT recipient_id FROM queue WHERE {scope}", parameters)]
     found: list[StoredMessage] = []
     size = 0
     for row in _iterate_visible_rows(connection, recipients, now, max(limit, 0)):
@@ -121,8 +121,8 @@ def get_queue_status(connection: StoreConnection, now: float, account: str, reci
     messages, size = connection.execute(_COUNT_VISIBLE.format(scope=scope), parameters).fetchone()
     if not messages:
         return QueueStatus(0, 0)
-    ends = _SELECT_ENDS.format(scope=scope.replace("m.", "q."))
-    return QueueStatus(messages, size, *connection.execute(ends, parameters).fetchone())
+    ends = connection.execute(_SELECT_ENDS.format(scope=scope), parameters).fetchone()
+    return QueueStatus(messages, size, *ends)
 
 
 def find_next_due(connection: StoreConnection, now: float) -> float | None:
@@ -147,9 +147,9 @@ def _build_scope(now: float, account: str, recipient_did: str | None) -> tuple[s
     """
     parameters: dict[str, Any] = {"now": now, "account": hash_did(account)}
     if recipient_did is None:
-        return f"m.account_id = {_ACCOUNT}", parameters
+        return f"account_id = {_ACCOUNT}", parameters
     parameters["digest"] = compute_did_digest(recipient_did) if is_valid_unicode(recipient_did) else None
-    return f"m.account_id = {_ACCOUNT} AND m.recipient_id = {_RECIPIENT}", parameters
+    return f"account_id = {_ACCOUNT} AND recipient_id = {_RECIPIENT}", parameters
 
 
 def _parse_message(row: tuple[Any, ...]) -> StoredMessage:

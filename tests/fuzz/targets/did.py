@@ -24,11 +24,11 @@ from mediatord.protocol.didcomm.did_methods import (
     DIDPeer4LongFormRequired,
     DIDWebLookupRequired,
     locate_did_web,
-    make_did_peer_4,
     parse_did_web_document,
     resolve_local,
     resolve_short_did_peer_4,
 )
+from tests.did_factories import make_did_peer_4
 
 _DECLARED = (UnresolvableDID, UnsupportedDIDMethod, DIDWebLookupRequired, DIDPeer4LongFormRequired)
 _KEYS = ".Ez6LSqaU49Tn4sboPj9gbrxmcJ7sHF5gu6bzAASfJnh9meXK6.Vz6Mkon3Necd6NkkyfoGoHxid2znGc59LU3K7mubaRcFbLfLX"

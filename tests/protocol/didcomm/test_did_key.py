@@ -6,8 +6,9 @@ import pytest
 
 from mediatord.errors import UnresolvableDID
 from mediatord.protocol.didcomm.did_document import VerificationMethod
-from mediatord.protocol.didcomm.did_methods import make_did_key, resolve_did_key
+from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.protocol.didcomm.keys import PublicKey
+from tests.did_factories import make_did_key
 
 # ed25519-x25519.json: key, publicKeyBase58, derived key agreement key, its publicKeyBase58.
 ED25519 = [
@@ -98,7 +99,7 @@ SECP256K1 = [
 def test_ed25519(name: str, raw: str, derived_name: str, derived_raw: str) -> None:
     """The key signs; the X25519 key derived from it is for key agreement (reference 8.2)."""
     did = f"did:key:{name}"
-    document = resolve_did_key(did)
+    document = resolve_local(did)
     key = PublicKey.from_base58("Ed25519", raw)
     derived = PublicKey.from_base58("X25519", derived_raw)
     assert document.did == did
@@ -111,7 +112,7 @@ def test_ed25519(name: str, raw: str, derived_name: str, derived_raw: str) -> No
 def test_x25519(name: str, raw: str) -> None:
     """The key is for key agreement only (reference 8.2)."""
     did = f"did:key:{name}"
-    document = resolve_did_key(did)
+    document = resolve_local(did)
     key = PublicKey.from_base58("X25519", raw)
     assert document.key_agreement == (VerificationMethod(f"{did}#{name}", key),)
     assert document.authentication == ()
@@ -122,7 +123,7 @@ def test_x25519(name: str, raw: str) -> None:
 def test_nist_curves(name: str, crv: str, x: str, y: str) -> None:
     """The same key signs and agrees (reference 8.2)."""
     did = f"did:key:{name}"
-    document = resolve_did_key(did)
+    document = resolve_local(did)
     key = PublicKey.from_jwk({"kty": "EC", "crv": crv, "x": x, "y": y})
     assert document.key_agreement == document.authentication == (VerificationMethod(f"{did}#{name}", key),)
     assert make_did_key(key) == did
@@ -132,7 +133,7 @@ def test_nist_curves(name: str, crv: str, x: str, y: str) -> None:
 def test_secp256k1(name: str, raw: str) -> None:
     """The key signs only: DIDComm has no key agreement on this curve (reference 1.2)."""
     did = f"did:key:{name}"
-    document = resolve_did_key(did)
+    document = resolve_local(did)
     key = PublicKey.from_base58("secp256k1", raw)
     assert document.authentication == (VerificationMethod(f"{did}#{name}", key),)
     assert document.key_agreement == ()
@@ -155,4 +156,4 @@ def test_secp256k1(name: str, raw: str) -> None:
 def test_no_key(name: str) -> None:
     """What is no key, or a kind that is not read here (the last but one is BLS 12-381), does not resolve."""
     with pytest.raises(UnresolvableDID):
-        resolve_did_key(f"did:key:{name}")
+        resolve_local(f"did:key:{name}")

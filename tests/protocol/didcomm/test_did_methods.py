@@ -16,10 +16,10 @@ from mediatord.protocol.didcomm.did_methods import (
     DIDWebLookupRequired,
     locate_did_web,
     make_did_peer_2,
-    make_did_peer_4,
     resolve_local,
 )
 from mediatord.protocol.didcomm.keys import Curve, PrivateKey, PublicKey
+from tests.did_factories import make_did_peer_4
 
 _CURVES: tuple[Curve, ...] = ("X25519", "Ed25519", "P-256", "P-384", "P-521", "secp256k1")
 KEYS = [PrivateKey.generate(curve).public for curve in _CURVES]

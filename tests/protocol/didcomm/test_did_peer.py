@@ -10,13 +10,12 @@ from mediatord.protocol.didcomm.did_document import ServiceEndpoint, Verificatio
 from mediatord.protocol.didcomm.did_methods import (
     DIDPeer4LongFormRequired,
     derive_did_peer_3,
-    make_did_peer_0,
     make_did_peer_2,
-    make_did_peer_4,
     resolve_did_peer,
     resolve_short_did_peer_4,
 )
 from mediatord.protocol.didcomm.keys import PrivateKey, PublicKey
+from tests.did_factories import make_did_peer_0, make_did_peer_4
 
 X25519 = PrivateKey.from_secret("X25519", b"\x31" * 32).public
 ED25519 = PrivateKey.from_secret("Ed25519", b"\x32" * 32).public
@@ -96,17 +95,9 @@ def test_known_answer_of_peer_2() -> None:
     assert document.also_known_as == (PEER_3,)
 
 
-@pytest.mark.parametrize("abbreviated", [False, True])
-def test_making_the_known_answer_of_peer_2(abbreviated: bool) -> None:
-    """The builder writes the known answer, byte for byte, from full and from abbreviated names (reference 8.3)."""
-    kind, place, accept = ("t", "s", "a") if abbreviated else ("type", "serviceEndpoint", "accept")
-    services = [
-        {
-            kind: "dm" if abbreviated else "DIDCommMessaging",
-            place: {"uri": endpoint.uri, accept: list(endpoint.accept)},
-        }
-        for endpoint in (HTTP, WS)
-    ]
+def test_making_the_known_answer_of_peer_2() -> None:
+    """The builder writes the known answer, byte for byte (reference 8.3)."""
+    services = [{"t": "dm", "s": {"uri": endpoint.uri, "a": list(endpoint.accept)}} for endpoint in (HTTP, WS)]
     assert make_did_peer_2([("E", X25519), ("V", ED25519)], services) == PEER_2
     assert derive_did_peer_3(PEER_2) == PEER_3
 

@@ -112,14 +112,14 @@ def test_payloads_nested_too_deep_are_refused() -> None:
 )
 def test_expiry_is_the_earlier_of_ttl_and_wish(expires_time: float | None, expected: float) -> None:
     """Never longer than the TTL (4.5)."""
-    assert compute_expiry(forward(expires_time=expires_time), NOW, TTL) == expected
+    assert compute_expiry(forward(expires_time=expires_time).expires_time, NOW, TTL) == expected
 
 
 def test_what_has_expired_is_refused() -> None:
     """A second ago is past, and so is now (section 11 row 14)."""
     for moment in (NOW - 1, NOW):
         with pytest.raises(ExpiredForward):
-            compute_expiry(forward(expires_time=moment), NOW, TTL)
+            compute_expiry(forward(expires_time=moment).expires_time, NOW, TTL)
 
 
 @pytest.mark.parametrize(
