@@ -15,7 +15,7 @@ import click
 
 from analytics.job import Span
 from analytics.places import local_path
-from mediatord.config.values import parse_size
+from mediatord.config.value_syntax import parse_size
 
 _JAVA_UNITS = {"g": 2**30, "m": 2**20, "k": 2**10}
 # Bytes of plain text up to which Java is better not asked to compile; how many times smaller packed ones are.

@@ -23,7 +23,7 @@ from mediatord.app.lifecycle import OrderedService
 from mediatord.clock import install_monotonic_clock
 from mediatord.config.file import ConfigError, load_config
 from mediatord.config.settings import Config
-from mediatord.config.values import CONFIG_PATH_VARIABLE, DEFAULT_CONFIG_PATH, get_default_config_path
+from mediatord.config.value_syntax import CONFIG_PATH_VARIABLE, DEFAULT_CONFIG_PATH, get_default_config_path
 from mediatord.errors import StartupError
 from mediatord.http.flow_control import limit_malloc_mmap_threshold, tune_garbage_collector
 

@@ -21,7 +21,7 @@ ANALYTICS = Path(analytics.__file__).parent
 # What the batch jobs share with the daemon: the declaration of the events and the format of a line, and small things.
 SHARED = {
     "mediatord",
-    "mediatord.config.values",
+    "mediatord.config.value_syntax",
     "mediatord.observability.event_schema",
     "mediatord.observability.pseudonyms",
     "mediatord.observability.segments",

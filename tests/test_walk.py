@@ -16,9 +16,9 @@ BOUNDS: dict[str, tuple[int, int, int]] = {
     "forward, general path": (23, 104, 53),
     "forward and live push": (26, 133, 76),
     "acknowledgement": (31, 197, 117),
-    "TWO_WAY_PRIVATE": (25, 112, 63),
-    "push across workers, sender's side": (26, 158, 73),
-    "push across workers, socket's side": (22, 117, 63),
+    "TWO_WAY_PRIVATE": (24, 111, 63),
+    "push across workers, sender's side": (25, 156, 73),
+    "push across workers, socket's side": (22, 115, 63),
 }
 
 

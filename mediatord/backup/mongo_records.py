@@ -42,6 +42,7 @@ from mediatord.backup.records import (
     resolve_seen_at,
 )
 from mediatord.protocol.canonical_did import compute_did_digest
+from mediatord.store.interfaces.decentrl import get_utf8_size
 from mediatord.store.mongo import schema
 from mediatord.store.mongo.decentrl_events import (
     EventLabelKind,
@@ -50,7 +51,7 @@ from mediatord.store.mongo.decentrl_events import (
     build_stored_event,
     make_event_label,
 )
-from mediatord.store.mongo.decentrl_parties import make_party_key, sum_utf8_sizes
+from mediatord.store.mongo.decentrl_parties import make_party_key
 from mediatord.store.mongo.driver.collection import MAX_DOCUMENT_BYTES, Collection
 from mediatord.store.mongo.driver.uri import parse_mongo_uri
 from mediatord.store.mongo.schema import (
@@ -378,7 +379,7 @@ class ImportBatch:
             case RegistrationRecord():
                 self._count(PARTIES, one.did, registered_until=one.expires_at)
             case PendingEventRecord():
-                document["size"] = sum_utf8_sizes(one.payload)
+                document["size"] = get_utf8_size(one.payload)
             case StoredEventRecord():
                 self.documents[schema.STORED_PAYLOADS.name].append(build_event_payload(one.to_event()))
                 return build_stored_event(one.to_event(), document["party"], one.processed)

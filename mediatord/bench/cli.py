@@ -11,7 +11,7 @@ import click
 
 from mediatord.bench.plan import DEFAULT_SCENARIOS, MONGODB_SCENARIOS, SCENARIOS, TARGET_SCENARIOS, BenchmarkPlan
 from mediatord.bench.results import build_json_report, describe_environment, format_heading, render_svg, select_charts
-from mediatord.config.values import parse_size
+from mediatord.config.value_syntax import parse_size
 from mediatord.protocol import encoding
 from mediatord.wallet.temporary_daemon import DaemonStartError
 

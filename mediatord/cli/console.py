@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from mediatord.config.values import CONFIG_PATH_VARIABLE, DEFAULT_CONFIG_PATH
+from mediatord.config.value_syntax import CONFIG_PATH_VARIABLE, DEFAULT_CONFIG_PATH
 
 if TYPE_CHECKING:
     from mediatord.cli.store_access import StoreAccess
@@ -91,7 +91,7 @@ def url_option(**options: Any) -> Callable[[_CommandT], _CommandT]:
 
 
 def _check_url(context: click.Context, parameter: click.Parameter, url: str | None) -> str | None:
-    from mediatord.config.settings import split_url
+    from mediatord.config.value_types import split_url
 
     if url is not None and split_url(url) is None:
         raise click.BadParameter("expected an http:// or https:// URL")

@@ -25,7 +25,7 @@ from mediatord.cli.console import (
     shorten_did,
     top_option,
 )
-from mediatord.config.values import parse_duration
+from mediatord.config.value_syntax import parse_duration
 
 if TYPE_CHECKING:
     from mediatord.store.interfaces.administration import QueuedMessage

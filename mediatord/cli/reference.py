@@ -20,7 +20,8 @@ from mediatord.app.reload import is_reloadable
 from mediatord.cli.commands import cli
 from mediatord.cli.man import walk_commands
 from mediatord.config.file import format_variable_name, format_yaml_value
-from mediatord.config.settings import Config, ValueKind, find_value_kind
+from mediatord.config.settings import Config
+from mediatord.config.value_types import ValueKind, find_value_kind
 
 _SETTINGS_HEAD = """\
 # Configuration

@@ -22,8 +22,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, to_jsonable_python
 
-from mediatord.config.settings import Config, find_value_kind
-from mediatord.config.values import CONFIG_PATH_VARIABLE, DEFAULT_CONFIG_PATH
+from mediatord.config.settings import Config
+from mediatord.config.value_syntax import CONFIG_PATH_VARIABLE, DEFAULT_CONFIG_PATH
+from mediatord.config.value_types import find_value_kind
 from mediatord.errors import OperatorError
 
 KeyPart = str | int

@@ -5,7 +5,7 @@ subscribe to, and the dispatch of stored messages and events to them.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
@@ -388,7 +388,7 @@ class ConnectionManager(Service, Generic[Recipient]):
         self._max_per_peer = max_per_peer
         self._larger = larger or {}
         self._sessions: set[WebSocketSession] = set()
-        self._per_peer: dict[str, int] = {}
+        self._per_peer: Counter[str] = Counter()
         self._presence_publisher: IPresencePublisher | None = None
         self._clock: IReactorTime | None = None
         self._live: CompactMultiMap[str, WebSocketSession, Recipient] = CompactMultiMap()
@@ -405,7 +405,7 @@ class ConnectionManager(Service, Generic[Recipient]):
         self._draining = False
 
     def __len__(self) -> int:
-        return len(self._sessions) - self._per_peer.get(PROBE_CLIENT, 0)
+        return len(self._sessions) - self._per_peer[PROBE_CLIENT]
 
     def __contains__(self, session: WebSocketSession) -> bool:
         return session in self._sessions
@@ -422,7 +422,7 @@ class ConnectionManager(Service, Generic[Recipient]):
 
     def has_room(self, peer: str) -> bool:
         """Whether one more socket from `peer` is within its limit."""
-        return peer == PROBE_CLIENT or self._per_peer.get(peer, 0) < self._larger.get(peer, self._max_per_peer)
+        return peer == PROBE_CLIENT or self._per_peer[peer] < self._larger.get(peer, self._max_per_peer)
 
     def limit(self, max_per_peer: int, larger: Mapping[str, int] | None = None) -> None:
         """Change the limits; open sockets are kept."""
@@ -436,7 +436,7 @@ class ConnectionManager(Service, Generic[Recipient]):
     def opened(self, session: WebSocketSession) -> None:
         """A socket completed its handshake."""
         self._sessions.add(session)
-        self._per_peer[session.client] = self._per_peer.get(session.client, 0) + 1
+        self._per_peer[session.client] += 1
         if self._draining:
             session.close(1001, "going away")
 
@@ -445,10 +445,8 @@ class ConnectionManager(Service, Generic[Recipient]):
         if session not in self._sessions:
             return
         self._sessions.discard(session)
-        left = self._per_peer[session.client] - 1
-        if left:
-            self._per_peer[session.client] = left
-        else:
+        self._per_peer[session.client] -= 1
+        if not self._per_peer[session.client]:
             del self._per_peer[session.client]
         for did, _ in self._dids.lookup(session):
             self.unsubscribe(session, did)

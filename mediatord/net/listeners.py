@@ -38,7 +38,7 @@ from twisted.protocols.tls import BufferingTLSTransport, TLSMemoryBIOFactory
 from twisted.python.failure import Failure
 from zope.interface import implementer, noLongerProvides
 
-from mediatord.config.values import HAPROXY_PREFIX, parse_endpoint_string
+from mediatord.config.value_syntax import HAPROXY_PREFIX, parse_endpoint_string
 from mediatord.errors import StartupError
 
 # Seconds from accept to the end of the TLS handshake.

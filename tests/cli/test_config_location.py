@@ -10,7 +10,7 @@ import click
 import pytest
 
 from mediatord.cli.commands import cli
-from mediatord.config.values import DEFAULT_CONFIG_PATH
+from mediatord.config.value_syntax import DEFAULT_CONFIG_PATH
 from mediatord.tap import Options
 from tests.backup.store_contents import add_account
 from tests.cli.test_commands import Capture, call, one_line, subcommands

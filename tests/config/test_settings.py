@@ -16,8 +16,9 @@ from twisted.internet.testing import MemoryReactor
 
 from mediatord.app.lifecycle import check_setting_combinations
 from mediatord.config.file import ConfigError, load_config, render_config
-from mediatord.config.settings import Config, find_value_kind
-from mediatord.config.values import DEFAULT_CONFIG_PATH, format_duration, format_size, get_default_config_path
+from mediatord.config.settings import Config
+from mediatord.config.value_syntax import DEFAULT_CONFIG_PATH, format_duration, format_size, get_default_config_path
+from mediatord.config.value_types import find_value_kind
 from mediatord.errors import StartupError
 
 ETC = Path(__file__).parents[2] / "etc" / "mediator.yaml"

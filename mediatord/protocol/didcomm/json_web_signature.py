@@ -59,7 +59,7 @@ class Signature:
         token.allowed_algs = list(_CURVE_OF_ALG)
         try:
             token.deserialize(f"{self.protected}.{self.payload}.{self.signature}", JWK(**key.jwk()))
-        except JWException:
+        except (JWException, ValueError):
             raise DecryptionError from None
         return decode_base64url(self.payload)
 

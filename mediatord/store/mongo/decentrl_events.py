@@ -32,6 +32,7 @@ from mediatord.store.interfaces.decentrl import (
     PublicEventFilter,
     ResultPage,
     StoredEvent,
+    get_utf8_size,
 )
 from mediatord.store.mongo.decentrl_commands import CommandContext, DecentrlCommandRunner, Decision
 from mediatord.store.mongo.decentrl_parties import (
@@ -44,7 +45,6 @@ from mediatord.store.mongo.decentrl_parties import (
     build_party_update,
     check_page_size,
     read_party,
-    sum_utf8_sizes,
 )
 from mediatord.store.mongo.driver.collection import Collection, Document
 from mediatord.store.mongo.driver.operation import Operation, operation
@@ -332,7 +332,7 @@ class MongoEventArchive(DecentrlCommandRunner):
         async def update(context: CommandContext) -> Decision[None]:
             """Replace the tags of the events, which are processed then."""
             (found,), party = context.found, context.party
-            growth = sum([sum_utf8_sizes(*wanted[one["_id"]]) - one["tags_size"] for one in found])
+            growth = sum([get_utf8_size(*wanted[one["_id"]]) - one["tags_size"] for one in found])
             if not party.has_room(self._caps, 0, growth):
                 raise QuotaExceeded()
             if not found:
@@ -341,11 +341,11 @@ class MongoEventArchive(DecentrlCommandRunner):
             for one in found:
                 tags = wanted[one["_id"]]
                 labels = [*one["labels"], *make_label_group(party.key, EventLabelKind.TAG, *tags)]
-                change = {"labels": labels, "tags": list(tags), "tags_size": sum_utf8_sizes(*tags)}
+                change = {"labels": labels, "tags": list(tags), "tags_size": get_utf8_size(*tags)}
                 updates.append({"q": {"_id": one["_id"]}, "u": {"$set": change}})
             return [*build_party_update(party.resized(growth)), *STORED_EVENTS.update_each(updates)], None
 
-        size = sum([sum_utf8_sizes(*tags) for tags in wanted.values()])
+        size = sum([get_utf8_size(*tags) for tags in wanted.values()])
         projection = {"labels": {"$slice": _PERMANENT_LABELS}}
         query = build_party_documents_query(STORED_EVENTS, owner, wanted, projection)
         await self._run("update_tags", guard, owner, update, query, size=size)
@@ -479,7 +479,7 @@ def build_public_event(event: PublicEvent, key: bytes) -> Document:
 
 
 def _build_event(event: StoredEvent | PublicEvent, key: bytes, labels: list[bytes]) -> Document:
-    tags_size = sum_utf8_sizes(*event.tags)
+    tags_size = get_utf8_size(*event.tags)
     return {
         "_id": event.id,
         "party": key,
@@ -505,7 +505,7 @@ def _parse_event(kind: type[E], document: Document) -> E:
 
 def _get_size(event: StoredEvent | PublicEvent) -> int:
     text = event.payload if isinstance(event, StoredEvent) else event.event
-    return sum_utf8_sizes(text, *event.tags)
+    return get_utf8_size(text, *event.tags)
 
 
 def _build_labels(event: StoredEvent, key: bytes, *, unprocessed: bool = False) -> list[bytes]:

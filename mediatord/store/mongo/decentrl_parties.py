@@ -31,11 +31,6 @@ def build_pair_filter(did: str, field: str, other_did: str) -> Document:
     return {"party": make_party_key(did), field: make_party_key(other_did)}
 
 
-def sum_utf8_sizes(*texts: str) -> int:
-    """Sum of the lengths in UTF-8 bytes."""
-    return sum([len(text) if text.isascii() else len(text.encode()) for text in texts])
-
-
 @dataclass(frozen=True, slots=True)
 class PartyRecord:
     """

@@ -24,6 +24,7 @@ from mediatord.store.interfaces.decentrl import (
     PageRequest,
     PendingEvent,
     ResultPage,
+    get_utf8_size,
 )
 from mediatord.store.interfaces.messages import ArrivalWindow, LedgerEntry, MessageArrival, RemovedMessage
 from mediatord.store.mongo.decentrl_commands import CommandContext, Decision
@@ -39,7 +40,6 @@ from mediatord.store.mongo.decentrl_parties import (
     check_page_size,
     make_party_key,
     read_party,
-    sum_utf8_sizes,
 )
 from mediatord.store.mongo.driver.client import ClockSkewMonitor, ReplicaSetClient
 from mediatord.store.mongo.driver.collection import Document, MongoCommand
@@ -213,7 +213,7 @@ class MongoDecentrlStore(MongoEventArchive):
             return build_party_changes(CONTRACT_REQUESTS, context.party, come=[document]), None
 
         query = CONTRACT_REQUESTS.find(of_pair, projection={"_id": 0, "sender": 1}, hint="request_of_pair")
-        made, size = (CONTRACT_REQUESTS, [request.id]), sum_utf8_sizes(request.encrypted_contract_request)
+        made, size = (CONTRACT_REQUESTS, [request.id]), get_utf8_size(request.encrypted_contract_request)
         await self._run("request_contract", guard, recipient, save, query, creates=made, size=size)
 
     @operation
@@ -250,7 +250,7 @@ class MongoDecentrlStore(MongoEventArchive):
     @operation
     async def enqueue_event(self, guard: CommandGuard, event: PendingEvent) -> None:
         recipient, caps, now = event.recipient_did, self._caps, self._clock.seconds()
-        size = sum_utf8_sizes(event.payload)
+        size = get_utf8_size(event.payload)
 
         async def enqueue(context: CommandContext) -> Decision[None]:
             (contracts,), party = context.found, context.party

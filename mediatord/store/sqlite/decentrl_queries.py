@@ -40,10 +40,6 @@ MEDIATOR_ID = 0
 # The greatest number that SQLite takes.
 _MAX_INTEGER = (1 << 63) - 1
 
-_PARTY_COLUMNS = """
-    p.id, coalesce(h.contracts, 0), coalesce(h.requests, 0), coalesce(h.pending, 0), coalesce(h.pending_bytes, 0),
-    coalesce(h.stored, 0), coalesce(h.stored_bytes, 0), coalesce(h.edition, 0)
-"""
 # CROSS JOIN, so that the query planner keeps the order of the tables.
 _SELECT_PARTIES = "FROM {} w CROSS JOIN party p ON p.did = w.column2 LEFT JOIN party_usage h ON h.party_id = p.id"
 # Parties that own nothing, and with which there are no contracts.
@@ -65,6 +61,9 @@ class PartyRow(NamedTuple):
     stored: int = 0
     stored_bytes: int = 0
     edition: int = 0
+
+
+_PARTY_COLUMNS = "p.id, " + ", ".join(f"coalesce(h.{counter}, 0)" for counter in PartyRow._fields[1:])
 
 
 def find_party(connection: StoreConnection, did: str) -> PartyRow:

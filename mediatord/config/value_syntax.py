@@ -1,5 +1,5 @@
 """
-Values of the configuration as operators write them: sizes (`64MiB`, `64 MB`, `512k`), durations (`72h`, `500ms`) and
+Syntax of values of the configuration: sizes (`64MiB`, `64 MB`, `512k`), durations (`72h`, `500ms`) and
 Twisted endpoint strings; and the default path of the file.
 
 Imports neither pydantic nor Twisted, so that the CLI starts fast.
