@@ -37,7 +37,7 @@ from analytics.errors import AnalyticsError
 from analytics.settings import Settings
 from analytics.tables import Table
 from mediatord.observability.pseudonyms import Pseudonymizer, PseudonymKey
-from mediatord.secret_files import SecretFileError, create_secret_file, read_secret_file
+from mediatord.runtime.secret_files import SecretFileError, create_secret_file, read_secret_file
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

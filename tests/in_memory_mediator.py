@@ -77,7 +77,7 @@ class InMemoryReactor(MemoryReactorClock):
     """Starts no processes: nobody compresses the log of a test. Its time can be set as that of a daemon is."""
 
     def set_by(self, seconds: float) -> None:
-        """The clock of the host is set, and timers keep the time that they have left (:mod:`mediatord.clock`)."""
+        """The clock of the host is set; timers keep their remaining time (:mod:`mediatord.runtime.reactor_clock`)."""
         self.rightNow += seconds
         for call in self.calls:
             call.time += seconds

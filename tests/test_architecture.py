@@ -25,7 +25,7 @@ SHARED = {
     "mediatord.observability.event_schema",
     "mediatord.observability.pseudonyms",
     "mediatord.observability.segments",
-    "mediatord.secret_files",
+    "mediatord.runtime.secret_files",
 }
 # Runs before there is a Java for Spark, or without any.
 BEFORE_SPARK = "cli errors java job session settings tables".split()

@@ -27,9 +27,9 @@ from mediatord.admin.status_sources import REPORT_INDEX, AnalysisReportFile, Rep
 from mediatord.http.channel import BackpressureHTTPChannel
 from mediatord.http.client_address import ClientAddressResolver, get_addresses
 from mediatord.http.flow_control import MemoryReclaimer, ResponseBudget, RoundRobinScheduler
-from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.ratelimit.rate_limiter import SlidingWindowLimiter
-from mediatord.secret_files import SecretFileError, read_secret_file
+from mediatord.runtime.log_redaction_and_throttle import redact_failure
+from mediatord.runtime.secret_files import SecretFileError, read_secret_file
 
 MIN_TOKEN_LENGTH = 32
 # Failed attempts of one address per minute, and number of addresses that are tracked.

@@ -23,7 +23,7 @@ from mediatord.http.client_address import ClientAddressResolver
 from mediatord.net.listeners import Listener
 from mediatord.observability.event_recorder import EventRecorder
 from mediatord.observability.systemd import STATUS_SERVING, STATUS_WAITING_FOR_STORE
-from mediatord.secret_files import SecretFileError
+from mediatord.runtime.secret_files import SecretFileError
 from mediatord.store.interfaces.messages import QueueBacklog
 from mediatord.workers.shared_listeners import InheritedSocketReactor
 from mediatord.workers.supervisor_connection import SupervisorConnection

@@ -27,9 +27,9 @@ from mediatord.config.settings import Config
 from mediatord.errors import StartupError
 from mediatord.net.listeners import Listener
 from mediatord.observability.metrics import Metrics
-from mediatord.periodic_tasks import PeriodicTasks
 from mediatord.ratelimit.distributed_limiter import QuotaStore
-from mediatord.secret_files import SecretFileError
+from mediatord.runtime.periodic_tasks import PeriodicTasks
+from mediatord.runtime.secret_files import SecretFileError
 from mediatord.store.interfaces.cluster import ClusterNode
 from mediatord.store.interfaces.store import IStore
 from mediatord.workers.supervised_worker import WorkerSpec

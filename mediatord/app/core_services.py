@@ -11,16 +11,9 @@ from prometheus_client import CollectorRegistry
 
 from mediatord import __version__
 from mediatord.app.cluster import ClusterSubsystem, resolve_node_settings
-from mediatord.app.reload import (
-    ConfigReloader,
-    CurrentIdentity,
-    PseudonymKeyRotation,
-    build_segment_limits,
-    load_identity,
-    log_failed_renewal,
-    parse_identity,
-    to_utc_day,
-)
+from mediatord.app.current_identity import CurrentIdentity, load_identity, parse_identity
+from mediatord.app.pseudonym_key_rotation import PseudonymKeyRotation, log_failed_renewal, to_utc_day
+from mediatord.app.reload import ConfigReloader, build_segment_limits
 from mediatord.cluster.membership import NodeHealth
 from mediatord.config.settings import Config
 from mediatord.delivery.connections import ConnectionManager
@@ -37,7 +30,7 @@ from mediatord.probe.identities import derive_probe_credentials
 from mediatord.ratelimit.admission import RequestAdmission, RequestGate
 from mediatord.ratelimit.rate_limiter import RateLimiter, RateLimits, make_local_limiter
 from mediatord.ratelimit.registration import RegistrationLimits, RegistrationQuota
-from mediatord.secret_files import SecretFileError
+from mediatord.runtime.secret_files import SecretFileError
 from mediatord.store.disk_space import SpaceLimits
 from mediatord.store.factory import build_store
 from mediatord.store.interfaces.cluster import ClusterNode

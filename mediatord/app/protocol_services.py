@@ -9,8 +9,8 @@ from typing import Any
 
 from mediatord.app.core_services import CoreServices
 from mediatord.app.metrics_collection import ReactorLagMonitor, record_gauges
-from mediatord.cluster.anti_entropy import read_backlog, record_pickups
 from mediatord.cluster.leases import LeaderLease
+from mediatord.cluster.push_exclusions import read_backlog, record_pickups
 from mediatord.config.settings import Config
 from mediatord.decentrl.authentication import CommandAuthenticator, KeyDirectory
 from mediatord.decentrl.context import DecentrlContext

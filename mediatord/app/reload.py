@@ -1,119 +1,24 @@
-"""What may change while the daemon runs: identity keys, reloadable settings (SIGHUP), and pseudonym keys."""
+"""Configuration reload (SIGHUP): which settings may change while the daemon runs, and applying them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from datetime import UTC, date, datetime
-from pathlib import Path
 from typing import Any, Literal
 
-from twisted.application.service import Service
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
 from mediatord import __version__
+from mediatord.app.current_identity import CurrentIdentity, load_identity, log_identity_change
 from mediatord.config.file import ConfigError
 from mediatord.config.settings import Config, SettingsSection
 from mediatord.errors import StartupError
-from mediatord.identity.encrypted_file import make_passphrase_source
-from mediatord.identity.key_file import KeySet, load_keys, parse_keys
-from mediatord.identity.mediator_identity import IdentityError, MediatorIdentity, abbreviate_did
+from mediatord.identity.mediator_identity import MediatorIdentity
 from mediatord.net.listeners import Listener
 from mediatord.observability.event_log import EventLogWriter, SegmentSealer
 from mediatord.observability.event_recorder import EventRecorder
-from mediatord.observability.pseudonyms import Pseudonymizer, renew_pseudonym_key
 from mediatord.observability.segments import SegmentLimits
-from mediatord.protocol.didcomm import jwe
-from mediatord.secret_files import SecretFileError
 
 _log = Logger()
-
-
-class CurrentIdentity:
-    """
-    The identity in use, which changes when keys are rotated.
-
-    :ivar now: that identity.
-    :ivar own_dids: as of :class:`MediatorIdentity`, like `decentrl_dids` and `agreement_keys`; always the same
-        object, changed in place.
-    """
-
-    def __init__(self, identity: MediatorIdentity) -> None:
-        self.now = identity
-        self.own_dids = set(identity.own_dids)
-        self.decentrl_dids = set(identity.decentrl_dids)
-        self.agreement_keys = dict(identity.agreement_keys)
-
-    def switch_to(self, identity: MediatorIdentity) -> None:
-        """Use another identity; secrets that were agreed with the former keys are cleared."""
-        self.now = identity
-        self.own_dids.clear()
-        self.own_dids.update(identity.own_dids)
-        self.decentrl_dids.clear()
-        self.decentrl_dids.update(identity.decentrl_dids)
-        self.agreement_keys.clear()
-        self.agreement_keys.update(identity.agreement_keys)
-        jwe.clear_key_caches()
-
-
-def load_identity(config: Config) -> MediatorIdentity:
-    """
-    Load the keys and DIDs of the mediator.
-
-    :raise StartupError: the key file or a former DID cannot be used.
-    """
-    return _build_identity(
-        config, lambda: load_keys(config.identity.keys, make_passphrase_source(config.identity.passphrase_file))
-    )
-
-
-def parse_identity(config: Config, keys: str) -> MediatorIdentity:
-    """
-    The identity with given keys instead of those in the configured file.
-
-    :param keys: content of a key file.
-    :raise StartupError: they or a former DID cannot be used.
-    """
-    return _build_identity(config, lambda: parse_keys(keys.encode("utf-8"), config.identity.keys))
-
-
-def plan_key_rollout(before: MediatorIdentity, after: MediatorIdentity) -> list[KeySet]:
-    """
-    The stages in which several processes change keys: each begins when all processes have reached the one before.
-
-    So every process accepts the new keys before any process publishes them.
-    """
-    known = {kid: key for kid, key in before.keys}  # noqa: C416  a KeySet is no mapping, though dict() takes it for one
-    added = tuple((kid, key) for kid, key in after.keys if known.get(kid) != key)
-    if not added or any(kid in known for kid, _ in added):
-        return [after.keys]
-    return [replace(before.keys, prepared=(*before.keys.prepared, *added)), after.keys]
-
-
-def log_identity_change(before: MediatorIdentity, after: MediatorIdentity) -> None:
-    """Log what has changed for wallets."""
-    if after.did != before.did:
-        _log.info(
-            "current DID: {did}; {count} former DIDs still accepted",
-            did=abbreviate_did(after.did),
-            count=len(after.former_peer_dids) + len(after.former_dids),
-        )
-    for did in after.prepared_dids:
-        if not before.owns(did):
-            _log.info("the DID {did} is accepted but not published yet", did=abbreviate_did(did))
-    gone = after.find_missing_dids(before)
-    if gone:
-        _log.warn("no longer accepted: {dids}", dids=", ".join(map(abbreviate_did, gone)))
-
-
-def _build_identity(config: Config, keys: Callable[[], KeySet]) -> MediatorIdentity:
-    try:
-        return MediatorIdentity(
-            keys(), config.public_url, config.identity.former_dids, raw_keys=config.decentrl.raw_keys
-        )
-    except (SecretFileError, IdentityError) as error:
-        raise StartupError(str(error)) from None
 
 
 ReloadOutcome = Literal["ok", "refused", "restart_needed"]
@@ -312,92 +217,3 @@ def build_segment_limits(config: Config) -> SegmentLimits:
     """The limits at which segments of the event log are closed and deleted."""
     rotate, retention = config.log.rotate, config.log.retention
     return SegmentLimits(rotate.bytes, rotate.keep, retention.age, retention.bytes, retention.unread_bytes)
-
-
-_DAY_SECONDS = 86_400.0
-# Seconds. A timer ignores changes of the wall clock, so longer waits are split.
-_MAX_WAIT = 3_600.0
-
-
-def to_utc_day(seconds: float) -> date:
-    """The UTC date of a POSIX timestamp."""
-    return datetime.fromtimestamp(seconds, UTC).date()
-
-
-def log_failed_renewal(reason: str) -> None:
-    """Log why the pseudonym key was not renewed."""
-    _log.error("keeping the current pseudonym key: {reason}", reason=reason)
-
-
-class PseudonymKeyRotation(Service):
-    """
-    Switches the event log to a new pseudonym key when a key epoch ends; checks once a day, at midnight UTC.
-
-    :param path: of `log.key`.
-    :param epoch_days: length of an epoch in days; 0 means that it never ends.
-    """
-
-    name = "pseudonym key rotation"
-
-    def __init__(
-        self,
-        clock: IReactorTime,
-        path: Path,
-        pseudonymizer: Pseudonymizer,
-        events: EventLogWriter,
-        epoch_days: Callable[[], int],
-    ) -> None:
-        self._clock = clock
-        self._path = path
-        self._pseudonymizer = pseudonymizer
-        self._events = events
-        self._epoch_days = epoch_days
-        self._timer: IDelayedCall | None = None
-        self._checked_day = date.min
-
-    def startService(self) -> None:
-        """Start the daily check; the current key was checked when it was loaded."""
-        super().startService()
-        self._checked_day = to_utc_day(self._clock.seconds())
-        self._schedule()
-
-    def stopService(self) -> None:
-        """Stop the daily check."""
-        super().stopService()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def rotate_if_due(self) -> None:
-        """
-        Use the key of the current epoch, in a new segment of the event log if the epoch has changed.
-
-        The key in use stays if there is no key file, or if the file has another key for the same epoch.
-        """
-        try:
-            key = renew_pseudonym_key(
-                self._path, to_utc_day(self._clock.seconds()), self._epoch_days(), log_failed_renewal
-            )
-        except SecretFileError as error:
-            log_failed_renewal(str(error))
-            return
-        if key.epoch != self._pseudonymizer.epoch:
-            self._pseudonymizer.set_key(key)
-            self._events.set_key_epoch(key.epoch)
-        elif key != self._pseudonymizer.key:
-            _log.warn(
-                "{path} has a different key for epoch {epoch}; the key in use stays until a restart",
-                path=self._path,
-                epoch=key.epoch,
-            )
-
-    def _schedule(self) -> None:
-        remaining = _DAY_SECONDS - self._clock.seconds() % _DAY_SECONDS
-        self._timer = self._clock.callLater(min(remaining, _MAX_WAIT), self._check_day)
-
-    def _check_day(self) -> None:
-        self._schedule()
-        today = to_utc_day(self._clock.seconds())
-        if today != self._checked_day:
-            self._checked_day = today
-            self.rotate_if_due()

@@ -14,8 +14,9 @@ from twisted.logger import Logger
 
 from mediatord.app.admin_and_control import SupervisorMonitor, list_listen_endpoints, load_admin_token
 from mediatord.app.core_services import CoreServices, load_pseudonymizer
+from mediatord.app.current_identity import load_identity, parse_identity, plan_key_rollout
 from mediatord.app.lifecycle import OrderedService
-from mediatord.app.reload import ReloadOutcome, load_identity, parse_identity, plan_key_rollout, reload_config
+from mediatord.app.reload import ReloadOutcome, reload_config
 from mediatord.config.settings import Config
 from mediatord.control.server import ControlListener
 from mediatord.errors import ShutdownInProgress, StoreUnavailable

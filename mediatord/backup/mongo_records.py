@@ -44,7 +44,7 @@ from mediatord.backup.records import (
 from mediatord.protocol.canonical_did import compute_did_digest
 from mediatord.store.interfaces.decentrl import get_utf8_size
 from mediatord.store.mongo import schema
-from mediatord.store.mongo.decentrl_events import (
+from mediatord.store.mongo.decentrl_event_archive import (
     EventLabelKind,
     build_event_payload,
     build_public_event,

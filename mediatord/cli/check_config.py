@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import click
 
 from mediatord.admin.site import read_admin_token
+from mediatord.app.current_identity import load_identity
 from mediatord.app.lifecycle import check_setting_combinations
-from mediatord.app.reload import load_identity
 from mediatord.cli.console import config_option, json_option, print_result
 from mediatord.cluster.peer_connection import read_cluster_keys
 from mediatord.config.file import KeyPart, examine_config

@@ -25,7 +25,7 @@ from mediatord.identity.key_file import (
 )
 from mediatord.identity.mediator_identity import IdentityError, MediatorIdentity, make_mediator_peer_did
 from mediatord.observability.pseudonyms import delete_epoch_key, read_pseudonym_keys, start_key_epoch
-from mediatord.secret_files import SecretFileError, read_secret_file
+from mediatord.runtime.secret_files import SecretFileError, read_secret_file
 
 
 def make_passphrase_reader(config: Config) -> PassphraseSource:

@@ -17,12 +17,12 @@ from mediatord import __version__
 from mediatord.app.daemon import build_daemon
 from mediatord.cli.console import config_option, find_program_name
 from mediatord.cli.keys import read_identity
-from mediatord.clock import install_monotonic_clock
 from mediatord.config.file import load_config
 from mediatord.config.settings import Config
 from mediatord.errors import StartupError
 from mediatord.identity.invitation import build_invitation_url
 from mediatord.identity.mediator_identity import MediatorIdentity
+from mediatord.runtime.reactor_clock import install_monotonic_clock
 from mediatord.tap import DaemonService
 from mediatord.workers.supervised_worker import SPEC_FD, WorkerSpec
 from mediatord.workers.supervisor_connection import SupervisorConnection, reset_hang_alarm

@@ -35,7 +35,7 @@ from mediatord.observability.metrics import Metrics
 from mediatord.observability.pseudonyms import Pseudonymizer, read_pseudonym_keys
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.probe_markers import resembles_probe_did
-from mediatord.secret_files import SecretFileError
+from mediatord.runtime.secret_files import SecretFileError
 from mediatord.store.factory import build_store
 from mediatord.store.interfaces.administration import (
     MAX_PURGE_BATCH,

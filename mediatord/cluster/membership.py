@@ -20,7 +20,7 @@ from twisted.python.failure import Failure
 
 from mediatord.cluster.presence import PresencePublisher
 from mediatord.errors import StoreUnavailable
-from mediatord.log_redaction_and_throttle import LogThrottle, redact_failure
+from mediatord.runtime.log_redaction_and_throttle import LogThrottle, redact_failure
 from mediatord.store.interfaces.cluster import (
     MAX_CLOCK_SKEW,
     ClockSkewError,

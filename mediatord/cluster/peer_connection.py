@@ -32,10 +32,10 @@ from twisted.protocols.basic import Int32StringReceiver
 from twisted.protocols.policies import TimeoutMixin
 from twisted.python.failure import Failure
 
-from mediatord.clock import request_scope
 from mediatord.errors import StoreUnavailable
-from mediatord.log_redaction_and_throttle import LogThrottle, redact_failure
-from mediatord.secret_files import SecretFileError, read_secret_file
+from mediatord.runtime.log_redaction_and_throttle import LogThrottle, redact_failure
+from mediatord.runtime.request_time import request_deadline
+from mediatord.runtime.secret_files import SecretFileError, read_secret_file
 from mediatord.store.interfaces.cluster import ClusterNode
 
 _log = Logger()
@@ -497,7 +497,7 @@ class PeerServer(Factory):
             return b""
         self._requests += 1
         try:
-            with request_scope(self._clock):
+            with request_deadline(self._clock):
                 return await self._operation(body)
         except (ValueError, StoreUnavailable):
             return b""

@@ -25,9 +25,9 @@ from twisted.logger import Logger
 from mediatord.cluster.membership import NODE_LEASE
 from mediatord.cluster.peer_connection import MAX_BODY_BYTES, PeerCallFailed, PeerCallRejected, PeerReplaced
 from mediatord.delivery.connections import ConnectionManager
-from mediatord.log_redaction_and_throttle import LogThrottle, redact_failure
 from mediatord.observability.metrics import Metrics
 from mediatord.protocol import encoding
+from mediatord.runtime.log_redaction_and_throttle import LogThrottle, redact_failure
 from mediatord.store.interfaces.cluster import MAX_CLOCK_SKEW, ClusterNode, IClusterStore
 from mediatord.store.interfaces.decentrl import PendingEvent
 from mediatord.store.interfaces.messages import MessageArrival, PayloadForm, StoredMessage

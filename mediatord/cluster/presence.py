@@ -21,9 +21,9 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from mediatord.clock import get_time_left
 from mediatord.errors import StoreUnavailable
-from mediatord.log_redaction_and_throttle import redact_failure
+from mediatord.runtime.log_redaction_and_throttle import redact_failure
+from mediatord.runtime.request_time import get_time_left
 from mediatord.store.interfaces.cluster import ClusterNode, IClusterStore, PresenceRecord
 
 _log = Logger()

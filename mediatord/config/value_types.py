@@ -31,7 +31,7 @@ from mediatord.config.value_syntax import (
     resolve_endpoint_paths,
 )
 from mediatord.protocol.didcomm.did_document import is_did, strip_did_url
-from mediatord.secret_files import resolve_secret_path
+from mediatord.runtime.secret_files import resolve_secret_path
 
 _NODE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _MAX_PORT = 65535

@@ -12,11 +12,11 @@ from hashlib import blake2b
 
 from twisted.internet.interfaces import IReactorTime
 
-from mediatord.clock import measure_time
 from mediatord.errors import InvalidSignature, SenderNotFound, SenderSigningKeyNotFound, TimestampOutOfRange
 from mediatord.observability.event_recorder import EventRecorder
 from mediatord.protocol.decentrl.crypto import verify_bytes
 from mediatord.protocol.decentrl.did_decentrl import parse_did
+from mediatord.runtime.request_time import measure_time
 from mediatord.store.interfaces.decentrl import CommandGuard
 
 _verify = measure_time(verify_bytes)

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from mediatord.clock import measure_time
 from mediatord.decentrl.context import CommandRequest, DecentrlContext, ReplyBody, build_page, to_slice
 from mediatord.errors import InvalidCommand, InvalidContractSignatures, MediatorError, UnauthorizedCommand
 from mediatord.protocol import encoding
@@ -34,6 +33,7 @@ from mediatord.protocol.decentrl.contracts import (
 )
 from mediatord.protocol.decentrl.crypto import decode_public_key, decrypt, derive_shared_secret, generate_key_pair
 from mediatord.protocol.decentrl.did_decentrl import parse_did
+from mediatord.runtime.request_time import measure_time
 from mediatord.store.interfaces.decentrl import CommandGuard, Contract, ContractFilter, ContractRequest
 
 _signatures_hold = measure_time(verify_contract_signatures)

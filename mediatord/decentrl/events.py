@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from mediatord.clock import measure_time
 from mediatord.decentrl.context import CommandRequest, DecentrlContext, ReplyBody, build_page, to_slice
 from mediatord.errors import InvalidCommand, InvalidEventSignature, RecipientNotFound
 from mediatord.protocol.decentrl.canonical_json import normalize_number
@@ -28,6 +27,7 @@ from mediatord.protocol.decentrl.commands import (
     parse_public_query,
 )
 from mediatord.protocol.decentrl.crypto import verify_event_signature
+from mediatord.runtime.request_time import measure_time
 from mediatord.store.interfaces.decentrl import (
     EventFilter,
     PendingEvent,

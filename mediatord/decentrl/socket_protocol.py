@@ -19,11 +19,11 @@ from mediatord.errors import (
     StoreUnavailable,
     UnauthorizedCommand,
 )
-from mediatord.log_redaction_and_throttle import redact_failure, release_traceback
 from mediatord.observability.event_recorder import RequestRecord
 from mediatord.protocol import encoding
 from mediatord.protocol.decentrl.commands import parse_authentication_request
 from mediatord.protocol.error_codes import get_decentrl_close_code
+from mediatord.runtime.log_redaction_and_throttle import redact_failure, release_traceback
 
 _log = Logger()
 

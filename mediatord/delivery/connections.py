@@ -18,8 +18,8 @@ from twisted.internet.interfaces import IPushProducer, IReactorTime
 from twisted.logger import Logger
 from zope.interface import implementer
 
-from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.protocol.probe_markers import PROBE_CLIENT
+from mediatord.runtime.log_redaction_and_throttle import redact_failure
 
 K = TypeVar("K", bound=Hashable)
 M = TypeVar("M", bound=Hashable)

@@ -47,7 +47,6 @@ from mediatord.errors import (
     UnsupportedMediaType,
     UnsupportedMessageType,
 )
-from mediatord.log_redaction_and_throttle import release_traceback
 from mediatord.observability.event_recorder import RequestRecord
 from mediatord.protocol.didcomm import jwe
 from mediatord.protocol.didcomm.did_document import strip_did_url
@@ -56,6 +55,7 @@ from mediatord.protocol.didcomm.message import Message, MessageType, OutgoingMes
 from mediatord.protocol.didcomm.message_pickup import parse_message_ids
 from mediatord.ratelimit.admission import RequestAdmission, RequestReply
 from mediatord.ratelimit.rate_limiter import compute_request_cost
+from mediatord.runtime.log_redaction_and_throttle import release_traceback
 from mediatord.store.interfaces.messages import AcknowledgementResult
 from mediatord.store.interfaces.store import FIRST_DAY_SECONDS, Account, INonceCache
 

@@ -11,10 +11,8 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
-from mediatord.clock import outside_request
 from mediatord.didcomm.messages import ForwardWrapper, WrapError
 from mediatord.errors import MediatorError
-from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.net.did_resolver import DIDResolver
 from mediatord.net.outbound_http import OutboundAddressError, OutboundHTTPClient, OutboundRequestError
 from mediatord.observability.event_recorder import EventRecorder
@@ -22,6 +20,8 @@ from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm.did_document import DIDDocument, ServiceEndpoint, strip_did_url
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
 from mediatord.ratelimit.registration import AccessList
+from mediatord.runtime.log_redaction_and_throttle import redact_failure
+from mediatord.runtime.request_time import outside_request
 from mediatord.store.interfaces.messages import IMessageStore, StoredMessage
 
 _log = Logger()

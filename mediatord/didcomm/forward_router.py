@@ -20,7 +20,6 @@ from twisted.internet.defer import fail
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from mediatord.clock import Stopwatch, request_scope
 from mediatord.didcomm.context import DIDCommContext
 from mediatord.didcomm.messages import (
     ACCEPTED,
@@ -43,7 +42,6 @@ from mediatord.errors import (
     UnknownRecipient,
     UnsupportedMessageType,
 )
-from mediatord.log_redaction_and_throttle import redact_failure, release_traceback
 from mediatord.observability.event_recorder import RequestRecord
 from mediatord.protocol.canonical_did import DID_PEER_3, canonicalize_did, make_did_comparison_key
 from mediatord.protocol.didcomm import jwe
@@ -60,6 +58,8 @@ from mediatord.protocol.didcomm.forward import (
 from mediatord.protocol.probe_markers import PROBE_CLIENT
 from mediatord.ratelimit.admission import RequestGate, RequestReply
 from mediatord.ratelimit.rate_limiter import SMALL_REQUEST_BYTES, compute_request_cost
+from mediatord.runtime.log_redaction_and_throttle import redact_failure, release_traceback
+from mediatord.runtime.request_time import Stopwatch, request_deadline
 from mediatord.store.interfaces.messages import EnqueueRequest, EnqueueResult, Payload, StoredMessage
 
 _log = Logger()
@@ -425,7 +425,7 @@ class ForwardFastPath:
             _call_fallback(one.fallback)
         if pending:
             try:
-                with request_scope(context.clock):
+                with request_deadline(context.clock):
                     stored = context.store.enqueue_each(requests, partial(self._answer, pending))
             except Exception:
                 stored = fail(Failure())

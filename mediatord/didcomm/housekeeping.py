@@ -12,9 +12,9 @@ from twisted.internet.task import deferLater
 from mediatord.cluster.leases import LeaderLease
 from mediatord.didcomm.pickup import LiveDelivery
 from mediatord.errors import StoreUnavailable
-from mediatord.log_redaction_and_throttle import LogThrottle
 from mediatord.observability.event_recorder import EventRecorder
-from mediatord.periodic_tasks import PeriodicTasks, run_logging_failures
+from mediatord.runtime.log_redaction_and_throttle import LogThrottle
+from mediatord.runtime.periodic_tasks import PeriodicTasks, run_logging_failures
 from mediatord.store.interfaces.messages import StoredMessage
 from mediatord.store.interfaces.store import FIRST_DAY_SECONDS, IStore
 

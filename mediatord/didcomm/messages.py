@@ -13,7 +13,6 @@ from typing import Any, Literal, NamedTuple
 
 from twisted.internet.interfaces import IReactorTime
 
-from mediatord.clock import measure_time
 from mediatord.delivery.connections import WebSocketSession
 from mediatord.errors import (
     DecryptionError,
@@ -42,6 +41,7 @@ from mediatord.protocol.didcomm.message import (
 )
 from mediatord.protocol.error_codes import IDENTUS_PROBLEM_CODES, get_didcomm_error_code
 from mediatord.ratelimit.admission import RequestReply
+from mediatord.runtime.request_time import measure_time
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from mediatord.clock import outside_request
 from mediatord.delivery.connections import (
     CompactMultiMap,
     TooManySubscriptions,
@@ -27,7 +26,6 @@ from mediatord.delivery.connections import (
 from mediatord.didcomm.context import DIDCommContext, MessageRequest
 from mediatord.didcomm.messages import AuthcryptSender, RecipientKeys
 from mediatord.errors import LiveModeUnsupported, MediationNotGranted, StoreUnavailable
-from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm.message import OutgoingMessage
 from mediatord.protocol.didcomm.message_pickup import (
@@ -42,6 +40,8 @@ from mediatord.protocol.didcomm.message_pickup import (
     parse_recipient,
 )
 from mediatord.protocol.probe_markers import PROBE_DID_INFIX
+from mediatord.runtime.log_redaction_and_throttle import redact_failure
+from mediatord.runtime.request_time import outside_request
 from mediatord.store.interfaces.messages import QueueStatus, RemovedMessage, StoredMessage
 from mediatord.store.interfaces.store import Account
 

@@ -48,9 +48,9 @@ from mediatord.http.responses import (
     serialize_accepted,
     serialize_response,
 )
-from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.observability.event_recorder import ProtocolName
 from mediatord.protocol.probe_markers import PROBE_HEADER
+from mediatord.runtime.log_redaction_and_throttle import redact_failure
 
 # Bytes in a quantum of the scheduler; a head that Twisted parses is not longer.
 _CHUNK_BYTES = 16_384

@@ -19,7 +19,7 @@ from typing import Any
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
-from mediatord.log_redaction_and_throttle import redact_failure
+from mediatord.runtime.log_redaction_and_throttle import redact_failure
 
 _log = Logger()
 

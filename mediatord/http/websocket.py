@@ -34,11 +34,11 @@ from mediatord.errors import ShutdownInProgress
 from mediatord.http.channel import write_immediately
 from mediatord.http.client_address import get_host
 from mediatord.http.flow_control import LARGE_BUFFER_BYTES
-from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.observability.event_recorder import ProtocolName
 from mediatord.protocol.decentrl.commands import is_didcomm_envelope
 from mediatord.protocol.probe_markers import PROBE_HEADER
 from mediatord.ratelimit.admission import RequestReply
+from mediatord.runtime.log_redaction_and_throttle import redact_failure
 
 if TYPE_CHECKING:
     from mediatord.http.resources import HTTPContext
@@ -674,8 +674,8 @@ class _UnbatchedTimer:
     """
     Replaces Autobahn's batched timer, which puts calls for the same time on one timer of the reactor.
 
-    After a step of the clock, pending timers have other times (:mod:`mediatord.clock`), and a call would be put on
-    one that fires much earlier or later.
+    After a step of the clock, pending timers have other times (:mod:`mediatord.runtime.reactor_clock`), and a call
+    would be put on one that fires much earlier or later.
     """
 
     def __init__(self, reactor: Any) -> None:

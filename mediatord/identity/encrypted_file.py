@@ -20,8 +20,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
-from mediatord import secret_files
-from mediatord.secret_files import SecretFileError, read_secret_file
+from mediatord.runtime import secret_files
+from mediatord.runtime.secret_files import SecretFileError, read_secret_file
 
 MIN_PASSPHRASE_BYTES = 12
 _TYPE = "mediatord encrypted file"

@@ -22,7 +22,7 @@ from mediatord.identity.encrypted_file import (
 )
 from mediatord.protocol import encoding
 from mediatord.protocol.didcomm.keys import Curve, PrivateKey, PublicKey
-from mediatord.secret_files import (
+from mediatord.runtime.secret_files import (
     SecretFileError,
     create_secret_file,
     lock_secret_file,

@@ -15,9 +15,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from mediatord.clock import pause_deadline
 from mediatord.errors import RateLimitExceeded, UnresolvableDID
-from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.net.outbound_http import IPNetwork, OutboundError, OutboundResponse
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm.did_document import DIDDocument
@@ -30,6 +28,8 @@ from mediatord.protocol.didcomm.did_methods import (
     resolve_local,
     resolve_short_did_peer_4,
 )
+from mediatord.runtime.log_redaction_and_throttle import redact_failure
+from mediatord.runtime.request_time import pause_deadline
 
 _log = Logger()
 

@@ -26,7 +26,6 @@ from twisted.internet.interfaces import IDelayedCall, IReactorProcess, IReactorT
 from twisted.internet.utils import getProcessValue
 from twisted.logger import Logger
 
-from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.observability import segments
 from mediatord.observability.event_schema import (
     EVENTS,
@@ -45,6 +44,7 @@ from mediatord.observability.segments import (
     SegmentLimits,
     load_expected_read_marker,
 )
+from mediatord.runtime.log_redaction_and_throttle import redact_failure
 
 _LINE_FEED_BYTE = 10
 

@@ -10,7 +10,6 @@ from typing import Literal
 
 from twisted.internet.interfaces import IReactorTime
 
-from mediatord.clock import Stopwatch, start_stopwatch
 from mediatord.errors import MediatorError
 from mediatord.observability.event_schema import EventLog
 from mediatord.observability.metrics import REQUEST_BUCKETS, FastCounter, Metrics
@@ -23,6 +22,7 @@ from mediatord.protocol.error_codes import (
     get_didcomm_error_code,
 )
 from mediatord.protocol.probe_markers import PROBE_CLIENT, PROBE_DID_INFIX
+from mediatord.runtime.request_time import Stopwatch, start_stopwatch
 from mediatord.store.interfaces.decentrl import PendingEvent
 from mediatord.store.interfaces.messages import (
     LEDGER_ENTRIES,

@@ -21,7 +21,7 @@ from ipaddress import IPv4Address, ip_address, ip_network
 from pathlib import Path
 from typing import Any, Literal
 
-from mediatord.secret_files import (
+from mediatord.runtime.secret_files import (
     SecretFileError,
     create_secret_file,
     lock_secret_file,

@@ -12,10 +12,10 @@ from twisted.internet.defer import TimeoutError as DeferredTimeout
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
-from mediatord.clock import outside_request
-from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.observability.metrics import Metrics
 from mediatord.probe.cycle import ProbeCycle, ProbeError
+from mediatord.runtime.log_redaction_and_throttle import redact_failure
+from mediatord.runtime.request_time import outside_request
 
 _log = Logger()
 

@@ -15,11 +15,11 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from mediatord.clock import request_scope
 from mediatord.errors import InternalFault, MediatorError, RateLimitExceeded, ShutdownInProgress
-from mediatord.log_redaction_and_throttle import redact_failure, release_traceback
 from mediatord.observability.event_recorder import EventRecorder, ProtocolName, RequestRecord
 from mediatord.protocol.probe_markers import PROBE_CLIENT
+from mediatord.runtime.log_redaction_and_throttle import redact_failure, release_traceback
+from mediatord.runtime.request_time import request_deadline
 
 _log = Logger()
 
@@ -175,7 +175,7 @@ class RequestGate(Service):
         if not self.enter():
             await self.wait()
         try:
-            with request_scope(self._clock):
+            with request_deadline(self._clock):
                 return await work()
         finally:
             self.leave()
@@ -281,7 +281,7 @@ class RequestAdmission:
                 self._recorder.record_early_rejection(protocol, peer, size, error)
                 raise
         try:
-            with request_scope(self._clock):
+            with request_deadline(self._clock):
                 record = self._recorder.begin_request(protocol, peer, size)
                 record.session = session
                 memory = estimate_request_memory(size)

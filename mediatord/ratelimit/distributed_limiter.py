@@ -18,10 +18,10 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from mediatord.clock import get_time_left, outside_request
 from mediatord.errors import StoreUnavailable
-from mediatord.log_redaction_and_throttle import redact_failure
 from mediatord.ratelimit.rate_limiter import SlidingWindowLimiter, WaitTime
+from mediatord.runtime.log_redaction_and_throttle import redact_failure
+from mediatord.runtime.request_time import get_time_left, outside_request
 from mediatord.store.interfaces.cluster import IClusterStore
 
 _log = Logger()

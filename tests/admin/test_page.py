@@ -36,7 +36,7 @@ from mediatord.config.file import ConfigError, load_config
 from mediatord.config.settings import Config
 from mediatord.errors import StartupError, StoreUnavailable
 from mediatord.identity.key_file import create_keys
-from mediatord.secret_files import SecretFileError
+from mediatord.runtime.secret_files import SecretFileError
 from mediatord.service import makeService
 from mediatord.store.interfaces.messages import AgeBucket, LargeQueue, MessageLedger, QueueBacklog, StoreLedger
 from tests.admin.in_memory_admin_site import BEARER, TOKEN

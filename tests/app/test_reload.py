@@ -10,7 +10,8 @@ from twisted.logger import formatEvent
 from twisted.logger._capture import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.app.reload import list_changed_settings, load_identity, reload_config
+from mediatord.app.current_identity import load_identity
+from mediatord.app.reload import list_changed_settings, reload_config
 from mediatord.config.file import ConfigError, load_config
 from mediatord.config.settings import Config
 from mediatord.identity.key_file import create_keys

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from mediatord.app.reload import load_identity
+from mediatord.app.current_identity import load_identity
 from mediatord.config.file import load_config
 from mediatord.errors import StartupError
 from mediatord.identity import encrypted_file
 from mediatord.identity.encrypted_file import is_encrypted
-from mediatord.secret_files import create_secret_file
+from mediatord.runtime.secret_files import create_secret_file
 from tests.cli.test_commands import Capture, call, one_line
 
 PASSPHRASE = "correct horse battery"

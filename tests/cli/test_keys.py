@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mediatord.app.reload import load_identity
+from mediatord.app.current_identity import load_identity
 from mediatord.config.file import load_config
 from mediatord.identity.key_file import load_keys
 from tests.cli.test_commands import Capture, call, one_line

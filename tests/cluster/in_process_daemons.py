@@ -19,7 +19,7 @@ from mediatord.app.daemon import build_daemon
 from mediatord.cluster import anti_entropy
 from mediatord.config.settings import Config
 from mediatord.identity.key_file import create_keys
-from mediatord.secret_files import create_secret_file
+from mediatord.runtime.secret_files import create_secret_file
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import IStore
 from mediatord.store.sqlite.memory_store import MemoryStore

@@ -13,7 +13,7 @@ from twisted.web.client import Agent
 from mediatord.cluster.membership import IDENTITY_DIFFERS, NODE_LEASE, SECRET_DIFFERS
 from mediatord.errors import StoreUnavailable
 from mediatord.identity.key_file import create_keys
-from mediatord.secret_files import create_secret_file
+from mediatord.runtime.secret_files import create_secret_file
 from mediatord.store.interfaces.cluster import ClockSkewError
 from mediatord.store.interfaces.store import StoreUnusable
 from mediatord.wallet.decentrl_client import DecentrlWallet

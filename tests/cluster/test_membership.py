@@ -265,7 +265,7 @@ class MembershipTests(MembershipTestCase):
                 self.assertEqual(self.heard, ["joined", "parted"])
 
     def set_clock(self, step: float) -> None:
-        """As :mod:`mediatord.clock` has timers follow the clock of the host."""
+        """As :mod:`mediatord.runtime.reactor_clock` has timers follow the clock of the host."""
         self.clock.rightNow += step
         for call in self.clock.calls:
             call.time += step

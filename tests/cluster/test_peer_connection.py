@@ -48,7 +48,7 @@ from mediatord.cluster.peer_connection import (
     read_cluster_keys,
 )
 from mediatord.errors import StoreUnavailable
-from mediatord.secret_files import SecretFileError, create_secret_file
+from mediatord.runtime.secret_files import SecretFileError, create_secret_file
 from mediatord.store.interfaces.cluster import ClusterNode
 
 reactor: Any = _reactor

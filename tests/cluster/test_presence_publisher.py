@@ -9,9 +9,9 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.clock import REQUEST_TIME_LIMIT, request_scope
 from mediatord.cluster.presence import PUBLISH_BATCH, PUBLISH_RETRY_DELAY, PresencePublisher
 from mediatord.errors import StoreUnavailable
+from mediatord.runtime.request_time import REQUEST_TIME_LIMIT, request_deadline
 
 BOB, EVE = "did:x:bob", "did:x:eve"
 
@@ -174,7 +174,7 @@ class PresencePublisherTests(SynchronousTestCase):
     def test_slow_request(self) -> None:
         """Nor longer than is left of its time, while what it asked for is said in any case."""
         self.ledger.late = True
-        with request_scope(self.clock):
+        with request_deadline(self.clock):
             self.clock.advance(REQUEST_TIME_LIMIT - 0.5)
             known = self.publisher.add(BOB)
         self.clock.advance(0.5)

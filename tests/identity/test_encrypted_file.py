@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from mediatord.identity import encrypted_file
 from mediatord.identity.encrypted_file import decrypt_content, encrypt_content, is_encrypted, make_passphrase_source
 from mediatord.identity.key_file import create_keys, decrypt_keys, encrypt_keys, load_keys, retire_keys, rotate_keys
-from mediatord.secret_files import SecretFileError, create_secret_file, read_secret_file
+from mediatord.runtime.secret_files import SecretFileError, create_secret_file, read_secret_file
 
 RIGHT, WRONG = b"correct horse battery", b"correct horse batterz"
 # Before it is lowered for these tests.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mediatord.app.reload import plan_key_rollout
+from mediatord.app.current_identity import plan_key_rollout
 from mediatord.identity.key_file import (
     KeySet,
     create_keys,
@@ -26,7 +26,7 @@ from mediatord.protocol.decentrl.did_decentrl import decode_multibase_key
 from mediatord.protocol.didcomm.did_document import parse_did_document
 from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.protocol.didcomm.keys import PrivateKey
-from mediatord.secret_files import SecretFileError
+from mediatord.runtime.secret_files import SecretFileError
 
 URL = "https://m.example"
 WEB = "did:web:m.example"

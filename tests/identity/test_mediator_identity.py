@@ -12,7 +12,7 @@ from mediatord.protocol import encoding
 from mediatord.protocol.didcomm.did_document import parse_did_document
 from mediatord.protocol.didcomm.did_methods import derive_did_peer_3, make_did_peer_2, resolve_local
 from mediatord.protocol.didcomm.keys import PrivateKey, convert_ed25519_to_x25519_private
-from mediatord.secret_files import SecretFileError
+from mediatord.runtime.secret_files import SecretFileError
 from tests.did_factories import make_did_key, make_did_peer_4
 
 AGREEMENT = PrivateKey.from_secret("X25519", b"1" * 32)

@@ -16,7 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from mediatord.cli.commands import _run_command
 from mediatord.identity.encrypted_file import is_encrypted, make_passphrase_source
 from mediatord.identity.key_file import load_keys
-from mediatord.secret_files import create_secret_file
+from mediatord.runtime.secret_files import create_secret_file
 from tests.integration.daemon import Daemon
 from tests.integration.test_rotation import await_true, did_of, rotated
 from tests.integration.test_workers import await_workers

@@ -11,7 +11,7 @@ from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is 
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
-from mediatord.app.reload import to_utc_day
+from mediatord.app.pseudonym_key_rotation import to_utc_day
 from mediatord.observability.pseudonyms import Pseudonymizer, load_pseudonym_key, start_key_epoch
 from tests.integration.cluster import fresh_storage
 from tests.integration.daemon import Daemon

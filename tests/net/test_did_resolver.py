@@ -9,7 +9,6 @@ from twisted.internet.defer import CancelledError, Deferred, fail, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.clock import REQUEST_TIME_LIMIT, get_time_left, request_scope
 from mediatord.errors import RateLimitExceeded, StoreUnavailable, UnresolvableDID, UnsupportedDIDMethod
 from mediatord.net.did_resolver import DIDResolver, DIDWebResolver, LRUCache
 from mediatord.net.outbound_http import OutboundAddressError, OutboundRequestError, OutboundResponse
@@ -18,6 +17,7 @@ from mediatord.protocol.didcomm.did_document import DIDDocument
 from mediatord.protocol.didcomm.did_methods import make_did_peer_2
 from mediatord.protocol.didcomm.keys import PrivateKey
 from mediatord.ratelimit.rate_limiter import SlidingWindowLimiter, resolve_wait
+from mediatord.runtime.request_time import REQUEST_TIME_LIMIT, get_time_left, request_deadline
 from tests.did_factories import make_did_key, make_did_peer_4
 
 KEY = PrivateKey.from_secret("X25519", b"\x31" * 32).public
@@ -231,7 +231,7 @@ class WebTests(ResolverTestCase):
         left: list[float] = []
 
         async def request() -> None:
-            with request_scope(self.clock):
+            with request_deadline(self.clock):
                 await self.resolver.resolve(WEB)
                 left.append(get_time_left(self.clock))
 

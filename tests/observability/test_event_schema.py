@@ -20,7 +20,7 @@ from mediatord.observability.event_schema import (
     validate_fields,
 )
 from mediatord.observability.pseudonyms import Pseudonymizer, PseudonymKey, create_pseudonym_key, load_pseudonym_key
-from mediatord.secret_files import SecretFileError
+from mediatord.runtime.secret_files import SecretFileError
 from tests.observability.memory_event_log import MemoryEventLog
 
 KEY = PseudonymKey(3, b"k" * 32)

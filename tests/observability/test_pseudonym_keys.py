@@ -16,7 +16,7 @@ from twisted.logger._capture import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.app.daemon import build_daemon
-from mediatord.app.reload import to_utc_day
+from mediatord.app.pseudonym_key_rotation import to_utc_day
 from mediatord.observability.pseudonyms import (
     Pseudonymizer,
     create_pseudonym_key,
@@ -26,7 +26,7 @@ from mediatord.observability.pseudonyms import (
     renew_pseudonym_key,
     start_key_epoch,
 )
-from mediatord.secret_files import SecretFileError
+from mediatord.runtime.secret_files import SecretFileError
 from tests.cli.test_commands import call, one_line
 from tests.in_memory_mediator import NOW, InMemoryMediator, InMemoryWallet, pack_forward
 from tests.observability.counter_oracle import read_lines
@@ -118,7 +118,7 @@ def test_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     path = tmp_path / "log.key"
     create_pseudonym_key(path)
-    monkeypatch.setattr("mediatord.secret_files.fcntl.flock", refuse)
+    monkeypatch.setattr("mediatord.runtime.secret_files.fcntl.flock", refuse)
     with pytest.raises(SecretFileError, match="cannot be locked: No locks available"):
         start_key_epoch(path, TODAY)
     failures: list[str] = []

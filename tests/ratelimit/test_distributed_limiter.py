@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.clock import REQUEST_TIME_LIMIT as REQUEST
-from mediatord.clock import get_request_start, request_scope
 from mediatord.errors import RateLimitExceeded
 from mediatord.ratelimit.distributed_limiter import QUOTA_STORE_BACKOFF, QUOTA_STORE_TIMEOUT, DistributedLimiter
 from mediatord.ratelimit.rate_limiter import RateLimits
+from mediatord.runtime.request_time import REQUEST_TIME_LIMIT as REQUEST
+from mediatord.runtime.request_time import get_request_start, request_deadline
 from tests.ratelimit.rate_limiter_processes import DID, NOW, PEER, LimiterProcesses, max_in_a_minute, min_in_a_minute
 
 LIMITS = (60, 120, 600)
@@ -275,7 +275,7 @@ class OutageTests(SynchronousTestCase):
         """It waits for what is left of its time, those that ask with it for longer, and the answer counts for all."""
         self.processes.cluster.slow = True
         clock, process = self.processes.clock, self.processes[0]
-        with request_scope(clock):
+        with request_deadline(clock):
             clock.advance(REQUEST - QUOTA_STORE_TIMEOUT / 2)
             late = process.ask()
         other = process.ask()
@@ -299,7 +299,7 @@ class OutageTests(SynchronousTestCase):
             return result
 
         self.patch(self.processes.cluster, "take_quota", noting)
-        with request_scope(self.processes.clock):
+        with request_deadline(self.processes.clock):
             self.processes[0].asks()
         self.assertEqual(seen, [inf])
 

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import mediatord.clock
+import mediatord.runtime.reactor_clock
 from tests.torture.faulty_disk import DiskSpec
 
 _AHEAD = struct.Struct("<d")
@@ -38,7 +38,7 @@ class SharedClockOffset:
     def hang_up(self) -> None:
         """Have this process go by it; it must not have read the time before."""
         true = time.time  # noqa: TID251  what is set is the clock of the host
-        steady = mediatord.clock.MonotonicReactorClock.__init__
+        steady = mediatord.runtime.reactor_clock.MonotonicReactorClock.__init__
         assert steady.__defaults__ == (true, time.monotonic), "MonotonicReactorClock reads the time in another way"
         steady.__defaults__ = (lambda: true() + self.ahead, time.monotonic)
 

@@ -28,7 +28,7 @@ from mediatord.store.interfaces.decentrl import (
 )
 from mediatord.store.interfaces.messages import ArrivalWindow, LedgerEntry, MessageArrival, RemovedMessage
 from mediatord.store.mongo.decentrl_commands import CommandContext, Decision
-from mediatord.store.mongo.decentrl_events import EVENTS_PER_STEP, EventPositionCache, MongoEventArchive
+from mediatord.store.mongo.decentrl_event_archive import EVENTS_PER_STEP, EventPositionCache, MongoEventArchive
 from mediatord.store.mongo.decentrl_parties import (
     EMPTY_PAGE,
     DocumentListing,

@@ -12,7 +12,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from mediatord.errors import InternalFault, MediatorError, PayloadTooLarge, StoreUnavailable, UnknownRecipient
-from mediatord.log_redaction_and_throttle import redact_failure
+from mediatord.runtime.log_redaction_and_throttle import redact_failure
 from mediatord.store.disk_space import SpaceLimits
 from mediatord.store.interfaces.administration import IStoreAdministration
 from mediatord.store.interfaces.cluster import MAX_CLOCK_SKEW, IClusterStore

@@ -8,9 +8,9 @@ from typing import Any, cast
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.task import deferLater
 
-from mediatord import clock as deadline_module
-from mediatord.clock import request_scope
 from mediatord.errors import StoreUnavailable
+from mediatord.runtime import request_time as deadline_module
+from mediatord.runtime.request_time import request_deadline
 from mediatord.store.interfaces.decentrl import CommandGuard
 from mediatord.store.interfaces.messages import Payload
 from mediatord.store.interfaces.store import BatchLimits
@@ -46,7 +46,7 @@ class ShiftedClock:
 
 def began(seconds: float) -> Any:
     """A request that began some seconds ago."""
-    return request_scope(cast(Any, ShiftedClock(seconds)))
+    return request_deadline(cast(Any, ShiftedClock(seconds)))
 
 
 class DeadlineCase(MongoTestCase):
@@ -79,7 +79,7 @@ class RequestTests(DeadlineCase):
                 self.assertTrue(await store.get_account(ALICE))
 
         async def request() -> None:
-            with request_scope(CLOCK):
+            with request_deadline(CLOCK):
                 await ask()
 
         with self.servers.failpoint("find", "aggregate", blockConnection=True, blockTimeMS=SLOW):
@@ -92,7 +92,7 @@ class RequestTests(DeadlineCase):
         store._owner_cache.clear()
 
         async def request() -> None:
-            with request_scope(CLOCK):
+            with request_deadline(CLOCK):
                 self.assertEqual(await store.find_owner(INBOX), ALICE)
                 await self.put(store, "a")
 
@@ -166,7 +166,7 @@ class RequestTests(DeadlineCase):
             with began(PATIENCE):
                 hasty = store.find_owner(INBOX)
             await deferLater(CLOCK, 0.2)  # its query is the one that is blocked
-            with request_scope(CLOCK):
+            with request_deadline(CLOCK):
                 patient = store.find_owner(INBOX)
             self.assertEqual(await patient, ALICE)
             await self.fails(hasty)

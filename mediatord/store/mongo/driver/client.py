@@ -13,8 +13,9 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
-from mediatord.clock import REQUEST_TIME_LIMIT, NonDecreasingClock, get_request_start
 from mediatord.errors import StoreUnavailable
+from mediatord.runtime.reactor_clock import NonDecreasingClock
+from mediatord.runtime.request_time import REQUEST_TIME_LIMIT, get_request_start
 from mediatord.store.mongo.driver.collection import (
     Collection,
     Document,

@@ -10,8 +10,8 @@ from typing import Any, cast
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.task import deferLater
 
-from mediatord.clock import request_scope
 from mediatord.errors import PayloadTooLarge, StoreUnavailable, UnknownRecipient
+from mediatord.runtime.request_time import request_deadline
 from mediatord.store.interfaces.messages import Payload
 from mediatord.store.interfaces.store import ignore_observation
 from mediatord.store.mongo.driver import client
@@ -435,7 +435,7 @@ class UnavailableServerTests(ServerCase):
             await self.elsewhere(self.servers.thaw, 0)
         await wait_until(lambda: server.is_available)
         self.assertIsNotNone(await store.get_account(ALICE))
-        with request_scope(cast(Any, clock)):
+        with request_deadline(cast(Any, clock)):
             self.assertEqual(await store.find_owner(INBOX), ALICE)
 
     async def test_counted(self) -> None:

@@ -20,8 +20,8 @@ from typing import TypeVar
 
 from bson import Timestamp
 
-from mediatord.clock import REQUEST_TIME_LIMIT
 from mediatord.errors import PublicEventNotFound, QuotaExceeded, RateLimitExceeded
+from mediatord.runtime.request_time import REQUEST_TIME_LIMIT
 from mediatord.store.caches import EventPosition, PageCursorCache, PageCursors
 from mediatord.store.interfaces.decentrl import (
     CommandGuard,

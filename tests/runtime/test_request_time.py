@@ -13,17 +13,17 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock, deferLater
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.clock import (
+from mediatord.cluster.peer_connection import PeerServer, derive_cluster_keys
+from mediatord.didcomm.messages import MessageOrigin
+from mediatord.didcomm.pickup import MARK_DELAY
+from mediatord.runtime.request_time import (
     REQUEST_TIME_LIMIT,
     get_request_start,
     get_time_left,
     outside_request,
     pause_deadline,
-    request_scope,
+    request_deadline,
 )
-from mediatord.cluster.peer_connection import PeerServer, derive_cluster_keys
-from mediatord.didcomm.messages import MessageOrigin
-from mediatord.didcomm.pickup import MARK_DELAY
 from tests.in_memory_identities import InMemoryIdentity
 from tests.in_memory_mediator import NOW, PEER, InMemoryMediator, InMemoryWallet, pack_forward
 
@@ -52,7 +52,7 @@ class DeadlineTests(SynchronousTestCase):
         """All that a request waits for knows when it began, however deep and late; another one has its own time."""
 
         async def work() -> None:
-            with request_scope(self.clock):
+            with request_deadline(self.clock):
                 await self.later(1.0)
                 await Deferred.fromCoroutine(self.later(1.0))
             self.look()
@@ -68,7 +68,7 @@ class DeadlineTests(SynchronousTestCase):
 
     def test_what_outlives_it(self) -> None:
         """What was begun for a request has all its time once that is over, and what the reactor calls always has."""
-        with request_scope(self.clock):
+        with request_deadline(self.clock):
             lasting = Deferred.fromCoroutine(self.later(2.0))
             self.clock.callLater(1.0, self.look)
         self.clock.advance(2.0)
@@ -79,20 +79,20 @@ class DeadlineTests(SynchronousTestCase):
         """One that nobody waits for any more ends within another one, which goes on as before."""
 
         async def work() -> None:
-            with request_scope(self.clock):
+            with request_deadline(self.clock):
                 await Deferred()
 
         dropped = work()
         copy_context().run(dropped.send, None)
         self.clock.advance(1.0)
-        with request_scope(self.clock):
+        with request_deadline(self.clock):
             dropped.close()
             self.look()
         self.assertEqual(self.seen, [1.0])
 
     def test_on_its_own(self) -> None:
         """What nobody waits for has all its time from the beginning, and the rest of the request has not."""
-        with request_scope(self.clock):
+        with request_deadline(self.clock):
             with outside_request():
                 lasting = Deferred.fromCoroutine(self.later(1.0))
             self.look()
@@ -102,7 +102,7 @@ class DeadlineTests(SynchronousTestCase):
 
     def test_time_left(self) -> None:
         """It gets less until there is none; without a request there is always all of it."""
-        with request_scope(self.clock):
+        with request_deadline(self.clock):
             for spent in (0.0, 1.0, REQUEST_TIME_LIMIT, 60.0):
                 self.clock.rightNow = spent
                 self.assertEqual(get_time_left(self.clock), max(REQUEST_TIME_LIMIT - spent, 0.0))
@@ -112,13 +112,13 @@ class DeadlineTests(SynchronousTestCase):
     def test_set_back(self) -> None:
         """A clock that is set back gives nobody more time than there is."""
         self.clock.advance(120.0)
-        with request_scope(self.clock):
+        with request_deadline(self.clock):
             self.clock.rightNow = 0.0
             self.assertEqual(get_time_left(self.clock), REQUEST_TIME_LIMIT)
 
     def test_not_counted(self) -> None:
         """Waiting for somebody else than the store leaves as much time as before, also if it was in vain."""
-        with request_scope(self.clock):
+        with request_deadline(self.clock):
             self.clock.advance(1.0)
             with contextlib.suppress(ValueError), pause_deadline(self.clock):
                 self.clock.advance(30.0)

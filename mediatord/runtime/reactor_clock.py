@@ -1,5 +1,5 @@
 """
-Time: a reactor clock that survives steps of the wall clock, the deadline of a request, and its computing time.
+Reactor clocks that survive steps of the wall clock.
 
 `MonotonicReactorClock` replaces the `seconds` of the program's reactor. Twisted schedules timers by `seconds`, which
 is the wall clock: setting that back by two minutes stops every timer for two minutes, and setting it forward, as
@@ -7,138 +7,26 @@ after a suspend, runs all of them at once. The replacement starts at the wall cl
 clock. Once a second both are compared; after a step, `seconds` follows the wall clock and all pending timers are
 moved along, so that each keeps its remaining time. Two readings of `seconds` may therefore differ by such a step, and
 the second may be the lower one; `NonDecreasingClock` is for code that cannot take that.
-
-The deadline and the stopwatch of a request are kept in context variables: a coroutine keeps the context of its
-caller, and what the reactor calls has an empty one. Work that a request starts without awaiting it has no deadline
-once the request is over.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, field
-from functools import wraps
+from collections.abc import Callable
 from itertools import repeat
 from operator import add
-from time import perf_counter
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from zope.interface import implementer
 
-# Seconds that all store operations of one request may take together.
-REQUEST_TIME_LIMIT = 2.5
 # Seconds between comparisons of the clocks, and the difference that is tolerated.
 CLOCK_CHECK_INTERVAL = 1.0
 CLOCK_STEP_TOLERANCE = 0.1
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 _log = Logger()
-
-
-@dataclass(slots=True)
-class _RequestTimer:
-    """:ivar began: None once the request is over."""
-
-    began: float | None
-
-
-_current_request: ContextVar[_RequestTimer | None] = ContextVar("request", default=None)
-
-
-@dataclass(slots=True)
-class request_scope:  # noqa: N801  it is used as a function
-    """Context manager: the body is work on one request, which begins now."""
-
-    clock: IReactorTime
-    _request: _RequestTimer = field(init=False)
-    _before: _RequestTimer | None = field(init=False)
-
-    def __enter__(self) -> None:
-        self._request = _RequestTimer(self.clock.seconds())
-        self._before = _current_request.get()
-        _current_request.set(self._request)
-
-    def __exit__(self, *_: object) -> None:
-        request = self._request
-        request.began = None
-        # A coroutine that is garbage-collected ends in an unrelated context.
-        if _current_request.get() is request:
-            _current_request.set(self._before)
-
-
-@contextmanager
-def outside_request() -> Iterator[None]:
-    """Work that is started in the body belongs to no request and has the full time."""
-    token = _current_request.set(None)
-    try:
-        yield
-    finally:
-        _current_request.reset(token)
-
-
-@contextmanager
-def pause_deadline(clock: IReactorTime) -> Iterator[None]:
-    """Extend the deadline of the current request by the time that the body takes."""
-    request, begun = _current_request.get(), clock.seconds()
-    try:
-        yield
-    finally:
-        if request is not None and request.began is not None:
-            request.began += clock.seconds() - begun
-
-
-def get_request_start(now: float) -> float:
-    """Start of the current request; `now` if there is none, or if the clock was set back since."""
-    request = _current_request.get()
-    return now if request is None or request.began is None else min(request.began, now)
-
-
-def get_time_left(clock: IReactorTime) -> float:
-    """Seconds until the deadline of the current request, never less than 0."""
-    now = clock.seconds()
-    return max(get_request_start(now) + REQUEST_TIME_LIMIT - now, 0.0)
-
-
-@dataclass(slots=True)
-class Stopwatch:
-    """:ivar seconds: measured so far."""
-
-    seconds: float = 0.0
-
-
-_current_stopwatch: ContextVar[Stopwatch | None] = ContextVar("stopwatch", default=None)
-
-
-def start_stopwatch() -> Stopwatch:
-    """Make a stopwatch and let it be that of the current context."""
-    watch = Stopwatch()
-    _current_stopwatch.set(watch)
-    return watch
-
-
-def measure_time(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorator: add a function's run time to the current stopwatch. Such functions must not call each other."""
-
-    @wraps(function)
-    def measured(*args: P.args, **options: P.kwargs) -> T:
-        watch = _current_stopwatch.get()
-        if watch is None:
-            return function(*args, **options)
-        began = perf_counter()
-        try:
-            return function(*args, **options)
-        finally:
-            watch.seconds += perf_counter() - began
-
-    return measured
 
 
 class MonotonicReactorClock:

@@ -8,7 +8,7 @@ from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import StoreUnavailable
-from mediatord.periodic_tasks import PeriodicTasks
+from mediatord.runtime.periodic_tasks import PeriodicTasks
 
 
 class PeriodicTasksTests(SynchronousTestCase):

@@ -10,7 +10,12 @@ from twisted.internet.task import LoopingCall
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.clock import CLOCK_CHECK_INTERVAL, CLOCK_STEP_TOLERANCE, MonotonicReactorClock, install_monotonic_clock
+from mediatord.runtime.reactor_clock import (
+    CLOCK_CHECK_INTERVAL,
+    CLOCK_STEP_TOLERANCE,
+    MonotonicReactorClock,
+    install_monotonic_clock,
+)
 
 EPOCH = 1_700_000_000.0
 STEP = 0.25

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.clock import NonDecreasingClock
+from mediatord.runtime.reactor_clock import NonDecreasingClock
 from tests.in_memory_mediator import InMemoryReactor
 
 

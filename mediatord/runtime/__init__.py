@@ -1,0 +1,1 @@
+"""What every package uses of the process and its reactor: clocks, deadlines, periodic tasks, logs, secret files."""
