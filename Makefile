@@ -115,7 +115,7 @@ docs: $(VENV)/.installed-docs ## build the documentation into var/docs; warnings
 	@echo "open var/docs/index.html"
 
 docs-reference: $(VENV)/.installed-docs ## regenerate the pages on configuration and commands from the code
-	@$(BIN)/python -m mediatord.cli.reference_pages docs
+	@$(BIN)/python -m mediatord.cli.settings_and_command_reference docs
 
 docs-linkcheck: $(VENV)/.installed-docs ## check external links of the documentation; needs the network
 	@$(BIN)/python -m sphinx -q -n -b linkcheck docs var/linkcheck

@@ -24,7 +24,7 @@ from mediatord.config.file import ConfigError, load_config
 from mediatord.config.settings import Config
 from mediatord.config.value_syntax import CONFIG_PATH_VARIABLE, DEFAULT_CONFIG_PATH, get_default_config_path
 from mediatord.errors import StartupError
-from mediatord.http.flow_control import limit_malloc_mmap_threshold, tune_garbage_collector
+from mediatord.runtime.memory_reclaimer import limit_malloc_mmap_threshold, tune_garbage_collector
 from mediatord.runtime.reactor_clock import install_monotonic_clock
 
 _log = Logger()

@@ -26,9 +26,10 @@ from mediatord.admin.status import DaemonStatus, StatusCollector, render_status_
 from mediatord.admin.status_sources import REPORT_INDEX, AnalysisReportFile, ReportDirectory
 from mediatord.http.channel import BackpressureHTTPChannel
 from mediatord.http.client_address import ClientAddressResolver, get_addresses
-from mediatord.http.flow_control import MemoryReclaimer, ResponseBudget, RoundRobinScheduler
+from mediatord.http.flow_control import ResponseBudget, RoundRobinScheduler
 from mediatord.ratelimit.rate_limiter import SlidingWindowLimiter
 from mediatord.runtime.log_redaction_and_throttle import redact_failure
+from mediatord.runtime.memory_reclaimer import MemoryReclaimer
 from mediatord.runtime.secret_files import SecretFileError, read_secret_file
 
 MIN_TOKEN_LENGTH = 32

@@ -33,8 +33,8 @@ _log = Logger()
 _STATE_STOPPING = "stopping"
 
 
-class SupervisorMonitor(Service):
-    """Collects recent problems of the supervisor for the status page."""
+class ProblemMonitor(Service):
+    """Collects recent problems of a process, as of the supervisor, for the status page."""
 
     name = "process monitor"
 
@@ -57,7 +57,7 @@ class SupervisorMonitor(Service):
         return {"node": self._node, "problems": self._problems.list_problems()}
 
 
-class ProcessMonitor(SupervisorMonitor):
+class TrafficAndProblemMonitor(ProblemMonitor):
     """Collects traffic and recent problems of a process that serves clients, for the status page."""
 
     def __init__(self, core: CoreServices, node: str) -> None:
@@ -131,7 +131,7 @@ def build_admin(
     token = load_admin_token(config)
     if token is None or config.admin.listen is None:
         return [], []
-    monitor = ProcessMonitor(core, config.node_name)
+    monitor = TrafficAndProblemMonitor(core, config.node_name)
     reactor = core.reactor
     if worker is not None:
         worker.handlers["state"] = lambda _: monitor.report()
@@ -167,7 +167,7 @@ def build_admin_site(
     core: CoreServices,
     config: Config,
     token: bytes,
-    monitor: ProcessMonitor,
+    monitor: TrafficAndProblemMonitor,
     worker: SupervisorConnection | None = None,
 ) -> AdminSite:
     """Build the site of the status page."""

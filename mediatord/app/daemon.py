@@ -26,7 +26,7 @@ from mediatord.app.lifecycle import (
 from mediatord.app.metrics_collection import StartStopLedgerRecorder
 from mediatord.app.protocol_services import DecentrlServices, DIDCommServices
 from mediatord.app.public_site import build_site
-from mediatord.app.workers import bind_supervisor_callbacks, build_listeners, build_supervisor
+from mediatord.app.supervision import bind_supervisor_callbacks, build_listeners, build_supervisor
 from mediatord.cluster.leases import ExclusiveStoreLease, open_shared_store
 from mediatord.cluster.membership import Membership
 from mediatord.config.settings import Config

@@ -9,8 +9,8 @@ from typing import Any
 
 from mediatord.app.core_services import CoreServices
 from mediatord.app.metrics_collection import ReactorLagMonitor, record_gauges
+from mediatord.cluster.backlog_and_pickup_records import record_backlog, record_pickups
 from mediatord.cluster.leases import LeaderLease
-from mediatord.cluster.push_exclusions import read_backlog, record_pickups
 from mediatord.config.settings import Config
 from mediatord.decentrl.authentication import CommandAuthenticator, KeyDirectory
 from mediatord.decentrl.context import DecentrlContext
@@ -84,12 +84,12 @@ class DIDCommServices:
             push_timeout=queue.delivered_timeout,
             node=get_marking_node(core, config),
         )
-        backlog_reader, pickup_recorder, push_elsewhere = None, None, None
+        backlog_recorder, pickup_recorder, push_elsewhere = None, None, None
         if core.cluster:
             push_elsewhere = core.cluster.remote_delivery.deliver_message
-            backlog_reader = partial(read_backlog, reactor, core.connections, store.find_arrivals)
+            backlog_recorder = partial(record_backlog, reactor, core.connections, store.find_arrivals)
             pickup_recorder = partial(record_pickups, store.cluster, queue.delivered_timeout)
-        self.live = LiveDelivery(context, backlog_reader)
+        self.live = LiveDelivery(context, backlog_recorder)
         forward_wrapper = ForwardWrapper(resolver, reactor, new_didcomm_message_id)
         websocket_url = "ws" + config.public_url.removeprefix("http")
         targets = EndpointResolver(
@@ -191,11 +191,11 @@ class DecentrlServices:
         key_directory = KeyDirectory(
             identity.decentrl_dids, lambda: (identity.now.signing_key, *identity.now.former_signing_keys)
         )
-        remote_delivery, pickup_recorder, backlog_reader = None, None, None
+        remote_delivery, pickup_recorder, backlog_recorder = None, None, None
         if core.cluster:
             remote_delivery = core.cluster.remote_delivery
             pickup_recorder = partial(record_pickups, store.cluster, config.queue.delivered_timeout)
-            backlog_reader = partial(read_backlog, clock, core.connections, store.decentrl.find_pending_arrivals)
+            backlog_recorder = partial(record_backlog, clock, core.connections, store.decentrl.find_pending_arrivals)
         self.event_pusher = EventPusher(core.connections, recorder, remote_delivery)
         core.late_removals.resolve_events = self.event_pusher.resolve_pushes
         recorder.metrics.register_buffer("remembered_events", lambda: (self.event_pusher.remembered, None))
@@ -212,7 +212,7 @@ class DecentrlServices:
             rate_limiter=core.rate_limiter,
             gate=core.gate,
             connections=core.connections,
-            read_backlog=backlog_reader,
+            record_backlog=backlog_recorder,
             record_pickups=pickup_recorder,
             new_id=new_stored_message_id,
             get_signing_seed=lambda: identity.now.signing_seed,

@@ -11,10 +11,11 @@ from mediatord.cluster.membership import StoreHealthCheck
 from mediatord.config.settings import Config
 from mediatord.errors import StoreUnavailable
 from mediatord.http.client_address import AllowedOrigins, ClientAddressResolver
-from mediatord.http.flow_control import MemoryReclaimer, RoundRobinScheduler
+from mediatord.http.flow_control import RoundRobinScheduler
 from mediatord.http.resources import HTTPContext, StaticDocuments, report_no_probe
 from mediatord.http.site import MediatorSite, SiteLimits
 from mediatord.probe.readiness import ReadinessMonitor
+from mediatord.runtime.memory_reclaimer import MemoryReclaimer
 from mediatord.workers.supervisor_connection import SupervisorConnection
 
 

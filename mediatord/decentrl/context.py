@@ -59,8 +59,8 @@ class DecentrlContext:
     """
     Collaborators of all commands and sockets.
 
-    :param read_backlog: records which messages are queued for a DID when a socket subscribes to it; None where there
-        are no other nodes.
+    :param record_backlog: records which messages are queued for a DID when a socket subscribes to it; None where
+        there are no other nodes.
     :param record_pickups: tells other nodes which events were queried; None likewise.
     :param new_id: id of something to be stored, for a time: unique, unguessable, in order of time.
     :param get_signing_seed: returns the seed of the mediator's current Ed25519 key.
@@ -80,7 +80,7 @@ class DecentrlContext:
     rate_limiter: RateLimiter
     gate: RequestGate
     connections: ConnectionManager[None]
-    read_backlog: Callable[[WebSocketSession, str], Awaitable[None]] | None
+    record_backlog: Callable[[WebSocketSession, str], Awaitable[None]] | None
     record_pickups: Callable[[Sequence[str]], None] | None
     new_id: Callable[[float], str]
     get_signing_seed: Callable[[], bytes] = field(repr=False)

@@ -75,8 +75,8 @@ class DecentrlSocketProtocol:
             did = await self._authenticate(frame, binary)
             # The peer queries events stored before this; later ones are pushed.
             await self._context.connections.announce_subscription(self._session, did)
-            if self._context.read_backlog is not None:
-                await self._context.read_backlog(self._session, did)
+            if self._context.record_backlog is not None:
+                await self._context.record_backlog(self._session, did)
         except MediatorError as error:
             release_traceback(error)
             self._fail(record, type(error))

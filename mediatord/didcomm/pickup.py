@@ -138,19 +138,19 @@ class LiveDelivery:
 
     Pushed messages stay in the store until they are acknowledged (decision D11).
 
-    :param read_backlog: notes what waits for a DID when a socket has subscribed to it, so that several nodes do not
+    :param record_backlog: notes what waits for a DID when a socket has subscribed to it, so that several nodes do not
         deliver it twice; None where there are no other nodes.
     """
 
     def __init__(
         self,
         context: DIDCommContext,
-        read_backlog: Callable[[WebSocketSession, str], Awaitable[None]] | None = None,
+        record_backlog: Callable[[WebSocketSession, str], Awaitable[None]] | None = None,
     ) -> None:
         self._context = context
         self._connections = context.connections
         self._packer = context.packer
-        self._read_backlog = read_backlog
+        self._record_backlog = record_backlog
         self._pushes: OrderedDict[str, _UnacknowledgedPush] = OrderedDict()
         # With several nodes, each keeps what it has pushed to its own sockets.
         self._pushed: OrderedDict[str, None] = OrderedDict()
@@ -187,8 +187,8 @@ class LiveDelivery:
         :raise StoreUnavailable: messages that other nodes accept are not pushed until the store is available again.
         """
         await self._connections.subscribe(session, intern(recipient.did), RecipientKeys(recipient))
-        if self._read_backlog is not None:
-            await self._read_backlog(session, recipient.did)
+        if self._record_backlog is not None:
+            await self._record_backlog(session, recipient.did)
 
     async def rotate(self, prior: str, recipient: AuthcryptSender, session: WebSocketSession | None) -> None:
         """

@@ -27,7 +27,7 @@ from zope.interface import implementer
 from mediatord.didcomm.messages import ACCEPTED, MessageOrigin
 from mediatord.errors import PayloadTooLarge, RateLimitExceeded, ShutdownInProgress
 from mediatord.http.client_address import get_host
-from mediatord.http.flow_control import LARGE_BUFFER_BYTES, SMALL_RESPONSE_BYTES
+from mediatord.http.flow_control import SMALL_RESPONSE_BYTES
 from mediatord.http.responses import (
     ACCEPTED_RESPONSE,
     BAD_REQUEST_BYTES,
@@ -51,6 +51,7 @@ from mediatord.http.responses import (
 from mediatord.observability.event_recorder import ProtocolName
 from mediatord.protocol.probe_markers import PROBE_HEADER
 from mediatord.runtime.log_redaction_and_throttle import redact_failure
+from mediatord.runtime.memory_reclaimer import LARGE_BUFFER_BYTES
 
 # Bytes in a quantum of the scheduler; a head that Twisted parses is not longer.
 _CHUNK_BYTES = 16_384

@@ -25,7 +25,7 @@ from mediatord.http.client_address import (
     get_addresses,
     is_in_networks,
 )
-from mediatord.http.flow_control import MemoryReclaimer, RoundRobinScheduler
+from mediatord.http.flow_control import RoundRobinScheduler
 from mediatord.http.openapi import OPENAPI_JSON
 from mediatord.http.responses import (
     JSON_CONTENT_TYPE,
@@ -44,6 +44,7 @@ from mediatord.observability.metrics import CONTENT_TYPE
 from mediatord.probe.readiness import ReadinessCheck, ReadinessVerdict
 from mediatord.protocol import encoding
 from mediatord.ratelimit.admission import RequestReply
+from mediatord.runtime.memory_reclaimer import MemoryReclaimer
 
 _TEXT_TYPE = b"text/plain; charset=utf-8"
 _HTML_TYPE = b"text/html; charset=utf-8"

@@ -33,12 +33,12 @@ from mediatord.didcomm.messages import MessageOrigin, is_unreadable
 from mediatord.errors import ShutdownInProgress
 from mediatord.http.channel import write_immediately
 from mediatord.http.client_address import get_host
-from mediatord.http.flow_control import LARGE_BUFFER_BYTES
 from mediatord.observability.event_recorder import ProtocolName
 from mediatord.protocol.decentrl.commands import is_didcomm_envelope
 from mediatord.protocol.probe_markers import PROBE_HEADER
 from mediatord.ratelimit.admission import RequestReply
 from mediatord.runtime.log_redaction_and_throttle import redact_failure
+from mediatord.runtime.memory_reclaimer import LARGE_BUFFER_BYTES
 
 if TYPE_CHECKING:
     from mediatord.http.resources import HTTPContext

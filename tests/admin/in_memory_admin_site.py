@@ -10,7 +10,7 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.app.admin_and_control import ProcessMonitor, build_admin_site
+from mediatord.app.admin_and_control import TrafficAndProblemMonitor, build_admin_site
 from tests.http.in_memory_site import HTTPResponse, InMemoryTransport, encode_request, parse_responses
 from tests.in_memory_mediator import PEER, InMemoryMediator
 
@@ -29,7 +29,7 @@ class InMemoryAdminSite(InMemoryMediator):
         admin = {"listen": "tcp:0", "token_file": "unused", "reports": str(self.reports)}
         super().__init__(test, **{"admin": admin, "node": "m1", **settings})
         self.base.recorder.metrics.set_storage_up(True)
-        self.watch = ProcessMonitor(self.base, self.config.node_name)
+        self.watch = TrafficAndProblemMonitor(self.base, self.config.node_name)
         self.watch.startService()
         test.addCleanup(self.watch.stopService)
         self.site = build_admin_site(self.base, self.config, TOKEN.encode(), self.watch)

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from mediatord.cli.reference_pages import render_reference_pages
+from mediatord.cli.settings_and_command_reference import render_reference_pages
 
 PROJECT = Path(__file__).parents[2]
 # What a browser fetches by itself, by element.

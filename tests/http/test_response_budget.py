@@ -12,12 +12,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from mediatord.app.public_site import build_site
-from mediatord.http.flow_control import (
-    MAX_UNREAD_PER_CLIENT,
-    MAX_UNREAD_TOTAL,
-    SMALL_RESPONSE_BYTES,
-    ResponseBudget,
-)
+from mediatord.http.flow_control import MAX_UNREAD_PER_CLIENT, MAX_UNREAD_TOTAL, SMALL_RESPONSE_BYTES, ResponseBudget
 from mediatord.ratelimit.admission import RequestReply
 from tests.http.fake_protocols import FakeDecentrl, FakeDIDComm
 from tests.http.in_memory_site import (

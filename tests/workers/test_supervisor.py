@@ -18,7 +18,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.app.core_services import CoreServices
-from mediatord.app.workers import derive_worker_config
+from mediatord.app.supervision import derive_worker_config
 from mediatord.config.file import ConfigError
 from mediatord.config.settings import Config
 from mediatord.errors import StartupError

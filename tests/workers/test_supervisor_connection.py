@@ -20,7 +20,7 @@ from twisted.logger import Logger, globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.app.public_site import build_site
-from mediatord.app.workers import bind_supervisor_callbacks
+from mediatord.app.supervision import bind_supervisor_callbacks
 from mediatord.errors import StoreUnavailable
 from mediatord.observability.metrics import Metrics
 from mediatord.ratelimit.admission import RequestGate

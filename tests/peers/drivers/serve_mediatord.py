@@ -25,10 +25,10 @@ from mediatord.app.protocol_services import DecentrlServices, DIDCommServices
 from mediatord.app.public_site import build_site
 from mediatord.config.settings import Config
 from mediatord.didcomm.messages import ACCEPTED, MessageOrigin
-from mediatord.http.flow_control import tune_garbage_collector
 from mediatord.http.site import MediatorSite, SiteLimits
 from mediatord.identity.key_file import create_keys
 from mediatord.ratelimit.admission import RequestReply
+from mediatord.runtime.memory_reclaimer import tune_garbage_collector
 
 _MAX_BODY, _MAX_PER_HOST = 1_048_576, 1_000_000
 

@@ -24,7 +24,7 @@ from mediatord.store.interfaces.messages import ArrivalWindow, MessageArrival
 _log = Logger()
 
 
-async def read_backlog(
+async def record_backlog(
     clock: IReactorTime,
     connections: ConnectionManager[object],
     list_arrivals: Callable[..., Deferred[list[MessageArrival]]],

@@ -1,7 +1,7 @@
 """
 The reference pages of the documentation: docs/configuration.md with every setting, docs/cli.md with every command.
 
-`python -m mediatord.cli.reference_pages docs` writes them anew.
+`python -m mediatord.cli.settings_and_command_reference docs` writes them anew.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mediatord.config.value_types import ValueKind, find_value_kind
 _SETTINGS_HEAD = """\
 # Configuration
 
-<!-- Written by `python -m mediatord.cli.reference_pages docs`; a test compares. -->
+<!-- Written by `python -m mediatord.cli.settings_and_command_reference docs`; a test compares. -->
 
 One YAML file, `mediator.yaml`. `mediatord init` writes it with every key at its default and a line about each, as
 [etc/mediator.yaml](../etc/mediator.yaml) has it; a key that is left out has its default. Paths are relative to it,
@@ -139,7 +139,7 @@ def _describe_bounds(metadata: list[Any]) -> Iterator[str]:
 _COMMANDS_HEAD = """\
 # Command line
 
-<!-- Written by `python -m mediatord.cli.reference_pages docs`; a test compares. -->
+<!-- Written by `python -m mediatord.cli.settings_and_command_reference docs`; a test compares. -->
 
 One program, `mediatord`; this is what its `--help` says. Every command exits with 0 when done, 1 when it failed, and
 2 when it was called wrongly or the configuration cannot be used. What went wrong is one line on standard error.

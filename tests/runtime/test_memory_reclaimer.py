@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.http.flow_control import (
+from mediatord.runtime.memory_reclaimer import (
     COLLECT_BYTES,
     RETRIM_SECONDS,
     TRIM_BYTES,

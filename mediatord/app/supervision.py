@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred, DeferredList
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
-from mediatord.app.admin_and_control import SupervisorMonitor, list_listen_endpoints, load_admin_token
+from mediatord.app.admin_and_control import ProblemMonitor, list_listen_endpoints, load_admin_token
 from mediatord.app.core_services import CoreServices, load_pseudonymizer
 from mediatord.app.current_identity import load_identity, parse_identity, plan_key_rollout
 from mediatord.app.lifecycle import OrderedService
@@ -53,7 +53,7 @@ def build_supervisor(
     """
     identity = load_identity(config)
     load_pseudonymizer(config, reactor.seconds())
-    monitors = [SupervisorMonitor(reactor, config.node_name)] if load_admin_token(config) else []
+    monitors = [ProblemMonitor(reactor, config.node_name)] if load_admin_token(config) else []
     supervisor = Supervisor(
         reactor,
         SharedListeners(
