@@ -72,8 +72,9 @@ class LoadResult:
         }
 
     def figures(self) -> Figures:
-        """Rates and latencies."""
-        return self.rates() | latency_figures(self.latencies_us, names=ALL_PERCENTILES)
+        """Rates and latencies; the CPU time of the generator is for each request, accepted or not."""
+        client_us = 1e6 * safe_ratio(self.client_seconds, self.statuses.total())
+        return {**self.rates(), **latency_figures(self.latencies_us, names=ALL_PERCENTILES), CLIENT_US: client_us}
 
     @property
     def late_percent(self) -> float:

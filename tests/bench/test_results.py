@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import sqlite3
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 from xml.etree import ElementTree
@@ -14,7 +15,17 @@ import pytest
 
 from mediatord.bench.envelope_scenario import parse_openssl_rate
 from mediatord.bench.processes import assign_cores, pin_to_cores
-from mediatord.bench.results import BarChart, LineChart, PerformanceTarget, ResultTable, render_svg, select_charts
+from mediatord.bench.results import (
+    CLIENT_US,
+    PER_SECOND,
+    BarChart,
+    LineChart,
+    LoadResult,
+    PerformanceTarget,
+    ResultTable,
+    render_svg,
+    select_charts,
+)
 from mediatord.bench.storage_and_log_scenarios import add_accounts, add_messages, expire_messages
 from mediatord.bench.wallet_group import find_mediator
 from mediatord.wallet.didcomm_identity import WalletIdentity
@@ -36,6 +47,13 @@ def test_targets_are_bounds_from_below_or_above() -> None:
     text = str(ResultTable("T", (), {}, TARGETS))
     assert "rate at least 2: 3.00, met" in text
     assert "p99, ms at most 25: 30.00, missed" in text
+
+
+def test_rejected_requests_cost_the_generator_time_too() -> None:
+    """Only what was accepted counts as a rate; the generator's CPU time is divided by all requests."""
+    figures = LoadResult(Counter({"202": 10, "429": 90}), seconds=1.0, client_seconds=0.01, accepted=10).figures()
+    assert figures[PER_SECOND] == 10.0
+    assert figures[CLIENT_US] == pytest.approx(100.0)
 
 
 def test_openssl_is_read() -> None:
