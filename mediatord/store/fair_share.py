@@ -141,8 +141,8 @@ class SenderUsage:
             self.change(origin, messages, size)
 
     def __len__(self) -> int:
-        """Number of volumes that are kept."""
-        return len(self._amounts)
+        """Number of entries that are kept, those of the heaps included."""
+        return len(self._amounts) + sum(map(len, self._heaps.values()))
 
     def change(self, origin: int, messages: int, size: int) -> None:
         """Add messages of an origin, or subtract them."""

@@ -55,7 +55,7 @@ _QUEUED_MESSAGE_LOOKUP = {
 
 class MongoAccountStore:
     """
-    Account half of the store; see `IAccountStore`.
+    Accounts of the store; see `IAccountStore`.
 
     :param clock: for times of contact.
     :ivar space_quota: refuses writes that need more space.

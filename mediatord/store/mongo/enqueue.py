@@ -53,7 +53,7 @@ from mediatord.store.mongo.schema import ABSENT, MESSAGES, RECIPIENTS
 
 # Bytes of a message document beside its payload, at most.
 _DOCUMENT_OVERHEAD = 1_024
-# Volumes in the cached usage of all queues.
+# Entries in the cached usage of all queues.
 _USAGE_CACHE_SIZE = 100_000
 # Of the oldest messages of a queue, how many to load first beyond one for each that comes, and the factor by which to
 # load more.
@@ -239,13 +239,13 @@ class QueueUsageCache:
 
     def __init__(self, capacity: int = _USAGE_CACHE_SIZE) -> None:
         self._capacity = capacity
-        self._volumes = 0
+        self._usage_entries = 0
         self._entries: OrderedDict[ObjectId, tuple[_QueueVersion, SenderUsage]] = OrderedDict()
 
     def take(self, queue: MessageQueueState) -> SenderUsage | None:
         """Remove and return the usage of a queue, which a plan is going to change, perhaps in vain."""
         version, usage = self._entries.pop(queue.recipient_id, (None, None))
-        self._volumes -= 0 if usage is None else len(usage)
+        self._usage_entries -= 0 if usage is None else len(usage)
         return usage if version == (queue.changes, queue.messages, queue.bytes) else None
 
     def keep(self, plans: Iterable[EvictionPlan]) -> None:
@@ -255,10 +255,10 @@ class QueueUsageCache:
             if plan.usage is not None:
                 version = plan.queue.changes + plan.is_changed, plan.messages, plan.bytes
                 self._entries[plan.queue.recipient_id] = version, plan.usage
-                self._volumes += len(plan.usage)
-        while self._volumes > self._capacity:
+                self._usage_entries += len(plan.usage)
+        while self._usage_entries > self._capacity:
             _, (_, oldest) = self._entries.popitem(last=False)
-            self._volumes -= len(oldest)
+            self._usage_entries -= len(oldest)
 
 
 async def _load_missing(transaction: Transaction, plans: Iterable[EvictionPlan]) -> None:

@@ -183,7 +183,7 @@ class _QueueFilter:
 
 class MongoQueueReader:
     """
-    Reading half of the message store; see `IMessageStore`. All that one method reads is of one state of the database.
+    Reads of the message store; see `IMessageStore`. All that one method reads is of one state of the database.
     """
 
     _client: ReplicaSetClient

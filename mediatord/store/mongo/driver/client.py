@@ -336,6 +336,8 @@ class ReplicaSetClient:
             raise
         except Exception:
             self._is_suspected = True
+            if not self._accepting:
+                return  # cancelling an attempt to connect looks like a server that is away
             if self._is_up:
                 self._set_up(False)
             await deferLater(self.clock, PROBE_INTERVAL)

@@ -20,6 +20,7 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from mediatord.runtime.log_redaction_and_throttle import redact_failure
 from mediatord.store.mongo.driver.collection import Document, MongoCommand, build_probe_write, read_cursor
 from mediatord.store.mongo.driver.connection_pool import PrimaryConnectionPool
 from mediatord.store.mongo.driver.errors import (
@@ -415,7 +416,10 @@ class TransactionRunner:
         self._uncertain.popleft()
         self._release_session(session)
         if on_undone is not None:
-            on_undone()
+            try:
+                on_undone()
+            except Exception:
+                _log.failure("reporting an undone commit failed", redact_failure())
 
     async def _transact(
         self, session: ServerSession, work: TransactionWork[T], deadline: float, tries: int | None, reading: bool
