@@ -137,8 +137,8 @@ MAX_QUEUED_BYTES = 33_554_432
 # Per request.
 MAX_BATCH = 100
 MAX_BATCH_BYTES = 4_194_304
-# Seconds for which a message may have been queued and is still sent with its notification. One that has waited longer,
-# for a slow node, may have been acknowledged meanwhile, so the other node reads it from the store.
+# Seconds for which a message may have been queued and is still sent with its notification. One that has waited
+# longer, for a slow node, may have been acknowledged meanwhile, so the other node reads it from the store.
 MAX_MESSAGE_AGE = 0.1
 # Seconds before the second and the third attempt.
 RETRY_DELAYS = (0.1, 0.5)
