@@ -215,8 +215,10 @@ def build_cluster_services(
         if membership.is_settled:
             await sweeper.sweep()
 
+    tasks = PeriodicTasks(clock, [(scan, ANTI_ENTROPY_INTERVAL), (sweep, SWEEP_INTERVAL)], "a periodic cluster task")
+    tasks.setName("cluster tasks")
     return [
-        PeriodicTasks(clock, [(scan, ANTI_ENTROPY_INTERVAL), (sweep, SWEEP_INTERVAL)], "a periodic cluster task"),
+        tasks,
         ShutdownStep("notifications", cluster.stop),
         Listener(cluster.settings.listen, server, clock),
     ]

@@ -137,6 +137,9 @@ MAX_QUEUED_BYTES = 33_554_432
 # Per request.
 MAX_BATCH = 100
 MAX_BATCH_BYTES = 4_194_304
+# Seconds for which a message may have been queued and is still sent with its notification. One that has waited
+# longer, for a slow node, may have been acknowledged meanwhile, so the other node reads it from the store.
+MAX_MESSAGE_AGE = 0.1
 # Seconds before the second and the third attempt.
 RETRY_DELAYS = (0.1, 0.5)
 # Seconds for which a node that was replaced gets no notifications, unless the store reports its end earlier. Not
@@ -254,9 +257,10 @@ class PeerQueue:
         """
         What was pushed; None if unknown.
 
-        Only the first attempt carries messages: before the next one they may be acknowledged or expired.
+        Only the first attempt carries messages, and only new ones: later they may be acknowledged or expired.
         """
-        body = _encode_batch(batch, with_messages=True)
+        is_new = 0.0 <= self._clock.seconds() - batch[0].since <= MAX_MESSAGE_AGE
+        body = _encode_batch(batch, with_messages=is_new)
         for pause in (*RETRY_DELAYS, None):
             try:
                 return decode_names("pushed", await self._call(self._node, body))
@@ -302,11 +306,14 @@ def _encode_batch(batch: Sequence[_QueuedNotification], *, with_messages: bool) 
     """Encode a request. :param with_messages: whether it may contain the messages, if there is room for all."""
     names: NotificationNames = {}
     messages: list[StoredMessage] = []
+    size = 0
     for queued in batch:
         names.setdefault(queued.notification.kind, []).append(queued.notification.name)
         if queued.message is not None:
             messages.append(queued.message)
-    if with_messages and len(messages) == len(batch):
+            size += len(queued.message.payload)
+    # Base64 adds a third: payloads of more than three quarters of a request need not be encoded to see it.
+    if with_messages and len(messages) == len(batch) and size <= MAX_BODY_BYTES // 4 * 3:
         body = encode_names("hints", names, messages)
         if len(body) <= MAX_BODY_BYTES:
             return body

@@ -84,6 +84,10 @@ class DelayedTests(CatchUpTestCase):
 
 
 class MembershipTests(CatchUpTestCase):
+    def test_name(self) -> None:
+        """What the log calls the tasks if they do not stop in time."""
+        self.assertIn("cluster tasks", [service.name for service in self.a.services])
+
     def test_no_member(self) -> None:
         """A node looks for what it was not notified of, and for dead ones, only while it is a member."""
         asked: list[object] = []

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
+from unittest.mock import Mock
 
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
@@ -24,6 +25,7 @@ from mediatord.cluster.peer_notifications import (
     ENVELOPE_BYTES,
     MAX_BATCH,
     MAX_BATCH_BYTES,
+    MAX_MESSAGE_AGE,
     MAX_NOTIFICATIONS,
     MAX_QUEUED,
     MAX_QUEUED_BYTES,
@@ -37,6 +39,7 @@ from mediatord.cluster.peer_notifications import (
     decode_request,
     encode_names,
 )
+from mediatord.protocol import encoding
 from mediatord.store.interfaces.cluster import ClusterNode
 from mediatord.store.interfaces.messages import StoredMessage
 
@@ -206,10 +209,36 @@ class MessageTests(PeersTestCase):
         self.assertEqual(self.requests(), [["a", "none 1", "b"]])
 
     def test_too_large(self) -> None:
-        """A request never becomes too long by them, and the batch no smaller."""
+        """A request never becomes too long by them, and the batch no smaller; nothing is encoded in vain."""
+        encode = Mock(wraps=encoding.encode_base64url)
+        self.patch(encoding, "encode_base64url", encode)
         self.send(*(replace(make_message(f"m{number}"), payload=bytes(16_384)) for number in range(4)))
         self.assertEqual(self.received(), [])
         self.assertEqual([len(names) for names in self.requests()], [4])
+        encode.assert_not_called()
+
+    def test_nearly_too_large(self) -> None:
+        """What only the members beside the payloads make too long is noticed as well."""
+        self.send(*(replace(make_message(f"m{number}"), payload=bytes(491)) for number in range(MAX_BATCH)))
+        self.assertEqual(self.received(), [])
+        self.assertEqual([len(names) for names in self.requests()], [MAX_BATCH])
+
+    def test_queued_for_long(self) -> None:
+        """While the other node was slow the recipient may have acknowledged a message elsewhere."""
+        self.send(make_message("a"))
+        self.send(make_message("b"))
+        self.clock.advance(2 * MAX_MESSAGE_AGE)
+        self.answer()
+        self.assertEqual(self.received(), [])
+        self.assertEqual(self.requests(), [["b"]])
+
+    def test_queued_for_a_moment(self) -> None:
+        """An answer of usual speed delays nothing by much."""
+        self.send(make_message("a"))
+        self.send(make_message("b"))
+        self.clock.advance(MAX_MESSAGE_AGE / 2)
+        self.answer()
+        self.assertEqual(self.received(), [make_message("b")])
 
     def test_no_second_time(self) -> None:
         """Until the next attempt the recipient may have acknowledged a message."""

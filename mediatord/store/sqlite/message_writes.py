@@ -652,6 +652,7 @@ class MessageWriter:
             if needs_usage:
                 state.usage.change(message.origin, -1, -message.size)
             victims.append((message, reason))
+        scan.close()
         if needs_usage:
             # They are counted when they are deleted.
             for message, _ in victims:
@@ -746,6 +747,10 @@ class _EvictionScan:
         self._later: dict[SenderGroup, Iterator[MessageRow]] = {}
         self._chosen: set[int] = set()
         self.rows_wanted = 1
+
+    def close(self) -> None:
+        """Drop the readers: they refer to this, and the cycle would keep their rows until a garbage collection."""
+        self._later.clear()
 
     def get_oldest_origin(self, group: SenderGroup) -> int | None:
         """The origin of the first message of a group that is not chosen."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import sha256
@@ -283,6 +284,15 @@ class KnownQueueTests(CostCase):
         assert known is not None
         queues = known.find(self.connection, [DIDS[0], DIDS[2]])
         self.assertEqual(list(known.eviction_states), [queue.recipient_id for queue in queues.values()])
+
+    def test_nothing_of_an_eviction_stays(self) -> None:
+        """What was read to make room is freed at once, without a garbage collection."""
+        limits = QueueLimits(max_messages=1, share=0.5, reserved=0.1)
+        self.commit(self.deposits(len(DIDS)))
+        gc.disable()
+        self.addCleanup(gc.enable)
+        self.commit(self.deposits(len(DIDS), limits=limits))
+        self.assertEqual([one for one in gc.get_objects() if isinstance(one, message_writes._EvictionScan)], [])
 
     def test_few_senders(self) -> None:
         """Of few queues it stays in memory whom they have acknowledged; of the others it is in the database."""
