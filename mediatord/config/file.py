@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -32,8 +32,10 @@ SourceLocation = tuple[int, str]
 
 # A few lines of YAML aliases can expand to more values than fit into memory.
 MAX_YAML_VALUES = 100_000
-# Raised by PyYAML for invalid characters, malformed tagged scalars, and self-referencing aliases.
-_YAML_ERRORS = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
+# Settings are nested four deep. PyYAML calls itself for each level, and so does the construction of values.
+MAX_YAML_DEPTH = 20
+# Raised by PyYAML for invalid characters and malformed tagged scalars.
+_YAML_ERRORS = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError)
 
 
 @dataclass
@@ -70,16 +72,36 @@ class ConfigTree:
         return line, f"{self.name}:{line}"
 
 
+class _ShallowLoader(yaml.SafeLoader):
+    """Refuses a document that is nested deeper than any configuration."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.depth == MAX_YAML_DEPTH:
+            _raise_too_deep(self.peek_event().start_mark)
+        self.depth += 1
+        try:
+            node: yaml.Node | None = super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
+        return node
+
+
+def _raise_too_deep(mark: yaml.Mark) -> NoReturn:
+    raise yaml.MarkedYAMLError(problem=f"nested more than {MAX_YAML_DEPTH} deep", problem_mark=mark)
+
+
 def parse_yaml(raw: bytes, name: str) -> ConfigTree:
     """
     Parse one YAML document; an empty one is an empty mapping.
 
-    Invalid YAML, duplicate keys and too many values become problems of the tree.
+    Invalid YAML, duplicate keys, too many values and too deep nesting become problems of the tree.
     """
     tree = ConfigTree(name)
     loader: yaml.SafeLoader | None = None
     try:
-        loader = yaml.SafeLoader(raw)
+        loader = _ShallowLoader(raw)
         root = loader.get_single_node()
         if root is not None:
             tree.values = _construct_value(loader, root, (), tree)
@@ -99,6 +121,8 @@ def _add_syntax_problem(tree: ConfigTree, mark: yaml.Mark | None, problem: str) 
 
 
 def _construct_value(loader: yaml.SafeLoader, node: yaml.Node, where: tuple[KeyPart, ...], tree: ConfigTree) -> Any:
+    if len(where) > MAX_YAML_DEPTH:
+        _raise_too_deep(node.start_mark)  # an alias that refers to itself, or aliases within aliases
     tree.count += 1
     if tree.count > MAX_YAML_VALUES:
         raise yaml.MarkedYAMLError(problem=f"more than {MAX_YAML_VALUES} values", problem_mark=node.start_mark)

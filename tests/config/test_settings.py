@@ -360,6 +360,21 @@ def test_not_yaml(text: str, line: int, tmp_path: Path) -> None:
     assert "\n" not in only
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("queue: &a\n  ttl: *a\n", 1),
+        ("queue:\n  ttl: " + "[" * 30 + "]" * 30, 2),
+        ("queue: " + "[" * 2000, 1),
+        ("a: &a " + "[" * 15 + "]" * 15 + "\nb: " + "[" * 15 + "*a" + "]" * 15, 1),
+    ],
+    ids=["itself", "nested", "unended", "aliases"],
+)
+def test_depth_of_yaml_is_bounded(text: str, line: int, tmp_path: Path) -> None:
+    """Deep nesting is refused before it costs as many calls as it has levels."""
+    assert problems(text, tmp_path) == [f"m.yaml:{line}: not YAML: nested more than 20 deep"]
+
+
 def test_nothing_is_executed(tmp_path: Path) -> None:
     """A tag that would make another loader run code is only an unknown key."""
     (only,) = problems("x: !!python/object/apply:os.system [true]", tmp_path)
