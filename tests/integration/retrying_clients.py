@@ -64,6 +64,7 @@ class RetryingSenders:
         self._over = Event()
         self._accepted = 0
         self._answers = 0
+        self._running = 0
         self._threads: list[Thread] = []
 
     def start(self, send_tasks: Iterable[SendTask]) -> None:
@@ -71,6 +72,7 @@ class RetryingSenders:
         for send_task in send_tasks:
             self._stock.put(send_task)
         self._threads = [Thread(target=self._run, daemon=True) for _ in range(COURIERS)]
+        self._running = COURIERS
         for thread in self._threads:
             thread.start()
 
@@ -83,8 +85,8 @@ class RetryingSenders:
         self._wait(lambda: self._answers, more)
 
     def wait_for_refused(self, more: int) -> None:
-        """Return when so many more have been refused than now, or all are out."""
-        self._wait(lambda: self._answers - self._accepted, more)
+        """Return when so many more have been refused than now, or all were accepted or given up."""
+        self._wait(lambda: self._answers - self._accepted, more, self._is_running)
 
     def join(self) -> None:
         """Return when all letters are out, or were given up."""
@@ -96,14 +98,18 @@ class RetryingSenders:
         """Send nothing more."""
         self._over.set()
 
-    def _wait(self, count: Callable[[], int], more: int) -> None:
+    def _wait(self, count: Callable[[], int], more: int, busy: Callable[[], bool] | None = None) -> None:
+        busy = busy or self._has_stock
         with self._changed:
             wanted = count() + more
-            met = self._changed.wait_for(lambda: count() >= wanted or not self._busy(), PATIENCE_SECONDS)
+            met = self._changed.wait_for(lambda: count() >= wanted or not busy(), PATIENCE_SECONDS)
         assert met, "the senders are stuck"
 
-    def _busy(self) -> bool:
-        return any(thread.is_alive() for thread in self._threads) and not self._stock.empty()
+    def _is_running(self) -> bool:
+        return self._running > 0
+
+    def _has_stock(self) -> bool:
+        return self._is_running() and not self._stock.empty()
 
     def _run(self) -> None:
         while not self._over.is_set():
@@ -113,6 +119,7 @@ class RetryingSenders:
                 break
             self._deliver(send_task)
         with self._changed:
+            self._running -= 1
             self._changed.notify_all()
 
     def _deliver(self, send_task: SendTask) -> None:

@@ -9,7 +9,6 @@ the log is about the former, and a report has to name the latter.
 from __future__ import annotations
 
 import contextlib
-import gzip
 import json
 import socket
 import sqlite3
@@ -43,6 +42,7 @@ from tests.http.test_websocket import PLENTY
 from tests.in_memory_mediator import CM2, CM3, MP, PING, InMemoryWallet, from_header
 from tests.integration.daemon import Daemon
 from tests.integration.message_load import PATIENCE_SECONDS
+from tests.observability.counter_oracle import read_segments
 
 # In everything that may not be kept at all, and in what may be kept as a payload and nowhere else.
 SECRET = "Kanarienvogel-7f3a"
@@ -499,10 +499,10 @@ def test_a_whole_daemon() -> None:
         assert traces(STORED, files) != []
         daemon.stop()
         assert_only_payloads(database)
-        for path in daemon.log_directory.glob("events*"):
-            places[path.name] = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        segments = {name: b"".join(lines) for name, lines in read_segments(daemon.log_directory).items()}
+        places.update(segments)
         places["output"] = daemon.output().encode()
-        assert b"req.done" in b"".join(places[path.name] for path in daemon.log_directory.glob("events*"))
+        assert b"req.done" in b"".join(segments.values())
         for text in (SECRET, STORED, *secrets_of(daemon.directory / "keys.jwks")):
             assert traces(text, places) == []
         assert traces(SECRET, {database.name: database.read_bytes()}) == []

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import gzip
 import json
 import re
 import sqlite3
@@ -43,6 +42,7 @@ from tests.integration.raw_decentrl_client import (
 )
 from tests.integration.refusal_test_case import REQUEST, RESPOND, SAVE
 from tests.integration.test_canary import MARKED_HEADERS, SECRET, STORED, secrets_of, traces
+from tests.observability.counter_oracle import read_segments
 from tests.protocol.decentrl.mutations import replaced, spelled, without
 
 # All nonces begin like this.
@@ -558,9 +558,8 @@ def trouble(daemon_client: DaemonClient, volley: MarkedRequests, findings: Findi
 
 def collect(daemon: Daemon, findings: Findings) -> None:
     """What the daemon has written about itself."""
-    for path in daemon.log_directory.glob("events*"):
-        raw = path.read_bytes()
-        findings.places[path.name] = gzip.decompress(raw) if path.suffix == ".gz" else raw
+    for name, lines in read_segments(daemon.log_directory).items():
+        findings.places[name] = b"".join(lines)
     findings.places["output"] = daemon.output().encode()
     assert b"req.done" in b"".join(findings.places.values())
     assert b"DUPLICATE_NONCE" in b"".join(findings.places.values())

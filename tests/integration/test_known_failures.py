@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from mediatord.protocol import encoding
@@ -19,6 +17,7 @@ from tests.integration.message_load import PATIENCE_SECONDS, ROOMY
 from tests.integration.raw_decentrl_client import JSON, RawDecentrlClient
 from tests.integration.shared_daemon import SharedDaemonTestCase
 from tests.integration.sqlite_lock import lock_database
+from tests.observability.counter_oracle import read_segments
 
 # The one is the beginning of the other.
 PREFIX, LONGER = "did:example:in", "did:example:inbox"
@@ -254,7 +253,8 @@ class SurfaceTests(SharedDaemonTestCase):
         self.assertEqual(eve.tell(dave, secret).status, 200)
         dave.get("SAVE_EVENTS", events=[dave.event(secret)])
         self.daemon.restart()
-        told = b"".join(written_by(self.daemon.log_directory)) + self.daemon.output().encode()
+        told = b"".join(line for lines in read_segments(self.daemon.log_directory).values() for line in lines)
+        told += self.daemon.output().encode()
         self.assertIn(b'"msg.accept"', told)
         keys = [key["d"] for key in json.loads((self.daemon.directory / "keys.jwks").read_bytes())["keys"]]
         parts = [part for envelope in (letter, raw, request) for part in parts_of(encoding.loads_object(envelope))]
@@ -270,9 +270,3 @@ def parts_of(value: Any) -> Iterator[str]:
         yield from parts_of(one)
     if isinstance(value, str) and len(value) > 20 and not value.startswith("did:"):
         yield value
-
-
-def written_by(directory: Path) -> Iterator[bytes]:
-    """The event files, as they were before they were compressed."""
-    for path in directory.glob("events*"):
-        yield gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import json
 import os
 import resource
@@ -33,7 +32,7 @@ from tests.integration.raw_decentrl_client import send_request_on
 from tests.integration.single_mongod import make_mongo_daemon
 from tests.mongod import shared_replica_set
 from tests.mongod_process import mongod_binary
-from tests.observability.counter_oracle import read_lines
+from tests.observability.counter_oracle import read_lines, read_segments
 from tests.replica_set import ReplicaSet
 
 # Between questions.
@@ -120,9 +119,9 @@ class HealthyDaemonTests(ReadyTestCase):
 
     def events(self, daemon: Daemon) -> list[str]:
         """The names of all events in its log, which has been closed."""
-        files = sorted(daemon.log_directory.rglob("events-*"))
-        lines = [line for file in files for line in _text(file).splitlines()]
-        return [json.loads(line)["event"] for line in lines]
+        of_workers = sorted(path for path in daemon.log_directory.iterdir() if path.is_dir())
+        found = [sorted(read_segments(one).items()) for one in (daemon.log_directory, *of_workers)]
+        return [json.loads(line)["event"] for segments in found for _, lines in segments for line in lines]
 
     def test_every_listener_and_nobody_sees_it(self) -> None:
         """
@@ -334,11 +333,6 @@ class ListenerFailureTests(ReadyTestCase):
 def _samples(page: str) -> list[tuple[str, str]]:
     lines = [line for line in page.splitlines() if not line.startswith("#")]
     return [(name, value) for name, _, value in (line.rpartition(" ") for line in lines)]
-
-
-def _text(path: Path) -> str:
-    raw = path.read_bytes()
-    return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
 
 
 @contextlib.contextmanager

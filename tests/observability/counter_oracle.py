@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 from collections import Counter
@@ -25,7 +26,17 @@ NAMES = (
 
 
 def read_segments(directory: Path) -> dict[str, list[bytes]]:
-    """The lines of every segment by its file name, the growing one among them; a compressed one is unpacked."""
+    """
+    The lines of every segment by its file name, the growing one among them; a compressed one is unpacked.
+
+    Segments may be closed or compressed meanwhile, the latter also after the daemon has stopped.
+    """
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            return _read_present_segments(directory)
+
+
+def _read_present_segments(directory: Path) -> dict[str, list[bytes]]:
     found = {}
     for path in sorted(directory.glob("events*.jsonl*")):
         if path.suffix == ".tmp" or (path.suffix == ".jsonl" and path.with_name(path.name + ".gz").exists()):

@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import sqlite3
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ WHOLE_MESSAGE_SECONDS = 0.05
 # By how much a clock is set, at most.
 LARGEST_STEP = 600.0
 _LOOK_SECONDS = 0.05
+# Left on a small file system until it is to be full, and then at most.
+_ROOM_BEFORE_BYTES, _SPARE_BYTES = 8 << 20, 1 << 14
 
 
 @dataclass(slots=True)
@@ -105,13 +107,16 @@ async def servers_killed(scene: FaultContext) -> None:
 
 async def diskfull(scene: FaultContext) -> None:
     """There is no room on the disk, or SQLite is told so."""
-    await scene.moment()
     if scene.stage.small and scene.chance.random() < 0.5:
         scene.marks.append("the file system is full")
-        await deferToThread(_empty_log, scene.stage.daemon.database)
-        with _filled(scene.stage.daemon.directory, scene.chance.randrange(1 << 16)):
+        with _DiskFiller(scene.stage.daemon.directory) as filler:
+            # Most of it beforehand: when the moment has come, it takes no time.
+            await deferToThread(filler.fill, _ROOM_BEFORE_BYTES)
+            await scene.moment(0.1)  # what is sent later has to be more than there is room for
+            await deferToThread(_use_up, filler, scene)
             await _trouble(scene)
     else:
+        await scene.moment()
         await _disk(scene, DiskMode.FULL)
 
 
@@ -250,25 +255,36 @@ async def _trouble(scene: FaultContext) -> None:
     await deferToThread(scene.load.senders.wait_for_refused, scene.chance.randrange(1, 25))
 
 
-def _empty_log(database: Path) -> None:
-    """What is committed next needs room, as it does on a disk that was filled long ago."""
-    with contextlib.closing(sqlite3.connect(database, timeout=PATIENCE_SECONDS)) as other:
-        other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+class _DiskFiller:
+    """A file that takes the room on a file system, until it is closed."""
 
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "filler"
+        self._file = open(self._path, "wb", buffering=0)
 
-@contextlib.contextmanager
-def _filled(directory: Path, spare: int) -> Iterator[None]:
-    """Inside, there is hardly any room on the file system. :param spare: bytes that are left."""
-    path = directory / "filler"
-    with open(path, "wb", buffering=0) as filler:
+    def fill(self, spare: int) -> None:
+        """Take all room. :param spare: bytes that are left."""
         with contextlib.suppress(OSError):
             while True:
-                filler.write(bytes(1 << 20))
-        filler.truncate(max(0, filler.tell() - spare))
-    try:
-        yield
-    finally:
-        path.unlink()
+                self._file.write(bytes(1 << 20))
+        self._file.seek(max(0, self._file.tell() - spare))
+        self._file.truncate()
+
+    def __enter__(self) -> _DiskFiller:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        self._path.unlink()
+
+
+def _use_up(filler: _DiskFiller, scene: FaultContext) -> None:
+    filler.fill(0)
+    # The next commits would fit into the write-ahead log as it is. Emptied, it needs room that is no longer there.
+    with contextlib.closing(sqlite3.connect(scene.stage.daemon.database, timeout=PATIENCE_SECONDS)) as other:
+        with contextlib.suppress(sqlite3.OperationalError):
+            other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    filler.fill(scene.chance.randrange(_SPARE_BYTES))
 
 
 async def _set(scene: FaultContext, ahead: float) -> None:
