@@ -28,7 +28,7 @@ from mediatord.http.channel import BackpressureHTTPChannel
 from mediatord.http.client_address import ClientAddressResolver, get_addresses
 from mediatord.http.flow_control import ResponseBudget, RoundRobinScheduler
 from mediatord.ratelimit.rate_limiter import SlidingWindowLimiter
-from mediatord.runtime.log_redaction_and_throttle import redact_failure
+from mediatord.runtime.failure_logging import redact_failure
 from mediatord.runtime.memory_reclaimer import MemoryReclaimer
 from mediatord.runtime.secret_files import SecretFileError, read_secret_file
 

@@ -30,7 +30,7 @@ from mediatord.observability.metrics import Metrics
 from mediatord.ratelimit.distributed_limiter import QuotaStore
 from mediatord.runtime.periodic_tasks import PeriodicTasks
 from mediatord.runtime.secret_files import SecretFileError
-from mediatord.store.interfaces.cluster import ClusterNode
+from mediatord.store.interfaces.cluster_and_quotas import ClusterNode
 from mediatord.store.interfaces.store import IStore
 from mediatord.workers.supervised_worker import WorkerSpec
 

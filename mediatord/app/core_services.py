@@ -33,7 +33,7 @@ from mediatord.ratelimit.registration import RegistrationLimits, RegistrationQuo
 from mediatord.runtime.secret_files import SecretFileError
 from mediatord.store.disk_space import SpaceLimits
 from mediatord.store.factory import build_store
-from mediatord.store.interfaces.cluster import ClusterNode
+from mediatord.store.interfaces.cluster_and_quotas import ClusterNode
 from mediatord.store.interfaces.decentrl import DecentrlQuotas
 from mediatord.store.interfaces.messages import QueueLimits, RemovedMessage
 from mediatord.store.interfaces.store import IStore

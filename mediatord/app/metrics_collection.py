@@ -16,7 +16,7 @@ from twisted.python.failure import Failure
 
 from mediatord.app.core_services import CoreServices
 from mediatord.errors import StoreUnavailable
-from mediatord.runtime.log_redaction_and_throttle import redact_failure
+from mediatord.runtime.failure_logging import redact_failure
 
 _log = Logger()
 

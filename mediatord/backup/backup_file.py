@@ -45,13 +45,8 @@ from mediatord.backup.records import (
     RecordCounts,
     open_record_target,
 )
-from mediatord.backup.sqlite_records import (
-    count_records,
-    install_database,
-    lock_store,
-    migrate_database,
-    require_empty_database,
-)
+from mediatord.backup.sqlite_database_files import install_database, lock_store, migrate_database
+from mediatord.backup.sqlite_records import count_records, require_empty_database
 from mediatord.config.file import load_config
 from mediatord.config.settings import Config
 

@@ -42,6 +42,7 @@ from mediatord.backup.records import (
     resolve_seen_at,
 )
 from mediatord.protocol.canonical_did import compute_did_digest
+from mediatord.store.did_spellings import import_spellings
 from mediatord.store.interfaces.decentrl import get_utf8_size
 from mediatord.store.mongo import schema
 from mediatord.store.mongo.decentrl_event_archive import (
@@ -63,7 +64,6 @@ from mediatord.store.mongo.schema import (
     RETIRED_DIDS,
     PartyCollection,
 )
-from mediatord.store.registered_names import import_names
 
 MongoDocument: TypeAlias = dict[str, Any]
 MongoDatabase: TypeAlias = Database[MongoDocument]
@@ -364,7 +364,7 @@ class ImportBatch:
                 fresh = one.fresh or None
                 document |= {"_id": _make_object_id(one.number), "seen_at": resolve_seen_at(one), "fresh": fresh}
             case RecipientRecord():
-                names, account = import_names(one.did, one.place, one.names), _make_object_id(one.account)
+                names, account = import_spellings(one.did, one.place, one.names), _make_object_id(one.account)
                 document |= {"_id": _make_object_id(one.number), "account": account, "did": names.did}
                 document |= {"did_digest": compute_did_digest(names.did), "registered": names.place}
                 document["names"] = names.stored

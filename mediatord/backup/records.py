@@ -24,8 +24,8 @@ from pydantic_core import to_json
 from mediatord.config.settings import StorageSettings
 from mediatord.errors import OperatorError
 from mediatord.protocol.canonical_did import canonicalize_did
+from mediatord.store.did_spellings import export_spellings
 from mediatord.store.interfaces import decentrl
-from mediatord.store.registered_names import export_names
 
 ItemT = TypeVar("ItemT")
 
@@ -319,7 +319,7 @@ class RecordSource(ABC):
                     if kind == "message":
                         fields["recipient"] = numbers.lookup("recipient", fields["recipient"])
                     elif kind == "recipient":
-                        fields["names"] = export_names(fields["did"], fields["place"], fields["names"])
+                        fields["names"] = export_spellings(fields["did"], fields["place"], fields["names"])
                     try:
                         yield _RECORD_ADAPTER.validate_python({"kind": kind, **fields}, strict=False)
                     except ValidationError as error:

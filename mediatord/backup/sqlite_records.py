@@ -8,12 +8,10 @@ Derived rows are made by triggers and statements of the store, without its quota
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from sqlite3 import SQLITE_CONSTRAINT_PRIMARYKEY, SQLITE_CONSTRAINT_UNIQUE, DatabaseError, IntegrityError
@@ -35,22 +33,22 @@ from mediatord.backup.records import (
     require_empty_counts,
     resolve_seen_at,
 )
+from mediatord.backup.sqlite_database_files import (
+    check_schema,
+    connect_immutable,
+    install_database,
+    lock_store,
+    open_checked,
+    require_database,
+)
+from mediatord.store.did_spellings import import_spellings
 from mediatord.store.interfaces import decentrl
 from mediatord.store.interfaces.decentrl import get_utf8_size
-from mediatord.store.registered_names import import_names
 from mediatord.store.sqlite import decentrl_queries, event_queries
-from mediatord.store.sqlite.connection import StoreConnection, hash_did
+from mediatord.store.sqlite.connection import StoreConnection, connect, connect_reader, hash_did
 from mediatord.store.sqlite.database_file import (
-    APPLICATION_ID,
-    DatabaseFileLock,
     DatabaseUnusable,
-    StoreInUse,
-    connect,
-    connect_reader,
-    migrate_schema,
     open_database,
-    read_schema_steps,
-    sync_directory,
 )
 from mediatord.store.sqlite.event_queries import parse_tag_ids, read_label_texts
 from mediatord.store.sqlite.message_queries import get_digest_head
@@ -225,10 +223,10 @@ def open_sqlite_source(path: Path) -> Iterator[SQLiteRecordSource]:
 
     :raise BackupError: it does not exist, is of another program, or of another schema version.
     """
-    _require_file(path)
-    with _open_checked(path, connect_reader, "cannot be read") as connection:
+    require_database(path)
+    with open_checked(path, connect_reader, "cannot be read") as connection:
         connection.execute("BEGIN")
-        _check_schema(connection, path)  # once more, as of the moment of the export
+        check_schema(connection, path)  # once more, as of the moment of the export
         yield SQLiteRecordSource(connection)
 
 
@@ -238,9 +236,9 @@ def copy_sqlite_store(source: Path, to: Path) -> RecordCounts:
 
     :raise BackupError: it cannot be read, or the copy is damaged.
     """
-    _require_file(source)
+    require_database(source)
     to.touch(mode=0o600)
-    with _open_checked(source, connect, f"cannot be copied to {to.parent}") as connection:
+    with open_checked(source, connect, f"cannot be copied to {to.parent}") as connection:
         connection.execute("VACUUM INTO ?", (str(to),))
     found = source.stat()
     with suppress(PermissionError):
@@ -254,48 +252,11 @@ def count_records(path: Path) -> RecordCounts:
 
     :raise BackupError: it is damaged.
     """
-    with _open_checked(path, _connect_immutable, "is damaged") as connection:
+    with open_checked(path, connect_immutable, "is damaged") as connection:
         found = [text for (text,) in connection.execute("PRAGMA integrity_check(1)")]
         if found != ["ok"]:
             raise BackupError(f"{path} is damaged: {found[0]}")
         return SQLiteRecordSource(connection).counts()
-
-
-def _connect_immutable(path: Path) -> StoreConnection:
-    """A connection that creates no file beside the database."""
-    uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
-    return sqlite3.connect(uri, uri=True, factory=StoreConnection)
-
-
-def _require_file(path: Path) -> None:
-    if not path.exists():
-        raise BackupError(f"{path} does not exist: no daemon has stored anything yet")
-
-
-@contextmanager
-def _open_checked(path: Path, connect: Callable[[Path], StoreConnection], failure: str) -> Iterator[StoreConnection]:
-    """
-    Open a database of this program and this schema version.
-
-    :raise BackupError: it is another one, or an operation on it fails, with `failure` in the text.
-    """
-    try:
-        with closing(connect(path)) as connection:
-            _check_schema(connection, path)
-            yield connection
-    except DatabaseError as error:
-        raise BackupError(f"{path} {failure}: {error}") from None
-
-
-def _check_schema(connection: StoreConnection, path: Path) -> None:
-    """:raise BackupError: a database is of another program, or of another schema version."""
-    ask = connection.execute
-    if ask("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
-        raise BackupError(f"{path} is not a database of mediatord")
-    version, ours = ask("PRAGMA user_version").fetchone()[0], len(read_schema_steps())
-    if version != ours:
-        hint = "start the daemon once to upgrade it" if version < ours else "use a newer mediatord"
-        raise BackupError(f"{path} has schema version {version}, this mediatord wants {ours}: {hint}")
 
 
 # What a record says that repeats a unique column.
@@ -341,7 +302,7 @@ def _get_values(one: StoreRecord) -> dict[str, Any]:
             values["digest"] = digest = sha256(one.payload).digest()
             values["digest_head"] = get_digest_head(digest)
         case RecipientRecord():
-            names = import_names(one.did, one.place, one.names)
+            names = import_spellings(one.did, one.place, one.names)
             spellings = None if names.stored is None else json.dumps(names.stored)
             # The trigger of the table counts one name.
             more = max(len(names) - 1, 0)
@@ -462,55 +423,9 @@ def make_import_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.import")
 
 
-@contextmanager
-def lock_store(path: Path) -> Iterator[None]:
-    """
-    Lock daemons out of a store.
-
-    :raise BackupError: a daemon uses it.
-    """
-    use = DatabaseFileLock(path)
-    try:
-        use.take()
-    except StoreInUse as error:
-        raise BackupError(f"{error}; stop it first") from None
-    except ValueError as error:
-        raise BackupError(str(error)) from None
-    try:
-        yield
-    finally:
-        use.release()
-
-
 def require_empty_database(path: Path) -> None:
     """:raise BackupError: a store is not empty, or cannot be read."""
     if not path.exists() or not path.stat().st_size:
         return
-    with _open_checked(path, connect_reader, "cannot be read") as connection:
+    with open_checked(path, connect_reader, "cannot be read") as connection:
         require_empty_counts(str(path), SQLiteRecordSource(connection).counts())
-
-
-def migrate_database(draft: Path) -> None:
-    """
-    Upgrade the schema of a database that no process has open; other files and newer versions are not changed.
-
-    :raise BackupError: it is damaged.
-    """
-    try:
-        with closing(connect(draft)) as connection:
-            ((application,),) = connection.execute("PRAGMA application_id").fetchall()
-            ((version,),) = connection.execute("PRAGMA user_version").fetchall()
-            if application == APPLICATION_ID and version < len(read_schema_steps()):
-                migrate_schema(connection, read_schema_steps())
-    except DatabaseError as error:
-        raise BackupError(f"{draft} is damaged: {error}") from None
-
-
-def install_database(draft: Path, path: Path) -> None:
-    """Durably replace an empty store by a file that no process has open."""
-    with draft.open("rb") as file:
-        os.fsync(file.fileno())
-    for suffix in ("-wal", "-shm"):
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
-    draft.rename(path)
-    sync_directory(path.parent)

@@ -49,7 +49,7 @@ _COMMANDS = {
     "restore": ("cli.backup:restore_command", "Restore a backup without overwriting anything."),
     "run": ("cli.run_and_worker:run", "Run the daemon in the foreground until it is interrupted."),
     "status": ("cli.status:status", "Show the status of a running mediator."),
-    "store": ("cli.store:store", "Check, compact or create the SQLite database."),
+    "store": ("cli.sqlite_database:store", "Check, compact or create the SQLite database."),
     "whois": ("cli.keys:whois", "Print the registered DIDs behind a pseudonym, with its key epoch."),
     "worker": ("cli.run_and_worker:worker", ""),
 }

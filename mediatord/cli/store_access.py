@@ -47,7 +47,7 @@ from mediatord.store.interfaces.administration import (
     QueueListTotals,
     QueueProtocol,
 )
-from mediatord.store.interfaces.cluster import ClusterJoinError, ClusterNode
+from mediatord.store.interfaces.cluster_and_quotas import ClusterJoinError, ClusterNode
 from mediatord.store.interfaces.messages import QueueLimits, is_valid_unicode
 from mediatord.store.interfaces.store import IStore, StoreUnusable
 from mediatord.store.sqlite.connection import LOCK_TIMEOUT_SECONDS, split_chunks

@@ -16,7 +16,7 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from mediatord.cluster.peer_notifications import MAX_VISIBILITY_DELAY, PeerNotificationDelivery
-from mediatord.store.interfaces.cluster import IClusterStore
+from mediatord.store.interfaces.cluster_and_quotas import IClusterStore
 from mediatord.store.interfaces.messages import ArrivalWindow
 
 _log = Logger()

@@ -16,9 +16,9 @@ from mediatord.cluster.anti_entropy import BATCH_SIZE
 from mediatord.cluster.peer_notifications import MAX_VISIBILITY_DELAY
 from mediatord.delivery.connections import MAX_BACKLOG_IDS_PER_SUBSCRIPTION, ConnectionManager, WebSocketSession
 from mediatord.errors import StoreUnavailable
-from mediatord.runtime.log_redaction_and_throttle import redact_failure
+from mediatord.runtime.failure_logging import redact_failure
 from mediatord.runtime.request_time import outside_request
-from mediatord.store.interfaces.cluster import IClusterStore
+from mediatord.store.interfaces.cluster_and_quotas import IClusterStore
 from mediatord.store.interfaces.messages import ArrivalWindow, MessageArrival
 
 _log = Logger()

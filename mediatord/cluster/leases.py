@@ -18,8 +18,8 @@ from twisted.logger import Logger
 from mediatord.cluster.membership import STANDALONE_NODE_NAME, NodeHealth, describe_clock_difference, list_node_names
 from mediatord.errors import StoreUnavailable
 from mediatord.ratelimit.admission import RequestGate
-from mediatord.runtime.log_redaction_and_throttle import redact_failure
-from mediatord.store.interfaces.cluster import (
+from mediatord.runtime.failure_logging import redact_failure
+from mediatord.store.interfaces.cluster_and_quotas import (
     ClockSkewError,
     ClusterJoinError,
     ClusterNode,

@@ -20,8 +20,8 @@ from twisted.python.failure import Failure
 
 from mediatord.cluster.presence import PresencePublisher
 from mediatord.errors import StoreUnavailable
-from mediatord.runtime.log_redaction_and_throttle import LogThrottle, redact_failure
-from mediatord.store.interfaces.cluster import (
+from mediatord.runtime.failure_logging import LogThrottle, redact_failure
+from mediatord.store.interfaces.cluster_and_quotas import (
     MAX_CLOCK_SKEW,
     ClockSkewError,
     ClusterIdentityMismatch,

@@ -33,10 +33,10 @@ from twisted.protocols.policies import TimeoutMixin
 from twisted.python.failure import Failure
 
 from mediatord.errors import StoreUnavailable
-from mediatord.runtime.log_redaction_and_throttle import LogThrottle, redact_failure
+from mediatord.runtime.failure_logging import LogThrottle, redact_failure
 from mediatord.runtime.request_time import request_deadline
 from mediatord.runtime.secret_files import SecretFileError, read_secret_file
-from mediatord.store.interfaces.cluster import ClusterNode
+from mediatord.store.interfaces.cluster_and_quotas import ClusterNode
 
 _log = Logger()
 

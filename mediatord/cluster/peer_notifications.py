@@ -27,8 +27,8 @@ from mediatord.cluster.peer_connection import MAX_BODY_BYTES, PeerCallFailed, Pe
 from mediatord.delivery.connections import ConnectionManager
 from mediatord.observability.metrics import Metrics
 from mediatord.protocol import encoding
-from mediatord.runtime.log_redaction_and_throttle import LogThrottle, redact_failure
-from mediatord.store.interfaces.cluster import MAX_CLOCK_SKEW, ClusterNode, IClusterStore
+from mediatord.runtime.failure_logging import LogThrottle, redact_failure
+from mediatord.store.interfaces.cluster_and_quotas import MAX_CLOCK_SKEW, ClusterNode, IClusterStore
 from mediatord.store.interfaces.decentrl import PendingEvent
 from mediatord.store.interfaces.messages import MessageArrival, PayloadForm, StoredMessage
 

@@ -22,9 +22,9 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mediatord.errors import StoreUnavailable
-from mediatord.runtime.log_redaction_and_throttle import redact_failure
+from mediatord.runtime.failure_logging import redact_failure
 from mediatord.runtime.request_time import get_time_left
-from mediatord.store.interfaces.cluster import ClusterNode, IClusterStore, PresenceRecord
+from mediatord.store.interfaces.cluster_and_quotas import ClusterNode, IClusterStore, PresenceRecord
 
 _log = Logger()
 

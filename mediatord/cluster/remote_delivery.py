@@ -22,8 +22,8 @@ from mediatord.cluster.peer_notifications import PeerNotification, PeerQueues
 from mediatord.cluster.presence import PresenceCache, PresenceEpoch, PresenceLookup, SharedPresenceCounters
 from mediatord.errors import StoreUnavailable
 from mediatord.observability.metrics import Metrics
-from mediatord.runtime.log_redaction_and_throttle import redact_failure
-from mediatord.store.interfaces.cluster import ClusterNode, PresenceRecord
+from mediatord.runtime.failure_logging import redact_failure
+from mediatord.store.interfaces.cluster_and_quotas import ClusterNode, PresenceRecord
 from mediatord.store.interfaces.decentrl import PendingEvent
 from mediatord.store.interfaces.messages import StoredMessage
 

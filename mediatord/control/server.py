@@ -31,7 +31,7 @@ from twisted.web.server import Request, Site
 from mediatord.control.client import make_socket_address
 from mediatord.control.queue_and_account_operations import ControlError
 from mediatord.errors import MediatorError, ShutdownInProgress, StartupError, StoreUnavailable
-from mediatord.runtime.log_redaction_and_throttle import redact_failure
+from mediatord.runtime.failure_logging import redact_failure
 from mediatord.workers.shared_listeners import SharedUNIXPort
 
 _log = Logger()

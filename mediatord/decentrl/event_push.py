@@ -14,7 +14,7 @@ from twisted.logger import Logger
 from mediatord.delivery.connections import ConnectionManager, LiveDispatcher, WebSocketSession, send_to_subscribers
 from mediatord.observability.event_recorder import EventRecorder
 from mediatord.protocol import encoding
-from mediatord.runtime.log_redaction_and_throttle import redact_failure
+from mediatord.runtime.failure_logging import redact_failure
 from mediatord.store.interfaces.decentrl import PendingEvent
 from mediatord.store.interfaces.messages import RemovedMessage
 

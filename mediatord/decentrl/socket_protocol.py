@@ -23,7 +23,8 @@ from mediatord.observability.event_recorder import RequestRecord
 from mediatord.protocol import encoding
 from mediatord.protocol.decentrl.commands import parse_authentication_request
 from mediatord.protocol.error_codes import get_decentrl_close_code
-from mediatord.runtime.log_redaction_and_throttle import redact_failure, release_traceback
+from mediatord.runtime.failure_logging import redact_failure
+from mediatord.runtime.memory_reclaimer import release_traceback
 
 _log = Logger()
 

@@ -19,7 +19,7 @@ from twisted.logger import Logger
 from zope.interface import implementer
 
 from mediatord.protocol.probe_markers import PROBE_CLIENT
-from mediatord.runtime.log_redaction_and_throttle import redact_failure
+from mediatord.runtime.failure_logging import redact_failure
 
 K = TypeVar("K", bound=Hashable)
 M = TypeVar("M", bound=Hashable)

@@ -55,7 +55,7 @@ from mediatord.protocol.didcomm.message import Message, MessageType, OutgoingMes
 from mediatord.protocol.didcomm.message_pickup import parse_message_ids
 from mediatord.ratelimit.admission import RequestAdmission, RequestReply
 from mediatord.ratelimit.rate_limiter import compute_request_cost
-from mediatord.runtime.log_redaction_and_throttle import release_traceback
+from mediatord.runtime.memory_reclaimer import release_traceback
 from mediatord.store.interfaces.messages import AcknowledgementResult
 from mediatord.store.interfaces.store import FIRST_DAY_SECONDS, Account, INonceCache
 

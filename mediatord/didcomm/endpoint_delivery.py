@@ -20,7 +20,7 @@ from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm.did_document import DIDDocument, ServiceEndpoint, strip_did_url
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
 from mediatord.ratelimit.registration import AccessList
-from mediatord.runtime.log_redaction_and_throttle import redact_failure
+from mediatord.runtime.failure_logging import redact_failure
 from mediatord.runtime.request_time import outside_request
 from mediatord.store.interfaces.messages import IMessageStore, StoredMessage
 

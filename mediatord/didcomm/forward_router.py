@@ -58,7 +58,8 @@ from mediatord.protocol.didcomm.forward import (
 from mediatord.protocol.probe_markers import PROBE_CLIENT
 from mediatord.ratelimit.admission import RequestGate, RequestReply
 from mediatord.ratelimit.rate_limiter import SMALL_REQUEST_BYTES, compute_request_cost
-from mediatord.runtime.log_redaction_and_throttle import redact_failure, release_traceback
+from mediatord.runtime.failure_logging import redact_failure
+from mediatord.runtime.memory_reclaimer import release_traceback
 from mediatord.runtime.request_time import Stopwatch, request_deadline
 from mediatord.store.interfaces.messages import EnqueueRequest, EnqueueResult, Payload, StoredMessage
 
@@ -257,7 +258,7 @@ class ForwardRouter:
         :raise UnknownRecipient: no account has registered it.
         """
         if did.startswith(DID_PEER_3):
-            names = await self._context.store.list_registered_names(did)
+            names = await self._context.store.list_spellings(did)
             if names:
                 return canonicalize_did(names[0])
         elif await self._context.store.find_owner(did) is not None:

@@ -13,7 +13,7 @@ from mediatord.cluster.leases import LeaderLease
 from mediatord.didcomm.pickup import LiveDelivery
 from mediatord.errors import StoreUnavailable
 from mediatord.observability.event_recorder import EventRecorder
-from mediatord.runtime.log_redaction_and_throttle import LogThrottle
+from mediatord.runtime.failure_logging import LogThrottle
 from mediatord.runtime.periodic_tasks import PeriodicTasks, run_logging_failures
 from mediatord.store.interfaces.messages import StoredMessage
 from mediatord.store.interfaces.store import FIRST_DAY_SECONDS, IStore

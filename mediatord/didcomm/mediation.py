@@ -224,7 +224,7 @@ class MediationCoordinator:
     async def _is_new(self, name: str, account: Account) -> bool:
         """Whether the account would have it, and has not."""
         owner = await self._store.find_owner(name)
-        return owner is None or (owner == account.did and name not in await self._store.list_registered_names(name))
+        return owner is None or (owner == account.did and name not in await self._store.list_spellings(name))
 
     async def _apply(
         self, account: Account, wanted: Sequence[tuple[str, RecipientUpdateAction]], proven: Collection[bytes]
@@ -267,7 +267,7 @@ class MediationCoordinator:
         for name in names:
             owner = await self._store.find_owner(name)
             if owner is not None and owner != account.did:
-                spellings = await self._store.list_registered_names(name)
+                spellings = await self._store.list_spellings(name)
                 await self._store.update_recipients(owner, [(one, "remove") for one in spellings], max_recipients=0)
                 self._recorder.record_recipient_update(owner, 0, len(spellings))
                 taken[compute_did_digest(name)] = owner, spellings

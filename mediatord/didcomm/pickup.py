@@ -40,7 +40,7 @@ from mediatord.protocol.didcomm.message_pickup import (
     parse_recipient,
 )
 from mediatord.protocol.probe_markers import PROBE_DID_INFIX
-from mediatord.runtime.log_redaction_and_throttle import redact_failure
+from mediatord.runtime.failure_logging import redact_failure
 from mediatord.runtime.request_time import outside_request
 from mediatord.store.interfaces.messages import QueueStatus, RemovedMessage, StoredMessage
 from mediatord.store.interfaces.store import Account

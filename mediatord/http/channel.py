@@ -50,7 +50,7 @@ from mediatord.http.responses import (
 )
 from mediatord.observability.event_recorder import ProtocolName
 from mediatord.protocol.probe_markers import PROBE_HEADER
-from mediatord.runtime.log_redaction_and_throttle import redact_failure
+from mediatord.runtime.failure_logging import redact_failure
 from mediatord.runtime.memory_reclaimer import LARGE_BUFFER_BYTES
 
 # Bytes in a quantum of the scheduler; a head that Twisted parses is not longer.

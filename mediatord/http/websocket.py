@@ -37,7 +37,7 @@ from mediatord.observability.event_recorder import ProtocolName
 from mediatord.protocol.decentrl.commands import is_didcomm_envelope
 from mediatord.protocol.probe_markers import PROBE_HEADER
 from mediatord.ratelimit.admission import RequestReply
-from mediatord.runtime.log_redaction_and_throttle import redact_failure
+from mediatord.runtime.failure_logging import redact_failure
 from mediatord.runtime.memory_reclaimer import LARGE_BUFFER_BYTES
 
 if TYPE_CHECKING:

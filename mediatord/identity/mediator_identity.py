@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote, urlsplit
 from mediatord.errors import MediatorError, OperatorError
 from mediatord.identity.key_file import KeyGeneration, KeySet, NamedKey
 from mediatord.protocol.canonical_did import canonicalize_did
-from mediatord.protocol.decentrl.did_decentrl import encode_multibase_key, make_mediator_document
+from mediatord.protocol.decentrl.did_decentrl import encode_multibase_key
 from mediatord.protocol.didcomm.did_document import DIDDocument, VerificationMethod
 from mediatord.protocol.didcomm.did_methods import (
     DIDPeer4LongFormRequired,
@@ -315,3 +315,49 @@ def make_mediator_peer_did(agreement: PublicKey, signing: PublicKey, public_url:
 def abbreviate_did(did: str) -> str:
     """The beginning of a DID, for humans."""
     return did if len(did) <= 80 else f"{did[:60]}…"
+
+
+_DECENTRL_CONTEXT = ["https://www.w3.org/ns/did/v1", "https://w3id.org/security/suites/jws-2020/v1"]
+
+
+def make_mediator_document(
+    did: str, signing_key: bytes, prekey: bytes, endpoint: str, *, raw: bool = False
+) -> dict[str, Any]:
+    """
+    DID document of a mediator (DCTRL-0004 3.2).
+
+    :param signing_key: public Ed25519 key.
+    :param prekey: public X25519 key.
+    :param endpoint: URL for commands.
+    :param raw: as for :func:`encode_multibase_key`.
+    :raise ValueError: invalid keys.
+    """
+    return {
+        "@context": list(_DECENTRL_CONTEXT),
+        "id": did,
+        "controller": did,
+        "verificationMethod": [
+            {
+                "id": f"{did}#signing",
+                "type": "Ed25519VerificationKey2020",
+                "controller": did,
+                "publicKeyMultibase": encode_multibase_key(signing_key, "Ed25519", raw),
+            }
+        ],
+        "keyAgreement": [
+            {
+                "id": f"{did}#prekey",
+                "type": "X25519KeyAgreementKey2020",
+                "controller": did,
+                "publicKeyMultibase": encode_multibase_key(prekey, "X25519", raw),
+            }
+        ],
+        "authentication": [f"{did}#signing"],
+        "service": [
+            {
+                "id": "#mediator-service",
+                "type": "DecentrlMediator",
+                "serviceEndpoint": {"uri": endpoint},
+            }
+        ],
+    }

@@ -28,7 +28,7 @@ from mediatord.protocol.didcomm.did_methods import (
     resolve_local,
     resolve_short_did_peer_4,
 )
-from mediatord.runtime.log_redaction_and_throttle import redact_failure
+from mediatord.runtime.failure_logging import redact_failure
 from mediatord.runtime.request_time import pause_deadline
 
 _log = Logger()

@@ -44,7 +44,7 @@ from mediatord.observability.segments import (
     SegmentLimits,
     load_expected_read_marker,
 )
-from mediatord.runtime.log_redaction_and_throttle import redact_failure
+from mediatord.runtime.failure_logging import redact_failure
 
 _LINE_FEED_BYTE = 10
 

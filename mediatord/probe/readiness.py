@@ -14,7 +14,7 @@ from twisted.logger import Logger
 
 from mediatord.observability.metrics import Metrics
 from mediatord.probe.cycle import ProbeCycle, ProbeError
-from mediatord.runtime.log_redaction_and_throttle import redact_failure
+from mediatord.runtime.failure_logging import redact_failure
 from mediatord.runtime.request_time import outside_request
 
 _log = Logger()

@@ -18,7 +18,8 @@ from twisted.logger import Logger
 from mediatord.errors import InternalFault, MediatorError, RateLimitExceeded, ShutdownInProgress
 from mediatord.observability.event_recorder import EventRecorder, ProtocolName, RequestRecord
 from mediatord.protocol.probe_markers import PROBE_CLIENT
-from mediatord.runtime.log_redaction_and_throttle import redact_failure, release_traceback
+from mediatord.runtime.failure_logging import redact_failure
+from mediatord.runtime.memory_reclaimer import release_traceback
 from mediatord.runtime.request_time import request_deadline
 
 _log = Logger()

@@ -20,9 +20,9 @@ from twisted.python.failure import Failure
 
 from mediatord.errors import StoreUnavailable
 from mediatord.ratelimit.rate_limiter import SlidingWindowLimiter, WaitTime
-from mediatord.runtime.log_redaction_and_throttle import redact_failure
+from mediatord.runtime.failure_logging import redact_failure
 from mediatord.runtime.request_time import get_time_left, outside_request
-from mediatord.store.interfaces.cluster import IClusterStore
+from mediatord.store.interfaces.cluster_and_quotas import IClusterStore
 
 _log = Logger()
 
@@ -89,7 +89,7 @@ class QuotaStore:
 
     async def take(self, key: bytes, amount: int, *, limit: int, period: float) -> float:
         """
-        See :class:`~mediatord.store.interfaces.cluster.IClusterStore`.
+        See :class:`~mediatord.store.interfaces.cluster_and_quotas.IClusterStore`.
 
         :raise QuotaStoreUnavailable: no response within :data:`QUOTA_STORE_TIMEOUT`; a later grant is lost.
         """

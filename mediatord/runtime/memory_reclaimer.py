@@ -1,4 +1,7 @@
-"""Garbage collection and malloc: settings for a server, and return of memory to the system after large requests."""
+"""
+Garbage collection and malloc: settings for a server, reference cycles of exceptions, and return of memory to the
+system after large requests.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,16 @@ _MAX_COLLECTION_TIME_SHARE = 0.02
 # glibc's mallopt: larger blocks are mapped one by one, and returned when they are freed. By default glibc raises the
 # threshold up to 32 MiB, and keeps such blocks in its heap below any small block.
 _M_MMAP_THRESHOLD, _MMAP_BYTES = -3, 262_144
+
+
+def release_traceback(error: BaseException) -> None:
+    """
+    Drop the traceback and the chained exceptions of a handled exception.
+
+    A frame that holds the exception in a variable forms a reference cycle with everything in its frames, such as the
+    refused request, which only the garbage collector would free.
+    """
+    error.__traceback__ = error.__context__ = error.__cause__ = None
 
 
 def tune_garbage_collector() -> None:

@@ -11,7 +11,7 @@ from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
 from mediatord.errors import StoreUnavailable
-from mediatord.runtime.log_redaction_and_throttle import LogThrottle, redact_failure
+from mediatord.runtime.failure_logging import LogThrottle, redact_failure
 
 _log = Logger()
 

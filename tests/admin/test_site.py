@@ -17,7 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord import __version__
 from mediatord.errors import RateLimitExceeded, StoreUnavailable
-from mediatord.store.interfaces.cluster import ClockSkewError
+from mediatord.store.interfaces.cluster_and_quotas import ClockSkewError
 from mediatord.store.interfaces.messages import Payload, QueueBacklog, new_stored_message_id
 from tests.admin.in_memory_admin_site import BEARER, TOKEN, InMemoryAdminSite
 from tests.http.in_memory_site import encode_request, parse_responses

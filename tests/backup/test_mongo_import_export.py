@@ -27,7 +27,7 @@ from mediatord.backup.records import (
     RecordCounts,
     StoredEventRecord,
 )
-from mediatord.store.interfaces.cluster import ClusterNode
+from mediatord.store.interfaces.cluster_and_quotas import ClusterNode
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import Account as InterfaceAccount
 from mediatord.store.interfaces.store import StoreUnusable

@@ -33,7 +33,8 @@ from mediatord.backup.records import (
 from mediatord.backup.sqlite_records import make_import_path, open_sqlite_source, open_sqlite_target
 from mediatord.store.interfaces.messages import MessageLedger, StoreLedger
 from mediatord.store.sqlite import account_queries
-from mediatord.store.sqlite.database_file import connect, open_database
+from mediatord.store.sqlite.connection import connect
+from mediatord.store.sqlite.database_file import open_database
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 from tests.backup.populated_store import StorePopulator, query_everything
 from tests.cli.test_commands import Capture, call, one_line

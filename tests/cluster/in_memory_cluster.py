@@ -20,7 +20,7 @@ from mediatord.config.settings import Config
 from mediatord.identity.key_file import create_keys
 from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.runtime.secret_files import create_secret_file
-from mediatord.store.interfaces.cluster import ClusterNode
+from mediatord.store.interfaces.cluster_and_quotas import ClusterNode
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.sqlite.memory_store import MemoryStore
 from tests.in_memory_identities import InMemoryIdentity

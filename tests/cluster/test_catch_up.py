@@ -10,7 +10,7 @@ from mediatord.cluster import anti_entropy, backlog_and_pickup_records
 from mediatord.cluster.anti_entropy import ANTI_ENTROPY_INTERVAL, MIN_MESSAGE_AGE, SCAN_WINDOW
 from mediatord.cluster.peer_notifications import MAX_COMMIT_DELAY, MAX_VISIBILITY_DELAY
 from mediatord.errors import StoreUnavailable
-from mediatord.store.interfaces.cluster import MAX_CLOCK_SKEW as CLOCKS_DIFFER
+from mediatord.store.interfaces.cluster_and_quotas import MAX_CLOCK_SKEW as CLOCKS_DIFFER
 from mediatord.store.interfaces.messages import StoredMessage
 from tests.cluster.test_didcomm_cluster import DIDCommClusterTestCase
 from tests.in_memory_mediator import MP, FakeSocket, InMemoryWallet

@@ -14,7 +14,7 @@ from mediatord.cluster.membership import IDENTITY_DIFFERS, NODE_LEASE, SECRET_DI
 from mediatord.errors import StoreUnavailable
 from mediatord.identity.key_file import create_keys
 from mediatord.runtime.secret_files import create_secret_file
-from mediatord.store.interfaces.cluster import ClockSkewError
+from mediatord.store.interfaces.cluster_and_quotas import ClockSkewError
 from mediatord.store.interfaces.store import StoreUnusable
 from mediatord.wallet.decentrl_client import DecentrlWallet
 from mediatord.wallet.decentrl_client import connect_decentrl_socket as connect_decentrl

@@ -23,7 +23,7 @@ from mediatord.cluster.membership import NODE_LEASE, STANDALONE_NODE_NAME, NodeH
 from mediatord.config.settings import Config
 from mediatord.errors import StoreUnavailable
 from mediatord.ratelimit.admission import RequestGate
-from mediatord.store.interfaces.cluster import ClockSkewError, ClusterNode, ClusterSecretMismatch
+from mediatord.store.interfaces.cluster_and_quotas import ClockSkewError, ClusterNode, ClusterSecretMismatch
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import StoreUnusable
 from mediatord.store.sqlite.memory_store import MemoryStore

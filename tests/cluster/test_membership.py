@@ -26,7 +26,7 @@ from mediatord.cluster.membership import (
     Membership,
 )
 from mediatord.errors import StoreUnavailable
-from mediatord.store.interfaces.cluster import ClockSkewError, ClusterNode
+from mediatord.store.interfaces.cluster_and_quotas import ClockSkewError, ClusterNode
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.sqlite.memory_store import MemoryStore
 from tests.in_memory_mediator import NOW

@@ -7,7 +7,7 @@ from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.cluster.membership import NODE_LEASE, NOT_JOINED, NodeHealth
-from mediatord.store.interfaces.cluster import ClockSkewError
+from mediatord.store.interfaces.cluster_and_quotas import ClockSkewError
 from tests.in_memory_mediator import NOW
 
 WRONG = "the clock of this host is 1 h 12 min ahead of the MongoDB server's"

@@ -49,7 +49,7 @@ from mediatord.cluster.peer_connection import (
 )
 from mediatord.errors import StoreUnavailable
 from mediatord.runtime.secret_files import SecretFileError, create_secret_file
-from mediatord.store.interfaces.cluster import ClusterNode
+from mediatord.store.interfaces.cluster_and_quotas import ClusterNode
 
 reactor: Any = _reactor
 KEYS, OTHER_KEYS = derive_cluster_keys(b"s" * MIN_SECRET_BYTES), derive_cluster_keys(b"t" * MIN_SECRET_BYTES)

@@ -40,7 +40,7 @@ from mediatord.cluster.peer_notifications import (
     encode_names,
 )
 from mediatord.protocol import encoding
-from mediatord.store.interfaces.cluster import ClusterNode
+from mediatord.store.interfaces.cluster_and_quotas import ClusterNode
 from mediatord.store.interfaces.messages import StoredMessage
 
 BEA = ClusterNode("bea", "bbbb", "tcp:host=10.0.0.2:port=7070", b"seal")

@@ -17,7 +17,7 @@ from mediatord.cluster.peer_notifications import PeerNotification
 from mediatord.cluster.presence import RECENT_NODE_TTL, PresenceCache, PresencePublisher
 from mediatord.cluster.remote_delivery import LOOKUP_DELAY, RemoteDelivery
 from mediatord.errors import StoreUnavailable
-from mediatord.store.interfaces.cluster import ClusterNode, PresenceRecord
+from mediatord.store.interfaces.cluster_and_quotas import ClusterNode, PresenceRecord
 from mediatord.store.interfaces.decentrl import PendingEvent
 from mediatord.store.interfaces.messages import StoredMessage
 from tests.cluster.test_presence_publisher import Ledger

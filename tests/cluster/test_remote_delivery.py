@@ -25,7 +25,7 @@ from mediatord.cluster.remote_delivery import (
     RemoteDelivery,
 )
 from mediatord.errors import StoreUnavailable
-from mediatord.store.interfaces.cluster import ClusterNode, PresenceRecord
+from mediatord.store.interfaces.cluster_and_quotas import ClusterNode, PresenceRecord
 from mediatord.store.interfaces.decentrl import PendingEvent
 from mediatord.store.interfaces.messages import StoredMessage
 from tests.in_memory_mediator import NOW

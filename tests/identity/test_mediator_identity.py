@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from mediatord.identity.key_file import KeySet, create_keys, generate_keys, load_keys
-from mediatord.identity.mediator_identity import IdentityError, MediatorIdentity
+from mediatord.identity.mediator_identity import IdentityError, MediatorIdentity, make_mediator_document
 from mediatord.protocol import encoding
 from mediatord.protocol.didcomm.did_document import parse_did_document
 from mediatord.protocol.didcomm.did_methods import derive_did_peer_3, make_did_peer_2, resolve_local
 from mediatord.protocol.didcomm.keys import PrivateKey, convert_ed25519_to_x25519_private
 from mediatord.runtime.secret_files import SecretFileError
 from tests.did_factories import make_did_key, make_did_peer_4
+from tests.protocol.decentrl.vectors import MEDIATOR, VECTORS, agreement_key, signing_key
 
 AGREEMENT = PrivateKey.from_secret("X25519", b"1" * 32)
 SIGNING = PrivateKey.from_secret("Ed25519", b"2" * 32)
@@ -387,3 +388,38 @@ def test_secrets_are_not_shown() -> None:
     for key in (AGREEMENT, SIGNING, P256):
         assert key.jwk()["d"] not in shown
         assert repr(key.secret) not in shown
+
+
+@pytest.mark.parametrize(("raw", "prefix"), [(False, ""), (True, "raw_")])
+def test_document_of_a_mediator(raw: bool, prefix: str) -> None:
+    """A mediator's document has its keys and a URL for a service (DCTRL-0004 3.2)."""
+    keys = signing_key("mediator"), agreement_key("mediator", "prekey")
+    assert make_mediator_document(MEDIATOR, *keys, "https://mediator.example", raw=raw) == {
+        "@context": ["https://www.w3.org/ns/did/v1", "https://w3id.org/security/suites/jws-2020/v1"],
+        "id": MEDIATOR,
+        "controller": MEDIATOR,
+        "verificationMethod": [
+            {
+                "id": f"{MEDIATOR}#signing",
+                "type": "Ed25519VerificationKey2020",
+                "controller": MEDIATOR,
+                "publicKeyMultibase": VECTORS["mediator"][f"{prefix}signing"],
+            }
+        ],
+        "keyAgreement": [
+            {
+                "id": f"{MEDIATOR}#prekey",
+                "type": "X25519KeyAgreementKey2020",
+                "controller": MEDIATOR,
+                "publicKeyMultibase": VECTORS["mediator"][f"{prefix}prekey"],
+            }
+        ],
+        "authentication": [f"{MEDIATOR}#signing"],
+        "service": [
+            {
+                "id": "#mediator-service",
+                "type": "DecentrlMediator",
+                "serviceEndpoint": {"uri": "https://mediator.example"},
+            }
+        ],
+    }

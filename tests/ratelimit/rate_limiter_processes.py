@@ -13,7 +13,7 @@ from twisted.internet.task import Clock
 from mediatord.errors import RateLimitExceeded, StoreUnavailable
 from mediatord.ratelimit.distributed_limiter import QuotaStore
 from mediatord.ratelimit.rate_limiter import RateLimiter, RateLimits
-from mediatord.store.interfaces.cluster import IClusterStore
+from mediatord.store.interfaces.cluster_and_quotas import IClusterStore
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.sqlite.memory_store import MemoryStore
 

@@ -14,7 +14,7 @@ from mediatord.errors import RateLimitExceeded
 from mediatord.ratelimit import distributed_limiter
 from mediatord.ratelimit.distributed_limiter import QuotaStore
 from mediatord.ratelimit.rate_limiter import RateLimiter, RateLimits, SlidingWindowLimiter, resolve_wait
-from mediatord.store.interfaces.cluster import QUOTA_WINDOW_SLOTS
+from mediatord.store.interfaces.cluster_and_quotas import QUOTA_WINDOW_SLOTS
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.mongo.store import MongoStore
 from tests.ratelimit.rate_limiter_processes import DID, PEER, max_in_a_minute, min_in_a_minute

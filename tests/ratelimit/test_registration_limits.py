@@ -14,7 +14,7 @@ from mediatord.protocol.probe_markers import PROBE_CLIENT
 from mediatord.ratelimit.admission import RequestReply
 from mediatord.ratelimit.distributed_limiter import QuotaStore
 from mediatord.ratelimit.registration import USAGE_CACHE_SECONDS, RegistrationLimits, RegistrationQuota
-from mediatord.store.interfaces.cluster import QUOTA_WINDOW_SLOTS
+from mediatord.store.interfaces.cluster_and_quotas import QUOTA_WINDOW_SLOTS
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import AccountUsage
 from mediatord.store.sqlite.memory_store import MemoryStore

@@ -15,7 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import MediatorError
 from mediatord.store.disk_space import SpaceLimits
-from mediatord.store.interfaces.cluster import ClusterIdentityMismatch, ClusterNode
+from mediatord.store.interfaces.cluster_and_quotas import ClusterIdentityMismatch, ClusterNode
 from mediatord.store.interfaces.decentrl import DecentrlQuotas
 from mediatord.store.interfaces.messages import (
     LedgerEntry,

@@ -30,7 +30,7 @@ from mediatord.store.mongo.driver import client as server_module
 from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.uri import parse_mongo_uri
 from mediatord.store.mongo.store import MongoStore
-from mediatord.store.sqlite.database_file import connect
+from mediatord.store.sqlite.connection import connect
 from tests.mongod import fresh_database, shared_replica_set
 from tests.store.builders import HoldableRunner, ImmediateClock, make_sqlite_store, result_of
 from tests.store.mongo.mongo_test_case import PATIENT

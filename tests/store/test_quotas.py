@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.store.interfaces.cluster import QUOTA_WINDOW_SLOTS, QuotaUse, get_quota_wait
+from mediatord.store.interfaces.cluster_and_quotas import QUOTA_WINDOW_SLOTS, QuotaUse, get_quota_wait
 from mediatord.store.sqlite.coordination_queries import add_quota_use, drop_expired_uses, remove_latest_use
 
 PERIOD = 64.0

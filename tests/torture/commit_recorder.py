@@ -11,7 +11,7 @@ import sqlite3
 import sys
 from pathlib import Path
 
-from mediatord.store.sqlite.database_file import connect
+from mediatord.store.sqlite.connection import connect
 from tests.torture.faulty_disk import DiskControl, DiskMode, DiskSpec
 
 # Until then all goes well; each of the next ones meets another disk.

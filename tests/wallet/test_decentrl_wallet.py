@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from mediatord.identity.mediator_identity import make_mediator_document
 from mediatord.protocol import encoding
 from mediatord.protocol.decentrl.crypto import derive_shared_secret, encrypt, verify_json
-from mediatord.protocol.decentrl.did_decentrl import make_mediator_document, parse_did
+from mediatord.protocol.decentrl.did_decentrl import parse_did
 from mediatord.wallet import decentrl_client
 from mediatord.wallet.decentrl_client import (
     ConcludedContract,

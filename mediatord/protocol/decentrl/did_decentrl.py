@@ -1,13 +1,10 @@
-"""
-The DID method did:decentrl, whose identifier contains keys and mediator, and the DID document of a mediator
-(reference 2 and 3).
-"""
+"""The DID method did:decentrl, whose identifier contains keys and mediator (reference 2 and 3)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from mediatord.protocol import encoding
 from mediatord.protocol.encoding import decode_base64, encode_base64url
@@ -21,7 +18,6 @@ _KEY_BYTES = 32
 _MULTICODEC: dict[KeyType, bytes] = {"Ed25519": b"\xed\x01", "X25519": b"\xec\x01"}
 # A multicodec key of 34 bytes has at most 47 base58 digits, after the `z`.
 _MAX_KEY_LENGTH = 48
-_CONTEXT = ["https://www.w3.org/ns/did/v1", "https://w3id.org/security/suites/jws-2020/v1"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,49 +109,6 @@ def decode_multibase_key(text: str, kind: KeyType) -> bytes:
     if len(data) != len(prefix) + _KEY_BYTES or not data.startswith(prefix):
         raise ValueError("not a key of this kind")
     return data.removeprefix(prefix)
-
-
-def make_mediator_document(
-    did: str, signing_key: bytes, prekey: bytes, endpoint: str, *, raw: bool = False
-) -> dict[str, Any]:
-    """
-    DID document of a mediator (DCTRL-0004 3.2).
-
-    :param signing_key: public Ed25519 key.
-    :param prekey: public X25519 key.
-    :param endpoint: URL for commands.
-    :param raw: as for :func:`encode_multibase_key`.
-    :raise ValueError: invalid keys.
-    """
-    return {
-        "@context": list(_CONTEXT),
-        "id": did,
-        "controller": did,
-        "verificationMethod": [
-            {
-                "id": f"{did}#signing",
-                "type": "Ed25519VerificationKey2020",
-                "controller": did,
-                "publicKeyMultibase": encode_multibase_key(signing_key, "Ed25519", raw),
-            }
-        ],
-        "keyAgreement": [
-            {
-                "id": f"{did}#prekey",
-                "type": "X25519KeyAgreementKey2020",
-                "controller": did,
-                "publicKeyMultibase": encode_multibase_key(prekey, "X25519", raw),
-            }
-        ],
-        "authentication": [f"{did}#signing"],
-        "service": [
-            {
-                "id": "#mediator-service",
-                "type": "DecentrlMediator",
-                "serviceEndpoint": {"uri": endpoint},
-            }
-        ],
-    }
 
 
 def _decode_text(encoded: str) -> str:

@@ -433,8 +433,8 @@ class IMessageStore(Interface):
         """
         Record that messages were pushed and not yet acknowledged; unknown ids are ignored.
 
-        :param node: boot of the node that pushed them (:class:`~mediatord.store.interfaces.cluster.ClusterNode`); the
-            last one counts.
+        :param node: boot of the node that pushed them, see
+            :class:`~mediatord.store.interfaces.cluster_and_quotas.ClusterNode`; the last one counts.
         """
 
     def mark_pending(ids: Sequence[str]) -> Deferred[list[str]]:

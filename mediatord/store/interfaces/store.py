@@ -11,7 +11,7 @@ from twisted.logger import Logger
 from zope.interface import Attribute, Interface
 
 from mediatord.store.interfaces.administration import IStoreAdministration
-from mediatord.store.interfaces.cluster import MAX_CLOCK_SKEW, IClusterStore
+from mediatord.store.interfaces.cluster_and_quotas import MAX_CLOCK_SKEW, IClusterStore
 from mediatord.store.interfaces.decentrl import IDecentrlStore
 from mediatord.store.interfaces.messages import AcknowledgementResult, IMessageStore
 
@@ -108,7 +108,7 @@ class IAccountStore(Interface):
     def find_owner(recipient_did: str) -> Deferred[str | None]:
         """DID of the account that has registered this recipient DID. Cheap: called for every forward."""
 
-    def list_registered_names(recipient_did: str) -> Deferred[list[str]]:
+    def list_spellings(recipient_did: str) -> Deferred[list[str]]:
         """
         Names under which the owner has registered this DID, in order of registration; empty if there is no owner.
         """

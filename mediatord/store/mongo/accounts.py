@@ -14,6 +14,7 @@ from twisted.internet.interfaces import IReactorTime
 from mediatord.errors import MediationNotGranted, StoreUnavailable
 from mediatord.protocol.canonical_did import canonicalize_did, compute_did_digest
 from mediatord.store.caches import OwnerCache
+from mediatord.store.did_spellings import MAX_DID_SPELLINGS, DIDSpellings, slice_spellings
 from mediatord.store.interfaces.messages import is_valid_unicode
 from mediatord.store.interfaces.store import (
     FIRST_DAY_SECONDS,
@@ -30,9 +31,8 @@ from mediatord.store.mongo.driver.collection import Document, MongoCommand
 from mediatord.store.mongo.driver.operation import Operation, operation
 from mediatord.store.mongo.driver.transactions import Transaction
 from mediatord.store.mongo.schema import ABSENT, ACCOUNTS, LONG_FORM_DIDS, PRESENT, RECIPIENTS, RETIRED_DIDS
-from mediatord.store.mongo.space_quota import SpaceQuota
+from mediatord.store.mongo.space_limit import MongoSpaceLimit
 from mediatord.store.mongo.transaction_batcher import TransactionBatcher
-from mediatord.store.registered_names import MAX_REGISTERED_NAMES, RegisteredNames, slice_names
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -58,15 +58,15 @@ class MongoAccountStore:
     Accounts of the store; see `IAccountStore`.
 
     :param clock: for times of contact.
-    :ivar space_quota: refuses writes that need more space.
+    :ivar space_limit: refuses writes that need more space.
     """
 
-    def __init__(self, client: ReplicaSetClient, clock: IReactorTime, space_quota: SpaceQuota) -> None:
+    def __init__(self, client: ReplicaSetClient, clock: IReactorTime, space_limit: MongoSpaceLimit) -> None:
         self._client = client
         self._clock = clock
         self._owner_cache: OwnerCache[str] = OwnerCache(now=client.clock.seconds, lifetime=_OWNER_LIFETIME)
         self._owner_batcher = TransactionBatcher(client, "owner", at_once=_OWNER_QUERIES_AT_ONCE)
-        self.space_quota = space_quota
+        self.space_limit = space_limit
 
     @operation
     async def get_account(self, did: str) -> Account | None:
@@ -75,7 +75,7 @@ class MongoAccountStore:
 
     @operation
     async def grant(self, did: str) -> Account:
-        self.space_quota.admit("grant")
+        self.space_limit.admit("grant")
         now = self._clock.seconds()
 
         async def grant(t: Transaction) -> Account:
@@ -104,7 +104,7 @@ class MongoAccountStore:
 
     @operation
     async def move_account(self, prior: str, new: str) -> bool:
-        self.space_quota.admit("move")
+        self.space_limit.admit("move")
 
         async def move(t: Transaction) -> bool:
             found, retired = await t.query_many(
@@ -127,7 +127,7 @@ class MongoAccountStore:
 
     @operation
     async def remember_did(self, short: str, long: str) -> None:
-        self.space_quota.admit("remember_did")
+        self.space_limit.admit("remember_did")
         update = LONG_FORM_DIDS.update({"_id": short}, {"$set": {"long": long}}, upsert=True)
         await self._client.write("remember_did", update)
 
@@ -210,7 +210,7 @@ class MongoAccountStore:
         return accounts
 
     @operation
-    async def list_registered_names(self, recipient_did: str) -> list[str]:
+    async def list_spellings(self, recipient_did: str) -> list[str]:
         query = RECIPIENTS.find({"did_digest": compute_did_digest(recipient_did), "registered": PRESENT})
         found = await self._client.query("spellings", query)
         return [name for one in found for _, name in _parse_names(one).spellings]
@@ -230,7 +230,7 @@ class MongoAccountStore:
                     limit=offset + limit,
                 )
                 recipients = await t.query(query)
-            return slice_names([_parse_names(one) for one in recipients], offset, limit), found[0]["recipients"]
+            return slice_spellings([_parse_names(one) for one in recipients], offset, limit), found[0]["recipients"]
 
         return await self._client.transact("recipients", read, reading=True)
 
@@ -239,7 +239,7 @@ class MongoAccountStore:
         self, account: str, updates: Sequence[tuple[str, RecipientUpdateAction]], *, max_recipients: int
     ) -> list[RecipientUpdateResult]:
         wanted = tuple(updates)
-        self.space_quota.admit("update", shrinking=all(action == "remove" for _, action in wanted))
+        self.space_limit.admit("update", shrinking=all(action == "remove" for _, action in wanted))
 
         async def update(t: Transaction) -> list[RecipientUpdateResult]:
             found = await t.query(ACCOUNTS.find({"did": account}))
@@ -302,7 +302,7 @@ class _RecipientUpdate:
         self._account = account
         self._max_recipients = max_recipients
         self._existing = existing
-        self._changed: dict[bytes, RegisteredNames] = {}
+        self._changed: dict[bytes, DIDSpellings] = {}
         self._number: int = account["recipients"]
         self._places: int = account["places"]
 
@@ -316,7 +316,7 @@ class _RecipientUpdate:
         if action == "remove":
             self._number -= 1
             names.remove(name)
-        elif self._number >= self._max_recipients or len(names) >= MAX_REGISTERED_NAMES:
+        elif self._number >= self._max_recipients or len(names) >= MAX_DID_SPELLINGS:
             return "client_error"
         else:
             self._number += 1
@@ -348,16 +348,16 @@ class _RecipientUpdate:
             *RECIPIENTS.delete(unused),
         ]
 
-    def _find_names(self, digest: bytes, name: str) -> RegisteredNames | None:
+    def _find_names(self, digest: bytes, name: str) -> DIDSpellings | None:
         """Return the names of a DID before the update; None if it is registered by another account."""
         before = self._existing.get(digest)
         if before is None:
-            return RegisteredNames(canonicalize_did(name), None)
+            return DIDSpellings(canonicalize_did(name), None)
         return _parse_names(before) if before["account"] == self._account["_id"] else None
 
 
-def _parse_names(document: Document) -> RegisteredNames:
-    return RegisteredNames(document["did"], document.get("registered"), document.get("names"))
+def _parse_names(document: Document) -> DIDSpellings:
+    return DIDSpellings(document["did"], document.get("registered"), document.get("names"))
 
 
 class DIDCache(OrderedDict[K, V], Generic[K, V]):

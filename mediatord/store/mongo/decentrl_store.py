@@ -12,7 +12,7 @@ from twisted.internet.interfaces import IReactorTime
 from zope.interface import implementer
 
 from mediatord.errors import ContractNotFound, QuotaExceeded
-from mediatord.store.interfaces.cluster import MAX_CLOCK_SKEW
+from mediatord.store.interfaces.cluster_and_quotas import MAX_CLOCK_SKEW
 from mediatord.store.interfaces.decentrl import (
     MAX_PAGE_BYTES,
     CommandGuard,

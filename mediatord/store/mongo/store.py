@@ -12,10 +12,10 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from mediatord.errors import InternalFault, MediatorError, PayloadTooLarge, StoreUnavailable, UnknownRecipient
-from mediatord.runtime.log_redaction_and_throttle import redact_failure
+from mediatord.runtime.failure_logging import redact_failure
 from mediatord.store.disk_space import SpaceLimits
 from mediatord.store.interfaces.administration import IStoreAdministration
-from mediatord.store.interfaces.cluster import MAX_CLOCK_SKEW, IClusterStore
+from mediatord.store.interfaces.cluster_and_quotas import MAX_CLOCK_SKEW, IClusterStore
 from mediatord.store.interfaces.decentrl import DecentrlQuotas, IDecentrlStore
 from mediatord.store.interfaces.messages import (
     AcknowledgementResult,
@@ -31,7 +31,7 @@ from mediatord.store.interfaces.store import BatchLimits, IStore, StoreFault, St
 from mediatord.store.mongo import ledger
 from mediatord.store.mongo.accounts import MessageDIDFinder, MongoAccountStore
 from mediatord.store.mongo.administration import MongoStoreAdministration
-from mediatord.store.mongo.cluster import MongoClusterStore, SessionOwnerRecord
+from mediatord.store.mongo.cluster_and_quotas import MongoClusterStore, SessionOwnerRecord
 from mediatord.store.mongo.decentrl_store import MongoDecentrlStore
 from mediatord.store.mongo.driver.client import ClockSkewMonitor, ReplicaSetClient
 from mediatord.store.mongo.driver.collection import build_probe_write
@@ -49,7 +49,7 @@ from mediatord.store.mongo.nonces import NonceCapacity, NonceClaimRequest, Nonce
 from mediatord.store.mongo.queue_statistics import MongoQueueStatistics
 from mediatord.store.mongo.removal import RemovalBatch, RemovalListener, RemovalRequest, UncertainRemovalReporter
 from mediatord.store.mongo.schema import ALL_COLLECTIONS, MIGRATIONS, MongoMigration, MongoSchema
-from mediatord.store.mongo.space_quota import SpaceQuota
+from mediatord.store.mongo.space_limit import MongoSpaceLimit
 from mediatord.store.mongo.transaction_batcher import TransactionBatcher
 
 # Batches of writes, and of nonce claims, that run at a time, and works in each: smaller ones cost the server more,
@@ -72,7 +72,7 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics):
     :param migrations: beyond those of the schema.
     :param on_late_removals: called with messages removed by operations that were reported as failed.
     :param on_late_acknowledgements: the same for Decentrl events.
-    :ivar space_quota: refuses writes that need more space.
+    :ivar space_limit: refuses writes that need more space.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics):
         on_late_removals: RemovalListener = lambda removed: None,
         on_late_acknowledgements: RemovalListener = lambda removed: None,
     ) -> None:
-        super().__init__(client, clock, SpaceQuota(client, space_limits, on_fault))
+        super().__init__(client, clock, MongoSpaceLimit(client, space_limits, on_fault))
         self._schema = MongoSchema(ALL_COLLECTIONS, (*MIGRATIONS, *migrations))
         self._batcher = TransactionBatcher(client, at_once=_WRITE_BATCHES_AT_ONCE, bounds=_BATCH_BOUNDS)
         self._claim_batcher = TransactionBatcher(client, at_once=_CLAIM_BATCHES_AT_ONCE, bounds=_BATCH_BOUNDS)
@@ -105,7 +105,7 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics):
         self._nonce_claims = NonceClaims(client, self._nonces)
         event_reporter = UncertainRemovalReporter(on_late_acknowledgements)
         self._decentrl = MongoDecentrlStore(
-            client, clock, caps, self._nonces, self._clocks, event_reporter, self.space_quota.refuses
+            client, clock, caps, self._nonces, self._clocks, event_reporter, self.space_limit.refuses
         )
         self.decentrl: IDecentrlStore = self._decentrl
         self.cluster: IClusterStore = MongoClusterStore(client, self._clocks)
@@ -115,7 +115,7 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics):
 
     @property
     def fault_description(self) -> str:
-        return self.space_quota.fault_description
+        return self.space_limit.fault_description
 
     @operation
     async def open(self) -> None:
@@ -123,7 +123,7 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics):
             await self._client.open(self._schema.prepare)
         except UnsupportedServer as error:
             raise StoreUnusable(str(error)) from None
-        self.space_quota.start()
+        self.space_limit.start()
         for batcher in self._batchers:
             batcher.start()
         live = {node.boot for node in await self.cluster.list_nodes()}
@@ -136,7 +136,7 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics):
 
     @operation
     async def close(self) -> None:
-        self.space_quota.stop()
+        self.space_limit.stop()
         await gatherResults([batcher.drain() for batcher in self._batchers])
         await self._session_owner.leave()
         await self._client.close()
@@ -145,7 +145,7 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics):
     async def ping(self) -> None:
         """Write durably on a majority; fail while the database is full."""
         await self._client.write("ping", build_probe_write())
-        if self.space_quota.fault_description:
+        if self.space_limit.fault_description:
             raise StoreUnavailable
 
     def enqueue(
@@ -185,7 +185,7 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics):
 
     def enqueue_all(self, deposits: Sequence[EnqueueRequest]) -> Deferred[list[EnqueueResult]]:
         # With a skewed clock messages would expire too early, or not be found by their recipient.
-        if self._clocks.is_skewed or self.space_quota.refuses("enqueue"):
+        if self._clocks.is_skewed or self.space_limit.refuses("enqueue"):
             return fail(StoreUnavailable())
         if not self._enqueue_batch.is_possible(deposits):
             return fail(PayloadTooLarge())

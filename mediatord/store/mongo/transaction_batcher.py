@@ -14,7 +14,7 @@ from twisted.internet.task import Cooperator
 from twisted.logger import Logger
 
 from mediatord.errors import MediatorError, StoreUnavailable
-from mediatord.runtime.log_redaction_and_throttle import LogThrottle
+from mediatord.runtime.failure_logging import LogThrottle
 from mediatord.store.interfaces.store import BatchLimits, log_store_fault
 from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.errors import (

@@ -32,6 +32,7 @@ from typing import Any, TypeVar
 import orjson
 
 from mediatord.errors import MediatorError, PayloadTooLarge, StoreUnavailable
+from mediatord.protocol.canonical_did import compute_did_digest
 from mediatord.store.interfaces.administration import QueueProtocol
 from mediatord.store.interfaces.decentrl import MAX_PAGE_BYTES
 from mediatord.store.interfaces.messages import LedgerEntry
@@ -50,6 +51,52 @@ LOCK_TIMEOUT_SECONDS = 2.5
 # SQLite itself waits longer before every retry, so that newcomers would win against those that wait.
 _LOCK_RETRY_SECONDS = (0.0003, 0.001)
 _LOCK_ERRORS = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+
+
+MAX_WAL_BYTES = 67_108_864
+CHECKPOINT_BUSY_TIMEOUT_MS = 5
+_CACHE_KIB = 32_768
+_READER_CACHE_KIB = 8_192  # for each of the connections that do not write
+_PRAGMAS = (
+    "foreign_keys = ON",
+    "synchronous = FULL",
+    "wal_autocheckpoint = 0",  # a checkpoint inside a commit would stall it
+    f"journal_size_limit = {MAX_WAL_BYTES}",
+    f"cache_size = -{_CACHE_KIB}",
+    "temp_store = MEMORY",
+    "secure_delete = FAST",  # what is freed is written again only if it is written anyway
+)
+
+
+def connect(path: Path | None, *pragmas: str) -> StoreConnection:
+    """
+    A connection whose commits are on disk when they return, with explicit transactions.
+
+    :param path: of the database; None for an empty one in memory.
+    """
+    connection = sqlite3.connect(
+        "file::memory:" if path is None else f"{path.absolute().as_uri()}?mode=rw",
+        uri=True,
+        isolation_level=None,
+        timeout=LOCK_TIMEOUT_SECONDS,
+        check_same_thread=False,
+        cached_statements=1_024,
+        factory=StoreConnection,
+    )
+    for pragma in (*_PRAGMAS, *pragmas):
+        connection.execute(f"PRAGMA {pragma}")
+    connection.create_function("did_digest", 1, compute_did_digest, deterministic=True)
+    return connection
+
+
+def connect_reader(path: Path) -> StoreConnection:
+    """A connection that cannot write."""
+    return connect(path, f"cache_size = -{_READER_CACHE_KIB}", "query_only = ON")
+
+
+def connect_checkpointer(path: Path) -> StoreConnection:
+    """A connection that gives up on locks quickly, because nobody can write while it waits for a reader."""
+    return connect(path, f"cache_size = -{_READER_CACHE_KIB}", f"busy_timeout = {CHECKPOINT_BUSY_TIMEOUT_MS}")
 
 
 class BatchOperation:

@@ -12,7 +12,7 @@ from math import ceil
 from typing import Any
 
 from mediatord.errors import ReplayCacheFull
-from mediatord.store.interfaces.cluster import (
+from mediatord.store.interfaces.cluster_and_quotas import (
     QUOTA_WINDOW_SLOTS,
     ClusterNode,
     ClusterSecretMismatch,

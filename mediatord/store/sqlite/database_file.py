@@ -16,11 +16,11 @@ from pathlib import Path
 from threading import Timer
 from time import monotonic
 
-from mediatord.protocol.canonical_did import compute_did_digest
 from mediatord.store.sqlite.connection import (
     BEGIN_IMMEDIATE,
     LOCK_TIMEOUT_SECONDS,
     StoreConnection,
+    connect,
     retry_while_locked,
 )
 from mediatord.store.sqlite.coordination_queries import release_lost_deliveries
@@ -117,20 +117,7 @@ def is_damage_error(error: BaseException | None) -> bool:
 # "mdrd": identifies databases of mediatord.
 APPLICATION_ID = 0x6D647264
 
-MAX_WAL_BYTES = 67_108_864
-CHECKPOINT_BUSY_TIMEOUT_MS = 5
 _SCHEMA_VERSION = 1
-_CACHE_KIB = 32_768
-_READER_CACHE_KIB = 8_192  # for each of the connections that do not write
-_PRAGMAS = (
-    "foreign_keys = ON",
-    "synchronous = FULL",
-    "wal_autocheckpoint = 0",  # a checkpoint inside a commit would stall it
-    f"journal_size_limit = {MAX_WAL_BYTES}",
-    f"cache_size = -{_CACHE_KIB}",
-    "temp_store = MEMORY",
-    "secure_delete = FAST",  # what is freed is written again only if it is written anyway
-)
 _NO_BUSY_TIMEOUT = "busy_timeout = 0"  # it is waited for in another way
 # Rows of the store refer to numbers that were read in the same transaction, so the check is redundant.
 NO_FOREIGN_KEYS = "foreign_keys = OFF"
@@ -182,37 +169,6 @@ def reopen_database(path: Path) -> StoreConnection:
     Open a database for writing that :func:`open_database` has opened in this process before; changes nothing in it.
     """
     return connect(path, _NO_BUSY_TIMEOUT, NO_FOREIGN_KEYS)
-
-
-def connect(path: Path | None, *pragmas: str) -> StoreConnection:
-    """
-    A connection whose commits are on disk when they return, with explicit transactions.
-
-    :param path: of the database; None for an empty one in memory.
-    """
-    connection = sqlite3.connect(
-        "file::memory:" if path is None else f"{path.absolute().as_uri()}?mode=rw",
-        uri=True,
-        isolation_level=None,
-        timeout=LOCK_TIMEOUT_SECONDS,
-        check_same_thread=False,
-        cached_statements=1_024,
-        factory=StoreConnection,
-    )
-    for pragma in (*_PRAGMAS, *pragmas):
-        connection.execute(f"PRAGMA {pragma}")
-    connection.create_function("did_digest", 1, compute_did_digest, deterministic=True)
-    return connection
-
-
-def connect_reader(path: Path) -> StoreConnection:
-    """A connection that cannot write."""
-    return connect(path, f"cache_size = -{_READER_CACHE_KIB}", "query_only = ON")
-
-
-def connect_checkpointer(path: Path) -> StoreConnection:
-    """A connection that gives up on locks quickly, because nobody can write while it waits for a reader."""
-    return connect(path, f"cache_size = -{_READER_CACHE_KIB}", f"busy_timeout = {CHECKPOINT_BUSY_TIMEOUT_MS}")
 
 
 def migrate_schema(connection: sqlite3.Connection, steps: Sequence[str]) -> None:

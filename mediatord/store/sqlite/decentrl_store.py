@@ -37,7 +37,7 @@ from mediatord.store.interfaces.decentrl import (
     get_utf8_size,
 )
 from mediatord.store.interfaces.messages import RemovedMessage
-from mediatord.store.sqlite import decentrl_queries, event_queries, message_queries
+from mediatord.store.sqlite import arrival_queries, decentrl_queries, event_queries
 from mediatord.store.sqlite.connection import SQLOperation
 from mediatord.store.sqlite.coordination_queries import NonceClaim
 from mediatord.store.sqlite.decentrl_queries import ConflictClass, GuardedCommand
@@ -82,7 +82,7 @@ class SQLiteDecentrlStore:
         self._page_cursors.clear()
 
     registered_until = timed_sql_method("read", "registered_until", decentrl_queries.get_registration_expiry)
-    find_pending_arrivals = sql_method("read", "arrived_pending", message_queries.find_pending_arrivals)
+    find_pending_arrivals = sql_method("read", "arrived_pending", arrival_queries.find_pending_arrivals)
 
     def check_guard(self, guard: CommandGuard) -> Deferred[None]:
         return self._execute("admit", "none", guard, lambda c: None)
@@ -121,7 +121,7 @@ class SQLiteDecentrlStore:
 
     def find_pending(self, ids: Sequence[str]) -> Deferred[list[PendingEvent]]:
         size = estimate_items_bytes(len(ids))
-        return self._executor.read("find_pending", message_queries.find_pending_events, ids, size=size)
+        return self._executor.read("find_pending", arrival_queries.find_pending_events, ids, size=size)
 
     def acknowledge_events(
         self, guard: CommandGuard, recipient: str, ids: Sequence[str]

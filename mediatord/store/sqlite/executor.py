@@ -37,21 +37,21 @@ from mediatord.store.interfaces.store import (
 )
 from mediatord.store.sqlite.connection import (
     LOCK_TIMEOUT_SECONDS,
+    MAX_WAL_BYTES,
     SQLOperation,
     StoreConnection,
     WriteTicketLock,
+    connect_checkpointer,
+    connect_reader,
     get_cause,
     is_disk_full_error,
     is_lock_error,
     make_failure,
 )
 from mediatord.store.sqlite.database_file import (
-    MAX_WAL_BYTES,
     STARTUP_CHECK_SECONDS,
     DatabaseFileLost,
     check_structure,
-    connect_checkpointer,
-    connect_reader,
     is_damage_error,
     open_database,
     reopen_database,

@@ -13,9 +13,9 @@ from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.decentrl import DecentrlQuotas
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import log_store_fault
-from mediatord.store.sqlite.connection import SQLOperation, StoreConnection, get_cause
+from mediatord.store.sqlite.connection import SQLOperation, StoreConnection, connect, get_cause
 from mediatord.store.sqlite.coordination_queries import release_lost_deliveries
-from mediatord.store.sqlite.database_file import NO_FOREIGN_KEYS, connect, migrate_schema, read_schema_steps
+from mediatord.store.sqlite.database_file import NO_FOREIGN_KEYS, migrate_schema, read_schema_steps
 from mediatord.store.sqlite.executor import EarlyOutcomesCallback, get_single_result
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 

@@ -16,7 +16,7 @@ from mediatord.errors import MediatorError, StoreUnavailable, UnknownRecipient
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.store.caches import OWNER_CACHE_CAPACITY, OwnerCache
 from mediatord.store.interfaces.administration import IStoreAdministration
-from mediatord.store.interfaces.cluster import IClusterStore
+from mediatord.store.interfaces.cluster_and_quotas import IClusterStore
 from mediatord.store.interfaces.decentrl import DecentrlQuotas, IDecentrlStore
 from mediatord.store.interfaces.messages import (
     AcknowledgementResult,
@@ -38,6 +38,7 @@ from mediatord.store.interfaces.store import (
 )
 from mediatord.store.sqlite import (
     account_queries,
+    arrival_queries,
     coordination_queries,
     decentrl_queries,
     message_queries,
@@ -121,7 +122,7 @@ class SQLiteStore:
         self.administration: IStoreAdministration = SQLiteStoreAdministration(executor, self._forget_all)
 
     get_queue_status = timed_sql_method("read", "status", message_queries.get_queue_status)
-    find_arrivals = sql_method("read", "arrived", message_queries.find_arrivals)
+    find_arrivals = sql_method("read", "arrived", arrival_queries.find_arrivals)
     find_next_due = timed_sql_method("read", "next_due", message_queries.find_next_due)
     take_due_messages = timed_sql_method("write", "take_due", message_queries.take_due_messages)
     mark_pending = sql_method("write", "mark_pending", message_writes.mark_pending)
@@ -131,7 +132,7 @@ class SQLiteStore:
     read_ledger = sql_method("read_in_background", "ledger", queue_statistics.read_ledger)
     read_backlog = sql_method("read_in_background", "backlog", queue_statistics.collect_backlog)
     get_account_usage = sql_method("read", "account_usage", account_queries.get_account_usage)
-    list_registered_names = sql_method("read", "spellings", account_queries.list_spellings)
+    list_spellings = sql_method("read", "spellings", account_queries.list_spellings)
     list_recipients = sql_method("read", "recipients", account_queries.list_recipients)
     is_retired = sql_method("read", "is_retired", account_queries.is_retired)
     remember_did = sql_method("write", "remember_did", account_queries.remember_did)
@@ -201,7 +202,7 @@ class SQLiteStore:
 
     def find_messages(self, ids: Sequence[str]) -> Deferred[list[StoredMessage]]:
         now, size = self._clock.seconds(), estimate_items_bytes(len(ids))
-        return self._executor.read("find", message_queries.find_messages, now, ids, size=size)
+        return self._executor.read("find", arrival_queries.find_messages, now, ids, size=size)
 
     def mark_delivered(self, ids: Sequence[str], *, node: str = "") -> Deferred[None]:
         return self._executor.write("mark_delivered", MarkDeliveredOperation(filter_valid_ids(ids), node))

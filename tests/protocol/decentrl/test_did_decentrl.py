@@ -16,7 +16,6 @@ from mediatord.protocol.decentrl.did_decentrl import (
     decode_multibase_key,
     encode_multibase_key,
     make_did,
-    make_mediator_document,
     parse_did,
 )
 from tests.protocol.decentrl.vectors import ALICE, MEDIATOR, VECTORS, agreement_key, signing_key
@@ -202,41 +201,6 @@ def test_multibase_round_trip(key: bytes, kind: KeyType, raw: bool) -> None:
     else:
         with pytest.raises(ValueError):
             decode_multibase_key(text, other)
-
-
-@pytest.mark.parametrize(("raw", "prefix"), [(False, ""), (True, "raw_")])
-def test_document_of_a_mediator(raw: bool, prefix: str) -> None:
-    """A mediator's document has its keys and a URL for a service (DCTRL-0004 3.2)."""
-    keys = signing_key("mediator"), agreement_key("mediator", "prekey")
-    assert make_mediator_document(MEDIATOR, *keys, "https://mediator.example", raw=raw) == {
-        "@context": ["https://www.w3.org/ns/did/v1", "https://w3id.org/security/suites/jws-2020/v1"],
-        "id": MEDIATOR,
-        "controller": MEDIATOR,
-        "verificationMethod": [
-            {
-                "id": f"{MEDIATOR}#signing",
-                "type": "Ed25519VerificationKey2020",
-                "controller": MEDIATOR,
-                "publicKeyMultibase": VECTORS["mediator"][f"{prefix}signing"],
-            }
-        ],
-        "keyAgreement": [
-            {
-                "id": f"{MEDIATOR}#prekey",
-                "type": "X25519KeyAgreementKey2020",
-                "controller": MEDIATOR,
-                "publicKeyMultibase": VECTORS["mediator"][f"{prefix}prekey"],
-            }
-        ],
-        "authentication": [f"{MEDIATOR}#signing"],
-        "service": [
-            {
-                "id": "#mediator-service",
-                "type": "DecentrlMediator",
-                "serviceEndpoint": {"uri": "https://mediator.example"},
-            }
-        ],
-    }
 
 
 def test_keys_are_not_shown() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from mediatord.errors import MediationNotGranted, UnknownRecipient
 from mediatord.protocol.didcomm.did_methods import derive_did_peer_3
+from mediatord.store.did_spellings import MAX_DID_SPELLINGS
 from mediatord.store.interfaces.decentrl import CommandGuard, Contract
 from mediatord.store.interfaces.store import Account, ExpiredAccount, RecipientUpdateAction
-from mediatord.store.registered_names import MAX_REGISTERED_NAMES
 from tests.store.builders import ALICE, BOB, NOON
 from tests.store.contract.base import INBOX, OTHER, StoreContract
 
@@ -162,11 +162,11 @@ class AccountContract(StoreContract):
                 self.assertEqual(await self.store.find_owner(other), BOB, other)
                 self.assertEqual(await self.change(ALICE, (other, "add")), ["client_error"], other)
                 self.assertEqual(await self.change(ALICE, (other, "remove")), ["no_change"], other)
-                self.assertEqual(await self.store.list_registered_names(other), [first])
+                self.assertEqual(await self.store.list_spellings(other), [first])
             await self.change(BOB, (first, "remove"))
             for other in others:
                 self.assertIsNone(await self.store.find_owner(other), other)
-                self.assertEqual(await self.store.list_registered_names(other), [])
+                self.assertEqual(await self.store.list_spellings(other), [])
                 await self.register(ALICE, other)
                 self.assertEqual(await self.change(BOB, (first, "add")), ["client_error"], other)
                 self.assertEqual(await self.store.find_owner(first), ALICE, other)
@@ -195,7 +195,7 @@ class AccountContract(StoreContract):
         for offset, limit in ((0, 9), (0, 2), (1, 2), (2, 9), (4, 1), (0, 0)):
             found = await self.store.list_recipients(BOB, offset=offset, limit=limit)
             self.assertEqual(found, (everything[offset : offset + limit], 4))
-        self.assertEqual(await self.store.list_registered_names(OTHER), [keys[0], OTHER, keys[1]])
+        self.assertEqual(await self.store.list_spellings(OTHER), [keys[0], OTHER, keys[1]])
         results = await self.change(
             BOB, (keys[0], "remove"), (keys[0], "remove"), (OTHER + "#key-3", "remove"), (keys[1], "add")
         )
@@ -213,13 +213,13 @@ class AccountContract(StoreContract):
 
     async def test_bounded_spellings(self) -> None:
         """Names of one DID count against the limit like DIDs, and there is a limit for one DID."""
-        names = [f"{OTHER}#{number}" for number in range(MAX_REGISTERED_NAMES + 1)]
+        names = [f"{OTHER}#{number}" for number in range(MAX_DID_SPELLINGS + 1)]
         adding: list[tuple[str, RecipientUpdateAction]] = [(name, "add") for name in names]
         results = await self.change(BOB, *adding[:3], max_recipients=2)
         self.assertEqual(results, ["success", "success", "client_error"])
         results = await self.change(BOB, *adding)
         self.assertEqual(results[-2:], ["success", "client_error"])
-        self.assertEqual((await self.store.list_recipients(BOB, offset=0, limit=1))[1], MAX_REGISTERED_NAMES)
+        self.assertEqual((await self.store.list_recipients(BOB, offset=0, limit=1))[1], MAX_DID_SPELLINGS)
 
     async def test_move(self) -> None:
         """All that an account has goes along to its new DID (reference 2.3)."""

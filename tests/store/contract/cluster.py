@@ -8,7 +8,7 @@ from math import inf
 from twisted.internet.defer import Deferred, gatherResults
 
 from mediatord.errors import StoreUnavailable
-from mediatord.store.interfaces.cluster import (
+from mediatord.store.interfaces.cluster_and_quotas import (
     ClusterIdentityMismatch,
     ClusterJoinError,
     ClusterNode,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.internet.defer import Deferred
 
-from mediatord.store.interfaces.cluster import ClusterNode, IClusterStore
+from mediatord.store.interfaces.cluster_and_quotas import ClusterNode, IClusterStore
 from mediatord.store.interfaces.store import IStore
 from tests.store.contract.base import StoreContract
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from mediatord.store.interfaces.cluster import PresenceRecord
+from mediatord.store.interfaces.cluster_and_quotas import PresenceRecord
 from tests.store.builders import ALICE
 from tests.store.contract.cluster_base import LONG, ClusterStoreContract, a_node
 

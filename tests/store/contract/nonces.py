@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mediatord.store.interfaces.cluster import MAX_CLOCK_SKEW
+from mediatord.store.interfaces.cluster_and_quotas import MAX_CLOCK_SKEW
 from mediatord.store.interfaces.store import NONCE_GRACE_SECONDS
 from tests.store.builders import NOON
 from tests.store.contract.nonce_capacity import NonceCapacityContract

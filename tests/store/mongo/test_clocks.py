@@ -11,7 +11,7 @@ from twisted.internet.task import deferLater
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from mediatord.errors import StoreUnavailable
-from mediatord.store.interfaces.cluster import MAX_CLOCK_SKEW, ClockSkewError
+from mediatord.store.interfaces.cluster_and_quotas import MAX_CLOCK_SKEW, ClockSkewError
 from mediatord.store.interfaces.decentrl import CommandGuard, DecentrlQuotas, PendingEvent
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import IStore, ignore_observation

@@ -16,7 +16,7 @@ from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.decentrl import DecentrlQuotas
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import IStore, ignore_observation
-from mediatord.store.mongo import cluster
+from mediatord.store.mongo import cluster_and_quotas
 from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.transactions import Transaction
 from mediatord.store.mongo.driver.uri import parse_mongo_uri
@@ -147,7 +147,7 @@ class ServerTests(MakesMongoCluster, ClusterStoreContract, TestCase):
 
     async def test_end_of_many(self) -> None:
         """The records of a node are deleted in batches, and not once the node is back."""
-        self.patch(cluster, "_PRESENCE_DELETE_BATCH", 3)
+        self.patch(cluster_and_quotas, "_PRESENCE_DELETE_BATCH", 3)
         await self.neighbour.cluster.join(a_node("a"), self.short)
         await self.neighbour.cluster.add_presence("A", [f"did:example:{number}" for number in range(10)])
         await self.outlive()
@@ -169,7 +169,7 @@ class ServerTests(MakesMongoCluster, ClusterStoreContract, TestCase):
 
     def server_of(self, store: Any) -> Any:
         """The client of its cluster store."""
-        return store.cluster._client
+        return store.cluster_and_quotas._client
 
     async def test_asked_twice(self) -> None:
         """A connection that is lost during a reply changes no result."""

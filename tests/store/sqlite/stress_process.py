@@ -19,7 +19,7 @@ from twisted.internet.task import react
 
 from mediatord.errors import QuotaExceeded
 from mediatord.store.factory import build_store
-from mediatord.store.interfaces.cluster import ClusterJoinError, ClusterNode
+from mediatord.store.interfaces.cluster_and_quotas import ClusterJoinError, ClusterNode
 from mediatord.store.interfaces.decentrl import CommandGuard, ContractRequest, DecentrlQuotas
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import IStore

@@ -17,7 +17,8 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from mediatord.errors import ReplayCacheFull, StoreUnavailable
 from mediatord.store.interfaces.decentrl import EventFilter, PageRequest
 from mediatord.store.sqlite.account_queries import grant_account, update_recipients
-from mediatord.store.sqlite.database_file import connect, open_database
+from mediatord.store.sqlite.connection import connect
+from mediatord.store.sqlite.database_file import open_database
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 from tests.store.builders import (
     ALICE,

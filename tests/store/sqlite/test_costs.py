@@ -31,8 +31,8 @@ from mediatord.store.sqlite import (
     queue_statistics,
     sqlite_store,
 )
-from mediatord.store.sqlite.connection import SQLOperation, StoreConnection
-from mediatord.store.sqlite.database_file import connect, open_database
+from mediatord.store.sqlite.connection import SQLOperation, StoreConnection, connect
+from mediatord.store.sqlite.database_file import open_database
 from mediatord.store.sqlite.executor import OperationBatcher
 from mediatord.store.sqlite.message_writes import (
     EnqueueOperation,

@@ -18,13 +18,8 @@ from mediatord.store.factory import build_store
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import Account
 from mediatord.store.sqlite import executor
-from mediatord.store.sqlite.database_file import (
-    DatabaseUnusable,
-    connect,
-    migrate_schema,
-    open_database,
-    read_schema_steps,
-)
+from mediatord.store.sqlite.connection import connect
+from mediatord.store.sqlite.database_file import DatabaseUnusable, migrate_schema, open_database, read_schema_steps
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 from tests.store.builders import ALICE, BOB, NOON, ImmediateClock, make_database_path, make_payload, make_sqlite_store
 

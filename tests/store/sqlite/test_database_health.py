@@ -12,12 +12,12 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import StoreUnavailable
 from mediatord.store.disk_space import SpaceLimits
+from mediatord.store.sqlite.connection import connect_reader
 from mediatord.store.sqlite.database_file import (
     TableSizeEstimator,
     check_integrity,
     check_store,
     check_structure,
-    connect_reader,
     create_database,
 )
 from mediatord.store.sqlite.executor import FILE_CHECK_INTERVAL

@@ -25,7 +25,7 @@ from mediatord.store.interfaces.decentrl import (
 )
 from mediatord.store.interfaces.store import NONCE_GRACE_SECONDS
 from mediatord.store.sqlite import coordination_queries
-from mediatord.store.sqlite.database_file import connect
+from mediatord.store.sqlite.connection import connect
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 from tests.store.builders import (
     ALICE,

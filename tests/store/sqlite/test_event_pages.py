@@ -26,8 +26,7 @@ from mediatord.store.interfaces.decentrl import (
     StoredEvent,
 )
 from mediatord.store.sqlite import decentrl_queries, event_queries
-from mediatord.store.sqlite.connection import BYTES_PER_READ
-from mediatord.store.sqlite.database_file import connect
+from mediatord.store.sqlite.connection import BYTES_PER_READ, connect
 from mediatord.store.sqlite.event_queries import PageReadOptions
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 from tests.store.builders import ALICE, BOB, HOUR, NOON, ImmediateClock, make_database_path, make_sqlite_store

@@ -15,8 +15,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from mediatord.errors import MediationNotGranted, MediatorError, StoreUnavailable
 from mediatord.store.interfaces.store import Account
 from mediatord.store.sqlite.account_queries import get_account, grant_account
-from mediatord.store.sqlite.connection import StoreConnection
-from mediatord.store.sqlite.database_file import connect, connect_reader, open_database
+from mediatord.store.sqlite.connection import StoreConnection, connect, connect_reader
+from mediatord.store.sqlite.database_file import open_database
 from mediatord.store.sqlite.memory_store import InlineExecutor
 from tests.store.builders import ALICE, BOB, NOON, ImmediateClock, make_database_path, make_payload, make_sqlite_store
 

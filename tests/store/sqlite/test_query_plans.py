@@ -9,10 +9,11 @@ from hashlib import sha256
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import QueueFull
-from mediatord.store.interfaces.cluster import ClusterNode
+from mediatord.store.interfaces.cluster_and_quotas import ClusterNode
 from mediatord.store.interfaces.messages import ArrivalWindow, EnqueueRequest, QueueLimits
 from mediatord.store.sqlite import (
     account_queries,
+    arrival_queries,
     coordination_queries,
     executor,
     message_queries,
@@ -150,7 +151,7 @@ class PlanTests(SynchronousTestCase):
         coordination_queries.return_quota(connection, b"key", 1)
         coordination_queries.prune_quotas(connection, NOON, b"")
         window = ArrivalWindow(NOON, NOON + 9)
-        message_queries.find_messages(connection, NOON, ["a"])
-        message_queries.find_pending_events(connection, ["a"])
-        message_queries.find_arrivals(connection, [ALICE], window, 9)
-        message_queries.find_pending_arrivals(connection, [ALICE], window, 9)
+        arrival_queries.find_messages(connection, NOON, ["a"])
+        arrival_queries.find_pending_events(connection, ["a"])
+        arrival_queries.find_arrivals(connection, [ALICE], window, 9)
+        arrival_queries.find_pending_arrivals(connection, [ALICE], window, 9)

@@ -18,7 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from mediatord.errors import StoreUnavailable
 from mediatord.store.factory import build_store
 from mediatord.store.interfaces.messages import QueueLimits
-from mediatord.store.sqlite.database_file import connect, connect_reader
+from mediatord.store.sqlite.connection import connect, connect_reader
 from mediatord.store.sqlite.executor import ThreadRunner
 from tests.store.builders import ALICE, HOUR, make_database_path, make_payload
 from tests.store.sqlite.enqueue_process import INBOX

@@ -9,8 +9,8 @@ from contextlib import closing
 import pytest
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.store.sqlite.connection import WriteTicketLock
-from mediatord.store.sqlite.database_file import connect, open_database
+from mediatord.store.sqlite.connection import WriteTicketLock, connect
+from mediatord.store.sqlite.database_file import open_database
 from tests.store.builders import make_database_path
 
 PROCESSES = ("a", "b", "c")

@@ -15,7 +15,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from mediatord.errors import MediatorError
-from mediatord.runtime.log_redaction_and_throttle import LogThrottle
+from mediatord.runtime.failure_logging import LogThrottle
 
 # The server is shutting down, or is not the primary.
 NOT_PRIMARY_CODES = frozenset({91, 189, 10058, 10107, 11600, 11602, 13435, 13436})

@@ -10,7 +10,8 @@ import pytest
 
 from mediatord.cli.commands import main
 from mediatord.cli.init import write_initial_files
-from mediatord.store.sqlite.database_file import DatabaseFileLock, connect, create_database
+from mediatord.store.sqlite.connection import connect
+from mediatord.store.sqlite.database_file import DatabaseFileLock, create_database
 
 ROWS = 500
 

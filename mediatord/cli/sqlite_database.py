@@ -11,12 +11,11 @@ import click
 from mediatord.cli.console import config_option, group_config_option, json_option, print_result
 from mediatord.config.file import load_config
 from mediatord.errors import StartupError
+from mediatord.store.sqlite.connection import connect, connect_reader
 from mediatord.store.sqlite.database_file import (
     DatabaseFileLock,
     check_integrity,
     check_structure,
-    connect,
-    connect_reader,
     create_database,
     is_missing_or_empty,
 )

@@ -9,7 +9,7 @@ from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
 from mediatord.errors import StoreUnavailable
-from mediatord.runtime.log_redaction_and_throttle import LogThrottle, redact_failure
+from mediatord.runtime.failure_logging import LogThrottle, redact_failure
 from mediatord.store.disk_space import GROWING_OPERATIONS, SpaceLimits
 from mediatord.store.interfaces.store import STORE_FAULT_MESSAGES, StoreFault
 from mediatord.store.mongo.driver.client import ReplicaSetClient
@@ -26,7 +26,7 @@ _UNAUTHORIZED = 13
 _log = Logger(namespace="mediatord.store")
 
 
-class SpaceQuota:
+class MongoSpaceLimit:
     """
     Checks the size of the database and the free space of the primary's disk, and refuses writes that need more.
 

@@ -18,7 +18,7 @@ from twisted.logger import Logger
 from zope.interface import implementer
 
 from mediatord.errors import StoreUnavailable
-from mediatord.store.interfaces.cluster import (
+from mediatord.store.interfaces.cluster_and_quotas import (
     QUOTA_WINDOW_SLOTS,
     ClockSkewError,
     ClusterIdentityMismatch,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.runtime.log_redaction_and_throttle import LOG_THROTTLE_SECONDS, LogThrottle
+from mediatord.runtime.failure_logging import LOG_THROTTLE_SECONDS, LogThrottle
 
 
 class LogThrottleTests(SynchronousTestCase):

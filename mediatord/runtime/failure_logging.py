@@ -24,16 +24,6 @@ def redact_failure(failure: Failure | None = None) -> Failure:
     return Failure(bare, kind, failure.getTracebackObject())
 
 
-def release_traceback(error: BaseException) -> None:
-    """
-    Drop the traceback and the chained exceptions of a handled exception.
-
-    A frame that holds the exception in a variable forms a reference cycle with everything in its frames, such as the
-    refused request, which only the garbage collector would free.
-    """
-    error.__traceback__ = error.__context__ = error.__cause__ = None
-
-
 # Seconds between two warnings of the same kind.
 LOG_THROTTLE_SECONDS = 60.0
 

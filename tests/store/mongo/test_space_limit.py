@@ -12,7 +12,7 @@ from mediatord.store.disk_space import SpaceLimits
 from mediatord.store.interfaces.decentrl import CommandGuard, Contract, DecentrlQuotas
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import StoreFault
-from mediatord.store.mongo.space_quota import CHECK_INTERVAL, SpaceQuota
+from mediatord.store.mongo.space_limit import CHECK_INTERVAL, MongoSpaceLimit
 from mediatord.store.mongo.store import MongoStore
 from tests.store.mongo.mongo_test_case import ALICE, CLOCK, INBOX, SOMETIME, MongoTestCase, wait_until
 
@@ -43,7 +43,7 @@ class SpaceCase(MongoTestCase):
     async def checkpoint(self, store: MongoStore) -> None:
         """Make the server write its files, and the store check them."""
         await self.elsewhere(self.servers.client.admin.command, "fsync")
-        await store.space_quota.check()
+        await store.space_limit.check()
 
     async def unavailable(self, *writes: Deferred[Any]) -> None:
         """Check that operations are rejected."""
@@ -106,7 +106,7 @@ class QuotaTests(SpaceCase):
         """The store checks soon after it is open, and periodically."""
         store = await self.limited_store(SpaceLimits(max_bytes=1))
         await wait_until(lambda: bool(store.fault_description), SOMETIME)
-        store.space_quota.limits = SpaceLimits()
+        store.space_limit.limits = SpaceLimits()
         await wait_until(lambda: not store.fault_description, CHECK_INTERVAL + SOMETIME)
         self.assertEqual(self.faults, [("full", True), ("full", False)])
 
@@ -126,7 +126,7 @@ class DiskTests(SpaceCase):
         free = stats["fsTotalSize"] - stats["fsUsedSize"]
         for least, trouble in ((int(free * 0.9), ""), (int(free * 1.1), "store full: only reading and deleting")):
             store = await self.limited_store(SpaceLimits(min_free_bytes=least))
-            await store.space_quota.check()
+            await store.space_limit.check()
             self.assertEqual(store.fault_description, trouble)
             await store.close()
 
@@ -140,7 +140,7 @@ class RefusedTests(SpaceCase):
         await wait_until(lambda: bool(store.fault_description), SOMETIME)
         self.said.clear()
         with self.servers.failpoint("dbStats", times=1, errorCode=code):
-            await store.space_quota.check()
+            await store.space_limit.check()
         return store, self.said
 
     async def test_old_server(self) -> None:
@@ -154,7 +154,7 @@ class RefusedTests(SpaceCase):
         self.assertEqual((bool(store.fault_description), len(said)), (True, 1))
         self.assertIn("may not run dbStats", said[0])
         with self.servers.failpoint("dbStats", times=1, errorCode=13):
-            await store.space_quota.check()
+            await store.space_limit.check()
         self.assertEqual(len(said), 1)
 
     async def test_out_of_time(self) -> None:
@@ -175,6 +175,6 @@ class ReuseTests(SpaceCase):
 
     async def test_half_is_free_on_the_disk(self) -> None:
         """Free space inside the files counts, but journal and oplog need some of the disk."""
-        quota = SpaceQuota(self.a_server(), SpaceLimits(min_free_bytes=1000), lambda fault, present: None)
+        quota = MongoSpaceLimit(self.a_server(), SpaceLimits(min_free_bytes=1000), lambda fault, present: None)
         for free, reusable, full in ((1000, 0, False), (600, 400, False), (600, 300, True), (400, 9000, True)):
             self.assertEqual(quota.exceeded(taken=1, free=free, reusable=reusable, total=10_000), full)
