@@ -26,7 +26,7 @@ from mediatord.observability.event_log import EventLogWriter, LogOrigin, Segment
 from mediatord.observability.event_recorder import EventRecorder
 from mediatord.observability.metrics import Metrics
 from mediatord.observability.pseudonyms import Pseudonymizer, renew_pseudonym_key
-from mediatord.probe.identities import derive_probe_credentials
+from mediatord.probe.identities_and_recognition import derive_probe_credentials
 from mediatord.ratelimit.admission import RequestAdmission, RequestGate
 from mediatord.ratelimit.rate_limiter import RateLimiter, RateLimits, make_local_limiter
 from mediatord.ratelimit.registration import RegistrationLimits, RegistrationQuota

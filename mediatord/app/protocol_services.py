@@ -9,7 +9,7 @@ from typing import Any
 
 from mediatord.app.core_services import CoreServices
 from mediatord.app.metrics_collection import ReactorLagMonitor, record_gauges
-from mediatord.cluster.backlog_and_pickup_records import record_backlog, record_pickups
+from mediatord.cluster.duplicate_push_prevention import record_backlog, record_pickups
 from mediatord.cluster.leases import LeaderLease
 from mediatord.config.settings import Config
 from mediatord.decentrl.authentication import CommandAuthenticator, KeyDirectory

@@ -42,7 +42,6 @@ from mediatord.backup.records import (
     resolve_seen_at,
 )
 from mediatord.protocol.canonical_did import compute_did_digest
-from mediatord.store.did_spellings import import_spellings
 from mediatord.store.interfaces.decentrl import get_utf8_size
 from mediatord.store.mongo import schema
 from mediatord.store.mongo.decentrl_event_archive import (
@@ -64,6 +63,7 @@ from mediatord.store.mongo.schema import (
     RETIRED_DIDS,
     PartyCollection,
 )
+from mediatord.store.registered_spellings import import_spellings
 
 MongoDocument: TypeAlias = dict[str, Any]
 MongoDatabase: TypeAlias = Database[MongoDocument]

@@ -24,8 +24,8 @@ from pydantic_core import to_json
 from mediatord.config.settings import StorageSettings
 from mediatord.errors import OperatorError
 from mediatord.protocol.canonical_did import canonicalize_did
-from mediatord.store.did_spellings import export_spellings
 from mediatord.store.interfaces import decentrl
+from mediatord.store.registered_spellings import export_spellings
 
 ItemT = TypeVar("ItemT")
 

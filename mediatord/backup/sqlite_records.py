@@ -41,16 +41,16 @@ from mediatord.backup.sqlite_database_files import (
     open_checked,
     require_database,
 )
-from mediatord.store.did_spellings import import_spellings
 from mediatord.store.interfaces import decentrl
 from mediatord.store.interfaces.decentrl import get_utf8_size
-from mediatord.store.sqlite import decentrl_queries, event_queries
+from mediatord.store.registered_spellings import import_spellings
+from mediatord.store.sqlite import decentrl_queries, event_archive_queries
 from mediatord.store.sqlite.connection import StoreConnection, connect, connect_reader, hash_did
 from mediatord.store.sqlite.database_file import (
     DatabaseUnusable,
     open_database,
 )
-from mediatord.store.sqlite.event_queries import parse_tag_ids, read_label_texts
+from mediatord.store.sqlite.event_archive_queries import parse_tag_ids, read_label_texts
 from mediatord.store.sqlite.message_queries import get_digest_head
 
 _GET_DID = "(SELECT did FROM party WHERE id = {})"
@@ -272,14 +272,14 @@ def _insert_record(connection: StoreConnection, one: StoreRecord) -> None:
     """:raise InvalidArchiveError: a unique column has this value already."""
     match one:
         case PublicEventRecord():
-            event_queries.publish_event(connection, one.publisher, one.to_event(), _UNLIMITED_CAPS)
+            event_archive_queries.publish_event(connection, one.publisher, one.to_event(), _UNLIMITED_CAPS)
             return
         case StoredEventRecord():
             owner = decentrl_queries.get_or_create_party(connection, one.owner)
-            stored = event_queries.NewStoredEvent(one.to_event(), owner, one.processed)
-            event_queries.insert_stored_events(connection, [stored])
+            stored = event_archive_queries.NewStoredEvent(one.to_event(), owner, one.processed)
+            event_archive_queries.insert_stored_events(connection, [stored])
             usage = (owner, 1, get_utf8_size(one.payload, *one.tags), 1)
-            decentrl_queries.change_party_usage(connection, event_queries.STORED_USAGE, [usage])
+            decentrl_queries.change_party_usage(connection, event_archive_queries.STORED_USAGE, [usage])
             return
     values = _get_values(one)
     try:

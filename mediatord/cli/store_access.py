@@ -56,7 +56,7 @@ from mediatord.store.sqlite.memory_store import InlineExecutor
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 
 if TYPE_CHECKING:
-    from mediatord.probe.identities import ProbeIdentities
+    from mediatord.probe.identities_and_recognition import ProbeIdentities
 
 _NODE_SUFFIX = "-operator"
 _MAX_NODE_NAME = 63
@@ -189,7 +189,7 @@ class StoreAccess:
         from mediatord.identity.encrypted_file import make_passphrase_source
         from mediatord.identity.key_file import load_keys
         from mediatord.identity.mediator_identity import MediatorIdentity
-        from mediatord.probe.identities import ProbeIdentities
+        from mediatord.probe.identities_and_recognition import ProbeIdentities
 
         given = self._config.identity
         keys = load_keys(given.keys, make_passphrase_source(given.passphrase_file))

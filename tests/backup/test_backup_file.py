@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mediatord.backup import sqlite_records
+from mediatord.backup import sqlite_database_files
 from mediatord.backup.archive import write_archive
 from mediatord.backup.records import AccountRecord, BackupError
 from mediatord.backup.sqlite_records import copy_sqlite_store, require_empty_database
@@ -106,7 +106,7 @@ def test_a_backup_of_an_earlier_version(
         writer.execute("INSERT INTO account (did, created_at) VALUES ('did:old', 1.0)")
     assert call("backup", "--config", str(made), "--to", str(backup)) == 0
     steps = [*read_schema_steps(), "CREATE TABLE extra (did TEXT); INSERT INTO extra SELECT did FROM account;"]
-    for module in (database_file, sqlite_records, check_config_module):
+    for module in (database_file, sqlite_database_files, check_config_module):
         monkeypatch.setattr(module, "read_schema_steps", lambda: steps)
     assert call("restore", "--from", str(backup), "--dir", str(new)) == 0
     with closing(sqlite3.connect(new / "mediator.sqlite3")) as connection:

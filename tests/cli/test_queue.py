@@ -31,7 +31,7 @@ from mediatord.observability.event_log import BufferedLineFile, EventLogWriter, 
 from mediatord.observability.event_recorder import EventRecorder
 from mediatord.observability.metrics import Metrics
 from mediatord.observability.pseudonyms import Pseudonymizer, read_pseudonym_keys
-from mediatord.probe.identities import ProbeIdentities
+from mediatord.probe.identities_and_recognition import ProbeIdentities
 from mediatord.store.interfaces import messages as interface
 from mediatord.store.interfaces.administration import MAX_PURGE_BATCH
 from mediatord.store.interfaces.decentrl import CommandGuard, Contract, PendingEvent

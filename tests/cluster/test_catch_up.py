@@ -6,7 +6,7 @@ from typing import Any
 
 from twisted.internet.defer import Deferred, succeed
 
-from mediatord.cluster import anti_entropy, backlog_and_pickup_records
+from mediatord.cluster import anti_entropy, duplicate_push_prevention
 from mediatord.cluster.anti_entropy import ANTI_ENTROPY_INTERVAL, MIN_MESSAGE_AGE, SCAN_WINDOW
 from mediatord.cluster.peer_notifications import MAX_COMMIT_DELAY, MAX_VISIBILITY_DELAY
 from mediatord.errors import StoreUnavailable
@@ -222,7 +222,7 @@ class BacklogTests(CatchUpTestCase):
     def test_much(self) -> None:
         """More than the store says at once."""
         self.patch(anti_entropy, "BATCH_SIZE", 3)
-        self.patch(backlog_and_pickup_records, "BATCH_SIZE", 3)
+        self.patch(duplicate_push_prevention, "BATCH_SIZE", 3)
         for number in range(10):
             self.forward(self.a, str(number))
             self.later(number % 2)
@@ -276,7 +276,7 @@ class BacklogTests(CatchUpTestCase):
         def away(*_: object) -> None:
             raise StoreUnavailable
 
-        asked = self.patch(backlog_and_pickup_records, "ArrivalWindow", away)
+        asked = self.patch(duplicate_push_prevention, "ArrivalWindow", away)
         socket = self.b.socket()
         reply = self.bob_at_b.ask(f"{MP}/live-delivery-change", {"live_delivery": True}, socket=socket)
         self.assertEqual(reply.status, 503)

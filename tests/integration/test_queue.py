@@ -17,7 +17,7 @@ from twisted.trial.unittest import TestCase
 from mediatord.cli.keys import read_identity
 from mediatord.config.file import load_config
 from mediatord.observability.segments import MARKER_DIRECTORY
-from mediatord.probe.identities import ProbeIdentities
+from mediatord.probe.identities_and_recognition import ProbeIdentities
 from mediatord.store.mongo.driver.uri import parse_mongo_uri
 from mediatord.wallet.didcomm_client import DIDCommWallet
 from mediatord.wallet.didcomm_socket import connect_didcomm_socket

@@ -15,7 +15,7 @@ from zope.interface import implementer
 
 from mediatord.errors import StoreUnavailable
 from mediatord.probe.cycle import ProbeCycle, ProbeError
-from mediatord.probe.identities import ProbeIdentities, derive_probe_credentials
+from mediatord.probe.identities_and_recognition import ProbeIdentities, derive_probe_credentials
 from mediatord.probe.listener_endpoints import make_listener_endpoint
 from mediatord.protocol.didcomm.did_methods import make_did_peer_2, resolve_local
 from mediatord.protocol.didcomm.keys import PrivateKey

@@ -25,7 +25,7 @@ from mediatord.errors import StartupError
 from mediatord.identity.key_file import create_keys, parse_keys, retire_keys, rotate_keys
 from mediatord.identity.mediator_identity import MediatorIdentity
 from mediatord.observability.systemd import STATUS_SERVING, STATUS_WAITING_FOR_STORE
-from mediatord.probe.identities import ProbeCredentials
+from mediatord.probe.identities_and_recognition import ProbeCredentials
 from mediatord.service import makeService
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.sqlite.memory_store import MemoryStore

@@ -14,7 +14,6 @@ from twisted.internet.interfaces import IReactorTime
 from mediatord.errors import MediationNotGranted, StoreUnavailable
 from mediatord.protocol.canonical_did import canonicalize_did, compute_did_digest
 from mediatord.store.caches import OwnerCache
-from mediatord.store.did_spellings import MAX_DID_SPELLINGS, DIDSpellings, slice_spellings
 from mediatord.store.interfaces.messages import is_valid_unicode
 from mediatord.store.interfaces.store import (
     FIRST_DAY_SECONDS,
@@ -33,6 +32,7 @@ from mediatord.store.mongo.driver.transactions import Transaction
 from mediatord.store.mongo.schema import ABSENT, ACCOUNTS, LONG_FORM_DIDS, PRESENT, RECIPIENTS, RETIRED_DIDS
 from mediatord.store.mongo.space_limit import MongoSpaceLimit
 from mediatord.store.mongo.transaction_batcher import TransactionBatcher
+from mediatord.store.registered_spellings import MAX_REGISTERED_SPELLINGS, RegisteredSpellings, slice_spellings
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -302,7 +302,7 @@ class _RecipientUpdate:
         self._account = account
         self._max_recipients = max_recipients
         self._existing = existing
-        self._changed: dict[bytes, DIDSpellings] = {}
+        self._changed: dict[bytes, RegisteredSpellings] = {}
         self._number: int = account["recipients"]
         self._places: int = account["places"]
 
@@ -316,7 +316,7 @@ class _RecipientUpdate:
         if action == "remove":
             self._number -= 1
             names.remove(name)
-        elif self._number >= self._max_recipients or len(names) >= MAX_DID_SPELLINGS:
+        elif self._number >= self._max_recipients or len(names) >= MAX_REGISTERED_SPELLINGS:
             return "client_error"
         else:
             self._number += 1
@@ -348,16 +348,16 @@ class _RecipientUpdate:
             *RECIPIENTS.delete(unused),
         ]
 
-    def _find_names(self, digest: bytes, name: str) -> DIDSpellings | None:
+    def _find_names(self, digest: bytes, name: str) -> RegisteredSpellings | None:
         """Return the names of a DID before the update; None if it is registered by another account."""
         before = self._existing.get(digest)
         if before is None:
-            return DIDSpellings(canonicalize_did(name), None)
+            return RegisteredSpellings(canonicalize_did(name), None)
         return _parse_names(before) if before["account"] == self._account["_id"] else None
 
 
-def _parse_names(document: Document) -> DIDSpellings:
-    return DIDSpellings(document["did"], document.get("registered"), document.get("names"))
+def _parse_names(document: Document) -> RegisteredSpellings:
+    return RegisteredSpellings(document["did"], document.get("registered"), document.get("names"))
 
 
 class DIDCache(OrderedDict[K, V], Generic[K, V]):

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from mediatord.errors import MediationNotGranted
 from mediatord.protocol.canonical_did import canonicalize_did, compute_did_digest
-from mediatord.store.did_spellings import MAX_DID_SPELLINGS, DIDSpellings, slice_spellings
 from mediatord.store.interfaces.store import (
     FIRST_DAY_SECONDS,
     Account,
@@ -17,6 +16,7 @@ from mediatord.store.interfaces.store import (
     RecipientUpdateAction,
     RecipientUpdateResult,
 )
+from mediatord.store.registered_spellings import MAX_REGISTERED_SPELLINGS, RegisteredSpellings, slice_spellings
 from mediatord.store.sqlite.connection import StoreConnection, hash_did
 
 _NOTHING_WAITS = "NOT EXISTS (SELECT 1 FROM queue WHERE account_id = account.id)"
@@ -201,7 +201,7 @@ def is_retired(connection: StoreConnection, did: str) -> bool:
     return connection.select_value("SELECT 1 FROM retired WHERE did = ?", (did,)) is not None
 
 
-def _find_registration(connection: StoreConnection, name: str) -> tuple[int, int, DIDSpellings] | None:
+def _find_registration(connection: StoreConnection, name: str) -> tuple[int, int, RegisteredSpellings] | None:
     """Numbers of account and recipient, and registered names of a DID."""
     row = connection.execute(
         """
@@ -221,7 +221,7 @@ def _add_recipient(
     if names is not None and name in names:
         return "no_change"
     number, place = _take_place(connection, account_number)
-    if number >= max_recipients or (names is not None and len(names) >= MAX_DID_SPELLINGS):
+    if number >= max_recipients or (names is not None and len(names) >= MAX_REGISTERED_SPELLINGS):
         return "client_error"
     if names is None:
         _register_recipient(connection, account_number, name, place)
@@ -239,7 +239,7 @@ def _register_recipient(connection: StoreConnection, account_number: int, name: 
         "SELECT id, did FROM recipient WHERE did_digest = ? AND account_id = ? AND registered IS NULL",
         (digest, account_number),
     ).fetchone()
-    names = DIDSpellings(did if left_over is None else left_over[1], None)
+    names = RegisteredSpellings(did if left_over is None else left_over[1], None)
     names.add(name, place)
     if left_over is not None:
         _save_names(connection, left_over[0], names)
@@ -251,7 +251,7 @@ def _register_recipient(connection: StoreConnection, account_number: int, name: 
 
 
 def _remove_recipient(connection: StoreConnection, account_number: int, name: str) -> RecipientUpdateResult:
-    owner, recipient_id, names = _find_registration(connection, name) or (0, 0, DIDSpellings(name, None))
+    owner, recipient_id, names = _find_registration(connection, name) or (0, 0, RegisteredSpellings(name, None))
     if owner != account_number or name not in names:
         return "no_change"
     names.remove(name)
@@ -269,7 +269,7 @@ def _take_place(connection: StoreConnection, account_number: int) -> tuple[int, 
     return row
 
 
-def _save_names(connection: StoreConnection, recipient_id: int, names: DIDSpellings) -> None:
+def _save_names(connection: StoreConnection, recipient_id: int, names: RegisteredSpellings) -> None:
     """Write the names of a recipient; triggers count the first and the last one."""
     connection.execute(
         "UPDATE recipient SET registered = ?, names = ? WHERE id = ?",
@@ -281,9 +281,9 @@ def _change_name_count(connection: StoreConnection, account_number: int, differe
     connection.execute("UPDATE account SET recipients = recipients + ? WHERE id = ?", (difference, account_number))
 
 
-def _parse_names(did: str, place: int | None, stored: str | None) -> DIDSpellings:
-    return DIDSpellings(did, place, None if stored is None else json.loads(stored))
+def _parse_names(did: str, place: int | None, stored: str | None) -> RegisteredSpellings:
+    return RegisteredSpellings(did, place, None if stored is None else json.loads(stored))
 
 
-def _serialize_names(names: DIDSpellings) -> str | None:
+def _serialize_names(names: RegisteredSpellings) -> str | None:
     return None if names.stored is None else json.dumps(names.stored)

@@ -37,11 +37,11 @@ from mediatord.store.interfaces.decentrl import (
     get_utf8_size,
 )
 from mediatord.store.interfaces.messages import RemovedMessage
-from mediatord.store.sqlite import arrival_queries, decentrl_queries, event_queries
+from mediatord.store.sqlite import arrival_queries, decentrl_queries, event_archive_queries
 from mediatord.store.sqlite.connection import SQLOperation
 from mediatord.store.sqlite.coordination_queries import NonceClaim
 from mediatord.store.sqlite.decentrl_queries import ConflictClass, GuardedCommand
-from mediatord.store.sqlite.event_queries import PageReadOptions
+from mediatord.store.sqlite.event_archive_queries import PageReadOptions
 from mediatord.store.sqlite.executor import SQLExecutor, sql_method, timed_sql_method
 
 T = TypeVar("T")
@@ -131,32 +131,32 @@ class SQLiteDecentrlStore:
 
     def save_events(self, guard: CommandGuard, owner: str, events: Sequence[StoredEvent]) -> Deferred[None]:
         size = sum([get_utf8_size(event.payload, *event.tags) for event in events])
-        operation = event_queries.SaveEventsOperation(owner, tuple(events), size, self._caps)
+        operation = event_archive_queries.SaveEventsOperation(owner, tuple(events), size, self._caps)
         return self._execute("save_events", "archive", guard, operation, size)
 
     def events(self, owner: str, wanted: EventFilter, part: PageRequest) -> Deferred[ResultPage[StoredEvent]]:
-        return self._search("events", event_queries.find_stored_events, owner, wanted, part)
+        return self._search("events", event_archive_queries.find_stored_events, owner, wanted, part)
 
     def update_tags(
         self, guard: CommandGuard, owner: str, tags: Sequence[tuple[str, tuple[str, ...]]]
     ) -> Deferred[None]:
-        caps, update = self._caps, event_queries.update_tags
+        caps, update = self._caps, event_archive_queries.update_tags
         size = sum([get_utf8_size(*new) for _, new in tags])
         return self._execute("update_tags", "archive", guard, lambda c: update(c, owner, tags, caps), size)
 
     def publish(self, guard: CommandGuard, publisher: str, event: PublicEvent) -> Deferred[None]:
-        caps, publish = self._caps, event_queries.publish_event
+        caps, publish = self._caps, event_archive_queries.publish_event
         size = get_utf8_size(event.event, *event.tags)
         return self._execute("publish", "archive", guard, lambda c: publish(c, publisher, event, caps), size)
 
     def unpublish(self, guard: CommandGuard, publisher: str, event_id: str) -> Deferred[None]:
-        delete = event_queries.unpublish_event
+        delete = event_archive_queries.unpublish_event
         return self._execute("unpublish", "archive", guard, lambda c: delete(c, publisher, event_id))
 
     def public_events(
         self, publisher: str, wanted: PublicEventFilter, part: PageRequest
     ) -> Deferred[ResultPage[PublicEvent]]:
-        return self._search("public_events", event_queries.find_public_events, publisher, wanted, part)
+        return self._search("public_events", event_archive_queries.find_public_events, publisher, wanted, part)
 
     def _execute(
         self, name: str, conflict_class: ConflictClass, guard: CommandGuard, command: SQLOperation, size: int = 0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from mediatord.errors import MediationNotGranted, UnknownRecipient
 from mediatord.protocol.didcomm.did_methods import derive_did_peer_3
-from mediatord.store.did_spellings import MAX_DID_SPELLINGS
 from mediatord.store.interfaces.decentrl import CommandGuard, Contract
 from mediatord.store.interfaces.store import Account, ExpiredAccount, RecipientUpdateAction
+from mediatord.store.registered_spellings import MAX_REGISTERED_SPELLINGS
 from tests.store.builders import ALICE, BOB, NOON
 from tests.store.contract.base import INBOX, OTHER, StoreContract
 
@@ -213,13 +213,13 @@ class AccountContract(StoreContract):
 
     async def test_bounded_spellings(self) -> None:
         """Names of one DID count against the limit like DIDs, and there is a limit for one DID."""
-        names = [f"{OTHER}#{number}" for number in range(MAX_DID_SPELLINGS + 1)]
+        names = [f"{OTHER}#{number}" for number in range(MAX_REGISTERED_SPELLINGS + 1)]
         adding: list[tuple[str, RecipientUpdateAction]] = [(name, "add") for name in names]
         results = await self.change(BOB, *adding[:3], max_recipients=2)
         self.assertEqual(results, ["success", "success", "client_error"])
         results = await self.change(BOB, *adding)
         self.assertEqual(results[-2:], ["success", "client_error"])
-        self.assertEqual((await self.store.list_recipients(BOB, offset=0, limit=1))[1], MAX_DID_SPELLINGS)
+        self.assertEqual((await self.store.list_recipients(BOB, offset=0, limit=1))[1], MAX_REGISTERED_SPELLINGS)
 
     async def test_move(self) -> None:
         """All that an account has goes along to its new DID (reference 2.3)."""

@@ -169,7 +169,7 @@ class ServerTests(MakesMongoCluster, ClusterStoreContract, TestCase):
 
     def server_of(self, store: Any) -> Any:
         """The client of its cluster store."""
-        return store.cluster_and_quotas._client
+        return store.cluster._client
 
     async def test_asked_twice(self) -> None:
         """A connection that is lost during a reply changes no result."""

@@ -29,9 +29,9 @@ from mediatord.store.interfaces.decentrl import (
     PublicEvent,
     StoredEvent,
 )
-from mediatord.store.sqlite import decentrl_queries, event_queries
+from mediatord.store.sqlite import decentrl_queries, event_archive_queries
 from mediatord.store.sqlite.connection import SQLOperation
-from mediatord.store.sqlite.event_queries import PageReadOptions
+from mediatord.store.sqlite.event_archive_queries import PageReadOptions
 from tests.store.builders import ALICE, BOB, HOUR, NOON
 from tests.store.random_commands import RandomCommands
 from tests.store.sqlite.commit_test_case import CommitTestCase, count_wal_commits
@@ -203,7 +203,7 @@ class BatchTests(SynchronousTestCase):
             for did in people:
                 found = decentrl_queries.find_pending_page(connection, did, ALICE, ALL)
                 self.assertEqual([event.payload for event in found.items], [did])
-                stored = event_queries.find_stored_events(
+                stored = event_archive_queries.find_stored_events(
                     connection, did, EventFilter((did,)), PageReadOptions(ALL, PageCursorCache())
                 )
                 assert stored is not None

@@ -20,10 +20,10 @@ from mediatord.store.interfaces.decentrl import (
     PublicEventFilter,
     StoredEvent,
 )
-from mediatord.store.sqlite import coordination_queries, decentrl_queries, event_queries
+from mediatord.store.sqlite import coordination_queries, decentrl_queries, event_archive_queries
 from mediatord.store.sqlite.connection import SQLOperation
 from mediatord.store.sqlite.database_file import open_database
-from mediatord.store.sqlite.event_queries import PageReadOptions
+from mediatord.store.sqlite.event_archive_queries import PageReadOptions
 from tests.store.builders import ALICE, BOB, HOUR, NOON, make_database_path
 from tests.store.sqlite.operations import CAROL, SQLiteOperations, make_contract
 
@@ -119,7 +119,7 @@ class PlanTests(SynchronousTestCase):
 
     def search(self, wanted: EventFilter, part: PageRequest = ALL) -> list[str]:
         reading = PageReadOptions(part, PageCursorCache())
-        return self.plans(lambda: event_queries.find_stored_events(self.connection, ALICE, wanted, reading))
+        return self.plans(lambda: event_archive_queries.find_stored_events(self.connection, ALICE, wanted, reading))
 
     def test_one_label(self) -> None:
         """A page of what one thing is asked for is a range of one index, in its order, and its total is looked up."""
@@ -153,8 +153,12 @@ class PlanTests(SynchronousTestCase):
         def use() -> None:
             for offset in (0, 1):
                 reading = PageReadOptions(PageRequest(offset, 1), page_cursors)
-                event_queries.find_stored_events(self.connection, ALICE, EventFilter(after=-1.0, before=9.0), reading)
-                event_queries.find_public_events(self.connection, ALICE, PublicEventFilter((), -1.0, 9.0), reading)
+                event_archive_queries.find_stored_events(
+                    self.connection, ALICE, EventFilter(after=-1.0, before=9.0), reading
+                )
+                event_archive_queries.find_public_events(
+                    self.connection, ALICE, PublicEventFilter((), -1.0, 9.0), reading
+                )
 
         plans = self.plans(use)
         self.assertEqual(self.scans(plans), set())
@@ -183,7 +187,7 @@ class PlanTests(SynchronousTestCase):
                 PublicEventFilter(("x",), 0.0, 9.0),
                 PublicEventFilter(("x", "y"), None, None, "blog"),
             ):
-                event_queries.find_public_events(
+                event_archive_queries.find_public_events(
                     self.connection, ALICE, wanted, PageReadOptions(PageRequest(1, 1), PageCursorCache())
                 )
 

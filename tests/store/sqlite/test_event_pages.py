@@ -25,9 +25,9 @@ from mediatord.store.interfaces.decentrl import (
     PublicEventFilter,
     StoredEvent,
 )
-from mediatord.store.sqlite import decentrl_queries, event_queries
+from mediatord.store.sqlite import decentrl_queries, event_archive_queries
 from mediatord.store.sqlite.connection import BYTES_PER_READ, connect
-from mediatord.store.sqlite.event_queries import PageReadOptions
+from mediatord.store.sqlite.event_archive_queries import PageReadOptions
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 from tests.store.builders import ALICE, BOB, HOUR, NOON, ImmediateClock, make_database_path, make_sqlite_store
 from tests.store.sqlite.operations import SQLiteOperations, create_memory_database, make_contract, resolve_results
@@ -157,7 +157,7 @@ class PageTests(TestCase):
                 for offset in range(0, len(everything), 7):
                     page_cursors = PageCursorCache()
                     for part in (PageRequest(offset, 9), PageRequest(offset + 9, 5), PageRequest(offset + 14, 5)):
-                        found = event_queries.find_stored_events(
+                        found = event_archive_queries.find_stored_events(
                             connection, ALICE, wanted, PageReadOptions(part, page_cursors)
                         )
                         assert found is not None
@@ -183,7 +183,7 @@ class PageTests(TestCase):
             connection.set_trace_callback(statements.append)
             page_cursors = PageCursorCache()
             for offset in (0, 10, 20, 30, 40):
-                event_queries.find_stored_events(
+                event_archive_queries.find_stored_events(
                     connection,
                     ALICE,
                     EventFilter(("even", "third")),
@@ -239,7 +239,7 @@ class PageTests(TestCase):
         statements: list[str] = []
         with closing(connect(self.path)) as connection:
             connection.set_trace_callback(statements.append)
-            found = event_queries.find_stored_events(
+            found = event_archive_queries.find_stored_events(
                 connection, ALICE, EventFilter(after=1e6), PageReadOptions(ALL, PageCursorCache())
             )
         assert found is not None
@@ -260,10 +260,10 @@ class PageTests(TestCase):
             ]
             self.assertEqual(resolve_results(connection.commit_batch(commands)), [None] * 4)
             reading = PageReadOptions(ALL, PageCursorCache())
-            stored = event_queries.find_stored_events(
+            stored = event_archive_queries.find_stored_events(
                 connection, ALICE, EventFilter(after=time, before=time), reading
             )
-            public = event_queries.find_public_events(
+            public = event_archive_queries.find_public_events(
                 connection, ALICE, PublicEventFilter(after=time, before=time), reading
             )
             pending = decentrl_queries.find_pending_page(connection, ALICE, None, ALL)

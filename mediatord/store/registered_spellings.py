@@ -11,13 +11,13 @@ from collections.abc import Iterable, Sequence
 from mediatord.protocol.canonical_did import canonicalize_did
 
 # Per DID: they are read and written together.
-MAX_DID_SPELLINGS = 32
+MAX_REGISTERED_SPELLINGS = 32
 
 # A place and a spelling; the DID at its beginning is left out.
 StoredSpelling = Sequence[int | str]
 
 
-class DIDSpellings:
+class RegisteredSpellings:
     """
     The registered spellings of one DID.
 
@@ -88,22 +88,22 @@ def export_spellings(
     did: str, place: int | None, stored: Iterable[StoredSpelling] | None
 ) -> tuple[tuple[int, str], ...]:
     """Spellings as in a backup record: complete, and none where the DID is the only one."""
-    return () if stored is None else tuple(DIDSpellings(did, place, stored).spellings)
+    return () if stored is None else tuple(RegisteredSpellings(did, place, stored).spellings)
 
 
-def import_spellings(did: str, place: int | None, names: Iterable[tuple[int, str]]) -> DIDSpellings:
+def import_spellings(did: str, place: int | None, names: Iterable[tuple[int, str]]) -> RegisteredSpellings:
     """
     Spellings from a backup record.
 
     :param did: in any form; it is the only spelling if there are no others.
     """
-    found = DIDSpellings(canonicalize_did(did), None)
+    found = RegisteredSpellings(canonicalize_did(did), None)
     for at, name in tuple(names) or (() if place is None else ((place, did),)):
         found.add(name, at)
     return found
 
 
-def slice_spellings(recipients: Iterable[DIDSpellings], offset: int, limit: int) -> list[str]:
+def slice_spellings(recipients: Iterable[RegisteredSpellings], offset: int, limit: int) -> list[str]:
     """
     A slice of spellings in order of registration.
 
