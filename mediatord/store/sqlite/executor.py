@@ -756,10 +756,16 @@ class SQLiteExecutor:
         def make_reusable(size: int) -> Any:
             return self._writes.run(_checkpoint_pages, "PASSIVE") if size > WAL_REUSE_BYTES else None
 
-        done = self._background.run(_checkpoint).addCallback(make_reusable)
+        done = self._background.run(self._checkpoint).addCallback(make_reusable)
         done.addCallbacks(
             lambda _: self._observe("checkpoint", self._clock.seconds() - begun), self._report_checkpoint_failure
         )
+
+    def _checkpoint(self, connection: StoreConnection) -> int:
+        size = _checkpoint(connection)
+        # A complete checkpoint truncates the database, which frees the reserve beyond its end.
+        self._space.provide()
+        return size
 
     def _report_checkpoint_failure(self, failure: Failure) -> None:
         log_store_fault("a checkpoint failed", failure.value)

@@ -14,12 +14,14 @@ from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from mediatord.errors import MediationNotGranted, StoreUnavailable
+from mediatord.store.disk_space import RESERVE_BYTES
 from mediatord.store.factory import build_store
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import Account
 from mediatord.store.sqlite import executor
 from mediatord.store.sqlite.connection import connect
 from mediatord.store.sqlite.database_file import DatabaseUnusable, migrate_schema, open_database, read_schema_steps
+from mediatord.store.sqlite.executor import CHECKPOINT_INTERVAL_SECONDS
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 from tests.store.builders import ALICE, BOB, NOON, ImmediateClock, make_database_path, make_payload, make_sqlite_store
 
@@ -235,6 +237,21 @@ class CheckpointTests(SynchronousTestCase):
         self.successResultOf(store.remember_did("b", "long"))
         self.clock.advance(0.5)
         self.assertEqual(self.in_database(), ["a", "b"])
+
+    def test_the_reserve_outlives_a_checkpoint(self) -> None:
+        """A checkpoint truncates the file, which frees the blocks beyond its end; they are allocated again."""
+        store = self.open()
+        if not self.has_reserve():
+            self.skipTest("the file system of the temporary directory has too little space, or cannot preallocate")
+        self.successResultOf(store.remember_did("a", "long"))
+        self.clock.advance(CHECKPOINT_INTERVAL_SECONDS)
+        self.assertEqual(self.in_database(), ["a"])
+        self.assertTrue(self.has_reserve())
+
+    def has_reserve(self) -> bool:
+        """Whether the database has blocks beyond its end."""
+        found = self.path.stat()
+        return found.st_blocks * 512 >= found.st_size + RESERVE_BYTES // 2
 
     def test_log_is_capped(self) -> None:
         """A log that a reader kept from being reused is emptied once it is over the cap and nobody reads."""
