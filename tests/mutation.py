@@ -76,6 +76,7 @@ GROUPS = {
             "store/caches.py",
             "store/fair_share.py",
             "store/sqlite/message_queries.py",
+            "store/sqlite/arrival_queries.py",
             "store/sqlite/message_writes.py",
             "store/sqlite/queue_statistics.py",
         ),

@@ -34,7 +34,6 @@ TIER_OF_PATH: tuple[tuple[str, str], ...] = (
     ("analytics/*", "system"),
     ("audit/*", "system"),
     ("backup/*", "system"),
-    ("cli/test_accounts_mongo.py", "system"),
     ("cli/test_man.py", "system"),
     ("cluster/test_daemons.py", "system"),
     ("docs/test_embedding_programs.py", "system"),

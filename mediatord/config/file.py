@@ -72,7 +72,7 @@ class ConfigTree:
         return line, f"{self.name}:{line}"
 
 
-class _ShallowLoader(yaml.SafeLoader):
+class _DepthLimitedLoader(yaml.SafeLoader):
     """Refuses a document that is nested deeper than any configuration."""
 
     depth = 0
@@ -101,7 +101,7 @@ def parse_yaml(raw: bytes, name: str) -> ConfigTree:
     tree = ConfigTree(name)
     loader: yaml.SafeLoader | None = None
     try:
-        loader = _ShallowLoader(raw)
+        loader = _DepthLimitedLoader(raw)
         root = loader.get_single_node()
         if root is not None:
             tree.values = _construct_value(loader, root, (), tree)
@@ -121,7 +121,7 @@ def _add_syntax_problem(tree: ConfigTree, mark: yaml.Mark | None, problem: str) 
 
 
 def _construct_value(loader: yaml.SafeLoader, node: yaml.Node, where: tuple[KeyPart, ...], tree: ConfigTree) -> Any:
-    if len(where) > MAX_YAML_DEPTH:
+    if len(where) >= MAX_YAML_DEPTH:
         _raise_too_deep(node.start_mark)  # an alias that refers to itself, or aliases within aliases
     tree.count += 1
     if tree.count > MAX_YAML_VALUES:
@@ -234,7 +234,7 @@ def _parse_variable(text: str, kind: Any) -> Any:
         return text
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

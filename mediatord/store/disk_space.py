@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -158,6 +159,24 @@ class DiskSpaceMonitor:
             finally:
                 os.close(log)  # SQLite has no locks on this one
 
+    @contextmanager
+    def keep_reserve(self) -> Iterator[None]:
+        """
+        Allocate the reserve again that a checkpoint inside frees: a complete one truncates the database. If it was
+        there, it is allocated however little space is left, before others take it.
+        """
+        reserve, was_there = 0, False
+        with suppress(OSError):
+            reserve = _get_reserve_bytes(self._disk()[1])
+            was_there = self._descriptor is not None and _has_reserve(self._descriptor, reserve)
+        try:
+            yield
+        finally:
+            if was_there and self._descriptor is not None:
+                with suppress(OSError):
+                    _extend_reserve(self._descriptor, reserve)
+            self.provide()
+
     def _disk(self) -> tuple[int, int]:
         """Bytes of the disk that are free, and all."""
         disk = os.statvfs(self._path.parent)
@@ -166,9 +185,13 @@ class DiskSpaceMonitor:
 
 def _extend_reserve(descriptor: int, size: int) -> None:
     """Extend the reserve beyond the end of a file, unless at least half of it is there."""
+    if not _has_reserve(descriptor, size):
+        preallocate(descriptor, os.fstat(descriptor).st_size + size)
+
+
+def _has_reserve(descriptor: int, size: int) -> bool:
     there = os.fstat(descriptor)
-    if there.st_blocks * _BLOCK_BYTES < there.st_size + size // 2:
-        preallocate(descriptor, there.st_size + size)
+    return there.st_blocks * _BLOCK_BYTES >= there.st_size + size // 2
 
 
 def _get_reserve_bytes(total: int) -> int:

@@ -1,4 +1,4 @@
-"""The mediator's DIDs and keys (reference section 9; known answer of 8.3)."""
+"""The mediator's DIDs, keys and documents (reference section 9; known answer of 8.3)."""
 
 from __future__ import annotations
 

@@ -112,15 +112,17 @@ class RetryingSenders:
         return self._is_running() and not self._stock.empty()
 
     def _run(self) -> None:
-        while not self._over.is_set():
-            try:
-                send_task = self._stock.get_nowait()
-            except Empty:
-                break
-            self._deliver(send_task)
-        with self._changed:
-            self._running -= 1
-            self._changed.notify_all()
+        try:
+            while not self._over.is_set():
+                try:
+                    send_task = self._stock.get_nowait()
+                except Empty:
+                    break
+                self._deliver(send_task)
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
 
     def _deliver(self, send_task: SendTask) -> None:
         deadline = time.monotonic() + GIVE_UP_SECONDS

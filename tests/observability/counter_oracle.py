@@ -32,15 +32,22 @@ def read_segments(directory: Path) -> dict[str, list[bytes]]:
     Segments may be closed or compressed meanwhile, the latter also after the daemon has stopped.
     """
     while True:
+        listed = _list_segments(directory)
         with contextlib.suppress(FileNotFoundError):
-            return _read_present_segments(directory)
+            found = _read_files(listed)
+            if _list_segments(directory) == listed:
+                return found
 
 
-def _read_present_segments(directory: Path) -> dict[str, list[bytes]]:
+def _list_segments(directory: Path) -> list[Path]:
+    """Complete files; of a segment that is there twice, the compressed one."""
+    names = {path.name for path in directory.glob("events*.jsonl*")}
+    return [directory / name for name in sorted(names) if not name.endswith(".tmp") and f"{name}.gz" not in names]
+
+
+def _read_files(paths: Iterable[Path]) -> dict[str, list[bytes]]:
     found = {}
-    for path in sorted(directory.glob("events*.jsonl*")):
-        if path.suffix == ".tmp" or (path.suffix == ".jsonl" and path.with_name(path.name + ".gz").exists()):
-            continue
+    for path in paths:
         content = path.read_bytes()
         found[path.name] = (gzip.decompress(content) if path.suffix == ".gz" else content).splitlines(keepends=True)
     return found

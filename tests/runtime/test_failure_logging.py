@@ -1,11 +1,33 @@
-"""Warnings that are not repeated all the time."""
+"""Failures are logged without their texts, and warnings are not repeated all the time."""
 
 from __future__ import annotations
 
 from twisted.internet.task import Clock
+from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.runtime.failure_logging import LOG_THROTTLE_SECONDS, LogThrottle
+from mediatord.runtime.failure_logging import LOG_THROTTLE_SECONDS, LogThrottle, redact_failure
+
+
+class RedactFailureTests(SynchronousTestCase):
+    def test_type_and_traceback_stay(self) -> None:
+        """A log line shows what failed and where, and nothing that a library put into the text."""
+        try:
+            raise ValueError("a secret")
+        except ValueError:
+            failure = redact_failure()
+        self.assertTrue(failure.check(ValueError))
+        text = failure.getTraceback()
+        self.assertIn("test_type_and_traceback_stay", text)
+        self.assertNotIn("secret", text.replace('raise ValueError("a secret")', ""))
+
+    def test_an_exception_with_arguments(self) -> None:
+        """Of an exception that cannot be made without arguments the name of its type stays."""
+        try:
+            b"\xff".decode()
+        except UnicodeDecodeError:
+            failure = redact_failure(Failure())
+        self.assertNotIn("0xff", failure.getErrorMessage())
 
 
 class LogThrottleTests(SynchronousTestCase):

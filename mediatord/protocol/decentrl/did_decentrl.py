@@ -1,4 +1,4 @@
-"""The DID method did:decentrl, whose identifier contains keys and mediator (reference 2 and 3)."""
+"""The DID method did:decentrl, whose identifier contains keys and mediator (reference 2)."""
 
 from __future__ import annotations
 

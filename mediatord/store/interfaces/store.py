@@ -110,7 +110,7 @@ class IAccountStore(Interface):
 
     def list_spellings(recipient_did: str) -> Deferred[list[str]]:
         """
-        Names under which the owner has registered this DID, in order of registration; empty if there is no owner.
+        Spellings under which the owner has registered this DID, in order of registration; empty if there is no owner.
         """
 
     def get_buffered() -> tuple[int, int]:

@@ -213,7 +213,7 @@ class MongoAccountStore:
     async def list_spellings(self, recipient_did: str) -> list[str]:
         query = RECIPIENTS.find({"did_digest": compute_did_digest(recipient_did), "registered": PRESENT})
         found = await self._client.query("spellings", query)
-        return [name for one in found for _, name in _parse_names(one).spellings]
+        return [name for one in found for _, name in _parse_spellings(one).spellings]
 
     @operation
     async def list_recipients(self, account: str, *, offset: int, limit: int) -> tuple[list[str], int]:
@@ -230,7 +230,9 @@ class MongoAccountStore:
                     limit=offset + limit,
                 )
                 recipients = await t.query(query)
-            return slice_spellings([_parse_names(one) for one in recipients], offset, limit), found[0]["recipients"]
+            return slice_spellings([_parse_spellings(one) for one in recipients], offset, limit), found[0][
+                "recipients"
+            ]
 
         return await self._client.transact("recipients", read, reading=True)
 
@@ -308,7 +310,7 @@ class _RecipientUpdate:
 
     def apply(self, name: str, action: RecipientUpdateAction) -> RecipientUpdateResult:
         digest = compute_did_digest(name)
-        names = self._changed[digest] if digest in self._changed else self._find_names(digest, name)
+        names = self._changed[digest] if digest in self._changed else self._find_spellings(digest, name)
         if names is None:
             return "client_error" if action == "add" else "no_change"
         if (name in names) == (action == "add"):
@@ -348,15 +350,15 @@ class _RecipientUpdate:
             *RECIPIENTS.delete(unused),
         ]
 
-    def _find_names(self, digest: bytes, name: str) -> RegisteredSpellings | None:
-        """Return the names of a DID before the update; None if it is registered by another account."""
+    def _find_spellings(self, digest: bytes, name: str) -> RegisteredSpellings | None:
+        """Return the spellings of a DID before the update; None if it is registered by another account."""
         before = self._existing.get(digest)
         if before is None:
             return RegisteredSpellings(canonicalize_did(name), None)
-        return _parse_names(before) if before["account"] == self._account["_id"] else None
+        return _parse_spellings(before) if before["account"] == self._account["_id"] else None
 
 
-def _parse_names(document: Document) -> RegisteredSpellings:
+def _parse_spellings(document: Document) -> RegisteredSpellings:
     return RegisteredSpellings(document["did"], document.get("registered"), document.get("names"))
 
 

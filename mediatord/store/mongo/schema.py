@@ -46,7 +46,7 @@ def _index(keys: str, *, partial: str = "", **options: object) -> Document:
     return definition
 
 
-# `did`, `created_at`, `draft03`; `recipients`, the number of registered names, and `places`, the number ever
+# `did`, `created_at`, `draft03`; `recipients`, the number of registered spellings, and `places`, the number ever
 # registered; `seen_at`, the last authenticated contact, to a day; `fresh` until the account is known to be used.
 ACCOUNTS = Collection(
     "accounts",

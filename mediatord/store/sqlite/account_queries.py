@@ -168,7 +168,7 @@ def list_recipients(connection: StoreConnection, account: str, offset: int, limi
         """,
         (row[0], offset + limit if limit else 0),
     )
-    return slice_spellings([_parse_names(*one) for one in rows], offset, limit), row[1]
+    return slice_spellings([_parse_spellings(*one) for one in rows], offset, limit), row[1]
 
 
 def move_account(connection: StoreConnection, prior: str, new: str) -> bool:
@@ -202,14 +202,14 @@ def is_retired(connection: StoreConnection, did: str) -> bool:
 
 
 def _find_registration(connection: StoreConnection, name: str) -> tuple[int, int, RegisteredSpellings] | None:
-    """Numbers of account and recipient, and registered names of a DID."""
+    """Numbers of account and recipient, and registered spellings of a DID."""
     row = connection.execute(
         """
         SELECT account_id, id, did, registered, names FROM recipient WHERE did_digest = ? AND registered IS NOT NULL
         """,
         (compute_did_digest(name),),
     ).fetchone()
-    return None if row is None else (row[0], row[1], _parse_names(*row[2:]))
+    return None if row is None else (row[0], row[1], _parse_spellings(*row[2:]))
 
 
 def _add_recipient(
@@ -227,7 +227,7 @@ def _add_recipient(
         _register_recipient(connection, account_number, name, place)
     else:
         names.add(name, place)
-        _save_names(connection, recipient_id, names)
+        _save_spellings(connection, recipient_id, names)
         _change_name_count(connection, account_number, 1)
     return "success"
 
@@ -242,11 +242,11 @@ def _register_recipient(connection: StoreConnection, account_number: int, name: 
     names = RegisteredSpellings(did if left_over is None else left_over[1], None)
     names.add(name, place)
     if left_over is not None:
-        _save_names(connection, left_over[0], names)
+        _save_spellings(connection, left_over[0], names)
         return
     connection.execute(
         "INSERT INTO recipient (account_id, did, did_digest, registered, names) VALUES (?, ?, ?, ?, ?)",
-        (account_number, did, digest, place, _serialize_names(names)),
+        (account_number, did, digest, place, _serialize_spellings(names)),
     )
 
 
@@ -255,25 +255,25 @@ def _remove_recipient(connection: StoreConnection, account_number: int, name: st
     if owner != account_number or name not in names:
         return "no_change"
     names.remove(name)
-    _save_names(connection, recipient_id, names)
+    _save_spellings(connection, recipient_id, names)
     if names:
         _change_name_count(connection, account_number, -1)
     return "success"
 
 
 def _take_place(connection: StoreConnection, account_number: int) -> tuple[int, int]:
-    """Number of names that an account has registered, and the next place in their order."""
+    """Number of spellings that an account has registered, and the next place in their order."""
     row: tuple[int, int] = connection.execute(
         "UPDATE account SET places = places + 1 WHERE id = ? RETURNING recipients, places", (account_number,)
     ).fetchone()
     return row
 
 
-def _save_names(connection: StoreConnection, recipient_id: int, names: RegisteredSpellings) -> None:
-    """Write the names of a recipient; triggers count the first and the last one."""
+def _save_spellings(connection: StoreConnection, recipient_id: int, names: RegisteredSpellings) -> None:
+    """Write the spellings of a recipient; triggers count the first and the last one."""
     connection.execute(
         "UPDATE recipient SET registered = ?, names = ? WHERE id = ?",
-        (names.place, _serialize_names(names), recipient_id),
+        (names.place, _serialize_spellings(names), recipient_id),
     )
 
 
@@ -281,9 +281,9 @@ def _change_name_count(connection: StoreConnection, account_number: int, differe
     connection.execute("UPDATE account SET recipients = recipients + ? WHERE id = ?", (difference, account_number))
 
 
-def _parse_names(did: str, place: int | None, stored: str | None) -> RegisteredSpellings:
+def _parse_spellings(did: str, place: int | None, stored: str | None) -> RegisteredSpellings:
     return RegisteredSpellings(did, place, None if stored is None else json.loads(stored))
 
 
-def _serialize_names(names: RegisteredSpellings) -> str | None:
+def _serialize_spellings(names: RegisteredSpellings) -> str | None:
     return None if names.stored is None else json.dumps(names.stored)

@@ -1,5 +1,6 @@
 """
-Connections to the database: statements on many rows, transactions of batches, and locks between processes.
+Connections to the database: making them with their settings, statements on many rows, transactions of batches, and
+locks between processes.
 
 SQLite releases the interpreter's lock at every step of a statement, and gets it back when a busy reactor lets go of
 it: reading one row at a time would take as long as the reactor has other things to do. So many rows are inserted by
@@ -51,7 +52,6 @@ LOCK_TIMEOUT_SECONDS = 2.5
 # SQLite itself waits longer before every retry, so that newcomers would win against those that wait.
 _LOCK_RETRY_SECONDS = (0.0003, 0.001)
 _LOCK_ERRORS = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
-
 
 MAX_WAL_BYTES = 67_108_864
 CHECKPOINT_BUSY_TIMEOUT_MS = 5

@@ -754,7 +754,7 @@ class SQLiteExecutor:
         begun = self._clock.seconds()
 
         def make_reusable(size: int) -> Any:
-            return self._writes.run(_checkpoint_pages, "PASSIVE") if size > WAL_REUSE_BYTES else None
+            return self._writes.run(self._make_log_reusable) if size > WAL_REUSE_BYTES else None
 
         done = self._background.run(self._checkpoint).addCallback(make_reusable)
         done.addCallbacks(
@@ -762,10 +762,12 @@ class SQLiteExecutor:
         )
 
     def _checkpoint(self, connection: StoreConnection) -> int:
-        size = _checkpoint(connection)
-        # A complete checkpoint truncates the database, which frees the reserve beyond its end.
-        self._space.provide()
-        return size
+        with self._space.keep_reserve():
+            return _checkpoint(connection)
+
+    def _make_log_reusable(self, connection: StoreConnection) -> None:
+        with self._space.keep_reserve():
+            _checkpoint_pages(connection, "PASSIVE")
 
     def _report_checkpoint_failure(self, failure: Failure) -> None:
         log_store_fault("a checkpoint failed", failure.value)

@@ -11,7 +11,7 @@ CREATE TABLE account (
     did_key BLOB UNIQUE,  -- hash of the DID, so that the text of a long DID is stored once
     created_at REAL NOT NULL,
     draft03 INTEGER NOT NULL DEFAULT 0,
-    recipients INTEGER NOT NULL DEFAULT 0,  -- registered names; maintained by triggers while a DID has one name
+    recipients INTEGER NOT NULL DEFAULT 0,  -- registered spellings; maintained by triggers while a DID has one
     places INTEGER NOT NULL DEFAULT 0,  -- last place given in the order of registration
     seen_at REAL NOT NULL DEFAULT 0,  -- last authenticated contact, to a day
     fresh INTEGER NOT NULL DEFAULT 0  -- 1 until a message was accepted for it or contact seen after its first day
@@ -32,7 +32,7 @@ CREATE TABLE recipient (
     did TEXT NOT NULL,  -- in canonical form
     registered INTEGER,  -- place in the account's order of registration; NULL when not registered
     did_digest BLOB NOT NULL DEFAULT x'',  -- equal for all forms of a DID, see mediatord.protocol canonical DIDs
-    -- Registered names as JSON: pairs of place and what follows the DID, or a name that does not begin with the DID.
+    -- Registered spellings as JSON: pairs of place and what follows the DID, or a spelling that does not begin with the DID.
     -- NULL when the DID itself is the only one, or when it is not registered.
     names TEXT,
     senders TEXT  -- senders that the recipient has acknowledged, see KnownSenders; NULL for none
@@ -189,7 +189,7 @@ CREATE INDEX pending_event_of_recipient ON pending_event (recipient_id, seq, sen
 CREATE TABLE label (
     id INTEGER PRIMARY KEY,
     owner_id INTEGER NOT NULL,
-    kind INTEGER NOT NULL,  -- see event_queries.py
+    kind INTEGER NOT NULL,  -- see event_archive_queries.py
     text TEXT NOT NULL,
     items INTEGER NOT NULL,  -- events that have it; the row is deleted with the last of them
     UNIQUE (owner_id, kind, text)

@@ -1,4 +1,4 @@
-"""did:decentrl and the documents of Decentrl (reference sections 2, 3 and 16)."""
+"""The DID method did:decentrl (reference sections 2 and 16)."""
 
 from __future__ import annotations
 

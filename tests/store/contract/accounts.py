@@ -212,7 +212,7 @@ class AccountContract(StoreContract):
         self.assertEqual(await self.store.list_recipients(BOB, offset=0, limit=9), (["did:a", keys[1]], 2))
 
     async def test_bounded_spellings(self) -> None:
-        """Names of one DID count against the limit like DIDs, and there is a limit for one DID."""
+        """Spellings of one DID count against the limit like DIDs, and there is a limit for one DID."""
         names = [f"{OTHER}#{number}" for number in range(MAX_REGISTERED_SPELLINGS + 1)]
         adding: list[tuple[str, RecipientUpdateAction]] = [(name, "add") for name in names]
         results = await self.change(BOB, *adding[:3], max_recipients=2)

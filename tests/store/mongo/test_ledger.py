@@ -89,7 +89,9 @@ class ConcurrentNodesTests(LedgerCase):
 
         Not of aborted transactions: the server also aborts those that an earlier test left open, when they expire.
         """
-        found: int = self.servers.client.admin.command("serverStatus")["metrics"]["operation"]["writeConflicts"]
+        found: int = self.servers.client.admin.command("serverStatus")["wiredTiger"]["transaction"][
+            "update conflicts"
+        ]
         return found
 
     async def test_more_than_can_be_counted(self) -> None:

@@ -17,7 +17,7 @@ from mediatord.store.mongo.store import MongoStore
 from tests.store.mongo.mongo_test_case import ALICE, CLOCK, INBOX, SOMETIME, MongoTestCase, wait_until
 
 BOB = "did:example:bob"
-QUOTA = 4_000_000
+LIMIT_BYTES = 4_000_000
 
 
 class SpaceCase(MongoTestCase):
@@ -52,15 +52,15 @@ class SpaceCase(MongoTestCase):
                 await write
 
 
-class QuotaTests(SpaceCase):
+class LimitTests(SpaceCase):
     """A limit in bytes."""
 
     async def test_full(self) -> None:
         """Beyond the limit messages and registrations are rejected, reads and deletes go on, until there is room."""
         # What other tests have left in indexes does not count.
         stats = await self.elsewhere(self.documents.command, "dbStats")
-        quota = SpaceLimits(max_bytes=int(stats["indexSize"] + stats["dataSize"]) + QUOTA, min_free_bytes=1)
-        store = await self.limited_store(quota)
+        limits = SpaceLimits(max_bytes=int(stats["indexSize"] + stats["dataSize"]) + LIMIT_BYTES, min_free_bytes=1)
+        store = await self.limited_store(limits)
         await store.grant(ALICE)
         await self.register(store, INBOX)
         await self.checkpoint(store)
@@ -71,7 +71,7 @@ class QuotaTests(SpaceCase):
             await self.put(store, f"m{number}", data=random.randbytes(100_000))
             await self.checkpoint(store)
             number += 1
-        self.assertGreater(number, QUOTA // 400_000)
+        self.assertGreater(number, LIMIT_BYTES // 400_000)
         self.assertEqual(
             (store.fault_description, self.faults), ("store full: only reading and deleting", [("full", True)])
         )
@@ -175,6 +175,6 @@ class ReuseTests(SpaceCase):
 
     async def test_half_is_free_on_the_disk(self) -> None:
         """Free space inside the files counts, but journal and oplog need some of the disk."""
-        quota = MongoSpaceLimit(self.a_server(), SpaceLimits(min_free_bytes=1000), lambda fault, present: None)
+        limit = MongoSpaceLimit(self.a_server(), SpaceLimits(min_free_bytes=1000), lambda fault, present: None)
         for free, reusable, full in ((1000, 0, False), (600, 400, False), (600, 300, True), (400, 9000, True)):
-            self.assertEqual(quota.exceeded(taken=1, free=free, reusable=reusable, total=10_000), full)
+            self.assertEqual(limit.exceeded(taken=1, free=free, reusable=reusable, total=10_000), full)

@@ -9,19 +9,20 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from stat import S_IMODE
+from typing import cast
 
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from mediatord.errors import MediationNotGranted, StoreUnavailable
-from mediatord.store.disk_space import RESERVE_BYTES
+from mediatord.store.disk_space import RESERVE_BYTES, SpaceLimits
 from mediatord.store.factory import build_store
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import Account
 from mediatord.store.sqlite import executor
 from mediatord.store.sqlite.connection import connect
 from mediatord.store.sqlite.database_file import DatabaseUnusable, migrate_schema, open_database, read_schema_steps
-from mediatord.store.sqlite.executor import CHECKPOINT_INTERVAL_SECONDS
+from mediatord.store.sqlite.executor import CHECKPOINT_INTERVAL_SECONDS, SQLiteExecutor
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 from tests.store.builders import ALICE, BOB, NOON, ImmediateClock, make_database_path, make_payload, make_sqlite_store
 
@@ -202,7 +203,7 @@ class BackendTests(SynchronousTestCase):
 
 
 class CheckpointTests(SynchronousTestCase):
-    """Emptying the write-ahead log (measured reasons in the module checkpoints)."""
+    """Emptying the write-ahead log."""
 
     def setUp(self) -> None:
         self.clock = ImmediateClock()
@@ -246,6 +247,21 @@ class CheckpointTests(SynchronousTestCase):
         self.successResultOf(store.remember_did("a", "long"))
         self.clock.advance(CHECKPOINT_INTERVAL_SECONDS)
         self.assertEqual(self.in_database(), ["a"])
+        self.assertTrue(self.has_reserve())
+
+    def test_the_reserve_outlives_a_checkpoint_of_the_writer(self) -> None:
+        """Nor is it lost in the second checkpoint, which lets the writer begin the log anew."""
+        self.patch(executor, "WAL_REUSE_BYTES", 0)
+        self.test_the_reserve_outlives_a_checkpoint()
+
+    def test_the_reserve_is_kept_when_there_is_little_space(self) -> None:
+        """Blocks that the database has are not given away, even where it would not be allowed to take them."""
+        store = self.open()
+        if not self.has_reserve():
+            self.skipTest("the file system of the temporary directory has too little space, or cannot preallocate")
+        self.patch(cast(SQLiteExecutor, store._executor)._space, "_limits", SpaceLimits(min_free_bytes=1 << 60))
+        self.successResultOf(store.remember_did("a", "long"))
+        self.clock.advance(CHECKPOINT_INTERVAL_SECONDS)
         self.assertTrue(self.has_reserve())
 
     def has_reserve(self) -> bool:
