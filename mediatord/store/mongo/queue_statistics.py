@@ -130,8 +130,9 @@ class MongoQueueStatistics:
                 for one in listed["cursor"]["firstBatch"]:
                     if one["type"] == "collection":
                         stages: list[Document] = [{"$collStats": {"storageStats": {}}}, {"$project": size}]
-                        (stats,) = await run.query(Collection(one["name"]).aggregate(stages))
-                        sizes[one["name"]] = int(stats["bytes"])
+                        for stats in await run.query(Collection(one["name"]).aggregate(stages)):
+                            # None of a collection that is just being created or dropped.
+                            sizes[one["name"]] = int(stats["bytes"] or 0)
             except MongoCommandError:
                 pass
             return sizes
