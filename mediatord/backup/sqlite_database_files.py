@@ -36,14 +36,16 @@ def require_database(path: Path) -> None:
 
 
 @contextmanager
-def open_checked(path: Path, connect: Callable[[Path], StoreConnection], failure: str) -> Iterator[StoreConnection]:
+def open_checked(
+    path: Path, open_connection: Callable[[Path], StoreConnection], failure: str
+) -> Iterator[StoreConnection]:
     """
     Open a database of this program and this schema version.
 
     :raise BackupError: it is another one, or an operation on it fails, with `failure` in the text.
     """
     try:
-        with closing(connect(path)) as connection:
+        with closing(open_connection(path)) as connection:
             check_schema(connection, path)
             yield connection
     except DatabaseError as error:

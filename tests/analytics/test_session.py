@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -127,7 +128,10 @@ def test_local_mode(tmp_path: Path) -> None:
     # Nothing of it is anywhere else; the project itself may be.
     places = (str(tmp_path), sys.prefix)
     java_process = running.family[-1]
-    opened = [os.readlink(one) for one in Path(f"/proc/{java_process}/fd").iterdir()]
+    opened = []
+    for descriptor in Path(f"/proc/{java_process}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            opened.append(os.readlink(descriptor))
     assert [path for path in opened if path.startswith("/tmp/") and not path.startswith(places)] == []
     assert running.process.stdin
     running.process.stdin.write("\n")

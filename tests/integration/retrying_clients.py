@@ -78,11 +78,11 @@ class RetryingSenders:
 
     def wait_for_accepted(self, more: int) -> None:
         """Return when so many more have been accepted than now, or all are out."""
-        self._wait(lambda: self._accepted, more)
+        self._wait(lambda: self._accepted, more, self._has_stock)
 
     def wait_for_answers(self, more: int) -> None:
         """Return when so many more have been answered than now, whatever the answer, or all are out."""
-        self._wait(lambda: self._answers, more)
+        self._wait(lambda: self._answers, more, self._has_stock)
 
     def wait_for_refused(self, more: int) -> None:
         """Return when so many more have been refused than now, or all were accepted or given up."""
@@ -98,11 +98,10 @@ class RetryingSenders:
         """Send nothing more."""
         self._over.set()
 
-    def _wait(self, count: Callable[[], int], more: int, busy: Callable[[], bool] | None = None) -> None:
-        busy = busy or self._has_stock
+    def _wait(self, count: Callable[[], int], more: int, is_busy: Callable[[], bool]) -> None:
         with self._changed:
             wanted = count() + more
-            met = self._changed.wait_for(lambda: count() >= wanted or not busy(), PATIENCE_SECONDS)
+            met = self._changed.wait_for(lambda: count() >= wanted or not is_busy(), PATIENCE_SECONDS)
         assert met, "the senders are stuck"
 
     def _is_running(self) -> bool:

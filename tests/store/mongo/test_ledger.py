@@ -125,7 +125,8 @@ class UncertainCommitTests(LedgerCase):
                 await asked()
 
     async def settled(self) -> None:
-        await wait_until(lambda: not self.server.transactions.has_uncertain_commits)
+        """Wait until nothing is uncertain, and the server counts as available again."""
+        await wait_until(lambda: self.server.is_available and not self.server.transactions.has_uncertain_commits)
 
     async def a_doubtful_store(self, **limits: Any) -> MongoStore:
         self.server = self.a_server()

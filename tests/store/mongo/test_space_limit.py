@@ -52,7 +52,7 @@ class SpaceCase(MongoTestCase):
                 await write
 
 
-class LimitTests(SpaceCase):
+class SpaceLimitTests(SpaceCase):
     """A limit in bytes."""
 
     async def test_full(self) -> None:
