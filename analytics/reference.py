@@ -1,7 +1,7 @@
 """
-What docs/analytics.md has from the code, as Markdown: tables, kinds of damage, figures.
+What docs/how-to/read-a-nightly-report.md has from the code, as Markdown: tables, kinds of damage, figures.
 
-`python -m analytics.reference docs/analytics.md` writes it there anew.
+`python -m analytics.reference docs/how-to/read-a-nightly-report.md` writes it there anew.
 """
 
 from __future__ import annotations

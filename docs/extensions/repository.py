@@ -14,7 +14,7 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 
 ROOT = Path(__file__).parents[2]
-_PAGE = re.compile(r"docs/([a-z-]+)\.md(#[\w-]+)?")
+_PAGE = re.compile(r"docs/([a-z/-]+)\.md(#[\w-]+)?")
 _CODE = re.compile(r'(?<=<span class="pre">)[^<]+')
 _PART = re.compile(r"(?<=[_./-])(?=[a-zA-Z])(?!py\b)")
 _KINDS = {"feature": "New", "bugfix": "Mended", "doc": "Documentation", "removal": "Gone"}

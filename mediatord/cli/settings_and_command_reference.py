@@ -1,5 +1,5 @@
 """
-The reference pages of the documentation: docs/configuration.md with every setting, docs/cli.md with every command.
+The reference pages of the documentation that are generated from the code.
 
 `python -m mediatord.cli.settings_and_command_reference docs` writes them anew.
 """
@@ -29,7 +29,7 @@ _SETTINGS_HEAD = """\
 <!-- Written by `python -m mediatord.cli.settings_and_command_reference docs`; a test compares. -->
 
 One YAML file, `mediator.yaml`. `mediatord init` writes it with every key at its default and a line about each, as
-[etc/mediator.yaml](../etc/mediator.yaml) has it; a key that is left out has its default. Paths are relative to it,
+[etc/mediator.yaml](../../etc/mediator.yaml) has it; a key that is left out has its default. Paths are relative to it,
 those in endpoint strings (`unix:`, `ssl:`) included. The first item of a list is `key[0]` in messages.
 
 * **Mistakes** are refused at start, all at once, a line for each with file, line and key; so are keys that do not
@@ -42,7 +42,7 @@ those in endpoint strings (`unix:`, `ssl:`) included. The first item of a list i
   that names no key is refused.
 * **SIGHUP** has the file read again. What *counts at once* does so from then on. What differs besides is named in a
   line of the output and needs a restart. Files of keys and certificates are read again as well, as long as they have
-  the same names; [reload](operations.md#reload) has the details.
+  the same names; [reload](../how-to/run-under-systemd.md#reload) has the details.
 
 """
 _TYPE_WORDS: dict[Any, str] = {
@@ -170,7 +170,7 @@ def render_commands_page() -> str:
 
 def render_reference_pages() -> dict[str, str]:
     """Texts by file name."""
-    return {"configuration.md": render_settings_page(), "cli.md": render_commands_page()}
+    return {"reference/configuration.md": render_settings_page(), "reference/cli.md": render_commands_page()}
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def check(path: Path, deep: bool, as_json: bool) -> int:
     """
     Check the database for damage; the daemon may run.
 
-    Changes nothing. Exits with 1 if the database is damaged; docs/backup.md describes recovery.
+    Changes nothing. Exits with 1 if the database is damaged; docs/how-to/back-up-and-restore.md describes recovery.
     """
     database = _find_database(path)
     try:

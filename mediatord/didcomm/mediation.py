@@ -36,7 +36,7 @@ _PROOF_EXPIRY_MARGIN = 1.0
 class OwnershipVerifier:
     """
     Verifies the proofs of ownership attached to updates: messages, of mediatord's own type, by which a recipient DID
-    confirms that it belongs to an account (docs/protocols.md, "Ownership of recipient DIDs").
+    confirms that it belongs to an account (docs/reference/protocols.md, "Ownership of recipient DIDs").
 
     Each is charged to the account as a request, whatever its result, and is accepted once.
     """

@@ -279,7 +279,7 @@ class Metrics:
         """
         Export the usage of a buffer.
 
-        :param buffer: name as in docs/limits.md.
+        :param buffer: name as in docs/reference/limits.md.
         :param held: called at every scrape; entries and bytes, each None if not counted.
         """
         self._buffers[buffer] = held

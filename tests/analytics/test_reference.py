@@ -1,4 +1,4 @@
-"""docs/analytics.md says what the code does."""
+"""docs/how-to/read-a-nightly-report.md says what the code does."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.analytics.frames import DAY, event, events
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "analytics.md").read_text("utf-8")
+DOCUMENT = (Path(__file__).parents[2] / "docs/how-to/read-a-nightly-report.md").read_text("utf-8")
 
 
 def test_tables_kinds_and_figures() -> None:
-    """They stand there as they are declared; `python -m analytics.reference docs/analytics.md` writes them."""
+    """They are up to date; `python -m analytics.reference PAGE` writes them."""
     assert renewed(DOCUMENT) == DOCUMENT
 
 

@@ -1,4 +1,4 @@
-"""docs/architecture.md and CONTRIBUTING.rst: the packages, modules and classes that they name exist."""
+"""docs/explanation/architecture.md and CONTRIBUTING.rst: the packages, modules and classes that they name exist."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.docs.test_documents import PROJECT, literals, rows, text
 from tests.docs.test_glossary import class_names
 
-PAGES = ("docs/architecture.md", "CONTRIBUTING.rst")
+PAGES = ("docs/explanation/architecture.md", "CONTRIBUTING.rst")
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -30,7 +30,7 @@ def test_classes_exist(page: str) -> None:
 
 def test_every_package_has_a_row() -> None:
     """The table has each package and each loose module once."""
-    table = rows(text("docs/architecture.md"), "## Packages", "`wallet/` meets")
+    table = rows(text("docs/explanation/architecture.md"), "## Packages", "`wallet/` meets")
     named = [name for row in table for name in re.findall(r"`(\w+(?:/|\.py))`", row[0])]
     packages = [f"{path.parent.name}/" for path in PROJECT.glob("mediatord/*/__init__.py")]
     modules = [path.name for path in PROJECT.glob("mediatord/*.py") if not path.name.startswith("__")]

@@ -29,7 +29,7 @@ from tests.cli.test_commands import subcommands
 PROJECT = Path(__file__).parents[2]
 DOCUMENTS = [
     path
-    for path in (*sorted(PROJECT.glob("*.rst")), *sorted(PROJECT.glob("docs/*.md")))
+    for path in (*sorted(PROJECT.glob("*.rst")), *sorted(PROJECT.glob("docs/**/*.md")))
     if path.name != "CHANGELOG.rst"
 ]
 FILES_OF_LOG = {"log.key"}
@@ -165,7 +165,7 @@ def test_keys_of_the_readme() -> None:
 
 def test_situations() -> None:
     """The table of situations is that of wire.WIRE, row by row; only the last column is free."""
-    found = rows(text("docs/protocols.md"), "<!-- situations", "<!-- end of situations")
+    found = rows(text("docs/reference/protocols.md"), "<!-- situations", "<!-- end of situations")
     assert [row[:-1] for row in found] == [
         [
             f"`{kind.reason}`",
@@ -181,7 +181,7 @@ def test_situations() -> None:
 
 def test_decentrl_refusals() -> None:
     """The two Decentrl tables match mediatord.protocol.error_codes row by row; the last column is free text."""
-    document = text("docs/protocols.md")
+    document = text("docs/reference/protocols.md")
     found = rows(document, "<!-- decentrl", "<!-- end of decentrl")
     assert [row[:3] for row in found] == [
         [f"`{kind.reason}`", str(wire.status), f"`{wire.code}`"] for kind, wire in DECENTRL_ERROR_CODES.items()
@@ -194,7 +194,7 @@ def test_decentrl_refusals() -> None:
 
 def test_commands_are_described() -> None:
     """Every command that is served has its row, and no other."""
-    described = rows(text("docs/protocols.md"), "sign another one when there is room.", "Pages:")
+    described = rows(text("docs/reference/protocols.md"), "sign another one when there is room.", "Pages:")
     named = {re.findall(r"`([A-Z_]+)`", row[0])[0] for row in described}
     models = [*get_args(DirectPayload), *get_args(PublicPayload)]
     assert named == {get_args(model.model_fields["type"].annotation)[0] for model in models} | {"TWO_WAY_PRIVATE"}
@@ -211,7 +211,7 @@ def test_codes_exist(document: Path) -> None:
 def test_disclosed_protocols_are_described() -> None:
     """What discover-features discloses has its place in the wallet developers' document, and nothing else has."""
     disclosed = {feature["id"] for feature in select_features([("protocol", "*")], 1)}
-    named = re.findall(r"`(https://didcomm\.org/[a-z-]+/\d\.\d)(?:/[a-z-]+)?`", text("docs/protocols.md"))
+    named = re.findall(r"`(https://didcomm\.org/[a-z-]+/\d\.\d)(?:/[a-z-]+)?`", text("docs/reference/protocols.md"))
     assert set(named) == disclosed
 
 
@@ -245,7 +245,7 @@ def test_metrics() -> None:
     for family in text_string_to_metric_families(MetricsAggregator().page({1: metrics.render().decode()}, 1, 1)):
         labels = {label for sample in family.samples for label in sample.labels} - {"le"}
         real[family.name + ("_total" if family.type == "counter" else "")] = (family.type, labels)
-    document = text("docs/monitoring.md")
+    document = text("docs/how-to/monitor.md")
     table = rows(document, "## Metrics", "Worth an alert")
     described = {row[0].strip("`"): (row[1], set(re.findall(r"`(\w+)`", row[2]))) for row in table}
     assert described == real
@@ -255,7 +255,7 @@ def test_metrics() -> None:
 
 def test_events() -> None:
     """The operators' table lists every event with its level, fields and meaning, and no other."""
-    found = rows(text("docs/logs.md"), "<!-- events", "<!-- end of events")
+    found = rows(text("docs/reference/log-events.md"), "<!-- events", "<!-- end of events")
     assert found == [
         [f"`{name}`", event.level, ", ".join(f"`{field}`" for field in event.fields), event.meaning]
         for name, event in EVENTS.items()

@@ -1,4 +1,4 @@
-"""docs/embedding.md: its programs do what the page says, each in a process of its own."""
+"""docs/how-to/embed.md: its programs do what the page says, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from mediatord.wallet.temporary_daemon import find_free_port
 
 PROJECT = Path(__file__).parents[2]
-PROGRAMS = re.findall(r"^```python\n(.*?)^```$", (PROJECT / "docs/embedding.md").read_text("utf-8"), re.M | re.S)
+PROGRAMS = re.findall(r"^```python\n(.*?)^```$", (PROJECT / "docs/how-to/embed.md").read_text("utf-8"), re.M | re.S)
 PORT = "8081"
 # What each prints, in the order of the page.
 PRINTED = (

@@ -1,4 +1,4 @@
-"""docs/glossary.md: order, form, and that the classes it names exist."""
+"""docs/reference/glossary.md: order, form, and that the classes it names exist."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.docs.test_documents import PROJECT, text
 
-GLOSSARY = text("docs/glossary.md")
+GLOSSARY = text("docs/reference/glossary.md")
 
 
 def sections() -> dict[str, list[list[str]]]:

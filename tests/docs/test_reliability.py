@@ -1,4 +1,4 @@
-"""docs/reliability.md names the test of each promise; a promise without one is none."""
+"""docs/explanation/durability.md names the test of each promise; a promise without one is none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "reliability.md").read_text("utf-8")
+PAGE = (ROOT / "docs/explanation/durability.md").read_text("utf-8")
 
 # `tests/a/test_b.py::Class.name`, `tests/a/test_b.py::name`, or a whole file.
 _NAMED = re.compile(r"`(tests/[\w/]+\.py)(?:::([\w.]+))?`")

@@ -68,9 +68,11 @@ def read(site: Path) -> Iterator[tuple[Path, Page]]:
 @pytest.mark.exhaustive
 def test_every_document_is_a_page(site: Path) -> None:
     """None is left out, and each can be reached from the first page."""
-    documents = {path.stem for path in (PROJECT / "docs").glob("*.*") if path.suffix in {".md", ".rst"}}
+    directory = PROJECT / "docs"
+    found = (path for path in directory.rglob("*") if path.suffix in {".md", ".rst"})
+    documents = {path.relative_to(directory).with_suffix("").as_posix() for path in found}
     linked = {urlsplit(link).path.removesuffix(".html") for link in Page(site / "index.html").links}
-    assert documents <= {path.stem for path in site.glob("*.html")}
+    assert documents <= {path.relative_to(site).with_suffix("").as_posix() for path in site.rglob("*.html")}
     assert documents - {"index"} <= linked
 
 

@@ -30,7 +30,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)
-@pytest.mark.parametrize("page", ["index", "configuration", "architecture", "embedding"])
+@pytest.mark.parametrize("page", ["index", "reference/configuration", "explanation/architecture", "how-to/embed"])
 def test_it_looks_right(browser: Browser, site: Path, page: str, view: Viewport) -> None:
     """No page is wider than its window, too faint to read, or asks for anything that is not beside it."""
     with browser.visit((site / f"{page}.html").as_uri(), view, offline=True) as visit:

@@ -33,7 +33,7 @@ ROUNDS = int(os.environ.get("CLUSTER_ROUNDS", "3"))
 RECIPIENTS = 3
 # In one round, to each recipient.
 LETTERS = 40
-# Within 18 s whatever no hint came for is pushed (docs/operations.md); later if a clock was wrong by 10 s.
+# A message without a notification is pushed within 18 s; later if a clock was wrong by 10 s.
 CAUGHT_UP_SECONDS = 30.0
 
 

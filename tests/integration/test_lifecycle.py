@@ -410,7 +410,9 @@ def foreign_database(path: Path) -> None:
         connection.execute("CREATE TABLE invoice (id TEXT)")
 
 
-NO_DATABASE = "file is not a database; restore a backup, or see docs/backup.md on what can be recovered"
+NO_DATABASE = (
+    "file is not a database; restore a backup, or see docs/how-to/back-up-and-restore.md on what can be recovered"
+)
 TROUBLES = {
     "No such file or directory": nowhere,
     NO_DATABASE: no_database,

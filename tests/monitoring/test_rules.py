@@ -87,10 +87,10 @@ def test_alerts_say_what_to_do() -> None:
 
 def test_alerts_link_to_their_runbooks() -> None:
     """Each has a section of its own, and no section is of an alert that is gone."""
-    sections = re.findall(r"^### (\w+)$", (ETC.parent / "docs" / "alerts.md").read_text("utf-8"), re.M)
+    sections = re.findall(r"^### (\w+)$", (ETC.parent / "docs/runbooks/alerts.md").read_text("utf-8"), re.M)
     assert sorted(sections) == sorted(load_alert_rules())
     for name, rule in load_alert_rules().items():
-        assert rule["annotations"]["runbook_url"] == f"docs/alerts.md#{name.lower()}"
+        assert rule["annotations"]["runbook_url"] == f"docs/runbooks/alerts.md#{name.lower()}"
 
 
 def test_panels_have_all_that_people_need() -> None:
@@ -126,7 +126,7 @@ def test_every_metric_is_watched() -> None:
     """What is documented is in the dashboard or in an alert, unless it only explains another one."""
     documented = set(
         re.findall(
-            r"^\| `((?:mediator|process)_\w+)` \|", (ETC.parent / "docs" / "monitoring.md").read_text("utf-8"), re.M
+            r"^\| `((?:mediator|process)_\w+)` \|", (ETC.parent / "docs/how-to/monitor.md").read_text("utf-8"), re.M
         )
     )
     asked = {

@@ -21,7 +21,7 @@ from tests.http.test_websocket import HeldStoreOperation
 from tests.in_memory_mediator import MP, PING, InMemoryWallet, pack_forward
 from tests.store.builders import NOON, make_database_path, make_payload, make_sqlite_store
 
-LIMITS = Path(__file__).parents[2] / "docs" / "limits.md"
+LIMITS = Path(__file__).parents[2] / "docs/reference/limits.md"
 PLENTY = {"ip_per_minute": 100_000, "did_per_minute": 100_000, "account_per_minute": 100_000}
 # Only where there are other nodes.
 CLUSTERED = {"cluster_hints", "presence_lookups"}

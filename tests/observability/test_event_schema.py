@@ -129,7 +129,7 @@ def test_json_schema() -> None:
 
 def test_schema_file() -> None:
     """What users read is what is declared; `python -m mediatord.observability.event_schema` writes it."""
-    written = Path(__file__).parents[2] / "docs" / "event-log.schema.json"
+    written = Path(__file__).parents[2] / "docs/reference" / "event-log.schema.json"
     assert written.read_text("utf-8") == render_json_schema()
 
 

@@ -1,4 +1,4 @@
-"""docs/quickstart.md, word for word: from an empty directory to the first message over TLS."""
+"""docs/tutorial.md, word for word: from an empty directory to the first message over TLS."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.packaging.health_checks import await_port
 
-PAGE = Path(__file__).parents[2] / "docs/quickstart.md"
+PAGE = Path(__file__).parents[2] / "docs/tutorial.md"
 pytestmark = pytest.mark.skipif(
     not os.environ.get("PACKAGE_TEST"), reason="builds and installs for minutes: make package-test"
 )

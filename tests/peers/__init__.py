@@ -1,1 +1,1 @@
-"""mediatord side by side with what is installable by name: libraries, a mediator, listeners (docs/peers.md)."""
+"""mediatord beside other software: libraries, a mediator, listeners (docs/explanation/comparison.md)."""

@@ -1,4 +1,4 @@
-"""How much an address may have stored for good, and accounts that nobody uses (docs/limits.md)."""
+"""How much an address may have stored for good, and accounts that nobody uses (docs/reference/limits.md)."""
 
 from __future__ import annotations
 

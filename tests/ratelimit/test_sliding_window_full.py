@@ -12,7 +12,7 @@ from mediatord.ratelimit.rate_limiter import SlidingWindowLimiter
 NOW = 1_800_000_000.0
 # Those of a minute that :class:`mediatord.ratelimit.rate_limiter.RateLimiter` has.
 BUCKETS = 9
-# What docs/limits.md promises for all of them.
+# What docs/reference/limits.md promises for all of them.
 MOST_BYTES = 72_000_000
 
 

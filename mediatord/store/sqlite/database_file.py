@@ -268,7 +268,7 @@ def sync_directory(path: Path) -> None:
 STARTUP_CHECK_SECONDS = 5.0
 _MAX_PROBLEMS = 100
 
-_REPAIR_HINT = "restore a backup, or see docs/backup.md on what can be recovered"
+_REPAIR_HINT = "restore a backup, or see docs/how-to/back-up-and-restore.md on what can be recovered"
 _LOCK_FILE_TEXT = (
     b"A database was made here. Without it the daemon does not start; see `mediatord store create --help`.\n"
 )
