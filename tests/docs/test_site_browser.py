@@ -46,7 +46,7 @@ def test_it_looks_right(browser: Browser, site: Path, page: str, view: Viewport)
 @pytest.mark.parametrize("view", [PHONE_LIGHT, DESKTOP_DARK], ids=lambda view: view.name)
 def test_the_picture_goes_by_the_theme(browser: Browser, site: Path, view: Viewport) -> None:
     """Which may be another one than that of the system; the picture changes with it."""
-    with browser.visit((site / "architecture.html").as_uri(), view, offline=True) as visit:
+    with browser.visit((site / "explanation/architecture.html").as_uri(), view, offline=True) as visit:
         visit.page.add_style_tag(content=f"{PICTURE} {{ background: gray }}")
         drawn = []
         for theme in ("light", "dark"):
