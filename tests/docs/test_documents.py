@@ -29,7 +29,7 @@ from tests.cli.test_commands import subcommands
 PROJECT = Path(__file__).parents[2]
 DOCUMENTS = [
     path
-    for path in (*sorted(PROJECT.glob("*.rst")), *sorted(PROJECT.glob("docs/**/*.md")))
+    for path in sorted((*PROJECT.glob("*.rst"), *PROJECT.glob("*.md"), *PROJECT.glob("docs/**/*.md")))
     if path.name != "CHANGELOG.rst"
 ]
 FILES_OF_LOG = {"log.key"}
