@@ -30,7 +30,6 @@ from tests.integration.message_load import prepare_daemon
 from tests.integration.process_sockets import duplicate_listening_socket, find_owner, listening_ports
 from tests.integration.raw_decentrl_client import send_request_on
 from tests.integration.single_mongod import make_mongo_daemon
-from tests.mongod import shared_replica_set
 from tests.mongod_process import mongod_binary
 from tests.observability.counter_oracle import read_lines, read_segments
 from tests.replica_set import ReplicaSet
@@ -228,7 +227,7 @@ class NodesTests(ClusterTestCase):
 
     def test_each_of_them(self) -> None:
         """Is ready by its own listener; tests before this one may have asked these nodes already."""
-        accounts = shared_replica_set().client[self.cluster.database]["accounts"]
+        accounts = self.cluster.servers.client[self.cluster.database]["accounts"]
         numbers = []
         for _ in range(2):
             for node in self.cluster.nodes:
