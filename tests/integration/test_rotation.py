@@ -220,7 +220,11 @@ class _Rotation(RotationTestCase):
         )
         reload(daemon, f"{refused}{daemon.config}:")
         self.assertEqual({did_of(daemon) for _ in range(ENOUGH_SOCKETS)}, {did})
-        self.assertIn(b"mediator_config_last_reload_success 0.0", ask(daemon.port, "GET", "/metrics")[2])
+        # Workers come to know it a little later than it is said.
+        await_true(
+            lambda: b"mediator_config_last_reload_success 0.0" in ask(daemon.port, "GET", "/metrics")[2],
+            daemon.output,
+        )
         daemon.config.write_text(text, "utf-8")
         reload(daemon, "configuration reloaded")
         await_true(

@@ -106,9 +106,9 @@ def await_workers(daemon: Daemon, count: int) -> None:
     await_metrics(daemon.port, mediator_workers_answered=count)
 
 
-def await_metrics(port: int, **expected: float) -> None:
+def await_metrics(port: int, **expected: float) -> dict[str, float]:
     """
-    Wait until metrics are these; a worker that is late is not in them.
+    Wait until metrics are these; a worker that is late is not in them. All that were found then.
 
     :raise AssertionError: they are not.
     """
@@ -116,6 +116,7 @@ def await_metrics(port: int, **expected: float) -> None:
     while (found := metrics(ask(port, "GET", "/metrics")[2])) | expected != found:
         assert time.monotonic() < deadline, {name: found.get(name) for name in expected}
         time.sleep(LOOK_SECONDS)
+    return found
 
 
 def opened(daemon: Daemon) -> dict[str, int]:
@@ -265,7 +266,7 @@ class WorkersTests(DaemonTestCase):
         self.assertNotEqual(pid_of(daemon, falls), victim)
         self.assertEqual(len(workers_of(daemon.pid)), 2)
         self.assertIsNone(hers.close_code)
-        after = metrics((await deferToThread(ask, daemon.port, "GET", "/metrics"))[2])
+        after = await deferToThread(await_metrics, daemon.port, mediator_workers_answered=2)
         fallen = [name for name in before if name.endswith("_total") and after[name] < before[name]]
         self.assertEqual(fallen, [])
         found = await drain_queue(bob)
