@@ -162,7 +162,7 @@ class Sender:
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         assert parts.hostname and parts.port
-        self._connection = HTTPConnection(parts.hostname, parts.port, timeout=30)
+        self._connection = HTTPConnection(parts.hostname, parts.port, timeout=120)
         self._connection.connect()
 
     async def post(self, body: bytes, *, chunked: bool = False) -> None:
