@@ -70,6 +70,12 @@ class ReadinessClient:
         """What is at a path."""
         return send_request_on(self._connection, "GET", path)
 
+    def metrics(self) -> dict[str, float]:
+        """All, by name and labels; none where workers do not answer each other in time."""
+        answered = self.get("/metrics")
+        samples = _samples(answered.body.decode()) if answered.status == 200 else []
+        return {name: float(value) for name, value in samples}
+
     def until(self, status: int, *details: str) -> dict[str, Any]:
         """
         Ask until `/ready` has this status, and one of these details if any are named; what it says then.
@@ -182,14 +188,14 @@ class HealthyDaemonTests(ReadyTestCase):
 
     def _await_cycles(self, asking: ReadinessClient, count: int) -> None:
         name = "mediator_ready_cycle_duration_seconds_count"
-        while float(dict(_samples(asking.get("/metrics").body.decode()))[name]) < count:
+        while asking.metrics().get(name, 0.0) < count:
             asking.until(200)
 
     def _await_all_metrics(self, asking: ReadinessClient, workers: int) -> dict[str, float]:
         """Metrics of so many workers; one that is late is not in them."""
         while True:
-            values = {name: float(value) for name, value in _samples(asking.get("/metrics").body.decode())}
-            if values["mediator_workers_answered"] == workers:
+            values = asking.metrics()
+            if values.get("mediator_workers_answered") == workers:
                 return values
             asking.until(200)
 
