@@ -23,14 +23,14 @@ ELECTED_SECONDS = 60.0
 _COMMAND_SECONDS = 60.0
 _GOODBYE_SECONDS = 0.5
 _AWAIT_MILLISECONDS = 200
+# A member that says nothing any more is found out about within some seconds. One that is busy must not be taken for
+# dead: all connections would be closed, in the middle of their commands.
 _WATCHFUL: dict[str, Any] = {
     "serverSelectionTimeoutMS": int(ELECTED_SECONDS * 1000),
     "heartbeatFrequencyMS": 500,
+    "connectTimeoutMS": 5000,
     "serverMonitoringMode": "poll",
 }
-# Where there are others, a member that says nothing any more is found out about within two seconds. An only one may
-# take its time, as a busy machine does: the driver would end what is under way, and not everything is tried again.
-_SILENT_MILLISECONDS = 1000
 # ExceededTimeLimit and LockTimeout: a primary that was to be none for a second took longer to step down, and did not.
 _TOO_LATE = (262, 24)
 
@@ -131,8 +131,7 @@ class ReplicaSet:
                 list(at_once.map(Mongod.start, self.members))
             self._ports = [self._via(member.port) for member in self.members]
             self._initiate()
-            silent: dict[str, Any] = {"connectTimeoutMS": _SILENT_MILLISECONDS} if self._size > 1 else {}
-            self._client = MongoClient(self.uri("admin"), **_WATCHFUL, **silent)
+            self._client = MongoClient(self.uri("admin"), **_WATCHFUL)
             self.primary()
         except BaseException:
             self.close()

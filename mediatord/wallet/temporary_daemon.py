@@ -18,7 +18,6 @@ from threading import Lock
 from time import perf_counter
 from typing import Any
 
-# Of what is stuck; one that ends is found out about at once.
 _START_SECONDS = 120.0
 _STOP_SECONDS = 15.0
 _POLL_SECONDS = 0.01
