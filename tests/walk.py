@@ -49,6 +49,8 @@ SETTINGS = {
     "MEDIATORD_LIMITS__IP_PER_MINUTE": "1000000",
     "MEDIATORD_LIMITS__ACCOUNT_PER_MINUTE": "1000000",
     "MEDIATORD_LIMITS__ACCOUNTS_PER_ADDRESS_PER_DAY": "1000000",
+    # Some of what is pushed is acknowledged rounds later: it is not to be pushed again meanwhile.
+    "MEDIATORD_QUEUE__DELIVERED_TIMEOUT": "1h",
 }
 
 Call = tuple[int, str, str]
@@ -162,7 +164,7 @@ class Sender:
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         assert parts.hostname and parts.port
-        self._connection = HTTPConnection(parts.hostname, parts.port, timeout=30)
+        self._connection = HTTPConnection(parts.hostname, parts.port, timeout=120)
         self._connection.connect()
 
     async def post(self, body: bytes, *, chunked: bool = False) -> None:

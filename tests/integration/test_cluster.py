@@ -21,7 +21,6 @@ from tests.integration.cluster_test_case import ClusterTestCase
 from tests.integration.daemon import Daemon
 from tests.integration.message_load import PATIENCE_SECONDS, PreparedForward, prepare_forwards, read_marker
 from tests.integration.raw_decentrl_client import DaemonClient, RawDecentrlClient, RawWebSocket
-from tests.mongod import shared_replica_set
 
 reactor: Any = _reactor
 
@@ -148,7 +147,7 @@ class DIDCommTests(ClusterTestCase):
     @contextmanager
     def changes(self) -> Iterator[ChangeStreamRecorder]:
         """What becomes of stored messages from now on."""
-        messages = shared_replica_set().client[self.cluster.database]["messages"]
+        messages = self.cluster.servers.client[self.cluster.database]["messages"]
         with messages.watch([{"$match": {"operationType": "update"}}], max_await_time_ms=500) as stream:
             yield ChangeStreamRecorder(stream)
 
