@@ -38,7 +38,7 @@ LETTERS = 40
 class KillTests(TestCase):
     """Troubles one after the other, and the books after each."""
 
-    timeout = 120.0 * max(ROUNDS, 5)
+    timeout = 240.0 * max(ROUNDS, 5)
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
         mongod_binary()
