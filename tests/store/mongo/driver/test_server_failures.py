@@ -28,8 +28,10 @@ from tests.store.mongo.mongo_test_case import (
     AT_MOST,
     CLOCK,
     INBOX,
+    PATIENT,
     SOMETIME,
     THINGS,
+    TIME_LIMITS,
     HostClock,
     MongoTestCase,
     authenticated_server,
@@ -431,6 +433,8 @@ class UnavailableServerTests(ServerCase):
 
     async def test_counted(self) -> None:
         """Queued messages are counted right after a crash, unlike in the server's metadata."""
+        for module, name in TIME_LIMITS:
+            self.patch(module, name, PATIENT)
         store = await self.a_store()
         ids = [f"{number}" for number in range(200)]
         await self.put(store, *ids)
