@@ -23,11 +23,12 @@ ELECTED_SECONDS = 60.0
 _COMMAND_SECONDS = 60.0
 _GOODBYE_SECONDS = 0.5
 _AWAIT_MILLISECONDS = 200
-# A member that says nothing any more is found out about within two seconds.
+# A member that says nothing any more is found out about within some seconds. One that is busy must not be taken for
+# dead: all connections would be closed, in the middle of their commands.
 _WATCHFUL: dict[str, Any] = {
     "serverSelectionTimeoutMS": int(ELECTED_SECONDS * 1000),
     "heartbeatFrequencyMS": 500,
-    "connectTimeoutMS": 1000,
+    "connectTimeoutMS": 5000,
     "serverMonitoringMode": "poll",
 }
 
