@@ -252,7 +252,7 @@ class ReplicaSet:
         }
         bare: dict[str, Any] = self._driver_options(credentials=False)
         with contextlib.closing(MongoClient(self._address(0), directConnection=True, **bare)) as server:
-            server.admin.command("replSetInitiate", {"_id": NAME, "members": members, "settings": settings})
+            _found_set(server, {"_id": NAME, "members": members, "settings": settings})
             _await_writable(server)
             if self._auth:
                 server.admin.command("createUser", self._auth.user, pwd=self._auth.password, roles=["root"])
@@ -269,6 +269,22 @@ class ReplicaSet:
         if not self._auth or not credentials:
             return tls
         return {**tls, "username": self._auth.user, "password": self._auth.password, "authSource": "admin"}
+
+
+# What is said when a member has not answered the others in time.
+_NODE_NOT_FOUND = 74
+
+
+def _found_set(server: MongoClient[dict[str, Any]], configuration: Mapping[str, Any]) -> None:
+    """Make servers a set. Each is asked for its consent, which on a busy machine may come late; then once more."""
+    deadline = time.monotonic() + ELECTED_SECONDS
+    while True:
+        try:
+            server.admin.command("replSetInitiate", configuration)
+            return
+        except OperationFailure as error:
+            if error.code != _NODE_NOT_FOUND or time.monotonic() > deadline:
+                raise
 
 
 def _await_writable(client: MongoClient[dict[str, Any]]) -> Mapping[str, Any]:
