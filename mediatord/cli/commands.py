@@ -42,7 +42,7 @@ _COMMANDS = {
     "export": ("cli.backup:export_command", "Export the store to an archive that any backend can import."),
     "import": ("cli.backup:import_command", "Import an archive into an empty store and compare the counts."),
     "init": ("cli.init:init", "Write mediator.yaml and fresh keys."),
-    "invitation": ("cli.keys:invitation", "Print the invitation as a URL and as a QR code."),
+    "invitation": ("cli.keys:invitation", "Print the invitation: short URL, QR code and long URL."),
     "keys": ("cli.keys:keys", "Show, rotate, retire and encrypt the mediator's keys."),
     "log-keys": ("cli.keys:log_keys", "Show, rotate and delete the keys of the event log's pseudonyms."),
     "queue": ("cli.queue:queue", "List message queues and remove messages from them."),

@@ -460,7 +460,7 @@ def test_banner_comes_when_it_listens(workers: int, made: Path) -> None:
     url = f"http://127.0.0.1:{port}"
     assert sum(line.startswith(f"mediatord {__version__} for {url}, on tcp:{port}:") for line in lines) == 1
     assert sum(line.startswith("DID         did:peer:2.") for line in lines) == 1
-    assert sum(line.startswith(f"invitation  {url}/invitation?_oob=") for line in lines) == 1
+    assert sum(line.startswith(f"invitation  {url}/oob?_oobid=") for line in lines) == 1
     assert process.returncode == 0
 
 
