@@ -21,16 +21,16 @@ SHRUNK = "shrunk"
 STATES = {
     CLOSED: "segments that were closed in order",
     CRASHED: "segments without log.close: the daemon was killed, or the end of the file is lost",
-    ACTIVE: "segments that are still written: the rest is read the next time",
-    PARTIAL: "segments in a damaged archive, read as far as it goes",
-    EMPTY: "segments without a byte",
-    UNREAD: "segments not read: unknown suffix, or the content is not what the suffix says",
-    VANISHED: "segments that were gone when they were to be read",
+    ACTIVE: "segments that are still written; the rest is read in the next run",
+    PARTIAL: "segments in a damaged archive, read as far as possible",
+    EMPTY: "empty segments",
+    UNREAD: "segments not read: unknown suffix, or content that does not match it",
+    VANISHED: "segments that disappeared before they were read",
 }
 REMARKS = {
-    "conflict": "segments of which there is another file that differs",
-    "separators": "segments with record separators (0x1E) before lines; read all the same",
-    SHRUNK: "segments that show less than when they were read before; what was read then stays",
+    "conflict": "segments with another file that differs",
+    "separators": "segments with record separators (0x1E); read nevertheless",
+    SHRUNK: "segments that have become shorter; what was read before stays",
 }
 
 _SEPARATOR = b"\x1e"

@@ -1,4 +1,38 @@
-"""What a job is, and the days that a run is about."""
+"""
+Jobs, and the days that a run is about.
+
+A job reads tables and makes tables. To add one, declare its table in `analytics/tables.py`, write the job as a module
+in `analytics/jobs/`, and name it in `analytics/jobs/catalogue.py`. This one counts the wallets that each node granted
+mediation, by day::
+
+    from pyspark.sql import functions as F
+
+    from analytics.job import Job
+    from analytics.tables import DT, NODE, Column, Table
+
+    GRANTS = Table(
+        "grants_daily",
+        "wallets that were granted mediation",
+        (DT, NODE, Column("n", "bigint", "wallets")),
+        ("dt", "node"),
+    )
+
+
+    def grants(tables, settings, span):
+        '''`grants_daily`: distinct wallets, by node.'''
+        granted = tables["events"].where(F.col("event") == "acct.grant")
+        return {"grants_daily": granted.groupBy("dt", "node").agg(F.count_distinct("did").alias("n"))}
+
+
+    JOB = Job("grants", reads=("events",), makes=("grants_daily",), transform=grants)
+
+`recalls={"grants_daily": 7}` would hand it a week of its own earlier rows too. The run checks that the columns are
+those of the table, writes it by day, and replaces it when a day is made again. Filter by `event` first, select few
+columns, and aggregate before joining. No Python functions on rows, no `collect()` of what grows, nothing random and
+no present time, so that a repeated run gives the same rows. Identifiers stand only in private tables, or in columns
+that the table names as `pseudonyms`. `tests/analytics/frames.py` makes small tables for a test; `python -m
+analytics.reference docs/reference/analytics.md` puts the new table into the reference.
+"""
 
 from __future__ import annotations
 

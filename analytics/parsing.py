@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 EVENT, DAMAGED, MISSING, TIME, TYPE = "event", "damaged", "missing", "time", "type"
 
 CAUSES = {
-    "torn": "lines of which the beginning or the end is missing: a crash, a full disk",
-    "glued": "lines with the beginning of another line in them: a line was torn and writing went on",
+    "torn": "lines without their beginning or end: a crash or a full disk",
+    "glued": "lines that contain the beginning of another one",
     "nul": "lines with zero bytes: a power failure",
     "utf8": "lines that are not UTF-8",
-    "separator": "lines that begin with a record separator (0x1E) and are unreadable even without it",
-    "not_json": "lines that are no JSON object for any other reason",
+    "separator": "lines with a record separator (0x1E), unreadable without it too",
+    "not_json": "lines that are not JSON objects for another reason",
     TYPE: "lines with a value of another type than declared, or out of range",
-    MISSING: "lines without a field that every line has, or with null there",
+    MISSING: "lines without a field that every line has",
     TIME: "lines whose time is not RFC 3339 in UTC with microseconds",
 }
 

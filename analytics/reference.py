@@ -1,14 +1,14 @@
 """
-What docs/how-to/read-a-nightly-report.md has from the code, as Markdown: tables, kinds of damage, figures.
+What docs/reference/analytics.md has from the code, as Markdown: tables, kinds of findings, files, figures.
 
-`python -m analytics.reference docs/how-to/read-a-nightly-report.md` writes it there anew.
+`python -m analytics.reference docs/reference/analytics.md` writes it there anew.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from analytics.jobs.quality import KINDS
@@ -16,11 +16,16 @@ from analytics.metrics import METRICS
 from analytics.segments import FINDINGS
 from analytics.tables import TABLES, Table
 
+# Tables whose columns are described one by one, as operators look into them when something is missing. Of the others
+# `mediatord-analytics schema TABLE` prints the meanings.
+_DESCRIBED = ("ledger_daily", "stores_daily", "boots_daily")
+
 
 def parts() -> dict[str, str]:
     """What stands between the marks `<!-- name -->` and `<!-- end of name -->`, by name."""
     return {
-        "tables": "\n".join(_section(table) for table in TABLES.values()),
+        "tables": _overview(TABLES.values()),
+        "columns": "\n".join(_described(TABLES[name]) for name in _DESCRIBED),
         "kinds": _listed("kind", KINDS),
         "findings": _listed("file", FINDINGS),
         "figures": _listed("figure", {name: metric.title for name, metric in METRICS.items()}),
@@ -47,19 +52,29 @@ def _listed(what: str, meanings: Mapping[str, str]) -> str:
     return "\n".join([f"| {what} | meaning |", "|---|---|", *rows, ""])
 
 
-def _section(table: Table) -> str:
-    key = ", ".join(f"`{name}`" for name in table.key) or "none: rows may be alike"
-    about = f"{table.meaning[0].upper()}{table.meaning[1:]}. Key: {key}."
-    if table.private:
-        about += " **Private**: identifiers stand in it as they stand in the logs."
-    rows = [f"| `{column.name}` | {column.type} | {_cell(column.meaning)} |" for column in table.columns]
-    return "\n".join(
-        [f"### `{table.name}`", "", about, "", "| column | type | meaning |", "|---|---|---|", *rows, ""]
-    )
+def _overview(tables: Iterable[Table]) -> str:
+    return "\n".join(["| table | rows | key | other columns |", "|---|---|---|---|", *map(_row, tables), ""])
+
+
+def _row(table: Table) -> str:
+    key = [name for name in table.key if name != "dt"]
+    others = [column.name for column in table.columns if column.name not in ("dt", *key)]
+    name = f"`{table.name}`{' *' if table.private else ''}"
+    shown = _names(key) or ("-" if table.key else "none")
+    return f"| {name} | {_cell(table.meaning)} | {shown} | {_names(others)} |"
+
+
+def _described(table: Table) -> str:
+    meanings = {column.name: column.meaning for column in table.columns if column.name != "dt"}
+    return f"### `{table.name}`\n\n{_listed('column', meanings)}"
+
+
+def _names(columns: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in columns)
 
 
 def _cell(text: str) -> str:
-    return text.replace(":func:", "").replace("|", "\\|")
+    return text.replace("|", "\\|")
 
 
 if __name__ == "__main__":

@@ -24,11 +24,11 @@ STEM = r"events-(\d{8}T\d{6}Z)-([A-Za-z0-9._-]+)-([A-Za-z0-9._]+)-\d{6,}(?:-\d+)
 PACKINGS = {"": "plain", ".gz": "gzip", ".zst": "zstd"}
 
 FINDINGS = {
-    "conflict": "segments of which two files exist that differ; the larger one is read",
-    "copy": "further files of a segment; one of them is read",
-    "foreign": "files with other names than segments have; not read",
-    "hidden": "segments in names that begin with a dot or underscore; not read",
-    "nameless": "growing files whose first line does not say what segment they are",
+    "conflict": "segments with two files that differ; the larger one is read",
+    "copy": "further copies of a segment; one is read",
+    "foreign": "files not named like segments; not read",
+    "hidden": "hidden files, whose names begin with a dot or underscore; not read",
+    "nameless": "active files whose first line does not name their segment",
 }
 
 _SEGMENT = re.compile(rf"(?P<stem>{STEM})\.jsonl(?P<suffix>\.[A-Za-z0-9.]+)?")

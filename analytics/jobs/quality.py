@@ -30,25 +30,24 @@ if TYPE_CHECKING:
 _HISTORY_DAYS = 40
 
 _TOTALS = {
-    "lines": "lines of the segments of the day, whatever became of them",
-    "events": "events of the day, wherever they stood",
+    "lines": "lines of the segments of the day",
+    "events": "events of the day",
 }
 _OF_EVENTS = {
-    "misdated": "events whose own time is over a day from the day of their segment; they count in that day",
-    "unknown_event": "events that this version does not know; kept, and counted nowhere else",
-    "unknown_version": "events of another version of the schema; taken as if they were of this one",
-    "dropped": "lines that the daemon says it could not write; their numbers are missing too",
+    "misdated": "events over a day away from the day of their segment; they count on that day",
+    "unknown_event": "events unknown to this version; kept, but not counted elsewhere",
+    "unknown_version": "events of another schema version, read as if of this one",
+    "dropped": "lines that the daemon reports as not written; their numbers are missing too",
 }
 _OF_STARTS = {
-    "seq_missing": "numbers of a start that no line has: lines were lost, or are not here yet",
-    "doubled_left": "events whose number another event has, in segments of several days or read on several nights",
-    "stepped_back": "minutes that begin with a lower number than the one before ended with, or a day did: the clock"
-    " went back",
+    "seq_missing": "sequence numbers without a line: lost, or not collected yet",
+    "doubled_left": "events with the number of another one, in segments of different days or runs",
+    "stepped_back": "minutes that begin with a lower number than the one before ended with: the clock went back",
 }
 _OF_SEGMENTS = {
-    "unfinished": "last lines of growing segments that had no end yet; not in quarantine",
-    "doubled": "lines left out because their number was there already",
-    "lines_lost": "lines that log.close counts and that are not in the segment, as far as they exceed those that are",
+    "unfinished": "last lines of active segments that have no end yet",
+    "doubled": "duplicate lines, left out",
+    "lines_lost": "lines counted by log.close that are not in the segment",
 }
 KINDS: dict[str, str] = {
     **_TOTALS,

@@ -42,7 +42,7 @@ _COMMANDS = {
     "export": ("cli.backup:export_command", "Export the store to an archive that any backend can import."),
     "import": ("cli.backup:import_command", "Import an archive into an empty store."),
     "init": ("cli.init:init", "Write mediator.yaml and new keys; overwrites nothing."),
-    "invitation": ("cli.keys:invitation", "Print the invitation as URL and QR code."),
+    "invitation": ("cli.keys:invitation", "Print the invitation: short URL, QR code and long URL."),
     "keys": ("cli.keys:keys", "List, rotate, retire and encrypt the mediator's keys."),
     "log-keys": ("cli.keys:log_keys", "List, rotate and delete the pseudonym keys of the event log."),
     "queue": ("cli.queue:queue", "List message queues and remove messages from them."),

@@ -13,7 +13,7 @@ from mediatord.cli.console import config_option, group_config_option, json_optio
 from mediatord.config.file import load_config
 from mediatord.config.settings import Config
 from mediatord.identity.encrypted_file import PassphraseSource, check_passphrase, make_passphrase_source
-from mediatord.identity.invitation import build_invitation_url, render_qr_terminal
+from mediatord.identity.invitation import build_invitation_url, build_short_invitation_url, render_qr_terminal
 from mediatord.identity.key_file import (
     KeyGeneration,
     KeySet,
@@ -70,11 +70,13 @@ def did(path: Path, as_json: bool) -> None:
 @config_option
 @json_option
 def invitation(path: Path, as_json: bool) -> None:
-    """Print the invitation as URL and QR code."""
+    """Print the invitation: short URL, QR code and long URL."""
     config = load_config(path)
     identity = read_identity(config)
+    short_url = build_short_invitation_url(config.public_url)
     url = build_invitation_url(config.public_url, identity.did)
-    print_result(as_json, {"url": url, "did": identity.did}, f"{url}\n\n{render_qr_terminal(url)}")
+    result = {"short_url": short_url, "url": url, "did": identity.did}
+    print_result(as_json, result, f"{short_url}\n\n{render_qr_terminal(short_url)}\n{url}")
 
 
 def read_identity(config: Config) -> MediatorIdentity:

@@ -20,7 +20,7 @@ from mediatord.cli.keys import read_identity
 from mediatord.config.file import load_config
 from mediatord.config.settings import Config
 from mediatord.errors import StartupError
-from mediatord.identity.invitation import build_invitation_url
+from mediatord.identity.invitation import build_short_invitation_url
 from mediatord.identity.mediator_identity import MediatorIdentity
 from mediatord.runtime.reactor_clock import install_monotonic_clock
 from mediatord.tap import DaemonService
@@ -48,7 +48,7 @@ def _make_banner(config: Config, identity: MediatorIdentity) -> str:
             "",
             f"DID         {identity.did}",
             f"            {identity.web_did}",
-            f"invitation  {build_invitation_url(config.public_url, identity.did)}",
+            f"invitation  {build_short_invitation_url(config.public_url)}",
             "",
             f"try         open {config.public_url}/invitation in a browser, or in another terminal:",
             f"            {find_program_name()} demo --url {config.public_url}",

@@ -380,10 +380,13 @@ def _list_operations() -> Iterable[tuple[str, str, str, str, Responses, str, dic
     about = "JSON, or an HTML page with a QR code, by the Accept header."
     invitation = {200: (about, {_JSON_TYPE: build_ref("Invitation"), _HTML_TYPE: str})}
     yield "/invitation", "get", "Mediator", "An out-of-band 2.0 invitation", invitation, "", oob
+    found = {**invitation, 404: ("`_oobid` is not the id of the invitation.", trouble)}
+    oob_id = {"parameters": [_describe_parameter("_oobid", build_schema(str))]}
+    yield "/oob", "get", "Mediator", "The invitation by its short URL", found, "", oob_id
     for path, summary, media_type, shape in (
         ("/.well-known/did.json", "The document of the mediator's did:web", _JSON_TYPE, build_ref("DIDDocument")),
         ("/did", "The mediator's did:peer:2", _TEXT_TYPE, str),
-        ("/invitationOOB", "The invitation as a URL", _TEXT_TYPE, str),
+        ("/invitationOOB", "The invitation as a URL that contains it", _TEXT_TYPE, str),
         ("/openapi.json", "The OpenAPI document", _JSON_TYPE, dict),
     ):
         yield path, "get", "Mediator", summary, {200: (f"{summary}.", {media_type: shape})}, "", {}

@@ -38,7 +38,12 @@ from mediatord.http.responses import (
     select_protocol,
 )
 from mediatord.http.websocket import DecentrlSocketHandler
-from mediatord.identity.invitation import build_invitation, build_invitation_url, render_invitation_page
+from mediatord.identity.invitation import (
+    build_invitation,
+    build_invitation_url,
+    derive_invitation_id,
+    render_invitation_page,
+)
 from mediatord.observability.event_recorder import EventRecorder, ProtocolName
 from mediatord.observability.metrics import CONTENT_TYPE
 from mediatord.probe.readiness import ReadinessCheck, ReadinessVerdict
@@ -48,6 +53,9 @@ from mediatord.runtime.memory_reclaimer import MemoryReclaimer
 
 _TEXT_TYPE = b"text/plain; charset=utf-8"
 _HTML_TYPE = b"text/html; charset=utf-8"
+_UNKNOWN_INVITATION_RESPONSE = HTTPResponse(
+    404, b'{"status":"error","detail":"unknown invitation"}', JSON_CONTENT_TYPE
+)
 
 
 class StaticDocuments:
@@ -62,6 +70,7 @@ class StaticDocuments:
 
     def __init__(self, did: str, web_document: Mapping[str, Any], public_url: str) -> None:
         self._public_url = public_url
+        self._invitation_id = derive_invitation_id(public_url).encode("ascii")
         self.openapi = HTTPResponse(200, OPENAPI_JSON, JSON_CONTENT_TYPE)
         self.set_identity(did, web_document)
 
@@ -74,7 +83,9 @@ class StaticDocuments:
         self.did_document = HTTPResponse(200, encoding.dumps(dict(web_document)), JSON_CONTENT_TYPE)
         self.invitation_url = HTTPResponse(200, url.encode("ascii"), _TEXT_TYPE)
         vary = (b"Vary", b"Accept")
-        self._invitation = HTTPResponse(200, encoding.dumps(build_invitation(did)), JSON_CONTENT_TYPE, (vary,))
+        self._invitation = HTTPResponse(
+            200, encoding.dumps(build_invitation(self._public_url, did)), JSON_CONTENT_TYPE, (vary,)
+        )
 
     @cached_property
     def _invitation_page(self) -> HTTPResponse:
@@ -93,6 +104,12 @@ class StaticDocuments:
         accept = (request.getHeader(b"accept") or b"").lower()
         html, json = accept.find(b"text/html"), accept.find(b"json")
         return self._invitation_page if html >= 0 and (json < 0 or html < json) else self._invitation
+
+    def get_short_invitation(self, request: Request) -> HTTPResponse:
+        """`/oob`: what `/invitation` has, if `_oobid` is the id of the invitation; else 404."""
+        if (request.args or {}).get(b"_oobid") != [self._invitation_id]:
+            return _UNKNOWN_INVITATION_RESPONSE
+        return self.get_invitation(request)
 
     def get_root(self, request: Request) -> HTTPResponse:
         """`/`: the DID document; with `?_oob=` the invitation, opened in a browser."""
@@ -304,6 +321,7 @@ class RootResource(PathResource):
             (self, b"did.json", lambda request: documents.did_document),
             (well_known, b"did.json", lambda request: documents.did_document),
             (self, b"invitation", documents.get_invitation),
+            (self, b"oob", documents.get_short_invitation),
             (self, b"invitationOOB", lambda request: documents.invitation_url),
             (self, b"openapi.json", lambda request: documents.openapi),
         ):

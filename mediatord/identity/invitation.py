@@ -1,7 +1,8 @@
 """
-Out-of-band 2.0 invitation to request mediation: message, URL, QR code and web page (reference 7.4).
+Out-of-band 2.0 invitation to request mediation: message, URLs, QR code and web page (reference 7.4).
 
-It depends only on the mediator's DID and public URL, so a printed invitation stays valid.
+It depends only on the mediator's DID and public URL, so a printed invitation stays valid. The short URL and its QR
+code depend on the public URL alone, and lead to the current DID after a key rotation.
 """
 
 from __future__ import annotations
@@ -38,24 +39,34 @@ class InvitationPage:
     security_policy: str
 
 
-def build_invitation(did: str) -> dict[str, Any]:
-    """The invitation as a plaintext message; its id is derived from the DID."""
+def derive_invitation_id(public_url: str) -> str:
+    """The id of the invitation of the mediator at a URL; the same after a key rotation."""
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, public_url))
+
+
+def build_invitation(public_url: str, did: str) -> dict[str, Any]:
+    """The invitation as a plaintext message."""
     return {
         "type": _INVITATION_TYPE,
-        "id": str(uuid.uuid5(uuid.NAMESPACE_URL, did)),
+        "id": derive_invitation_id(public_url),
         "from": did,
         "body": {"goal_code": "request-mediate", "goal": "RequestMediate", "accept": ["didcomm/v2"]},
     }
 
 
 def build_invitation_url(public_url: str, did: str) -> str:
-    """The URL form, which wallets scan and browsers open."""
-    return f"{public_url}/invitation?{_build_oob_query(did)}"
+    """The URL that contains the invitation."""
+    return f"{public_url}/invitation?{_build_oob_query(public_url, did)}"
 
 
-def build_wallet_url(did: str) -> str:
+def build_short_invitation_url(public_url: str) -> str:
+    """The URL that leads to the invitation, which wallets scan as a QR code and browsers open."""
+    return f"{public_url}/oob?_oobid={derive_invitation_id(public_url)}"
+
+
+def build_wallet_url(public_url: str, did: str) -> str:
     """The URL with the scheme that wallets register on their device."""
-    return f"didcomm://?{_build_oob_query(did)}"
+    return f"didcomm://?{_build_oob_query(public_url, did)}"
 
 
 def render_qr_terminal(text: str) -> str:
@@ -74,11 +85,12 @@ def render_qr_svg(text: str) -> str:
 def render_invitation_page(public_url: str, did: str) -> InvitationPage:
     """Web page with explanation, button, QR code, link and DID. It contains no script and loads nothing."""
     template = _load_invitation_template()
-    url = build_invitation_url(public_url, did)
+    short_url = build_short_invitation_url(public_url)
     body = template.substitute(
-        qr=render_qr_svg(url),
-        url=escape(url),
-        app=escape(build_wallet_url(did)),
+        qr=render_qr_svg(short_url),
+        short_url=escape(short_url),
+        url=escape(build_invitation_url(public_url, did)),
+        app=escape(build_wallet_url(public_url, did)),
         did=escape(did),
         host=escape(urlsplit(public_url).netloc),
         public_url=escape(public_url),
@@ -92,8 +104,8 @@ def render_invitation_page(public_url: str, did: str) -> InvitationPage:
     return InvitationPage(body.encode(), policy)
 
 
-def _build_oob_query(did: str) -> str:
-    return f"_oob={encoding.encode_base64url(encoding.dumps(build_invitation(did)))}"
+def _build_oob_query(public_url: str, did: str) -> str:
+    return f"_oob={encoding.encode_base64url(encoding.dumps(build_invitation(public_url, did)))}"
 
 
 @cache

@@ -107,7 +107,7 @@ def test_a_segment_that_was_gone_and_returns(nights: Nights) -> None:
     nights.put(other, more)
     path = nights.put(stem, lines)
     copy = shutil.copy2(path, nights.root / "copy")
-    assert "gone when they were to be read" in told(nights.night(gone=path), stem)
+    assert "disappeared before they were read" in told(nights.night(gone=path), stem)
     assert nights.inputs() == {stem: ("vanished", 0, 0, ""), other: ("closed", 3, 0, "")}
     shutil.copy2(copy, path)
     assert nights.night().warnings == []
@@ -136,7 +136,7 @@ def test_files_that_show_less_than_before(nights: Nights) -> None:
     other, more = Writer("other").segment(1)
     nights.put(other, more)
     (warning,) = nights.night().warnings
-    assert "4 segments that show less than when they were read before" in warning
+    assert "4 segments that have become shorter" in warning
     expected = {stem: (state, 2001, 0, "shrunk") for state, (stem, _) in written.items()}
     expected[other] = ("closed", 3, 0, "")
     assert nights.inputs() == expected

@@ -1,13 +1,15 @@
-"""docs/how-to/read-a-nightly-report.md says what the code does."""
+"""docs/reference/analytics.md says what the code does, and so does the documentation of jobs."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
 from pyspark.testing import assertDataFrameEqual
 
+from analytics import job
 from analytics.job import Span
 from analytics.reference import renewed
 from analytics.settings import Settings
@@ -16,7 +18,7 @@ from tests.analytics.frames import DAY, event, events
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-DOCUMENT = (Path(__file__).parents[2] / "docs/how-to/read-a-nightly-report.md").read_text("utf-8")
+DOCUMENT = (Path(__file__).parents[2] / "docs/reference/analytics.md").read_text("utf-8")
 
 
 def test_tables_kinds_and_figures() -> None:
@@ -26,10 +28,12 @@ def test_tables_kinds_and_figures() -> None:
 
 def test_the_example_of_a_job(spark: SparkSession) -> None:
     """It is twenty lines, and it works."""
-    found = re.search(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
-    assert found and len([line for line in found[1].splitlines() if line.strip()]) <= 20
+    found = re.search(r"::\n\n((?:    .*\n|\n)+)", job.__doc__ or "")
+    assert found is not None
+    text = dedent(found[1])
+    assert len([line for line in text.splitlines() if line.strip()]) <= 20
     example: dict[str, Any] = {}
-    exec(found[1], example)  # the document is ours
+    exec(text, example)  # the document is ours
     rows = [event("acct.deny", did="z"), *(event("acct.grant", did=did) for did in "xxy")]
     made = example["JOB"].transform({"events": events(spark, *rows)}, Settings(), Span(DAY, DAY))
     expected = spark.createDataFrame([(DAY, "a", 2)], example["GRANTS"].struct())

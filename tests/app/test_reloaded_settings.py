@@ -65,11 +65,13 @@ class KeysTests(SocketTestCase):
         self.assertIn(
             self.site_fixture.did, self.site_fixture.request("GET", "/invitation", headers=for_people).body.decode()
         )
+        short_url = f"/oob?_oobid={self.site_fixture.request('GET', '/invitation').json['id']}"
         did = self.rotate()
         self.assertNotEqual(did, self.site_fixture.did)
         for path, body in before.items():
             self.assertNotEqual(self.site_fixture.request("GET", path).body, body)
         self.assertEqual(self.site_fixture.request("GET", "/invitation").json["from"], did)
+        self.assertEqual(self.site_fixture.request("GET", short_url).json["from"], did)
         page = self.site_fixture.request("GET", "/invitation", headers=for_people).body.decode()
         self.assertIn(did, page)
         self.assertNotIn(self.site_fixture.did, page)

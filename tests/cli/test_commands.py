@@ -22,7 +22,7 @@ from mediatord import __version__
 from mediatord.cli import init
 from mediatord.cli.commands import _COMMANDS, cli, main
 from mediatord.config.file import load_config
-from mediatord.identity.invitation import build_invitation_url
+from mediatord.identity.invitation import build_invitation_url, build_short_invitation_url
 from mediatord.observability.systemd import get_watchdog_interval, notify_systemd
 
 
@@ -291,18 +291,23 @@ def test_did_and_invitation_as_json(made: Path, capsys: Capture) -> None:
     assert dids["web_did"] == "did:web:127.0.0.1%3A8080"
     assert call("invitation", "--config", str(made), "--json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert found == {"url": build_invitation_url("http://127.0.0.1:8080", dids["did"]), "did": dids["did"]}
+    assert found == {
+        "short_url": build_short_invitation_url("http://127.0.0.1:8080"),
+        "url": build_invitation_url("http://127.0.0.1:8080", dids["did"]),
+        "did": dids["did"],
+    }
 
 
 def test_invitation(made: Path, capsys: Capture) -> None:
-    """invitation prints the URL and its QR code."""
+    """invitation prints the short URL, its QR code and the long URL."""
     assert call("did", "--config", str(made)) == 0
     did = capsys.readouterr().out.splitlines()[0]
     assert call("invitation", "--config", str(made)) == 0
-    url, blank, *code = capsys.readouterr().out.splitlines()
+    short_url, blank, *code, second_blank, url = capsys.readouterr().out.splitlines()
+    assert short_url == build_short_invitation_url("http://127.0.0.1:8080")
     assert url == build_invitation_url("http://127.0.0.1:8080", did)
-    assert blank == ""
-    assert len(code) > 20
+    assert (blank, second_blank) == ("", "")
+    assert 10 < len(code) <= 25
 
 
 @contextmanager

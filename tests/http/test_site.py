@@ -406,6 +406,16 @@ class PageTests(HTTPTestCase):
         inside = json.loads(urlsafe_b64decode(oob + "=" * (-len(oob) % 4)))
         self.assertEqual(inside, self.get("/invitation").json)
 
+    def test_short_invitation_url(self) -> None:
+        """`/oob?_oobid=` has the same as `/invitation`, by Accept; another id leads nowhere."""
+        url = f"/oob?_oobid={self.get('/invitation').json['id']}"
+        for accept in ("application/json", "text/html,*/*;q=0.8"):
+            short, long = self.get(url, Accept=accept), self.get("/invitation", Accept=accept)
+            self.assertEqual((short.status, short.body, short.headers), (200, long.body, long.headers))
+        for unknown in ("/oob", "/oob?_oobid=", "/oob?_oobid=0", f"{url}&_oobid=0", "/oob?_oob=e30"):
+            response = self.get(unknown, Accept="text/html")
+            self.assertEqual((response.status, response.json["detail"]), (404, "unknown invitation"))
+
     def test_openapi(self) -> None:
         """`/openapi.json` has what programs are told about the commands."""
         response = self.get("/openapi.json")

@@ -1,4 +1,4 @@
-"""The out-of-band invitation in its four forms (reference 7.4)."""
+"""The out-of-band invitation in its forms (reference 7.4)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import segno
 from mediatord.identity.invitation import (
     build_invitation,
     build_invitation_url,
+    build_short_invitation_url,
     build_wallet_url,
     render_invitation_page,
     render_qr_svg,
@@ -53,7 +54,7 @@ class Page(HTMLParser):
 
 def test_message() -> None:
     """The message is the one that wallets and onboarding scripts know."""
-    message = build_invitation(DID)
+    message = build_invitation(URL, DID)
     assert uuid.UUID(message.pop("id"))
     assert message == {
         "type": "https://didcomm.org/out-of-band/2.0/invitation",
@@ -63,9 +64,23 @@ def test_message() -> None:
 
 
 def test_id_is_stable() -> None:
-    """The id is the same after a restart, and another for another DID."""
-    assert build_invitation(DID)["id"] == build_invitation(DID)["id"] == str(uuid.uuid5(uuid.NAMESPACE_URL, DID))
-    assert build_invitation(DID)["id"] != build_invitation(DID + "x")["id"]
+    """The id is the same after a restart and after a key rotation, and another for another mediator."""
+    id_ = build_invitation(URL, DID)["id"]
+    assert id_ == build_invitation(URL, DID + "x")["id"] == str(uuid.uuid5(uuid.NAMESPACE_URL, URL))
+    assert id_ != build_invitation(URL + "/x", DID)["id"]
+
+
+def test_short_url() -> None:
+    """The short URL names the invitation by its id."""
+    parts = urlsplit(build_short_invitation_url(URL))
+    assert f"{parts.scheme}://{parts.netloc}{parts.path}" == "https://m.example/oob"
+    assert parse_qs(parts.query, strict_parsing=True) == {"_oobid": [build_invitation(URL, DID)["id"]]}
+
+
+def test_qr_code_is_small() -> None:
+    """The code of a usual host can be scanned from a screen at one metre: 41 modules a side at most."""
+    url = build_short_invitation_url("https://mediator.some-department.example-organisation.example.org:8443")
+    assert segno.make_qr(url, error="l").symbol_size(border=0)[0] <= 41
 
 
 def test_url() -> None:
@@ -74,12 +89,12 @@ def test_url() -> None:
     assert f"{parts.scheme}://{parts.netloc}{parts.path}" == "https://m.example/invitation"
     (encoded,) = parse_qs(parts.query, strict_parsing=True)["_oob"]
     assert "=" not in encoded
-    assert encoding.loads_object(encoding.decode_base64url(encoded)) == build_invitation(DID)
+    assert encoding.loads_object(encoding.decode_base64url(encoded)) == build_invitation(URL, DID)
 
 
 def test_wallet_url() -> None:
     """The same message by the scheme of wallets, with nothing that would name a host."""
-    there, ours = urlsplit(build_wallet_url(DID)), urlsplit(build_invitation_url(URL, DID))
+    there, ours = urlsplit(build_wallet_url(URL, DID)), urlsplit(build_invitation_url(URL, DID))
     assert (there.scheme, there.netloc, there.path, there.fragment) == ("didcomm", "", "", "")
     assert there.query == ours.query
 
@@ -103,7 +118,7 @@ def modules_of_svg(svg: str, size: int) -> list[list[bool]]:
 
 def test_svg_is_the_code_of_the_url() -> None:
     """The drawing has exactly the modules of the URL's QR code, in black on white, with a quiet zone of 4 modules."""
-    url = build_invitation_url(URL, DID)
+    url = build_short_invitation_url(URL)
     svg = render_qr_svg(url)
     code = segno.make_qr(url, error="l")
     size = int(code.symbol_size(border=4)[0])
@@ -114,7 +129,7 @@ def test_svg_is_the_code_of_the_url() -> None:
 
 def test_terminal() -> None:
     """In the terminal two modules share a character, and light ones are drawn."""
-    url = build_invitation_url(URL, DID)
+    url = build_short_invitation_url(URL)
     rows = render_qr_terminal(url).splitlines()
     matrix = list(segno.make_qr(url, error="l").matrix_iter(border=4))
     assert len(rows) == (len(matrix) + 1) // 2
@@ -127,10 +142,14 @@ def test_page_shows_everything() -> None:
     """The page has the QR code, the invitation as button, link and text, and the DID."""
     body = render_invitation_page(URL, DID).body
     page = Page(body)
-    url = build_invitation_url(URL, DID)
-    assert render_qr_svg(url).encode() in body
-    assert [attributes["href"] for tag, attributes in page.tags if tag == "a"] == [build_wallet_url(DID), url]
-    assert url in page.text
+    short_url = build_short_invitation_url(URL)
+    assert render_qr_svg(short_url).encode() in body
+    assert [attributes["href"] for tag, attributes in page.tags if tag == "a"] == [
+        build_wallet_url(URL, DID),
+        short_url,
+    ]
+    assert short_url in page.text
+    assert build_invitation_url(URL, DID) in page.text
     assert DID in page.text
     assert "mediator" in page.text
     assert "m.example" in page.text

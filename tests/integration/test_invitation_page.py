@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
@@ -35,6 +36,10 @@ def text(url: str) -> str:
         return str(response.read().decode())
 
 
+def short_url(url: str) -> str:
+    return f"{url}/oob?_oobid={json.loads(text(f'{url}/invitation'))['id']}"
+
+
 def qr_codes(picture: Path) -> list[str]:
     """What a camera would read."""
     with Image.open(picture) as image:
@@ -44,7 +49,7 @@ def qr_codes(picture: Path) -> list[str]:
 @pytest.mark.parametrize("view", VIEW_PARAMETERS)
 @pytest.mark.parametrize("javascript", [True, False], ids=["scripts", "no-scripts"])
 def test_it_looks_right(browser: Browser, url: str, view: Viewport, javascript: bool) -> None:
-    """It fits, can be read, loads nothing, and the QR code of the screenshot is the invitation."""
+    """It fits, can be read, loads nothing, and the QR code of the screenshot is the short URL."""
     with browser.visit(f"{url}/invitation", view, javascript=javascript) as visit:
         look = visit.look("invitation" if javascript else "invitation-no-scripts")
 
@@ -54,7 +59,7 @@ def test_it_looks_right(browser: Browser, url: str, view: Viewport, javascript: 
         assert look.wide == [] and look.overflow == 0
         assert look.texts > 10 and look.faint == []
         assert look.smallest_text >= 13
-        assert qr_codes(look.pictures[0]) == [text(f"{url}/invitationOOB")]
+        assert qr_codes(look.pictures[0]) == [short_url(url)]
 
 
 def test_dark_is_dark(browser: Browser, url: str) -> None:
@@ -80,7 +85,7 @@ def assert_quiet_zone(picture: bytes, modules: int) -> None:
 
 
 def test_the_button_opens_a_wallet(browser: Browser, url: str) -> None:
-    """It is the first link, big enough for a thumb, and says the same as the QR code by the scheme of wallets."""
+    """It is the first link, big enough for a thumb, and contains the invitation by the scheme of wallets."""
     with browser.visit(f"{url}/invitation", PHONE_LIGHT) as visit:
         button = visit.page.get_by_role("link", name="Open in your wallet")
         target = urlsplit(str(button.get_attribute("href")))
@@ -108,8 +113,10 @@ def test_it_says_what_is_where(browser: Browser, url: str) -> None:
         assert page.get_by_role("main").count() == 1
         assert page.get_by_role("img", name="QR code with the invitation of this mediator").count() == 1
         page.get_by_text("Invitation link", exact=True).click()
-        shown = page.get_by_role("region", name="Invitation link")
-        assert shown.inner_text() == text(f"{url}/invitationOOB")
+        shown = page.get_by_role("region", name="Invitation link", exact=True)
+        assert shown.inner_text() == short_url(url)
+        page.get_by_text("Long invitation link", exact=True).click()
+        assert page.get_by_role("region", name="Long invitation link").inner_text() == text(f"{url}/invitationOOB")
         page.get_by_text("DID of the mediator", exact=True).click()
         assert page.get_by_role("region", name="DID of the mediator").inner_text() == text(f"{url}/did")
         assert visit.look("invitation-open").faint == []
@@ -117,12 +124,12 @@ def test_it_says_what_is_where(browser: Browser, url: str) -> None:
 
 def test_the_link_is_the_page(browser: Browser, url: str) -> None:
     """Who opens what the QR code says in a browser sees the page, under a policy that allows its style alone."""
-    with browser.visit(text(f"{url}/invitationOOB"), PHONE_LIGHT) as visit:
+    with browser.visit(short_url(url), PHONE_LIGHT) as visit:
         assert visit.response is not None
         policy = visit.response.headers["content-security-policy"]
         assert visit.page.get_by_role("link", name="Open in your wallet").is_visible()
         visit.page.get_by_role("link", name="web link").click()
-        assert visit.page.url == text(f"{url}/invitationOOB")
+        assert visit.page.url == short_url(url)
     assert policy.startswith("default-src 'none'; style-src 'sha256-") and "unsafe" not in policy
 
 
@@ -135,6 +142,7 @@ def test_the_link_is_the_page(browser: Browser, url: str) -> None:
     ],
 )
 def test_programs_get_json(url: str, accept: str, kind: str) -> None:
-    with urlopen(Request(f"{url}/invitation", headers={"Accept": accept})) as response:
-        assert response.headers.get_content_type() == kind
-        assert response.headers["Vary"] == "Accept"
+    for path in (f"{url}/invitation", short_url(url)):
+        with urlopen(Request(path, headers={"Accept": accept})) as response:
+            assert response.headers.get_content_type() == kind
+            assert response.headers["Vary"] == "Accept"

@@ -86,9 +86,11 @@ def test_alerts_say_what_to_do() -> None:
 
 
 def test_alerts_link_to_their_runbooks() -> None:
-    """Each has a section of its own, and no section is of an alert that is gone."""
-    sections = re.findall(r"^### (\w+)$", (ETC.parent / "docs/runbooks/alerts.md").read_text("utf-8"), re.M)
-    assert sorted(sections) == sorted(load_alert_rules())
+    """Each has a section of its own, with its severity, and no section is of an alert that is gone."""
+    page = (ETC.parent / "docs/runbooks/alerts.md").read_text("utf-8")
+    sections = re.findall(r"^### (\w+)\n\n\*(\w+)\.\* ", page, re.M)
+    assert sorted(sections) == sorted((name, rule["labels"]["severity"]) for name, rule in load_alert_rules().items())
+    assert len(sections) == page.count("\n### ")
     for name, rule in load_alert_rules().items():
         assert rule["annotations"]["runbook_url"] == f"docs/runbooks/alerts.md#{name.lower()}"
 

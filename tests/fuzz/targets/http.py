@@ -110,6 +110,7 @@ _PATHS = (
     *(b"/", b"/didcomm", b"/public/did:web:a?tags=a,b&page=1&after=2", b"/ws", b"/did", b"/did.json", b"/invitation"),
     *(
         b"/invitationOOB",
+        b"/oob?_oobid=0",
         b"/openapi.json",
         b"/health",
         b"/metrics",
