@@ -165,7 +165,7 @@ class LimitSettings(SettingsSection):
     registration_bytes_per_address_per_day: PositiveInteger = _setting(
         4_194_304, "new bytes of DIDs and registrations per address in 24 hours"
     )
-    accounts: PositiveInteger = _setting(1_000_000, "total accounts; further mediation requests are denied")
+    accounts: PositiveInteger = _setting(1_000_000, "total accounts; further mediation requests get 503")
     registration_bytes: Size = _setting(1_073_741_824, "total bytes of DIDs and registrations")
     trusted_peers: tuple[CIDRNetwork, ...] = _setting(
         (), "networks of other mediators; each counts as one address, with the trusted limits"
@@ -183,7 +183,7 @@ class DIDCommSettings(SettingsSection):
         "as-received", "attachments in a delivery: as-received | json | base64"
     )
     live_push: Literal["delivery", "raw"] = _setting(
-        "delivery", "live delivery sends a pickup delivery message (delivery) | the envelope itself (raw)"
+        "delivery", "what live delivery sends: delivery (a pickup delivery message) | raw (the envelope itself)"
     )
     live_default_on: Boolean = _setting(False, "enable live delivery on every authenticated socket without a request")
     max_delay: Duration = _setting(86_400.0, "maximum delay_milli of a forward; 0: deliver at once")
