@@ -267,9 +267,11 @@ def _kill(gateway: Any) -> None:
         return
     # While it starts nothing is known of it but that it leads a group of its own.
     for children in Path("/proc/self/task").glob("*/children"):
-        for child in children.read_text("ascii").split():
-            with suppress(ProcessLookupError):
-                os.killpg(int(child), signal.SIGKILL)
+        # A thread may end while they are listed.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for child in children.read_text("ascii").split():
+                with suppress(ProcessLookupError):
+                    os.killpg(int(child), signal.SIGKILL)
 
 
 def _set_defaults(conf: SparkConf, scratch: str) -> None:

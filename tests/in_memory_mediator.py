@@ -161,11 +161,12 @@ class InMemoryMediator:
         delattr(store, operation)
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """The events of one name that were written so far."""
+        """The events of one name that were written so far, in the order in which they were."""
         self.clock.advance(0)
-        segments = sorted(self.config.log.directory.glob("events*.jsonl"), key=lambda path: path.stat().st_mtime_ns)
-        lines = [line for segment in segments for line in segment.read_text("utf-8").splitlines()]
-        return [event for event in map(json.loads, lines) if event["event"] == name]
+        # Segments that follow each other within a tick of the file system's clock are of the same time.
+        segments = [path.read_text("utf-8") for path in self.config.log.directory.glob("events*.jsonl")]
+        events = [json.loads(line) for segment in segments for line in segment.splitlines()]
+        return sorted((event for event in events if event["event"] == name), key=lambda event: event["seq"])
 
     def counter(self, name: str, **labels: str) -> float:
         """The value of a metric as it is exposed, 0 when there is no such series."""

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from pymongo import MongoClient, timeout
-from pymongo.errors import AutoReconnect
+from pymongo.errors import AutoReconnect, OperationFailure
 
 from tests.mongod_process import Mongod, TemporaryDataDirectory, mongod_binary
 
@@ -23,13 +23,16 @@ ELECTED_SECONDS = 60.0
 _COMMAND_SECONDS = 60.0
 _GOODBYE_SECONDS = 0.5
 _AWAIT_MILLISECONDS = 200
-# A member that says nothing any more is found out about within two seconds.
+# A member that says nothing any more is found out about within some seconds. One that is busy must not be taken for
+# dead: all connections would be closed, in the middle of their commands.
 _WATCHFUL: dict[str, Any] = {
     "serverSelectionTimeoutMS": int(ELECTED_SECONDS * 1000),
     "heartbeatFrequencyMS": 500,
-    "connectTimeoutMS": 1000,
+    "connectTimeoutMS": 5000,
     "serverMonitoringMode": "poll",
 }
+# ExceededTimeLimit and LockTimeout: a primary that was to be none for a second took longer to step down, and did not.
+_TOO_LATE = (262, 24)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +187,14 @@ class ReplicaSet:
     def step_down(self, seconds: int = 1) -> None:
         """The primary is none for so long; with one member there is none at all meanwhile."""
         command: dict[str, Any] = {"replSetStepDown": seconds, "secondaryCatchUpPeriodSecs": 0, "force": True}
-        with contextlib.suppress(AutoReconnect):
-            self.client.admin.command(command)
+        while True:
+            try:
+                with contextlib.suppress(AutoReconnect):
+                    self.client.admin.command(command)
+                return
+            except OperationFailure as error:
+                if error.code not in _TOO_LATE:
+                    raise
 
     def direct(self, member: int) -> MongoClient[dict[str, Any]]:
         """A blocking client of one member, primary or not; to be closed by the caller."""
@@ -243,7 +252,7 @@ class ReplicaSet:
         }
         bare: dict[str, Any] = self._driver_options(credentials=False)
         with contextlib.closing(MongoClient(self._address(0), directConnection=True, **bare)) as server:
-            server.admin.command("replSetInitiate", {"_id": NAME, "members": members, "settings": settings})
+            _found_set(server, {"_id": NAME, "members": members, "settings": settings})
             _await_writable(server)
             if self._auth:
                 server.admin.command("createUser", self._auth.user, pwd=self._auth.password, roles=["root"])
@@ -260,6 +269,22 @@ class ReplicaSet:
         if not self._auth or not credentials:
             return tls
         return {**tls, "username": self._auth.user, "password": self._auth.password, "authSource": "admin"}
+
+
+# What is said when a member has not answered the others in time.
+_NODE_NOT_FOUND = 74
+
+
+def _found_set(server: MongoClient[dict[str, Any]], configuration: Mapping[str, Any]) -> None:
+    """Make servers a set. Each is asked for its consent, which on a busy machine may come late; then once more."""
+    deadline = time.monotonic() + ELECTED_SECONDS
+    while True:
+        try:
+            server.admin.command("replSetInitiate", configuration)
+            return
+        except OperationFailure as error:
+            if error.code != _NODE_NOT_FOUND or time.monotonic() > deadline:
+                raise
 
 
 def _await_writable(client: MongoClient[dict[str, Any]]) -> Mapping[str, Any]:

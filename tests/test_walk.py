@@ -27,7 +27,7 @@ def counts() -> dict[str, tuple[int, int, int]]:
     """What `make walk` prints."""
     program = [sys.executable, "-m", "tests.walk", "--json"]
     done = subprocess.run(
-        program, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, text=True, timeout=300, check=True
+        program, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, text=True, timeout=1200, check=True
     )
     return {row: tuple(numbers) for row, numbers in json.loads(done.stdout.splitlines()[-1]).items()}
 

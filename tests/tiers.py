@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -115,12 +115,14 @@ def tier_of(item: pytest.Item, root: Path) -> str:
 
 def _children() -> set[str]:
     """Process ids of the children of this process, whichever thread started them."""
-    children: set[str] = set()
-    for path in Path("/proc/self/task").glob("*/children"):
-        # The thread may end in between: reactor thread pools shrink. Its children pass to another thread.
-        with suppress(FileNotFoundError, ProcessLookupError):
-            children.update(path.read_text("ascii").split())
-    return children
+    while True:
+        children: set[str] = set()
+        try:
+            for path in Path("/proc/self/task").glob("*/children"):
+                children.update(path.read_text("ascii").split())
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # A thread has ended meanwhile, and its children may have passed to one that was read before.
+        return children
 
 
 def install_process_guard() -> ProcessGuard:

@@ -37,7 +37,7 @@ from mediatord.wallet.didcomm_messages import BASIC_MESSAGE, UnreadableMessage, 
 from mediatord.wallet.didcomm_socket import SocketClosedError, connect_didcomm_socket
 from mediatord.wallet.temporary_daemon import DaemonStartError, is_healthy, run_temporary_daemon
 
-_PUSH_TIMEOUT_SECONDS = 10.0
+_PUSH_TIMEOUT_SECONDS = 30.0
 _WIDTH = 96
 _TEXT_LENGTH = 70
 _DEFAULT_URL = "http://127.0.0.1:8080"

@@ -18,7 +18,7 @@ from threading import Lock
 from time import perf_counter
 from typing import Any
 
-_START_SECONDS = 30.0
+_START_SECONDS = 120.0
 _STOP_SECONDS = 15.0
 _POLL_SECONDS = 0.01
 

@@ -20,7 +20,6 @@ from analytics.job import Span
 from analytics.places import local_path
 
 ROOT = Path(analytics.__file__).parents[1]
-YESTERDAY = datetime.now(UTC).date() - timedelta(1)
 
 
 def told(capsys: pytest.CaptureFixture[str], *given: str) -> tuple[int, str, str]:
@@ -114,13 +113,15 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert told(capsys)[0] == WRONG_USAGE
 
 
-def test_spans() -> None:
+def test_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Yesterday; a day; several; several until yesterday."""
-    first, last = date(2026, 11, 1), date(2026, 11, 9)
-    assert arguments.span_of(None, None, None) == Span(YESTERDAY, YESTERDAY)
+    assert datetime.now(UTC).date() <= arguments.today() <= datetime.now(UTC).date()
+    first, last, yesterday = date(2026, 11, 1), date(2026, 11, 9), date(2026, 11, 20)
+    monkeypatch.setattr(arguments, "today", lambda: yesterday + timedelta(1))
+    assert arguments.span_of(None, None, None) == Span(yesterday, yesterday)
     assert arguments.span_of(first, None, None) == Span(first, first)
     assert arguments.span_of(None, first, last) == Span(first, last)
-    assert arguments.span_of(None, YESTERDAY, None) == Span(YESTERDAY, YESTERDAY)
+    assert arguments.span_of(None, yesterday, None) == Span(yesterday, yesterday)
     assert arguments.day(arguments.today().isoformat()) == arguments.today()
 
 

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from analytics.demo import demo, prepared
 from analytics.errors import AnalyticsError
+from analytics.goals import running
 from analytics.goals.judging import Figures, judged
 from analytics.goals.measuring import differences
 from analytics.goals.running import measured, run
@@ -69,8 +70,21 @@ def test_the_scan_counts_every_line(bulk: tuple[Path, BulkTruth]) -> None:
     assert scan["damaged"] == truth.damaged
 
 
-def test_a_child_is_timed_and_weighed() -> None:
-    hungry = "import time; held = b'x' * 150_000_000; time.sleep(1)"
+def test_a_child_is_timed_and_weighed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own child holds what is to be found, for a second, and until it was found."""
+    weigh, found = running.resident, tmp_path / "found"
+
+    def resident(pid: int, *parent: tuple[int, int]) -> int:
+        held = weigh(pid, *parent)
+        if held > 150_000_000:
+            found.touch()
+        return held
+
+    monkeypatch.setattr(running, "resident", resident)
+    hungry = (
+        "import pathlib, time; held = b'x' * 150_000_000; time.sleep(1)\n"
+        f"for _ in range(6000):\n  if pathlib.Path({str(found)!r}).exists(): break\n  time.sleep(0.01)"
+    )
     child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {hungry!r}])"
     weighed = run(["-c", child])
     assert weighed.peak > 150_000_000

@@ -87,11 +87,11 @@ def listening(pids: list[int]) -> set[str]:
     """Addresses, as /proc has them, that these processes take connections on."""
     sockets = set()
     for pid in pids:
-        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-            try:
-                sockets.add(os.readlink(descriptor))
-            except FileNotFoundError:
-                continue
+        # It may have ended, and close what it has open.
+        with suppress(FileNotFoundError):
+            for descriptor in list(Path(f"/proc/{pid}/fd").iterdir()):
+                with suppress(FileNotFoundError):
+                    sockets.add(os.readlink(descriptor))
     found = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
@@ -181,10 +181,15 @@ def test_what_is_configured_wins(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_java_ends_with_the_process(tmp_path: Path, number: signal.Signals) -> None:
     """In the middle of a query, and before the process does; no file is left."""
+    # Before the query has begun, objects of Java are deleted, and what a handler raises meanwhile is lost.
     then = (
-        "import signal\n"
+        "import signal, threading, time\n"
+        "def tell():\n"
+        "    while not context.statusTracker().getActiveJobsIds():\n"
+        "        time.sleep(0.05)\n"
+        "    print('busy', flush=True)\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
-        "print('busy', flush=True)\n"
+        "threading.Thread(target=tell, daemon=True).start()\n"
         "spark.range(10**15).selectExpr('sum(id * id % 7)').collect()"
     )
     running = start(then=then, memory="512m", scratch=str(tmp_path))

@@ -39,7 +39,7 @@ def test_what_asks_java_is_not_interrupted(stop: Stop) -> None:
         by.append(current_thread())
         halted.set()
 
-    with pytest.raises(Stopped, match="SIGTERM"), stop.halting(halt, killed.set):
+    with pytest.raises(Stopped, match="SIGTERM"), stop.halting(halt, killed.set, patience_s=1e6):
         signal.raise_signal(signal.SIGTERM)
         halted.wait()
         reached.append("the end")

@@ -23,13 +23,22 @@ from analytics.sample import generate
 from analytics.sample.spec import Spec
 from analytics.settings import Settings
 from analytics.warehouse import Warehouse
-from tests.analytics.processes import family, lives
+from tests.analytics.processes import family, still_there
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(analytics.__file__).parents[1]
 DAY = date(2026, 11, 16)
+
+# As `python -m analytics`, but that a busy machine may take its time for an end in order, before it is forced.
+PATIENT = """
+from analytics.cli import main
+from analytics.stop import Stop
+halting = Stop.halting
+Stop.halting = lambda stop, halt, kill: halting(stop, halt, kill, patience_s=600.0)
+main()
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +55,7 @@ class Night:
         """The process, in a group of its own."""
         places = ["--logs", "logs", "--out", "out", "--textfile", "night.prom", "--scratch", "scratch"]
         return subprocess.Popen(
-            [sys.executable, "-m", "analytics", "nightly", *places, "--day", str(DAY), "--memory", "512m"],
+            [sys.executable, "-c", PATIENT, "nightly", *places, "--day", str(DAY), "--memory", "512m"],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -73,7 +82,7 @@ class Night:
         (os.killpg if group else os.kill)(process.pid, number)
         lines += process.stderr
         status = process.wait()
-        assert [pid for pid in started if lives(pid)] == []
+        assert still_there(started) == []
         return status, lines
 
     def manifests(self) -> list[dict[str, Any]]:
@@ -123,13 +132,15 @@ def test_sigint_while_java_hangs_at_its_start(night: Night) -> None:
     process.send_signal(signal.SIGINT)
     _, err = process.communicate()
     assert (process.returncode, err.splitlines()[1:]) == (130, ["mediatord-analytics: stopped by SIGINT"])
-    assert (lives(hanging), night.debris()) == (False, [])
+    assert (still_there([hanging]), night.debris()) == ([], [])
 
 
 def test_sigterm_during_ingest(night: Night, spark: SparkSession) -> None:
     """Nothing but a manifest that says so is left, and nothing is in the way of the next run."""
     status, lines = night.stopped("discover", signal.SIGTERM, group=True)
-    assert (status, lines[2:]) == (143, ["mediatord-analytics: stopped by SIGTERM\n"])
+    assert (status, lines[-1]) == (143, "mediatord-analytics: stopped by SIGTERM\n")
+    # On a busy machine it may have come further by then.
+    assert all(line.startswith("[") and "] publish" not in line for line in lines[1:-1])
     assert [(one["exit_status"], one["error"]) for one in night.manifests()] == [(143, "stopped by SIGTERM")]
     assert ([path.name for path in night.out.iterdir()], night.debris()) == (["runs"], [])
 

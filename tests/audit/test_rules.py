@@ -36,6 +36,7 @@ def marked() -> set[tuple[int, str]]:
 def test_rules(sample: Path) -> None:
     """Each finds the lines that are marked with its name, and no others; none is there without such a line."""
     words = [str(TOOLS / "semgrep"), "scan", "--metrics=off", "--disable-version-check", "--no-git-ignore", "--json"]
+    words.append("--timeout=600")  # seconds for a rule; by default 5, which a busy machine may need
     done = subprocess.run([*words, "--config", str(RULES), str(sample)], capture_output=True, text=True, check=True)
     report = json.loads(done.stdout)
     assert report["errors"] == []

@@ -92,7 +92,7 @@ class RefusalTests(MongoTestCase):
         await store.open()
         said = await self.refused(lambda: self.imported(self.archive))
         self.assertIn("a daemon uses the MongoDB database", said)
-        await store.cluster.join(ClusterNode("north", "boot", "tcp:127.0.0.1:9", b"seal"), 30.0)
+        await store.cluster.join(ClusterNode("north", "boot", "tcp:127.0.0.1:9", b"seal"), 3600.0)
         said = await self.refused(lambda: self.imported(self.archive, stopped=True))
         self.assertIn("nodes use the MongoDB database (north)", said)
         said = await self.refused(lambda: exported(self.uri, self.archive.with_name("c.gz"), offline=True))

@@ -30,7 +30,7 @@ from tests.store.builders import compare_identities
 
 reactor: Any = _reactor
 SECRET = b"what the nodes of this cluster know and nobody else"
-PATIENCE = 30.0
+PATIENCE = 120.0
 STEP = 0.01
 
 

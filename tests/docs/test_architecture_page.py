@@ -30,7 +30,7 @@ def test_classes_exist(page: str) -> None:
 
 def test_every_package_has_a_row() -> None:
     """The table has each package and each loose module once."""
-    table = rows(text("docs/explanation/architecture.md"), "## Packages", "`wallet/` meets")
+    table = rows(text("docs/explanation/architecture.md"), "## Packages", "`wallet/` talks")
     named = [name for row in table for name in re.findall(r"`(\w+(?:/|\.py))`", row[0])]
     packages = [f"{path.parent.name}/" for path in PROJECT.glob("mediatord/*/__init__.py")]
     modules = [path.name for path in PROJECT.glob("mediatord/*.py") if not path.name.startswith("__")]

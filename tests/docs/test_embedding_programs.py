@@ -33,7 +33,7 @@ def run(*command: str, directory: Path) -> str:
         env={**environment, "PYTHONPATH": str(PROJECT), "PYTHONWARNINGS": "error::ResourceWarning"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")

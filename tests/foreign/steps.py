@@ -25,7 +25,7 @@ ENCRYPTED = "application/didcomm-encrypted+json"
 END = "end"
 
 # Bounds one request or one expected frame, so that a silent mediator is a failed step and not a hanging test run.
-PATIENCE_SECONDS = 60
+PATIENCE_SECONDS = 120
 
 
 class Steps:

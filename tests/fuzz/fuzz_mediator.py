@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import pickle
 import sqlite3
@@ -58,6 +59,8 @@ class FuzzMediator:
         self._left = 0
         self._faults: list[Any] = []
         self._observer = cast(Any, self._note)
+        # What other tests have left behind may log that it has failed when it is freed.
+        gc.collect()
         globalLogPublisher.addObserver(self._observer)
 
     def _note(self, event: Any) -> None:
@@ -144,7 +147,7 @@ class MeasuredCost:
 
 
 def measure_cost(work: Callable[..., object], *arguments: object) -> MeasuredCost:
-    """Do it and count."""
+    """Do it and count, without what the garbage collector would do at that moment for others."""
     calls = 0
 
     def note(frame: FrameType, event: str, _: object) -> None:
@@ -152,6 +155,7 @@ def measure_cost(work: Callable[..., object], *arguments: object) -> MeasuredCos
         if event in ("call", "c_call") and "/tests/" not in frame.f_code.co_filename:
             calls += 1
 
+    gc.freeze()
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     sys.setprofile(note)
@@ -161,4 +165,5 @@ def measure_cost(work: Callable[..., object], *arguments: object) -> MeasuredCos
         sys.setprofile(None)
         peak = tracemalloc.get_traced_memory()[1] - before
         tracemalloc.stop()
+        gc.unfreeze()
     return MeasuredCost(calls, peak)

@@ -256,6 +256,8 @@ class InMemorySite(InMemoryMediator):
         super().__init__(test, **settings)
         protocol: Any = fake_decentrl or self.decentrl
         self.site = build_site(self.base, self.didcomm, protocol, self.config)
+        # How much is served in a turn, and so the order of events, does not depend on how busy the machine is.
+        self.site.scheduler._steady = self.clock.seconds
 
     def line(self, peer: str = PEER) -> InMemoryTransport:
         """A new connection."""

@@ -52,9 +52,9 @@ class SiteFixture:
     """One site, to be talked to on the fast path or straight through twisted.web."""
 
     def __init__(self, test: SynchronousTestCase) -> None:
-        self.in_memory = InMemoryMediator(
-            test, limits={"max_message_bytes": MAX_BODY}, trusted_proxies=["192.168.1.1"], listen=["tcp:0"]
-        )
+        # However many requests of one address Hypothesis makes, none of them is one too many.
+        limits = {"max_message_bytes": MAX_BODY, "ip_per_minute": 1_000_000}
+        self.in_memory = InMemoryMediator(test, limits=limits, trusted_proxies=["192.168.1.1"], listen=["tcp:0"])
         self.didcomm, self.decentrl = FakeDIDComm(), FakeDecentrl()
         self.site = site_of(self.in_memory, self.didcomm, self.decentrl)
 

@@ -402,6 +402,8 @@ class ClientTests(TestCase):
         number = self.port.getHost().port
         factory = WebSocketClientFactory(f"ws://{LOCAL}:{number}/ws", reactor=_reactor)
         factory.noisy = False
+        # By default it gives up after a second, which a busy machine may take.
+        factory.setProtocolOptions(openHandshakeTimeout=0, closeHandshakeTimeout=0, serverConnectionDropTimeout=0)
         client = Client(first)
         client.factory = factory
         await connectProtocol(TCP4ClientEndpoint(_reactor, LOCAL, number), client)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import Any, ClassVar
 
 from twisted.internet import reactor as _reactor  # noqa: TID251  what a kernel takes off our hands is the subject
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.endpoints import TCP4ClientEndpoint, connectProtocol
 from twisted.internet.protocol import Protocol
+from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
@@ -78,6 +80,7 @@ class UnreadTests(SynchronousTestCase):
         didcomm: Any = self.didcomm
         decentrl: Any = self.decentrl
         self.site_fixture.site = build_site(self.site_fixture.base, didcomm, decentrl, self.site_fixture.config)
+        self.site_fixture.site.scheduler._steady = self.site_fixture.clock.seconds
         self.unread = self.site_fixture.site.unread = ResponseBudget(ONE, ALL)
 
     def asking(self, size: int, **headers: str) -> bytes:
@@ -408,11 +411,18 @@ class KernelTests(TestCase):
         self.call_later = reactor.callLater
         self.decentrl = FakeDecentrl()
         site_fixture = InMemorySite(self, fake_decentrl=self.decentrl, limits=PLENTY)
-        self.unread = site_fixture.site.unread
-        site_fixture.site.scheduler._clock = reactor
-        port = reactor.listenTCP(0, site_fixture.site, interface=LOCAL)
+        self.site = site_fixture.site
+        self.unread = self.site.unread
+        self.site.scheduler._clock, self.site.scheduler._steady = reactor, perf_counter
+        port = reactor.listenTCP(0, self.site, interface=LOCAL)
         self.addCleanup(port.stopListening)
+        self.addCleanup(lambda: Deferred.fromCoroutine(self.closed()))
         self.endpoint = TCP4ClientEndpoint(reactor, LOCAL, port.getHost().port)
+
+    async def closed(self) -> None:
+        """Return when the daemon has no connection any more."""
+        while self.site._per_host:
+            await deferLater(_reactor, 0.01)
 
     async def client(self) -> Reader:
         """A client that is connected."""

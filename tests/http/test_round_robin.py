@@ -62,7 +62,6 @@ class FloodTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.site_fixture = InMemorySite(self, limits=PLENTY)
-        self.patch(self.site_fixture.site.scheduler, "_steady", lambda: 0.0)
 
     def served_at_once(self, requests: bytes, number: int) -> int:
         """How many requests are answered before others have their turn; in the end all are."""

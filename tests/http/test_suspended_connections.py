@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from twisted.internet import reactor as _reactor  # noqa: TID251  what a kernel does with a connection is the subject
@@ -168,7 +169,6 @@ class LossTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.decentrl = FakeDecentrl()
         self.site_fixture = InMemorySite(self, fake_decentrl=self.decentrl, limits=PLENTY)
-        self.patch(self.site_fixture.site.scheduler, "_steady", lambda: 0.0)
 
     def broken(self, first: bytes, data: bytes) -> InMemoryTransport:
         """A connection that is suspended, and breaks."""
@@ -289,13 +289,12 @@ class Client(Protocol):
 class KernelTests(TestCase):
     """On real sockets."""
 
-    timeout = 15
-
     def setUp(self) -> None:
         self.reactor: Any = _reactor
         self.decentrl = FakeDecentrl()
         self.site_fixture = InMemorySite(self, fake_decentrl=self.decentrl, limits=PLENTY)
-        self.site_fixture.site.scheduler._clock = self.reactor
+        scheduler = self.site_fixture.site.scheduler
+        scheduler._clock, scheduler._steady = self.reactor, perf_counter
 
     def listen(self, *, tls: bool, proxied: bool = False) -> int:
         """The port of a listener."""
@@ -343,6 +342,7 @@ class KernelTests(TestCase):
                 self.assertEqual(after.partition(b"\r\n\r\n")[2], pongs)
                 wire.abortConnection()
                 await client.over
+        await self.closed()
 
     async def test_address_behind_the_proxy_protocol(self) -> None:
         """Each client is charged by its own address, whoever parses its request."""
@@ -393,8 +393,8 @@ class KernelTests(TestCase):
         await self.closed()
 
     async def closed(self) -> None:
-        """Return when the daemon has no connection any more."""
-        while self.site_fixture.site._per_host:
+        """Return when the daemon has no connection any more, nor a WebSocket."""
+        while self.site_fixture.site._per_host or len(self.site_fixture.base.connections):
             await deferLater(self.reactor, 0.01)
 
     async def test_flooded(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import itertools
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,20 +14,37 @@ from twisted.trial.unittest import TestCase
 
 from tests.integration.cluster import DaemonCluster, update_configuration
 from tests.integration.daemon import Daemon, merge_settings
-from tests.mongod import fresh_database, shared_replica_set
+from tests.replica_set import ReplicaSet
+
+_numbers = itertools.count()
+
+
+@functools.cache
+def _cluster_servers() -> ReplicaSet:
+    """
+    A server for such nodes alone. They ask it all the time: commands that other tests have their server fail, once,
+    might otherwise be those of a node.
+
+    :raise SkipTest: there is no server to run.
+    """
+    servers = ReplicaSet()
+    servers.open()
+    atexit.register(servers.close)
+    return servers
 
 
 class SharedCluster(DaemonCluster):
     """
     Three nodes that run until this process ends.
 
+    :ivar servers: where they keep everything.
     :ivar database: name of theirs.
     """
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        servers = shared_replica_set()
-        self.database = fresh_database().__enter__()
-        super().__init__(servers.uri(self.database), settings=settings)
+        self.servers = _cluster_servers()
+        self.database = f"cluster-{next(_numbers)}"
+        super().__init__(self.servers.uri(self.database), settings=settings)
         self._checked = dict.fromkeys(self.nodes, 0)
         atexit.register(self.clean)
         self.start()

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from mediatord.bench.raw_clients import WebSocketClient
+from mediatord.bench.raw_clients import PONG_OPCODE, WebSocketClient
 from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
 from mediatord.protocol.didcomm.message import Message
@@ -169,6 +169,10 @@ class UnreadDevice:
         for one in first:
             self._socket.send(one)
             self._socket.receive()
+
+    def stay(self) -> None:
+        """Be there still, without reading: who says nothing to two pings, half a minute apart, is taken for gone."""
+        self._socket.send(b"", PONG_OPCODE)
 
     def take(self, number: int) -> list[bytes]:
         """Read again: the first that have come."""

@@ -138,7 +138,7 @@ class LoadSenders:
         self._stock = iter(stock)
         self._changed = Condition()
         self._answers = 0
-        self._left = connections
+        self._left = self._unserved = connections
         self._threads = [Thread(target=self._run, daemon=True) for _ in range(connections)]
 
     def start(self) -> None:
@@ -153,6 +153,10 @@ class LoadSenders:
     def wait_for_answers(self, count: int) -> None:
         """Return when so many posts were answered, or all have ended."""
         self._wait(lambda: self._answers >= count)
+
+    def wait_for_connections(self) -> None:
+        """Return when each connection has had an answer, and so was accepted, or all have ended."""
+        self._wait(lambda: not self._unserved)
 
     def join(self) -> None:
         """Return when nobody sends any more."""
@@ -171,9 +175,13 @@ class LoadSenders:
 
     def _run(self) -> None:
         connection = HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_SECONDS)
+        served = False
         try:
             while (letter := self._next()) is not None:
                 self._send(connection, *letter)
+                if not served:
+                    served = True
+                    self._note_connection()
         except (OSError, HTTPException):
             pass  # cut off: the post has no status
         finally:
@@ -199,6 +207,11 @@ class LoadSenders:
             self._answers += 1
             self._changed.notify_all()
         response.read()
+
+    def _note_connection(self) -> None:
+        with self._changed:
+            self._unserved -= 1
+            self._changed.notify_all()
 
     def _leave(self) -> None:
         with self._changed:

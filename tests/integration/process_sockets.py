@@ -36,7 +36,8 @@ def listening_ports(pid: int) -> set[int]:
 
 def find_owner(client: int, server: int, pids: set[int]) -> int:
     """Which of these processes has the server's end of a connection."""
-    (inode,) = [inode for local, remote, _, inode in _tcp() if (local, remote) == (server, client)]
+    # Linux may list one twice while others come and go.
+    (inode,) = {inode for local, remote, _, inode in _tcp() if (local, remote) == (server, client)}
     (owner,) = [pid for pid in pids if f"socket:[{inode}]" in _descriptors(pid)]
     return owner
 
@@ -45,7 +46,7 @@ def find_owner(client: int, server: int, pids: set[int]) -> int:
 def duplicate_listening_socket(pid: int, ports: set[int]) -> Iterator[socket.socket]:
     """The very socket that another process listens on at this port, as if it was ours."""
     (port,) = ports
-    (inode,) = [inode for local, _, state, inode in _tcp() if (local, state) == (port, _LISTENING)]
+    (inode,) = {inode for local, _, state, inode in _tcp() if (local, state) == (port, _LISTENING)}
     process = os.pidfd_open(pid)
     try:
         taken = ctypes.CDLL(None, use_errno=True).syscall(

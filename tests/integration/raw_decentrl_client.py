@@ -350,11 +350,13 @@ class RawWebSocket:
 
     def hear(self) -> dict[str, Any]:
         """
-        The next message.
+        The next message, other than the PING that an authenticated socket gets every half minute.
 
-        :raise Hangup: there are none any more.
+        :raise PeerClosedSocket: there are none any more.
         """
-        return dict(json.loads(self.hear_raw()))
+        while (message := dict(json.loads(self.hear_raw()))).get("type") == "PING":
+            pass
+        return message
 
     def hear_raw(self) -> bytes:
         """As :meth:`hear`, of whatever kind."""

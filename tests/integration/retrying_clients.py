@@ -15,7 +15,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.defer import TimeoutError as DeferredTimeout
 from twisted.internet.error import ConnectError, ConnectingCancelledError, ConnectionClosed, DNSLookupError
 from twisted.internet.task import deferLater
-from twisted.web.client import ResponseNeverReceived
+from twisted.web.client import RequestTransmissionFailed, ResponseFailed
 
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
 from mediatord.wallet.didcomm_client import DeliveredMessage, DIDCommWallet, MediatorProblem
@@ -29,12 +29,16 @@ COURIERS = 6
 # Between two attempts of one sender, and of one recipient.
 PAUSE_SECONDS = 0.1
 # A letter that is not accepted within so long never will be.
-GIVE_UP_SECONDS = 60.0
+GIVE_UP_SECONDS = 120.0
 _END = DeliveredMessage("", b"", "json")
 # What it comes to when it is cancelled, also while it connects.
 _STOPPED = (CancelledError, ConnectingCancelledError, DNSLookupError)
 # The answers to expect from a mediator that is in trouble.
-TROUBLE = (MediatorProblem, ConnectionClosed, ConnectError, ResponseNeverReceived, DeferredTimeout)
+TROUBLE = (
+    *(MediatorProblem, ConnectionClosed, ConnectError, DeferredTimeout),
+    # The connection ended while the request was written, or before all of the response had come.
+    *(RequestTransmissionFailed, ResponseFailed),
+)
 
 
 @dataclass(frozen=True, slots=True)

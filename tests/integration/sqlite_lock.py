@@ -11,7 +11,7 @@ from pathlib import Path
 @contextlib.contextmanager
 def lock_database(database: Path) -> Iterator[None]:
     """Nobody else can write to this database; for less than the five seconds after which they would give up."""
-    with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as connection:
+    with contextlib.closing(sqlite3.connect(database, isolation_level=None, timeout=60.0)) as connection:
         connection.execute("BEGIN IMMEDIATE")
         yield
         connection.execute("ROLLBACK")

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
 from mediatord.cli.init import write_initial_files
 from mediatord.wallet.temporary_daemon import find_free_port
 from tests.certificate_authority import CertificateAuthority
-from tests.packaging.health_checks import await_port
+from tests.packaging.health_checks import START_SECONDS, await_port
+
+# It is asked so often.
+LOOK_SECONDS = 0.05
 
 
 class TLSDaemon:
@@ -32,6 +38,22 @@ class TLSDaemon:
         _, self.config = write_initial_files(directory / "mine", self.url)
         endpoint = f"ssl:{self.port}:interface=127.0.0.1:privateKey={both}:certKey={both}"
         self.environ = {**os.environ, "MEDIATORD_LISTEN": f'["{endpoint}"]'}
+
+    def await_ready(self) -> None:
+        """
+        Wait until it says so; its first self-test may take longer than an answer waits for it.
+
+        :raise AssertionError: it does not.
+        """
+        context = ssl.create_default_context(cafile=self.ca)
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                with urlopen(f"{self.url}/ready", timeout=START_SECONDS, context=context):
+                    return
+            except OSError as error:
+                assert time.monotonic() < deadline, error
+            time.sleep(LOOK_SECONDS)
 
     def command(self, *arguments: str) -> list[str]:
         """Of the console script."""
@@ -57,6 +79,7 @@ def in_memory(tmp_path: Path) -> Iterator[TLSDaemon]:
         )
         try:
             await_port(in_memory.port, process, output)
+            in_memory.await_ready()
             yield in_memory
         finally:
             process.terminate()

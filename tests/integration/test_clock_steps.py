@@ -19,7 +19,7 @@ from mediatord.wallet.didcomm_client import DIDCommWallet
 from mediatord.wallet.didcomm_socket import connect_didcomm_socket
 from tests.integration.daemon import Daemon
 from tests.integration.message_load import PATIENCE_SECONDS, enrol_wallet, prepare_forwards, read_marker
-from tests.integration.test_workers import LOOK_SECONDS, workers_of
+from tests.integration.test_workers import LOOK_SECONDS, await_workers, workers_of
 from tests.notify_socket import NotifySocket
 from tests.skewed_clock import ClockedDaemon, SkewedClock
 
@@ -97,6 +97,8 @@ class WorkersTests(ClockTestCase):
                 NOTIFY_SOCKET=self.manager.address,
                 WATCHDOG_USEC=str(WATCHDOG_SECONDS * 1_000_000),
             )
+            # One that begins after the clock was set does not see that it was.
+            await deferToThread(await_workers, daemon, 2)
             workers = workers_of(daemon.pid)
             bob = await enrol_wallet(daemon, reactor)
             for ahead in (-STEP, 0.0):

@@ -33,14 +33,12 @@ ROUNDS = int(os.environ.get("CLUSTER_ROUNDS", "3"))
 RECIPIENTS = 3
 # In one round, to each recipient.
 LETTERS = 40
-# A message without a notification is pushed within 18 s; later if a clock was wrong by 10 s.
-CAUGHT_UP_SECONDS = 30.0
 
 
 class KillTests(TestCase):
     """Troubles one after the other, and the books after each."""
 
-    timeout = 120.0 * max(ROUNDS, 5)
+    timeout = 240.0 * max(ROUNDS, 5)
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
         mongod_binary()
@@ -65,13 +63,16 @@ class KillTests(TestCase):
 
     async def test_every_accepted_message_is_acknowledged_once(self) -> None:
         """None lost, twice, left or late, whoever dies, freezes or is cut off (issue: kill tests)."""
+        doubtful = refused = 0
         for number, name in zip(range(ROUNDS), self.names(), strict=False):
             await self.round(number, name)
             balance = self.ledger.balance(await deferToThread(self.stage.messages))
             print(f"{number + 1:3}. {name}: {balance}")  # noqa: T201  what this is for
             self.assertEqual(balance.owed, 0, str(balance))
-            # What all of them post may be one transaction, of which nobody knows whether it was done.
-            self.assertLessEqual(balance.doubtful, COURIERS + balance.refused // 50, str(balance))
+            # What all of them post may be one transaction, of which nobody knows whether it was done: one in a round.
+            most = COURIERS + (balance.refused - refused) // 50
+            self.assertLessEqual(balance.doubtful - doubtful, most, str(balance))
+            doubtful, refused = balance.doubtful, balance.refused
             self.assertEqual(await deferToThread(self.stage.miscounted), [])
 
     def names(self) -> Iterator[str]:
@@ -112,7 +113,8 @@ class KillTests(TestCase):
 
     async def all_comes(self) -> None:
         """Nobody has to ask for what was accepted."""
-        deadline = reactor.seconds() + CAUGHT_UP_SECONDS
+        # Within 18 s (docs/operations.md) if the machine has nothing else to do, and no clock was wrong.
+        deadline = reactor.seconds() + PATIENCE_SECONDS
         while awaited := self.ledger.awaited():
             self.assertLess(reactor.seconds(), deadline, f"{sorted(awaited)} were accepted, and are not pushed")
             await deferLater(reactor, PAUSE_SECONDS)

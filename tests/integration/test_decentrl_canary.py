@@ -32,7 +32,7 @@ from mediatord.store.interfaces.decentrl import IDecentrlStore
 from mediatord.wallet.decentrl_client import DIRECT_CHANNEL, PRIVATE_CHANNEL, PUBLIC_CHANNEL, read_mediator_document
 from tests.http.in_memory_site import HTTPResponse, InMemorySite, encode_masked_frame, encode_request
 from tests.integration.daemon import PLENTY, Daemon, merge_settings
-from tests.integration.message_load import prepare_daemon
+from tests.integration.message_load import PATIENCE_SECONDS, prepare_daemon
 from tests.integration.raw_decentrl_client import (
     JSON,
     DaemonClient,
@@ -546,7 +546,8 @@ def said(daemon_client: DaemonClient, message: bytes, opcode: int, chatter: Iter
 
 def trouble(daemon_client: DaemonClient, volley: MarkedRequests, findings: Findings) -> None:
     """Every table is away once while everything is said."""
-    with contextlib.closing(sqlite3.connect(daemon_client.database, isolation_level=None)) as connection:
+    database = daemon_client.database
+    with contextlib.closing(sqlite3.connect(database, isolation_level=None, timeout=PATIENCE_SECONDS)) as connection:
         connection.execute("PRAGMA legacy_alter_table = ON")
         for table in sorted({table for table, _ in PLACES} | {"nonce", "party"}):
             commands = list(volley.good())

@@ -65,6 +65,8 @@ class FaultTests(TestCase):
         """AUTH_FAILED with INTERNAL_ERROR, and then the close code of RFC 6455 for it."""
         factory = WebSocketClientFactory(f"ws://{LOCAL}:{self.number}/ws", reactor=_reactor)
         factory.noisy = False
+        # By default it gives up after a second, which a busy machine may take.
+        factory.setProtocolOptions(openHandshakeTimeout=0, closeHandshakeTimeout=0, serverConnectionDropTimeout=0)
         client = Client(self.alice.greeting())
         client.factory = factory
         with self.site_fixture.failing("check_guard", RuntimeError(MARK)):

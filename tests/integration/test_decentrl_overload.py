@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from mediatord.wallet.decentrl_client import PRIVATE_CHANNEL, PUBLIC_CHANNEL
+from tests.integration.message_load import PATIENCE_SECONDS
 from tests.integration.raw_decentrl_client import RawDecentrlClient, RawWebSocket
 from tests.integration.refusal_test_case import REQUEST, RESPOND, SAVE, SEALED, WAYS, RefusalDaemonTestCase
 
@@ -201,7 +202,10 @@ class StoreTests(RefusalDaemonTestCase):
     @contextlib.contextmanager
     def behind_its_back(self) -> Iterator[sqlite3.Connection]:
         """The daemon's file."""
-        with contextlib.closing(sqlite3.connect(self.daemon_client.database, isolation_level=None)) as connection:
+        database = self.daemon_client.database
+        with contextlib.closing(
+            sqlite3.connect(database, isolation_level=None, timeout=PATIENCE_SECONDS)
+        ) as connection:
             connection.execute("PRAGMA legacy_alter_table = ON")
             yield connection
 

@@ -55,6 +55,7 @@ class DIDCommTests(SharedDaemonTestCase):
         self.addCleanup(stuck.close)
         for number in range(MESSAGES):
             self.bob.tell(f"{number}", SIZE)
+            stuck.stay()
             self.assertEqual(read_next_pushes(others), [f"{number}"] * len(others))
         held = read_metric(self.daemon_client, _OUTBOXES)
         self.assertGreater(held, SIZE, "the stuck one has room for all of them: this test tries nothing")
@@ -139,6 +140,7 @@ class DecentrlTests(SharedDaemonTestCase):
         for number in range(MESSAGES):
             payload = f"{number} {'x' * SIZE}"
             ids.append(self.tell(payload))
+            stuck.stay()
             self.assertEqual([self.heard(one) for one in others], [(ids[-1], payload)] * len(others))
         held = read_metric(self.daemon_client, _OUTBOXES)
         self.assertGreater(held, SIZE, "the stuck one has room for all of them: this test tries nothing")

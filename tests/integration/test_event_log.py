@@ -27,6 +27,7 @@ from tests.integration.message_load import (
     prepare_forwards,
 )
 from tests.integration.raw_decentrl_client import DaemonClient, RawDecentrlClient
+from tests.integration.test_lifecycle import ask
 from tests.observability.counter_oracle import (
     NAMES,
     Line,
@@ -107,7 +108,13 @@ class SignalTests(EventLogTestCase):
         names: set[str] = set()
         for count in range(1, 5):
             await deferToThread(senders.wait_for_answers, count * LETTERS // 8)
+            # So that there is something to close, even if all letters have been answered by now.
+            await deferToThread(ask, daemon.port, "POST", "/didcomm", b"{}")
+            closed = closed_names(daemon.log_directory)
             os.kill(daemon.pid, signal.SIGUSR1 if count % 2 else signal.SIGHUP)
+            # Two of the same signal at once would be one.
+            while not closed_names(daemon.log_directory) - closed:
+                await deferLater(reactor, LOOK_SECONDS)
             names |= closed_names(daemon.log_directory)
         await deferToThread(senders.join)
         posted = len(senders.markers(202))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import os
+import signal
 import socket
 import struct
 import termios
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -32,14 +35,32 @@ class FloodTests(SynchronousTestCase):
                     line.sendall(first)
                     self.assertEqual(status_of(line), 101)
                 number = 65_536 // len(piece)
-                for line in lines:
-                    line.sendall(piece * number)
                 with connect(daemon) as other:
+                    os.kill(daemon.pid, signal.SIGSTOP)
+                    for line in lines:
+                        line.sendall(piece * number)
                     other.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+                    with stopped_by_data(daemon, other):
+                        answered = sum(map(unread, lines)) // answer
                     self.assertEqual(status_of(other), 200)
-                answered = sum(map(unread, lines)) // answer
                 self.assertLess(answered, FLOODERS * number // 10)
             daemon.stop()
+
+
+@contextmanager
+def stopped_by_data(daemon: Daemon, line: socket.socket) -> Iterator[None]:
+    """A daemon that was stopped goes on until it sends something on this line: Linux stops it that very moment."""
+    flags = fcntl.fcntl(line, fcntl.F_GETFL)
+    fcntl.fcntl(line, fcntl.F_SETOWN, daemon.pid)
+    fcntl.fcntl(line, fcntl.F_SETSIG, signal.SIGSTOP)
+    fcntl.fcntl(line, fcntl.F_SETFL, flags | os.O_ASYNC)
+    os.kill(daemon.pid, signal.SIGCONT)
+    try:
+        assert line.recv(1, socket.MSG_PEEK), "closed without an answer"
+        yield
+    finally:
+        fcntl.fcntl(line, fcntl.F_SETFL, flags)
+        os.kill(daemon.pid, signal.SIGCONT)
 
 
 def answer_to(daemon: Daemon, sent: bytes) -> int:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from twisted.internet.threads import deferToThread
 
 from mediatord.wallet.didcomm_client import PICKUP
 from tests.integration.devices import DeviceWallet
+from tests.integration.message_load import PATIENCE_SECONDS
 from tests.integration.raw_decentrl_client import DaemonClient
 from tests.integration.single_mongod import SingleMongodTestCase, send_request
 
 CHECKS = 50
+# It is asked so often whether it is ready.
+LOOK_SECONDS = 0.05
 
 
 class DatabaseTests(SingleMongodTestCase):
@@ -31,6 +35,11 @@ class DatabaseTests(SingleMongodTestCase):
 
         def check() -> tuple[int, set[int]]:
             send_request(self.daemon, "GET", "/health")
+            # The first self-test may take longer than an answer waits for it.
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while send_request(self.daemon, "GET", "/ready").status != 200:
+                self.assertLess(time.monotonic(), deadline)
+                time.sleep(LOOK_SECONDS)
             before = self.opened()
             statuses = {
                 send_request(self.daemon, "GET", path).status for _ in range(CHECKS) for path in ("/health", "/ready")

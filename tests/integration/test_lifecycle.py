@@ -133,6 +133,8 @@ class StopTests(DaemonTestCase):
         senders = LoadSenders(daemon.port, prepare_forwards(bob, "load", ENOUGH_TO_STOP_IN))
         senders.start()
         await deferToThread(senders.wait_for_answers, 100)
+        # What waits to be accepted when the daemon stops listening gets no answer.
+        await deferToThread(senders.wait_for_connections)
         asked_to_stop = time.monotonic()
         await self.stop(daemon)
         await deferToThread(senders.join)
@@ -183,10 +185,10 @@ class StopTests(DaemonTestCase):
         slow.sendall(b"POST /didcomm HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
         kept = self.a_connection(daemon)
         self.assertEqual(ask_on(kept, "GET", "/health")[0], 200)
+        (letter,) = prepare_forwards(bob, "late", 1)
         os.kill(daemon.pid, signal.SIGTERM)
         self.assertEqual(await hearing.closed(), 1001)
         # The deaf one is given some time, and that is when this happens.
-        (letter,) = prepare_forwards(bob, "late", 1)
         status, retry_after, _ = ask_on(kept, "POST", "/didcomm", letter.body)
         self.assertEqual((status, str(retry_after).isdigit()), (503, True))
         status, _, body = ask_on(kept, "GET", "/health")

@@ -25,7 +25,7 @@ from tests.replica_set import Credentials, ReplicaSet, TLSFiles
 
 reactor: Any = _reactor
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 120.0
 PING = MongoCommand({"ping": 1})
 FIND = MongoCommand({"find": "things"})
 # First byte of a TLS record with a handshake in it.

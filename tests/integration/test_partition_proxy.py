@@ -17,7 +17,7 @@ from tests.partition_proxy import PartitionProxy
 
 reactor: Any = _reactor
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 120.0
 
 
 class EchoServer(Protocol):

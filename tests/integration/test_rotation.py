@@ -126,6 +126,8 @@ class _Rotation(RotationTestCase):
         self.addCleanup(line.close)
         wallets, dids = [old], [first]
         for turn in range(2):
+            # Begun now, as it answers pings: a socket that does not, for half a minute or so, is closed.
+            heard = deferToThread(line.hear)
             dids.append(await deferToThread(rotated, daemon))
             fresh = await enrol_wallet(daemon, reactor)
             wallets.append(fresh)
@@ -135,7 +137,7 @@ class _Rotation(RotationTestCase):
                 await wallet.ping()  # answered by who was asked, which the wallet checks
                 self.assertEqual(await wallet.grant(), (dids[-1],))
             self.assertEqual((await deferToThread(alice.tell, bob)).status, 200)
-            self.assertEqual((await deferToThread(line.hear))["type"], "PENDING_EVENTS")
+            self.assertEqual((await heard)["type"], "PENDING_EVENTS")
         self.assertEqual(len(set(dids)), 3)
         self.assertIsNone(live.close_code)
         document = encoding.loads_object((await deferToThread(ask, daemon.port, "GET", "/"))[2])
@@ -220,7 +222,11 @@ class _Rotation(RotationTestCase):
         )
         reload(daemon, f"{refused}{daemon.config}:")
         self.assertEqual({did_of(daemon) for _ in range(ENOUGH_SOCKETS)}, {did})
-        self.assertIn(b"mediator_config_last_reload_success 0.0", ask(daemon.port, "GET", "/metrics")[2])
+        # Workers come to know it a little later than it is said.
+        await_true(
+            lambda: b"mediator_config_last_reload_success 0.0" in ask(daemon.port, "GET", "/metrics")[2],
+            daemon.output,
+        )
         daemon.config.write_text(text, "utf-8")
         reload(daemon, "configuration reloaded")
         await_true(
@@ -287,8 +293,8 @@ class _Rotation(RotationTestCase):
                 daemon.output,
             )
             self.assertEqual(health_over(before), 200)
-        metrics = ask(daemon.port, "GET", "/metrics")[2].decode()
-        self.assertIn(f'mediator_certificate_expiry_timestamp_seconds{{listener="127.0.0.1:{port}"}}', metrics)
+        expiry = b'mediator_certificate_expiry_timestamp_seconds{listener="127.0.0.1:%d"}' % port
+        await_true(lambda: expiry in ask(daemon.port, "GET", "/metrics")[2], daemon.output)
         daemon.stop()
 
     def connected(self, context: ssl.SSLContext, port: int) -> ssl.SSLSocket:

@@ -14,7 +14,7 @@ from twisted.trial.unittest import TestCase
 from mediatord.errors import MediatorError
 from mediatord.net.did_resolver import DIDResolver, DIDWebResolver
 from mediatord.net.outbound_http import OutboundError, OutboundHTTPClient
-from tests.integration.test_outbound import NamedReactor
+from tests.integration.test_outbound import PATIENCE_SECONDS, NamedReactor
 from tests.net.ssrf_corpus import PLACES, ScriptedResolver, SSRFTarget
 from tests.net.test_ssrf import web_did
 
@@ -81,7 +81,9 @@ class LoopbackTests(TestCase):
         """Whether a POST to a place arrives at the server."""
         before = self.server.visits
         try:
-            await outbound.post(f"http://{place.host}:{self.port}/inbox", b"sealed", b"text/plain", timeout=5)
+            await outbound.post(
+                f"http://{place.host}:{self.port}/inbox", b"sealed", b"text/plain", timeout=PATIENCE_SECONDS
+            )
         except OutboundError:
             return self.server.visits > before
         return True
@@ -108,7 +110,7 @@ class LoopbackTests(TestCase):
             sender = CountingFactory(f"http://{place.host}:{self.port}/inside")
             port = self.serve(sender, ELSEWHERE)
             with self.assertRaises(OutboundError, msg=place.host):
-                await outbound.post(f"http://{ELSEWHERE}:{port}/", b"sealed", b"text/plain", timeout=5)
+                await outbound.post(f"http://{ELSEWHERE}:{port}/", b"sealed", b"text/plain", timeout=PATIENCE_SECONDS)
             self.assertEqual(sender.visits, 1)
         self.assertEqual(self.server.visits, 0)
 
@@ -119,10 +121,10 @@ class LoopbackTests(TestCase):
         names = ScriptedResolver({"rebinding.example": [[ELSEWHERE], ["127.0.0.1"]]})
         outbound = self.an_outbound(ip_network(f"{ELSEWHERE}/32"), names=names)
         url = f"http://rebinding.example:{self.port}/"
-        await outbound.post(url, b"sealed", b"text/plain", timeout=5)
+        await outbound.post(url, b"sealed", b"text/plain", timeout=PATIENCE_SECONDS)
         self.assertEqual(names.asked, ["rebinding.example"])
         with self.assertRaises(OutboundError):
-            await outbound.post(url, b"sealed", b"text/plain", timeout=5)
+            await outbound.post(url, b"sealed", b"text/plain", timeout=PATIENCE_SECONDS)
         self.assertEqual((allowed.visits, self.server.visits), (1, 0))
 
     async def test_they_would_reach_it(self) -> None:

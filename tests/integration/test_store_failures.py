@@ -38,8 +38,11 @@ HELD_SECONDS = 0.5
 
 
 def metrics(daemon: Daemon) -> str:
-    """The page for Prometheus."""
-    return ask(daemon.port, "GET", "/metrics")[2].decode()
+    """The page for Prometheus, once the workers answer each other in time."""
+    deadline = reactor.seconds() + PATIENCE_SECONDS
+    while (answered := ask(daemon.port, "GET", "/metrics"))[0] != 200:
+        assert reactor.seconds() < deadline, answered
+    return answered[2].decode()
 
 
 def health(daemon: Daemon) -> str:

@@ -25,6 +25,7 @@ class TLSLimitTests(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.directory)
         certificate = CertificateAuthority(self.directory).issue("localhost", ["127.0.0.1"]).absolute()
         self.keys = f"interface=127.0.0.1:privateKey={certificate}:certKey={certificate}"
+        self.context = ssl.create_default_context(cafile=self.directory / "Test-Authority.pem")
 
     def test_closed_at_once(self) -> None:
         """Whether or not they begin a handshake; those within the limit are served, and nothing fails in the log."""
@@ -67,7 +68,6 @@ class TLSLimitTests(unittest.TestCase):
 
     def asked(self, line: socket.socket) -> bytes:
         """The answer to a request over TLS."""
-        context = ssl.create_default_context(cafile=self.directory / "Test-Authority.pem")
-        with context.wrap_socket(line, server_hostname="127.0.0.1") as wrapped:
+        with self.context.wrap_socket(line, server_hostname="127.0.0.1") as wrapped:
             wrapped.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             return wrapped.recv(1 << 16)

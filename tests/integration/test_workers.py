@@ -61,6 +61,12 @@ def metrics(text: bytes) -> dict[str, float]:
     return sums
 
 
+def metrics_at(port: int) -> dict[str, float]:
+    """Those of a daemon; none where its workers do not answer each other in time."""
+    status, _, text = ask(port, "GET", "/metrics")
+    return metrics(text) if status == 200 else {}
+
+
 def workers_of(pid: int) -> set[int]:
     """Pids of the processes below a process."""
     return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()}
@@ -106,16 +112,17 @@ def await_workers(daemon: Daemon, count: int) -> None:
     await_metrics(daemon.port, mediator_workers_answered=count)
 
 
-def await_metrics(port: int, **expected: float) -> None:
+def await_metrics(port: int, **expected: float) -> dict[str, float]:
     """
-    Wait until metrics are these; a worker that is late is not in them.
+    Wait until metrics are these; a worker that is late is not in them. All that were found then.
 
     :raise AssertionError: they are not.
     """
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while (found := metrics(ask(port, "GET", "/metrics")[2])) | expected != found:
+    while (found := metrics_at(port)) | expected != found:
         assert time.monotonic() < deadline, {name: found.get(name) for name in expected}
         time.sleep(LOOK_SECONDS)
+    return found
 
 
 def opened(daemon: Daemon) -> dict[str, int]:
@@ -257,7 +264,7 @@ class WorkersTests(DaemonTestCase):
         senders = LoadSenders(daemon.port, stock)
         senders.start()
         await deferToThread(senders.wait_for_answers, BEFORE_THE_KILL)
-        before = metrics((await deferToThread(ask, daemon.port, "GET", "/metrics"))[2])
+        before = await deferToThread(await_metrics, daemon.port, mediator_workers_answered=2)
         os.kill(victim, signal.SIGKILL)
         self.assertEqual(await his.closed().addTimeout(PATIENCE_SECONDS, reactor), 1006)
         await deferToThread(senders.join)
@@ -265,7 +272,7 @@ class WorkersTests(DaemonTestCase):
         self.assertNotEqual(pid_of(daemon, falls), victim)
         self.assertEqual(len(workers_of(daemon.pid)), 2)
         self.assertIsNone(hers.close_code)
-        after = metrics((await deferToThread(ask, daemon.port, "GET", "/metrics"))[2])
+        after = await deferToThread(await_metrics, daemon.port, mediator_workers_answered=2)
         fallen = [name for name in before if name.endswith("_total") and after[name] < before[name]]
         self.assertEqual(fallen, [])
         found = await drain_queue(bob)

@@ -38,7 +38,7 @@ _TURN = 0.05
 # Turns of it in which nothing was begun, after which nothing will be.
 _QUIET = 3
 # Seconds after which nothing is waited for any more.
-_SOMETIME = 30.0
+_SOMETIME = 120.0
 _REACTOR: Any = reactor
 
 T = TypeVar("T")

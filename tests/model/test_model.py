@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from dataclasses import asdict
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 from twisted.python.monkey import MonkeyPatcher
@@ -81,4 +81,6 @@ class Mediators(DIDCommSteps, DecentrlSteps):
 
 
 TestMediators = Mediators.TestCase
-TestMediators.settings = settings(max_examples=EXAMPLES, stateful_step_count=STEPS, deadline=None)
+TestMediators.settings = settings(
+    max_examples=EXAMPLES, stateful_step_count=STEPS, deadline=None, suppress_health_check=list(HealthCheck)
+)

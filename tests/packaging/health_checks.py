@@ -33,7 +33,7 @@ def await_health(url: str, process: subprocess.Popen[bytes], status: int = 200) 
 def request_status(url: str) -> int:
     """The status of an answer; 0 if there is none."""
     try:
-        with build_opener(ProxyHandler({})).open(url, timeout=5) as response:
+        with build_opener(ProxyHandler({})).open(url, timeout=START_SECONDS) as response:
             return int(response.status)
     except OSError as error:
         return int(getattr(error, "code", 0))

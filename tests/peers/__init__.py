@@ -1,1 +1,1 @@
-"""mediatord beside other software: libraries, a mediator, listeners (docs/explanation/comparison.md)."""
+"""mediatord beside other software: libraries, a mediator, listeners (docs/explanation/performance.md)."""

@@ -150,7 +150,7 @@ def test_listeners_answer_an_empty_post(program: str, tmp_path: Path) -> None:
     with ExitStack() as stack:
         driver = DriverProgram(program, "" if ours else http_benchmark.SERVERS, (str(tmp_path),) if ours else ())
         port = begun(stack, driver).hear()["port"]
-        connection = stack.enter_context(closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)))
+        connection = stack.enter_context(closing(http.client.HTTPConnection("127.0.0.1", port, timeout=120)))
         for _ in range(2):
             connection.request("POST", "/didcomm", b"", {"Content-Type": "application/didcomm-encrypted+json"})
             response = connection.getresponse()

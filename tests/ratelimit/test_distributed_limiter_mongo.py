@@ -68,7 +68,9 @@ class LimiterClients:
 
 
 class SharedLimitTests(MongoTestCase):
-    """Three nodes, each with a store of its own."""
+    """Three nodes, each with a store of its own. A busy machine is not what is tried here."""
+
+    patience = 60.0
 
     async def a_node(self) -> QuotaStore:
         store = MongoStore(self.a_server(), CLOCK, QueueLimits())
@@ -79,7 +81,7 @@ class SharedLimitTests(MongoTestCase):
     @pytest.mark.exhaustive
     async def test_within_5_percent(self) -> None:
         """In any period; what an answer took to come may have been taken that much earlier."""
-        self.patch(distributed_limiter, "QUOTA_STORE_TIMEOUT", 30.0)  # a busy machine is not what is tried here
+        self.patch(distributed_limiter, "QUOTA_STORE_TIMEOUT", 60.0)
         nodes = [await self.a_node() for _ in range(NODES)]
         crowds = [
             LimiterClients([node.make_limiter(f"limit of {limit}", limit, PERIOD) for node in nodes], limit)
@@ -96,7 +98,7 @@ class SharedLimitTests(MongoTestCase):
 
     async def test_a_burst_on_all(self) -> None:
         """Whatever comes to all of them at the same time, exactly the limit is admitted."""
-        self.patch(distributed_limiter, "QUOTA_STORE_TIMEOUT", 30.0)
+        self.patch(distributed_limiter, "QUOTA_STORE_TIMEOUT", 60.0)
         limits = (60, 120, 600)
         stores = [await self.a_node() for _ in range(NODES)]
         nodes = [RateLimiter(CLOCK, lambda *_: None, RateLimits(*limits), store.make_limiter) for store in stores]

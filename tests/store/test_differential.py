@@ -26,14 +26,13 @@ from mediatord.errors import MediatorError
 from mediatord.store.fair_share import PROBATION_SECONDS
 from mediatord.store.interfaces.messages import ArrivalWindow, EnqueueRequest, MessageLedger, Payload, QueueLimits
 from mediatord.store.interfaces.store import IStore, RecipientUpdateAction, ignore_observation
-from mediatord.store.mongo.driver import client as server_module
 from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.uri import parse_mongo_uri
 from mediatord.store.mongo.store import MongoStore
 from mediatord.store.sqlite.connection import connect
 from tests.mongod import fresh_database, shared_replica_set
 from tests.store.builders import HoldableRunner, ImmediateClock, make_sqlite_store, result_of
-from tests.store.mongo.mongo_test_case import PATIENT
+from tests.store.mongo.mongo_test_case import PATIENT, TIME_LIMITS
 from tests.store.reference_store import ReferenceStore
 
 POLICIES = (
@@ -366,6 +365,7 @@ class MongoTests(TestCase):
     async def test_mongo(self) -> None:
         """Whatever is asked, the answers are the same."""
         shared_replica_set()
-        self.patch(server_module, "REQUEST_TIME_LIMIT", PATIENT)
+        for module, name in TIME_LIMITS:
+            self.patch(module, name, PATIENT)
         few = settings(max_examples=30, stateful_step_count=40, deadline=None)
         await deferToThread(run_state_machine_as_test, MongoStores, settings=few)

@@ -28,14 +28,13 @@ from mediatord.store.interfaces.decentrl import (
 from mediatord.store.interfaces.messages import MessageLedger, QueueLimits
 from mediatord.store.interfaces.store import IStore, ignore_observation
 from mediatord.store.mongo.decentrl_store import MongoDecentrlStore
-from mediatord.store.mongo.driver import client as server_module
 from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.uri import parse_mongo_uri
 from mediatord.store.mongo.nonces import NonceCapacity
 from mediatord.store.mongo.store import MongoStore
 from tests.mongod import fresh_database, shared_replica_set
 from tests.store.builders import HoldableRunner, ImmediateClock, make_sqlite_store, result_of
-from tests.store.mongo.mongo_test_case import PATIENT
+from tests.store.mongo.mongo_test_case import PATIENT, TIME_LIMITS
 from tests.store.random_decentrl_commands import (
     PEOPLE,
     TAGS,
@@ -231,7 +230,7 @@ class MongoDecentrlStores(DecentrlStores):
     """With the MongoDB store on a real server, in which two events are a long list."""
 
     def make_other(self) -> IStore:
-        self.patience = MonkeyPatcher((server_module, "REQUEST_TIME_LIMIT", PATIENT))
+        self.patience = MonkeyPatcher(*[(module, name, PATIENT) for module, name in TIME_LIMITS])
         self.patience.patch()
         self.fresh = fresh_database()
         address = parse_mongo_uri(shared_replica_set().uri(self.fresh.__enter__()))

@@ -221,10 +221,10 @@ def test_event_comes_out_as_it_went_in() -> None:
     """The other side of the contract reads the event and knows who wrote it (reference section 5)."""
     pair = Pair()
     bobs = pair.accepted()
-    payload = seal_event(pair.alice, pair.concluded(bobs.signed), '{"type":"note"}', NOW)
+    payload = seal_event(pair.alice, pair.concluded(bobs.signed), '{"type":"confidential"}', NOW)
     event = open_event(payload, pair.alice.did, [bobs])
-    assert (event.text, event.sender_did, event.timestamp) == ('{"type":"note"}', pair.alice.did, NOW)
-    assert "note" not in payload and "note" not in repr(event)
+    assert (event.text, event.sender_did, event.timestamp) == ('{"type":"confidential"}', pair.alice.did, NOW)
+    assert "confidential" not in payload and "confidential" not in repr(event)
 
 
 def test_event_is_opened_under_whichever_contract_it_was_sent() -> None:

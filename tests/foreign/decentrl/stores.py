@@ -22,7 +22,7 @@ INSTALLED = PROJECT / ".node-decentrl"
 DRIVER = Path(__file__).with_name("event_store.mjs")
 
 # Bounds one call, which asks a mediator on this machine a few times.
-PATIENCE_SECONDS = 60
+PATIENCE_SECONDS = 120
 
 
 class ClientFailed(Exception):

@@ -53,12 +53,12 @@ class ClusterPresenceContract(ClusterStoreContract):
     async def test_pickups(self) -> None:
         """What one process has recorded as picked up every process knows, for as long as it counts."""
         await self.cluster.record_pickups(["a", "b", "a"], LONG)
-        await self.cluster.record_pickups(["short", "b"], self.short)
+        await self.cluster.record_pickups(["short", "b"], self.roomy)
         await self.cluster.record_pickups([], LONG)
         neighbour = self.neighbour.cluster
         self.assertEqual(await neighbour.find_picked_up(["a", "b", "c", "short", "a", ""]), {"a", "b", "short"})
         self.assertEqual(await neighbour.find_picked_up([]), frozenset())
-        await self.outlive()
+        await self.pass_time(self.roomy)
         self.assertEqual(await neighbour.find_picked_up(["a", "b", "short"]), {"a"})
         await self.cluster.record_pickups(["b"], LONG)
         self.assertEqual(await neighbour.find_picked_up(["short", "b"]), {"b"})

@@ -18,6 +18,7 @@ from twisted.trial.unittest import TestCase
 
 from mediatord.store.interfaces.messages import EnqueueResult, Payload, QueueLimits
 from mediatord.store.interfaces.store import OperationObserver, RecipientUpdateAction, ignore_observation
+from mediatord.store.mongo import decentrl_event_archive, ledger, nonces, queue_statistics, schema
 from mediatord.store.mongo.driver import client as server_module
 from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.collection import Collection
@@ -31,14 +32,26 @@ CLOCK = IReactorTime(reactor)
 INBOX = "did:key:z6MkInbox"
 ALICE = "did:example:alice"
 THINGS = Collection("things")
-# What operations may take, whatever the server does, with a second for a machine that has other things to do.
-AT_MOST = 3.0 + 1.0
-# Until something that was away is back.
-BACK = 5.0
-# Until something happens that nobody has promised a time for.
-SOMETIME = 30.0
+# What operations may take, whatever the server does: many times their time limit, as the machine may be busy.
+AT_MOST = 20.0
+# How long a silent server says nothing: longer than that.
+SILENT_MS = 60_000
+# Until something happens, unless it never does.
+SOMETIME = 120.0
 # What operations are given where it is not tried what happens when that is over: the machine may be busy.
 PATIENT, IMPATIENT = 10.0, 0.8
+# All that they are given, and their parts.
+TIME_LIMITS: tuple[tuple[Any, str], ...] = (
+    (server_module, "REQUEST_TIME_LIMIT"),
+    (server_module, "PROBE_TIMEOUT"),
+    (schema, "_COMMAND_TIMEOUT"),
+    (nonces, "_COUNT_TIMEOUT"),
+    (ledger, "LEDGER_TIMEOUT"),
+    (ledger, "_COUNT_TIMEOUT"),
+    (queue_statistics, "LEDGER_TIMEOUT"),
+    (queue_statistics, "STATISTICS_TIMEOUT"),
+    (decentrl_event_archive, "REQUEST_TIME_LIMIT"),
+)
 
 
 class HostClock:
@@ -68,6 +81,11 @@ async def wait_until(holds: Callable[[], bool], seconds: float = SOMETIME) -> fl
     return CLOCK.seconds() - begun
 
 
+async def wait_for_recovery(server: ReplicaSetClient) -> None:
+    """Wait until no commit is uncertain, and operations are accepted again: that is so a little later."""
+    await wait_until(lambda: server.is_available and not server.transactions.has_uncertain_commits)
+
+
 @cache
 def authenticated_server() -> ReplicaSet:
     """A server with access control."""
@@ -85,7 +103,7 @@ class MongoTestCase(TestCase):
     """
     A database of its own without documents, on the servers that all tests share, and what is said meanwhile.
 
-    :cvar patience: seconds that an operation is given; None for as many as ever.
+    :cvar patience: seconds that an operation is given, as is each part of it; None for as many as ever.
     :ivar said: all that was logged, as it would be written.
     :ivar states: what was told of whether the server answers.
     """
@@ -94,7 +112,8 @@ class MongoTestCase(TestCase):
 
     def setUp(self) -> None:
         if self.patience is not None:
-            self.patch(server_module, "REQUEST_TIME_LIMIT", self.patience)
+            for module, name in TIME_LIMITS:
+                self.patch(module, name, self.patience)
         self.servers = self.choose_servers()
         fresh = fresh_database() if self.servers is shared_replica_set() else fresh_database(self.servers)
         self.database = fresh.__enter__()
@@ -117,6 +136,27 @@ class MongoTestCase(TestCase):
             yield
         finally:
             patience.restore()
+
+    @contextmanager
+    def silently(self, command: str) -> Iterator[None]:
+        """The server does not answer this command on this database in this context; then it forgets about it."""
+        with self.servers.failpoint(command, blockConnection=True, blockTimeMS=SILENT_MS):
+            try:
+                yield
+            finally:
+                ours = {f"command.{command}": {"$exists": True}, "command.$db": self.database}
+                for blocked in self.running(ours):
+                    self.servers.client.admin.command("killOp", op=blocked["opid"])
+
+    def running(self, wanted: dict[str, Any]) -> list[dict[str, Any]]:
+        """Operations of the server, and open transactions that it waits for the next command of."""
+        everything = {"$currentOp": {"allUsers": True, "idleSessions": True}}
+        return list(self.servers.client.admin.aggregate([everything, {"$match": wanted}]))
+
+    def running_in_sessions(self, server: ReplicaSetClient) -> list[dict[str, Any]]:
+        """As :meth:`running`, of one client's sessions: earlier tests may have left transactions open."""
+        sessions = [session["id"] for session in server.transactions.sessions.session_ids]
+        return self.running({"lsid.id": {"$in": sessions}})
 
     def a_server(
         self, uri: str | None = None, *, observe: OperationObserver = ignore_observation, connections: int = 3

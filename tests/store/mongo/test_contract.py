@@ -10,21 +10,21 @@ from twisted.trial.unittest import TestCase
 from mediatord.store.interfaces.decentrl import MAX_PAGE_BYTES, DecentrlQuotas
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import IStore, ignore_observation
-from mediatord.store.mongo.driver import client as server_module
 from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.uri import parse_mongo_uri
 from mediatord.store.mongo.store import MongoStore
 from tests.mongod import fresh_database, shared_replica_set
 from tests.store import contract
 from tests.store.contract.base import Base, StoreContract
-from tests.store.mongo.mongo_test_case import CLOCK, PATIENT
+from tests.store.mongo.mongo_test_case import CLOCK, PATIENT, TIME_LIMITS
 
 
 class MakesMongo(Base):
     """Stores on one database, which is empty before a test."""
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
-        cast(TestCase, self).patch(server_module, "REQUEST_TIME_LIMIT", PATIENT)
+        for module, name in TIME_LIMITS:
+            cast(TestCase, self).patch(module, name, PATIENT)
         fresh = fresh_database()
         self.database = fresh.__enter__()
         self.addCleanup(fresh.__exit__, None, None, None)

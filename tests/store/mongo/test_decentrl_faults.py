@@ -36,7 +36,7 @@ from mediatord.store.mongo.removal import UncertainRemovalReporter
 from mediatord.store.mongo.schema import PENDING_EVENTS
 from tests.store.builders import ALICE, BOB, NOON
 from tests.store.mongo.decentrl_test_case import MongoDecentrlTestCase
-from tests.store.mongo.mongo_test_case import wait_until
+from tests.store.mongo.mongo_test_case import IMPATIENT, wait_for_recovery, wait_until
 
 ALL = PageRequest(0, 1000)
 TRANSIENT: dict[str, Any] = {"errorCode": 112, "errorLabels": ["TransientTransactionError"]}
@@ -57,7 +57,7 @@ class FaultCase(MongoDecentrlTestCase):
     @contextmanager
     def impatiently(self) -> Iterator[None]:
         """Operations have little time in this context."""
-        patches = [self.patch(client, "REQUEST_TIME_LIMIT", 0.25), self.patch(client, "PROBE_INTERVAL", 0.05)]
+        patches = [self.patch(client, "REQUEST_TIME_LIMIT", IMPATIENT), self.patch(client, "PROBE_INTERVAL", 0.05)]
         try:
             yield
         finally:
@@ -97,7 +97,7 @@ class UncertainCommitTests(FaultCase):
         """Run a command whose commit gets no reply."""
         with self.impatiently(), self.servers.failpoint("commitTransaction", **fault):
             await self.assertFailure(write(guard), StoreUnavailable)
-        await wait_until(lambda: self.links[0].is_available and not self.links[0].transactions.has_uncertain_commits)
+        await wait_for_recovery(self.links[0])
 
     async def test_committed(self) -> None:
         """A command that succeeded is undone, and can be repeated with the same nonce."""
@@ -140,7 +140,7 @@ class UncertainCommitTests(FaultCase):
             # Undoing it releases the nonce, though nobody says so.
             await wait_until(lambda: any("undo of an uncertain commit" in line for line in self.said))
             self.assertEqual(self.documents["nonces"].count_documents({"_id": guard.nonce}), 0)
-        await wait_until(lambda: self.links[0].is_available and not self.links[0].transactions.has_uncertain_commits)
+        await wait_for_recovery(self.links[0])
         self.assertEqual([[one.id for one in some] for some in told], [ids[:1]])
         self.assertEqual((await decentrl.pending_events(ALICE, None, ALL)).items, (events[1],))
         self.assertEqual(await acknowledge(guard), [])
@@ -190,7 +190,7 @@ class UncertainCommitTests(FaultCase):
             await self.assertFailure(self.decentrl.enqueue_event(guard, event), StoreUnavailable)
         await self.assertFailure(self.decentrl.enqueue_event(guard, event), StoreUnavailable)
         undone.callback(None)
-        await wait_until(lambda: self.links[0].is_available and not self.links[0].transactions.has_uncertain_commits)
+        await wait_for_recovery(self.links[0])
         await self.decentrl.enqueue_event(guard, event)
         await self.assertFailure(self.decentrl.enqueue_event(guard, event), DuplicateNonce)
         self.assertEqual((await self.decentrl.pending_events(ALICE, None, ALL)).items, (event,))

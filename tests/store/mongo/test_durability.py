@@ -51,6 +51,8 @@ class DurabilityTests(MongoTestCase):
             yield found
         finally:
             self.servers.client.admin.command("profile", 0, slowms=_USUAL)
-        said = log.read_bytes()[begin:].decode(errors="replace").splitlines()
+        # The server may be in the middle of a line, of another database, at either end.
+        whole = log.read_bytes()[begin:].partition(b"\n")[2].rpartition(b"\n")[0]
+        said = whole.decode(errors="replace").splitlines()
         asked = [json.loads(line).get("attr", {}).get("command", {}) for line in said if '"COMMAND"' in line]
         found += [one for one in asked if one.get("$db") == self.database or "commitTransaction" in one]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from typing import Any
@@ -21,7 +22,18 @@ from mediatord.store.mongo.driver.operation import Operation
 from mediatord.store.mongo.store import MongoStore
 from mediatord.store.mongo.transaction_batcher import TransactionBatcher
 from tests.replica_set import ReplicaSet
-from tests.store.mongo.mongo_test_case import ALICE, CLOCK, INBOX, MongoTestCase, start_mongod, wait_until
+from tests.store.mongo.mongo_test_case import (
+    ALICE,
+    AT_MOST,
+    CLOCK,
+    INBOX,
+    PATIENT,
+    SILENT_MS,
+    MongoTestCase,
+    start_mongod,
+    wait_for_recovery,
+    wait_until,
+)
 
 OTHER = "did:key:z6MkOther"
 
@@ -248,12 +260,14 @@ class NodesTests(MongoTestCase):
 
     async def test_forgotten_in_time(self) -> None:
         """The owner of a DID is cached for a short time."""
-        self.patch(accounts, "_OWNER_LIFETIME", 0.3)
         first, second, _ = await self.nodes()
+        now = 0.0
+        self.patch(first._owner_cache, "_now", lambda: now)
+        first._owner_cache.clear()
         self.assertEqual(await first.find_owner(INBOX), ALICE)
         await second.update_recipients(ALICE, [(INBOX, "remove")], max_recipients=9)
         self.assertEqual(await first.find_owner(INBOX), ALICE)
-        await deferLater(CLOCK, 0.4)
+        now += accounts._OWNER_LIFETIME
         self.assertIsNone(await first.find_owner(INBOX))
 
     async def test_many_owners(self) -> None:
@@ -276,14 +290,17 @@ class NodesTests(MongoTestCase):
 
     async def test_died(self) -> None:
         """A dead node's open transactions hold no locks once another one opens the store."""
-        first = await self.a_store()
-        with self.servers.failpoint("commitTransaction", blockConnection=True, blockTimeMS=3_000, times=1):
+        server = self.a_server()
+        first = await self.a_store(server=server)
+        with self.servers.failpoint("commitTransaction", blockConnection=True, blockTimeMS=SILENT_MS, times=1):
             asked = self.put(first, "a")
-            await wait_until(self._in_the_way)
+            await wait_until(
+                lambda: any("commitTransaction" in one.get("command", {}) for one in self.running_in_sessions(server))
+            )
             second = await self.a_store()
             begun = CLOCK.seconds()
             await self.put(second, "b")
-            self.assertLess(CLOCK.seconds() - begun, 2.0)
+            self.assertLess(CLOCK.seconds() - begun, AT_MOST)
             await asked
         self.assertEqual(sorted(self.kept()), ["a", "b"])
 
@@ -297,11 +314,6 @@ class NodesTests(MongoTestCase):
         for node in (first, second):
             await node.close()
         self.assertLessEqual(self.documents["session_owners"].count_documents({}), 1)
-
-    def _in_the_way(self) -> bool:
-        """Whether a transaction with writes is open."""
-        status = self.servers.client.admin.command("serverStatus")
-        return bool(status["transactions"]["currentOpen"])
 
     async def test_opened_beside_others(self) -> None:
         """Delivery marks of live nodes stay when another opens the store; those of dead ones do not."""
@@ -318,42 +330,50 @@ class NodesTests(MongoTestCase):
 class UncertainCommitTests(MongoTestCase):
     """A failed enqueue has stored nothing in the end, even if its commit succeeded."""
 
-    def setUp(self) -> None:
-        super().setUp()
-        self.patch(server_module, "REQUEST_TIME_LIMIT", 0.8)
+    @contextmanager
+    def in_doubt(self) -> Iterator[None]:
+        """Commits succeed, and operations do not learn of it in their time."""
+        error = {"code": 64, "errmsg": "no"}
+        with self.servers.failpoint("commitTransaction", writeConcernError=error), self.impatiently():
+            yield
 
     async def test_deposit(self) -> None:
         """Messages with an uncertain commit are withdrawn."""
-        store = await self.a_store()
+        server = self.a_server()
+        store = await self.a_store(server=server)
         await self.put(store, "before")
-        with self.servers.failpoint("commitTransaction", writeConcernError={"code": 64, "errmsg": "no"}):
+        with self.in_doubt():
             self.assertEqual(
                 await settled(self.put(store, "a"), self.put(store, "b", "c")), [StoreUnavailable, StoreUnavailable]
             )
             self.assertEqual(self.kept(), ["before", "a", "b", "c"])
-        await wait_until(lambda: self.kept() == ["before"])
+        await wait_for_recovery(server)
+        self.assertEqual(self.kept(), ["before"])
         await self.put(store, "a")
         self.assertEqual(self.kept(), ["before", "a"])
 
     async def test_closed(self) -> None:
         """They are withdrawn before the store is closed."""
+        self.patch(server_module, "_CLOSE_TIMEOUT", PATIENT)
         store = await self.a_store()
-        with self.servers.failpoint("commitTransaction", writeConcernError={"code": 64, "errmsg": "no"}):
+        with self.in_doubt():
             await settled(self.put(store, "a"))
         await store.close()
         self.assertEqual(self.kept(), [])
 
     async def test_claim(self) -> None:
         """Uncertain claims are released, but not those of others."""
-        store = await self.a_store()
-        later = CLOCK.seconds() + 60
+        server = self.a_server()
+        store = await self.a_store(server=server)
+        later = CLOCK.seconds() + 3600
         await store.claim_nonce(b"other", later)
-        with self.servers.failpoint("commitTransaction", writeConcernError={"code": 64, "errmsg": "no"}):
+        with self.in_doubt():
             self.assertEqual(
                 await settled(store.claim_nonce(b"other", later), store.claim_nonce(b"mine", later)),
                 [StoreUnavailable] * 2,
             )
-        await wait_until(lambda: self.documents["nonces"].count_documents({}) == 1)
+        await wait_for_recovery(server)
+        self.assertEqual(self.documents["nonces"].count_documents({}), 1)
         self.assertEqual(
             [await store.claim_nonce(b"other", later), await store.claim_nonce(b"mine", later)], [False, True]
         )
@@ -399,10 +419,10 @@ class FailoverTests(MongoTestCase):
         ):
             wanted = len(self.accepted) + 20
             await self.elsewhere(fault)
-            await wait_until(partial(self._accepted, wanted), 30.0)
+            await wait_until(partial(self._accepted, wanted))
         self.going = False
         await gatherResults(workers)
-        await wait_until(lambda: server.is_available and not server.transactions.has_uncertain_commits)
+        await wait_for_recovery(server)
         self.assertEqual(sorted(self.kept()), sorted(self.accepted))
 
     def _thaw(self) -> None:

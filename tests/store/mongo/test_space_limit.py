@@ -121,10 +121,10 @@ class DiskTests(SpaceCase):
         await self.unavailable(store.grant(ALICE), store.ping())
 
     async def test_enough_left(self) -> None:
-        """With limits just above and below the free space."""
+        """With limits above and below the free space, of which other programs may take or free some meanwhile."""
         stats = await self.elsewhere(self.documents.command, "dbStats")
         free = stats["fsTotalSize"] - stats["fsUsedSize"]
-        for least, trouble in ((int(free * 0.9), ""), (int(free * 1.1), "store full: only reading and deleting")):
+        for least, trouble in ((int(free * 0.5), ""), (int(free * 4), "store full: only reading and deleting")):
             store = await self.limited_store(SpaceLimits(min_free_bytes=least))
             await store.space_limit.check()
             self.assertEqual(store.fault_description, trouble)
@@ -138,6 +138,7 @@ class RefusedTests(SpaceCase):
         """Check while the server replies with this error once. :return: and what is logged."""
         store = await self.limited_store(SpaceLimits(max_bytes=1))
         await wait_until(lambda: bool(store.fault_description), SOMETIME)
+        store.space_limit.stop()  # or its own check might be the one that gets the error
         self.said.clear()
         with self.servers.failpoint("dbStats", times=1, errorCode=code):
             await store.space_limit.check()

@@ -11,18 +11,29 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.task import deferLater
 
 from mediatord.errors import ReplayCacheFull, StoreUnavailable
+from mediatord.runtime.failure_logging import LogThrottle
 from mediatord.store.interfaces.decentrl import CommandGuard, Contract, PendingEvent
 from mediatord.store.interfaces.messages import Payload, QueueLimits, RemovedMessage
 from mediatord.store.interfaces.store import BatchLimits
-from mediatord.store.mongo import removal
+from mediatord.store.mongo import nonces, removal
+from mediatord.store.mongo.driver import client as server_module
 from mediatord.store.mongo.driver.errors import ServerUnreachable
 from mediatord.store.mongo.driver.operation import Operation
 from mediatord.store.mongo.driver.transactions import Transaction
 from mediatord.store.mongo.schema import MESSAGES
 from mediatord.store.mongo.store import MongoStore
 from mediatord.store.mongo.transaction_batcher import TransactionBatcher
-from tests.store.builders import BOB
-from tests.store.mongo.mongo_test_case import ALICE, CLOCK, IMPATIENT, INBOX, MongoTestCase, wait_until
+from tests.store.builders import BOB, HOUR
+from tests.store.mongo.mongo_test_case import (
+    ALICE,
+    CLOCK,
+    IMPATIENT,
+    INBOX,
+    PATIENT,
+    MongoTestCase,
+    wait_for_recovery,
+    wait_until,
+)
 
 NO_MAJORITY = {"code": 64, "errmsg": "no"}
 
@@ -71,6 +82,7 @@ class NonceTests(MongoTestCase):
             return counted(*asked)
 
         self.patch(store._nonces, "_count", count)
+        self.patch(nonces, "_RECOUNT_INTERVAL", HOUR)
         for key, next_ in ((b"1", b"e"), (b"2", b"f"), (b"3", b"g")):
             await store.release_nonce(key)
             self.assertTrue(await store.claim_nonce(next_, later))
@@ -88,7 +100,7 @@ class NonceTests(MongoTestCase):
                 await self.assertFailure(store.release_nonce(key), StoreUnavailable)
             if key == b"a":
                 self.assertTrue(await store.claim_nonce(key, later))
-        await wait_until(lambda: not server.transactions.has_uncertain_commits)
+        await wait_for_recovery(server)
         self.assertEqual([await store.claim_nonce(b"a", later), await other.claim_nonce(b"b", later)], [False, True])
 
     async def test_released_late(self) -> None:
@@ -157,6 +169,7 @@ class OverloadTests(MongoTestCase):
 
     async def test_large_acknowledgements(self) -> None:
         """Many large acknowledgements do not share a query."""
+        self.patch(server_module, "REQUEST_TIME_LIMIT", 6 * PATIENT)
         observed: Counter[str] = Counter()
         store = await self.a_store(observe=lambda operation, seconds: observed.update([operation]))
         before = observed["commit"]
@@ -250,7 +263,8 @@ class LateOutcomeTests(MongoTestCase):
         now = CLOCK.seconds()
         await store.enqueue(INBOX, [Payload("a", b"x", "json")], expires_at=now + 60, due_at=now - 1)
         await self.in_doubt(lambda: store.take_due_messages(9))
-        await wait_until(lambda: self.documents["messages"].count_documents({"wakes_at": {"$exists": True}}) == 1)
+        await wait_for_recovery(store._client)
+        self.assertEqual(self.documents["messages"].count_documents({"wakes_at": {"$exists": True}}), 1)
         self.assertEqual([(one.id, one.due_at) for one in await store.take_due_messages(9)], [("a", now - 1)])
         self.assertEqual(await store.take_due_messages(9), [])
 
@@ -274,10 +288,13 @@ class ResolverTests(MongoTestCase):
         """An undo that fails does not block others, and does not fill the log."""
         server = await self.an_open_server()
         undone: list[int] = []
-        failing = True
+        failing, failures = True, 0
+        self.patch(server._error_log, "_failures", LogThrottle(CLOCK, HOUR))
 
         async def fail(transaction: Transaction) -> None:
+            nonlocal failures
             if failing:
+                failures += 1
                 raise ValueError("SECRET")
 
         def undo(number: int) -> None:
@@ -290,7 +307,7 @@ class ResolverTests(MongoTestCase):
         undo(1)
         undo(2)
         await wait_until(lambda: undone == [1, 2])
-        await deferLater(CLOCK, 0.5)
+        await wait_until(lambda: failures > 3)
         lines = [line for line in self.said if "undo of" in line]
         self.assertTrue(server.transactions.has_uncertain_commits)
         self.assertEqual((len(lines), any("SECRET" in line for line in self.said)), (1, False))

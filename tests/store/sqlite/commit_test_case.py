@@ -23,7 +23,7 @@ def count_wal_commits(path: Path) -> int:
     """How many transactions the write-ahead log holds: a frame that tells the size of the database ends one."""
     log = path.with_name(path.name + "-wal").read_bytes()
     page_size, salt = struct.unpack_from(">8xI4x8s", log)
-    frames = range(32, len(log), 24 + page_size)
+    frames = range(32, len(log) - page_size - 23, 24 + page_size)  # whole ones only: the last may be half written
     ends = [struct.unpack_from(">4xI8s", log, frame) for frame in frames]
     return sum(size > 0 and its_salt == salt for size, its_salt in ends)
 

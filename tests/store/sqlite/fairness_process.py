@@ -1,7 +1,8 @@
 """
 A process that writes to a database as often as it can, one row a transaction.
 
-`python -m tests.store.sqlite.fairness_process DATABASE NAME ROWS`: waits for a line, then writes ROWS rows.
+`python -m tests.store.sqlite.fairness_process DATABASE NAME PROCESSES ROWS`: waits for a line, then writes until each
+of so many processes has written so many rows.
 """
 
 from __future__ import annotations
@@ -14,25 +15,27 @@ from mediatord.store.sqlite.executor import SQLiteExecutor
 from tests.store.builders import ImmediateClock, InlineRunner
 
 PATIENCE = 60.0
+# How many of them have written that many rows.
+DONE = "SELECT count(*) FROM (SELECT 1 FROM written GROUP BY name HAVING count(*) >= ?)"
 
 
-def compete(path: Path, name: str, rows: int) -> None:
+def compete(path: Path, name: str, processes: int, rows: int) -> None:
     """Write the name of this process again and again."""
     file = SQLiteExecutor(path, ImmediateClock(), lambda kind: InlineRunner(), patience=PATIENCE, shared=True)
     file.open()
     print(flush=True)  # noqa: T201  it is read by who has started this
     sys.stdin.readline()
-    written: list[int] = [0]
+    done: list[int] = [0]
 
     def write(connection: Connection) -> int:
         connection.execute("INSERT INTO written (name) VALUES (?)", (name,))
-        return int(connection.execute("SELECT count(*) FROM written").fetchone()[0])
+        return int(connection.execute(DONE, (rows,)).fetchone()[0])
 
-    while written[-1] < rows:
-        file.write("write", write).addCallback(written.append)
+    while done[-1] < processes:
+        file.write("write", write).addCallback(done.append)
     file.close()
 
 
 if __name__ == "__main__":
-    database, own_name, most = sys.argv[1:]
-    compete(Path(database), own_name, int(most))
+    database, own_name, number, least = sys.argv[1:]
+    compete(Path(database), own_name, int(number), int(least))

@@ -14,15 +14,16 @@ from random import Random
 from typing import Any
 
 from twisted.internet.defer import Deferred, gatherResults
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
 from twisted.internet.task import react
 
 from mediatord.errors import QuotaExceeded
-from mediatord.store.factory import build_store
 from mediatord.store.interfaces.cluster_and_quotas import ClusterJoinError, ClusterNode
 from mediatord.store.interfaces.decentrl import CommandGuard, ContractRequest, DecentrlQuotas
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import IStore
+from mediatord.store.sqlite.executor import SQLiteExecutor, ThreadRunner
+from mediatord.store.sqlite.sqlite_store import SQLiteStore
 from tests.store.builders import ALICE, BOB, HOUR, make_payload
 
 INBOX = "did:key:z6MkInbox"
@@ -33,6 +34,8 @@ NONCES = 200
 TAKEN = 50
 ROUNDS = 40
 AT_A_TIME = 5
+# Seconds for which a write waits for other processes: these are to do all they can, however busy the machine is.
+PATIENCE = 60.0
 
 
 class StressWorker:
@@ -122,7 +125,15 @@ class StressWorker:
 
 async def run_stress(reactor: IReactorTime) -> None:
     path, name = sys.argv[1:]
-    store = build_store("sqlite", reactor, LIMITS, caps=CAPS, path=Path(path), shared=True)
+    threads = IReactorFromThreads(reactor)
+    executor = SQLiteExecutor(
+        Path(path),
+        reactor,
+        lambda kind: ThreadRunner(threads, f"mediatord-store-{kind}"),
+        patience=PATIENCE,
+        shared=True,
+    )
+    store = SQLiteStore(executor, reactor, LIMITS, caps=CAPS, shared=True)
     sys.stdin.readline()
     await store.open()
     one = StressWorker(store, reactor, name)

@@ -71,7 +71,7 @@ class StressTests(SynchronousTestCase):
             assert child.stdin is not None
             child.stdin.write("\n")
             child.stdin.flush()
-        told = [json.loads(child.communicate(timeout=180)[0]) for child in children]
+        told = [json.loads(child.communicate(timeout=400)[0]) for child in children]
         self.assertEqual([child.returncode for child in children], [0] * len(children))
         return Counter((what, item) for one in told for what, items in one.items() for item in items)
 

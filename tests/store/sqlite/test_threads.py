@@ -19,7 +19,8 @@ from mediatord.errors import StoreUnavailable
 from mediatord.store.factory import build_store
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.sqlite.connection import connect, connect_reader
-from mediatord.store.sqlite.executor import ThreadRunner
+from mediatord.store.sqlite.executor import SQLiteExecutor, ThreadRunner
+from mediatord.store.sqlite.sqlite_store import SQLiteStore
 from tests.store.builders import ALICE, HOUR, make_database_path, make_payload
 from tests.store.sqlite.enqueue_process import INBOX
 
@@ -85,6 +86,11 @@ class ThreadTests(TestCase):
 
     async def test_reads_while_locked_out(self) -> None:
         """While another process holds the write lock, reads are answered; then the write goes through."""
+        threads = IReactorFromThreads(reactor)
+        executor = SQLiteExecutor(
+            self.path, self.clock, lambda kind: ThreadRunner(threads, f"mediatord-store-{kind}"), patience=60.0
+        )
+        self.store = SQLiteStore(executor, self.clock, QueueLimits())
         await self.open()
         with closing(connect(self.path)) as other:
             other.execute("BEGIN IMMEDIATE")

@@ -14,7 +14,8 @@ from mediatord.store.sqlite.database_file import open_database
 from tests.store.builders import make_database_path
 
 PROCESSES = ("a", "b", "c")
-ROWS = 240
+# Of each of them.
+ROWS = 80
 
 
 @pytest.mark.system
@@ -28,7 +29,12 @@ class FairnessTests(SynchronousTestCase):
             connection.execute("CREATE TABLE written (place INTEGER PRIMARY KEY, name TEXT)")
         command = [sys.executable, "-m", "tests.store.sqlite.fairness_process", str(path)]
         children = [
-            subprocess.Popen([*command, name, str(ROWS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            subprocess.Popen(
+                [*command, name, str(len(PROCESSES)), str(ROWS)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
             for name in PROCESSES
         ]
         for child in children:
@@ -41,16 +47,13 @@ class FairnessTests(SynchronousTestCase):
             child.stdin.write("\n")
             child.stdin.flush()
         for child in children:
-            child.communicate(timeout=100)
+            child.communicate(timeout=300)
         self.assertEqual([child.returncode for child in children], [0] * len(children))
         with closing(connect(path)) as connection:
-            names = [
-                name for (name,) in connection.execute("SELECT name FROM written ORDER BY place LIMIT ?", (ROWS,))
-            ]
-        # The first ones were alone for a moment.
-        later = names[ROWS // 4 :]
+            names = [name for (name,) in connection.execute("SELECT name FROM written ORDER BY place")]
+        # The first ones were alone until the last one began, which may be a while on a busy machine.
+        later = names[max(map(names.index, PROCESSES)) :]
         again = sum(before == name for before, name in zip(later, later[1:], strict=False))
-        self.assertEqual(set(later), set(PROCESSES))
         self.assertLess(again, len(later) // 5)
 
 

@@ -17,9 +17,9 @@ from mediatord.store.mongo.driver.uri import parse_mongo_uri
 from tests.replica_set import Credentials, ReplicaSet
 from tests.store.mongo.mongo_test_case import (
     ALICE,
-    BACK,
     CLOCK,
     INBOX,
+    PATIENT,
     THINGS,
     MongoTestCase,
     start_mongod,
@@ -77,6 +77,7 @@ class GuardedTests(MongoTestCase):
 
     async def test_revoked(self) -> None:
         """Operations fail at once while the user does not exist, and work again when it does."""
+        self.patch(server_module, "PROBE_TIMEOUT", PATIENT)
         create: dict[str, Any] = {
             "pwd": "p",
             "roles": [{"role": "readWrite", "db": self.database}],
@@ -98,13 +99,14 @@ class GuardedTests(MongoTestCase):
         self.assertEqual(dropped, [])
         admin.command("createUser", "revoked", **create)
         self.addCleanup(admin.command, "dropUser", "revoked")
-        await wait_until(lambda: server.is_available, BACK)
+        await wait_until(lambda: server.is_available)
         await gatherResults([start_mongod(server.query("read", THINGS.find({}))) for _ in range(20)])
         await gatherResults([start_mongod(server.write("write", BEATING)) for _ in range(20)])
         self.assertEqual((self.states, len(dropped)), ([True, False, True], 1))
 
     async def test_not_allowed(self) -> None:
         """A command that is not authorized affects no other command and no connection."""
+        self.patch(server_module, "PROBE_TIMEOUT", PATIENT)
         roles = [{"role": "readWrite", "db": self.database}]
         self.servers.client.admin.command("createUser", "limited", pwd="p", roles=roles, mechanisms=["SCRAM-SHA-1"])
         self.addCleanup(self.servers.client.admin.command, "dropUser", "limited")

@@ -26,10 +26,12 @@ from tests.store.builders import HOUR
 from tests.store.mongo.mongo_test_case import (
     ALICE,
     AT_MOST,
-    BACK,
     CLOCK,
     INBOX,
+    PATIENT,
+    SOMETIME,
     THINGS,
+    TIME_LIMITS,
     HostClock,
     MongoTestCase,
     authenticated_server,
@@ -41,8 +43,6 @@ from tests.store.mongo.mongo_test_case import (
 NOT_PRIMARY = (91, 189, 10107, 11600, 11602, 13435, 13436)
 TRANSIENT = ["TransientTransactionError"]
 CANARY = "Tremendously-secret"
-# How long a server keeps silent: longer than anybody waits for it.
-BLOCKED_MS = 4_500
 
 
 def adding(number: int) -> list[MongoCommand]:
@@ -116,7 +116,7 @@ class CommandTests(ServerCase):
 
     async def test_slow(self) -> None:
         """A late reply is not awaited, and other commands go on."""
-        with self.servers.failpoint("find", blockConnection=True, blockTimeMS=BLOCKED_MS):
+        with self.silently("find"):
             with self.impatiently():
                 slow = start_mongod(self.server.query("read", THINGS.find({})))
             slow.addErrback(
@@ -183,8 +183,7 @@ class CommandTests(ServerCase):
 
     async def test_close_while_nobody_answers(self) -> None:
         """A command without a reply ends before the close does."""
-        blocked = self.servers.failpoint("find", blockConnection=True, blockTimeMS=BLOCKED_MS)
-        with blocked, self.impatiently():
+        with self.silently("find"), self.impatiently():
             asked = start_mongod(self.server.query("read", THINGS.find({})))
             begun = CLOCK.seconds()
             await self.server.close()
@@ -307,8 +306,7 @@ class TransactionTests(ServerCase):
             await transaction.write(THINGS.update_each([{"q": {"_id": 0}, "u": {"$inc": {"number": 1}}}]))
             await transaction.query(THINGS.find({}))
 
-        blocked = self.servers.failpoint("find", blockConnection=True, blockTimeMS=BLOCKED_MS)
-        with blocked, self.impatiently():
+        with self.silently("find"), self.impatiently():
             await self.fails(self.server.transact("work", write_first))
         begun = CLOCK.seconds()
         await self.server.transact("count", self.count)
@@ -326,16 +324,11 @@ class TransactionTests(ServerCase):
         left = start_mongod(self.server.transact("work", leave))
         left.addErrback(lambda _: None)
         other = await self.an_open_server()
-        await wait_until(lambda: self._in_the_way())
+        await wait_until(lambda: any("transaction" in one for one in self.running_in_sessions(self.server)))
         await other.end_sessions("boot 1")
         await other.transact("count", self.count)
         self.assertEqual(self.counted(), 1)
         left.cancel()
-
-    def _in_the_way(self) -> bool:
-        """Whether a transaction is open."""
-        status = self.servers.client.admin.command("serverStatus")
-        return bool(status["transactions"]["currentInactive"])
 
 
 class UncertainCommitTests(ServerCase):
@@ -387,7 +380,7 @@ class UnavailableServerTests(ServerCase):
             await self.elsewhere(come, 0)
         # Since there is a primary again, which is not up to us.
         await self.elsewhere(self.servers.primary)
-        took = await wait_until(lambda: self.server.is_available, BACK)
+        took = await wait_until(lambda: self.server.is_available)
         await self.server.write("write", adding(2))
         self.assertEqual(self.states, [True, False, True], f"after {took:.1f} s")
         self.assertIn(2, self.things())
@@ -440,10 +433,13 @@ class UnavailableServerTests(ServerCase):
 
     async def test_counted(self) -> None:
         """Queued messages are counted right after a crash, unlike in the server's metadata."""
+        for module, name in TIME_LIMITS:
+            self.patch(module, name, PATIENT)
         store = await self.a_store()
         ids = [f"{number}" for number in range(200)]
         await self.put(store, *ids)
         self.servers.client.admin.command("fsync")
+        self.servers.client.admin.command("setParameter", 1, syncdelay=0)  # and not once more before the crash
         await store.acknowledge(ALICE, ids[2:])
         await self.elsewhere(self.servers.kill, 0)
         await self.elsewhere(self.servers.start, 0)
@@ -462,6 +458,8 @@ class UnavailableServerTests(ServerCase):
             self.fails_at_once(server.query("read", THINGS.find({})))
         finally:
             await self.elsewhere(self.servers.start, 0)
+        # Since there is a primary, which is not up to us.
+        await self.elsewhere(self.servers.primary)
         await server.open()
         await server.query("read", THINGS.find({}))
 
@@ -536,7 +534,7 @@ class CredentialTests(MongoTestCase):
         self.addCleanup(self.servers.client.admin.command, "dropUser", "late")
         begun = CLOCK.seconds()
         while True:
-            self.assertLess(CLOCK.seconds() - begun, BACK)
+            self.assertLess(CLOCK.seconds() - begun, SOMETIME)
             with contextlib.suppress(StoreUnavailable):
                 await server.open()
                 await server.write("write", adding(1))

@@ -1,4 +1,4 @@
-"""docs/explanation/durability.md names the test of each promise; a promise without one is none."""
+"""docs/explanation/durability.md names the test of each promise, and that test exists."""
 
 from __future__ import annotations
 
