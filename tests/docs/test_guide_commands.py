@@ -6,7 +6,7 @@ are `mediatord` and `twistd` of this environment, and the tools of the system; n
 
 Pages run at the same time and beside other daemons, so each gets ports of its own: each number of four or five digits
 after a colon (`127.0.0.1:8080`, `tcp:8080`, `%3A8080`) is replaced by a free port, the same number by the same port,
-in commands and shown output, except after a name in JSON. `mediatord` itself is started with its default port replaced alike.
+in commands and shown output, but not a number of JSON. `mediatord` itself is started with its default port replaced.
 
 After a daemon in the background, and after a SIGHUP, the next command waits until the daemon has reported `READY=1`,
 as an operator waits. Daemons that still run at the end are stopped, and have to exit with 0.
@@ -34,7 +34,7 @@ from tests.notify_socket import NotifySocket
 DEFAULT_PORT = "8080"
 PAGE_SECONDS = 480.0
 
-_PORT = re.compile(r"""(?<=[^"]:)[1-9]\d{3,4}\b|(?<=%3A)[1-9]\d{3,4}\b""")
+_PORT = re.compile(r'(?<=[^"]:)[1-9]\d{3,4}\b|(?<=%3A)[1-9]\d{3,4}\b')
 _DAEMON = re.compile(r"(?:mediatord run|twistd -n) .*&$")
 _RELOAD = re.compile(r"kill -(?:HUP|s HUP) ")
 _WRAPPER = """#!{python}
@@ -266,10 +266,10 @@ def test_ports_are_replaced() -> None:
     """The same number by the same port; other numbers stay."""
     ports = Ports()
     port = ports.of("8080")
-    text = 'curl http://127.0.0.1:8080/ did:web:a%3A8080 tcp:8080:x 12:30 8080 id:123456 "ms":8080 :8081'
-    assert ports.replace(text) == (
-        f'curl http://127.0.0.1:{port}/ did:web:a%3A{port} tcp:{port}:x 12:30 8080 id:123456 "ms":8080 :{ports.of("8081")}'
-    )
+    other = ports.of("8081")
+    text = 'http://127.0.0.1:8080/ did:web:a%3A8080 tcp:8080:x 12:30 8080 id:123456 "ms":8080 :8081'
+    replaced = f'http://127.0.0.1:{port}/ did:web:a%3A{port} tcp:{port}:x 12:30 8080 id:123456 "ms":8080 :{other}'
+    assert ports.replace(text) == replaced
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", int(port)))
 
