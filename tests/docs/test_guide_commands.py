@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -82,7 +82,15 @@ _NOT_EVERYWHERE = {
 # Languages of blocks that have commands and no `$ `.
 _OTHER_FORMS = {"", "sh", "bash", "shell", "shell-session", "sh-session", "zsh"}
 
-each_guide = pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.relative_to(PROJECT).as_posix())
+
+def each(pages: Iterable[Path]) -> pytest.MarkDecorator:
+    """Run a test for each of these pages."""
+    return pytest.mark.parametrize("page", list(pages), ids=lambda page: page.relative_to(PROJECT).as_posix())
+
+
+def has_commands(page: Path) -> bool:
+    """Whether a page has console blocks that are run."""
+    return any(block.language == "console" and block.why_not_run is None for block in read_blocks(page))
 
 
 class Ports:
@@ -155,13 +163,11 @@ def session() -> Iterator[Path]:
 
 
 @pytest.mark.system
-@each_guide
+@each(filter(has_commands, GUIDES))
 def test_commands_run(page: Path, session: Path) -> None:
     """Each exits with 0 and prints the lines that the page shows."""
     ports = Ports()
     steps = [Step(ports.replace(step.command), tuple(map(ports.replace, step.shown))) for step in read_steps(page)]
-    if not steps:
-        pytest.skip("no command of this page can run here")
     programs, directory = session / "bin", session / "page"
     programs.mkdir()
     directory.mkdir()
@@ -189,7 +195,7 @@ def test_commands_run(page: Path, session: Path) -> None:
     assert status == 0, (session / "log").read_text("utf-8") + (session / "rest").read_text("utf-8")
 
 
-@each_guide
+@each(GUIDES)
 def test_blocks_are_run_or_say_why_not(page: Path) -> None:
     """A console block has commands that can run on any machine, or a reason above it."""
     for block in read_blocks(page):
@@ -204,11 +210,9 @@ def test_blocks_are_run_or_say_why_not(page: Path) -> None:
         assert not programs & _NOT_EVERYWHERE, f"line {block.line}: give the reason why this is not run"
 
 
-@each_guide
+@each(page for page in GUIDES if page.suffix == ".md")
 def test_commands_are_in_console_blocks(page: Path) -> None:
     """No shell blocks without prompts, no indented commands, and none after the prompt of root."""
-    if page.suffix != ".md":
-        pytest.skip("the README has literal blocks of reStructuredText")
     for block in read_blocks(page):
         # A script that is to be saved as a file begins with its interpreter.
         is_script = block.language == "sh" and block.body.startswith("#!")
