@@ -74,8 +74,8 @@ def rows(document: str, begin: str, end: str) -> list[list[str]]:
 
 
 def shell_lines(document: str) -> list[str]:
-    """The commands of a document: lines that begin with a dollar, and literals that begin with a command."""
-    typed = re.findall(r"^\s*\$ (.+)$", document, re.MULTILINE)
+    """The commands of a document: lines after a dollar, continued or not; literals that begin with a command."""
+    typed = re.findall(r"^\s*\$ ((?:.*[\\|]\n)*.+)$", document, re.MULTILINE)
     named = [one for one in literals(document) if re.match(r"(?:make|mediatord|\.venv/bin/\S+|twistd) ", one)]
     return typed + named
 
