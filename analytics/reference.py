@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from textwrap import fill
 
 from analytics.jobs.quality import KINDS
 from analytics.metrics import METRICS
@@ -26,9 +27,9 @@ def parts() -> dict[str, str]:
     return {
         "tables": _overview(TABLES.values()),
         "columns": "\n".join(_described(TABLES[name]) for name in _DESCRIBED),
-        "kinds": _listed("kind", KINDS),
-        "findings": _listed("file", FINDINGS),
-        "figures": _listed("figure", {name: metric.title for name, metric in METRICS.items()}),
+        "kinds": _listed(KINDS),
+        "findings": _listed(FINDINGS),
+        "figures": _listed({name: metric.title for name, metric in METRICS.items()}),
     }
 
 
@@ -47,34 +48,27 @@ def renewed(text: str) -> str:
     return text
 
 
-def _listed(what: str, meanings: Mapping[str, str]) -> str:
-    rows = [f"| `{name}` | {_cell(meaning)} |" for name, meaning in meanings.items()]
-    return "\n".join([f"| {what} | meaning |", "|---|---|", *rows, ""])
+def _listed(meanings: Mapping[str, str]) -> str:
+    return "".join(map(_item, (f"`{name}`: {meaning}" for name, meaning in meanings.items())))
 
 
 def _overview(tables: Iterable[Table]) -> str:
-    return "\n".join(["| table | rows | key | other columns |", "|---|---|---|---|", *map(_row, tables), ""])
+    return "".join(map(_item, map(_describe, tables)))
 
 
-def _row(table: Table) -> str:
-    key = [name for name in table.key if name != "dt"]
-    others = [column.name for column in table.columns if column.name not in ("dt", *key)]
-    name = f"`{table.name}`{' *' if table.private else ''}"
-    shown = _names(key) or ("-" if table.key else "none")
-    return f"| {name} | {_cell(table.meaning)} | {shown} | {_names(others)} |"
+def _describe(table: Table) -> str:
+    key = ", ".join(f"`{name}`" for name in table.key if name != "dt")
+    mark = ", private" if table.private else ""
+    return f"`{table.name}`{mark}{f' ({key})' if key else ''}: {table.meaning}"
 
 
 def _described(table: Table) -> str:
     meanings = {column.name: column.meaning for column in table.columns if column.name != "dt"}
-    return f"### `{table.name}`\n\n{_listed('column', meanings)}"
+    return f"### `{table.name}`\n\n{_listed(meanings)}"
 
 
-def _names(columns: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in columns)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+def _item(text: str) -> str:
+    return fill(f"* {text}", 118, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Tables of the limits and memory buffers of the daemon for docs/reference/limits.md, with the values of the code."""
+"""Lists of the limits and memory buffers of the daemon for docs/reference/limits.md, with the values of the code."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _seconds(number: float) -> str:
     return f"{number:g} s"
 
 
-def list_rates() -> Iterator[tuple[str, str, str]]:
+def list_rates() -> Iterator[str]:
     """Limits per minute: what is limited, the default, the setting."""
     limits = _DEFAULTS.limits
     accounts = _constant("ratelimit.rate_limiter:_ACCOUNTS_PER_ADDRESS")
@@ -59,118 +59,94 @@ def list_rates() -> Iterator[tuple[str, str, str]]:
     requests = max(least, accounts * limits.account_per_minute, charges * limits.ip_per_minute)
     lookups = _constant("ratelimit.rate_limiter:_DID_LOOKUPS_PER_MINUTE")
     yield (
-        "forwards, invalid requests and requests without an account, per address",
-        f"{limits.ip_per_minute}",
-        "`limits.ip_per_minute`",
+        f"forwards, invalid requests and requests without an account, per address: {limits.ip_per_minute}, "
+        "`limits.ip_per_minute`"
     )
-    yield "forwards and outgoing commands, per sender DID", f"{limits.did_per_minute}", "`limits.did_per_minute`"
+    yield f"forwards and outgoing commands, per sender DID: {limits.did_per_minute}, `limits.did_per_minute`"
     yield (
-        "mediation and pickup requests and other commands, per account",
-        f"{limits.account_per_minute}",
-        "`limits.account_per_minute`",
+        f"mediation and pickup requests and other commands, per account: {limits.account_per_minute}, "
+        "`limits.account_per_minute`"
     )
-    yield "reads of public channels, per address", f"{limits.account_per_minute}", "`limits.account_per_minute`"
+    yield f"reads of public channels, per address: {limits.account_per_minute}, `limits.account_per_minute`"
     yield (
-        "commands, per address",
-        f"{accounts * limits.account_per_minute:,}",
-        f"{accounts} × `limits.account_per_minute`",
+        f"commands, per address: {accounts * limits.account_per_minute:,}, {accounts} × `limits.account_per_minute`"
     )
     yield (
-        "requests and WebSocket messages of any kind, per address and process; above it the connection is closed "
-        "(WebSocket: 1008)",
-        f"{requests:,}",
-        f"{charges} × `limits.ip_per_minute` or {accounts} × `limits.account_per_minute`, the larger one, at least "
-        f"{least:,}",
+        f"requests and WebSocket messages of any kind, per address and process: {requests:,}, the larger of {charges} "
+        f"× `limits.ip_per_minute` and {accounts} × `limits.account_per_minute`, at least {least:,}; above it the "
+        "connection is closed (WebSocket: 1008)"
     )
     yield (
-        "each limit above per address, for a trusted network",
-        f"{limits.trusted_per_minute:,}",
-        "`limits.trusted_per_minute`",
+        f"each limit above per address, for a trusted network: {limits.trusted_per_minute:,}, "
+        "`limits.trusted_per_minute`"
     )
-    yield "did:web documents fetched, per address", f"{lookups}", ""
+    yield f"did:web documents fetched, per address: {lookups}"
 
 
-def list_limits() -> Iterator[tuple[str, str, str]]:
+def list_limits() -> Iterator[str]:
     """Other limits: what is limited, the value, what happens above it."""
     limits, queue, didcomm = _DEFAULTS.limits, _DEFAULTS.queue, _DEFAULTS.didcomm
-    yield "message, `limits.max_message_bytes`", _size(limits.max_message_bytes), "413; WebSocket: close code 1009"
-    yield "HTTP request head", _size(HTTPChannel.totalHeadersSize), "400, or connection closed"
-    yield "fragments of a WebSocket message", f"{MAX_FRAGMENTS:,}", "close code 1009"
-    yield "undecryptable messages on a WebSocket", f"{MAX_UNDECRYPTABLE - 1}", "close code 1008"
-    yield "JSON values in a message or command", f"{MAX_VALUES:,}", "rejected as unreadable"
+    yield f"message, `limits.max_message_bytes`: {_size(limits.max_message_bytes)} (413; WebSocket: close code 1009)"
+    yield f"HTTP request head: {_size(HTTPChannel.totalHeadersSize)} (400, or connection closed)"
+    yield f"fragments of a WebSocket message: {MAX_FRAGMENTS:,} (close code 1009)"
+    yield f"undecryptable messages on a WebSocket: {MAX_UNDECRYPTABLE - 1} (close code 1008)"
+    yield f"JSON values in a message or command: {MAX_VALUES:,} (rejected as unreadable)"
     yield (
-        "WebSockets per address and process, `limits.max_connections_per_ip`; per trusted network, "
-        "`limits.trusted_connections`",
-        f"{limits.max_connections_per_ip}; {limits.trusted_connections:,}",
-        "429",
+        "WebSockets per address and process, `limits.max_connections_per_ip`: "
+        f"{limits.max_connections_per_ip}; per trusted network, `limits.trusted_connections`: "
+        f"{limits.trusted_connections:,} (429)"
     )
     yield (
-        "other connections per address, except trusted proxies, 4 × the limit on WebSockets",
-        f"{4 * limits.max_connections_per_ip}; {4 * limits.trusted_connections:,}",
-        "connection closed",
+        "other connections per address, except trusted proxies: 4 × the limit on WebSockets (connection closed)"
     )
-    yield "TLS handshake", _seconds(TLS_HANDSHAKE_TIMEOUT), "connection closed"
-    yield "receiving a request", _seconds(REQUEST_RECEIVE_TIMEOUT), "connection closed"
-    yield "processing a request", _seconds(_DEADLINE), "503"
-    yield "MongoDB operations of a request", _seconds(REQUEST_TIME_LIMIT), "503"
+    yield f"TLS handshake: {_seconds(TLS_HANDSHAKE_TIMEOUT)} (connection closed)"
+    yield f"receiving a request: {_seconds(REQUEST_RECEIVE_TIMEOUT)} (connection closed)"
+    yield f"processing a request: {_seconds(_DEADLINE)} (503)"
+    yield f"MongoDB operations of a request: {_seconds(REQUEST_TIME_LIMIT)} (503)"
     yield (
-        "messages per recipient DID, `queue.max_messages`, `queue.max_bytes`",
-        f"{queue.max_messages:,}; {_size(queue.max_bytes)}",
-        "[eviction](#full-queues), or 429",
+        f"messages per recipient DID, `queue.max_messages`, `queue.max_bytes`: {queue.max_messages:,}, "
+        f"{_size(queue.max_bytes)} ([eviction](#full-queues), or 429)"
     )
-    yield "age of a message, `queue.ttl`", f"{queue.ttl / 3600:g} h", "dropped"
+    yield f"age of a message, `queue.ttl`: {queue.ttl / 3600:g} h (expired)"
     yield (
-        "new accounts per address in 24 hours, `limits.accounts_per_address_per_day`",
-        f"{limits.accounts_per_address_per_day:,}",
-        "429 `registration_limited`",
+        "new accounts per address in 24 hours, `limits.accounts_per_address_per_day`: "
+        f"{limits.accounts_per_address_per_day:,} (429 `registration_limited`)"
     )
     yield (
-        "new bytes of registrations per address in 24 hours, `limits.registration_bytes_per_address_per_day`",
-        _size(limits.registration_bytes_per_address_per_day),
-        "429 `registration_limited`",
+        "new bytes of registrations per address in 24 hours, `limits.registration_bytes_per_address_per_day`: "
+        f"{_size(limits.registration_bytes_per_address_per_day)} (429 `registration_limited`)"
     )
     full = "503 `registrations_full`"
-    yield "accounts, `limits.accounts`", f"{limits.accounts:,}", full
-    yield "bytes of registrations, `limits.registration_bytes`", _size(limits.registration_bytes), full
-    yield "recipient DIDs per account, `didcomm.max_recipients`", f"{didcomm.max_recipients:,}", "`client_error`"
-    yield "spellings of a recipient DID", f"{MAX_REGISTERED_SPELLINGS}", "`client_error`"
+    yield f"accounts, `limits.accounts`: {limits.accounts:,} ({full})"
+    yield f"bytes of registrations, `limits.registration_bytes`: {_size(limits.registration_bytes)} ({full})"
+    yield f"recipient DIDs per account, `didcomm.max_recipients`: {didcomm.max_recipients:,} (`client_error`)"
+    yield f"spellings of a recipient DID: {MAX_REGISTERED_SPELLINGS} (`client_error`)"
+    yield "items of a Decentrl identity: [`decentrl.max_...`](configuration.md) (429 `over_quota`)"
     yield (
-        "items of a Decentrl identity, `decentrl.max_...`",
-        "see [configuration](configuration.md)",
-        "429 `over_quota`",
+        f"replay digests and nonces: {_nonces('sqlite_store:SQLiteStore'):,}; with `memory` "
+        f"{_nonces('memory_store:MemoryStore'):,} (503 `replay_memory_full` for commands, recipient updates and "
+        "rotations; other messages use a quarter and are not remembered beyond it)"
     )
     yield (
-        "replay digests and nonces; with `memory`",
-        f"{_nonces('sqlite_store:SQLiteStore'):,}; {_nonces('memory_store:MemoryStore'):,}",
-        "503 `replay_memory_full` for commands, recipient updates and rotations; other messages use a quarter and "
-        "are not remembered beyond it",
+        "size of the database, `storage.*.max_bytes`: unlimited; free disk space, `storage.*.min_free_bytes`: 5 % of "
+        "the disk, 256 MiB to 1 GiB, at most a tenth (503 for all that needs space; reads and deletions succeed)"
     )
     yield (
-        "database, `storage.*.max_bytes`, and free disk space, `storage.*.min_free_bytes`",
-        "unlimited; 5 % of the disk, 256 MiB to 1 GiB, at most a tenth",
-        "503 for all that needs space; reads and deletions succeed",
+        "space reserved for deletions on a full disk (SQLite), each for database and write-ahead log: "
+        f"{_size(RESERVE_BYTES)}, at most 1/16 of the disk"
     )
     yield (
-        "space reserved for deletions on a full disk (SQLite), each for database and write-ahead log",
-        f"{_size(RESERVE_BYTES)}, at most 1/16 of the disk",
-        "",
-    )
-    yield (
-        "endpoint deliveries in parallel",
-        f"{endpoint_delivery.MAX_CONCURRENT_POSTS}",
-        "they wait; an account's beyond "
+        f"endpoint deliveries in parallel: {endpoint_delivery.MAX_CONCURRENT_POSTS} (they wait; an account's beyond "
         f"{endpoint_delivery.MAX_PENDING_PER_ACCOUNT} messages or "
-        f"{_size(endpoint_delivery.MAX_PENDING_BYTES_PER_ACCOUNT)} stay queued",
+        f"{_size(endpoint_delivery.MAX_PENDING_BYTES_PER_ACCOUNT)} stay queued)"
     )
     yield (
-        "replies by POST in parallel, per address; in total",
-        f"{endpoint_delivery.MAX_REPLIES_PER_PEER}; {endpoint_delivery.MAX_CONCURRENT_POSTS}",
-        "reply on the connection",
+        f"replies by POST in parallel: {endpoint_delivery.MAX_REPLIES_PER_PEER} per address, "
+        f"{endpoint_delivery.MAX_CONCURRENT_POSTS} in total (reply on the connection)"
     )
-    fetches = _constant("net.did_resolver:_MAX_CONCURRENT_FETCHES")
-    yield "did:web documents fetched in parallel", f"{fetches}", "429"
-    yield "connections of the status page, per process", f"{_constant('admin.site:_MAX_CONNECTIONS')}", "closed"
-    yield "wrong tokens per address in a minute", f"{_constant('admin.site:_MAX_FAILED_ATTEMPTS')}", "429"
+    yield f"did:web documents fetched in parallel: {_constant('net.did_resolver:_MAX_CONCURRENT_FETCHES')} (429)"
+    yield f"connections of the status page, per process: {_constant('admin.site:_MAX_CONNECTIONS')} (closed)"
+    yield f"wrong tokens per address in a minute: {_constant('admin.site:_MAX_FAILED_ATTEMPTS')} (429)"
 
 
 def _nonces(store: str) -> int:
@@ -180,7 +156,7 @@ def _nonces(store: str) -> int:
     return number
 
 
-def list_buffers() -> Iterator[tuple[str, str, str, str]]:
+def list_buffers() -> Iterator[str]:
     """Memory buffers of a process by their name in metrics: contents, maximum, what happens when full."""
     store = BatchLimits()
     small, queued = _size(SMALL_RESPONSE_BYTES), "messages stay queued"
@@ -279,4 +255,6 @@ def list_buffers() -> Iterator[tuple[str, str, str, str]]:
             f"{queued}, and are retried later",
         ),
     }
-    return ((f"`{name}`", contents, maximum, when_full) for name, (contents, maximum, when_full) in rows.items())
+    return (
+        f"`{name}`, {contents}: {maximum} ({when_full})" for name, (contents, maximum, when_full) in rows.items()
+    )

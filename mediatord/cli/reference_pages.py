@@ -24,7 +24,7 @@ from mediatord.app.reload import is_reloadable
 from mediatord.cli.commands import cli
 from mediatord.cli.man import ENVIRONMENT, FILES, SIGNALS, walk_commands
 from mediatord.cli.reference_limits import list_buffers, list_limits, list_rates
-from mediatord.config.file import format_variable_name, format_yaml_value
+from mediatord.config.file import format_yaml_value
 from mediatord.config.settings import Config
 from mediatord.config.value_types import ValueKind, find_value_kind
 from mediatord.http.openapi import build_openapi_document
@@ -32,12 +32,9 @@ from mediatord.observability.event_schema import ENVELOPE, EVENTS, FIELDS
 from mediatord.observability.metrics import METRICS, ProcessMetricsCollector
 
 
-def render_table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """A Markdown table."""
-    lines = (
-        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |".replace("|  |", "| |") for row in rows
-    )
-    return "\n".join([f"| {' | '.join(columns)} |", "|" + "---|" * len(columns), *lines]) + "\n"
+def render_list(items: Iterable[str]) -> str:
+    """A Markdown list, wrapped."""
+    return "".join(f"{_wrap(f'* {item}', '  ')}\n" for item in items)
 
 
 def _format_sentence(text: str) -> str:
@@ -67,20 +64,24 @@ def _render_section(section: BaseModel, prefix: str) -> Iterator[str]:
 
 
 def _render_setting(key: str, field: FieldInfo, default: Any) -> str:
-    facts = (
-        _describe_type(field.annotation, field.metadata),
+    text = field.description or ""
+    kind = _describe_type(field.annotation, field.metadata)
+    choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+    # Most descriptions name all choices.
+    is_said = choices and all(re.search(rf"\b{re.escape(choice)}\b", text) for choice in choices)
+    facts = [
+        *([] if is_said else [kind]),
         f"default `{format_yaml_value(default, field)}`",
-        "reload" if is_reloadable(key) else "restart",
-        f"`{format_variable_name(key.split('.'))}`",
-    )
-    sentence = _format_sentence(field.description or "").replace("*", r"\*")
-    return f"### `{key}`\n\n{_wrap(sentence)}\\\n{_wrap(' · '.join(facts))}\n\n"
+        *(["reload"] if is_reloadable(key) else []),
+    ]
+    sentence = _format_sentence(text.replace(" | ", ", ")).replace("*", r"\*")
+    return f"### `{key}`\n\n{_wrap(sentence)}\\\n{_wrap('; '.join(facts))}\n\n"
 
 
 _TYPE_WORDS: dict[Any, str] = {
-    int: "whole number",
+    int: "integer",
     float: "number",
-    bool: "`true` or `false`",
+    bool: "boolean",
     str: "text",
     Path: "path",
 }
@@ -113,9 +114,9 @@ def _describe_bare_type(annotation: Any) -> str:
     if origin in (Union, UnionType):
         return " or ".join("`null`" if one is NoneType else _describe_type(one, []) for one in arguments)
     if origin is tuple:
-        return f"list of: {_describe_type(arguments[0], [])}"
+        return f"list: {_describe_type(arguments[0], [])}"
     if origin is Mapping:
-        return f"mapping of: {_describe_type(arguments[0], [])}; to: {_describe_type(arguments[1], [])}"
+        return f"mapping: {_describe_type(arguments[0], [])} to {_describe_type(arguments[1], [])}"
     return _TYPE_WORDS[annotation]
 
 
@@ -127,11 +128,11 @@ def _describe_bounds(metadata: list[Any]) -> Iterator[str]:
         for name, words in _BOUNDS.items():
             bound = getattr(mark, name, None)
             if bound is not None:
-                yield words.format(f"`{write(bound)}`" if write and bound else bound)
+                yield words.format(f"`{write(bound)}`" if write and bound else f"{bound:.3g}" if isinstance(bound, float) else bound)
 
 
-# How options of most commands are shown, which the head of the page describes.
-_COMMON_OPTIONS = {"--config": "[-c PATH]", "--json": "[--json]", "--help": ""}
+# Options of most commands, which the head of the page describes, as they are listed.
+_COMMON_OPTIONS = {"--config": "", "--json": "* `--json`", "--help": ""}
 
 
 def render_commands() -> str:
@@ -144,22 +145,24 @@ def _render_command(context: click.Context) -> str:
     command = context.command
     parameters = command.get_params(context)
     options = [one for one in parameters if isinstance(one, click.Option)]
-    common = [usage for one in options if (usage := _find_common_usage(one)) is not None]
-    own = [one for one in options if _find_common_usage(one) is None]
-    words = [context.command_path, *filter(None, common), *["[OPTIONS]"] * bool(own)]
-    words += [one.make_metavar(context) for one in parameters if isinstance(one, click.Argument)]
+    arguments = [one.make_metavar(context) for one in parameters if isinstance(one, click.Argument)]
     paragraphs = re.split(r"\n\s*\n", (command.help or "").replace("\b", "").strip())
+    listed = [
+        _render_option(one, context) if common is None else common
+        for one in options
+        if (common := _find_common_line(one)) != ""
+    ]
     parts = [
         f"{'#' * min(len(context.command_path.split()), 3)} {context.command_path}",
-        "" if isinstance(command, click.Group) else f"`{' '.join(words)}`",
+        f"`{' '.join([context.command_path, *arguments])}`" if arguments else "",
         *(_wrap(" ".join(one.split())) for one in paragraphs),
-        "\n".join(_render_option(one, context) for one in own),
+        "\n".join(listed),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _find_common_usage(option: click.Option) -> str | None:
-    """How a common option is shown; None for options of the command itself, which may have the same name."""
+def _find_common_line(option: click.Option) -> str | None:
+    """How a common option is listed; None for options of the command itself, which may have the same name."""
     is_common = option.is_flag or option.default is not None or option.is_eager
     return _COMMON_OPTIONS.get(option.opts[-1]) if is_common else None
 
@@ -183,45 +186,39 @@ def _wrap(text: str, indent: str = "") -> str:
 
 def render_metrics() -> str:
     """All metrics."""
-    own: list[tuple[str, ...]] = [
-        (f"`{name}`", one.type, ", ".join(f"`{label}`" for label in one.labels), one.text)
-        for name, one in METRICS.items()
-    ]
-    process: list[tuple[str, ...]] = [
-        (f"`{family.name}{'_total' * (family.type == 'counter')}`", family.type, "", family.documentation.rstrip("."))
+    own = [(name, (one.type, *(f"`{label}`" for label in one.labels)), one.text) for name, one in METRICS.items()]
+    process = [
+        (f"{family.name}{'_total' * (family.type == 'counter')}", (family.type,), family.documentation.rstrip("."))
         for family in ProcessMetricsCollector(CollectorRegistry()).collect()
     ]
-    return render_table(("metric", "type", "labels", "meaning"), own + process)
+    return render_list(f"`{name}` ({', '.join(kind)}): {text}" for name, kind, text in own + process)
 
 
 def render_events() -> str:
     """All events with their fields."""
-    rows = [
-        (f"`{name}`", event.level, ", ".join(f"`{field}`" for field in event.fields), event.meaning)
+    return render_list(
+        f"`{name}`{', warn' * (event.level == 'warn')}: {event.meaning}. "
+        + ", ".join(f"`{field}`" for field in event.fields)
         for name, event in EVENTS.items()
-    ]
-    return render_table(("event", "level", "fields", "meaning"), rows)
+    )
 
 
 def render_fields() -> str:
     """All fields of events, those of every line first."""
-    rows = [(f"`{name}`", kind, meaning) for name, (kind, meaning) in (*ENVELOPE.items(), *FIELDS.items())]
-    return render_table(("field", "type", "meaning"), rows)
+    return render_list(f"`{name}`: {meaning}" for name, (_, meaning) in (*ENVELOPE.items(), *FIELDS.items()))
 
 
 def render_addresses() -> str:
     """All operations of the public listener."""
-    rows = [
-        (f"`{method.upper()} {path}`", operation["summary"], ", ".join(sorted(operation["responses"])))
+    return render_list(
+        f"`{method.upper()} {path}`: {operation['summary']} ({', '.join(sorted(operation['responses']))})"
         for path, operations in build_openapi_document()["paths"].items()
         for method, operation in operations.items()
-    ]
-    return render_table(("address", "resource", "status codes"), rows)
+    )
 
 
-def _render_terms(columns: tuple[str, str], terms: Iterable[tuple[str, str]]) -> str:
-    rows = ((", ".join(f"`{term}`" for term in names.split(", ")), meaning) for names, meaning in terms)
-    return render_table(columns, rows)
+def _render_terms(terms: Iterable[tuple[str, str]]) -> str:
+    return render_list(f"{', '.join(f'`{term}`' for term in names.split(', '))}: {text}" for names, text in terms)
 
 
 # Renderers of the generated parts by page and name of the part.
@@ -232,14 +229,14 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "reference/log-events.md": {"events": render_events, "fields": render_fields},
     "reference/addresses.md": {"addresses": render_addresses},
     "reference/limits.md": {
-        "rates": lambda: render_table(("limit", "per minute", "setting"), list_rates()),
-        "limits": lambda: render_table(("limit", "value", "above it"), list_limits()),
-        "buffers": lambda: render_table(("buffer", "contents", "maximum", "when full"), list_buffers()),
+        "rates": lambda: render_list(list_rates()),
+        "limits": lambda: render_list(list_limits()),
+        "buffers": lambda: render_list(list_buffers()),
     },
     "reference/files.md": {
-        "files": lambda: _render_terms(("file", "contents"), FILES),
-        "signals": lambda: _render_terms(("signal", "effect"), SIGNALS),
-        "environment": lambda: _render_terms(("variable", "meaning"), ENVIRONMENT),
+        "files": lambda: _render_terms(FILES),
+        "signals": lambda: _render_terms(SIGNALS),
+        "environment": lambda: _render_terms(ENVIRONMENT),
     },
 }
 

@@ -63,6 +63,12 @@ def settings() -> dict[str, type[BaseModel] | None]:
     return dict(below(Config, ""))
 
 
+def items(document: str, begin: str, end: str) -> list[str]:
+    """The items of the Markdown list between two comments, each on one line."""
+    body = document.partition(begin)[2].partition(end)[0]
+    return [" ".join(item.split()) for item in re.split(r"^\* ", body, flags=re.MULTILINE)[1:]]
+
+
 def rows(document: str, begin: str, end: str) -> list[list[str]]:
     """The cells of the Markdown table between two comments, without its head."""
     body = document.partition(begin)[2].partition(end)[0]
@@ -219,7 +225,7 @@ def test_disclosed_protocols_are_described() -> None:
 
 
 def test_metrics() -> None:
-    """The operators' table lists every metric with its kind and labels, and no other."""
+    """The operators' page lists every metric with its kind and labels, and no other."""
     registry = CollectorRegistry()
     metrics = Metrics(registry, version="0")
     # A family shows its labels only once it has a series.
@@ -247,19 +253,22 @@ def test_metrics() -> None:
         name = family.name + ("_total" if family.type == "counter" else "")
         real[name], texts[name] = (family.type, labels), family.documentation.rstrip(".")
     document = text("docs/reference/metrics.md")
-    table = rows(document, "<!-- metrics", "<!-- end of metrics")
-    described = {row[0].strip("`"): (row[1], set(re.findall(r"`(\w+)`", row[2]))) for row in table}
-    assert described == real
-    assert {row[0].strip("`"): row[3] for row in table} == texts
+    found = (
+        re.fullmatch(r"`(\w+)` \((\w+)(.*?)\): (.+)", item)
+        for item in items(document, "<!-- metrics", "<!-- end of metrics")
+    )
+    listed = [item for item in found if item]
+    assert {item[1]: (item[2], set(re.findall(r"`(\w+)`", item[3]))) for item in listed} == real
+    assert {item[1]: item[4] for item in listed} == texts
     said = set(re.findall(r"\bmediator_[a-z_]+", "".join(path.read_text("utf-8") for path in DOCUMENTS)))
     assert said <= set(real)
 
 
 def test_events() -> None:
-    """The operators' table lists every event with its level, fields and meaning, and no other."""
-    found = rows(text("docs/reference/log-events.md"), "<!-- events", "<!-- end of events")
-    assert found == [
-        [f"`{name}`", event.level, ", ".join(f"`{field}`" for field in event.fields), event.meaning]
+    """The operators' page lists every event with its level, fields and meaning, and no other."""
+    levels = {"info": "", "warn": ", warn"}
+    assert items(text("docs/reference/log-events.md"), "<!-- events", "<!-- end of events") == [
+        f"`{name}`{levels[event.level]}: {event.meaning}. {', '.join(f'`{field}`' for field in event.fields)}"
         for name, event in EVENTS.items()
     ]
 

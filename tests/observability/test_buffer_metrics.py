@@ -50,9 +50,9 @@ class BuffersTests(SynchronousTestCase):
         self.site_fixture.receive(pack_forward(self.site_fixture, self.bob.did, self.bob.letter(text)))
 
     def test_each_is_described(self) -> None:
-        """The table of the documentation has exactly those that there are."""
-        table = LIMITS.read_text("utf-8").partition("## Buffers")[2].partition("\n## ")[0]
-        described = set(re.findall(r"^\| `(\w+)` \|", table, re.M))
+        """The list of the documentation has exactly those that there are."""
+        listed = LIMITS.read_text("utf-8").partition("## Buffers")[2].partition("\n## ")[0]
+        described = set(re.findall(r"^\* `(\w+)`, ", listed, re.M))
         page = self.site_fixture.base.recorder.metrics.render().decode()
         self.assertEqual(set(re.findall(r'^mediator_buffer_\w+{buffer="(\w+)"}', page, re.M)), described - CLUSTERED)
 
