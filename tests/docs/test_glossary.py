@@ -11,14 +11,14 @@ from tests.docs.test_documents import PROJECT, text
 GLOSSARY = text("docs/reference/glossary.md")
 
 
-def sections() -> dict[str, list[list[str]]]:
-    """The rows of each section's table: term, meaning, source."""
+def sections() -> dict[str, list[tuple[str, str, str]]]:
+    """The items of each section's list: term, classes, meaning."""
     parts = re.split(r"^## (.+)$", GLOSSARY, flags=re.MULTILINE)[1:]
     return {
         name: [
-            [cell.strip() for cell in line.strip("|").split("|")]
-            for line in body.splitlines()
-            if line.startswith("| ") and not line.startswith("| term")
+            (found[1], found[2], found[3])
+            for item in re.split(r"^\* ", body, flags=re.MULTILINE)[1:]
+            if (found := re.fullmatch(r"\*\*([^*]+)\*\*((?: \(`.+?`\))?): (.+)", " ".join(item.split())))
         ]
         for name, body in zip(parts[::2], parts[1::2], strict=True)
     }
@@ -36,23 +36,24 @@ def class_names(directory: Path) -> set[str]:
 
 def test_terms_are_in_order() -> None:
     """Alphabetical within a section, and each term once in the document."""
-    terms = [[row[0].partition(" (`")[0].lower() for row in rows] for rows in sections().values()]
+    terms = [[row[0].lower() for row in rows] for rows in sections().values()]
     assert [names for names in terms if names != sorted(names)] == []
     flat = [name for names in terms for name in names]
     assert len(flat) == len(set(flat)) > 150
 
 
 def test_each_term_has_a_short_meaning() -> None:
-    """One sentence of at most twenty words; the source may be empty."""
-    rows = [row for found in sections().values() for row in found]
-    assert [row for row in rows if len(row) != 3 or not re.fullmatch(r"[^.]*(?:\.\w[^.]*)*\.", row[1])] == []
-    assert [row[1] for row in rows if len(row[1].split()) > 20] == []
+    """One sentence of at most twenty words."""
+    meanings = [row[2] for found in sections().values() for row in found]
+    assert len(meanings) == len(re.findall(r"^\* ", GLOSSARY, re.MULTILINE))
+    assert [one for one in meanings if not re.fullmatch(r"[^.]*(?:\.\w[^.]*)*\.", one)] == []
+    assert [one for one in meanings if len(one.split()) > 20] == []
 
 
 def test_classes_exist() -> None:
     """A class that is named beside a term is one of the daemon's."""
     known = class_names(PROJECT / "mediatord")
-    named = {name for rows in sections().values() for row in rows for name in re.findall(r"`([A-Z]\w+)`", row[0])}
+    named = {name for rows in sections().values() for row in rows for name in re.findall(r"`([A-Z]\w+)`", row[1])}
     assert len(named) > 80
     assert named - known == set()
 
