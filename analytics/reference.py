@@ -1,5 +1,5 @@
 """
-What docs/reference/analytics.md has from the code, as Markdown: tables, kinds of findings, files, figures.
+What docs/reference/analytics.md has from the code, as Markdown: tables, columns, figures.
 
 `python -m analytics.reference docs/reference/analytics.md` writes it there anew.
 """
@@ -12,14 +12,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from textwrap import fill
 
-from analytics.jobs.quality import KINDS
 from analytics.metrics import METRICS
-from analytics.segments import FINDINGS
 from analytics.tables import TABLES, Table
 
 # Tables whose columns are described one by one, as operators look into them when something is missing. Of the others
 # `mediatord-analytics schema TABLE` prints the meanings.
-_DESCRIBED = ("ledger_daily", "stores_daily", "boots_daily")
+_DESCRIBED = ("ledger_daily", "stores_daily")
 
 
 def parts() -> dict[str, str]:
@@ -27,9 +25,7 @@ def parts() -> dict[str, str]:
     return {
         "tables": _overview(TABLES.values()),
         "columns": "\n".join(_described(TABLES[name]) for name in _DESCRIBED),
-        "kinds": _listed(KINDS),
-        "findings": _listed(FINDINGS),
-        "figures": _listed({name: metric.title for name, metric in METRICS.items()}),
+        "figures": fill(", ".join(f"`{name}`" for name in METRICS), 118) + "\n",
     }
 
 
