@@ -144,7 +144,7 @@ def backup_command(path: Path, target: Path, offline: bool, stopped: bool, as_js
     """
     Back up configuration, keys and store to one file; the daemon may run.
 
-    The file contains all secrets of the mediator unencrypted.
+    Protect the file: it contains the secrets of the mediator.
     """
     config = load_config(path)
     read_identity(config)

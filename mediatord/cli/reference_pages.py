@@ -69,9 +69,11 @@ def _render_setting(key: str, field: FieldInfo, default: Any) -> str:
     choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
     # Most descriptions name all choices.
     is_said = choices and all(re.search(rf"\b{re.escape(choice)}\b", text) for choice in choices)
+    shown = f"`{format_yaml_value(default, field)}`"
+    kind = kind.removesuffix(f" or {shown}").replace("integer, at least 1", "integer")
     facts = [
         *([] if is_said else [kind]),
-        f"default `{format_yaml_value(default, field)}`",
+        f"default {shown}",
         *(["reload"] if is_reloadable(key) else []),
     ]
     sentence = _format_sentence(text.replace(" | ", ", ")).replace("*", r"\*")
