@@ -133,6 +133,8 @@ def _describe_bounds(metadata: list[Any]) -> Iterator[str]:
                 yield words.format(f"`{write(bound)}`" if write and bound else f"{bound:.3g}" if isinstance(bound, float) else bound)
 
 
+# Commands with many options for special purposes: the page refers to their help.
+_OPTIONS_IN_HELP = {"mediatord bench"}
 # Options of most commands, which the head of the page describes, as they are listed.
 _COMMON_OPTIONS = {"--config": "", "--json": "* `--json`", "--help": ""}
 
@@ -154,6 +156,8 @@ def _render_command(context: click.Context) -> str:
         for one in options
         if (common := _find_common_line(one)) != ""
     ]
+    if context.command_path in _OPTIONS_IN_HELP:
+        listed = [f"`{context.command_path} --help` lists the options."]
     parts = [
         f"{'#' * min(len(context.command_path.split()), 3)} {context.command_path}",
         f"`{' '.join([context.command_path, *arguments])}`" if arguments else "",
