@@ -67,12 +67,12 @@ def _render_setting(key: str, field: FieldInfo, default: Any) -> str:
     text = field.description or ""
     kind = _describe_type(field.annotation, field.metadata)
     choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
-    # Most descriptions name all choices.
+    # Most descriptions name all choices, and some types show in the default.
     is_said = choices and all(re.search(rf"\b{re.escape(choice)}\b", text) for choice in choices)
     shown = f"`{format_yaml_value(default, field)}`"
-    kind = kind.removesuffix(f" or {shown}").replace("integer, at least 1", "integer")
+    kind = _USUAL_BOUND.sub(r"\1", kind.removesuffix(f" or {shown}"))
     facts = [
-        *([] if is_said else [kind]),
+        *([] if is_said or kind in _EVIDENT_TYPES else [kind]),
         f"default {shown}",
         *(["reload"] if is_reloadable(key) else []),
     ]
@@ -80,6 +80,10 @@ def _render_setting(key: str, field: FieldInfo, default: Any) -> str:
     return f"### `{key}`\n\n{_wrap(sentence)}\\\n{_wrap('; '.join(facts))}\n\n"
 
 
+# Minima that the head of the page describes.
+_USUAL_BOUND = re.compile(r"^(integer|size|duration), (?:at least `?1`?|more than 0)")
+# Types that a default value shows.
+_EVIDENT_TYPES = {"boolean", "duration", "integer", "size"}
 _TYPE_WORDS: dict[Any, str] = {
     int: "integer",
     float: "number",
