@@ -72,9 +72,9 @@ def list_rates() -> Iterator[str]:
         f"commands, per address: {accounts * limits.account_per_minute:,}, {accounts} × `limits.account_per_minute`"
     )
     yield (
-        f"requests and WebSocket messages of any kind, per address and process: {requests:,}, the larger of {charges} "
-        f"× `limits.ip_per_minute` and {accounts} × `limits.account_per_minute`, at least {least:,}; above it the "
-        "connection is closed (WebSocket: 1008)"
+        f"requests and WebSocket messages of any kind, per address and process: {requests:,}, the larger of "
+        f"{charges} × `limits.ip_per_minute` and {accounts} × `limits.account_per_minute`, at least {least:,}; above "
+        "it the connection is closed (WebSocket: 1008)"
     )
     yield (
         f"each limit above per address, for a trusted network: {limits.trusted_per_minute:,}, "
@@ -96,9 +96,7 @@ def list_limits() -> Iterator[str]:
         f"{limits.max_connections_per_ip}; per trusted network, `limits.trusted_connections`: "
         f"{limits.trusted_connections:,} (429)"
     )
-    yield (
-        "other connections per address, except trusted proxies: 4 × the limit on WebSockets (connection closed)"
-    )
+    yield "other connections per address, except trusted proxies: 4 × the limit on WebSockets (connection closed)"
     yield f"TLS handshake: {_seconds(TLS_HANDSHAKE_TIMEOUT)} (connection closed)"
     yield f"receiving a request: {_seconds(REQUEST_RECEIVE_TIMEOUT)} (connection closed)"
     yield f"processing a request: {_seconds(_DEADLINE)} (503)"
@@ -255,6 +253,4 @@ def list_buffers() -> Iterator[str]:
             f"{queued}, and are retried later",
         ),
     }
-    return (
-        f"`{name}`, {contents}: {maximum} ({when_full})" for name, (contents, maximum, when_full) in rows.items()
-    )
+    return (f"`{name}`, {contents}: {maximum} ({when_full})" for name, (contents, maximum, when_full) in rows.items())

@@ -134,7 +134,8 @@ def _describe_bounds(metadata: list[Any]) -> Iterator[str]:
         for name, words in _BOUNDS.items():
             bound = getattr(mark, name, None)
             if bound is not None:
-                yield words.format(f"`{write(bound)}`" if write and bound else f"{bound:.3g}" if isinstance(bound, float) else bound)
+                number = f"{bound:.3g}" if isinstance(bound, float) else bound
+                yield words.format(f"`{write(bound)}`" if write and bound else number)
 
 
 # Commands with many options for special purposes: the page refers to their help.
