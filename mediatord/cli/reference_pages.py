@@ -162,7 +162,7 @@ def _render_command(context: click.Context) -> str:
         if (common := _find_common_line(one)) != ""
     ]
     if context.command_path in _OPTIONS_IN_HELP:
-        listed = [f"`{context.command_path} --help` lists the options."]
+        listed = ["`--help` lists the options."]
     parts = [
         f"{'#' * min(len(context.command_path.split()), 3)} {context.command_path}",
         f"`{' '.join([context.command_path, *arguments])}`" if arguments else "",
