@@ -24,7 +24,7 @@ def _make_list_parser(parse: Callable[[str], int], least: int, most: float, expe
         try:
             numbers = tuple(map(parse, text.split(",")))
         except ValueError:
-            raise click.BadParameter(f"{text!r} is not a list of {expected}") from None
+            raise click.BadParameter(f"{text!r} is not a list: expected {expected}") from None
         if not all(least <= number <= most for number in numbers):
             raise click.BadParameter(bounds)
         return numbers
@@ -33,9 +33,9 @@ def _make_list_parser(parse: Callable[[str], int], least: int, most: float, expe
 
 
 _parse_sizes = _make_list_parser(
-    parse_size, _MIN_SIZE, _MAX_SIZE, "sizes like 1k,16k", "sizes are between 256 bytes and 512k"
+    parse_size, _MIN_SIZE, _MAX_SIZE, "sizes such as 1k,16k", "expected sizes from 256 bytes to 512k"
 )
-_parse_numbers = _make_list_parser(int, 1, float("inf"), "numbers like 1000,100000", "numbers are positive")
+_parse_numbers = _make_list_parser(int, 1, float("inf"), "numbers such as 1000,100000", "expected positive numbers")
 
 
 def _option(name: str, kind: Any, text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -59,7 +59,7 @@ def list_accounts(path: Path, top: int, as_json: bool) -> None:
         for one in found
     ]
     print_table(("account", "enrolled", "last contact", "used", "recipients #", "messages #", "size #"), rows)
-    more = f", of which the {len(found)} newest are shown" if len(found) < total else ""
+    more = f"; showing the newest {len(found)}" if len(found) < total else ""
     click.echo(f"{total} {'account' if total == 1 else 'accounts'}{more}")
 
 
@@ -100,7 +100,7 @@ def remove(did: str, path: Path, yes: bool, as_json: bool) -> None:
         record = store.find_account(did)
         name = shorten_did(record.did)
         if store.is_probe(record.did):
-            raise click.ClickException(f"{name} belongs to the daemon's own self-test (GET /ready): not removed")
+            raise click.ClickException(f"{name} belongs to the daemon's self-test (GET /ready) and is not removed")
         removed = store.remove_account(record.did) if yes else []
     size = sum(one.size for one in removed)
     if yes and as_json:
@@ -112,4 +112,4 @@ def remove(did: str, path: Path, yes: bool, as_json: bool) -> None:
     else:
         waiting = f"{record.messages} messages, {format_bytes(record.bytes)}"
         click.echo(f"{name} would be removed, with {record.recipients} registrations and {waiting}")
-        click.echo("nothing was removed; the same with --yes removes it")
+        click.echo("nothing was removed; add --yes to remove it")

@@ -41,20 +41,20 @@ def ask_new_passphrase(file: Path | None) -> bytes:
     """
     if file is not None:
         return check_passphrase(read_secret_file(file).rstrip(b"\r\n"), file)
-    _require_terminal("say where the passphrase is by identity.passphrase_file")
+    _require_terminal("set identity.passphrase_file")
     typed: str = click.prompt("new passphrase", hide_input=True, confirmation_prompt=True, err=True)
-    return check_passphrase(typed.encode(), "what was typed")
+    return check_passphrase(typed.encode(), "the passphrase")
 
 
 def _ask_passphrase(path: Path) -> bytes:
-    _require_terminal(f"{path} is encrypted; say where its passphrase is by identity.passphrase_file")
+    _require_terminal(f"{path} is encrypted; set identity.passphrase_file")
     typed: str = click.prompt(f"passphrase of {path}", hide_input=True, err=True)
     return typed.encode()
 
 
 def _require_terminal(otherwise: str) -> None:
     if not sys.stdin.isatty():
-        raise SecretFileError(f"{otherwise}, or type it at a terminal")
+        raise SecretFileError(f"{otherwise}, or run the command on a terminal")
 
 
 @click.command()
@@ -153,7 +153,7 @@ def rotate(path: Path, prepare: bool, as_json: bool) -> None:
     lines += [f"          {identity.web_did}"]
     lines += [f"prepared  {did}" for did in identity.prepared_dids]
     lines += [f"former    {did}" for did in identity.former_peer_dids]
-    after = f"; once every node has done so, mediatord keys rotate --config {path}" if prepare else ""
+    after = f"; then, once every node has reloaded: mediatord keys rotate --config {path}" if prepare else ""
     print_result(as_json, value, "\n".join([*lines, "", f"next: {_RELOAD_HINT}{after}"]))
 
 
@@ -181,7 +181,8 @@ def retire(kid: str, path: Path, yes: bool, as_json: bool) -> None:
     value = {"file": str(config.identity.keys), "kids": list(gone.kids), "did": did, "done": yes}
     value["left"] = [kid for kid, _ in left]
     what = f"{', '.join(gone.kids)} {'are' if yes else 'would be'} deleted"
-    accepted = f"no longer accepted{'' if yes else ' then'}: {did or 'messages to these keys by name'}"
+    verb = "no longer accepted" if yes else "would no longer be accepted"
+    accepted = f"{verb}: {did or 'messages addressed to these key ids'}"
     end = f"next: {_RELOAD_HINT}" if yes else "nothing was deleted; add --yes to delete"
     print_result(as_json, value, "\n".join((what, accepted, "", end)))
 
@@ -211,7 +212,7 @@ def decrypt(path: Path, as_json: bool) -> None:
     """Decrypt keys.jwks (undoes `keys encrypt`)."""
     config = load_config(path)
     decrypt_keys(config.identity.keys, make_passphrase_reader(config))
-    text = f"{config.identity.keys} is decrypted, readable for its owner only"
+    text = f"decrypted {config.identity.keys}, readable by its owner only"
     print_result(as_json, {"file": str(config.identity.keys), "encrypted": False}, text)
 
 
@@ -231,7 +232,7 @@ def _build_identity(config: Config, found: KeySet) -> MediatorIdentity:
     try:
         return MediatorIdentity(found, config.public_url, config.identity.former_dids)
     except IdentityError as error:
-        raise IdentityError(f"{error}; take it out of identity.former_dids first") from None
+        raise IdentityError(f"{error}; remove it from identity.former_dids first") from None
 
 
 @click.group("log-keys")
@@ -253,7 +254,7 @@ def list_pseudonym_keys(path: Path) -> None:
 def rotate_pseudonym_key(path: Path) -> None:
     """Start a new key epoch. A running daemon uses it after a SIGHUP, or from the next midnight UTC on."""
     key = start_key_epoch(load_config(path).log_key_path, datetime.now(UTC).date())
-    click.echo(f"epoch {key.epoch} begins")
+    click.echo(f"started epoch {key.epoch}")
 
 
 @log_keys.command("forget")
@@ -266,7 +267,7 @@ def forget_pseudonym_key(epoch: int, path: Path) -> None:
     A running daemon that still uses the key keeps it until it rereads the file (SIGHUP).
     """
     delete_epoch_key(load_config(path).log_key_path, epoch)
-    click.echo(f"key of epoch {epoch} deleted; a daemon that still uses it keeps it until a SIGHUP")
+    click.echo(f"deleted the key of epoch {epoch}; a running daemon keeps it until a SIGHUP")
 
 
 @click.command()
@@ -280,4 +281,4 @@ def whois(pseudonym: str, path: Path) -> None:
     for epoch, did in sorted(found):
         click.echo(f"{epoch}  {did}")
     if not found:
-        raise click.ClickException(f"{pseudonym} stands for no registered DID")
+        raise click.ClickException(f"no registered DID has the pseudonym {pseudonym}")

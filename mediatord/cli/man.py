@@ -26,34 +26,34 @@ _TableRows = Sequence[tuple[str, str]]
 _WIDTH = 72
 _ANALYTICS = "mediatord-analytics"
 _EXIT_STATUS = (
-    ("0", "Done; the daemon: stopped in order."),
-    ("1", "Failed; the reason is one line on standard error."),
-    ("2", "Wrong usage, or a configuration that cannot be used: one line for each mistake."),
+    ("0", "Success; the daemon was shut down."),
+    ("1", "Failure; standard error has one line with the reason."),
+    ("2", "Invalid usage or configuration."),
 )
 _SIGNALS = (
-    ("SIGTERM, SIGINT", "The daemon stops in order: it takes nothing new, and lets go of open sockets."),
-    ("SIGUSR1", "It closes the segment of the event log and begins the next."),
-    ("SIGHUP", "It reads its configuration again, says what of it needs a restart, and begins the next segment."),
+    ("SIGTERM, SIGINT", "Shut down: refuse new requests, finish those in flight, close sockets."),
+    ("SIGUSR1", "Close the segment of the event log and start the next."),
+    ("SIGHUP", "Reload the configuration, log the settings that need a restart, and start the next segment."),
 )
 _ENVIRONMENT = (
-    ("MEDIATORD_CONFIG", "The configuration, where --config does not say which; else /etc/mediatord/mediator.yaml."),
-    ("MEDIATORD_SECTION__KEY", "Overrides a key of the configuration: MEDIATORD_STORAGE__BACKEND=memory."),
-    ("NO_COLOR", "If set, nothing is coloured."),
-    ("NOTIFY_SOCKET, WATCHDOG_USEC", "Set by systemd, which is told that the daemon is ready, and that it is well."),
+    ("MEDIATORD_CONFIG", "Path of the configuration without --config; default: /etc/mediatord/mediator.yaml."),
+    ("MEDIATORD_SECTION__KEY", "Override a setting, as in MEDIATORD_STORAGE__BACKEND=memory."),
+    ("NO_COLOR", "If set, output has no colours."),
+    ("NOTIFY_SOCKET, WATCHDOG_USEC", "Set by systemd for readiness notification and watchdog."),
 )
 _FILES = (
-    ("/etc/mediatord/mediator.yaml", "The configuration of the system's daemon, where packages put it."),
-    ("keys.jwks", "The mediator's keys, beside the configuration unless identity.keys says otherwise; mode 0600."),
-    ("log.key", "The keys of the event log's pseudonyms, beside keys.jwks or where log.key_file says; mode 0600."),
+    ("/etc/mediatord/mediator.yaml", "Configuration of the system service."),
+    ("keys.jwks", "Private keys of the mediator, beside the configuration or at identity.keys; mode 0600."),
+    ("log.key", "Keys of the event log's pseudonyms, beside keys.jwks or at log.key_file; mode 0600."),
     ("mediator.sqlite3", "Accounts and messages, with storage.backend sqlite."),
-    ("log/events.jsonl", "The event log; closed segments lie beside it as events-*.jsonl.gz."),
+    ("log/events.jsonl", "Open segment of the event log; closed segments are events-*.jsonl.gz beside it."),
 )
 _ANALYTICS_EXIT_STATUS = (
-    ("0", "Fine."),
-    ("1", "Failed."),
-    ("2", "Wrong usage."),
-    ("3", "There is no input for these days."),
-    ("4", "Done, but the integrity of the logs is broken."),
+    ("0", "Success."),
+    ("1", "Failure."),
+    ("2", "Invalid usage."),
+    ("3", "No input for these days."),
+    ("4", "Success, but the logs are incomplete or inconsistent."),
     ("143, 130", "Stopped by SIGTERM or SIGINT."),
 )
 

@@ -73,7 +73,7 @@ def list_queues(path: Path, top: int, protocol: Any, as_json: bool) -> None:
         for one, is_own in zip(queues, own, strict=True)
     ]
     print_table(("protocol", "recipient", "account", "messages #", "size #", "oldest #"), rows)
-    more = f", of which the {len(queues)} longest are shown" if len(queues) < totals.queues else ""
+    more = f"; showing the longest {len(queues)}" if len(queues) < totals.queues else ""
     counted = f"{_format_plural(totals.queues, 'queue')} with {_format_plural(totals.messages, 'message')}"
     click.echo(f"{counted}, {format_bytes(totals.bytes)}{more}")
 
@@ -99,7 +99,7 @@ def show(did: str, path: Path, top: int, protocol: Any, as_json: bool) -> None:
         print_json({"did": did, "self_test": own, "messages": len(entries), "shown": shown})
         return
     _print_entries(entries[:top])
-    more = f", of which the first {top} are shown" if len(entries) > top else ""
+    more = f"; showing the first {top}" if len(entries) > top else ""
     click.echo(f"{_summarize_text(entries)} for {shorten_did(did)}{f' {PROBE_MARKER}' if own else ''}{more}")
 
 
@@ -126,7 +126,7 @@ def purge(
         did = store.find_did(did)
         if store.is_probe(did):
             raise click.ClickException(
-                f"{shorten_did(did)} belongs to the daemon's own self-test (GET /ready), which clears it: not removed"
+                f"{shorten_did(did)} belongs to the daemon's self-test (GET /ready), which purges it itself"
             )
         entries = [
             one
@@ -138,15 +138,15 @@ def purge(
     if yes and as_json:
         print_json({"dry_run": False, **_summarize_json(removed), "gone_before": gone})
     elif yes:
-        click.echo(f"{_summarize_text(removed)} removed{f'; {gone} had gone meanwhile' if gone else ''}")
+        click.echo(f"{_summarize_text(removed)} removed{f'; {gone} had already been removed' if gone else ''}")
     elif as_json:
         print_json({"dry_run": True, **_summarize_json(entries), "ids": [one.id for one in entries]})
     else:
         _print_entries(entries[:_SAMPLE_SIZE])
-        more = f", of which the first {_SAMPLE_SIZE} are shown" if len(entries) > _SAMPLE_SIZE else ""
+        more = f"; showing the first {_SAMPLE_SIZE}" if len(entries) > _SAMPLE_SIZE else ""
         click.echo(f"{_summarize_text(entries)} for {shorten_did(did)} would be removed{more}")
         if entries:
-            click.echo("nothing was removed; the same with --yes removes them")
+            click.echo("nothing was removed; add --yes to remove them")
 
 
 def _summarize_json(entries: Sequence[QueuedMessage]) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def vacuum(path: Path, as_json: bool) -> None:
     print_result(
         as_json,
         {"database": str(database), "before": before, "after": after},
-        f"{database}: {before:,} bytes before, {after:,} now".replace(",", " "),
+        f"{database}: {before:,} bytes before, {after:,} after".replace(",", " "),
     )
 
 
@@ -96,19 +96,19 @@ def create(path: Path, as_json: bool) -> None:
         create_database(database)
     except ValueError as error:
         raise StartupError(str(error)) from None
-    print_result(as_json, {"database": str(database)}, f"created an empty database, {database}")
+    print_result(as_json, {"database": str(database)}, f"created an empty database: {database}")
 
 
 def _find_database(path: Path) -> Path:
     """Path of the database. :raise StartupError: it does not exist."""
     database = _read_sqlite_path(path)
     if is_missing_or_empty(database):
-        raise StartupError(f"there is no database {database}")
+        raise StartupError(f"the database {database} does not exist")
     return database
 
 
 def _read_sqlite_path(path: Path) -> Path:
     config = load_config(path)
     if config.storage.backend != "sqlite":
-        raise StartupError(f"storage.backend is {config.storage.backend}, and this is for sqlite")
+        raise StartupError(f"storage.backend is {config.storage.backend}: expected sqlite")
     return config.storage.sqlite.path

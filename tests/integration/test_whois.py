@@ -57,7 +57,7 @@ class WhoisTests(TestCase):
         """Exit status and output."""
         command = [sys.executable, "-m", "mediatord", "whois", pseudonym, "--config", str(daemon.config)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        missing = f"mediatord: {pseudonym} stands for no registered DID\n"
+        missing = f"mediatord: no registered DID has the pseudonym {pseudonym}\n"
         self.assertEqual(done.stderr, missing if done.returncode else "")
         return done.returncode, done.stdout
 

@@ -78,15 +78,24 @@ def test_nothing_secret_is_represented() -> None:
             f"mongodb://u:{SECRET}@h/m?authMechanism=SCRAM-SHA-256",
             "expected SCRAM-SHA-1 or MONGODB-X509",
         ),
-        (f"mongodb://u:{SECRET}@h/m?authSource=$external", "expected authMechanism=MONGODB-X509"),
-        ("mongodb://u@h/m?authMechanism=MONGODB-X509", "expected tls=true and a tlsCertificateKeyFile"),
+        (f"mongodb://u:{SECRET}@h/m?authSource=$external", "requires authMechanism=MONGODB-X509"),
+        ("mongodb://u@h/m?authMechanism=MONGODB-X509", "requires tls=true and tlsCertificateKeyFile"),
         # TLS would be skipped, or mean nothing.
-        ("mongodb://h/m?tlsInsecure=true", "option tlsInsecure would leave the server unverified"),
-        ("mongodb://h/m?tls=true&tlsAllowInvalidCertificates=true", "would leave the server unverified"),
-        ("mongodb://h/m?tls=true&tlsAllowInvalidHostnames=false", "would leave the server unverified"),
+        (
+            "mongodb://h/m?tlsInsecure=true",
+            "option tlsInsecure is refused: it would disable verification",
+        ),
+        (
+            "mongodb://h/m?tls=true&tlsAllowInvalidCertificates=true",
+            "is refused: it would disable verification",
+        ),
+        (
+            "mongodb://h/m?tls=true&tlsAllowInvalidHostnames=false",
+            "is refused: it would disable verification",
+        ),
         ("mongodb://h/m?tlsCAFile=/ca.pem", "do nothing without tls"),
         ("mongodb://h/m?tls=false&tlsCertificateKeyFile=/k.pem", "do nothing without tls"),
-        ("mongodb://h/m?tls=true&ssl=false", "options tls and ssl contradict each other"),
+        ("mongodb://h/m?tls=true&ssl=false", "options tls and ssl contradict each other: expected only tls"),
         ("mongodb://h/m?tls=yes", "option tls: expected true or false"),
         ("mongodb://h/m?tls=true&tlsCAFile=ca.pem", "option tlsCAFile: expected the absolute path of a PEM file"),
         ("mongodb://mongo_1/m?tls=true", "expected host names without underscores"),
@@ -102,7 +111,7 @@ def test_nothing_secret_is_represented() -> None:
         ("mongodb://h/m?compressors=zstd", "option compressors does nothing"),
         ("mongodb://h/m?serverSelectionTimeoutMS=500", "option serverSelectionTimeoutMS does nothing"),
         ("mongodb://h/m?maxPoolSize=5", "option maxPoolSize is not supported: expected only replicaSet, authSource,"),
-        ("mongodb://h/m?w=majority&w=1", "option w is there twice"),
+        ("mongodb://h/m?w=majority&w=1", "option w is given twice: expected once"),
         ("mongodb://h/m?replicaSet=", "option replicaSet: expected a name"),
         ("mongodb://h/m?", ""),
         # It is none.
@@ -126,7 +135,7 @@ def test_nothing_secret_is_represented() -> None:
         ("mongodb://h/m n", "to be written as %xx"),
         ("mongodb://ü/m", "to be written as %xx"),
         ("mongodb://h/m#x", "to be written as %xx"),
-        ("mongodb://u:%f@h/m", "expected % in the password to be written as %25"),
+        ("mongodb://u:%f@h/m", "expected % in the password to be percent-encoded: %25"),
         ("mongodb://u:%ff@h/m", "expected the password to be UTF-8"),
     ],
 )
@@ -174,7 +183,7 @@ def test_the_authority_has_to_be_there(authority: CertificateAuthority, tmp_path
     )
     empty = tmp_path / "empty.pem"
     empty.write_text("nothing", encoding="ascii")
-    assert refusal(f"mongodb://h/m?tls=true&tlsCAFile={empty}") == "tlsCAFile: expected certificates in PEM"
+    assert refusal(f"mongodb://h/m?tls=true&tlsCAFile={empty}") == "tlsCAFile: expected PEM certificates"
 
 
 def test_our_certificate_has_to_be_whole(authority: CertificateAuthority, tmp_path: Path) -> None:
