@@ -13,7 +13,7 @@ import os
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from hashlib import file_digest, sha256
 from io import BytesIO
 from pathlib import Path
@@ -239,13 +239,18 @@ def _open_next_member(tar: tarfile.TarFile, name: str, size: int | None = None) 
 
 
 def create_backup(
-    path: Path, config_path: Path, config: Config, copy: Callable[[Path], RecordCounts]
+    path: Path,
+    config_path: Path,
+    config: Config,
+    copy: Callable[[Path], RecordCounts],
+    show_step: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> BackupManifest:
     """
     Write a backup, and verify it before it gets its name.
 
     :param config_path: of the configuration.
     :param copy: copies the store to a new file, and returns the number of records of each kind.
+    :param show_step: shows a step that may last, by name.
     :raise BackupError: it could not be written; nothing is left of it.
     :raise OSError: likewise.
     """
@@ -257,9 +262,12 @@ def create_backup(
         store = directory / (DATABASE if backend == "sqlite" else RECORDS)
         counts = copy(store)
         copies = {name: _copy_file(source, directory / name) for name, source in files.items()}
-        manifest = write_backup_file(file, backend, counts, {**copies, store.name: store})
-        file.flush()
-        if read_backup_file(path, file)[0] != manifest:
+        with show_step("writing"):
+            manifest = write_backup_file(file, backend, counts, {**copies, store.name: store})
+            file.flush()
+        with show_step("verifying"):
+            written, _ = read_backup_file(path, file)
+        if written != manifest:
             raise BackupError(f"{path} differs from what was written; check the disk")
         return manifest
 

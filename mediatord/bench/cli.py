@@ -45,6 +45,8 @@ def _option(name: str, kind: Any, text: str) -> Callable[[Callable[..., Any]], C
 
 _POSITIVE = click.IntRange(1)
 _NEW_FILE = click.Path(dir_okay=False, path_type=Path)
+_NEW_FILE_OR_STDOUT = click.Path(dir_okay=False, allow_dash=True, path_type=Path)
+_STDOUT = Path("-")
 
 
 @click.command(context_settings={"show_default": True}, short_help="Run the benchmark.")
@@ -95,7 +97,12 @@ _NEW_FILE = click.Path(dir_okay=False, path_type=Path)
     default="",
     help="MongoDB replica set for the scenarios that need one; their databases are created in it and dropped.",
 )
-@click.option("--json", "json_file", type=_NEW_FILE, help="Write all figures to this file as JSON.")
+@click.option(
+    "--json",
+    "json_file",
+    type=_NEW_FILE_OR_STDOUT,
+    help="Write all figures to this file as JSON; with `-` to standard output, and tables to standard error.",
+)
 @click.option("--svg", "svg_file", type=_NEW_FILE, help="Write charts of latency and throughput to this file.")
 def bench(
     sizes: tuple[int, ...],
@@ -114,19 +121,22 @@ def bench(
     plan = BenchmarkPlan(sizes=sizes, target_pid=target_pid or 0, **numbers)
     wanted: Sequence[str] = scenarios or (TARGET_SCENARIOS if plan.target else tuple(DEFAULT_SCENARIOS))
     _validate_plan(plan, wanted)
-    around = describe_environment()
-    click.echo(format_heading(plan, around))
+    around, is_json_printed = describe_environment(), json_file == _STDOUT
+    click.echo(format_heading(plan, around), err=is_json_printed)
     tables = []
     try:
         for name in wanted:
             click.echo(f"measuring: {name}", err=True)
             module, _, function = SCENARIOS[name].partition(":")
             tables.append(getattr(import_module(f"mediatord.bench.{module}"), function)(plan))
-            click.echo(f"\n{tables[-1]}")
+            click.echo(f"\n{tables[-1]}", err=is_json_printed)
     except (DaemonStartError, OSError, RuntimeError) as error:
         raise click.ClickException(str(error)) from error
-    if json_file is not None:
-        json_file.write_bytes(encoding.dumps(build_json_report(plan, tables, around)) + b"\n")
+    report = encoding.dumps(build_json_report(plan, tables, around)) + b"\n"
+    if is_json_printed:
+        click.echo(report, nl=False)
+    elif json_file is not None:
+        json_file.write_bytes(report)
     if svg_file is not None:
         svg_file.write_text(render_svg(select_charts(tables)), "utf-8")
     return 1 if any(table.failures for table in tables) else 0

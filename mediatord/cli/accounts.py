@@ -21,6 +21,7 @@ from mediatord.cli.console import (
     shorten_did,
     top_option,
 )
+from mediatord.runtime.progress_bar import progress_bar
 
 
 @click.group()
@@ -40,7 +41,7 @@ def accounts() -> None:
 @json_option
 def list_accounts(path: Path, top: int, as_json: bool) -> None:
     """List accounts, newest first."""
-    with open_store(path) as store:
+    with open_store(path) as store, progress_bar("reading"):
         found, total = store.list_accounts(top)
     if as_json:
         shown = [{**asdict(one), "self_test": store.may_be_probe(one.did)} for one in found]
@@ -69,7 +70,7 @@ def list_accounts(path: Path, top: int, as_json: bool) -> None:
 @json_option
 def show(did: str, path: Path, as_json: bool) -> None:
     """Show an account and its registered recipient DIDs."""
-    with open_store(path) as store:
+    with open_store(path) as store, progress_bar("reading"):
         record = store.find_account(did)
         names = store.list_recipients(record.did)
     if as_json:
@@ -96,7 +97,7 @@ def remove(did: str, path: Path, yes: bool, as_json: bool) -> None:
     Each removed message is logged as by `queue purge`. The wallet may enrol again unless `didcomm.deny` lists it.
     Sockets that the wallet has open stay open.
     """
-    with open_store(path) as store:
+    with open_store(path) as store, progress_bar("removing" if yes else "reading"):
         record = store.find_account(did)
         name = shorten_did(record.did)
         if store.is_probe(record.did):

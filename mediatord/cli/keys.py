@@ -25,6 +25,7 @@ from mediatord.identity.key_file import (
 )
 from mediatord.identity.mediator_identity import IdentityError, MediatorIdentity, make_mediator_peer_did
 from mediatord.observability.pseudonyms import delete_epoch_key, read_pseudonym_keys, start_key_epoch
+from mediatord.runtime.progress_bar import progress_bar
 from mediatord.runtime.secret_files import SecretFileError, read_secret_file
 
 
@@ -243,42 +244,54 @@ def log_keys() -> None:
 
 @log_keys.command("list")
 @config_option
-def list_pseudonym_keys(path: Path) -> None:
+@json_option
+def list_pseudonym_keys(path: Path, as_json: bool) -> None:
     """List the key epochs with the day (UTC) that each began."""
-    for key in read_pseudonym_keys(load_config(path).log_key_path):
-        click.echo(f"{key.epoch}  since {key.since}")
+    file = load_config(path).log_key_path
+    keys = read_pseudonym_keys(file)
+    epochs = [{"epoch": key.epoch, "since": str(key.since)} for key in keys]
+    text = "\n".join(f"{key.epoch}  since {key.since}" for key in keys)
+    print_result(as_json, {"file": str(file), "epochs": epochs}, text)
 
 
 @log_keys.command("rotate")
 @config_option
-def rotate_pseudonym_key(path: Path) -> None:
+@json_option
+def rotate_pseudonym_key(path: Path, as_json: bool) -> None:
     """Start a new key epoch. A running daemon uses it after a SIGHUP, or from the next midnight UTC on."""
-    key = start_key_epoch(load_config(path).log_key_path, datetime.now(UTC).date())
-    click.echo(f"started epoch {key.epoch}")
+    file = load_config(path).log_key_path
+    key = start_key_epoch(file, datetime.now(UTC).date())
+    value = {"file": str(file), "epoch": key.epoch, "since": str(key.since), "next": _RELOAD_HINT}
+    print_result(as_json, value, f"started epoch {key.epoch}")
 
 
 @log_keys.command("forget")
 @click.argument("epoch", type=int)
 @config_option
-def forget_pseudonym_key(epoch: int, path: Path) -> None:
+@json_option
+def forget_pseudonym_key(epoch: int, path: Path, as_json: bool) -> None:
     """
     Delete the key of an epoch: its pseudonyms can no longer be resolved.
 
     A running daemon that still uses the key keeps it until it rereads the file (SIGHUP).
     """
-    delete_epoch_key(load_config(path).log_key_path, epoch)
-    click.echo(f"deleted the key of epoch {epoch}; a running daemon keeps it until a SIGHUP")
+    file = load_config(path).log_key_path
+    delete_epoch_key(file, epoch)
+    text = f"deleted the key of epoch {epoch}; a running daemon keeps it until a SIGHUP"
+    print_result(as_json, {"file": str(file), "epoch": epoch, "next": _RELOAD_HINT}, text)
 
 
 @click.command()
 @click.argument("pseudonym")
 @config_option
-def whois(pseudonym: str, path: Path) -> None:
+@json_option
+def whois(pseudonym: str, path: Path, as_json: bool) -> None:
     """Print the registered DIDs behind a pseudonym, with its key epoch. Exits with 1 if there is none."""
     read_pseudonym_keys(load_config(path).log_key_path)  # a file that cannot be used is reported first
-    with open_store(path) as store:
-        found = set(store.find_pseudonyms(pseudonym))
-    for epoch, did in sorted(found):
-        click.echo(f"{epoch}  {did}")
+    with open_store(path) as store, progress_bar("searching"):
+        found = sorted(set(store.find_pseudonyms(pseudonym)))
     if not found:
         raise click.ClickException(f"no registered DID has the pseudonym {pseudonym}")
+    dids = [{"epoch": epoch, "did": did} for epoch, did in found]
+    text = "\n".join(f"{epoch}  {did}" for epoch, did in found)
+    print_result(as_json, {"pseudonym": pseudonym, "dids": dids}, text)

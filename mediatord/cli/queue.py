@@ -26,6 +26,7 @@ from mediatord.cli.console import (
     top_option,
 )
 from mediatord.config.value_syntax import parse_duration
+from mediatord.runtime.progress_bar import progress_bar
 
 if TYPE_CHECKING:
     from mediatord.store.interfaces.administration import QueuedMessage
@@ -53,7 +54,7 @@ def queue() -> None:
 @json_option
 def list_queues(path: Path, top: int, protocol: Any, as_json: bool) -> None:
     """List the longest queues: recipient, account, messages, bytes, age of the oldest message."""
-    with open_store(path) as store:
+    with open_store(path) as store, progress_bar("reading"):
         queues, totals = store.list_queues(protocol, top)
     own = [store.may_be_probe(one.account) for one in queues]
     if as_json:
@@ -90,7 +91,7 @@ def show(did: str, path: Path, top: int, protocol: Any, as_json: bool) -> None:
 
     Pushes are counted for DIDComm messages only. Exits with 1 if the DID is not registered.
     """
-    with open_store(path) as store:
+    with open_store(path) as store, progress_bar("reading"):
         did = store.find_did(did)
         entries = store.list_entries(did, protocol)
     own = store.may_be_probe(did)
@@ -123,17 +124,21 @@ def purge(
     """
     before = None if older_than is None else _read_time() - _parse_duration(older_than)
     with open_store(path) as store:
-        did = store.find_did(did)
-        if store.is_probe(did):
+        with progress_bar("reading"):
+            did = store.find_did(did)
+            is_probe = store.is_probe(did)
+            found = [] if is_probe else store.list_entries(did, protocol)
+        if is_probe:
             raise click.ClickException(
                 f"{shorten_did(did)} belongs to the daemon's self-test (GET /ready), which purges it itself"
             )
         entries = [
-            one
-            for one in store.list_entries(did, protocol)
-            if (before is None or one.received_at < before) and (not ids or one.id in ids)
+            one for one in found if (before is None or one.received_at < before) and (not ids or one.id in ids)
         ]
-        removed = store.purge(entries) if yes else []
+        removed: list[QueuedMessage] = []
+        if yes:
+            with progress_bar("removing", len(entries)) as progress:
+                removed = store.purge(entries, progress)
     gone = len(entries) - len(removed)
     if yes and as_json:
         print_json({"dry_run": False, **_summarize_json(removed), "gone_before": gone})

@@ -11,6 +11,7 @@ import click
 from mediatord.cli.console import config_option, group_config_option, json_option, print_result
 from mediatord.config.file import load_config
 from mediatord.errors import StartupError
+from mediatord.runtime.progress_bar import progress_bar
 from mediatord.store.sqlite.connection import connect, connect_reader
 from mediatord.store.sqlite.database_file import (
     DatabaseFileLock,
@@ -40,7 +41,8 @@ def check(path: Path, deep: bool, as_json: bool) -> int:
     database = _find_database(path)
     try:
         with closing(connect_reader(database)) as connection:
-            problems = check_integrity(connection) if deep else check_structure(connection)
+            with progress_bar("checking"):
+                problems = check_integrity(connection) if deep else check_structure(connection)
     except sqlite3.Error as error:
         problems = [str(error)]
     text = "\n".join(f"{database}: {problem}" for problem in problems) or f"{database}: ok"
@@ -67,8 +69,9 @@ def vacuum(path: Path, as_json: bool) -> None:
     try:
         before = database.stat().st_size
         with closing(connect(database)) as connection:
-            connection.execute("VACUUM")
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            with progress_bar("compacting"):
+                connection.execute("VACUUM")
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         after = database.stat().st_size
     except sqlite3.Error as error:
         raise StartupError(f"cannot compact the database {database}: {error}") from None

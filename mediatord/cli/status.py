@@ -30,6 +30,7 @@ from mediatord.cli.console import (
     url_option,
 )
 from mediatord.errors import OperatorError
+from mediatord.runtime.progress_bar import progress_bar
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -356,11 +357,12 @@ def status(url: str, watch: float | None, over: float, as_json: bool) -> int:
         with suppress(KeyboardInterrupt):
             _watch_status(url, watch, as_json)
         return 0
-    first = take_sample(url)
-    report = StatusReport(first)
-    if over and not isinstance(first.figures, str):
-        sleep(over)
-        report = StatusReport(take_sample(url), first)
+    with progress_bar("querying"):
+        first = take_sample(url)
+        report = StatusReport(first)
+        if over and not isinstance(first.figures, str):
+            sleep(over)
+            report = StatusReport(take_sample(url), first)
     if as_json or not sys.stdout.isatty():
         print_result(as_json, report.values(), _format_rows(report.rows()))
     else:

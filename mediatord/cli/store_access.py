@@ -92,13 +92,17 @@ class StoreAccess:
             for one in self._follow_cursor("list_entries", "entries", did=did, protocol=protocol)
         ]
 
-    def purge(self, entries: Sequence[QueuedMessage]) -> list[QueuedMessage]:
+    def purge(
+        self, entries: Sequence[QueuedMessage], progress: Callable[[int], None] = lambda _: None
+    ) -> list[QueuedMessage]:
         """
         Remove entries, a few at a time, and log them; returns those that were still there.
 
+        :param progress: called with the number of entries that were removed, or were gone.
         :raise StartupError: not all were removed; the text says how many were.
         """
         removed: list[QueuedMessage] = []
+        handled = 0
         queues: defaultdict[tuple[QueueProtocol, str], list[QueuedMessage]] = defaultdict(list)
         for entry in entries:
             queues[entry.protocol, entry.did].append(entry)
@@ -111,6 +115,8 @@ class StoreAccess:
                         raise StartupError(f"failed after removing {len(removed)} messages: {error}") from None
                     raise
                 removed += [one for one in batch if one.id in gone]
+                handled += len(batch)
+                progress(handled)
         return removed
 
     def list_accounts(self, top: int) -> tuple[list[AccountSummary], int]:

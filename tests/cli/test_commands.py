@@ -110,6 +110,28 @@ def test_completion(shell: str, capsys: Capture) -> None:
     assert "mediatord" in shown
 
 
+def list_leaf_commands(group: click.Group, prefix: str = "") -> Iterator[tuple[str, click.Command]]:
+    """Commands that are no groups, by the words that call them."""
+    for name, command in subcommands(group):
+        if isinstance(command, click.Group):
+            yield from list_leaf_commands(command, f"{prefix}{name} ")
+        else:
+            yield f"{prefix}{name}", command
+
+
+# They print a script, a narrative or a log.
+COMMANDS_WITHOUT_DATA = {"completion", "demo", "run", "worker"}
+
+
+def test_commands_that_print_data_have_json() -> None:
+    without = {
+        name
+        for name, command in list_leaf_commands(cli)
+        if not any("--json" in parameter.opts for parameter in command.params)
+    }
+    assert without == COMMANDS_WITHOUT_DATA
+
+
 @pytest.mark.system
 def test_completion_by_bash(tmp_path: Path) -> None:
     """In a real shell the installed script knows commands, those of groups, and options."""

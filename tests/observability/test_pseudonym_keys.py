@@ -289,3 +289,22 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert call("log-keys", "list", *config) == 0
     assert capsys.readouterr().out.startswith("2  since 20")
+
+
+def test_commands_print_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("init", "--dir", str(tmp_path / "m")) == 0
+    config = ["--config", str(tmp_path / "m" / "mediator.yaml"), "--json"]
+    capsys.readouterr()
+
+    def run(*arguments: str) -> dict[str, Any]:
+        assert call("log-keys", *arguments, *config) == 0
+        value: dict[str, Any] = json.loads(capsys.readouterr().out)
+        assert value["file"] == str(tmp_path / "m" / "log.key")
+        return value
+
+    rotated = run("rotate")
+    assert rotated["epoch"] == 2
+    epochs = run("list")["epochs"]
+    assert [one["epoch"] for one in epochs] == [1, 2]
+    assert epochs[1]["since"] == rotated["since"]
+    assert run("forget", "1")["epoch"] == 1
