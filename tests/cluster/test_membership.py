@@ -614,7 +614,7 @@ class NameTests(MembershipTestCase):
         self.successResultOf(self.store.join(self.holder, 20 * NODE_LEASE))
         self.pass_time(10 * NODE_LEASE)
         self.assertEqual((len(self.said), self.dropped, self.live()), (1, [], ["cccc"]))
-        self.assertTrue(self.said[0].startswith("node: ann is running already"))
+        self.assertTrue(self.said[0].startswith("node: the name ann is in use"))
 
     def test_two_that_live(self) -> None:
         """Neither reaches the other: one of them is refused, and the other one never notices."""

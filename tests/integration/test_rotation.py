@@ -378,7 +378,7 @@ class ClusterTests(RotationTestCase):
         await new.ping()
         await elsewhere.ping()
         self.assertIsNone(live.close_code)
-        self.assertNotIn("have other DIDs", a.output() + b.output())
+        self.assertNotIn("have different DIDs", a.output() + b.output())
         await deferToThread(cluster.stop)
 
     async def pushes_to(self, sender: DIDCommWallet, live: Any) -> None:
