@@ -194,7 +194,7 @@ def test_our_certificate_has_to_be_whole(authority: CertificateAuthority, tmp_pa
     mixed.write_bytes(ours.read_bytes().split(marker)[0] + marker + other.read_bytes().split(marker)[1])
     for path, text in [
         (authority.path, "expected a PEM certificate and its unencrypted private key"),
-        (mixed, "expected a certificate and its own private key"),
+        (mixed, "the private key does not match the certificate"),
         (tmp_path / "none", f"{tmp_path}/none: No such file or directory"),
     ]:
         found = refusal(f"mongodb://h/m?tls=true&tlsCertificateKeyFile={path}")
