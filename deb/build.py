@@ -32,9 +32,9 @@ _LINKS = {
     "usr/bin/mediatord-analytics": "/opt/mediatord/bin/mediatord-analytics",
 }
 _COMPLETIONS = {
-    "bash": "usr/share/bash-completion/completions/{}",
-    "zsh": "usr/share/zsh/vendor-completions/_{}",
-    "fish": "usr/share/fish/vendor_completions.d/{}.fish",
+    "bash": "usr/share/bash-completion/completions",
+    "zsh": "usr/share/zsh/vendor-completions",
+    "fish": "usr/share/fish/vendor_completions.d",
 }
 
 
@@ -87,6 +87,9 @@ def _lay_out(root: Path) -> None:
     for place in _SHARED:
         for file in sorted((ROOT / place).rglob("*.*")):
             _install(file, root / "usr/share/mediatord" / file.relative_to(ROOT / "etc"))
+    for shell, place in _COMPLETIONS.items():
+        for file in sorted((ROOT / "etc/completion" / shell).iterdir()):
+            _install(file, root / place / file.name)
     _install(ROOT / "etc/mediator.yaml", root / "usr/share/doc/mediatord/examples/mediator.yaml")
     for name, leads_to in _LINKS.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -102,8 +105,6 @@ def _document(root: Path) -> None:
     (docs / "bundled.txt").symlink_to("../../mediatord/bundled.txt")
     _write(docs / "changelog.gz", _zipped(_changelog()))
     _write(docs / "NEWS.gz", _zipped((ROOT / "CHANGELOG.rst").read_text("utf-8")))
-    for language, place in _COMPLETIONS.items():
-        _write(root / place.format("mediatord"), _told(root, "mediatord", "completion", language))
     with tempfile.TemporaryDirectory() as scratch:
         _told(root, "mediatord.cli.man", scratch)
         for page in sorted(Path(scratch).glob("*.[1-8]")):

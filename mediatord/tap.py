@@ -123,7 +123,7 @@ class StartupReporter:
                     os.unlink(path)
         if self._is_parent_waiting():
             if self._outcome is None:
-                self.fail("ended before it was up; its log may say why")
+                self.fail("ended before it had started; see its log")
             self._report()
 
     def _is_parent_waiting(self) -> bool:
@@ -152,7 +152,8 @@ def _exit_after(seconds: float) -> None:
     """End this process after a timeout: a killed daemon reports nothing to its parent."""
 
     def give_up(*_: object) -> NoReturn:
-        print("mediatord: the daemon has not reported whether it started", file=sys.__stderr__, flush=True)  # noqa: T201
+        text = "mediatord: timed out waiting for the daemon to start; see its log"
+        print(text, file=sys.__stderr__, flush=True)  # noqa: T201
         os._exit(1)
 
     signal.signal(signal.SIGALRM, give_up)

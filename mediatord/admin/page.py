@@ -129,7 +129,7 @@ def format_utc_time(at: float) -> str:
 REFRESH_SECONDS = 10
 _AGE_LABELS = ("under 1 min", "1 to 10 min", "10 min to 1 h", "1 to 6 h", "6 to 24 h", "over 24 h")
 _AT_LEAST = "\N{GREATER-THAN OR EQUAL TO} "
-_NO_STORE = "Not available: the store did not respond."
+_NO_STORE = "Unavailable: the store did not respond."
 
 
 def render_status_page(status: DaemonStatus, now: float, *, refreshing: bool) -> bytes:

@@ -47,11 +47,11 @@ def read_admin_token(path: Path) -> bytes:
     secret = read_secret_file(path).strip()
     if len(secret) < MIN_TOKEN_LENGTH:
         raise SecretFileError(
-            f"{path} holds less than {MIN_TOKEN_LENGTH} characters; type: openssl rand -hex 32 > {path}"
+            f"{path} is shorter than {MIN_TOKEN_LENGTH} characters; run: openssl rand -hex 32 > {path}"
         )
     if not (secret.isascii() and secret.decode("ascii").isprintable()) or b" " in secret:
         raise SecretFileError(
-            f"{path} has to hold one line of ASCII without spaces; type: openssl rand -hex 32 > {path}"
+            f"{path}: expected one line of printable ASCII without spaces; run: openssl rand -hex 32 > {path}"
         )
     return secret
 
@@ -192,7 +192,7 @@ class AdminResource(Resource):
                 body = render_status(status, self._collector.clock.seconds())
                 code, type_ = 200, content_type
             except Exception:
-                _log.failure("making the status page failed", redact_failure())
+                _log.failure("rendering the status page failed", redact_failure())
                 code, body, type_ = 500, b"internal error\n", _TEXT_TYPE
             if not gone:
                 policy = build_security_policy() if type_ == _HTML_TYPE else _DENY_ALL_POLICY

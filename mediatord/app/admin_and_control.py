@@ -200,7 +200,7 @@ def build_admin_site(
         try:
             new = load_admin_token(config)
         except StartupError as error:
-            _log.warn("the token of the status page stays as it was: {why}", why=str(error))
+            _log.warn("keeping the current token of the status page: {why}", why=str(error))
             return False
         if new is not None:
             authenticator.use(new)

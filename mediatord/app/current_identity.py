@@ -89,7 +89,7 @@ def log_identity_change(before: MediatorIdentity, after: MediatorIdentity) -> No
         )
     for did in after.prepared_dids:
         if not before.owns(did):
-            _log.info("the DID {did} is accepted but not published yet", did=abbreviate_did(did))
+            _log.info("the prepared DID {did} is accepted, but not published", did=abbreviate_did(did))
     gone = after.find_missing_dids(before)
     if gone:
         _log.warn("no longer accepted: {dids}", dids=", ".join(map(abbreviate_did, gone)))

@@ -41,7 +41,7 @@ def check_setting_combinations(config: Config) -> None:
     :raise StartupError: names the setting.
     """
     if config.cluster.listen is not None and config.storage.backend != "mongodb":
-        raise StartupError("cluster.listen needs storage.backend mongodb, which nodes can share")
+        raise StartupError("cluster.listen requires storage.backend: mongodb")
 
 
 class OrderedService(MultiService):
@@ -83,7 +83,7 @@ class OrderedService(MultiService):
                 if isinstance(error, DeferredTimeout) or self._clock.seconds() >= deadline:
                     _log.warn("{name} did not stop in time", name=child.name)
                 else:
-                    _log.failure("{name} did not stop", name=child.name)
+                    _log.failure("stopping {name} failed", name=child.name)
 
 
 # Seconds between attempts to open the store.
@@ -300,7 +300,7 @@ class LifecycleNotifier(Service):
     def startService(self) -> None:
         super().startService()
         if not has_native_masking():
-            _log.warn("Autobahn runs without its native code: reading from sockets is many times slower")
+            _log.warn("Autobahn lacks its native extension: reading from WebSockets is many times slower")
         self._core.recorder.record_start(__version__)
         self._core.reactor.callWhenRunning(self._begin)
 

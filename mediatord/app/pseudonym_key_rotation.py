@@ -89,7 +89,7 @@ class PseudonymKeyRotation(Service):
             self._events.set_key_epoch(key.epoch)
         elif key != self._pseudonymizer.key:
             _log.warn(
-                "{path} has a different key for epoch {epoch}; the key in use stays until a restart",
+                "{path} has a different key for epoch {epoch}; keeping the key in use until a restart",
                 path=self._path,
                 epoch=key.epoch,
             )

@@ -23,7 +23,7 @@ _log = Logger()
 
 ReloadOutcome = Literal["ok", "refused", "restart_needed"]
 
-_CHECK_CONFIG_HINT = "mediatord check-config lists all"
+_CHECK_CONFIG_HINT = "run mediatord check-config to list all"
 # All other settings take effect at the next start.
 _RELOADABLE_PARTS = {
     "identity": ("former_dids", "passphrase_file"),
@@ -56,14 +56,12 @@ def reload_config(
         new, left = _read_config(config, read)
         new_identity = load_identity(new)
         if not new_identity.is_successor_of(identity):
-            raise _ConfigRejection(
-                f"{new.identity.keys} has none of the keys that are served; restart if that is meant"
-            )
+            raise _ConfigRejection(f"{new.identity.keys} has none of the keys in use; restart to change the identity")
     except (_ConfigRejection, StartupError) as error:
-        _log.error("configuration rejected, previous settings stay in force: {why}", why=str(error))
+        _log.error("configuration rejected, keeping the previous settings: {why}", why=str(error))
         return config, "refused", identity
     if left:
-        _log.warn("configuration reloaded; a restart is needed for {keys}", keys=", ".join(left))
+        _log.warn("configuration reloaded; restart to apply {keys}", keys=", ".join(left))
     else:
         _log.info("configuration reloaded")
     log_identity_change(identity, new_identity)
@@ -91,7 +89,7 @@ def _read_config(config: Config, read: Callable[[], Config]) -> tuple[Config, li
     lost = _list_explicit_settings(config) - _list_explicit_settings(new)
     gone = [key for key in left if key in lost]
     if gone:
-        raise _ConfigRejection(f"it says nothing of {', '.join(gone)} any more; restart if that is meant")
+        raise _ConfigRejection(f"missing {', '.join(gone)}; restore the file, or restart if the removal is intended")
     applied = {section: getattr(new, section) for section in ("limits", "metrics", "websocket_origins")}
     for section, names in _RELOADABLE_PARTS.items():
         current, changed = getattr(config, section), getattr(new, section)

@@ -62,7 +62,7 @@ def check_format(given: Any, format: str, version: int, refusal: str) -> None:
         raise InvalidArchiveError(refusal)
     if given.get("version") != version:
         found = shorten_value(given.get("version"))
-        raise InvalidArchiveError(f"it is of version {found}, this mediatord knows {version}")
+        raise InvalidArchiveError(f"its format version is {found}, expected {version}")
 
 
 class _RecordDigests:
@@ -147,7 +147,7 @@ class RecordArchive:
                 if number > after:
                     yield found
         if again.id != self.id:
-            raise InvalidArchiveError(f"{self.path} has changed while it was read")
+            raise InvalidArchiveError(f"{self.path} changed while it was read; run the command again")
 
     def read(self) -> Iterator[tuple[StoreRecord, int]]:
         """
@@ -159,7 +159,7 @@ class RecordArchive:
             try:
                 yield from self._parse(iter(lambda: packed.readline(_MAX_LINE_BYTES), b""))
             except (EOFError, gzip.BadGzipFile, zlib.error):
-                raise InvalidArchiveError("it is truncated or altered, or not an archive of mediatord") from None
+                raise InvalidArchiveError("truncated, modified, or not a mediatord archive") from None
 
     def _parse(self, lines: Iterator[bytes]) -> Iterator[tuple[StoreRecord, int]]:
         header = next(lines, b"")
@@ -167,20 +167,20 @@ class RecordArchive:
         digests, order = _RecordDigests(header), list(RECORD_KINDS)
         for line in lines:
             if not line.endswith(b"\n"):
-                raise InvalidArchiveError("a line is truncated")
+                raise InvalidArchiveError("truncated line")
             if line.startswith(b'{"kind":"trailer"'):
                 if _parse_line(line) != digests.trailer() or next(lines, None) is not None:
-                    raise InvalidArchiveError("its content differs from its last line")
+                    raise InvalidArchiveError("the digest in its last line does not match")
                 self.id, self.counts = sha256(line).hexdigest(), digests.counts
                 return
             record = decode_record(line)
             if record.kind not in order:
-                raise InvalidArchiveError("its records are not in order")
+                raise InvalidArchiveError("its records are out of order")
             del order[: order.index(record.kind)]
             digests.add(record.kind, line)
             _check_numbers(record, digests.counts)
             yield record, len(line)
-        raise InvalidArchiveError("its end is missing")
+        raise InvalidArchiveError("its last line is missing")
 
 
 def verify_archive(
@@ -201,14 +201,14 @@ def verify_archive(
             accept(record)
             progress(number)
     except InvalidArchiveError as error:
-        raise InvalidArchiveError(f"{path} cannot be used: {error}") from None
+        raise InvalidArchiveError(f"cannot read {path}: {error}") from None
     return archive
 
 
 def _check_header(line: bytes) -> None:
-    check_format(_parse_line(line), ARCHIVE_FORMAT, ARCHIVE_VERSION, "it is not an archive of mediatord")
+    check_format(_parse_line(line), ARCHIVE_FORMAT, ARCHIVE_VERSION, "not a mediatord archive")
     if not line.endswith(b"\n"):
-        raise InvalidArchiveError("a line is truncated")
+        raise InvalidArchiveError("truncated line")
 
 
 def _check_numbers(record: StoreRecord, counts: RecordCounts) -> None:
@@ -221,7 +221,7 @@ def _check_numbers(record: StoreRecord, counts: RecordCounts) -> None:
     if isinstance(record, MessageRecord):
         right = right and record.recipient <= counts["recipient"]
     if not right:
-        raise InvalidArchiveError(f"record {counts[record.kind]} of kind {record.kind} has a wrong number")
+        raise InvalidArchiveError(f"record {counts[record.kind]} of kind {record.kind} has the wrong number")
 
 
 def _encode_line(value: Any) -> bytes:
@@ -244,11 +244,13 @@ class CountMismatchError(BackupError):
 
     def __init__(self, archive: RecordCounts, store: RecordCounts) -> None:
         wrong = [
-            f"{number} {RECORD_KINDS[kind]} instead of {archive[kind]}"
+            f"{number} {RECORD_KINDS[kind]} (expected {archive[kind]})"
             for kind, number in store.items()
             if number != archive[kind]
         ]
-        super().__init__(f"the store has {', '.join(wrong)}; the import is not finished, and no daemon will use it")
+        super().__init__(
+            f"import incomplete: the store has {', '.join(wrong)}; daemons refuse this store until an import succeeds"
+        )
         self.archive = archive
         self.store = store
 
@@ -270,7 +272,10 @@ def import_archive(
     """
     done = target.begin(archive.id)
     if done > archive.total:
-        raise BackupError(f"{done} records of {archive.total} were imported: it is not the same archive")
+        raise BackupError(
+            f"the interrupted import has stored {done} records, the archive has {archive.total}: expected the "
+            "archive of that import"
+        )
     progress(done)
     for batch in batch_by_size(archive.records(done), _BATCH_RECORDS, _BATCH_BYTES):
         target.write(done + 1, batch)

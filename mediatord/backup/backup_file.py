@@ -13,7 +13,7 @@ import os
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from hashlib import file_digest, sha256
 from io import BytesIO
 from pathlib import Path
@@ -117,7 +117,7 @@ class _RegularFileInfo(tarfile.TarInfo):
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
         found = super().frombuf(buf, encoding, errors)
         if found.type != tarfile.REGTYPE:
-            raise InvalidArchiveError("it has something else than plain files in it")
+            raise InvalidArchiveError("it contains members other than regular files")
         return found
 
 
@@ -190,7 +190,7 @@ def read_backup_file(
             tar = stack.enter_context(tarfile.open(fileobj=file, mode="r|", tarinfo=_RegularFileInfo))
             text = _open_next_member(tar, _MANIFEST).read(MAX_MEMBER_BYTES)
             if _open_next_member(tar, _DIGEST).read(MAX_MEMBER_BYTES) != _compute_digest(text):
-                raise InvalidArchiveError("it is not what its digest says")
+                raise InvalidArchiveError("its digest does not match")
             manifest = _parse_manifest(text)
             contents: dict[str, bytes] = {}
             for member in manifest.members[:-1]:
@@ -199,18 +199,16 @@ def read_backup_file(
                 if store_target is not None:
                     store_target.write(chunk)
             if tar.next() is not None:
-                raise InvalidArchiveError("there is more in it than its manifest says")
+                raise InvalidArchiveError("it contains members that its manifest does not list")
         except InvalidArchiveError as error:
-            raise InvalidArchiveError(f"{path} cannot be used: {error}") from None
+            raise InvalidArchiveError(f"cannot read {path}: {error}") from None
         except (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError):
-            raise InvalidArchiveError(
-                f"{path} cannot be used: it is torn or altered, or no backup of mediatord"
-            ) from None
+            raise InvalidArchiveError(f"cannot read {path}: truncated, modified, or not a mediatord backup") from None
     return manifest, contents
 
 
 def _parse_manifest(text: bytes) -> BackupManifest:
-    check_format(json.loads(text), BACKUP_FORMAT, BACKUP_VERSION, "it is no backup of mediatord")
+    check_format(json.loads(text), BACKUP_FORMAT, BACKUP_VERSION, "not a mediatord backup")
     try:
         return BackupManifest.model_validate_json(text)
     except ValidationError as error:
@@ -225,29 +223,34 @@ def _read_chunks(tar: tarfile.TarFile, member: BackupMember) -> Iterator[bytes]:
         size += len(chunk)
         yield chunk
     if size != member.bytes or digest.hexdigest() != member.sha256:
-        raise InvalidArchiveError(f"{member.name} in it is not what its manifest says")
+        raise InvalidArchiveError(f"its member {member.name} does not match the manifest")
 
 
 def _open_next_member(tar: tarfile.TarFile, name: str, size: int | None = None) -> BinaryIO:
     """:param size: None if it may have any up to that of a member that is read into memory."""
     found = tar.next()
     if found is None or found.name != name:
-        raise InvalidArchiveError(f"expected {name} in it")
+        raise InvalidArchiveError(f"its member {name} is missing")
     if found.size != size and (size is not None or found.size > MAX_MEMBER_BYTES):
-        raise InvalidArchiveError(f"{name} in it is not what its manifest says")
+        raise InvalidArchiveError(f"its member {name} does not match the manifest")
     content = tar.extractfile(found)
     assert content is not None
     return content  # type: ignore[return-value]  # typeshed knows that it is buffered only
 
 
 def create_backup(
-    path: Path, config_path: Path, config: Config, copy: Callable[[Path], RecordCounts]
+    path: Path,
+    config_path: Path,
+    config: Config,
+    copy: Callable[[Path], RecordCounts],
+    show_step: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> BackupManifest:
     """
     Write a backup, and verify it before it gets its name.
 
     :param config_path: of the configuration.
     :param copy: copies the store to a new file, and returns the number of records of each kind.
+    :param show_step: shows a step that may last, by name.
     :raise BackupError: it could not be written; nothing is left of it.
     :raise OSError: likewise.
     """
@@ -259,10 +262,13 @@ def create_backup(
         store = directory / (DATABASE if backend == "sqlite" else RECORDS)
         counts = copy(store)
         copies = {name: _copy_file(source, directory / name) for name, source in files.items()}
-        manifest = write_backup_file(file, backend, counts, {**copies, store.name: store})
-        file.flush()
-        if read_backup_file(path, file)[0] != manifest:
-            raise BackupError(f"{path} differs from what was written: is the disk damaged?")
+        with show_step("writing"):
+            manifest = write_backup_file(file, backend, counts, {**copies, store.name: store})
+            file.flush()
+        with show_step("verifying"):
+            written, _ = read_backup_file(path, file)
+        if written != manifest:
+            raise BackupError(f"{path} differs from what was written; check the disk")
         return manifest
 
 
@@ -321,11 +327,13 @@ def restore_backup(
         paths = _list_file_paths(config)
         for member in others:
             if member.name not in paths:
-                raise BackupError(f"the backup has a file {member.name}, for which the configuration names no path")
+                raise BackupError(f"the backup contains {member.name}, but its configuration sets no path for it")
             require_directory(paths[member.name].parent)
             staged.stage(paths[member.name], contents[member.name], 0o600, member.user, member.group)
         if manifest.backend != config.storage.backend:
-            raise BackupError(f"the backup is of storage.backend {manifest.backend}, the configuration has another")
+            raise BackupError(
+                f"the backup was made with storage.backend {manifest.backend}, which differs from its configuration"
+            )
 
         def commit() -> None:
             staged.commit(last=config_path)
@@ -366,7 +374,7 @@ def _restore_database(backup: Path, manifest: BackupManifest, path: Path, commit
 
 def _check_counts(backup: Path, manifest: BackupManifest, counts: RecordCounts) -> None:
     if counts != manifest.records:
-        raise InvalidArchiveError(f"{backup} cannot be used: its store differs from its manifest")
+        raise InvalidArchiveError(f"cannot use {backup}: its store does not match its manifest")
 
 
 @contextmanager
@@ -377,7 +385,7 @@ def _extract_store(backup: Path, path: Path, store: BackupMember) -> Iterator[Pa
         with report_full_disk(path), file:
             manifest, _ = read_backup_file(backup, store_target=file)
             if manifest.store != store:
-                raise InvalidArchiveError(f"{backup} cannot be used: it has changed while it was read")
+                raise InvalidArchiveError(f"cannot use {backup}: it changed while it was read")
             chown_to_owner(file.fileno(), path, store.user, store.group)
         yield draft
     finally:

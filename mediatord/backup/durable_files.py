@@ -38,7 +38,7 @@ def create_file_atomically(path: Path) -> Iterator[BinaryIO]:
         _require_absent(path)  # another process may have finished it just before the lock
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink != 1:
-            raise BackupError(f"{draft} was created by another user: remove it first")
+            raise BackupError(f"{draft} belongs to another user; remove it first")
         try:
             os.fchmod(descriptor, 0o600)
             file.truncate()
@@ -66,7 +66,7 @@ def report_full_disk(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _DISK_FULL_ERRORS or error.filename is not None:
             raise
-        raise BackupError(f"{path} cannot be written: {error.strerror}") from None
+        raise BackupError(f"cannot write {path}: {error.strerror}") from None
 
 
 def chown_to_owner(file: int | Path, path: Path, user: str = "", group: str = "") -> None:
@@ -90,7 +90,7 @@ def chown_to_owner(file: int | Path, path: Path, user: str = "", group: str = ""
 def require_directory(path: Path) -> None:
     """:raise BackupError: it does not exist."""
     if not path.is_dir():
-        raise BackupError(f"{path} does not exist: create it first")
+        raise BackupError(f"{path} does not exist; create it first")
 
 
 def create_draft(path: Path) -> tuple[Path, BinaryIO]:
@@ -127,7 +127,7 @@ class StagedFiles:
         """
         if path.exists() or path.is_symlink():
             if not path.is_file() or path.read_bytes() != content:
-                raise BackupError(f"{path} exists and differs from the backup's: move it away first")
+                raise BackupError(f"{path} exists and differs from the file in the backup; move it away first")
             return
         self.drafts[path], file = create_draft(path)
         with file:

@@ -107,19 +107,19 @@ def _describe_failure(error: Exception) -> str:
     """Text for an error, without content of documents."""
     match error:
         case OperationFailure() if _DUPLICATE_KEY_ERROR in (error.code, *_get_write_errors(error)):
-            return "already has one of the records"
+            return "already contains one of the records"
         case OperationFailure(code=code) if code in _SNAPSHOT_ERRORS:
             return (
-                "has forgotten the time that was exported: raise minSnapshotHistoryWindowInSeconds there, "
+                "no longer has the snapshot that was read: raise minSnapshotHistoryWindowInSeconds on the server, "
                 "or stop all nodes and use --offline"
             )
         case OperationFailure(code=code, details=details):
             return f"refused: {(details or {}).get('codeName') or f'error {code}'}"
         case ConnectionFailure():
-            return "does not answer: run the same command again when it does"
+            return "does not respond; run the same command again when it does"
         case BSONError():
-            return "cannot hold one of the records"
-    return f"cannot be used: {type(error).__name__}"
+            return "cannot store one of the records"
+    return f"failed: {type(error).__name__}"
 
 
 def _get_write_errors(error: OperationFailure) -> set[int]:
@@ -135,14 +135,14 @@ def _require_unused(database: MongoDatabase, dead: frozenset[str] = frozenset())
     """
     names = [one["name"] for one in database[schema.NODES.name].find(_LIVE_NODE_FILTER, {"name": 1}).sort("name", 1)]
     if names:
-        raise BackupError(f"nodes use the MongoDB database ({', '.join(names)}): stop them first")
+        raise BackupError(f"nodes use the MongoDB database: {', '.join(names)}; stop them first")
     entries = [one for one in database[schema.SESSION_OWNERS.name].find({}, {"since": 1}) if one["_id"] not in dead]
     if entries:
         since = entries[0].get("since")
         when = f" since {since:%Y-%m-%d %H:%M} UTC" if since else ""
         raise BackupError(
-            f"a daemon uses the MongoDB database{when}, or was killed while it did: stop it, or if none runs "
-            "use --stopped"
+            f"a daemon uses the MongoDB database{when}, or was killed while it did; stop it, or use --stopped if "
+            "none is running"
         )
 
 
@@ -156,9 +156,7 @@ def _read_schema_document(database: MongoDatabase) -> MongoDocument:
     found = database[_SCHEMA_COLLECTION].find_one({"_id": _SCHEMA_COLLECTION}) or {}
     ours = _SCHEMA.version
     if found.get("readable_from", 1) > ours or found.get("version", ours) != ours:
-        raise BackupError(
-            f"the MongoDB database has schema version {found.get('version')}, this mediatord wants {ours}"
-        )
+        raise BackupError(f"the MongoDB database has schema version {found.get('version')}, expected {ours}")
     return found
 
 
@@ -312,7 +310,7 @@ def open_mongodb_source(uri: str, *, offline: bool, stopped: bool) -> Iterator[M
     """
     with connect_to_mongodb(uri) as database:
         if IMPORT_MARKER in _read_schema_document(database):
-            raise BackupError("an import into the MongoDB database is not finished: run it again first")
+            raise BackupError("an import into the MongoDB database is incomplete; run it again first")
         if offline:
             dead = _find_session_owners(database) if stopped else frozenset()
             _require_unused(database, dead)
@@ -426,11 +424,11 @@ def _make_counter_update(collection: str, key: Any, counters: Mapping[str, Any])
 _SIZE_CHECK_BYTES = 8_000_000
 # Overhead of each text, and of its index entries.
 _TEXT_OVERHEAD_BYTES = 64
-_CONTRADICTION = "the archive contradicts itself: something belongs to one of {} that is not there"
+_CONTRADICTION = "the archive is inconsistent: a record refers to a missing one of {}"
 _REFUSALS = {
-    RECIPIENTS.name: "a recipient is another name of a DID that is registered",
-    ACCOUNTS.name: f"one of {ACCOUNTS.name} has another form of a DID that is there",
-    RETIRED_DIDS.name: f"one of {RETIRED_DIDS.name} has another form of a DID that is there",
+    RECIPIENTS.name: "a recipient DID is registered twice in different forms",
+    ACCOUNTS.name: f"a DID of {ACCOUNTS.name} occurs twice in different forms",
+    RETIRED_DIDS.name: f"a DID of {RETIRED_DIDS.name} occurs twice in different forms",
 }
 
 
@@ -455,7 +453,7 @@ class MongoRecordTarget:
             return
         documents = [one for some in ImportBatch(1, [record]).documents.values() for one in some]
         if any(len(encode(one)) > MAX_DOCUMENT_BYTES for one in documents):
-            raise InvalidArchiveError(f"a record of kind {record.kind} is larger than MongoDB takes (16 MiB)")
+            raise InvalidArchiveError(f"a record of kind {record.kind} exceeds MongoDB's limit of 16 MiB")
 
     def begin(self, archive: str) -> int:
         marker = _read_schema_document(self._database).get(IMPORT_MARKER)
@@ -516,8 +514,8 @@ class MongoRecordTarget:
     def _continue(self, marker: MongoDocument, archive: str) -> int:
         if marker["archive"] != archive:
             raise BackupError(
-                f"an import of another archive into the MongoDB database {self._database.name} was not finished: "
-                "run that again, or drop the database to give it up"
+                f"an import of another archive into the MongoDB database {self._database.name} is incomplete; "
+                "run it again, or drop the database"
             )
         _require_unused(self._database, self._dead)
         # A killed import may have left an open transaction, which would block for a minute.

@@ -282,7 +282,7 @@ def decode_record(line: bytes) -> StoreRecord:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         if first["type"] == "union_tag_invalid":  # its text would contain the whole tag
-            raise InvalidArchiveError("kind: not known") from None
+            raise InvalidArchiveError("unknown kind") from None
         where = ".".join(map(str, first["loc"])) or "line"
         raise InvalidArchiveError(f"{shorten_value(where)}: {first['msg']}") from None
 
@@ -395,9 +395,9 @@ def open_record_target(storage: StorageSettings, *, stopped: bool = False) -> Ab
 
 def _require_backend(storage: StorageSettings) -> None:
     if storage.backend == "memory":
-        raise BackupError("storage.backend memory: the store of a daemon's memory cannot be exported or imported")
+        raise BackupError("storage.backend memory cannot be exported or imported: expected sqlite or mongodb")
     if storage.backend == "mongodb" and find_spec("pymongo") is None:
-        raise BackupError('storage.backend mongodb needs pip install "mediatord[mongodb]"')
+        raise BackupError('storage.backend mongodb requires: pip install "mediatord[mongodb]"')
 
 
 class _RecordNumbers:
@@ -424,14 +424,14 @@ class _RecordNumbers:
         """The number of a key. :raise BackupError: it has none, or the disk is full."""
         found = self._execute("SELECT number FROM number WHERE kind = ? AND key = ?", kind, key)
         if not found:
-            raise BackupError("the store is damaged: a record refers to an account or recipient that does not exist")
+            raise BackupError("the store is damaged: a record refers to a missing account or recipient")
         return int(found[0][0])
 
     def _execute(self, statement: str, *values: int | str | bytes) -> list[tuple[int]]:
         try:
             return self._connection.execute(statement, values).fetchall()
         except sqlite3.Error as error:
-            raise BackupError(f"a temporary file cannot be used: {error}") from None
+            raise BackupError(f"cannot use a temporary file: {error}") from None
 
     def close(self) -> None:
         """Delete the temporary database."""

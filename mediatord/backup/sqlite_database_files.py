@@ -32,7 +32,7 @@ def connect_immutable(path: Path) -> StoreConnection:
 
 def require_database(path: Path) -> None:
     if not path.exists():
-        raise BackupError(f"{path} does not exist: no daemon has stored anything yet")
+        raise BackupError(f"{path} does not exist; a daemon creates it at its first start")
 
 
 @contextmanager
@@ -56,11 +56,11 @@ def check_schema(connection: StoreConnection, path: Path) -> None:
     """:raise BackupError: a database is of another program, or of another schema version."""
     ask = connection.execute
     if ask("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
-        raise BackupError(f"{path} is not a database of mediatord")
+        raise BackupError(f"{path} is not a mediatord database")
     version, ours = ask("PRAGMA user_version").fetchone()[0], len(read_schema_steps())
     if version != ours:
         hint = "start the daemon once to upgrade it" if version < ours else "use a newer mediatord"
-        raise BackupError(f"{path} has schema version {version}, this mediatord wants {ours}: {hint}")
+        raise BackupError(f"{path} has schema version {version}, expected {ours}; {hint}")
 
 
 @contextmanager

@@ -261,9 +261,9 @@ def count_records(path: Path) -> RecordCounts:
 
 # What a record says that repeats a unique column.
 _REFUSALS = {
-    "account": "account {number} has another form of a DID that has an account",
-    "retired": "the retired DID {did} is another form of one that is there",
-    "recipient": "recipient {number} is another name of a DID that is registered",
+    "account": "account {number} has a DID that another account has in a different form",
+    "retired": "the retired DID {did} occurs twice in different forms",
+    "recipient": "recipient {number} has a DID that is registered in a different form",
 }
 _UNLIMITED_CAPS = decentrl.DecentrlQuotas(*[1 << 62] * 8)
 
@@ -348,8 +348,7 @@ class SQLiteRecordTarget:
             return 0
         if found[0] != archive:
             raise BackupError(
-                f"an import of another archive into {self._path} was not finished: run that again, "
-                f"or delete {self._draft} to give it up"
+                f"an import of another archive into {self._path} is incomplete; run it again, or delete {self._draft}"
             )
         return int(found[1])
 
@@ -413,7 +412,7 @@ def open_sqlite_target(path: Path) -> Iterator[SQLiteRecordTarget]:
         try:
             yield target
         except (DatabaseError, DatabaseUnusable) as error:
-            raise BackupError(f"{path} cannot be written: {error}") from None
+            raise BackupError(f"cannot write {path}: {error}") from None
         finally:
             target.close()
 

@@ -24,7 +24,7 @@ def _make_list_parser(parse: Callable[[str], int], least: int, most: float, expe
         try:
             numbers = tuple(map(parse, text.split(",")))
         except ValueError:
-            raise click.BadParameter(f"{text!r} is not a list of {expected}") from None
+            raise click.BadParameter(f"{text!r} is not a list: expected {expected}") from None
         if not all(least <= number <= most for number in numbers):
             raise click.BadParameter(bounds)
         return numbers
@@ -33,9 +33,9 @@ def _make_list_parser(parse: Callable[[str], int], least: int, most: float, expe
 
 
 _parse_sizes = _make_list_parser(
-    parse_size, _MIN_SIZE, _MAX_SIZE, "sizes like 1k,16k", "sizes are between 256 bytes and 512k"
+    parse_size, _MIN_SIZE, _MAX_SIZE, "sizes such as 1k,16k", "expected sizes from 256 bytes to 512k"
 )
-_parse_numbers = _make_list_parser(int, 1, float("inf"), "numbers like 1000,100000", "numbers are positive")
+_parse_numbers = _make_list_parser(int, 1, float("inf"), "numbers such as 1000,100000", "expected positive numbers")
 
 
 def _option(name: str, kind: Any, text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -45,6 +45,8 @@ def _option(name: str, kind: Any, text: str) -> Callable[[Callable[..., Any]], C
 
 _POSITIVE = click.IntRange(1)
 _NEW_FILE = click.Path(dir_okay=False, path_type=Path)
+_NEW_FILE_OR_STDOUT = click.Path(dir_okay=False, allow_dash=True, path_type=Path)
+_STDOUT = Path("-")
 
 
 @click.command(context_settings={"show_default": True}, short_help="Run the benchmark.")
@@ -91,7 +93,12 @@ _NEW_FILE = click.Path(dir_okay=False, path_type=Path)
     default="",
     help="MongoDB replica set; databases are created in it and dropped.",
 )
-@click.option("--json", "json_file", type=_NEW_FILE, help="Write the results to FILE as JSON.")
+@click.option(
+    "--json",
+    "json_file",
+    type=_NEW_FILE_OR_STDOUT,
+    help="Write the results to FILE as JSON; `-` is standard output, and tables then go to standard error.",
+)
 @click.option("--svg", "svg_file", type=_NEW_FILE, help="Write charts of latency and throughput to FILE.")
 def bench(
     sizes: tuple[int, ...],
@@ -110,19 +117,22 @@ def bench(
     plan = BenchmarkPlan(sizes=sizes, target_pid=target_pid or 0, **numbers)
     wanted: Sequence[str] = scenarios or (TARGET_SCENARIOS if plan.target else tuple(DEFAULT_SCENARIOS))
     _validate_plan(plan, wanted)
-    around = describe_environment()
-    click.echo(format_heading(plan, around))
+    around, is_json_printed = describe_environment(), json_file == _STDOUT
+    click.echo(format_heading(plan, around), err=is_json_printed)
     tables = []
     try:
         for name in wanted:
             click.echo(f"measuring: {name}", err=True)
             module, _, function = SCENARIOS[name].partition(":")
             tables.append(getattr(import_module(f"mediatord.bench.{module}"), function)(plan))
-            click.echo(f"\n{tables[-1]}")
+            click.echo(f"\n{tables[-1]}", err=is_json_printed)
     except (DaemonStartError, OSError, RuntimeError) as error:
         raise click.ClickException(str(error)) from error
-    if json_file is not None:
-        json_file.write_bytes(encoding.dumps(build_json_report(plan, tables, around)) + b"\n")
+    report = encoding.dumps(build_json_report(plan, tables, around)) + b"\n"
+    if is_json_printed:
+        click.echo(report, nl=False)
+    elif json_file is not None:
+        json_file.write_bytes(report)
     if svg_file is not None:
         svg_file.write_text(render_svg(select_charts(tables)), "utf-8")
     return 1 if any(table.failures for table in tables) else 0

@@ -48,8 +48,10 @@ from mediatord.bench.results import (
     ResultTable,
     format_size,
     latency_figures,
+    progress_bar,
     safe_ratio,
     scenario,
+    time_bar,
 )
 from mediatord.bench.wallet_group import build_inner_envelope, require_socket_url
 from mediatord.wallet.didcomm_client import PICKUP
@@ -190,11 +192,12 @@ def measure_latency(plan: BenchmarkPlan, table: ResultTable) -> None:
         load = ForwardLoad(mediator, table.failures, plan.sizes[0])
         load.post(plan.clients, plan.warm_up_seconds)
         full = table.rows[f"{name}  closed loop"] = load.post(plan.clients, seconds)
-        for share in _LOAD_SHARES:
-            rate = share * full[PER_SECOND]
-            posted = load.start(connections, seconds, rate=rate, even=plan.even).result()
-            figures = load.stored_check.check(posted) | {_OFFERED: rate, "late %": posted.late_percent}
-            table.rows[f"{name}  at {share:.0%}"] = figures
+        with progress_bar(_LOAD_SHARES, "loads") as shares:
+            for share in shares:
+                rate = share * full[PER_SECOND]
+                posted = load.start(connections, seconds, rate=rate, even=plan.even).result()
+                figures = load.stored_check.check(posted) | {_OFFERED: rate, "late %": posted.late_percent}
+                table.rows[f"{name}  at {share:.0%}"] = figures
     p99 = table.rows[f"{name}  at {_GOAL_SHARE:.0%}"]["p99 ms"]
     table.add_target(f"forward p99 {name} at {_GOAL_SHARE:.0%}, ms", 50.0, p99, most=True)
     table.notes = [
@@ -255,10 +258,11 @@ def measure_cycle(plan: BenchmarkPlan, table: ResultTable) -> None:
         ratios = {_OF_FORWARD: (_FORWARD, PER_CPU_SECOND if mediator.pid else PER_SECOND)}
         table.compare(contenders, plan.rounds, f"{name}  ", ratios)
         closed = table.rows[f"{name}  {_CYCLE}"]
-        for share in _LOAD_SHARES:
-            rate, seconds = share * closed[PER_SECOND], plan.seconds * plan.rounds / 2
-            result = cycles.run(2 * plan.clients, seconds, rate, even=plan.even)
-            table.rows[f"{name}  at {share:.0%}"] = result.figures()
+        with progress_bar(_LOAD_SHARES, "loads") as shares:
+            for share in shares:
+                rate, seconds = share * closed[PER_SECOND], plan.seconds * plan.rounds / 2
+                result = cycles.run(2 * plan.clients, seconds, rate, even=plan.even)
+                table.rows[f"{name}  at {share:.0%}"] = result.figures()
         cycles.check_queues()
     p99 = table.rows[f"{name}  at {_GOAL_SHARE:.0%}"]["push p99"]
     table.add_target(f"cycles {name}, of forwards", 0.35, closed[_OF_FORWARD])
@@ -311,8 +315,9 @@ def measure_push(plan: BenchmarkPlan, table: ResultTable) -> None:
     size, seconds = plan.sizes[0], plan.seconds * plan.rounds / len(PUSH_CONCURRENCIES)
     with open_mediator(plan) as mediator:
         load = CycleLoad(mediator, table.failures, PUSH_WALLETS, size, short=False)
-        for at_once in PUSH_CONCURRENCIES:
-            table.rows[f"{format_size(size)}  {at_once} at once"] = measure_pushes(load, at_once, seconds)
+        with progress_bar(PUSH_CONCURRENCIES, "concurrencies") as concurrencies:
+            for at_once in concurrencies:
+                table.rows[f"{format_size(size)}  {at_once} at once"] = measure_pushes(load, at_once, seconds)
     table.notes = [
         f"Milliseconds; forwards to {PUSH_WALLETS} wallets in live mode. A negative value means that the push "
         "arrived before the sender's 202.",
@@ -447,9 +452,11 @@ def measure_mixed(plan: BenchmarkPlan, table: ResultTable) -> None:
         runner = online.prepare(connections, seconds, _ONLINE_SHARE * rate, even=plan.even)
         posting = offline.start(connections, seconds, rate=_OFFLINE_SHARE * rate, even=plan.even)
         pushing, fetched = ForkedCall(runner.run), []
-        while not posting.done:
-            sleep(_FETCH_INTERVAL_SECONDS)
-            fetched.append(offline.group.drain())
+        with time_bar(seconds) as advance:
+            while not posting.done:
+                sleep(_FETCH_INTERVAL_SECONDS)
+                fetched.append(offline.group.drain())
+                advance()
         load, cycles = posting.result(), pushing.result()
         runner.close()
         busy = safe_ratio(mediator.cpu_seconds - before, perf_counter() - start)

@@ -17,7 +17,7 @@ from mediatord.bench.measured_mediator import ForwardLoad, MeasuredMediator, ope
 from mediatord.bench.plan import BenchmarkPlan
 from mediatord.bench.processes import limit_sockets, rss_bytes
 from mediatord.bench.raw_clients import KERNEL_BYTES, WebSocketClient
-from mediatord.bench.results import ResultTable, format_size, scenario
+from mediatord.bench.results import ResultTable, format_size, progress_bar, scenario, time_bar
 from mediatord.bench.wallet_group import BlockingWallet, require_socket_url
 
 _KIB, _MIB = 1 << 10, 1 << 20
@@ -37,10 +37,11 @@ def measure_memory(plan: BenchmarkPlan, table: ResultTable) -> None:
         table.rows["started"] = {_RSS: rss_bytes(mediator.pid) / _MIB}
         load = ForwardLoad(mediator, table.failures, short=False)
         load.prepare(plan.sizes[0], payloads=_PAYLOADS)
-        for number in range(_LEGS + 1):
-            load.post(plan.clients, requests=max(1, leg // _PAYLOADS), payloads=_PAYLOADS)
-            resident.append(rss_bytes(mediator.pid))
-            table.rows[f"after {number * leg} more" if number else "warmed up"] = {_RSS: resident[-1] / _MIB}
+        with progress_bar(range(_LEGS + 1), "messages") as legs:
+            for number in legs:
+                load.post(plan.clients, requests=max(1, leg // _PAYLOADS), payloads=_PAYLOADS)
+                resident.append(rss_bytes(mediator.pid))
+                table.rows[f"after {number * leg} more" if number else "warmed up"] = {_RSS: resident[-1] / _MIB}
     growth = growth_per_message(resident, leg)
     table.rows["growth"] = {_BYTES_PER_MESSAGE: growth}
     if growth > _FLAT_BYTES_PER_MESSAGE:
@@ -249,14 +250,20 @@ def measure_soak(plan: BenchmarkPlan, table: ResultTable) -> None:
         load.prepare(size, 2 * SOAK_WALLETS)
         kinds = [choose_reader_kind(number) for number in range(SOAK_WALLETS)]
         readers = [LiveReader(mediator, *one) for one in zip(load.group.wallets, kinds, strict=True)]
-        runner = SoakRunner(readers, lambda: resident.append(rss_bytes(mediator.pid)))
+
+        def sample() -> None:
+            resident.append(rss_bytes(mediator.pid))
+            advance()
+
+        runner = SoakRunner(readers, sample)
         # Fills the sockets that are not read.
         backlog = [body for body, kind in zip(load.bodies, kinds, strict=False) if kind != "prompt"]
         count = len(backlog) * (_BACKLOG_BYTES // len(backlog[0]))
-        statuses = runner.run(Load([load.server], backlog, _SOAK_CONNECTIONS, requests=count))
-        resident.clear()
-        statuses += runner.run(load.start(_SOAK_CONNECTIONS, seconds, rate=_SOAK_RATE, even=True))
-        runner.flush()
+        with time_bar(seconds) as advance:
+            statuses = runner.run(Load([load.server], backlog, _SOAK_CONNECTIONS, requests=count))
+            resident.clear()
+            statuses += runner.run(load.start(_SOAK_CONNECTIONS, seconds, rate=_SOAK_RATE, even=True))
+            runner.flush()
         stored = read_stored_ids(mediator.database)
     accepted, acknowledged = statuses["202"], set().union(*(reader.acknowledged for reader in readers))
     lost = accepted - len(stored | acknowledged)

@@ -14,14 +14,18 @@ import sys
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import wraps
 from importlib.metadata import PackageNotFoundError, version
 from math import ceil, floor, log10
 from pathlib import Path
 from statistics import median
-from typing import Any
+from time import perf_counter
+from typing import Any, TypeVar
 from xml.sax.saxutils import escape
+
+import click
 
 from mediatord.bench.plan import BenchmarkPlan
 
@@ -36,6 +40,8 @@ _PACKAGES = (
     "mediatord", "Twisted", "autobahn", "cryptography", "PyNaCl", "jwcrypto", "orjson", "pybase64",
     "prometheus-client",
 )  # fmt: skip
+
+_StepT = TypeVar("_StepT")
 
 Figures = dict[str, float]
 Contender = Callable[[], Figures]
@@ -130,11 +136,28 @@ def run_interleaved(contenders: Mapping[str, Contender], rounds: int) -> Interle
     """Run every contender once per round, each round starting with another one."""
     names = list(contenders)
     found: dict[str, list[Figures]] = {name: [] for name in names}
-    for number in range(rounds):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
+    order = [names[(number + place) % len(names)] for number in range(rounds) for place in range(len(names))]
+    with progress_bar(order, "rounds") as runs:
+        for name in runs:
             found[name].append(contenders[name]())
     return InterleavedResults(found)
+
+
+def progress_bar(steps: Iterable[_StepT], label: str) -> Any:
+    """
+    A progress bar on standard error over the steps of a measurement, if that is a terminal.
+
+    It is drawn between the steps, without a thread: processes are forked during a measurement.
+    """
+    return click.progressbar(steps, label=label, file=sys.stderr, hidden=not sys.stderr.isatty())
+
+
+@contextmanager
+def time_bar(seconds: float) -> Iterator[Callable[[], None]]:
+    """The same over a span of time; yields the function that moves the bar."""
+    start = perf_counter()
+    with progress_bar(range(max(1, ceil(seconds))), "seconds") as bar:
+        yield lambda: bar.update(max(0, int(perf_counter() - start) - bar.pos))
 
 
 @dataclass(slots=True)

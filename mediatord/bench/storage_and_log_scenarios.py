@@ -39,6 +39,7 @@ from mediatord.bench.results import (
     ResultTable,
     format_size,
     latency_figures,
+    progress_bar,
     safe_ratio,
     scenario,
 )
@@ -354,11 +355,12 @@ _IDLE_SOCKETS = 4
 def measure_disk(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Forwards in an open loop on this disk and on a slow one, with health checks and pings of idle sockets."""
     cores = assign_cores()
-    for name, program in _PROGRAMS.items():
-        with open_mediator(plan, cores) as mediator:
-            if program:
-                mediator.restart(*program)
-            table.rows[name] = _measure_on_disk(plan, mediator, table.failures)
+    with progress_bar(_PROGRAMS.items(), "disks") as programs:
+        for name, program in programs:
+            with open_mediator(plan, cores) as mediator:
+                if program:
+                    mediator.restart(*program)
+                table.rows[name] = _measure_on_disk(plan, mediator, table.failures)
     for figure in ("health p99", "ping p99"):
         measured = table.rows[_SLOW_DISK][figure]
         table.add_target(f"{figure} with {_SLOW_DISK}, ms", _RESPONSE_GOAL_MS, measured, most=True)

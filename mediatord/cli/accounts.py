@@ -21,6 +21,7 @@ from mediatord.cli.console import (
     shorten_did,
     top_option,
 )
+from mediatord.runtime.progress_bar import progress_bar
 
 
 @click.group()
@@ -40,7 +41,7 @@ def accounts() -> None:
 @json_option
 def list_accounts(path: Path, top: int, as_json: bool) -> None:
     """List accounts, newest first."""
-    with open_store(path) as store:
+    with open_store(path) as store, progress_bar("reading"):
         found, total = store.list_accounts(top)
     if as_json:
         shown = [{**asdict(one), "self_test": store.may_be_probe(one.did)} for one in found]
@@ -59,7 +60,7 @@ def list_accounts(path: Path, top: int, as_json: bool) -> None:
         for one in found
     ]
     print_table(("account", "enrolled", "last contact", "used", "recipients #", "messages #", "size #"), rows)
-    more = f", of which the {len(found)} newest are shown" if len(found) < total else ""
+    more = f"; showing the newest {len(found)}" if len(found) < total else ""
     click.echo(f"{total} {'account' if total == 1 else 'accounts'}{more}")
 
 
@@ -69,7 +70,7 @@ def list_accounts(path: Path, top: int, as_json: bool) -> None:
 @json_option
 def show(did: str, path: Path, as_json: bool) -> None:
     """Show an account and its registered recipient DIDs."""
-    with open_store(path) as store:
+    with open_store(path) as store, progress_bar("reading"):
         record = store.find_account(did)
         names = store.list_recipients(record.did)
     if as_json:
@@ -96,11 +97,11 @@ def remove(did: str, path: Path, yes: bool, as_json: bool) -> None:
     Logs each removed message as msg.remove. The wallet can enrol again unless didcomm.deny lists it; its open sockets
     stay open.
     """
-    with open_store(path) as store:
+    with open_store(path) as store, progress_bar("removing" if yes else "reading"):
         record = store.find_account(did)
         name = shorten_did(record.did)
         if store.is_probe(record.did):
-            raise click.ClickException(f"{name} belongs to the daemon's own self-test (GET /ready): not removed")
+            raise click.ClickException(f"{name} belongs to the daemon's self-test (GET /ready) and is not removed")
         removed = store.remove_account(record.did) if yes else []
     size = sum(one.size for one in removed)
     if yes and as_json:
@@ -112,4 +113,4 @@ def remove(did: str, path: Path, yes: bool, as_json: bool) -> None:
     else:
         waiting = f"{record.messages} messages, {format_bytes(record.bytes)}"
         click.echo(f"{name} would be removed, with {record.recipients} registrations and {waiting}")
-        click.echo("nothing was removed; the same with --yes removes it")
+        click.echo("nothing was removed; add --yes to remove it")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -22,32 +20,7 @@ from mediatord.cli.console import (
 )
 from mediatord.cli.keys import read_identity
 from mediatord.config.file import load_config
-
-# Calls between two updates of the bar: it is called for each of a million records.
-_UPDATE_INTERVAL = 256
-
-
-@contextmanager
-def progress_bar(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-    """
-    A progress bar on standard error if that is a terminal; yields the function to call with the number done.
-
-    :param total: None when it is not known.
-    """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(what, total=total)
-
-        def update(done: int) -> None:
-            if done % _UPDATE_INTERVAL == 0 or done == total:
-                progress.update(task, completed=done)
-
-        yield update
-
+from mediatord.runtime.progress_bar import progress_bar
 
 to_option = click.option(
     "--to", "target", required=True, metavar="FILE", type=click.Path(path_type=Path), help="File to write."
@@ -114,6 +87,14 @@ def import_command(path: Path, source: Path, stopped: bool, as_json: bool) -> No
     _print_comparison(source, counts, counts, as_json)
 
 
+def measure_file(path: Path) -> int:
+    """Size in bytes; 0 of a file that does not exist."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
 def _print_comparison(source: Path, archive: RecordCounts, store: RecordCounts, as_json: bool) -> None:
     value = {"archive": str(source), "records": archive, "store": store, "equal": archive == store}
     after = f"\n\nimported {source}" if archive == store else ""
@@ -151,12 +132,14 @@ def backup_command(path: Path, target: Path, offline: bool, stopped: bool, as_js
 
     def copy(to: Path) -> RecordCounts:
         if config.storage.backend == "sqlite":
-            return copy_sqlite_store(config.storage.sqlite.path, to)
+            database = config.storage.sqlite.path
+            with progress_bar("copying", measure_file(database), measure=lambda: measure_file(to)):
+                return copy_sqlite_store(database, to)
         with open_record_source(config.storage, offline=offline, stopped=stopped) as store:
-            with progress_bar("reading", sum(store.counts().values())) as progress:
+            with progress_bar("copying", sum(store.counts().values())) as progress:
                 return write_archive(to, store.backend, store.records(), progress)
 
-    manifest = create_backup(target, path, config, copy)
+    manifest = create_backup(target, path, config, copy, progress_bar)
     members = [member.name for member in manifest.members]
     text = f"{format_counts(manifest.records)}\n\nwrote {target}: {', '.join(members)}"
     print_result(as_json, {"backup": str(target), "members": members, "records": manifest.records}, text)

@@ -72,7 +72,7 @@ def _check_log_key(config: Config) -> Iterator[str]:
         yield from _try(read_pseudonym_keys, path)
     else:
         for reason in _explain_unusable(path.parent):
-            yield f"{path} is not there and cannot be made: {reason}" if path.parent.is_dir() else reason
+            yield f"{path} does not exist and cannot be created: {reason}" if path.parent.is_dir() else reason
 
 
 def _check_database(config: Config) -> Iterator[str]:
@@ -82,16 +82,16 @@ def _check_database(config: Config) -> Iterator[str]:
     if reasons := list(_explain_unusable(path.parent)):
         yield from reasons
     elif loss := describe_database_loss(path, config.log.directory):
-        yield f"{path} cannot be used: {loss}"
+        yield f"cannot use {path}: {loss}"
     elif path.exists():
         if not os.access(path, os.R_OK | os.W_OK):
-            yield f"{path} cannot be read and written by this user"
+            yield f"this user may not read and write {path}"
             return
         try:
             with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
                 yield from _check_schema(path, connection)
         except sqlite3.Error as error:
-            yield f"{path} cannot be used: {error}"
+            yield f"cannot use {path}: {error}"
 
 
 def _check_schema(path: Path, connection: sqlite3.Connection) -> Iterator[str]:
@@ -102,17 +102,17 @@ def _check_schema(path: Path, connection: sqlite3.Connection) -> Iterator[str]:
         yield f"{path} is a database of another program"
     elif version > len(read_schema_steps()):
         known = len(read_schema_steps())
-        yield f"{path} is of a newer mediatord: its schema is version {version}, this one knows {known}"
+        yield f"the schema version of {path} is {version}, at most {known} is supported; upgrade mediatord"
 
 
 def _check_mongodb(config: Config, path: Path) -> Iterator[str]:
     uri = config.storage.mongodb.uri
     if urlsplit(uri).password and path.stat().st_mode & 0o004:
-        yield f"the password in {path} is readable for everybody; type: chmod o= {path}"
+        yield f"all users can read the password in {path}; run: chmod o= {path}"
     if config.storage.backend != "mongodb":
         return
     if find_spec("txmongo") is None:
-        yield 'storage.backend mongodb needs pip install "mediatord[mongodb]"'
+        yield 'storage.backend mongodb requires: pip install "mediatord[mongodb]"'
         return
     from mediatord.store.mongo.driver.uri import parse_mongo_uri
 
@@ -136,16 +136,16 @@ def _check_tls_files(endpoint: str) -> Iterator[str]:
             yield f"{name}: {path}: {error.strerror}"
             continue
         if name == "privateKey" and stat.S_IMODE(mode) & 0o007:
-            yield f"{name}: {path} is open to everybody; type: chmod o= {path}"
+            yield f"{name}: {path} is accessible to all users; run: chmod o= {path}"
     if unreadable:
         return
     try:
         expiry = ListenerCertificate(endpoint, None).expiry
     except Exception:  # the texts of OpenSSL are lists of its functions
-        yield "key and certificate cannot be used, or do not belong together"
+        yield "cannot use key and certificate, or they do not match"
         return
     if expiry <= datetime.now(UTC):
-        yield f"the certificate has expired on {expiry:%Y-%m-%d}"
+        yield f"the certificate expired on {expiry:%Y-%m-%d}"
 
 
 def _explain_unusable(directory: Path) -> Iterator[str]:
@@ -153,7 +153,7 @@ def _explain_unusable(directory: Path) -> Iterator[str]:
     if directory.is_dir():
         yield from _explain_unwritable(directory)
     else:
-        yield f"{directory} is not there; type: install -d -m 700 {directory}"
+        yield f"{directory} does not exist; run: install -d -m 700 {directory}"
 
 
 def _explain_unwritable(directory: Path) -> Iterator[str]:
@@ -162,7 +162,7 @@ def _explain_unwritable(directory: Path) -> Iterator[str]:
     while not there.exists() and there != there.parent:
         there = there.parent
     if not there.is_dir():
-        yield f"{there} is no directory"
+        yield f"{there} is not a directory"
     elif not os.access(there, os.W_OK | os.X_OK):
         what = "cannot be written to" if there == directory else f"is not there, and {there} cannot be written to,"
         yield f"{directory} {what} by this user"

@@ -90,7 +90,7 @@ class LazyGroup(click.Group):
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None and find_given_config(ctx) and not ctx.resilient_parsing:
             if not any("--config" in parameter.opts for parameter in command.params):
-                raise click.UsageError(f"{name} reads no configuration; leave out --config")
+                raise click.UsageError(f"{name} reads no configuration; omit --config")
         return name, command, rest
 
 
@@ -119,7 +119,7 @@ def _run_command(arguments: Sequence[str] | None) -> int:
         return _print_error("interrupted", _EXIT_FAILED)
     except OperatorError as error:
         more = len(error.problems) - 1
-        hint = f" (and {more} more; mediatord check-config lists all)" if more else ""
+        hint = f" (and {more} more; run mediatord check-config to list all)" if more else ""
         return _print_error(error.problems[0] + hint, error.exit_status)
     except OSError as error:
         return _print_error(f"{error.filename}: {error.strerror}" if error.filename else str(error), _EXIT_FAILED)

@@ -51,7 +51,7 @@ def write_initial_files(directory: Path, public_url: str) -> tuple[Config, Path]
     keys, log_key = directory / config.identity.keys, directory / "log.key"
     made = (path, keys) if config.log.key_file else (path, keys, log_key)
     if existing := [file for file in made if file.exists()]:
-        raise StartupError(f"{existing[0]} exists and is not overwritten")
+        raise StartupError(f"{existing[0]} already exists and is not overwritten")
     owner = system_owner() if is_system_directory(directory) and os.geteuid() == 0 else None
     if not directory.exists():
         directory.mkdir(mode=0o750, parents=True)
@@ -163,7 +163,7 @@ def list_next_steps(config: Config, path: Path) -> Iterator[SetupStep]:
     typed, certificate = shlex.quote(str(path)), path.absolute().with_name("tls.pem")
     if system and system_owner() is None:
         yield (
-            "create its user and directories",
+            "create the system user and directories",
             (
                 f"useradd --system --home-dir {STATE} --shell /usr/sbin/nologin {USER}",
                 f"install -d -o {USER} -g {USER} -m 700 {STATE}",
@@ -178,9 +178,9 @@ def list_next_steps(config: Config, path: Path) -> Iterator[SetupStep]:
         yield _describe_tls_step(config, path, system)
     yield "check the configuration", (f"{program} check-config --config {typed}",)
     if system:
-        yield "start it now and at every boot", (*_list_unit_commands(), "systemctl enable --now mediatord.service")
+        yield "start it now and at boot", (*_list_unit_commands(), "systemctl enable --now mediatord.service")
     else:
-        yield "start it, until Ctrl-C", (f"{program} run --config {typed}",)
+        yield "start it (Ctrl-C stops it)", (f"{program} run --config {typed}",)
     inside, trusting = _make_local_url(config), ""
     if is_local_https:
         inside, trusting = config.public_url, f" --ca {shlex.quote(str(path.with_name(certificate.name)))}"
@@ -203,8 +203,7 @@ def _list_unit_commands() -> Iterator[str]:
 
 def _describe_tls_step(config: Config, path: Path, system: bool) -> SetupStep:
     proxied = (
-        f"have a proxy answer at {config.public_url} and pass everything on to {_make_local_url(config)}, "
-        "WebSockets included"
+        f"configure a reverse proxy to pass {config.public_url} to {_make_local_url(config)}, including WebSockets"
     )
     if system:
         # The system's daemon may not bind ports below 1024, nor read the files of an ACME client.
@@ -213,7 +212,7 @@ def _describe_tls_step(config: Config, path: Path, system: bool) -> SetupStep:
     files = f"{_CERTIFICATE_DIRECTORY}/{parts.hostname}"
     chain = f"certKey={files}/cert.pem:extraCertChain={files}/chain.pem"
     return (
-        f"{proxied}; or let the mediator serve TLS itself, with this line in {path}",
+        f"{proxied}; or serve TLS directly, with this line in {path}",
         (f'listen: ["ssl:{parts.port or 443}:privateKey={files}/privkey.pem:{chain}"]',),
     )
 
@@ -223,14 +222,14 @@ def _list_test_certificate_steps(host: str, port: int, path: Path, certificate: 
     key = certificate.with_suffix(".key")
     name = f"IP:{host}" if host[0].isdigit() else f"DNS:{host}"
     yield (
-        "make a certificate for tests",
+        "create a self-signed certificate for tests",
         (
             f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 30 -subj /CN={host} "
             f"-addext subjectAltName={name} -keyout {shlex.quote(str(key))} -out {shlex.quote(str(certificate))}",
         ),
     )
     endpoint = f"ssl:{port}:interface=127.0.0.1:privateKey={key}:certKey={certificate}"
-    yield f"let the mediator use it, with this line in {path}", (f'listen: ["{endpoint}"]',)
+    yield f"configure it with this line in {path}", (f'listen: ["{endpoint}"]',)
 
 
 def _make_local_url(config: Config) -> str:

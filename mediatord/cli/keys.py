@@ -25,6 +25,7 @@ from mediatord.identity.key_file import (
 )
 from mediatord.identity.mediator_identity import IdentityError, MediatorIdentity, make_mediator_peer_did
 from mediatord.observability.pseudonyms import delete_epoch_key, read_pseudonym_keys, start_key_epoch
+from mediatord.runtime.progress_bar import progress_bar
 from mediatord.runtime.secret_files import SecretFileError, read_secret_file
 
 
@@ -41,20 +42,20 @@ def ask_new_passphrase(file: Path | None) -> bytes:
     """
     if file is not None:
         return check_passphrase(read_secret_file(file).rstrip(b"\r\n"), file)
-    _require_terminal("say where the passphrase is by identity.passphrase_file")
+    _require_terminal("set identity.passphrase_file")
     typed: str = click.prompt("new passphrase", hide_input=True, confirmation_prompt=True, err=True)
-    return check_passphrase(typed.encode(), "what was typed")
+    return check_passphrase(typed.encode(), "the passphrase")
 
 
 def _ask_passphrase(path: Path) -> bytes:
-    _require_terminal(f"{path} is encrypted; say where its passphrase is by identity.passphrase_file")
+    _require_terminal(f"{path} is encrypted; set identity.passphrase_file")
     typed: str = click.prompt(f"passphrase of {path}", hide_input=True, err=True)
     return typed.encode()
 
 
 def _require_terminal(otherwise: str) -> None:
     if not sys.stdin.isatty():
-        raise SecretFileError(f"{otherwise}, or type it at a terminal")
+        raise SecretFileError(f"{otherwise}, or run the command on a terminal")
 
 
 @click.command()
@@ -153,7 +154,7 @@ def rotate(path: Path, prepare: bool, as_json: bool) -> None:
     lines += [f"          {identity.web_did}"]
     lines += [f"prepared  {did}" for did in identity.prepared_dids]
     lines += [f"former    {did}" for did in identity.former_peer_dids]
-    after = f"; once every node has done so, mediatord keys rotate --config {path}" if prepare else ""
+    after = f"; then, once every node has reloaded: mediatord keys rotate --config {path}" if prepare else ""
     print_result(as_json, value, "\n".join([*lines, "", f"next: {_RELOAD_HINT}{after}"]))
 
 
@@ -180,7 +181,8 @@ def retire(kid: str, path: Path, yes: bool, as_json: bool) -> None:
     value = {"file": str(config.identity.keys), "kids": list(gone.kids), "did": did, "done": yes}
     value["left"] = [kid for kid, _ in left]
     what = f"{', '.join(gone.kids)} {'are' if yes else 'would be'} deleted"
-    accepted = f"no longer accepted{'' if yes else ' then'}: {did or 'messages to these keys by name'}"
+    verb = "no longer accepted" if yes else "would no longer be accepted"
+    accepted = f"{verb}: {did or 'messages addressed to these key ids'}"
     end = f"next: {_RELOAD_HINT}" if yes else "nothing was deleted; add --yes to delete"
     print_result(as_json, value, "\n".join((what, accepted, "", end)))
 
@@ -209,7 +211,7 @@ def decrypt(path: Path, as_json: bool) -> None:
     """Decrypt keys.jwks (undoes `keys encrypt`)."""
     config = load_config(path)
     decrypt_keys(config.identity.keys, make_passphrase_reader(config))
-    text = f"{config.identity.keys} is decrypted, readable for its owner only"
+    text = f"decrypted {config.identity.keys}, readable by its owner only"
     print_result(as_json, {"file": str(config.identity.keys), "encrypted": False}, text)
 
 
@@ -229,7 +231,7 @@ def _build_identity(config: Config, found: KeySet) -> MediatorIdentity:
     try:
         return MediatorIdentity(found, config.public_url, config.identity.former_dids)
     except IdentityError as error:
-        raise IdentityError(f"{error}; take it out of identity.former_dids first") from None
+        raise IdentityError(f"{error}; remove it from identity.former_dids first") from None
 
 
 @click.group("log-keys")
@@ -240,42 +242,54 @@ def log_keys() -> None:
 
 @log_keys.command("list")
 @config_option
-def list_pseudonym_keys(path: Path) -> None:
+@json_option
+def list_pseudonym_keys(path: Path, as_json: bool) -> None:
     """List key epochs with their first day (UTC)."""
-    for key in read_pseudonym_keys(load_config(path).log_key_path):
-        click.echo(f"{key.epoch}  since {key.since}")
+    file = load_config(path).log_key_path
+    keys = read_pseudonym_keys(file)
+    epochs = [{"epoch": key.epoch, "since": str(key.since)} for key in keys]
+    text = "\n".join(f"{key.epoch}  since {key.since}" for key in keys)
+    print_result(as_json, {"file": str(file), "epochs": epochs}, text)
 
 
 @log_keys.command("rotate")
 @config_option
-def rotate_pseudonym_key(path: Path) -> None:
+@json_option
+def rotate_pseudonym_key(path: Path, as_json: bool) -> None:
     """Start a new key epoch. A running daemon uses it after SIGHUP or from the next midnight UTC."""
-    key = start_key_epoch(load_config(path).log_key_path, datetime.now(UTC).date())
-    click.echo(f"epoch {key.epoch} begins")
+    file = load_config(path).log_key_path
+    key = start_key_epoch(file, datetime.now(UTC).date())
+    value = {"file": str(file), "epoch": key.epoch, "since": str(key.since), "next": _RELOAD_HINT}
+    print_result(as_json, value, f"started epoch {key.epoch}")
 
 
 @log_keys.command("forget")
 @click.argument("epoch", type=int)
 @config_option
-def forget_pseudonym_key(epoch: int, path: Path) -> None:
+@json_option
+def forget_pseudonym_key(epoch: int, path: Path, as_json: bool) -> None:
     """
     Delete the key of an epoch: its pseudonyms can no longer be resolved.
 
     A running daemon keeps a key in use until SIGHUP or midnight UTC.
     """
-    delete_epoch_key(load_config(path).log_key_path, epoch)
-    click.echo(f"key of epoch {epoch} deleted; a daemon that still uses it keeps it until a SIGHUP")
+    file = load_config(path).log_key_path
+    delete_epoch_key(file, epoch)
+    text = f"deleted the key of epoch {epoch}; a running daemon keeps it until SIGHUP or midnight UTC"
+    print_result(as_json, {"file": str(file), "epoch": epoch, "next": _RELOAD_HINT}, text)
 
 
 @click.command()
 @click.argument("pseudonym")
 @config_option
-def whois(pseudonym: str, path: Path) -> None:
+@json_option
+def whois(pseudonym: str, path: Path, as_json: bool) -> None:
     """Print the registered DIDs that match a pseudonym, with its key epoch. Exits with 1 if none does."""
     read_pseudonym_keys(load_config(path).log_key_path)  # a file that cannot be used is reported first
-    with open_store(path) as store:
-        found = set(store.find_pseudonyms(pseudonym))
-    for epoch, did in sorted(found):
-        click.echo(f"{epoch}  {did}")
+    with open_store(path) as store, progress_bar("searching"):
+        found = sorted(set(store.find_pseudonyms(pseudonym)))
     if not found:
-        raise click.ClickException(f"{pseudonym} stands for no registered DID")
+        raise click.ClickException(f"no registered DID has the pseudonym {pseudonym}")
+    dids = [{"epoch": epoch, "did": did} for epoch, did in found]
+    text = "\n".join(f"{epoch}  {did}" for epoch, did in found)
+    print_result(as_json, {"pseudonym": pseudonym, "dids": dids}, text)

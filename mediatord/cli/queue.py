@@ -26,6 +26,7 @@ from mediatord.cli.console import (
     top_option,
 )
 from mediatord.config.value_syntax import parse_duration
+from mediatord.runtime.progress_bar import progress_bar
 
 if TYPE_CHECKING:
     from mediatord.store.interfaces.administration import QueuedMessage
@@ -52,7 +53,7 @@ def queue() -> None:
 @json_option
 def list_queues(path: Path, top: int, protocol: Any, as_json: bool) -> None:
     """List the longest queues: recipient, account, messages, bytes, age of the oldest message."""
-    with open_store(path) as store:
+    with open_store(path) as store, progress_bar("reading"):
         queues, totals = store.list_queues(protocol, top)
     own = [store.may_be_probe(one.account) for one in queues]
     if as_json:
@@ -72,7 +73,7 @@ def list_queues(path: Path, top: int, protocol: Any, as_json: bool) -> None:
         for one, is_own in zip(queues, own, strict=True)
     ]
     print_table(("protocol", "recipient", "account", "messages #", "size #", "oldest #"), rows)
-    more = f", of which the {len(queues)} longest are shown" if len(queues) < totals.queues else ""
+    more = f"; showing the longest {len(queues)}" if len(queues) < totals.queues else ""
     counted = f"{_format_plural(totals.queues, 'queue')} with {_format_plural(totals.messages, 'message')}"
     click.echo(f"{counted}, {format_bytes(totals.bytes)}{more}")
 
@@ -89,7 +90,7 @@ def show(did: str, path: Path, top: int, protocol: Any, as_json: bool) -> None:
 
     Pushes are counted for DIDComm only. Exits with 1 if the DID is not registered.
     """
-    with open_store(path) as store:
+    with open_store(path) as store, progress_bar("reading"):
         did = store.find_did(did)
         entries = store.list_entries(did, protocol)
     own = store.may_be_probe(did)
@@ -98,7 +99,7 @@ def show(did: str, path: Path, top: int, protocol: Any, as_json: bool) -> None:
         print_json({"did": did, "self_test": own, "messages": len(entries), "shown": shown})
         return
     _print_entries(entries[:top])
-    more = f", of which the first {top} are shown" if len(entries) > top else ""
+    more = f"; showing the first {top}" if len(entries) > top else ""
     click.echo(f"{_summarize_text(entries)} for {shorten_did(did)}{f' {PROBE_MARKER}' if own else ''}{more}")
 
 
@@ -122,30 +123,34 @@ def purge(
     """
     before = None if older_than is None else _read_time() - _parse_duration(older_than)
     with open_store(path) as store:
-        did = store.find_did(did)
-        if store.is_probe(did):
+        with progress_bar("reading"):
+            did = store.find_did(did)
+            is_probe = store.is_probe(did)
+            found = [] if is_probe else store.list_entries(did, protocol)
+        if is_probe:
             raise click.ClickException(
-                f"{shorten_did(did)} belongs to the daemon's own self-test (GET /ready), which clears it: not removed"
+                f"{shorten_did(did)} belongs to the daemon's self-test (GET /ready), which purges it itself"
             )
         entries = [
-            one
-            for one in store.list_entries(did, protocol)
-            if (before is None or one.received_at < before) and (not ids or one.id in ids)
+            one for one in found if (before is None or one.received_at < before) and (not ids or one.id in ids)
         ]
-        removed = store.purge(entries) if yes else []
+        removed: list[QueuedMessage] = []
+        if yes:
+            with progress_bar("removing", len(entries)) as progress:
+                removed = store.purge(entries, progress)
     gone = len(entries) - len(removed)
     if yes and as_json:
         print_json({"dry_run": False, **_summarize_json(removed), "gone_before": gone})
     elif yes:
-        click.echo(f"{_summarize_text(removed)} removed{f'; {gone} had gone meanwhile' if gone else ''}")
+        click.echo(f"{_summarize_text(removed)} removed{f'; {gone} had already been removed' if gone else ''}")
     elif as_json:
         print_json({"dry_run": True, **_summarize_json(entries), "ids": [one.id for one in entries]})
     else:
         _print_entries(entries[:_SAMPLE_SIZE])
-        more = f", of which the first {_SAMPLE_SIZE} are shown" if len(entries) > _SAMPLE_SIZE else ""
+        more = f"; showing the first {_SAMPLE_SIZE}" if len(entries) > _SAMPLE_SIZE else ""
         click.echo(f"{_summarize_text(entries)} for {shorten_did(did)} would be removed{more}")
         if entries:
-            click.echo("nothing was removed; the same with --yes removes them")
+            click.echo("nothing was removed; add --yes to remove them")
 
 
 def _summarize_json(entries: Sequence[QueuedMessage]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import click
 from mediatord.cli.console import config_option, group_config_option, json_option, print_result
 from mediatord.config.file import load_config
 from mediatord.errors import StartupError
+from mediatord.runtime.progress_bar import progress_bar
 from mediatord.store.sqlite.connection import connect, connect_reader
 from mediatord.store.sqlite.database_file import (
     DatabaseFileLock,
@@ -40,7 +41,8 @@ def check(path: Path, deep: bool, as_json: bool) -> int:
     database = _find_database(path)
     try:
         with closing(connect_reader(database)) as connection:
-            problems = check_integrity(connection) if deep else check_structure(connection)
+            with progress_bar("checking"):
+                problems = check_integrity(connection) if deep else check_structure(connection)
     except sqlite3.Error as error:
         problems = [str(error)]
     text = "\n".join(f"{database}: {problem}" for problem in problems) or f"{database}: ok"
@@ -67,8 +69,9 @@ def vacuum(path: Path, as_json: bool) -> None:
     try:
         before = database.stat().st_size
         with closing(connect(database)) as connection:
-            connection.execute("VACUUM")
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            with progress_bar("compacting"):
+                connection.execute("VACUUM")
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         after = database.stat().st_size
     except sqlite3.Error as error:
         raise StartupError(f"cannot compact the database {database}: {error}") from None
@@ -77,7 +80,7 @@ def vacuum(path: Path, as_json: bool) -> None:
     print_result(
         as_json,
         {"database": str(database), "before": before, "after": after},
-        f"{database}: {before:,} bytes before, {after:,} now".replace(",", " "),
+        f"{database}: {before:,} bytes before, {after:,} after".replace(",", " "),
     )
 
 
@@ -95,19 +98,19 @@ def create(path: Path, as_json: bool) -> None:
         create_database(database)
     except ValueError as error:
         raise StartupError(str(error)) from None
-    print_result(as_json, {"database": str(database)}, f"created an empty database, {database}")
+    print_result(as_json, {"database": str(database)}, f"created an empty database: {database}")
 
 
 def _find_database(path: Path) -> Path:
     """Path of the database. :raise StartupError: it does not exist."""
     database = _read_sqlite_path(path)
     if is_missing_or_empty(database):
-        raise StartupError(f"there is no database {database}")
+        raise StartupError(f"the database {database} does not exist")
     return database
 
 
 def _read_sqlite_path(path: Path) -> Path:
     config = load_config(path)
     if config.storage.backend != "sqlite":
-        raise StartupError(f"storage.backend is {config.storage.backend}, and this is for sqlite")
+        raise StartupError(f"storage.backend is {config.storage.backend}: expected sqlite")
     return config.storage.sqlite.path

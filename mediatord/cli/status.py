@@ -30,6 +30,7 @@ from mediatord.cli.console import (
     url_option,
 )
 from mediatord.errors import OperatorError
+from mediatord.runtime.progress_bar import progress_bar
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -135,16 +136,16 @@ def take_sample(url: str) -> StatusSample:
     code, body, _ = _fetch(f"{url}/health")
     health = _parse_health(code, body)
     if health is None:
-        raise MediatorUnreachable(f"{url}/health: expected the answer of a mediator, got HTTP {code}")
+        raise MediatorUnreachable(f"{url}/health: not a mediatord response (HTTP {code})")
     code, body, _ = _fetch(f"{url}/ready")
     ready = None if code == 404 else _parse_health(code, body) or HealthState(False, f"HTTP {code}")
     code, body, date = _fetch(f"{url}/metrics")
     if code != 200:
-        return StatusSample(health, ready, f"not shown to this address (HTTP {code}; see metrics.allow)")
+        return StatusSample(health, ready, f"not available to this address (HTTP {code}); see metrics.allow")
     try:
         families = list(text_string_to_metric_families(body))
     except ValueError:
-        return StatusSample(health, ready, "not readable")
+        return StatusSample(health, ready, "invalid response")
     samples = tuple(sample for family in families for sample in family.samples)
     return StatusSample(health, ready, MetricsSnapshot(monotonic(), samples, date))
 
@@ -169,7 +170,7 @@ def _fetch(url: str) -> tuple[int, str, float | None]:
         with response:
             body = response.read().decode("utf-8", "replace")
     except HTTPException:
-        raise MediatorUnreachable(f"{url}: the answer is not HTTP, or incomplete") from None
+        raise MediatorUnreachable(f"{url}: invalid or incomplete HTTP response") from None
     except (OSError, ValueError) as error:
         reason = error.reason if isinstance(error, URLError) else error
         raise MediatorUnreachable(f"{url}: {getattr(reason, 'strerror', None) or reason}") from None
@@ -254,7 +255,7 @@ class StatusReport:
         if "ready_age_seconds" in values:
             rows[1] = ("ready", f"{values['ready']}, tried {_format_span(values['ready_age_seconds'])} ago")
         if "workers" in values:
-            rows.append(("workers", f"{values['workers']['answered']} of {values['workers']['asked']} answer"))
+            rows.append(("workers", f"{values['workers']['answered']} of {values['workers']['asked']} respond"))
         return [*rows, *_format_amounts(values)] if "messages" in values else rows
 
 
@@ -356,11 +357,12 @@ def status(url: str, watch: float | None, over: float, as_json: bool) -> int:
         with suppress(KeyboardInterrupt):
             _watch_status(url, watch, as_json)
         return 0
-    first = take_sample(url)
-    report = StatusReport(first)
-    if over and not isinstance(first.figures, str):
-        sleep(over)
-        report = StatusReport(take_sample(url), first)
+    with progress_bar("querying"):
+        first = take_sample(url)
+        report = StatusReport(first)
+        if over and not isinstance(first.figures, str):
+            sleep(over)
+            report = StatusReport(take_sample(url), first)
     if as_json or not sys.stdout.isatty():
         print_result(as_json, report.values(), _format_rows(report.rows()))
     else:
@@ -391,7 +393,7 @@ def _take_reports(url: str, seconds: float) -> Iterator[StatusReport]:
         try:
             now = take_sample(url)
         except MediatorUnreachable as error:
-            now = StatusSample(HealthState(False, f"unreachable: {error}"), None, "not known")
+            now = StatusSample(HealthState(False, f"unreachable: {error}"), None, "unknown")
         yield StatusReport(now, before)
         before = now
         sleep(seconds)

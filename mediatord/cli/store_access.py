@@ -92,13 +92,17 @@ class StoreAccess:
             for one in self._follow_cursor("list_entries", "entries", did=did, protocol=protocol)
         ]
 
-    def purge(self, entries: Sequence[QueuedMessage]) -> list[QueuedMessage]:
+    def purge(
+        self, entries: Sequence[QueuedMessage], progress: Callable[[int], None] = lambda _: None
+    ) -> list[QueuedMessage]:
         """
         Remove entries, a few at a time, and log them; returns those that were still there.
 
+        :param progress: called with the number of entries that were removed, or were gone.
         :raise StartupError: not all were removed; the text says how many were.
         """
         removed: list[QueuedMessage] = []
+        handled = 0
         queues: defaultdict[tuple[QueueProtocol, str], list[QueuedMessage]] = defaultdict(list)
         for entry in entries:
             queues[entry.protocol, entry.did].append(entry)
@@ -108,9 +112,11 @@ class StoreAccess:
                     gone = set(self._call("purge", did=did, protocol=protocol, ids=[one.id for one in batch]))
                 except StartupError as error:
                     if removed:
-                        raise StartupError(f"{len(removed)} were removed, and then: {error}") from None
+                        raise StartupError(f"failed after removing {len(removed)} messages: {error}") from None
                     raise
                 removed += [one for one in batch if one.id in gone]
+                handled += len(batch)
+                progress(handled)
         return removed
 
     def list_accounts(self, top: int) -> tuple[list[AccountSummary], int]:
@@ -136,7 +142,7 @@ class StoreAccess:
         entries = [one for did in dids for one in self.list_entries(did, "didcomm") if one.account == account]
         removed = self.purge(entries)
         if not self._call("remove_account", account=account):
-            raise StartupError("the account has changed meanwhile: run it again")
+            raise StartupError("the account changed in the meantime; run the command again")
         return removed
 
     def find_did(self, given: str) -> str:
@@ -145,7 +151,7 @@ class StoreAccess:
         if is_valid_unicode(given):
             found = self._call("find_did", did=given) or self._find_by_pseudonym(given)
         if found is None:
-            raise StartupError(f"{given}: nobody has registered this DID")
+            raise StartupError(f"{given} is not a registered DID")
         return found
 
     def find_account(self, given: str) -> AccountSummary:
@@ -154,7 +160,7 @@ class StoreAccess:
         if found is None and (did := self._find_by_pseudonym(given)) is not None:
             found = self._call("find_account", did=did)
         if found is None:
-            raise StartupError(f"no account has the DID {given}")
+            raise StartupError(f"{given} has no account")
         return AccountSummary(**found)
 
     def find_pseudonyms(self, pseudonym: str) -> Iterator[tuple[int, str]]:
@@ -227,8 +233,7 @@ def open_store_access(config: Config) -> Iterator[StoreAccess]:
         return
     if config.storage.backend == "memory":
         raise StartupError(
-            "storage.backend: nobody but the daemon itself knows what is in its memory, and "
-            f"{_explain_no_socket(config)}"
+            f"storage.backend memory: only a running daemon can read this store; {_explain_no_socket(config)}"
         )
     with closing(PurgeEventLog(config)) as log:
         with _open_sqlite(config) if config.storage.backend == "sqlite" else _open_mongodb(config) as (store, wait):
@@ -240,7 +245,7 @@ def open_store_access(config: Config) -> Iterator[StoreAccess]:
                 except ControlError as error:
                     raise StartupError(str(error)) from None
                 except StoreUnavailable:
-                    raise StartupError("the store does not answer") from None
+                    raise StartupError("the store does not respond") from None
 
             yield StoreAccess(call, config)
     log.check_complete()
@@ -269,12 +274,12 @@ def _open_sqlite(config: Config) -> Iterator[tuple[IStore, _Wait]]:
     """The store, which works without a reactor; the exclusive lock keeps daemons away meanwhile."""
     path = config.storage.sqlite.path
     if not path.exists():
-        raise StartupError(f"{path} is not there: no daemon has kept anything yet")
+        raise StartupError(f"{path} does not exist; a daemon creates it at its first start")
     lock = DatabaseFileLock(path)
     try:
         lock.take()
     except StoreInUse:
-        raise StartupError(f"a daemon uses {path}, and {_explain_no_socket(config)}") from None
+        raise StartupError(f"a daemon uses {path}; {_explain_no_socket(config)}") from None
     except ValueError as error:
         raise StartupError(str(error)) from None
     clock = _HostClock()
@@ -287,7 +292,7 @@ def _open_sqlite(config: Config) -> Iterator[tuple[IStore, _Wait]]:
         _get_result(store.open)
         yield store, _get_result
     except (DatabaseUnusable, DatabaseError) as error:
-        raise StartupError(f"{path} cannot be used: {error}") from None
+        raise StartupError(f"cannot use {path}: {error}") from None
     finally:
         _get_result(store.close)
         lock.release()
@@ -296,10 +301,10 @@ def _open_sqlite(config: Config) -> Iterator[tuple[IStore, _Wait]]:
 def _explain_no_socket(config: Config) -> str:
     """Why no daemon was asked, and what to do about it."""
     if config.control_socket is None:
-        return "control_socket is null: set it to a path that the daemon can write to, and restart the daemon"
+        return "control_socket is null: set it to a path that the daemon can write, and restart the daemon"
     return (
-        f"none listens on {config.control_socket}: if a daemon runs with this configuration, its log has the "
-        "reason; set control_socket to a path that it can write to, and restart it"
+        f"no daemon listens on {config.control_socket}: if one runs with this configuration, see its log, set "
+        "control_socket to a path that it can write, and restart it"
     )
 
 
@@ -357,12 +362,12 @@ def _open_mongodb(config: Config) -> Iterator[tuple[IStore, _Wait]]:
             run(store.close)
     except ClusterJoinError:
         raise StartupError(
-            f"a daemon uses the database: run the command on its host; if this is it, {_explain_no_socket(config)}"
+            f"a daemon uses the database; run the command on its host. If it runs here: {_explain_no_socket(config)}"
         ) from None
     except StoreUnusable as error:
-        raise StartupError(f"MongoDB cannot be used: {error}") from None
+        raise StartupError(f"cannot use MongoDB: {error}") from None
     except MediatorError:
-        raise StartupError("MongoDB cannot be used: it does not answer") from None
+        raise StartupError("cannot use MongoDB: it does not respond") from None
     finally:
         reactor.callFromThread(reactor.stop)
         thread.join()
@@ -400,13 +405,13 @@ class PurgeEventLog:
     def check_complete(self) -> None:
         """:raise StartupError: lines were lost."""
         if self._log is not None and (dropped := self._log[0].dropped):
-            raise StartupError(f"the event log lacks {dropped} lines: it cannot be written")
+            raise StartupError(f"lost {dropped} lines of the event log: it cannot be written")
 
     def _open(self) -> tuple[EventLogWriter, EventRecorder]:
         config, directory = self._config, self._config.log.directory
         pseudonymizer = Pseudonymizer(config.log.dids, read_pseudonym_keys(config.log_key_path)[-1])
         if not directory.is_dir():
-            raise StartupError(f"{directory} is not there: what is removed could not be logged")
+            raise StartupError(f"nothing was removed: the log directory {directory} does not exist")
         node = config.node_name[: _MAX_NODE_NAME - len(_NODE_SUFFIX)].rstrip("-._") + _NODE_SUFFIX
         origin, clock = LogOrigin(node, __version__, pseudonymizer.epoch), _HostClock()
         metrics = Metrics(CollectorRegistry(), version=__version__)

@@ -106,7 +106,7 @@ class LapsedNodeSweeper:
                 continue
             count = await self.store.drop(boot)
             _log.info(
-                "node {name} (boot {boot}) is gone; {count} messages requeued",
+                "dropped lapsed node {name} (boot {boot}); requeued {count} messages",
                 name=self.name_of(boot),
                 boot=boot,
                 count=count,

@@ -70,6 +70,6 @@ def record_pickups(store: IClusterStore, period: float, ids: Sequence[str]) -> N
 
 def _log_pickup_failure(failure: Failure) -> None:
     if failure.check(StoreUnavailable):
-        _log.warn("the store was not available for recording pickups")
+        _log.warn("could not record pickups: the store was unavailable")
     else:
         _log.failure("recording pickups failed", redact_failure(failure))

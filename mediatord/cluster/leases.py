@@ -202,7 +202,7 @@ class ExclusiveStoreLease(Service):
 
     async def _describe_cluster_conflict(self) -> str:
         names = await list_node_names(self._cluster)
-        return f"cluster.listen: null, but nodes of a cluster work on this database: {names}"
+        return f"cluster.listen is null, but a cluster uses this database: {names}; set it, or stop these nodes"
 
     async def _drop_lapsed_nodes(self, *, after: float = 0.0) -> None:
         if after and await self._list_lapsed_nodes():
@@ -220,7 +220,7 @@ class ExclusiveStoreLease(Service):
             await self._cluster.drop(self._entry.boot, until=inf)
         except StoreUnavailable:
             _log.warn(
-                "the store was not available for ending the lease on it; the next process waits until it expires"
+                "could not release the store lease: the store was unavailable; the next process waits for its expiry"
             )
 
 
@@ -261,4 +261,4 @@ def _hold_requests(gate: RequestGate) -> Iterator[None]:
 
 def describe_exclusive_holder(exclusive: ClusterNode) -> str:
     """Why no other process may use the database, in one line."""
-    return f"node {exclusive.address} works on this database alone: nodes can share it if each has a cluster.listen"
+    return f"node {exclusive.address} uses this database exclusively; set cluster.listen on every node to share it"

@@ -44,7 +44,7 @@ STANDALONE_NODE_NAME = "(alone)"
 
 def describe_running_node(holder: ClusterNode) -> str:
     """Why this node cannot have the name of one that is running, in one line."""
-    return f"node: {holder.name} is running already, at {holder.address}; every node needs a name of its own"
+    return f"node: the name {holder.name} is in use by the node at {holder.address}; give every node its own name"
 
 
 async def list_node_names(store: IClusterStore) -> str:
@@ -62,12 +62,12 @@ NODE_LEASE = 10.0
 RENEWAL_INTERVAL = 3.0
 JOIN_RETRY_DELAY = 1.0
 
-SECRET_DIFFERS = "cluster.secret_file: the nodes that are running have another secret"  # nosec B105 # a text about it
+SECRET_DIFFERS = "cluster.secret_file: the running nodes have a different secret; copy theirs"  # nosec B105 # a text
 IDENTITY_DIFFERS = (
-    "identity.keys: the nodes that are running have other DIDs; copy keys.jwks of one of them to this host, "
-    "and give all the same public_url"
+    "identity.keys: the running nodes have different DIDs; copy keys.jwks from one of them to this host, "
+    "and set the same public_url on all"
 )
-FOREIGN_NODES = "workers: others than the workers of this daemon work on this database"
+FOREIGN_NODES = "workers: processes other than the workers of this daemon use this database"
 
 
 class Membership(Service):
@@ -180,7 +180,7 @@ class Membership(Service):
 
     def _expire(self) -> None:
         if self._joined_at is not None:
-            _log.warn("the lease of node {name} has expired; it joins again as soon as it can", name=self._node.name)
+            _log.warn("the lease of node {name} has expired; rejoining", name=self._node.name)
             self._leave_cluster()
 
     def _leave_cluster(self) -> None:
@@ -227,7 +227,7 @@ class Membership(Service):
         else:
             self._health.clock_agrees()
             if self._warning.count_occurrence():
-                _log.warn(f"{why}; this one tries to join them again, until it has")
+                _log.warn(f"{why}; retrying to join")
         await deferLater(self._clock, JOIN_RETRY_DELAY)
         return ""
 
@@ -252,8 +252,8 @@ class Membership(Service):
         responder = await self._probe(holder)
         if responder == self._node.boot and taken.until != until:
             return (
-                f"node: {holder.name} is running already, said to be at {holder.address}, where this node itself "
-                "answers; every node needs a name and an address of its own"
+                f"node: the name {holder.name} is in use by another node that advertises {holder.address}, as this "
+                "node does; give every node its own name and address"
             )
         if responder == holder.boot or taken.until != until:
             return describe_running_node(holder)
@@ -263,7 +263,7 @@ class Membership(Service):
     async def _take_over(self, taken: NodeNameTaken) -> str:
         """Drop the holder of the name, unless it has renewed its lease."""
         self._first_holder = None
-        _log.info("an earlier node {name} is gone; this one replaces it", name=taken.holder.name)
+        _log.info("replacing the former node {name}, which no longer runs", name=taken.holder.name)
         try:
             await self._store.drop(taken.holder.boot, until=taken.until)
         except StoreUnavailable:
@@ -307,12 +307,12 @@ class Membership(Service):
         try:
             await self._store.drop(self._node.boot, until=inf)
         except StoreUnavailable:
-            _log.warn("the store was not available for ending the lease of this node; others wait until it is over")
+            _log.warn("could not release the node lease: the store was unavailable; other nodes wait for its expiry")
 
 
 def describe_clock_difference(refused: ClockSkewError) -> str:
     """Why this process cannot start, in one line."""
-    return f"{refused}; they may be {MAX_CLOCK_SKEW:.0f} s apart"
+    return f"{refused}; at most {MAX_CLOCK_SKEW:.0f} s are allowed"
 
 
 NOT_JOINED = "cluster: not joined"
@@ -361,13 +361,13 @@ class NodeHealth:
     def clock_differs(self, refused: ClockSkewError) -> None:
         """Record that the store refuses this host's clock; logged once until it is accepted."""
         if not self._clock_problem:
-            _log.warn(f"{refused}: nothing is accepted here, expired or pushed live until they agree")
+            _log.warn(f"{refused}: this node does not accept, expire or push messages until they agree")
         self._clock_problem = str(refused)
 
     def clock_agrees(self) -> None:
         """Record that the clock is accepted."""
         if self._clock_problem:
-            _log.info("the clock of this host agrees with the MongoDB server's again")
+            _log.info("the clocks of this host and of the MongoDB server agree again")
         self._clock_problem = ""
 
 

@@ -69,7 +69,7 @@ def read_cluster_keys(path: Path) -> ClusterKeys:
     """
     secret = read_secret_file(path).strip()
     if len(secret) < MIN_SECRET_BYTES:
-        raise SecretFileError(f"{path} holds less than {MIN_SECRET_BYTES} bytes; type: openssl rand -hex 32 > {path}")
+        raise SecretFileError(f"{path} is shorter than {MIN_SECRET_BYTES} bytes; run: openssl rand -hex 32 > {path}")
     return derive_cluster_keys(secret)
 
 
@@ -510,8 +510,8 @@ class PeerServer(Factory):
         count = self._warning.count_occurrence()
         if count:
             _log.warn(
-                "refused {count} requests to cluster.listen, the last one because of its {reason}: from an unknown "
-                "client, or a node with another secret",
+                "refused {count} requests to cluster.listen, the last for its {reason}: sent by an unknown client, "
+                "or by a node with a different cluster.secret_file",
                 count=count,
                 reason=reason,
             )

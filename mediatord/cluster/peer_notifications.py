@@ -267,21 +267,21 @@ class PeerQueue:
             except PeerReplaced:
                 raise
             except PeerCallRejected:
-                self._log_failure("rejects this node: its cluster.secret_file or its version differs")
+                self._log_failure("rejects this node: cluster.secret_file or version differs")
                 return None
             except (PeerCallFailed, ValueError):
                 if pause is None or self._is_closed:
                     break
             await deferLater(self._clock, pause)
             body = _encode_batch(batch, with_messages=False)
-        self._log_failure("does not answer")
+        self._log_failure("does not respond")
         return None
 
     def _log_failure(self, why: str) -> None:
         count = 0 if self._is_closed else self._warning.count_occurrence()
         if count:
             _log.warn(
-                "node {name} at {address} {why}; failures since the last such line: {count}",
+                "node {name} at {address} {why} ({count} failures since the last report)",
                 name=self._node.name,
                 address=self._node.address,
                 why=why,

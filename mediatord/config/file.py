@@ -89,7 +89,7 @@ class _DepthLimitedLoader(yaml.SafeLoader):
 
 
 def _raise_too_deep(mark: yaml.Mark) -> NoReturn:
-    raise yaml.MarkedYAMLError(problem=f"nested more than {MAX_YAML_DEPTH} deep", problem_mark=mark)
+    raise yaml.MarkedYAMLError(problem=f"nesting is deeper than {MAX_YAML_DEPTH} levels", problem_mark=mark)
 
 
 def parse_yaml(raw: bytes, name: str) -> ConfigTree:
@@ -106,9 +106,9 @@ def parse_yaml(raw: bytes, name: str) -> ConfigTree:
         if root is not None:
             tree.values = _construct_value(loader, root, (), tree)
     except yaml.MarkedYAMLError as error:
-        _add_syntax_problem(tree, error.problem_mark or error.context_mark, error.problem or "unreadable")
+        _add_syntax_problem(tree, error.problem_mark or error.context_mark, error.problem or "cannot be parsed")
     except _YAML_ERRORS:
-        _add_syntax_problem(tree, None, "unreadable")
+        _add_syntax_problem(tree, None, "cannot be parsed")
     finally:
         if loader is not None:
             loader.dispose()
@@ -117,7 +117,7 @@ def parse_yaml(raw: bytes, name: str) -> ConfigTree:
 
 def _add_syntax_problem(tree: ConfigTree, mark: yaml.Mark | None, problem: str) -> None:
     tree.complete = False
-    tree.problems.append((*tree.locate(mark), f"not YAML: {problem}"))
+    tree.problems.append((*tree.locate(mark), f"invalid YAML: {problem}"))
 
 
 def _construct_value(loader: yaml.SafeLoader, node: yaml.Node, where: tuple[KeyPart, ...], tree: ConfigTree) -> Any:
@@ -145,7 +145,7 @@ def _construct_mapping(
         if key in values:
             first = tree.place((*where, key))[0]
             dotted = ".".join(str(part) for part in (*where, key))
-            text = f"{dotted}: expected once; it is already in line {first}"
+            text = f"{dotted}: duplicate key, already set in line {first}; remove one"
             tree.problems.append((*tree.locate(key_node.start_mark), text))
             continue
         tree.places[*where, key] = tree.locate(key_node.start_mark)
@@ -190,8 +190,8 @@ def _describe_json_value(where: tuple[KeyPart, ...]) -> str:
     kind = _find_annotation(where)
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         example = format_variable_name((*where, next(iter(kind.model_fields))))
-        return f"a variable for each key, such as {example}, or all as JSON"
-    return f"written as JSON, such as {format_variable_name(where)}='{json.dumps(_make_example(kind))}'"
+        return f"one variable per key, such as {example}, or JSON"
+    return f"as JSON, such as {format_variable_name(where)}='{json.dumps(_make_example(kind))}'"
 
 
 def _make_example(kind: Any) -> Any:
@@ -292,13 +292,13 @@ def format_yaml_value(value: Any, field: FieldInfo) -> str:
 ConfigProblem = tuple[int, str, str]
 
 _MISSING_FILE_HINT = (
-    f"; name it with --config PATH or {CONFIG_PATH_VARIABLE}, "
-    f"or write it with mediatord init --dir {DEFAULT_CONFIG_PATH.parent}"
+    f"; pass --config PATH, set {CONFIG_PATH_VARIABLE}, "
+    f"or create it with mediatord init --dir {DEFAULT_CONFIG_PATH.parent}"
 )
 # Rounds of validation: some problems show only after others are removed.
 _MAX_ROUNDS = 4
 
-_RESTORE_HINT = "Restore the file; `mediatord init` writes one for a new mediator"
+_RESTORE_HINT = "restore it, or write one for a new mediator with `mediatord init`"
 
 _ERROR_TEXTS = {
     "string_type": "expected text",
@@ -307,16 +307,16 @@ _ERROR_TEXTS = {
     "bool_type": "expected true or false",
     "path_type": "expected a path",
     "tuple_type": "expected a list",
-    "mapping_type": "expected keys with values",
-    "dict_type": "expected keys with values",
-    "model_type": "expected keys with values",
-    "model_attributes_type": "expected keys with values",
+    "mapping_type": "expected a mapping of keys to values",
+    "dict_type": "expected a mapping of keys to values",
+    "model_type": "expected a mapping of keys to values",
+    "model_attributes_type": "expected a mapping of keys to values",
     "greater_than_equal": "expected at least {ge}",
     "greater_than": "expected more than {gt}",
     "less_than": "expected less than {lt}",
     "less_than_equal": "expected at most {le}",
     "literal_error": "expected one of {expected}",
-    "too_short": "expected at least {min_length}",
+    "too_short": "expected a list of at least {min_length}",
     "value_error": "{error}",
 }
 # Errors about values that are not scalars.
@@ -408,7 +408,7 @@ def _read_file(path: Path, environ: Mapping[str, str] | None) -> ConfigTree:
         raw = path.read_bytes()
     except OSError as error:
         hint = _MISSING_FILE_HINT if path == DEFAULT_CONFIG_PATH and isinstance(error, FileNotFoundError) else ""
-        raise ConfigError([f"{path}: {error.strerror or 'cannot be read'}{hint}"]) from None
+        raise ConfigError([f"{path}: {error.strerror or 'cannot read the file'}{hint}"]) from None
     tree = parse_yaml(raw, str(path))
     if tree.values is None:
         tree.values = {}  # an empty document
@@ -417,11 +417,11 @@ def _read_file(path: Path, environ: Mapping[str, str] | None) -> ConfigTree:
         apply_environment(tree, os.environ if environ is None else environ)
     if not written and not tree.problems and "public_url" not in tree.values:
         # Defaults would make it another mediator.
-        tree.problems.append((1, str(path), f"expected keys with values; there are none. {_RESTORE_HINT}"))
+        tree.problems.append((1, str(path), f"the file contains no settings; {_RESTORE_HINT}"))
     elif not _is_complete(raw):
         line = raw.count(b"\n") + 1
         tree.problems.append(
-            (line, f"{path}:{line}", f"expected the line {LAST_LINE!r}: the rest is missing. {_RESTORE_HINT}")
+            (line, f"{path}:{line}", f"the file is truncated: its last line is not {LAST_LINE!r}; {_RESTORE_HINT}")
         )
     return tree
 

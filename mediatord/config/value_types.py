@@ -144,7 +144,7 @@ def _check_public_url(text: str) -> str:
     """The root of all public addresses, without trailing slash."""
     parts = split_url(text)
     if parts is None or re.search(r"[\s?#@]", text):
-        raise ValueError("expected an http:// or https:// URL with a host, without query, fragment or user")
+        raise ValueError("expected an http:// or https:// URL with a host, without query, fragment or user name")
     return text.rstrip("/")
 
 
@@ -218,7 +218,7 @@ DIDPattern = Annotated[
 ]
 DIDURL = Annotated[
     str,
-    _require(lambda text: is_did(strip_did_url(text)), "a did:key or a DID URL that names a key"),
+    _require(lambda text: is_did(strip_did_url(text)), "a did:key, or a DID URL with the id of a key"),
     ValueKind("did:key or DID URL of a key", "did:web:example.com#key-1"),
 ]
 URLOrDID = Annotated[
@@ -230,7 +230,9 @@ URLOrDID = Annotated[
 HostPort = Annotated[str, _require(_is_host_port, "host:port such as 10.0.0.5:7070"), ValueKind("host:port")]
 NodeName = Annotated[
     str,
-    _require(_NODE.fullmatch, "at most 63 letters, digits, dots, hyphens and underscores"),
+    _require(
+        _NODE.fullmatch, "1 to 63 letters, digits, dots, hyphens or underscores, with a letter or digit at both ends"
+    ),
     ValueKind("name of at most 63 characters"),
 ]
 # An Origin header of browsers; `*` may stand for a part of it.

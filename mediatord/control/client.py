@@ -87,7 +87,7 @@ class ControlClient:
                 return answer["result"]
         except (OSError, http.client.HTTPException, ValueError, TypeError, KeyError) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise StartupError(f"the daemon at {self._path} does not answer: {reason}") from None
+            raise StartupError(f"the daemon at {self._path} does not respond: {reason}") from None
         raise StartupError(refusal)
 
     def close(self) -> None:

@@ -68,7 +68,7 @@ class ControlOperations:
     async def _purge(self, did: str, protocol: QueueProtocol, ids: Sequence[str]) -> list[str]:
         recorder = self._open_recorder()
         if recorder is None:
-            raise ControlError("the event log cannot be written, so nothing is removed")
+            raise ControlError("nothing was removed: the event log cannot be written")
         self._recorder = recorder
         if not ids:
             return []

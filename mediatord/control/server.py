@@ -72,7 +72,7 @@ class ControlListener:
             if error.errno == errno.EADDRINUSE:
                 raise StartupError(f"control_socket: cannot listen on {self._path}: {reason}") from None
             _log.error(
-                "control_socket: cannot listen on {path}: {reason}; commands cannot reach this daemon",
+                "control_socket: cannot listen on {path}: {reason}; commands cannot connect to this daemon",
                 path=self._path,
                 reason=reason,
             )
@@ -232,14 +232,14 @@ class _ControlRequest(Request):
         except (ValueError, RecursionError):
             return 400, {"error": "expected JSON"}
         except ShutdownInProgress:
-            return 503, {"error": "the daemon is stopping"}
+            return 503, {"error": "the daemon is shutting down"}
         except StoreUnavailable:
-            return 503, {"error": "the store is not available"}
+            return 503, {"error": "the store is unavailable"}
         except MediatorError as error:
             return 400, {"error": str(error) or type(error).__name__}
         except Exception:
             _log.failure("an operation of the control socket failed", redact_failure())
-            return 500, {"error": "internal error; see the log of the daemon"}
+            return 500, {"error": "internal error; see the daemon's log"}
 
     def _respond(self, status: int, body: dict[str, Any]) -> None:
         encoded = json.dumps(body, separators=(",", ":")).encode()
@@ -326,7 +326,7 @@ class ControlSite(Site):
         """Whether the peer may use the socket."""
         pid, uid = get_peer_credentials(connection)
         if uid not in (0, os.geteuid()):
-            _log.warn("control socket: connection of user {uid}, process {pid} refused", uid=uid, pid=pid)
+            _log.warn("control socket: refused a connection of user {uid}, process {pid}", uid=uid, pid=pid)
             return False
         return len(self.connections) < _MAX_CONNECTIONS
 

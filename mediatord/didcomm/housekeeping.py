@@ -61,7 +61,7 @@ class DelayedMessageScheduler(Service):
         self._recovery = PeriodicTasks(
             clock,
             [(self._recover_due_messages, DUE_RECOVERY_INTERVAL)] if lease else [],
-            "a look for delayed messages",
+            "the search for due messages",
         )
         self._warning = LogThrottle(clock)
 
@@ -178,7 +178,7 @@ class Housekeeping(PeriodicTasks):
             (gauge, GAUGES_INTERVAL),
             (self._expire_accounts, ACCOUNTS_INTERVAL),
         )
-        super().__init__(clock, tasks, "a round of housekeeping")
+        super().__init__(clock, tasks, "housekeeping")
         self._store = store
         self._live = live
         self._recorder = recorder

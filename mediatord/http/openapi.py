@@ -153,7 +153,7 @@ _SHAPES: dict[str, Any] = {
     "ContractsUpdated": {"type": "CONTRACTS_UPDATED"},
 }
 _SHAPE_DESCRIPTIONS = {
-    "Trouble": "An error outside of both protocols.",
+    "Trouble": "An error of neither protocol.",
     "PublicEvents": "A page of a public channel, newest first (reference 10.3).",
 }
 # Members of replies to commands, besides their type.
@@ -227,7 +227,7 @@ _DIDCOMM_SCHEMAS: dict[str, Schema] = {
         "A DIDComm v2 signed message: a JWS in general JSON serialization.", payload=str, signatures=_OBJECTS
     ),
     "ProblemReport": _message(
-        "An unencrypted problem report 2.0, for a sender whose key is not known.",
+        "An unencrypted problem report 2.0, sent if the sender's key is unknown.",
         "https://didcomm.org/report-problem/2.0/problem-report",
         body=_PROBLEM_BODY,
     ),
@@ -260,7 +260,7 @@ _DECENTRL_SOCKET_DESCRIPTION = """
 With `Upgrade: websocket`. If the first message is a DIDComm envelope, the socket is the same as at `/didcomm`.
 Otherwise it must be an `AuthenticateMessage`, as text, within ten seconds; its signature covers the canonical JSON of
 `did`, `signing_key_id`, `timestamp` and `nonce`, and is valid for one socket. The response is `AuthSuccess`, or
-`AuthFailed` and the end of the socket. Afterwards the mediator sends a `Ping` every thirty seconds,
+`AuthFailed` and a close of the socket. Afterwards the mediator sends a `Ping` every thirty seconds,
 `PendingEventsPushed` and `ContractsUpdated`. Messages of the client are ignored. A pushed event stays queued until it
 is acknowledged by a command.
 """
@@ -276,7 +276,7 @@ _HEADER_COMPONENTS = {
 _PROBE_DESCRIPTION = """
 A request starts an end-to-end probe, which sends a message through the mediator's own listener every few seconds.
 `cycle_ms` is the duration of the last successful cycle, `age_ms` its age. `detail` names what failed: `store`,
-`listener`, `socket`, `forward`, `push` or `acknowledgement`; or it says why no requests should be sent here.
+`listener`, `socket`, `forward`, `push` or `acknowledgement`; or why load balancers should send no requests.
 """
 # Statuses of DIDComm errors in JSON, before a message was read; statuses with Retry-After.
 _JSON_ERROR_STATUSES = (500, 503)
@@ -324,19 +324,19 @@ def _list_operations() -> Iterable[tuple[str, str, str, str, Responses, str, dic
     """Path, method, tag, summary, responses, description, and further members of all operations."""
     envelope, trouble = {ENCRYPTED_MEDIA_TYPE: build_ref("JWE")}, _json(build_ref("Trouble"))
     refused = {status: ("Rejected.", _json(build_refusal_ref(status))) for status in (400, 429, 500, 503)}
-    opened: Responses = {101: ("The socket is open.", {})}
-    accepted: Responses = {202: ("Accepted, without a reply on this connection.", {})}
+    opened: Responses = {101: ("WebSocket opened.", {})}
+    accepted: Responses = {202: ("Accepted; no reply on this connection.", {})}
     fault = {500: ("Internal error.", trouble)}
-    foreign, no_upgrade = "The origin is not allowed.", "Not an upgrade."
+    foreign, no_upgrade = "Origin not allowed.", "WebSocket upgrade required."
 
     in_browser = {_JSON_TYPE: build_any_of(["DIDDocument", "Invitation"]), _HTML_TYPE: str}
     root: Responses = {
-        101: ("With an upgrade: the same socket as at `/ws`.", {}),
+        101: ("With `Upgrade: websocket`, the same WebSocket as at `/ws`.", {}),
         200: ("The document.", in_browser),
         429: refused[429],
         503: refused[503],
     }
-    about_root = "With `_oob`, as in the URL of an invitation, the same as `/invitation`."
+    about_root = "With `_oob`, as in the URL of an invitation, returns the same as `/invitation`."
     oob = {"parameters": [_describe_parameter("_oob", build_schema(str))]}
     yield "/", "get", "Mediator", "The mediator's DID document", root, about_root, oob
 
@@ -391,18 +391,22 @@ def _list_operations() -> Iterable[tuple[str, str, str, str, Responses, str, dic
     ):
         yield path, "get", "Mediator", summary, {200: (f"{summary}.", {media_type: shape})}, "", {}
 
-    health: Responses = {200: ("It can serve.", _json({"status": "ok"})), **fault, 503: ("It cannot serve.", trouble)}
+    health: Responses = {
+        200: ("The mediator can serve requests.", _json({"status": "ok"})),
+        **fault,
+        503: ("The mediator cannot serve requests.", trouble),
+    }
     yield "/health", "get", "Operation", "Whether the mediator can serve requests", health, "", {}
-    cycle = ("It succeeds.", _json({"status": "ok", "cycle_ms": _COUNT, "age_ms": _COUNT}))
-    ready: Responses = {200: cycle, **fault, 503: ("It fails.", _json(build_ref("Unready")))}
+    cycle = ("The last probe succeeded.", _json({"status": "ok", "cycle_ms": _COUNT, "age_ms": _COUNT}))
+    ready: Responses = {200: cycle, **fault, 503: ("The last probe failed.", _json(build_ref("Unready")))}
     yield "/ready", "get", "Operation", "Whether the end-to-end probe succeeds", ready, _PROBE_DESCRIPTION, {}
     metrics: Responses = {
         200: ("Prometheus' text format.", {CONTENT_TYPE: str}),
         403: ("Not allowed from this address.", trouble),
         **fault,
-        503: ("Time-out.", trouble),
+        503: ("Workers did not respond in time.", trouble),
     }
-    about = "Run the check of `/ready` as well, which updates `mediator_ready`."
+    about = "Also run the probe of `/ready`, which updates `mediator_ready`."
     parameter = {"name": "ready", "in": "query", "required": False, "description": about, "schema": build_schema(str)}
     yield (
         "/metrics",
@@ -443,7 +447,7 @@ def _describe_commands() -> str:
     listed = {name.partition(" ")[0] for name in COMMAND_REPLIES}
     replies = COMMAND_REPLIES | {name: "Success" for name in list_command_names() if name not in listed}
     rows = [f"| `{command}` | `{reply}` |" for command, reply in replies.items()]
-    executed = "The response is 200 when the command has been executed and is durable."
+    executed = "200 means that the command was executed and its effects are durable."
     return "\n".join([executed, "", "| command | reply |", "|---|---|", *rows])
 
 

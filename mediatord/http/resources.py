@@ -391,7 +391,7 @@ class RootResource(PathResource):
         try:
             text = await context.render_metrics()
         except TimeoutError:
-            return _build_unavailable("workers do not answer")
+            return _build_unavailable("workers do not respond")
         # Pages in a browser at an allowed address must not read this.
         return HTTPResponse(200, text, CONTENT_TYPE.encode("ascii"), shared=False)
 

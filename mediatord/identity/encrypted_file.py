@@ -74,13 +74,11 @@ def decrypt_content(content: bytes, passphrase: bytes, name: object) -> bytes:
             raise ValueError("not of this kind")
         key, nonce = _derive_key(header, passphrase), _decode_base64(header["cipher"], "nonce", _NONCE_BYTES)
     except (KeyError, TypeError, ValueError):
-        raise SecretFileError(
-            f"{name} is encrypted in a way that is not known here, or with a cost outside 2^15 to 2^18"
-        ) from None
+        raise SecretFileError(f"cannot decrypt {name}: unknown format, or scrypt cost outside 2^15 to 2^18") from None
     try:
         return AESGCM(key).decrypt(nonce, sealed, _encode_header(header))
     except InvalidTag:
-        raise SecretFileError(f"{name} does not open: the passphrase is wrong, or the file was changed") from None
+        raise SecretFileError(f"cannot decrypt {name}: the passphrase is wrong, or the file was modified") from None
 
 
 def make_passphrase_source(file: Path | None, ask: PassphraseSource | None = None) -> PassphraseSource:
@@ -94,7 +92,7 @@ def make_passphrase_source(file: Path | None, ask: PassphraseSource | None = Non
     def read(of: Path) -> bytes:
         if file is None or (ask is not None and secret_files.is_missing_credential(file)):
             if ask is None:
-                raise SecretFileError(f"{of} is encrypted; say where its passphrase is by identity.passphrase_file")
+                raise SecretFileError(f"{of} is encrypted; set identity.passphrase_file")
             return ask(of)
         return check_passphrase(read_secret_file(file).rstrip(b"\r\n"), file)
 
@@ -105,7 +103,7 @@ def check_passphrase(passphrase: bytes, name: object) -> bytes:
     """:raise SecretFileError: too short."""
     if len(passphrase) < MIN_PASSPHRASE_BYTES:
         raise SecretFileError(
-            f"{name} holds less than {MIN_PASSPHRASE_BYTES} bytes; type: openssl rand -base64 24 > FILE"
+            f"{name} is shorter than {MIN_PASSPHRASE_BYTES} bytes; run: openssl rand -base64 24 > FILE"
         )
     return passphrase
 
@@ -121,7 +119,7 @@ def _derive_key(header: dict[str, Any], passphrase: bytes) -> bytes:
             passphrase
         )
     except MemoryError:
-        raise SecretFileError(f"scrypt needs {128 * n * r >> 20} MiB of memory, which are not there") from None
+        raise SecretFileError(f"not enough memory for scrypt, which needs {128 * n * r >> 20} MiB") from None
 
 
 def _encode_header(header: dict[str, Any]) -> bytes:

@@ -177,7 +177,7 @@ def encrypt_keys(path: Path, passphrase: bytes) -> None:
     with lock_secret_file(path):
         content = read_secret_file(path)
         if is_encrypted(content):
-            raise SecretFileError(f"{path} is encrypted already; decrypt it first")
+            raise SecretFileError(f"{path} is already encrypted; to change the passphrase, decrypt it first")
         parse_keys(content, path)
         replace_secret_file(path, encrypt_content(content, passphrase))
 
@@ -234,7 +234,7 @@ def rotate_keys(
     with lock_secret_file(path):
         document, keys, replace = _load_for_update(path, passphrase)
         if prepare and keys.prepared:
-            raise SecretFileError(f"{path} has prepared keys already; rotate makes them the current ones")
+            raise SecretFileError(f"{path} already has prepared keys; run mediatord keys rotate to make them current")
         jwks: list[JWK] = document["keys"]
         coming = [one for one in jwks if _is_prepared(one)]
         others = [one for one in jwks if not _is_prepared(one)]
@@ -274,8 +274,10 @@ def retire_keys(
         gone = next((one for one in (*former, *keys.prepared_generations) if kid in one.kids), None)
         if gone is None:
             if kid in current.kids:
-                raise SecretFileError(f"{kid} is a current key, which cannot be retired; rotate first")
-            raise SecretFileError(f"{path} has no key {kid}; mediatord keys list shows those that it has")
+                raise SecretFileError(
+                    f"{kid} is a current key, which cannot be retired; run mediatord keys rotate first"
+                )
+            raise SecretFileError(f"{path} has no key {kid}; list its keys with mediatord keys list")
         left = {
             "root": _serialize_root(keys.root),
             **document,
@@ -333,14 +335,14 @@ def _parse_key_set(document: dict[str, Any], name: object) -> KeySet:
     except (ValueError, TypeError, KeyError, AttributeError):
         raise _make_key_set_error(name) from None
     if keys.current_key("X25519") is None or keys.current_key("Ed25519") is None:
-        raise SecretFileError(f"{name} lacks a key: expected an X25519 and an Ed25519 key at least")
+        raise SecretFileError(f"{name} lacks a key: expected at least an X25519 and an Ed25519 key")
     if len({kid for kid, _ in keys}) != len(present) + len(prepared):
-        raise SecretFileError(f"{name} has two keys of one kid: expected each kid once")
+        raise SecretFileError(f"{name} has two keys with the same kid: expected unique kids")
     return keys
 
 
 def _make_key_set_error(name: object) -> SecretFileError:
-    return SecretFileError(f"{name} is not a set of private keys: expected a JWK set with kid and d")
+    return SecretFileError(f"{name} is not a private key set: expected a JWK set with kid and d")
 
 
 def _parse_key(jwk: JWK) -> NamedKey:

@@ -168,7 +168,7 @@ class MediatorIdentity:
     def _current(self, curve: Curve) -> PrivateKey:
         found = self._keys.current_key(curve)
         if found is None:
-            raise IdentityError(f"the key set lacks an {curve} key")
+            raise IdentityError(f"the key set has no {curve} key")
         return found[1]
 
     def _document(self, public_url: str) -> dict[str, Any]:
@@ -215,7 +215,7 @@ class MediatorIdentity:
         except MediatorError:
             raise IdentityError(f"former DID {abbreviate_did(did)} does not resolve") from None
         if not found:
-            raise IdentityError(f"former DID {abbreviate_did(did)} has no key agreement key of the key set")
+            raise IdentityError(f"former DID {abbreviate_did(did)} has no key agreement key in the key set")
         return web
 
     def _add_web(self, did: str) -> bool:

@@ -236,9 +236,9 @@ def _describe_listen_error(endpoint: str, error: Exception) -> str:
         file = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
         return f"{file}{getattr(reason, 'strerror', None) or reason}"
     if endpoint.startswith("systemd:") and isinstance(error, IndexError | KeyError):
-        return "systemd has handed over no such socket; is mediatord.socket enabled, with an address for it?"
+        return "systemd passed no such socket; enable mediatord.socket, with a ListenStream= for it"
     what = "its key or certificate" if _is_tls_endpoint(endpoint) else "it"
-    return f"{what} cannot be used"
+    return f"cannot use {what}"
 
 
 def _is_tls_endpoint(endpoint: str) -> bool:
@@ -339,15 +339,15 @@ class Listener(Service):
             is_new = self.certificate.read()
         except Exception as error:
             _log.error(
-                "the certificate of {name} stays the same: {why}",
+                "keeping the current certificate of {name}: {why}",
                 name=name,
                 why=_describe_listen_error(self._endpoint, error),
             )
             return False
         _log.info(
-            "the certificate of {name} is {what}, good until {expiry:%Y-%m-%d %H:%M} UTC",
+            "certificate of {name} {what}, valid until {expiry:%Y-%m-%d %H:%M} UTC",
             name=name,
-            what="a new one" if is_new else "the same",
+            what="renewed" if is_new else "unchanged",
             expiry=self.certificate.expiry,
         )
         return True

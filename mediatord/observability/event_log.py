@@ -168,7 +168,7 @@ class SegmentSealer:
         except Exception as error:  # a signal, or no process
             code, reason = -1, error
         if code:
-            self._log.warn("log segment {name} could not be sealed: {reason}", name=path.name, reason=reason)
+            self._log.warn("cannot seal log segment {name}: {reason}", name=path.name, reason=reason)
 
 
 # Lines that are kept within a reactor iteration before they are written.
@@ -310,7 +310,7 @@ class EventLogWriter(Service):
         try:
             return encode_line(head, fields)
         except Exception:
-            self._log.failure("{name} could not be encoded for the event log", redact_failure(), name=event)
+            self._log.failure("cannot encode {name} for the event log", redact_failure(), name=event)
             return b""
 
     def flush(self, is_retry: bool = False) -> None:
@@ -405,11 +405,11 @@ class EventLogWriter(Service):
         try:
             deleted = self._segments.prune(self._limits, self._clock.seconds(), self._read_segments())
         except OSError as error:
-            self._log.warn("old log segments could not be deleted: {reason}", reason=error.strerror)
+            self._log.warn("cannot delete old log segments: {reason}", reason=error.strerror)
             return
         if deleted.unread:
             self._log.error(
-                "{segments} log segments were deleted before the analysis had read them: all were larger than "
+                "deleted {segments} log segments that the analysis had not read: the unread ones exceeded "
                 "log.retention.unread_bytes",
                 segments=deleted.unread,
             )
@@ -428,7 +428,7 @@ class EventLogWriter(Service):
         if problem != self._marker_problem:
             self._marker_problem = problem
             if problem:
-                self._log.warn("log segments are kept as if unread: {problem}", problem=problem)
+                self._log.warn("keeping log segments as unread: {problem}", problem=problem)
         return read
 
     def _ensure_file(self) -> None:
@@ -437,12 +437,14 @@ class EventLogWriter(Service):
         state = self._sink.find_file()
         if state in ("closed", "in_place"):
             return
-        self._log.warn("{path} was {state} while it was written to", path=str(self._segments.active), state=state)
+        self._log.warn("{path} was {state} while in use", path=str(self._segments.active), state=state)
         self._make_directory()
         try:
             self._segments.rename_stale_file(self._clock.seconds())
         except OSError as error:
-            self._log.warn("{path} is in the way: {reason}", path=str(self._segments.active), reason=error.strerror)
+            self._log.warn(
+                "cannot move {path} aside: {reason}", path=str(self._segments.active), reason=error.strerror
+            )
             return
         written = self._segment.lines - self._sink.pending.count(b"\n")
         lines, torn = self._sink.take_whole_lines()
@@ -468,7 +470,7 @@ class EventLogWriter(Service):
         except OSError:
             return False
         if made:
-            self._log.warn("the log directory {path} had been removed and was made again", path=str(self._directory))
+            self._log.warn("recreated the log directory {path}, which had been removed", path=str(self._directory))
             if self.metrics is not None:
                 self.metrics.log_directory_recreated.inc()
         return made
@@ -506,13 +508,11 @@ class EventLogWriter(Service):
         self._sink.flush()
         if lost := self._sink.close():
             self._count_lost(lost, "disk")
-            self._log.warn("{lines} lines of the event log were lost: the disk did not take them", lines=lost)
+            self._log.warn("lost {lines} lines of the event log: writing failed", lines=lost)
         try:
             return self._segments.close(segment.name)
         except OSError as error:
-            self._log.warn(
-                "log segment {name} could not be closed: {reason}", name=segment.name, reason=error.strerror
-            )
+            self._log.warn("cannot close log segment {name}: {reason}", name=segment.name, reason=error.strerror)
             return None
 
     def _schedule_rotation(self) -> None:

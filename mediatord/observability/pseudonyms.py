@@ -122,7 +122,7 @@ def load_pseudonym_key(path: Path) -> PseudonymKey:
     try:
         there = path.exists()
     except OSError as error:
-        raise SecretFileError(f"{path} cannot be read: {error.strerror}") from None
+        raise SecretFileError(f"cannot read {path}: {error.strerror}") from None
     return read_pseudonym_keys(path)[-1] if there else create_pseudonym_key(path)
 
 
@@ -170,10 +170,10 @@ def delete_epoch_key(path: Path, epoch: int) -> None:
     with lock_secret_file(path):
         keys = read_pseudonym_keys(path)
         if epoch == keys[-1].epoch:
-            raise SecretFileError(f"the key of epoch {epoch} is in use; begin another one first")
+            raise SecretFileError(f"the key of epoch {epoch} is in use; run mediatord log-keys rotate first")
         left = [key for key in keys if key.epoch != epoch]
         if len(left) == len(keys):
-            raise SecretFileError(f"{path} has no key of epoch {epoch}")
+            raise SecretFileError(f"{path} has no key of epoch {epoch}; list its keys with mediatord log-keys list")
         _write_keys(path, left)
 
 
@@ -192,7 +192,7 @@ def read_pseudonym_keys(path: Path) -> list[PseudonymKey]:
     if not keys or len({key.epoch for key in keys}) < len(keys):
         raise SecretFileError(f"{path} is not a key file: expected one key for each epoch")
     if not all(16 <= len(key.secret) <= 64 for key in keys):
-        raise SecretFileError(f"{path} holds a key of the wrong size: expected 16 to 64 bytes in hexadecimal")
+        raise SecretFileError(f"{path} contains a key of the wrong size: expected 16 to 64 bytes in hexadecimal")
     return sorted((replace(key, since=key.since or written) for key in keys), key=lambda key: key.epoch)
 
 

@@ -144,7 +144,7 @@ class ReadinessMonitor(Service):
             running = self._running = Deferred.fromCoroutine(self._cycle.run())
         running.addTimeout(PROBE_TIMEOUT_SECONDS, self._clock)
         running.addCallbacks(lambda _: self._succeeded(began), self._failed)
-        running.addErrback(lambda failure: _log.failure("a readiness cycle failed", redact_failure(failure)))
+        running.addErrback(lambda failure: _log.failure("a probe cycle failed", redact_failure(failure)))
         running.addBoth(lambda _: self._ended())
 
     def _succeeded(self, began: float) -> None:

@@ -55,35 +55,35 @@ DIDCOMM_ERROR_CODES: dict[type[MediatorError], DIDCommErrorCode] = {
         429, "e.m.req.registration-limited", "Too many registrations from this address", 429, retry_after=3600
     ),
     errors.RegistrationCapacityExceeded: DIDCommErrorCode(
-        503, "e.m.me.res.registrations", "No more registrations are taken", 503, retry_after=3600
+        503, "e.m.me.res.registrations", "The mediator accepts no more registrations", 503, retry_after=3600
     ),
     errors.DecryptionError: DIDCommErrorCode(400, "e.p.trust.crypto", "The message could not be decrypted"),
-    errors.InvalidEnvelope: DIDCommErrorCode(400, "e.p.msg", "There is no DIDComm message"),
-    errors.UnsupportedMediaType: DIDCommErrorCode(415, "e.p.msg", "There is no DIDComm message"),
+    errors.InvalidEnvelope: DIDCommErrorCode(400, "e.p.msg", "Not a DIDComm message"),
+    errors.UnsupportedMediaType: DIDCommErrorCode(415, "e.p.msg", "Not a DIDComm message"),
     errors.EncryptionRequired: DIDCommErrorCode(
         400, "e.p.trust.not-encrypted", "Only encrypted messages are accepted"
     ),
-    errors.InvalidPlaintext: DIDCommErrorCode(400, "e.p.msg", "There is no DIDComm message", 400),
-    errors.MissingNext: DIDCommErrorCode(400, "e.p.msg.missing-next", "A forward needs a next recipient", 400),
+    errors.InvalidPlaintext: DIDCommErrorCode(400, "e.p.msg", "Not a DIDComm message", 400),
+    errors.MissingNext: DIDCommErrorCode(400, "e.p.msg.missing-next", "A forward requires next", 400),
     errors.InvalidAttachment: DIDCommErrorCode(
-        400, "e.p.msg.bad-attachment", "A forward carries encrypted attachments", 400
+        400, "e.p.msg.bad-attachment", "A forward requires encrypted attachments", 400
     ),
     errors.LinkedAttachment: DIDCommErrorCode(
         400, "e.p.xfer.attachment-links-not-supported", "Attachments must be sent inline", 400
     ),
     errors.ExpiredForward: DIDCommErrorCode(400, "e.p.req.time.expired", "The message has expired", 400),
-    errors.RoutingLoop: DIDCommErrorCode(400, "e.p.msg.routing-loop", "Too many hops through here", 400),
-    errors.PayloadTooLarge: DIDCommErrorCode(413, "e.p.me.res.storage.message_too_big", "The message is too big"),
+    errors.RoutingLoop: DIDCommErrorCode(400, "e.p.msg.routing-loop", "Too many hops through this mediator", 400),
+    errors.PayloadTooLarge: DIDCommErrorCode(413, "e.p.me.res.storage.message_too_big", "The message is too large"),
     errors.QueueFull: DIDCommErrorCode(
         429, "e.m.me.res.storage", "The recipient's queue is full", 429, retry_after=600
     ),
     errors.StoreUnavailable: DIDCommErrorCode(503, "e.p.me.res.storage", "Try again later", 503, retry_after=5),
     errors.ReplayCacheFull: DIDCommErrorCode(503, "e.p.me.res.storage", "Try again later", 503, retry_after=60),
     errors.SenderMismatch: DIDCommErrorCode(
-        400, "e.p.trust.sender-mismatch", "The sender is not who the encryption says"
+        400, "e.p.trust.sender-mismatch", "from does not match the key that encrypted the message"
     ),
     errors.AuthcryptRequired: DIDCommErrorCode(
-        400, "e.p.trust.authcrypt-required", "This request must be authenticated"
+        400, "e.p.trust.authcrypt-required", "This request must be encrypted with authcrypt"
     ),
     errors.UnresolvableDID: DIDCommErrorCode(400, "e.p.did.unresolvable", "The sender's DID does not resolve"),
     errors.UnsupportedDIDMethod: DIDCommErrorCode(
@@ -95,13 +95,15 @@ DIDCOMM_ERROR_CODES: dict[type[MediatorError], DIDCommErrorCode] = {
     errors.InvalidBody: DIDCommErrorCode(400, "e.p.msg.bad-body", "The body of the message is malformed", 200),
     errors.InvalidLimit: DIDCommErrorCode(400, "e.p.msg.bad-limit", "limit must be an integer above 0", 200),
     errors.InvalidPagination: DIDCommErrorCode(
-        400, "e.p.msg.bad-paginate", "paginate needs limit and offset, both natural", 200
+        400, "e.p.msg.bad-paginate", "paginate requires limit and offset, both non-negative integers", 200
     ),
-    errors.InvalidUpdates: DIDCommErrorCode(400, "e.p.msg.bad-updates", "updates must be a list of updates", 200),
+    errors.InvalidUpdates: DIDCommErrorCode(
+        400, "e.p.msg.bad-updates", "updates must be a list of recipient updates", 200
+    ),
     errors.MisaddressedMessage: DIDCommErrorCode(
-        400, "e.p.msg.misaddressed", "The message is addressed to somebody else", 200
+        400, "e.p.msg.misaddressed", "The message is addressed to another DID", 200
     ),
-    errors.MediationNotGranted: DIDCommErrorCode(400, "e.p.req.not_enroll", "The sender has no mediation here", 200),
+    errors.MediationNotGranted: DIDCommErrorCode(400, "e.p.req.not_enroll", "The sender has no mediation grant", 200),
     errors.ReplayedMessage: DIDCommErrorCode(
         400, "e.p.crypto.message.dejavu", "The message was received before", 200
     ),
@@ -109,10 +111,12 @@ DIDCOMM_ERROR_CODES: dict[type[MediatorError], DIDCommErrorCode] = {
         400, "e.m.live-mode-not-supported", "Connection does not support Live Delivery", 200
     ),
     errors.ExpiredMessage: DIDCommErrorCode(400, "e.p.req.time.expired", "The message has expired", 200),
-    errors.TooManyErrors: DIDCommErrorCode(400, "e.p.req.max-errors-exceeded", "Too many problems", 200),
-    errors.ShutdownInProgress: DIDCommErrorCode(503, "e.p.me.stopping", "The mediator is stopping", retry_after=5),
+    errors.TooManyErrors: DIDCommErrorCode(400, "e.p.req.max-errors-exceeded", "Too many problem reports", 200),
+    errors.ShutdownInProgress: DIDCommErrorCode(
+        503, "e.p.me.stopping", "The mediator is shutting down", retry_after=5
+    ),
     errors.DeadlineExceeded: DIDCommErrorCode(503, "e.p.me.busy", "The mediator is too busy", retry_after=5),
-    errors.InternalFault: DIDCommErrorCode(500, "e.p.me.fault", "The mediator has a fault"),
+    errors.InternalFault: DIDCommErrorCode(500, "e.p.me.fault", "Internal error of the mediator"),
 }
 
 

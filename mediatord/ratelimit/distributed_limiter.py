@@ -117,7 +117,7 @@ class QuotaStore:
             _log.failure("acquiring a quota lease failed", redact_failure())
         elif self._well:
             _log.warn(
-                "rate limit store not responding; each process enforces its share of the limits until it recovers"
+                "the rate limit store does not respond; each process enforces its share of the limits meanwhile"
             )
         self._well = False
         self._rest_until = self._clock.seconds() + QUOTA_STORE_BACKOFF

@@ -61,7 +61,7 @@ async def run_logging_failures(work: Awaitable[None], what: str, warning: LogThr
         await work
     except StoreUnavailable:
         if warning.count_occurrence():
-            _log.warn("the store was not available for {what}", what=what)
+            _log.warn("could not run {what}: the store was unavailable", what=what)
     except CancelledError:
         pass
     except Exception:

@@ -69,7 +69,7 @@ class MonotonicReactorClock:
         for call in (*self._reactor._pendingTimedCalls, *self._reactor._newTimedCalls):
             call.time += step
         _log.info(
-            "the clock of this host was set {way} by {seconds:.1f} s",
+            "the system clock was set {way} by {seconds:.1f} s",
             way="forward" if step > 0 else "back",
             seconds=abs(step),
         )

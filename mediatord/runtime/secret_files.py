@@ -69,9 +69,9 @@ def create_secret_file(path: Path, content: bytes, owner: tuple[int, int] | None
         finally:
             os.unlink(draft)
     except FileExistsError:
-        raise SecretFileError(f"{path} is there already and is not overwritten") from None
+        raise SecretFileError(f"{path} already exists and is not overwritten") from None
     except OSError as error:
-        raise SecretFileError(f"{path} cannot be written: {error.strerror}") from None
+        raise SecretFileError(f"cannot write {path}: {error.strerror}") from None
 
 
 def replace_secret_file(path: Path, content: bytes) -> None:
@@ -87,7 +87,7 @@ def replace_secret_file(path: Path, content: bytes) -> None:
         draft.replace(path)
     except OSError as error:
         draft.unlink(missing_ok=True)
-        raise SecretFileError(f"{path} cannot be written: {error.strerror}") from None
+        raise SecretFileError(f"cannot write {path}: {error.strerror}") from None
 
 
 @contextmanager
@@ -100,12 +100,12 @@ def lock_secret_file(path: Path) -> Iterator[None]:
     try:
         descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise SecretFileError(f"{path.parent} cannot be opened: {error.strerror}") from None
+        raise SecretFileError(f"cannot open {path.parent}: {error.strerror}") from None
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         except OSError as error:
-            raise SecretFileError(f"{path.parent} cannot be locked: {error.strerror}") from None
+            raise SecretFileError(f"cannot lock {path.parent}: {error.strerror}") from None
         yield
     finally:
         os.close(descriptor)
@@ -118,14 +118,14 @@ def read_secret_file(path: Path) -> bytes:
     :raise SecretFileError: it is missing, unreadable, or accessible to others.
     """
     if is_missing_credential(path):
-        raise SecretFileError(f"{path} is not there: this process was given no such credential by systemd")
+        raise SecretFileError(f"{path}: systemd passed no such credential; add it with LoadCredential= to the unit")
     # A credential belongs to root; an ACL grants the service access, which appears in the mode as group permissions.
     others = 0o037 if path.parent == get_credentials_directory() else 0o077
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             if mode & others:
-                raise SecretFileError(f"{path} is open to others (mode {mode:04o}); type: chmod 600 {path}")
+                raise SecretFileError(f"{path} is accessible to other users (mode {mode:04o}); run: chmod 600 {path}")
             return file.read()
     except OSError as error:
-        raise SecretFileError(f"{path} cannot be read: {error.strerror}") from None
+        raise SecretFileError(f"cannot read {path}: {error.strerror}") from None

@@ -55,7 +55,7 @@ def build_store(
         return MemoryStore(reactor, limits, caps=caps)
     if backend == "sqlite":
         if path is None:
-            raise ValueError("backend sqlite needs a path")
+            raise ValueError("storage.backend sqlite requires storage.sqlite.path")
         threads = IReactorFromThreads(reactor)
         executor = SQLiteExecutor(
             path,
@@ -69,7 +69,7 @@ def build_store(
         )
         return SQLiteStore(executor, reactor, limits, caps=caps, shared=shared)
     if backend != "mongodb":
-        raise ValueError(f"there is no backend {backend!r}; choose memory, sqlite or mongodb")
+        raise ValueError(f"unknown storage.backend {backend!r}: expected memory, sqlite or mongodb")
     try:
         from mediatord.store.mongo.driver.client import ReplicaSetClient
         from mediatord.store.mongo.driver.uri import parse_mongo_uri

@@ -39,7 +39,9 @@ class SharedListeners:
         self._binders = []
         for text in endpoints:
             if text.startswith("systemd:"):
-                raise StartupError(f"cannot listen on {text}: workers cannot share what systemd hands over")
+                raise StartupError(
+                    f"cannot listen on {text}: workers cannot share sockets of systemd; set workers to 1"
+                )
             binder = _SocketBinder(reactor, count)
             with translate_listen_errors(text):
                 self._binders.append((text, binder, serverFromString(binder, add_backlog(text))))

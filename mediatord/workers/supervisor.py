@@ -242,10 +242,10 @@ class Supervisor(Service):
                 slot.is_suspended = False
             slot.child = self._spawn_worker(slot)
         except OSError as error:
-            _log.error("worker {name} could not be started: {reason}", name=slot.name, reason=error.strerror)
+            _log.error("cannot start worker {name}: {reason}", name=slot.name, reason=error.strerror)
             self._schedule_restart(slot)
             return
-        _log.info("worker {name} is process {pid}", name=slot.name, pid=slot.child.pid)
+        _log.info("started worker {name}, process {pid}", name=slot.name, pid=slot.child.pid)
 
     def _spawn_worker(self, slot: _WorkerSlot) -> SupervisedWorker:
         path = self._directory / f"{slot.number + 1}.sock"
@@ -322,7 +322,7 @@ class Supervisor(Service):
         for _, child in self._workers:
             if child.missed_heartbeats >= _HUNG_HEARTBEATS:
                 _log.error(
-                    "worker {name} (process {pid}) does not answer and is killed", name=child.name, pid=child.pid
+                    "killing worker {name} (process {pid}): it does not respond", name=child.name, pid=child.pid
                 )
                 child.signal("KILL")
                 continue

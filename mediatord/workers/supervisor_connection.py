@@ -82,7 +82,7 @@ class SupervisorConnection(Protocol, ControlChannel):
     def _report_dropped_lines(self) -> None:
         if self._dropped_lines:
             dropped, self._dropped_lines = self._dropped_lines, 0
-            _log.warn("{dropped} log lines were dropped: the supervisor did not read them", dropped=dropped)
+            _log.warn("dropped {dropped} log lines: the supervisor did not read them", dropped=dropped)
 
     async def fetch_metrics(self) -> bytes:
         """

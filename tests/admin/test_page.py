@@ -63,13 +63,13 @@ class TokenTests(SynchronousTestCase):
     def test_refused(self) -> None:
         """In one line, without a word of it."""
         for content, mode, why in (
-            (TOKEN.encode(), 0o640, "is open to others (mode 0640); type: chmod 600"),
-            (TOKEN[:-1].encode(), 0o600, "holds less than 32 characters; type: openssl rand -hex 32 >"),
-            (b"", 0o600, "holds less than 32 characters"),
-            (f"{TOKEN}\n{TOKEN}".encode(), 0o600, "has to hold one line of ASCII without spaces"),
-            (f"{TOKEN} {TOKEN}".encode(), 0o600, "has to hold one line of ASCII without spaces"),
-            ("ü".encode() * 32, 0o600, "has to hold one line of ASCII without spaces"),
-            (b"\0" * 32, 0o600, "has to hold one line of ASCII without spaces"),
+            (TOKEN.encode(), 0o640, "is accessible to other users (mode 0640); run: chmod 600"),
+            (TOKEN[:-1].encode(), 0o600, "is shorter than 32 characters; run: openssl rand -hex 32 >"),
+            (b"", 0o600, "is shorter than 32 characters"),
+            (f"{TOKEN}\n{TOKEN}".encode(), 0o600, "expected one line of printable ASCII without spaces"),
+            (f"{TOKEN} {TOKEN}".encode(), 0o600, "expected one line of printable ASCII without spaces"),
+            ("ü".encode() * 32, 0o600, "expected one line of printable ASCII without spaces"),
+            (b"\0" * 32, 0o600, "expected one line of printable ASCII without spaces"),
         ):
             with self.assertRaises(SecretFileError) as caught:
                 read_admin_token(self.write(content, mode))
@@ -156,7 +156,9 @@ class DaemonPageTests(SynchronousTestCase):
         self.token.chmod(0o644)
         with self.assertRaises(StartupError) as caught:
             self.start(self.config(listen="tcp:8081", token_file="token"))
-        self.assertTrue(str(caught.exception).startswith(f"admin.token_file: {self.token} is open to others"))
+        self.assertTrue(
+            str(caught.exception).startswith(f"admin.token_file: {self.token} is accessible to other users")
+        )
         plain = {"workers": 2, "admin": {"listen": "tcp:8081", "token_file": "absent"}}
         with self.assertRaises(StartupError):
             makeService(Config.model_validate(plain).resolved(self.directory), self.reactor)
@@ -173,7 +175,7 @@ class DaemonPageTests(SynchronousTestCase):
         with capturedLogs() as said:
             service.reload(lambda: config)
         self.assertEqual(self.ask(1, "Bearer " + "y" * 40), 200)
-        self.assertIn("the token of the status page stays as it was", formatEvent(said[-1]))
+        self.assertIn("keeping the current token of the status page", formatEvent(said[-1]))
 
     def test_a_refused_reload(self) -> None:
         """Nothing has changed then, and the token has not either."""
@@ -332,7 +334,7 @@ class SeveralTests(SynchronousTestCase):
         told = json.loads(render_status_json(overview, NOW))["store"]
         self.assertEqual((told["at"], told["age_seconds"], told["answers"]), (None, None, False))
         shown = render_status_page(overview, NOW, refreshing=True).decode()
-        self.assertEqual(shown.count("Not available: the store did not respond."), 3)
+        self.assertEqual(shown.count("Unavailable: the store did not respond."), 3)
         self.assertNotIn("No messages are queued.", shown)
 
     def test_totals_of_the_same_moment(self) -> None:

@@ -135,7 +135,7 @@ def test_short_secret_and_open_file(path: Path) -> None:
     """Neither a key that could be guessed nor one that others can read is used."""
     Pseudonyms(path, EPOCH_DAYS).of(day(0))
     path.chmod(0o640)
-    with pytest.raises(AnalyticsError, match="open to others"):
+    with pytest.raises(AnalyticsError, match="accessible to other users"):
         Pseudonyms(path, EPOCH_DAYS).of(day(0))
     path.chmod(0o600)
     content = json.loads(path.read_text())

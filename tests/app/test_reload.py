@@ -83,7 +83,7 @@ class ReloadingTests(SynchronousTestCase):
         """What cannot be applied is named and left as it was; what can is applied all the same."""
         new = self.other(queue={"ttl": 60.0}, node="other", log={"level": "warn", "dids": "keyed"})
         said = self.reload(lambda: new)
-        self.assertEqual(said, ["configuration reloaded; a restart is needed for node, queue.ttl, log.dids"])
+        self.assertEqual(said, ["configuration reloaded; restart to apply node, queue.ttl, log.dids"])
         self.assertEqual(self.in_memory.base.reloader.config.log.level, "warn")
         self.assertEqual(self.in_memory.base.reloader.config.queue.ttl, self.in_memory.config.queue.ttl)
         back = self.reload(lambda: self.in_memory.config)
@@ -105,8 +105,8 @@ class ReloadingTests(SynchronousTestCase):
         self.assertEqual(
             said,
             [
-                "configuration rejected, previous settings stay in force: mediator.yaml:3: log.level: expected info "
-                "(and 1 more; mediatord check-config lists all)"
+                "configuration rejected, keeping the previous settings: mediator.yaml:3: log.level: expected info "
+                "(and 1 more; run mediatord check-config to list all)"
             ],
         )
         self.assertEqual(self.outcome(), "refused")
@@ -141,8 +141,8 @@ class FilesTests(SynchronousTestCase):
         """Of a file of which only the beginning is there, nothing is applied."""
         for text in ("", "# new\n"):
             self.assertEqual(self.again(text)[:2], (500, "refused"))
-        gone = "it says nothing of storage.sqlite.path any more; restart if that is meant"
-        refused = f"configuration rejected, previous settings stay in force: {gone}"
+        gone = "missing storage.sqlite.path; restore the file, or restart if the removal is intended"
+        refused = f"configuration rejected, keeping the previous settings: {gone}"
         self.assertEqual(self.again(self.text[: self.text.index("log:")]), (500, "refused", refused))
 
     def test_other_values(self) -> None:

@@ -84,7 +84,7 @@ class KeysTests(SocketTestCase):
         self.assertEqual(self.reload(), [quiet])
         rotate_keys(self.path, self.fits, prepare=True)
         (prepared,) = self.fits(load_keys(self.path)).prepared_dids
-        self.assertEqual(self.reload(), [quiet, f"the DID {prepared[:60]}… is accepted but not published yet"])
+        self.assertEqual(self.reload(), [quiet, f"the prepared DID {prepared[:60]}… is accepted, but not published"])
         rotate_keys(self.path, self.fits)
         self.assertEqual(self.reload(), [quiet, f"current DID: {prepared[:60]}…; 1 former DIDs still accepted"])
         retire_keys(self.path, "prekey", self.fits)
@@ -169,7 +169,7 @@ class KeysTests(SocketTestCase):
         self.assertEqual(
             [formatEvent(event) for event in said],
             [
-                f"configuration rejected, previous settings stay in force: {self.path} is not a set of private keys: "
+                f"configuration rejected, keeping the previous settings: {self.path} is not a private key set: "
                 "expected a JWK set with kid and d"
             ],
         )
@@ -311,10 +311,10 @@ class CertificateTests(SynchronousTestCase):
         self.assertEqual(self.name_shown(), "first")
         self.assertRegex(
             self.said(listener, True),
-            r"^the certificate of \*:8443 is the same, good until 20\d\d-\d\d-\d\d \d\d:\d\d UTC$",
+            r"^certificate of \*:8443 unchanged, valid until 20\d\d-\d\d-\d\d \d\d:\d\d UTC$",
         )
         shutil.copy(self.authority.issue("second", ["127.0.0.1"]), self.used)
-        self.assertIn("is a new one, good until", self.said(listener, True))
+        self.assertIn("renewed, valid until", self.said(listener, True))
         self.assertEqual(self.name_shown(), "second")
 
     def test_not_renewed(self) -> None:
@@ -329,10 +329,10 @@ class CertificateTests(SynchronousTestCase):
             self.used.write_bytes(content)
             self.assertEqual(
                 self.said(listener, False),
-                "the certificate of 127.0.0.1:8443 stays the same: its key or certificate cannot be used",
+                "keeping the current certificate of 127.0.0.1:8443: cannot use its key or certificate",
             )
         self.used.unlink()
-        line = f"the certificate of 127.0.0.1:8443 stays the same: {self.used}: No such file or directory"
+        line = f"keeping the current certificate of 127.0.0.1:8443: {self.used}: No such file or directory"
         self.assertEqual(self.said(listener, False), line)
         self.assertEqual(self.name_shown(), "first")
         self.assertEqual(listener.certificate and listener.certificate.expiry, expiry)
@@ -341,10 +341,10 @@ class CertificateTests(SynchronousTestCase):
         """A listener that is told by a proxy who its clients are has a certificate like any other."""
         listener = self.listener(before="haproxy:")
         shutil.copy(self.authority.issue("second", ["127.0.0.1"]), self.used)
-        self.assertRegex(self.said(listener, True), r"^the certificate of \*:8443 is a new one, good until")
+        self.assertRegex(self.said(listener, True), r"^certificate of \*:8443 renewed, valid until")
         self.assertEqual(self.name_shown(), "second")
         self.used.write_bytes(b"")
-        self.assertIn("its key or certificate cannot be used", self.said(listener, False))
+        self.assertIn("cannot use its key or certificate", self.said(listener, False))
         self.assertEqual(self.name_shown(), "second")
 
     def test_what_is_between(self) -> None:
@@ -402,7 +402,7 @@ class CertificateTests(SynchronousTestCase):
     def test_at_the_start(self) -> None:
         """What cannot be used is said in a line, as ever."""
         self.used.write_bytes(b"")
-        with self.assertRaisesRegex(StartupError, "^cannot listen on ssl:.*: its key or certificate cannot be used$"):
+        with self.assertRaisesRegex(StartupError, "^cannot listen on ssl:.*: cannot use its key or certificate$"):
             self.listener()
 
     def test_metric(self) -> None:

@@ -165,7 +165,7 @@ def test_a_daemon_is_in_the_way(saved: Path, tmp_path: Path, capsys: Capture) ->
             write_archive(archive, "sqlite", [])
             shutil.copy(tmp_path / "m" / "mediator.yaml", new)
         assert call(command, "--from", str(archive), *arguments) == 1
-        assert "another daemon does; stop it first" in one_line(capsys)
+        assert "another daemon uses it; stop it first" in one_line(capsys)
     daemon.release()
     assert sorted(os.listdir(new)) == ["mediator.sqlite3.lock", "mediator.yaml"]
 
@@ -228,11 +228,14 @@ def test_with_mongodb(made: Path, tmp_path: Path, capsys: Capture) -> None:
 
 @pytest.mark.parametrize("command", ["export", "backup"])
 def test_there_is_nothing_to_be_read(command: str, tmp_path: Path, capsys: Capture) -> None:
-    """A store that was never opened, or that is storage.backend memory: : one line, and no file."""
+    """A store that was never opened, or that is in memory: one line, and no file."""
     assert call("init", "--dir", str(tmp_path / "m")) == 0
     capsys.readouterr()
     path = tmp_path / "m" / "mediator.yaml"
-    for backend, told in (("sqlite", "no daemon has stored anything yet"), ("memory", "storage.backend memory: ")):
+    for backend, told in (
+        ("sqlite", "a daemon creates it at its first start"),
+        ("memory", "storage.backend memory cannot be exported"),
+    ):
         path.write_text(path.read_text().replace("backend: sqlite", f"backend: {backend}"))
         assert call(command, "--config", str(path), "--to", str(tmp_path / "x")) == 1
         assert told in one_line(capsys)

@@ -82,7 +82,7 @@ class RefusalTests(MongoTestCase):
             target.accept(event)
             target.accept(event.model_copy(update={"tags": ("tag",) * 1000}))
             for more in ({"payload": "x" * (17 << 20)}, {"tags": ("tag",) * 1_200_000}):
-                with self.assertRaisesRegex(InvalidArchiveError, "larger than MongoDB takes"):
+                with self.assertRaisesRegex(InvalidArchiveError, "exceeds MongoDB's limit"):
                     target.accept(event.model_copy(update=more))
 
     async def test_daemons_are_in_the_way(self) -> None:
@@ -94,9 +94,9 @@ class RefusalTests(MongoTestCase):
         self.assertIn("a daemon uses the MongoDB database", said)
         await store.cluster.join(ClusterNode("north", "boot", "tcp:127.0.0.1:9", b"seal"), 3600.0)
         said = await self.refused(lambda: self.imported(self.archive, stopped=True))
-        self.assertIn("nodes use the MongoDB database (north)", said)
+        self.assertIn("nodes use the MongoDB database: north", said)
         said = await self.refused(lambda: exported(self.uri, self.archive.with_name("c.gz"), offline=True))
-        self.assertIn("nodes use the MongoDB database (north)", said)
+        self.assertIn("nodes use the MongoDB database: north", said)
         await store.cluster.drop("boot", until=float("inf"))
         await self.elsewhere(self.imported, self.archive, stopped=True)
         await store.close()
@@ -113,10 +113,10 @@ class RefusalTests(MongoTestCase):
         await self.elsewhere(self.assertRaises, Interrupted, self.imported, self.archive, tell=interrupt)
         with self.assertRaises(StoreUnusable) as caught:
             await MongoStore(self.a_server(), CLOCK, QueueLimits()).open()
-        self.assertIn("an import into it is not finished", str(caught.exception))
+        self.assertIn("an import into it is incomplete", str(caught.exception))
         self.assertIn("another archive", await self.refused(lambda: self.imported(self.other)))
         said = await self.refused(lambda: exported(self.uri, self.archive.with_name("c.gz")))
-        self.assertIn("is not finished", said)
+        self.assertIn("is incomplete", said)
         await self.elsewhere(self.imported, self.archive)
         store = MongoStore(self.a_server(), CLOCK, QueueLimits())
         await store.open()
@@ -164,7 +164,7 @@ class RefusalTests(MongoTestCase):
             with open_mongodb_target(uri, stopped=False) as target:
                 import_archive(verify_archive(self.archive), target)
 
-        self.assertIn("does not answer", await self.refused(imported))
+        self.assertIn("does not respond", await self.refused(imported))
         servers.start(0)
         self.patch(mongo_records, "_SERVER_SELECTION_TIMEOUT_MS", 60_000)
         await self.elsewhere(imported)

@@ -116,7 +116,7 @@ def test_a_database_of_another_version(tmp_path: Path) -> None:
     """Or of another program: refused, and as it was."""
     path = tmp_path / "s.sqlite3"
     open_database(path, None).close()
-    for pragma, said in (("user_version = 2", "version 2"), ("application_id = 1", "is not a database of mediatord")):
+    for pragma, said in (("user_version = 2", "version 2"), ("application_id = 1", "is not a mediatord database")):
         with closing(connect(path)) as connection:
             connection.execute(f"PRAGMA {pragma}")
         with pytest.raises(BackupError, match=said), open_sqlite_source(path):
@@ -138,7 +138,10 @@ def test_counts_that_differ(tmp_path: Path, capsys: Capture) -> None:
     assert call("import", "--config", str(tmp_path / "mediator.yaml"), "--from", str(archive)) == 1
     told = capsys.readouterr()
     assert "retired DIDs                  0      1  differs" in told.out
-    assert told.err.startswith("mediatord: the store has 1 retired DIDs instead of 0") and told.err.count("\n") == 1
+    assert (
+        told.err.startswith("mediatord: import incomplete: the store has 1 retired DIDs (expected 0)")
+        and told.err.count("\n") == 1
+    )
     assert not path.exists() and make_import_path(path).exists()
     with open_sqlite_target(path) as target, pytest.raises(CountMismatchError):
         import_archive(read, target)
@@ -182,7 +185,7 @@ def test_an_archive_of_an_earlier_version(tmp_path: Path) -> None:
         assert account_queries.is_retired(connection, "did:web:gone.example")
     more = AccountRecord(number=2, did="did:web:wallet.example", created_at=2.0, draft03=False)
     write_archive(tmp_path / "b.gz", "sqlite", [records[0], more])
-    with pytest.raises(BackupError, match="account 2 has another form"):
+    with pytest.raises(BackupError, match="account 2 has a DID that another account has"):
         with open_sqlite_target(tmp_path / "t.sqlite3") as target:
             import_archive(verify_archive(tmp_path / "b.gz"), target)
     document = ImportBatch(1, records).documents

@@ -89,7 +89,8 @@ def test_mistakes_do_not_hide_what_is_around(made: Path, capsys: Capture) -> Non
         (
             line_of(made, "keys:"),
             "identity.keys",
-            f"{made.parent}/keys.jwks is open to others (mode 0644); type: chmod 600 {made.parent}/keys.jwks",
+            f"{made.parent}/keys.jwks is accessible to other users (mode 0644); "
+            f"run: chmod 600 {made.parent}/keys.jwks",
         ),
         (line_of(made, "ttl"), "queue.ttl", "expected a duration such as 72h, 60s, 500ms or a number of seconds"),
         (line_of(made, "directory"), "log.directory", "expected a path"),
@@ -114,11 +115,11 @@ def test_all_that_is_around(made: Path, capsys: Capture) -> None:
     (folder / "token").chmod(0o600)
     found = problems(made, 1, capsys)
     assert [(key, words.partition(";")[0].replace(str(folder), "")) for _, key, words in found] == [
-        ("identity.keys", "/keys.jwks is open to others (mode 0640)"),
-        ("identity.keys", "/log.key is open to others (mode 0604)"),
-        ("storage.sqlite.path", "/gone is not there"),
-        ("log.directory", "/keys.jwks is no directory"),
-        ("admin.token_file", "/token holds less than 32 characters"),
+        ("identity.keys", "/keys.jwks is accessible to other users (mode 0640)"),
+        ("identity.keys", "/log.key is accessible to other users (mode 0604)"),
+        ("storage.sqlite.path", "/gone does not exist"),
+        ("log.directory", "/keys.jwks is not a directory"),
+        ("admin.token_file", "/token is shorter than 32 characters"),
     ]
     assert call("check-config", "--config", str(made), "--json") == 1
     shown = json.loads(capsys.readouterr().out)
@@ -131,7 +132,7 @@ def test_the_key_of_the_log_elsewhere(made: Path, capsys: Capture) -> None:
     (made.parent / "log.key").chmod(0o604)
     ((_, key, words),) = problems(made, 1, capsys)
     assert key == "log.key_file"
-    assert words == f"{made.parent}/state is not there; type: install -d -m 700 {made.parent}/state"
+    assert words == f"{made.parent}/state does not exist; run: install -d -m 700 {made.parent}/state"
     (made.parent / "state").mkdir()
     assert call("check-config", "--config", str(made)) == 0
     capsys.readouterr()
@@ -144,7 +145,7 @@ def test_the_directory_of_the_control_socket(made: Path, capsys: Capture, monkey
     """Commands could not reach a daemon that can make no socket there."""
     change(made, ("control_socket: control.sock", "control_socket: run/control.sock"))
     folder = made.parent / "run"
-    reason = f"{folder} is not there; type: install -d -m 700 {folder}"
+    reason = f"{folder} does not exist; run: install -d -m 700 {folder}"
     assert problems(made, 1, capsys) == [(line_of(made, "control_socket"), "control_socket", reason)]
     folder.mkdir()
     assert call("check-config", "--config", str(made)) == 0
@@ -169,7 +170,7 @@ def test_every_command_names_the_chmod(name: str, made: Path, capsys: Capture) -
     for command in commands:
         assert call(*command, "--config", str(made)) == 1
         assert capsys.readouterr().err == (
-            f"mediatord: {path} is open to others (mode 0644); type: chmod 600 {path}\n"
+            f"mediatord: {path} is accessible to other users (mode 0644); run: chmod 600 {path}\n"
         )
 
 
@@ -182,17 +183,17 @@ def test_databases(made: Path, capsys: Capture) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
-    assert "is of a newer mediatord: its schema is version 99" in problems(made, 1, capsys)[0][2]
+    assert "is 99, at most" in problems(made, 1, capsys)[0][2]
     path.unlink()
     (log := made.parent / "log").mkdir(exist_ok=True)
     (log / "events.jsonl").touch()
-    assert f"{path} cannot be used: it is not there, and there may have been one" in problems(made, 1, capsys)[0][2]
+    assert f"cannot use {path}: the file does not exist, but the event log in" in problems(made, 1, capsys)[0][2]
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE other (x)")
     connection.close()
     assert problems(made, 1, capsys)[0][2] == f"{path} is a database of another program"
     path.write_text("no database at all, but as long as the first page of one would have to be" * 10)
-    assert problems(made, 1, capsys)[0][2] == f"{path} cannot be used: file is not a database"
+    assert problems(made, 1, capsys)[0][2] == f"cannot use {path}: file is not a database"
 
 
 def endpoint(path: Path, key: Path | str, certificate: Path | str, *more: str) -> None:
@@ -230,8 +231,8 @@ def test_certificates_that_do_not_fit(made: Path, capsys: Capture) -> None:
     key.chmod(0o644)
     endpoint(made, key, certificate)
     assert [words for _, _, words in problems(made, 1, capsys)] == [
-        "key and certificate cannot be used, or do not belong together",
-        f"privateKey: {key} is open to everybody; type: chmod o= {key}",
+        "cannot use key and certificate, or they do not match",
+        f"privateKey: {key} is accessible to all users; run: chmod o= {key}",
     ]
 
 
@@ -244,11 +245,11 @@ def test_certificates_that_are_none(made: Path, capsys: Capture) -> None:
     pem.chmod(0o600)
     endpoint(made, pem, pem, f"extraCertChain={nonsense}")
     assert [words for _, _, words in problems(made, 1, capsys)] == [
-        "key and certificate cannot be used, or do not belong together"
+        "cannot use key and certificate, or they do not match"
     ]
     change(made, (f"privateKey={pem}:certKey={pem}", f"privateKey={nonsense}:certKey={nonsense}"))
     assert [words for _, _, words in problems(made, 1, capsys)] == [
-        "key and certificate cannot be used, or do not belong together"
+        "cannot use key and certificate, or they do not match"
     ]
 
 
@@ -259,7 +260,7 @@ def test_certificates_that_are_over(made: Path, capsys: Capture) -> None:
     endpoint(made, pem, pem)
     ((_, key, words),) = problems(made, 1, capsys)
     assert key == "listen[0]"
-    assert words.startswith("the certificate has expired on 20")
+    assert words.startswith("the certificate expired on 20")
 
 
 def test_cluster(made: Path, capsys: Capture) -> None:
@@ -270,8 +271,8 @@ def test_cluster(made: Path, capsys: Capture) -> None:
     tail = tail.replace("secret_file: null", "secret_file: secret", 1)
     made.write_text(f"{head}\ncluster:{tail}", "utf-8")
     assert [(key, words.rpartition("/")[2]) for _, key, words in problems(made, 1, capsys)] == [
-        ("cluster.listen", "cluster.listen needs storage.backend mongodb, which nodes can share"),
-        ("cluster.secret_file", "secret cannot be read: No such file or directory"),
+        ("cluster.listen", "cluster.listen requires storage.backend: mongodb"),
+        ("cluster.secret_file", "secret: No such file or directory"),
     ]
 
 
@@ -285,7 +286,7 @@ def test_passwords_are_nobody_elses(made: Path, capsys: Capture) -> None:
     ((_, key, words),) = problems(made, 1, capsys)
     assert (key, words) == (
         "storage.mongodb.uri",
-        f"the password in {made} is readable for everybody; type: chmod o= {made}",
+        f"all users can read the password in {made}; run: chmod o= {made}",
     )
 
 
@@ -296,14 +297,14 @@ def test_no_file(tmp_path: Path, capsys: Capture) -> None:
     assert capsys.readouterr().err == f"mediatord: {path}: No such file or directory\n"
     path.write_text("a: [\n")
     assert call("check-config", "--config", str(path)) == 2
-    assert capsys.readouterr().err.startswith(f"{path}:2: not YAML: ")
+    assert capsys.readouterr().err.startswith(f"{path}:2: invalid YAML: ")
 
 
 def test_where_files_can_be_made(tmp_path: Path) -> None:
     """A directory that is not there yet can be made if the first one above it that is there can be written to."""
     assert list(_explain_unwritable(tmp_path / "a" / "b")) == []
     (tmp_path / "file").write_text("")
-    assert list(_explain_unwritable(tmp_path / "file" / "b")) == [f"{tmp_path}/file is no directory"]
+    assert list(_explain_unwritable(tmp_path / "file" / "b")) == [f"{tmp_path}/file is not a directory"]
     if os.geteuid() != 0:
         (tmp_path / "shut").mkdir(mode=0o500)
         assert list(_explain_unwritable(tmp_path / "shut")) == [f"{tmp_path}/shut cannot be written to by this user"]

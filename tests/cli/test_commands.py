@@ -18,6 +18,7 @@ from pathlib import Path
 import click
 import pytest
 
+from deb.tree import ROOT
 from mediatord import __version__
 from mediatord.cli import init
 from mediatord.cli.commands import _COMMANDS, cli, main
@@ -109,20 +110,41 @@ def test_completion(shell: str, capsys: Capture) -> None:
     assert "mediatord" in shown
 
 
+def list_leaf_commands(group: click.Group, prefix: str = "") -> Iterator[tuple[str, click.Command]]:
+    """Commands that are no groups, by the words that call them."""
+    for name, command in subcommands(group):
+        if isinstance(command, click.Group):
+            yield from list_leaf_commands(command, f"{prefix}{name} ")
+        else:
+            yield f"{prefix}{name}", command
+
+
+# They print a script, a narrative or a log.
+COMMANDS_WITHOUT_DATA = {"completion", "demo", "run", "worker"}
+
+
+def test_commands_that_print_data_have_json() -> None:
+    without = {
+        name
+        for name, command in list_leaf_commands(cli)
+        if not any("--json" in parameter.opts for parameter in command.params)
+    }
+    assert without == COMMANDS_WITHOUT_DATA
+
+
 @pytest.mark.system
-def test_completion_by_bash(tmp_path: Path, capsys: Capture) -> None:
-    """In a real shell it knows commands, those of groups, and options."""
+def test_completion_by_bash(tmp_path: Path) -> None:
+    """In a real shell the installed script knows commands, those of groups, and options."""
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("there is no bash")
-    assert call("completion", "bash") == 0
-    (tmp_path / "completion").write_text(capsys.readouterr().out)
+    completion = ROOT / "etc/completion/bash/mediatord"
     (tmp_path / "mediatord").write_text(f'#!/bin/sh\nexec {sys.executable} -m mediatord "$@"\n')
     (tmp_path / "mediatord").chmod(0o755)
     for words, found in (("che", ["check-config"]), ("queue p", ["purge"]), ("queue list --t", ["--top"])):
         typed = ["mediatord", *words.split()]
         script = (
-            f". {tmp_path}/completion; COMP_WORDS=({shlex.join(typed)}); COMP_CWORD={len(typed) - 1}; "
+            f". {completion}; COMP_WORDS=({shlex.join(typed)}); COMP_CWORD={len(typed) - 1}; "
             "_mediatord_completion mediatord; printf '%s\\n' \"${COMPREPLY[@]}\""
         )
         environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
@@ -165,7 +187,7 @@ def test_init(tmp_path: Path, capsys: Capture) -> None:
     assert "\ndid:peer:2.E" in shown
     assert "\ndid:web:m.example\n" in shown
     assert f"     mediatord run --config {directory}/mediator.yaml\n" in shown
-    assert "pass everything on to http://127.0.0.1:8080, WebSockets included; or" in shown
+    assert "to http://127.0.0.1:8080, including WebSockets; or" in shown
     assert [str(network) for network in config.trusted_proxies] == ["127.0.0.0/8", "::1/128"]
     assert (directory / "mediator.yaml").stat().st_mode & 0o777 == 0o640
 
@@ -217,7 +239,7 @@ def test_init_for_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     assert f"     cp {tmp_path}/share/mediatord/systemd/mediatord.* {tmp_path}/units/\n" in shown
     assert "     systemctl enable --now mediatord.service\n" in shown
     # It can neither open port 443 nor read certbot's files.
-    assert "pass everything on to http://127.0.0.1:8080, WebSockets included\n" in shown
+    assert "to http://127.0.0.1:8080, including WebSockets\n" in shown
     assert "ssl:443" not in shown
 
 
@@ -245,7 +267,7 @@ def test_init_overwrites_nothing(name: str, tmp_path: Path, capsys: Capture) -> 
     """If one of its files is there, init names it and writes none."""
     (tmp_path / name).write_text("mine")
     assert call("init", "--dir", str(tmp_path)) == 1
-    assert one_line(capsys) == f"{tmp_path}/{name} exists and is not overwritten"
+    assert one_line(capsys) == f"{tmp_path}/{name} already exists and is not overwritten"
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "mine")]
 
 
@@ -263,7 +285,7 @@ def test_bad_configuration(command: str, tmp_path: Path, capsys: Capture) -> Non
     assert call(command, "--config", str(path)) == 2
     line = one_line(capsys)
     assert line.startswith(f"{path}:1: queue.ttl: expected a duration")
-    assert line.endswith("(and 1 more; mediatord check-config lists all)")
+    assert line.endswith("(and 1 more; run mediatord check-config to list all)")
 
 
 @pytest.mark.parametrize("command", ["run", "did", "invitation"])
@@ -271,7 +293,7 @@ def test_missing_keys(command: str, made: Path, capsys: Capture) -> None:
     """Without keys nothing starts, and the line says which file is missing."""
     (made.parent / "keys.jwks").unlink()
     assert call(command, "--config", str(made)) == 1
-    assert one_line(capsys) == f"{made.parent}/keys.jwks cannot be read: No such file or directory"
+    assert one_line(capsys) == f"cannot read {made.parent}/keys.jwks: No such file or directory"
 
 
 def test_did(made: Path, capsys: Capture) -> None:
@@ -371,7 +393,7 @@ def test_status_of_workers(capsys: Capture) -> None:
     with answering({"/health": (200, '{"status":"ok"}'), "/metrics": (200, figures)}) as url:
         assert call("status", "--url", url, "--over", "0") == 0
     rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert rows["workers"] == "3 of 4 answer"
+    assert rows["workers"] == "3 of 4 respond"
 
 
 @pytest.mark.system
@@ -381,7 +403,7 @@ def test_worker_is_for_the_supervisor(capsys: Capture) -> None:
         [sys.executable, "-m", "mediatord", "worker", "x"], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "mediatord: workers are started by mediatord run\n"
+    assert done.stderr == "mediatord: workers are started by mediatord run; do not run this command\n"
     call("--help")
     assert "worker" not in capsys.readouterr().out
 
@@ -400,7 +422,7 @@ def test_status_of_something_else(capsys: Capture) -> None:
     """What does not answer as a mediator is none."""
     with answering({"/health": (200, "[]")}) as url:
         assert call("status", "--url", url) == 1
-    assert one_line(capsys) == f"{url}/health: expected the answer of a mediator, got HTTP 200"
+    assert one_line(capsys) == f"{url}/health: not a mediatord response (HTTP 200)"
 
 
 def test_status_of_nobody(capsys: Capture) -> None:

@@ -134,7 +134,7 @@ def test_the_last_one_counts(made: Path, capsys: Capture) -> None:
 def test_whoever_reads_none_says_so(command: str, made: Path, capsys: Capture) -> None:
     """A configuration before such a command is a mistake; a variable is not."""
     assert call("-c", str(made), command) == 2
-    assert one_line(capsys) == f"{command} reads no configuration; leave out --config"
+    assert one_line(capsys) == f"{command} reads no configuration; omit --config"
 
 
 def test_a_variable_is_for_whoever_reads_it(made: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,8 +157,8 @@ def test_nobody_says_which(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> 
         for command in ("did", "check-config"):
             assert call(command) == 2
             assert one_line(capsys) == (
-                "/etc/mediatord/mediator.yaml: No such file or directory; name it with --config PATH or "
-                "MEDIATORD_CONFIG, or write it with mediatord init --dir /etc/mediatord"
+                "/etc/mediatord/mediator.yaml: No such file or directory; pass --config PATH, set "
+                "MEDIATORD_CONFIG, or create it with mediatord init --dir /etc/mediatord"
             )
 
 

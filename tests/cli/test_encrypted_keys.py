@@ -84,7 +84,7 @@ def test_wrong_passphrase(made: Path, capsys: Capture) -> None:
     keys = made.with_name("keys.jwks")
     assert call("keys", "encrypt", "--config", str(made)) == 0
     capsys.readouterr()
-    before, said = keys.read_bytes(), f"{keys} does not open: the passphrase is wrong, or the file was changed"
+    before, said = keys.read_bytes(), f"cannot decrypt {keys}: the passphrase is wrong, or the file was modified"
     made.with_name("passphrase").write_text("another passphrase\n")
     for command in (
         ("did",),
@@ -106,7 +106,7 @@ def test_nobody_to_ask(made: Path, capsys: Capture) -> None:
     """Without a file and without a terminal it is one line, too; nothing is changed."""
     name(made, None)
     assert call("keys", "encrypt", "--config", str(made)) == 1
-    assert "identity.passphrase_file, or type it at a terminal" in one_line(capsys)
+    assert "identity.passphrase_file, or run the command on a terminal" in one_line(capsys)
     assert not is_encrypted(made.with_name("keys.jwks").read_bytes())
     name(made, "passphrase")
     assert call("keys", "encrypt", "--config", str(made)) == 0
@@ -114,7 +114,7 @@ def test_nobody_to_ask(made: Path, capsys: Capture) -> None:
     for file in (None, "credential:passphrase"):
         name(made, file)
         assert call("did", "--config", str(made)) == 1
-        assert "identity.passphrase_file, or type it at a terminal" in one_line(capsys)
+        assert "identity.passphrase_file, or run the command on a terminal" in one_line(capsys)
 
 
 def test_credential(made: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,7 @@ def test_prepare(made: Path, capsys: Capture) -> None:
     assert (found["did"], found["former_dids"], found["kids"]) == (before, [], FRESH)
     (prepared,) = found["prepared_dids"]
     assert call("keys", "rotate", "--prepare", "--config", str(made)) == 1
-    assert "has prepared keys already" in one_line(capsys)
+    assert "already has prepared keys" in one_line(capsys)
     found = asked(made, capsys, "rotate")
     assert (found["did"], found["former_dids"], found["prepared_dids"], found["kids"]) == (
         prepared,
@@ -102,7 +102,7 @@ def test_retire(made: Path, capsys: Capture) -> None:
     content = path.read_bytes()
     assert call("keys", "retire", "signing", "--config", str(made)) == 0
     shown = capsys.readouterr().out
-    assert f"{', '.join(FIRST)} would be deleted\nno longer accepted then: {before}\n" in shown
+    assert f"{', '.join(FIRST)} would be deleted\nwould no longer be accepted: {before}\n" in shown
     assert "nothing was deleted; add --yes to delete" in shown
     found = asked(made, capsys, "retire", "signing")
     assert (found["did"], found["kids"], found["left"], found["done"]) == (before, FIRST, FRESH, False)
@@ -113,7 +113,11 @@ def test_retire(made: Path, capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kid", "why"), [("prekey", "is a current key, which cannot be retired; rotate first"), ("x", "has no key x;")]
+    ("kid", "why"),
+    [
+        ("prekey", "is a current key, which cannot be retired; run mediatord keys rotate first"),
+        ("x", "has no key x;"),
+    ],
 )
 def test_not_retired(made: Path, capsys: Capture, kid: str, why: str) -> None:
     """What is in use, or is not there, is said in one line, with --yes or without."""
@@ -130,7 +134,7 @@ def test_a_former_did_that_is_listed(made: Path, capsys: Capture) -> None:
     made.write_text(text.replace("former_dids: []", f"former_dids: [{former}]"), "utf-8")
     assert load_config(made, {}).identity.former_dids == (former,)
     assert call("keys", "retire", "prekey", "--yes", "--config", str(made)) == 1
-    assert one_line(capsys).endswith("take it out of identity.former_dids first")
+    assert one_line(capsys).endswith("remove it from identity.former_dids first")
     assert [kid for kid, _ in load_keys(made.with_name("keys.jwks"))] == FRESH + FIRST
 
 
@@ -140,4 +144,4 @@ def test_open_to_others(made: Path, capsys: Capture, words: tuple[str, ...]) -> 
     path = made.with_name("keys.jwks")
     path.chmod(0o644)
     assert call("keys", *words, "--config", str(made)) == 1
-    assert one_line(capsys) == f"{path} is open to others (mode 0644); type: chmod 600 {path}"
+    assert one_line(capsys) == f"{path} is accessible to other users (mode 0644); run: chmod 600 {path}"

@@ -190,7 +190,7 @@ def test_list(office: ConfiguredStore, capsys: Capture) -> None:
     head, row, end = capsys.readouterr().out.splitlines()
     assert head.split() == ["protocol", "recipient", "account", "messages", "size", "oldest"]
     assert row.split()[:8] == ["didcomm", INBOX, ALICE, "3", "2.9", "KiB", "10", "h"]
-    assert end == "3 queues with 6 messages, 3.0 KiB, of which the 1 longest are shown"
+    assert end == "3 queues with 6 messages, 3.0 KiB; showing the longest 1"
 
     assert call(*asked(office, "list", "--protocol", "decentrl", "--json")) == 0
     assert [one["did"] for one in printed(capsys)["queues"]] == [CAROL]
@@ -310,7 +310,7 @@ def test_dids_that_nobody_has(did: str, json_too: tuple[str, ...], office: Confi
         ("show", did, "--protocol", "decentrl"),
     ):
         assert call(*asked(office, *arguments, *json_too)) == 1
-        assert one_line(capsys).endswith(": nobody has registered this DID")
+        assert one_line(capsys).endswith("is not a registered DID")
     assert (office.ids(), office.ids(CAROL)) == (["a"], ["b"])
 
 
@@ -362,9 +362,7 @@ def test_the_self_test_is_not_purged(office: ConfiguredStore, capsys: Capture) -
     for name in (did, f"{did}#k1", tags.did(did), Pseudonymizer("plain", tags.key).did(did)):
         for more in ((), ("--yes",), ("--yes", "--json"), ("--yes", "--id", "a"), ("--protocol", "decentrl")):
             assert call(*asked(office, "purge", name, *more)) == 1
-            assert one_line(capsys).endswith(
-                "belongs to the daemon's own self-test (GET /ready), which clears it: not removed"
-            )
+            assert one_line(capsys).endswith("belongs to the daemon's self-test (GET /ready), which purges it itself")
     assert office.ids(did) == ["a"]
 
 
@@ -387,7 +385,7 @@ def test_the_self_test_without_keys(office: ConfiguredStore, capsys: Capture) ->
     assert call(*asked(office, "list", "--json")) == 0
     assert {one["did"]: one["self_test"] for one in printed(capsys)["queues"]} == {did: True, INBOX: False}
     assert call(*asked(office, "purge", did, "--yes")) == 1
-    assert one_line(capsys) == f"{office.config.identity.keys} cannot be read: No such file or directory"
+    assert one_line(capsys) == f"cannot read {office.config.identity.keys}: No such file or directory"
     assert call(*asked(office, "purge", INBOX, "--yes")) == 0
     assert (office.ids(did), office.ids()) == (["a"], [])
 
@@ -410,8 +408,8 @@ def test_purge_shows_first(office: ConfiguredStore, capsys: Capture) -> None:
     shown = capsys.readouterr().out
     assert "m0" in shown and "m9 " in shown and "m10" not in shown
     assert shown.splitlines()[-2:] == [
-        f"12 messages, 120 B, for {INBOX} would be removed, of which the first 10 are shown",
-        "nothing was removed; the same with --yes removes them",
+        f"12 messages, 120 B, for {INBOX} would be removed; showing the first 10",
+        "nothing was removed; add --yes to remove them",
     ]
     assert len(office.ids()) == 12
     assert sorted(office.config.log.directory.iterdir()) == before
@@ -496,7 +494,7 @@ def test_nothing_is_removed_that_the_daemon_cannot_log(
     monkeypatch.setattr(BufferedLineFile, "flush", lambda self: False)
     office.daemon.events.emit("proc.start", version="1", reason="test")
     assert call(*asked(office, "purge", INBOX, "--yes")) == 1
-    assert one_line(capsys) == "the event log cannot be written, so nothing is removed"
+    assert one_line(capsys) == "nothing was removed: the event log cannot be written"
     assert office.ids() == ["a"]
 
 
@@ -569,15 +567,15 @@ def test_a_daemon_that_does_not_listen(stopped: ConfiguredStore, capsys: Capture
     for command in (("list",), ("purge", INBOX, "--yes")):
         assert call(*asked(stopped, *command)) == 1
         assert one_line(capsys) == (
-            f"a daemon uses {stopped.config.storage.sqlite.path}, and none listens on "
-            f"{stopped.config.control_socket}: if a daemon runs with this configuration, its log has the reason; set "
-            "control_socket to a path that it can write to, and restart it"
+            f"a daemon uses {stopped.config.storage.sqlite.path}; no daemon listens on "
+            f"{stopped.config.control_socket}: if one runs with this configuration, see its log, set "
+            "control_socket to a path that it can write, and restart it"
         )
     text = stopped.path.read_text("utf-8")
     stopped.path.write_text(text.replace("control_socket: control.sock", "control_socket: null"), "utf-8")
     assert call(*asked(stopped, "list")) == 1
     assert one_line(capsys).endswith(
-        "and control_socket is null: set it to a path that the daemon can write to, and restart the daemon"
+        "; control_socket is null: set it to a path that the daemon can write, and restart the daemon"
     )
     lock.release()
     assert stopped.ids() == ["a"]
@@ -590,7 +588,7 @@ def test_nothing_is_removed_without_a_log(stopped: ConfiguredStore, capsys: Capt
     close(stopped)
     shutil.rmtree(log)
     assert call(*asked(stopped, "purge", INBOX, "--yes")) == 1
-    assert one_line(capsys) == f"{log} is not there: what is removed could not be logged"
+    assert one_line(capsys) == f"nothing was removed: the log directory {log} does not exist"
     reopen(stopped)
     assert stopped.ids() == ["a"]
 
@@ -611,7 +609,7 @@ def test_nothing_is_removed_that_cannot_be_logged(room: int, stopped: Configured
     command = [sys.executable, "-B", "-c", script, *asked(stopped, "purge", INBOX, "--yes")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "mediatord: the event log cannot be written, so nothing is removed\n"
+    assert done.stderr == "mediatord: nothing was removed: the event log cannot be written\n"
     reopen(stopped)
     assert stopped.ids() == ["a", "b"]
 
@@ -656,8 +654,8 @@ def test_memory(command: str, stopped: ConfiguredStore, capsys: Capture) -> None
     arguments = [command] if command == "list" else [command, INBOX]
     assert call(*asked(stopped, *arguments)) == 1
     line = one_line(capsys)
-    assert line.startswith("storage.backend: nobody but the daemon itself knows")
-    assert f"none listens on {stopped.config.control_socket}: " in line
+    assert line.startswith("storage.backend memory: only a running daemon can read this store; ")
+    assert f"no daemon listens on {stopped.config.control_socket}: " in line
 
 
 def test_no_database(stopped: ConfiguredStore, capsys: Capture) -> None:
@@ -666,11 +664,11 @@ def test_no_database(stopped: ConfiguredStore, capsys: Capture) -> None:
     text = stopped.path.read_text()
     stopped.path.write_text(text.replace(f"path: {path.name}", "path: other.sqlite3"))
     assert call(*asked(stopped, "list")) == 1
-    assert one_line(capsys).endswith("other.sqlite3 is not there: no daemon has kept anything yet")
+    assert one_line(capsys).endswith("other.sqlite3 does not exist; a daemon creates it at its first start")
     assert not path.with_name("other.sqlite3").exists()
     path.with_name("other.sqlite3").write_bytes(b"not a database at all, but long enough to be read as one" * 20)
     assert call(*asked(stopped, "list")) == 1
-    assert "other.sqlite3 cannot be used: file is not a database" in one_line(capsys)
+    assert "other.sqlite3: file is not a database" in one_line(capsys)
 
 
 def test_wrong_usage(office: ConfiguredStore, capsys: Capture) -> None:

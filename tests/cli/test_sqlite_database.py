@@ -68,7 +68,7 @@ def test_vacuum(config: Path, database: Path, capsys: pytest.CaptureFixture[str]
     use.take()
     status, _, err = run(*command, capsys=capsys)
     assert (status, database.stat().st_size) == (1, before)
-    assert err.endswith("another daemon does")
+    assert err.endswith("another daemon uses it")
     use.release()
     status, out, _ = run(*command, capsys=capsys)
     told = json.loads(out)
@@ -83,7 +83,8 @@ def test_create(config: Path, database: Path, capsys: pytest.CaptureFixture[str]
     for end in ("", "-wal", "-shm"):
         database.with_name(database.name + end).unlink(missing_ok=True)
     assert (
-        run("store", "check", "--config", config, capsys=capsys)[2] == f"mediatord: there is no database {database}"
+        run("store", "check", "--config", config, capsys=capsys)[2]
+        == f"mediatord: the database {database} does not exist"
     )
     assert run(*command, capsys=capsys)[0] == 0
     assert run("store", "check", "--config", config, capsys=capsys)[0] == 0
@@ -94,4 +95,4 @@ def test_other_backends(config: Path, capsys: pytest.CaptureFixture[str]) -> Non
     config.write_text(config.read_text("utf-8").replace("backend: sqlite", "backend: memory"))
     for command in ("check", "vacuum", "create"):
         status, _, err = run("store", command, "--config", config, capsys=capsys)
-        assert (status, err) == (1, "mediatord: storage.backend is memory, and this is for sqlite")
+        assert (status, err) == (1, "mediatord: storage.backend is memory: expected sqlite")

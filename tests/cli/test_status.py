@@ -56,7 +56,7 @@ def test_no_rates() -> None:
     new = measured(104.0, Metrics(CollectorRegistry(), version="9.9"))
     assert StatusReport(old).values()["messages"]["forwarded"] == {"total": 5}
     assert StatusReport(new, old).values()["messages"]["forwarded"] == {"total": 0}
-    unseen = StatusSample(WELL, None, "not readable")
+    unseen = StatusSample(WELL, None, "invalid response")
     assert StatusReport(old, unseen).values()["messages"]["forwarded"] == {"total": 5}
 
 
@@ -195,7 +195,7 @@ def test_without_figures(capsys: Capture) -> None:
     assert found == {
         "status": "ok",
         "healthy": True,
-        "metrics": "not shown to this address (HTTP 403; see metrics.allow)",
+        "metrics": "not available to this address (HTTP 403); see metrics.allow",
     }
 
 
@@ -233,7 +233,7 @@ def test_watch() -> None:
     assert "per_second" not in looks[0]["messages"]["forwarded"]
     assert looks[2]["messages"]["forwarded"] == {"total": 12, "per_second": 0.0}
     assert [one["status"] for one in looks if not one["healthy"]][0] == (
-        f"unreachable: {url}/health: expected the answer of a mediator, got HTTP 404"
+        f"unreachable: {url}/health: not a mediatord response (HTTP 404)"
     )
 
 
@@ -267,4 +267,4 @@ def test_somebody_else_answers(said: bytes, capsys: Capture) -> None:
         thread.start()
         assert call("status", "--url", f"http://127.0.0.1:{listening.getsockname()[1]}") == 1
         thread.join()
-    assert one_line(capsys).endswith("the answer is not HTTP, or incomplete")
+    assert one_line(capsys).endswith("invalid or incomplete HTTP response")

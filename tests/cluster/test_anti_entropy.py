@@ -354,8 +354,8 @@ class SweepTests(SynchronousTestCase):
         self.assertEqual(
             said,
             [
-                "node DEAD (boot dead) is gone; 3 messages requeued",
-                "node LATE (boot late) is gone; 3 messages requeued",
+                "dropped lapsed node DEAD (boot dead); requeued 3 messages",
+                "dropped lapsed node LATE (boot late); requeued 3 messages",
             ],
         )
 

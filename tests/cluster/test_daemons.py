@@ -161,7 +161,8 @@ class RefusalTests(TwoNodes):
         (line,) = twin.said
         self.assertEqual(
             line,
-            f"node: b is running already, at {self.b.config.cluster.address}; every node needs a name of its own",
+            f"node: the name b is in use by the node at {self.b.config.cluster.address}; "
+            "give every node its own name",
         )
         self.assertEqual(self.live(), ["a", "b"])
 

@@ -507,7 +507,7 @@ class NodeDeathTests(DIDCommClusterTestCase):
         """A second node of the same name is refused with one line; the first one does not notice."""
         twin = self.in_memory("b").start()
         (line,) = twin.said
-        self.assertTrue(line.startswith("node: b is running already"))
+        self.assertTrue(line.startswith("node: the name b is in use"))
         self.later(NODE_LEASE)
         self.assertEqual((self.live(), self.b.said), (["a", "b"], []))
 

@@ -30,8 +30,8 @@ from mediatord.store.sqlite.memory_store import MemoryStore
 from tests.in_memory_mediator import NOW
 
 BEA = ClusterNode("bea", "bbbb", "tcp:host=10.0.0.2:port=7070", b"seal")
-TAKEN = "node ann works on this database alone: nodes can share it if each has a cluster.listen"
-BESIDE = "cluster.listen: null, but nodes of a cluster work on this database: bea"
+TAKEN = "node ann uses this database exclusively; set cluster.listen on every node to share it"
+BESIDE = "cluster.listen is null, but a cluster uses this database: bea; set it, or stop these nodes"
 
 
 class ExclusiveProcessTests(SynchronousTestCase):
@@ -208,7 +208,7 @@ class ExclusiveProcessTests(SynchronousTestCase):
         """One line, and nobody is served."""
         self.store.cluster.join = lambda *_: fail(ClockSkewError(4320))
         refusal = self.failureResultOf(self.lone().open(), StoreUnusable)
-        line = "the clock of this host is 1 h 12 min ahead of the MongoDB server's; they may be 60 s apart"
+        line = "the clock of this host is 1 h 12 min ahead of the MongoDB server's; at most 60 s are allowed"
         self.assertEqual(str(refusal.value), line)
         self.assertFalse(self.is_served())
 

@@ -38,7 +38,7 @@ def node(name: str = "ann", boot: str = "aaaa", seal: bytes = b"seal", identity:
     return ClusterNode(name, boot, f"tcp:host=10.0.0.1:port={len(boot)}", seal, identity)
 
 
-NOT_ENDED = "the store was not available for ending the lease of this node; others wait until it is over"
+NOT_ENDED = "could not release the node lease: the store was unavailable; other nodes wait for its expiry"
 
 
 def warnings(events: Sequence[LogEvent]) -> list[str]:
@@ -215,7 +215,7 @@ class MembershipTests(MembershipTestCase):
             self.assertEqual((self.live(), self.heard, self.membership.is_settled), (["aaaa"], ["joined"], True))
             self.pass_time(3 * NODE_LEASE)
             self.assertEqual((self.live(), self.heard, self.membership.is_settled), ([], ["joined", "parted"], False))
-        self.assertEqual(warnings(events), ["the lease of node ann has expired; it joins again as soon as it can"])
+        self.assertEqual(warnings(events), ["the lease of node ann has expired; rejoining"])
         with capturedLogs() as events:
             self.pass_time(JOIN_RETRY_DELAY)
         self.assertEqual((self.live(), self.heard), (["aaaa"], ["joined", "parted", "joined"]))
@@ -468,7 +468,7 @@ class NameTests(MembershipTestCase):
     def assert_refused(self) -> None:
         """One line that names it, and that was it."""
         (line,) = self.said
-        self.assertTrue(line.startswith("node: ann is running already, at tcp:host=10.0.0.1"), line)
+        self.assertTrue(line.startswith("node: the name ann is in use by the node at tcp:host=10.0.0.1"), line)
         self.assertNotIn("\n", line)
         self.assertEqual((self.heard, self.dropped), ([], []))
 
@@ -614,7 +614,7 @@ class NameTests(MembershipTestCase):
         self.successResultOf(self.store.join(self.holder, 20 * NODE_LEASE))
         self.pass_time(10 * NODE_LEASE)
         self.assertEqual((len(self.said), self.dropped, self.live()), (1, [], ["cccc"]))
-        self.assertTrue(self.said[0].startswith("node: ann is running already"))
+        self.assertTrue(self.said[0].startswith("node: the name ann is in use"))
 
     def test_two_that_live(self) -> None:
         """Neither reaches the other: one of them is refused, and the other one never notices."""

@@ -101,7 +101,7 @@ class SecretTests(SynchronousTestCase):
     def test_too_short(self) -> None:
         """White space does not count."""
         path = self.written(b"s" * (MIN_SECRET_BYTES - 1) + b"\n")
-        self.assertIn(f"{path} holds less than 32 bytes", self.refusal(path))
+        self.assertIn(f"{path} is shorter than 32 bytes", self.refusal(path))
 
     def test_open_to_others(self) -> None:
         """As with all private files."""
@@ -111,7 +111,7 @@ class SecretTests(SynchronousTestCase):
 
     def test_missing(self) -> None:
         """It is never made by itself: another node would have another one."""
-        self.assertIn("cannot be read", self.refusal(self.directory / "none"))
+        self.assertIn("cannot read", self.refusal(self.directory / "none"))
 
 
 class Pair:

@@ -100,7 +100,7 @@ def test_empty_sections(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "# nothing\n", "\n\n", "{}\n", "---\n"])
 def test_empty_file(text: str, tmp_path: Path) -> None:
     """A file without any key is refused: it would be another mediator. The environment may say which it is."""
-    refused = ["expected keys with values; there are none. Restore the file; `mediatord init` writes one"]
+    refused = ["the file contains no settings; restore it, or write one for a new mediator"]
     for environ in ({}, {"MEDIATORD_LISTEN": '["tcp:8080"]'}):
         (line,) = problems(text, tmp_path, environ)
         assert refused[0] in line
@@ -119,7 +119,7 @@ def test_cut_short(tmp_path: Path) -> None:
     for left in range(1, len(lines)):
         assert problems("".join(lines[:left]), tmp_path), left
     (line,) = problems("".join(lines[:20]), tmp_path)
-    assert ":21: expected the line '# end of mediator.yaml': the rest is missing. Restore the file" in line
+    assert ":21: the file is truncated: its last line is not '# end of mediator.yaml'; restore it" in line
     assert read("".join(lines[1:20]), tmp_path).public_url == "https://m.example"
 
 
@@ -144,7 +144,7 @@ def test_changed_around(tmp_path: Path) -> None:
         assert read(text, tmp_path).node == "b-2"
     cut = whole.replace("# end of mediator.yaml\n", "")
     for text in (cut, f"# by hand\n{cut}", f"{cut}# end of\n"):
-        assert "the rest is missing" in problems(text, tmp_path)[0]
+        assert "the file is truncated" in problems(text, tmp_path)[0]
 
 
 def test_what_is_rendered_is_read(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_sizes_are_written_exactly(size: int, tmp_path: Path) -> None:
 def test_bad_sizes(text: str, tmp_path: Path) -> None:
     """Anything else is refused in one line with file, line and key."""
     (only,) = problems(f"queue:\n  max_bytes: {text}\n", tmp_path)
-    assert only.startswith("m.yaml:2: queue.max_bytes: expected ") or only.startswith("m.yaml:1: not YAML")
+    assert only.startswith("m.yaml:2: queue.max_bytes: expected ") or only.startswith("m.yaml:1: invalid YAML")
 
 
 def test_bounds_of_sizes(tmp_path: Path) -> None:
@@ -294,11 +294,11 @@ storage: memory
 drain_timeout: 20
 """
     assert problems(text, tmp_path) == [
-        "m.yaml:1: public_url: expected an http:// or https:// URL with a host, without query, fragment or user",
+        "m.yaml:1: public_url: expected an http:// or https:// URL with a host, without query, fragment or user name",
         "m.yaml:2: listen: expected a list",
         "m.yaml:3: listne: unknown key; did you mean listen?",
         "m.yaml:5: queue.max_mesages: unknown key; did you mean max_messages?",
-        "m.yaml:7: queue.max_bytes: expected once; it is already in line 6",
+        "m.yaml:7: queue.max_bytes: duplicate key, already set in line 6; remove one",
         "m.yaml:9: limits.did_per_minute: expected a whole number",
         "m.yaml:10: limits.ip_per_minute: expected at least 1",
         "m.yaml:12: didcomm.delivery_form: expected one of 'as-received', 'json' or 'base64'",
@@ -306,7 +306,7 @@ drain_timeout: 20
         "m.yaml:13: didcomm.endpoints.nope: expected a DID such as did:web:example.com",
         "m.yaml:14: didcomm.live_default_on: expected true or false",
         "m.yaml:16: metrics.allow[0]: expected an address or a network such as 10.0.0.0/8 or ::1/128",
-        "m.yaml:17: storage: expected keys with values",
+        "m.yaml:17: storage: expected a mapping of keys to values",
         "m.yaml:18: drain_timeout: expected less than 10",
     ]
 
@@ -356,7 +356,7 @@ def test_unlike_any_key(tmp_path: Path) -> None:
 def test_not_yaml(text: str, line: int, tmp_path: Path) -> None:
     """What is no YAML is one line with file and line, not a traceback."""
     (only,) = problems(text, tmp_path)
-    assert only.startswith(f"m.yaml:{line}: not YAML: ")
+    assert only.startswith(f"m.yaml:{line}: invalid YAML: ")
     assert "\n" not in only
 
 
@@ -372,7 +372,7 @@ def test_not_yaml(text: str, line: int, tmp_path: Path) -> None:
 )
 def test_depth_of_yaml_is_bounded(text: str, line: int, tmp_path: Path) -> None:
     """Deep nesting is refused before it costs as many calls as it has levels."""
-    assert problems(text, tmp_path) == [f"m.yaml:{line}: not YAML: nested more than 20 deep"]
+    assert problems(text, tmp_path) == [f"m.yaml:{line}: invalid YAML: nesting is deeper than 20 levels"]
 
 
 def test_nothing_is_executed(tmp_path: Path) -> None:
@@ -383,7 +383,7 @@ def test_nothing_is_executed(tmp_path: Path) -> None:
 
 def test_not_a_mapping(tmp_path: Path) -> None:
     """A file that is a list is refused."""
-    assert problems("- 1\n", tmp_path) == ["m.yaml:1: expected keys with values"]
+    assert problems("- 1\n", tmp_path) == ["m.yaml:1: expected a mapping of keys to values"]
 
 
 def test_missing_file(tmp_path: Path) -> None:
@@ -423,7 +423,7 @@ def test_bad_endpoints(endpoint: str, tmp_path: Path) -> None:
 
 def test_nothing_to_listen_on(tmp_path: Path) -> None:
     """A daemon without a listener is impossible."""
-    assert problems("listen: []", tmp_path) == ["m.yaml:1: listen: expected at least 1"]
+    assert problems("listen: []", tmp_path) == ["m.yaml:1: listen: expected a list of at least 1"]
 
 
 @pytest.mark.parametrize(
@@ -499,7 +499,7 @@ def test_a_cluster_needs_a_store_to_share() -> None:
     cluster = {"listen": "tcp:7070:interface=10.0.0.5", "secret_file": "s"}
     for backend in ("memory", "sqlite"):
         config = Config.model_validate({"cluster": cluster, "storage": {"backend": backend}})
-        with pytest.raises(StartupError, match=r"^cluster\.listen needs storage\.backend mongodb"):
+        with pytest.raises(StartupError, match=r"^cluster\.listen requires storage\.backend: mongodb"):
             check_setting_combinations(config)
     check_setting_combinations(Config.model_validate({"cluster": cluster, "storage": {"backend": "mongodb"}}))
 
@@ -605,9 +605,10 @@ def test_environment_problems(tmp_path: Path) -> None:
     }
     assert problems("queue: {ttl: x, max_bytes: 1}", tmp_path, environ) == [
         "m.yaml:1: queue.ttl: expected a duration such as 72h, 60s, 500ms or a number of seconds",
-        "environment MEDIATORD_LISTEN: listen: expected a list, written as JSON, such as "
+        "environment MEDIATORD_LISTEN: listen: expected a list, as JSON, such as "
         """MEDIATORD_LISTEN='["tcp:8080:interface=127.0.0.1"]'""",
-        "environment MEDIATORD_NODE: node: expected at most 63 letters, digits, dots, hyphens and underscores",
+        "environment MEDIATORD_NODE: node: expected 1 to 63 letters, digits, dots, hyphens or underscores, "
+        "with a letter or digit at both ends",
         "environment MEDIATORD_QUEUE__MAX_BYTES: queue.max_bytes: expected a size such as 64MiB, 512k or a number of "
         "bytes",
         "environment MEDIATORD_STORAGE__BACKEN: storage.backen: unknown key; did you mean backend?",
@@ -632,15 +633,15 @@ def test_lists_in_the_environment(key: str, value: str, example: str, tmp_path: 
     name = f"MEDIATORD_{key}"
     (only,) = problems(SOME_KEY, tmp_path, {name: value})
     assert only.startswith(f"environment {name}: {key.lower().replace('__', '.')}: expected ")
-    assert only.endswith(f", written as JSON, such as {name}='{example}'")
+    assert only.endswith(f", as JSON, such as {name}='{example}'")
     assert read(SOME_KEY, tmp_path, {name: example})
 
 
 def test_sections_in_the_environment(tmp_path: Path) -> None:
     """What stands for a whole section is answered with a variable of one of its keys."""
     assert problems(SOME_KEY, tmp_path, {"MEDIATORD_QUEUE": "5"}) == [
-        "environment MEDIATORD_QUEUE: queue: expected keys with values, a variable for each key, such as "
-        "MEDIATORD_QUEUE__MAX_MESSAGES, or all as JSON"
+        "environment MEDIATORD_QUEUE: queue: expected a mapping of keys to values, one variable per key, such as "
+        "MEDIATORD_QUEUE__MAX_MESSAGES, or JSON"
     ]
 
 

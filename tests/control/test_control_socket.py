@@ -243,16 +243,14 @@ class OperationTests(ControlSocketTestCase):
         await self.put("a")
         self.writable = False
         line = await self.refused(lambda client: client.call("purge", did=INBOX, protocol="didcomm", ids=["a"]))
-        self.assertEqual(line, "the event log cannot be written, so nothing is removed")
+        self.assertEqual(line, "nothing was removed: the event log cannot be written")
         self.assertEqual((await self.store.read_ledger()).didcomm.waiting, 1)
 
     async def test_unavailable(self) -> None:
         """A store that does not answer and a daemon that stops are reported; other failures are logged."""
         self.serve()
         await self.store.close()
-        self.assertEqual(
-            await self.refused(lambda client: client.call("count_accounts")), "the store is not available"
-        )
+        self.assertEqual(await self.refused(lambda client: client.call("count_accounts")), "the store is unavailable")
 
         async def stopping(operation: str, arguments: Any) -> Any:
             raise ShutdownInProgress
@@ -261,7 +259,9 @@ class OperationTests(ControlSocketTestCase):
             raise RuntimeError("secret")
 
         self.run_operation = stopping
-        self.assertEqual(await self.refused(lambda client: client.call("count_accounts")), "the daemon is stopping")
+        self.assertEqual(
+            await self.refused(lambda client: client.call("count_accounts")), "the daemon is shutting down"
+        )
         self.run_operation = broken
         self.assertNotIn("secret", await self.refused(lambda client: client.call("count_accounts")))
         self.assertEqual(len(self.flushLoggedErrors()), 1)
@@ -341,7 +341,7 @@ class ListenerTests(ControlSocketTestCase):
                 [
                     (
                         "error",
-                        f"control_socket: cannot listen on {path}: {reason}; commands cannot reach this daemon",
+                        f"control_socket: cannot listen on {path}: {reason}; commands cannot connect to this daemon",
                     )
                 ],
             )
@@ -368,7 +368,7 @@ class ListenerTests(ControlSocketTestCase):
         said = await run_as_other_user(bind) if os.geteuid() == 0 else bind()
         directory.chmod(0o700)
         self.assertTrue(said.startswith("[False, False, False] "), said)
-        self.assertEqual(said.count(": Permission denied; commands cannot reach this daemon"), 3, said)
+        self.assertEqual(said.count(": Permission denied; commands cannot connect to this daemon"), 3, said)
 
     async def test_mode_from_the_first_moment(self) -> None:
         """The file has its mode before connections are accepted, whatever the umask, which stays."""
@@ -409,7 +409,7 @@ class BoundTests(ControlSocketTestCase):
         """A connection of another user is closed without an answer, whatever the mode of the file."""
         control = self.serve()
         self.patch(server_module, "get_peer_credentials", lambda connection: (1, os.geteuid() + 1))
-        self.assertIn("does not answer", await self.refused(lambda client: client.call("count_accounts")))
+        self.assertIn("does not respond", await self.refused(lambda client: client.call("count_accounts")))
         self.patch(server_module, "get_peer_credentials", lambda connection: (1, 0))
         self.assertEqual(await self.ask(lambda client: client.call("count_accounts")), 1)
         control.stopService()
@@ -438,7 +438,7 @@ class BoundTests(ControlSocketTestCase):
         with capturedLogs() as logged:
             self.assertEqual(await run_as_other_user(connect), "b''")
         (line,) = [formatEvent(event) for event in logged]
-        self.assertRegex(line, f"^control socket: connection of user {OTHER_USER}, process [0-9]+ refused$")
+        self.assertRegex(line, f"^control socket: refused a connection of user {OTHER_USER}, process [0-9]+$")
         self.assertEqual(await self.ask(lambda client: client.call("count_accounts")), 1)
 
     async def test_own_credentials(self) -> None:
@@ -452,7 +452,7 @@ class BoundTests(ControlSocketTestCase):
         """A request that is too large is not kept."""
         self.serve()
         self.assertIn(
-            "does not answer", await self.refused(lambda client: client.call("find_did", did="x" * 300_000))
+            "does not respond", await self.refused(lambda client: client.call("find_did", did="x" * 300_000))
         )
 
     async def test_endless_request(self) -> None:
@@ -569,7 +569,7 @@ class BoundTests(ControlSocketTestCase):
         asked = Deferred.fromCoroutine(self.refused(lambda client: client.call("list_dids")))
         await begun
         control.stopService()
-        self.assertIn(f"the daemon at {self.path} does not answer: ", await asked)
+        self.assertIn(f"the daemon at {self.path} does not respond: ", await asked)
         self.assertFalse(self.path.exists())
         listing.callback([])
         self.assertEqual(self.flushLoggedErrors(), [])

@@ -22,7 +22,7 @@ def test_aliases(levels: int) -> None:
     tree = parse_yaml(laughs(levels), "m.yaml")
     assert tree.count == MAX_YAML_VALUES + 1
     ((line, place, problem),) = tree.problems
-    assert (place, problem) == (f"m.yaml:{line}", "not YAML: more than 100000 values")
+    assert (place, problem) == (f"m.yaml:{line}", "invalid YAML: more than 100000 values")
 
 
 def test_what_aliases_are_for() -> None:
@@ -43,11 +43,11 @@ def test_tags(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError) as refused:
         load_config(path, {})
     (problem,) = refused.value.problems
-    assert problem.startswith(f"{path}:1: not YAML: ")
+    assert problem.startswith(f"{path}:1: invalid YAML: ")
 
 
 @pytest.mark.parametrize("text", ["x: " + "[" * 2_000, "x: " + "{a: " * 1_000, "? " * 2_000, "- " * 2_000])
 def test_depth(text: str) -> None:
     """Nesting without end is unreadable, and says so."""
     ((_, _, problem),) = parse_yaml(text.encode(), "m.yaml").problems
-    assert problem.startswith("not YAML: ")
+    assert problem.startswith("invalid YAML: ")

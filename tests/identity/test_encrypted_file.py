@@ -73,7 +73,7 @@ def test_wrong_passphrase(locked: bytes) -> None:
     for passphrase in (WRONG, RIGHT + b"\n", RIGHT[:-1], b""):
         with pytest.raises(SecretFileError) as caught:
             decrypt_content(locked, passphrase, "keys.jwks")
-        assert str(caught.value) == "keys.jwks does not open: the passphrase is wrong, or the file was changed"
+        assert str(caught.value) == "cannot decrypt keys.jwks: the passphrase is wrong, or the file was modified"
 
 
 @pytest.mark.parametrize(
@@ -100,19 +100,19 @@ def test_wrong_passphrase(locked: bytes) -> None:
 )
 def test_foreign(locked: bytes, path: tuple[str, ...], to: Any) -> None:
     """What would be weak, or take more memory than a daemon has, is refused before anything is computed."""
-    with pytest.raises(SecretFileError, match="encrypted in a way that is not known here"):
+    with pytest.raises(SecretFileError, match="unknown format, or scrypt cost"):
         decrypt_content(changed(locked, *path, to=to), RIGHT, "it")
 
 
 def test_no_memory(locked: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small host, or one that is busy, is told what is missing."""
     monkeypatch.setattr(Scrypt, "derive", mock.Mock(side_effect=MemoryError))
-    with pytest.raises(SecretFileError, match="^scrypt needs 32 MiB of memory, which are not there$"):
+    with pytest.raises(SecretFileError, match="^not enough memory for scrypt, which needs 32 MiB$"):
         decrypt_content(locked, RIGHT, "keys.jwks")
 
 
 def test_tampered(locked: bytes) -> None:
-    """Whatever is changed in the file, it does not open: parameters and names are authenticated too."""
+    """Whatever is changed in the file, it cannot decrypt: parameters and names are authenticated too."""
     document = json.loads(locked)
     nonce = document["cipher"]["nonce"]
     for content in (
@@ -121,7 +121,7 @@ def test_tampered(locked: bytes) -> None:
         changed(locked, "ciphertext", to="A" * 24 + document["ciphertext"][24:]),
         changed(locked, "comment", to="mine"),
     ):
-        with pytest.raises(SecretFileError, match="does not open"):
+        with pytest.raises(SecretFileError, match="cannot decrypt"):
             decrypt_content(content, RIGHT, "it")
 
 
@@ -157,13 +157,13 @@ def test_refusals(tmp_path: Path) -> None:
     before = path.read_bytes()
     create_secret_file(wrong, WRONG)
     create_secret_file(short, b"eleven byte\n")
-    with pytest.raises(SecretFileError, match="is encrypted already"):
+    with pytest.raises(SecretFileError, match="is already encrypted"):
         encrypt_keys(path, WRONG)
     for source, said in (
-        (None, "say where its passphrase is by identity.passphrase_file"),
+        (None, "set identity.passphrase_file"),
         (wrong, "the passphrase is wrong"),
-        (short, "holds less than 12 bytes"),
-        (tmp_path / "none", "cannot be read"),
+        (short, "is shorter than 12 bytes"),
+        (tmp_path / "none", "cannot read"),
         (Path("credential:passphrase"), "no such credential"),
     ):
         with pytest.raises(SecretFileError, match=said):
@@ -183,9 +183,9 @@ def test_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         if fits:
             assert read_secret_file(path) == RIGHT
         else:
-            with pytest.raises(SecretFileError, match="open to others"):
+            with pytest.raises(SecretFileError, match="accessible to other users"):
                 read_secret_file(path)
     path.chmod(0o440)
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path / "another"))
-    with pytest.raises(SecretFileError, match="open to others"):
+    with pytest.raises(SecretFileError, match="accessible to other users"):
         read_secret_file(path)

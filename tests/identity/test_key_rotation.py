@@ -109,7 +109,7 @@ def test_open_to_others(path: Path, prepare: bool) -> None:
     path.chmod(0o640)
     content = path.read_bytes()
     for change in (lambda: rotate_keys(path, fits, prepare=prepare), lambda: retire_keys(path, "prekey", fits)):
-        with pytest.raises(SecretFileError, match=f"type: chmod 600 {path}$"):
+        with pytest.raises(SecretFileError, match=f"run: chmod 600 {path}$"):
             change()
     assert path.read_bytes() == content
 
@@ -125,7 +125,7 @@ def test_prepare(path: Path) -> None:
     assert identity.owns(coming)
     (method,) = resolve_local(coming).key_agreement
     assert identity.agreement_keys.get(method.id) == (dict(prepared.prepared)["prekey-2"],)
-    with pytest.raises(SecretFileError, match="has prepared keys already"):
+    with pytest.raises(SecretFileError, match="already has prepared keys"):
         rotate_keys(path, fits, prepare=True)
     after = fits(rotate_keys(path, fits))
     assert (after.did, after.former_peer_dids, after.prepared_dids) == (coming, (before.did,), ())

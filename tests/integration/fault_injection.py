@@ -239,7 +239,7 @@ class FaultInjectionCluster:
         said = len(node.output())
         self._clock.set(ahead)
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while "the clock of this host was set" not in node.output()[said:]:
+        while "the system clock was set" not in node.output()[said:]:
             assert time.monotonic() < deadline, (
                 f"the clock of a node was set, and it does not see it:\n{node.output()}"
             )

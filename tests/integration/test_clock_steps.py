@@ -48,7 +48,7 @@ class ClockTestCase(TestCase):
         said = len(daemon.output())
         self.clock.set(ahead)
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while daemon.output()[said:].count("the clock of this host was set") < processes:
+        while daemon.output()[said:].count("the system clock was set") < processes:
             assert time.monotonic() < deadline, daemon.output()
             await deferToThread(time.sleep, LOOK_SECONDS)
 

@@ -111,7 +111,7 @@ class SingleNodeTests(RefusalTestCase):
         others = [self.beside(node="d", **changes) for changes in ways]
         with ThreadPoolExecutor(len(others)) as at_once:
             for line in at_once.map(self.refusal, others):
-                self.assertIn("node lone works on this database alone", line)
+                self.assertIn("node lone uses this database exclusively", line)
         self.lone.await_health()
         self.lone.stop()
 

@@ -206,7 +206,7 @@ class ReloadTests(EventLogTestCase):
         )
         await deferToThread(daemon.await_output, "a restart is needed for queue.ttl")
         await self.reload(daemon, "log: [")
-        await deferToThread(daemon.await_output, "configuration rejected, previous settings stay in force")
+        await deferToThread(daemon.await_output, "configuration rejected, keeping the previous settings")
         await enrol_wallet(daemon, reactor)
         await self.reload(daemon, yaml.safe_dump(values))
         await deferToThread(daemon.stop)

@@ -371,7 +371,7 @@ def test_impossible_configuration(way: str, made: Path) -> None:
     assert status == 2
     assert lines[0].startswith(first)
     if way == "run":
-        assert lines[0].endswith("(and 1 more; mediatord check-config lists all)")
+        assert lines[0].endswith("(and 1 more; run mediatord check-config to list all)")
         assert len(lines) == 1
     else:
         assert len(lines) == 2
@@ -383,7 +383,7 @@ def test_open_keys(way: str, made: Path) -> None:
     """Keys that others may read are not used; the line says what to type."""
     keys = made.parent / "keys.jwks"
     keys.chmod(0o644)
-    line = f"mediatord: {keys} is open to others (mode 0644); type: chmod 600 {keys}"
+    line = f"mediatord: {keys} is accessible to other users (mode 0644); run: chmod 600 {keys}"
     assert refused(way, made) == (1, [line])
 
 
@@ -413,13 +413,13 @@ def foreign_database(path: Path) -> None:
 
 
 NO_DATABASE = (
-    "file is not a database; restore a backup, or see docs/how-to/back-up-and-restore.md on what can be recovered"
+    "file is not a database; restore a backup, or recover data as docs/how-to/back-up-and-restore.md describes"
 )
 TROUBLES = {
     "No such file or directory": nowhere,
     NO_DATABASE: no_database,
-    "its schema is version 1000, this mediatord knows 1 at most": newer_database,
-    "it is a database of another program": foreign_database,
+    "its schema version is 1000, at most 1 is supported; upgrade mediatord": newer_database,
+    "the file is a database of another program": foreign_database,
 }
 
 

@@ -59,7 +59,7 @@ class LimitsTestCase(SynchronousTestCase):
         self.ahead += 60.0
         self.clock.set(self.ahead)
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while "the clock of this host was set" not in self.daemon.output()[said:]:
+        while "the system clock was set" not in self.daemon.output()[said:]:
             assert time.monotonic() < deadline, self.daemon.output()
             time.sleep(LOOK_SECONDS)
 

@@ -146,7 +146,7 @@ class QueueTests(TestCase):
     def check_refusals(self) -> None:
         """Nobody's queue is not looked into, and that of the daemon's self-test is not purged."""
         for command in (("show", "did:web:nobody.example"), ("purge", "did:web:nobody.example", "--yes")):
-            self.assertEqual(self.refused(*command), "did:web:nobody.example: nobody has registered this DID")
+            self.assertEqual(self.refused(*command), "did:web:nobody.example is not a registered DID")
         config = load_config(self.daemon.config, {})
         if config.workers > 1:
             return  # each has a DID of its own
@@ -191,14 +191,14 @@ def test_no_control_socket(workers: int) -> None:
         assert len(lines) == 1, daemon.output()
         assert lines[0].endswith(
             "control_socket: cannot listen on /proc/control.sock: No such file or directory; "
-            "commands cannot reach this daemon"
+            "commands cannot connect to this daemon"
         )
         assert "Traceback" not in daemon.output()
         command = [sys.executable, "-m", "mediatord", "-c", str(daemon.config), "queue", "list"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr
         assert done.stderr.startswith(
-            f"mediatord: a daemon uses {daemon.directory}/mediator.sqlite3, and none listens "
+            f"mediatord: a daemon uses {daemon.directory}/mediator.sqlite3; no daemon listens "
         )
         daemon.stop()
         daemon.start()

@@ -246,7 +246,7 @@ class HealthyDaemonTests(ReadyTestCase):
         with _locked(daemon):
             asking.until(503, "store")
             daemon.stop()
-        self.assertNotIn("readiness did not stop", daemon.output())
+        self.assertNotIn("stopping readiness failed", daemon.output())
 
 
 class NodesTests(ClusterTestCase):

@@ -207,15 +207,15 @@ class _Rotation(RotationTestCase):
         daemon = self.a_crew()
         did, path = did_of(daemon), daemon.directory / "keys.jwks"
         whole, text = path.read_bytes(), daemon.config.read_text("utf-8")
-        refused = "configuration rejected, previous settings stay in force: "
+        refused = "configuration rejected, keeping the previous settings: "
         path.write_bytes(whole[:100])
-        reload(daemon, f"{refused}{path} is not a set of private keys")
+        reload(daemon, f"{refused}{path} is not a private key set")
         path.write_bytes(whole)
         path.chmod(0o644)
-        reload(daemon, f"{refused}{path} is open to others (mode 0644); type: chmod 600 {path}")
+        reload(daemon, f"{refused}{path} is accessible to other users (mode 0644); run: chmod 600 {path}")
         path.unlink()
         create_keys(path)
-        reload(daemon, f"{refused}{path} has none of the keys that are served; restart if that is meant")
+        reload(daemon, f"{refused}{path} has none of the keys in use; restart to change the identity")
         path.write_bytes(whole)
         daemon.config.write_text(
             yaml.safe_dump(merge_settings(yaml.safe_load(text), {"log": {"level": "loud"}})), "utf-8"
@@ -276,18 +276,16 @@ class _Rotation(RotationTestCase):
             self.assertEqual(name_of(before), "first")
             self.assertEqual(health_over(before), 200)
             shutil.copy(authority.issue("second", ["127.0.0.1"]), used)
-            reload(daemon, f"the certificate of 127.0.0.1:{port} is a new one, good until ")
+            reload(daemon, f"certificate of 127.0.0.1:{port} renewed, valid until ")
             await_true(
                 lambda: all(self.shown(context, port) == "second" for _ in range(ENOUGH_SOCKETS)), daemon.output
             )
             self.assertEqual(health_over(before), 200)
             used.write_text("-----BEGIN CERTIFICATE-----\n")
-            reload(
-                daemon, f"the certificate of 127.0.0.1:{port} stays the same: its key or certificate cannot be used"
-            )
+            reload(daemon, f"keeping the current certificate of 127.0.0.1:{port}: cannot use its key or certificate")
             self.assertEqual({self.shown(context, port) for _ in range(ENOUGH_SOCKETS)}, {"second"})
             used.unlink()
-            reload(daemon, f"the certificate of 127.0.0.1:{port} stays the same: {used}: No such file or directory")
+            reload(daemon, f"keeping the current certificate of 127.0.0.1:{port}: {used}: No such file or directory")
             await_true(
                 lambda: b"mediator_config_last_reload_success 0.0" in ask(daemon.port, "GET", "/metrics")[2],
                 daemon.output,
@@ -362,7 +360,7 @@ class ClusterTests(RotationTestCase):
         await live.live()
         await deferToThread(keys, a, "rotate", "--prepare")
         for node in (a, b):
-            await deferToThread(self.given, node, a, "is accepted but not published yet")
+            await deferToThread(self.given, node, a, "is accepted, but not published")
         self.assertEqual({did_of(a), did_of(b)}, {old.mediator.did})
         await deferToThread(keys, a, "rotate")
         await deferToThread(self.given, a, a, "current DID: ")
@@ -380,7 +378,7 @@ class ClusterTests(RotationTestCase):
         await new.ping()
         await elsewhere.ping()
         self.assertIsNone(live.close_code)
-        self.assertNotIn("have other DIDs", a.output() + b.output())
+        self.assertNotIn("have different DIDs", a.output() + b.output())
         await deferToThread(cluster.stop)
 
     async def pushes_to(self, sender: DIDCommWallet, live: Any) -> None:

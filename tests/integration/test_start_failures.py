@@ -125,10 +125,10 @@ def workers_without_log_directory(made: InitializedMediator) -> AbstractContextM
 
 FAILURES: dict[Callable[[InitializedMediator], AbstractContextManager[object]], tuple[int, str]] = {
     port_in_use: (1, "Address already in use"),
-    store_in_use: (1, "another daemon does"),
+    store_in_use: (1, "another daemon uses it"),
     bad_configuration: (2, "workers: expected"),
-    open_keys: (1, "keys.jwks is open to others"),
-    bad_certificate: (1, "its key or certificate cannot be used"),
+    open_keys: (1, "keys.jwks is accessible to other users"),
+    bad_certificate: (1, "cannot use its key or certificate"),
     no_log_directory: (1, "/log: "),
     workers_without_log_directory: (1, "/log/"),
 }

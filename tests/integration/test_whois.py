@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from typing import Any
@@ -46,6 +47,10 @@ class WhoisTests(TestCase):
             (first.did("did:web:stranger.example"), (1, "")),
         ):
             self.assertEqual(await deferToThread(self.ask, daemon, pseudonym), expected)
+        pseudonym = Pseudonymizer("plain", load_pseudonym_key(path)).did(bob.did)
+        status, text = await deferToThread(self.ask, daemon, pseudonym, "--json")
+        dids = [{"epoch": epoch, "did": bob.did} for epoch in (1, 2)]
+        self.assertEqual((status, json.loads(text)), (0, {"pseudonym": pseudonym, "dids": dids}))
 
     def new_identity(self, daemon: Daemon) -> str:
         """The DID of a registered identity."""
@@ -53,11 +58,11 @@ class WhoisTests(TestCase):
         resident.register()
         return resident.did
 
-    def ask(self, daemon: Daemon, pseudonym: str) -> tuple[int, str]:
+    def ask(self, daemon: Daemon, pseudonym: str, *options: str) -> tuple[int, str]:
         """Exit status and output."""
-        command = [sys.executable, "-m", "mediatord", "whois", pseudonym, "--config", str(daemon.config)]
+        command = [sys.executable, "-m", "mediatord", "whois", pseudonym, *options, "--config", str(daemon.config)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        missing = f"mediatord: {pseudonym} stands for no registered DID\n"
+        missing = f"mediatord: no registered DID has the pseudonym {pseudonym}\n"
         self.assertEqual(done.stderr, missing if done.returncode else "")
         return done.returncode, done.stdout
 

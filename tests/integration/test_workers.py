@@ -223,7 +223,7 @@ class WorkersTests(DaemonTestCase):
             other.config.write_text(yaml.safe_dump(settings), "utf-8")
             for number in numbers:
                 status, lines = refused("run", several(other.config, workers=number))
-                line = f"mediatord: cannot use the database {database}: another daemon does"
+                line = f"mediatord: cannot use the database {database}: another daemon uses it"
                 self.assertEqual((status, lines), (1, [line]))
             self.assertFalse(other.log_directory.exists(), other.log_directory)
             daemon.await_health()
@@ -236,7 +236,7 @@ class WorkersTests(DaemonTestCase):
         other = prepare_daemon({"storage": storage})
         self.addCleanup(other.clean)
         status, lines = refused("run", several(other.config, node="q"))
-        line = "mediatord: workers: others than the workers of this daemon work on this database: n-1, n-2"
+        line = "mediatord: workers: processes other than the workers of this daemon use this database: n-1, n-2"
         self.assertEqual((status, lines), (1, [line]))
 
     def test_other_keys(self) -> None:

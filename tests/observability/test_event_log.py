@@ -515,7 +515,7 @@ class RetentionTests(SynchronousTestCase):
         self.assertEqual(
             [formatEvent(one) for one in said],
             [
-                "1 log segments were deleted before the analysis had read them: all were larger than "
+                "deleted 1 log segments that the analysis had not read: the unread ones exceeded "
                 "log.retention.unread_bytes"
             ],
         )
@@ -765,9 +765,7 @@ class FullDiskTests(SynchronousTestCase):
         written = lines_of(self.active)
         self.assertEqual([line["event"] for line in written], ["log.open", "msg.ack", "log.drop"])
         self.assertEqual((written[-1]["dropped"], self.log.dropped, metrics.log_dropped.get()), (2, 2, 2))
-        self.assertEqual(
-            [formatEvent(one) for one in said], ["2 lines of the event log were lost: the disk did not take them"]
-        )
+        self.assertEqual([formatEvent(one) for one in said], ["lost 2 lines of the event log: writing failed"])
         self.log.stopService()
 
     def test_stop_meanwhile(self) -> None:
@@ -781,9 +779,7 @@ class FullDiskTests(SynchronousTestCase):
         (closed,) = self.directory.glob("events*")
         self.assertEqual([line["event"] for line in lines_of(closed)], ["log.open"])
         self.assertEqual(self.log.dropped, 2)
-        self.assertEqual(
-            [formatEvent(one) for one in said], ["2 lines of the event log were lost: the disk did not take them"]
-        )
+        self.assertEqual([formatEvent(one) for one in said], ["lost 2 lines of the event log: writing failed"])
 
 
 @pytest.mark.parametrize("text", ["m" * 10_000, "é" * 3000, "\x01" * 3000, "𝄞" * 3000, "\ud800" * 3000])

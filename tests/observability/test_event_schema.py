@@ -190,7 +190,7 @@ def test_key_file(tmp_path: Path) -> None:
     made = load_pseudonym_key(path)
     assert path.stat().st_mode & 0o777 == 0o600
     assert load_pseudonym_key(path) == made
-    with pytest.raises(SecretFileError, match="is there already"):
+    with pytest.raises(SecretFileError, match="already exists"):
         create_pseudonym_key(path)
     assert [file.name for file in tmp_path.iterdir()] == ["log.key"]
 

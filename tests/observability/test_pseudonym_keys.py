@@ -89,7 +89,7 @@ def test_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing can be written, as systemd may have it, the daemon goes on with the key that there is."""
 
     def read_only(path: Path, content: bytes) -> None:
-        raise SecretFileError(f"{path} cannot be written: Read-only file system")
+        raise SecretFileError(f"cannot write {path}: Read-only file system")
 
     path = tmp_path / "log.key"
     create_pseudonym_key(path)
@@ -119,12 +119,12 @@ def test_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "log.key"
     create_pseudonym_key(path)
     monkeypatch.setattr("mediatord.runtime.secret_files.fcntl.flock", refuse)
-    with pytest.raises(SecretFileError, match="cannot be locked: No locks available"):
+    with pytest.raises(SecretFileError, match="cannot lock .*: No locks available"):
         start_key_epoch(path, TODAY)
     failures: list[str] = []
     assert renew_pseudonym_key(path, TODAY + timedelta(days=500), 90, failures.append).epoch == 1
     (failure,) = failures
-    assert "cannot be locked" in failure
+    assert "cannot lock" in failure
 
 
 def test_no_such_path(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ class KeyEpochTests(SynchronousTestCase):
     def test_unusable(self) -> None:
         """A file that cannot be used is said so, and the key stays."""
         self.path.chmod(0o644)
-        self.assertIn("open to others", self.said())
+        self.assertIn("accessible to other users", self.said())
         self.assertEqual(self.in_memory.base.events._origin.epoch, 1)
 
     def test_missing(self) -> None:
@@ -289,3 +289,22 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert call("log-keys", "list", *config) == 0
     assert capsys.readouterr().out.startswith("2  since 20")
+
+
+def test_commands_print_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("init", "--dir", str(tmp_path / "m")) == 0
+    config = ["--config", str(tmp_path / "m" / "mediator.yaml"), "--json"]
+    capsys.readouterr()
+
+    def run(*arguments: str) -> dict[str, Any]:
+        assert call("log-keys", *arguments, *config) == 0
+        value: dict[str, Any] = json.loads(capsys.readouterr().out)
+        assert value["file"] == str(tmp_path / "m" / "log.key")
+        return value
+
+    rotated = run("rotate")
+    assert rotated["epoch"] == 2
+    epochs = run("list")["epochs"]
+    assert [one["epoch"] for one in epochs] == [1, 2]
+    assert epochs[1]["since"] == rotated["since"]
+    assert run("forget", "1")["epoch"] == 1

@@ -31,6 +31,14 @@ WHY_NOT = (
 )
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
+COMPLETION_FILES = (
+    "bash-completion/completions/mediatord",
+    "bash-completion/completions/mediatord-analytics",
+    "zsh/vendor-completions/_mediatord",
+    "zsh/vendor-completions/_mediatord-analytics",
+    "fish/vendor_completions.d/mediatord.fish",
+    "fish/vendor_completions.d/mediatord-analytics.fish",
+)
 STATE = (
     "/var/lib/mediatord",
     "/var/log/mediatord",
@@ -79,7 +87,8 @@ def test_the_programs(machine: DebianMachine) -> None:
     # That is in no package's documentation, which need not be installed.
     assert "cryptography==" in machine.path("/usr/share/mediatord/bundled.txt").read_text()
     assert "mediatord==" in machine.do("cat", "/usr/share/doc/mediatord/bundled.txt")
-    assert "mediatord" in machine.path("/usr/share/bash-completion/completions/mediatord").read_text()
+    for name in COMPLETION_FILES:
+        assert "_COMPLETE=" in machine.path(f"/usr/share/{name}").read_text()
     assert machine.run("mediatord-analytics-setup", "--nonsense").returncode == 2
     assert machine.do("dpkg", "--verify", "mediatord") == ""
 
@@ -169,8 +178,8 @@ def test_the_key_of_the_log_is_renewed(machine: DebianMachine) -> None:
     key = machine.path("/var/lib/mediatord/log.key")
     before = key.read_bytes()
     config = ("--config", "/etc/mediatord/mediator.yaml")
-    assert machine.do("mediatord", "log-keys", "rotate", *config, user="mediatord:mediatord") == "epoch 2 begins\n"
-    assert machine.do("mediatord", "log-keys", "rotate", *config) == "epoch 3 begins\n"
+    assert machine.do("mediatord", "log-keys", "rotate", *config, user="mediatord:mediatord") == "started epoch 2\n"
+    assert machine.do("mediatord", "log-keys", "rotate", *config) == "started epoch 3\n"
     assert machine.standing("/var/lib/mediatord/log.key") == ("600", "mediatord:mediatord")
     assert key.read_bytes() != before
 

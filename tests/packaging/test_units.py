@@ -175,7 +175,7 @@ def test_without_sockets(tmp_path: Path) -> None:
     daemon = [str(PROGRAMS / "twistd"), "-n", "--pidfile=", "mediatord", "--config", str(path)]
     done = subprocess.run(daemon, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "mediatord: cannot listen on systemd:domain=INET:index=0: systemd has handed over no such" in done.stderr
+    assert "mediatord: cannot listen on systemd:domain=INET:index=0: systemd passed no such" in done.stderr
 
 
 def test_a_restart_refuses_nobody(tmp_path: Path) -> None:

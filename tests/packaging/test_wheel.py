@@ -87,6 +87,16 @@ def test_what_is_in_the_wheel(wheel: Path) -> None:
     }
     ours |= {f"systemd/{path.name}" for path in (ROOT / "systemd").iterdir()}
     assert shared == ours | {"examples/mediator.yaml", "examples/analytics.yaml"}
+    completions = {name.partition(".data/data/share/")[2] for name in names if "/share/mediatord/" not in name} - {""}
+    assert completions == {
+        f"{directory}/{name}"
+        for directory, names in (
+            ("bash-completion/completions", ("mediatord", "mediatord-analytics")),
+            ("zsh/site-functions", ("_mediatord", "_mediatord-analytics")),
+            ("fish/vendor_completions.d", ("mediatord.fish", "mediatord-analytics.fish")),
+        )
+        for name in names
+    }
     assert [name for name in names if name.startswith("twisted/")] == ["twisted/plugins/mediatord_plugin.py"]
 
 

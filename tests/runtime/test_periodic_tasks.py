@@ -47,7 +47,7 @@ class PeriodicTasksTests(SynchronousTestCase):
         with capturedLogs() as events:
             self.clock.pump([5] * 11)
         self.assertEqual(self.done, 11)
-        self.assertEqual(list(map(formatEvent, events)), ["the store was not available for a look at it"])
+        self.assertEqual(list(map(formatEvent, events)), ["could not run a look at it: the store was unavailable"])
 
     def test_never_twice_at_once(self) -> None:
         """A run that takes long delays the next one, and the end."""

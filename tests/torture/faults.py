@@ -293,7 +293,7 @@ async def _set(scene: FaultContext, ahead: float) -> None:
     said = len(daemon.output())
     daemon.clock.ahead = ahead
     deadline = reactor.seconds() + PATIENCE_SECONDS
-    while "the clock of this host was set" not in daemon.output()[said:]:
+    while "the system clock was set" not in daemon.output()[said:]:
         assert reactor.seconds() < deadline, "the clock was set, and the daemon does not see it"
         await deferLater(reactor, _LOOK_SECONDS)
 

@@ -175,14 +175,14 @@ class SharingTests(SynchronousTestCase):
         )
         garbage = Path(self.directory()) / "g.pem"
         garbage.write_text("x")
-        self.assertIn("its key or certificate cannot be used", self.refusal(f"ssl:0:privateKey={garbage}"))
+        self.assertIn("cannot use its key or certificate", self.refusal(f"ssl:0:privateKey={garbage}"))
         self.assertIn("Cannot assign requested address", self.refusal("tcp:0:interface=192.0.2.1"))
 
     def test_what_systemd_hands_over(self) -> None:
         """Cannot be had more than once."""
         self.assertEqual(
             self.refusal("systemd:domain=INET:index=0"),
-            "cannot listen on systemd:domain=INET:index=0: workers cannot share what systemd hands over",
+            "cannot listen on systemd:domain=INET:index=0: workers cannot share sockets of systemd; set workers to 1",
         )
 
     def directory(self) -> str:

@@ -399,7 +399,7 @@ class SupervisorTests(SynchronousTestCase):
         with socket.create_server(("127.0.0.1", port)):
             self.reactor.advance(1)
             self.assertEqual(self.names(), [])
-        self.assertEqual(self.lines[-1], "worker n-2 could not be started: Address already in use")
+        self.assertEqual(self.lines[-1], "cannot start worker n-2: Address already in use")
         self.reactor.advance(2)
         self.assertEqual(self.names(), ["n-1", "n-2"])
         self.stop()
@@ -447,7 +447,7 @@ class SupervisorTests(SynchronousTestCase):
         self.reactor.no_more = True
         processes[0].end(killed_by=9)
         self.reactor.advance(0)
-        self.assertEqual(self.lines[-1], "worker n-1 could not be started: Resource temporarily unavailable")
+        self.assertEqual(self.lines[-1], "cannot start worker n-1: Resource temporarily unavailable")
         self.reactor.no_more = False
         self.reactor.advance(1)
         self.assertEqual(self.names(), ["n-2", "n-3", "n-1"])
@@ -462,7 +462,7 @@ class SupervisorTests(SynchronousTestCase):
         self.assertEqual(self.told_systemd(), ["WATCHDOG=1"])
         self.beat(1, *processes[1:])
         self.assertEqual([process.signals for process in processes], [["KILL"], [], []])
-        self.assertEqual(self.lines, ["worker n-1 (process 1000) does not answer and is killed"])
+        self.assertEqual(self.lines, ["killing worker n-1 (process 1000): it does not respond"])
         processes[0].end(killed_by=9)
         self.reactor.advance(0)
         replacement = self.alive()[-1]
@@ -555,7 +555,7 @@ class SupervisorTests(SynchronousTestCase):
         self.reactor.advance(0)
         replaced = Config.model_validate_json(self.reactor.spawned[-1].brief.settings)
         self.assertEqual((replaced.node, replaced.log.level), ("n-2", "warn"))
-        self.assertEqual(self.lines[0], "configuration reloaded; a restart is needed for queue.ttl")
+        self.assertEqual(self.lines[0], "configuration reloaded; restart to apply queue.ttl")
         self.stop()
 
     def served(self, keys: str) -> tuple[str, bool]:
@@ -839,7 +839,7 @@ class SupervisorTests(SynchronousTestCase):
         troubles = (
             ({"listen": [endpoint]}, f"cannot listen on {endpoint}: Address already in use"),
             ({"storage": {"sqlite": {"path": "nowhere/db"}}, "listen": [free]}, "cannot use the database"),
-            ({"identity": {"keys": "nowhere.jwks"}}, "nowhere.jwks cannot be read"),
+            ({"identity": {"keys": "nowhere.jwks"}}, "nowhere.jwks: No such file"),
         )
         for settings, reason in troubles:
             with self.assertRaises(StartupError) as caught:

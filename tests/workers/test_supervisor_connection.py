@@ -323,7 +323,7 @@ class ScrapeTests(SynchronousTestCase):
         line = self.ask()
         self.reactor.advance(REPLY_TIMEOUT)
         (response,) = parse_responses(line.taken())
-        self.assertEqual((response.status, response.json["detail"]), (503, "workers do not answer"))
+        self.assertEqual((response.status, response.json["detail"]), (503, "workers do not respond"))
 
     def ask(self) -> InMemoryTransport:
         """A connection on which somebody does."""

@@ -244,8 +244,8 @@ class SessionOwnerRecord:
             return
         self._warned.add(theirs)
         _log.warn(
-            "this node is MongoDB user {ours}, another one {theirs}: neither can abort the transactions that the"
-            " other leaves open when it is killed, which hold their locks for a minute; give all nodes the same user",
+            "this node is MongoDB user {ours}, another node is {theirs}: if one is killed, the other cannot abort "
+            "its open transactions, which hold locks for a minute; use the same user on all nodes",
             ours=ours or "nobody",
             theirs=theirs or "nobody",
         )

@@ -317,14 +317,13 @@ class MongoSchema:
         """:raise StoreUnusable: our version must not use the database, or no version may use it yet."""
         if IMPORT_MARKER in found:
             raise StoreUnusable(
-                "cannot use the MongoDB database: an import into it is not finished: "
-                "run it again, or drop the database"
+                "cannot use the MongoDB database: an import into it is incomplete; run it again, or drop the database"
             )
         theirs = _get_final_version(found)
         if found.get("readable_from", 1) > self.version:
             raise StoreUnusable(
-                f"cannot use the MongoDB database: its schema is version {theirs}, "
-                f"this mediatord knows {self.version} at most"
+                f"cannot use the MongoDB database: its schema version is {theirs}, "
+                f"at most {self.version} is supported; upgrade mediatord"
             )
         if theirs > self.version:
             _log.warn("the database has schema version {version}, of a newer mediatord", version=theirs)
@@ -393,9 +392,11 @@ class _IndexBuilder:
             if not any(repaired):
                 return
             if attempt:
-                _log.info("indexes were changed while they were built: trying again")
+                _log.info("indexes were changed while they were built; retrying")
         if not await self._is_superseded():
-            raise StoreUnusable("the indexes of the MongoDB database keep changing: another program alters them")
+            raise StoreUnusable(
+                "the indexes of the MongoDB database keep changing; stop the program that alters them"
+            )
 
     async def _is_superseded(self) -> bool:
         """Whether the database is being migrated to a newer version, which defines the indexes then."""
@@ -476,7 +477,7 @@ class _IndexBuilder:
                 raise
         except DuplicateKeyError as error:
             index = f"index {error.index} of the MongoDB collection {error.collection}"
-            raise StoreUnusable(f"cannot make the {index}: several documents have the same value") from None
+            raise StoreUnusable(f"cannot create {index}: several documents have the same value") from None
 
 
 def _is_being_built(found: Document, collection: Collection) -> bool:

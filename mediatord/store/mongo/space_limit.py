@@ -125,7 +125,7 @@ class MongoSpaceLimit:
                 raise
             if not self._warned:
                 self._warned = True
-                _log.warn("the MongoDB user may not run dbStats: the limits on space are not enforced")
+                _log.warn("space limits are not enforced: the MongoDB user may not run dbStats; grant it that action")
             return None
 
     async def _check_logging_errors(self) -> None:

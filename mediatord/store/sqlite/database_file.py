@@ -58,7 +58,7 @@ class DatabaseFileLock:
             except OSError as error:
                 self.release()
                 if isinstance(error, BlockingIOError):
-                    raise StoreInUse(f"cannot use the database {self._path}: another daemon does") from None
+                    raise StoreInUse(f"cannot use the database {self._path}: another daemon uses it") from None
                 raise
 
     def release(self) -> None:
@@ -143,7 +143,8 @@ def open_database(path: Path, now: float | None = inf, *, create: bool = True) -
     :raise DatabaseUnusable: the file is of a newer version, or of another program, or does not exist.
     """
     if sqlite3.sqlite_version_info < _MIN_SQLITE_VERSION:
-        raise DatabaseUnusable(f"SQLite {sqlite3.sqlite_version} is too old for it")
+        expected = ".".join(map(str, _MIN_SQLITE_VERSION))
+        raise DatabaseUnusable(f"SQLite {sqlite3.sqlite_version} is too old: expected {expected} or newer")
     if is_missing_or_empty(path):
         _check_no_orphaned_log(path)
         if not create:
@@ -185,7 +186,9 @@ def migrate_schema(connection: sqlite3.Connection, steps: Sequence[str]) -> None
         # Read again under the lock: another process may have upgraded meanwhile.
         version = _read_version(connection)
         if version > len(steps):
-            raise DatabaseUnusable(f"its schema is version {version}, this mediatord knows {len(steps)} at most")
+            raise DatabaseUnusable(
+                f"its schema version is {version}, at most {len(steps)} is supported; upgrade mediatord"
+            )
         for step in steps[version:]:
             for statement in _split_statements(step):
                 connection.execute(statement)
@@ -214,10 +217,10 @@ def _check_no_orphaned_log(path: Path) -> None:
     """
     log = path.with_name(f"{path.name}-wal")
     if log.exists():
-        what = "empty" if path.exists() else "gone"
+        what = "is empty" if path.exists() else "does not exist"
         raise DatabaseUnusable(
-            f"it is {what}, but its write-ahead log {log} is there; put the database back, or restore a backup "
-            f"after moving {log} away"
+            f"the file {what}, but its write-ahead log {log} exists; put the database back, or move {log} away "
+            "and restore a backup"
         )
 
 
@@ -237,7 +240,7 @@ def _read_version(connection: sqlite3.Connection) -> int:
         return 0
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     if application != APPLICATION_ID:
-        raise DatabaseUnusable("it is a database of another program")
+        raise DatabaseUnusable("the file is a database of another program")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     return int(version)
 
@@ -268,9 +271,9 @@ def sync_directory(path: Path) -> None:
 STARTUP_CHECK_SECONDS = 5.0
 _MAX_PROBLEMS = 100
 
-_REPAIR_HINT = "restore a backup, or see docs/how-to/back-up-and-restore.md on what can be recovered"
+_REPAIR_HINT = "restore a backup, or recover data as docs/how-to/back-up-and-restore.md describes"
 _LOCK_FILE_TEXT = (
-    b"A database was made here. Without it the daemon does not start; see `mediatord store create --help`.\n"
+    b"A database was created here; without it the daemon does not start. See `mediatord store create --help`.\n"
 )
 _EVENT_LOG_PATTERN = "events*.jsonl*"
 
@@ -308,9 +311,9 @@ def describe_database_loss(path: Path, logs: Path | None) -> str:
     if not (is_missing_or_empty(path) and path.parent.is_dir() and (sign := _find_sign_of_use(path, logs))):
         return ""
     return (
-        f"it is {'empty' if path.exists() else 'not there'}, and {sign}; put it back, or restore a backup. "
-        "If there was none, as after a change of storage.backend, or if it is lost, `mediatord store create` makes a "
-        "new, empty one"
+        f"the file {'is empty' if path.exists() else 'does not exist'}, but {sign}; put it back or restore a backup. "
+        "If there was no database, as after a change of storage.backend, or if it is lost, create an empty one with "
+        "`mediatord store create`"
     )
 
 
@@ -320,9 +323,9 @@ def create_database(path: Path) -> None:
 
     :raise ValueError: there is a database, or it cannot be created; the text is for the operator.
     """
-    with _explain_errors("make", path):
+    with _explain_errors("create", path):
         if not is_missing_or_empty(path):
-            raise DatabaseUnusable("there is one already")
+            raise DatabaseUnusable("it already exists")
         open_database(path, None).close()
         _mark_used(path)
 
@@ -341,7 +344,7 @@ def check_integrity(connection: sqlite3.Connection) -> list[str]:
     problems = _run_check(connection, "integrity_check", None)
     if not problems:
         missing = connection.execute("PRAGMA foreign_key_check").fetchmany(_MAX_PROBLEMS)
-        problems = [f"row {row} of {table} refers to no row of {other}" for table, row, other, _ in missing]
+        problems = [f"row {row} of {table} refers to a missing row of {other}" for table, row, other, _ in missing]
     return problems
 
 
@@ -380,7 +383,7 @@ def _find_sign_of_use(path: Path, logs: Path | None) -> str:
     if logs is not None and (
         next(logs.glob(_EVENT_LOG_PATTERN), None) or next(logs.glob(f"*/{_EVENT_LOG_PATTERN}"), None)
     ):
-        return f"there may have been one: {logs} has an event log"
+        return f"the event log in {logs} suggests that a database existed"
     return ""
 
 

@@ -348,7 +348,7 @@ class OperationBatcher:
         connection = self._connection
         if connection is None:
             if self._connect is None:
-                raise RuntimeError("used before it was opened or after it was closed")
+                raise RuntimeError("the store is not open")
             connection = self._connection = self._connect()
         try:
             return work(connection, *args)

@@ -277,7 +277,7 @@ class AuthorizationTests(MongoTestCase):
         self.assertEqual(self.warnings(), [])
         store = await self.a_store(uri=other)
         (warning,) = self.warnings()
-        self.assertIn(f"MongoDB user other@{self.database}, another one one@{self.database}", warning)
+        self.assertIn(f"MongoDB user other@{self.database}, another node is one@{self.database}", warning)
         await self.a_store(uri=one)
         await store.open()
         self.assertEqual(len(self.warnings()), 2)
@@ -379,7 +379,7 @@ class UpgradeTests(SchemaCase):
         """A database that is being migrated to an incompatible version is rejected."""
         newer = self.open(self.newer(readable_from=2))
         await self.migrating
-        with self.assertRaisesRegex(StoreUnusable, "its schema is version 2, this mediatord knows 1 at most"):
+        with self.assertRaisesRegex(StoreUnusable, "its schema version is 2, at most 1 is supported"):
             await self.open(MongoSchema([THINGS]))
         self.migrate.callback(None)
         await newer
@@ -452,7 +452,7 @@ class VersionTests(SchemaCase):
         await newer.close()
         self.documents["messages"].drop_index("message_expiry")
         server: ReplicaSetClient = self.a_server()
-        with self.assertRaisesRegex(StoreUnusable, "its schema is version 3, this mediatord knows 1 at most"):
+        with self.assertRaisesRegex(StoreUnusable, "its schema version is 3, at most 1 is supported"):
             await self.a_store(server=server)
         self.assertFalse(server.is_available)
         self.assertNotIn("message_expiry", self.indexes("messages"))

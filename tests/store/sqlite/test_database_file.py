@@ -120,8 +120,8 @@ class OpeningTests(SynchronousTestCase):
         before = self.path.read_bytes()
         self.assertEqual(
             self.refusal(self.path),
-            "cannot open the store: its schema is version 99, this mediatord knows "
-            f"{len(read_schema_steps())} at most",
+            "cannot open the store: its schema version is 99, "
+            f"at most {len(read_schema_steps())} is supported; upgrade mediatord",
         )
         self.assertEqual(self.path.read_bytes(), before)
 
@@ -130,7 +130,7 @@ class OpeningTests(SynchronousTestCase):
         with closing(sqlite3.connect(self.path)) as connection:
             connection.execute("CREATE TABLE account (name TEXT)")
         before = self.path.read_bytes()
-        self.assertEqual(self.refusal(self.path), "cannot open the store: it is a database of another program")
+        self.assertEqual(self.refusal(self.path), "cannot open the store: the file is a database of another program")
         self.assertEqual(self.path.read_bytes(), before)
 
     def test_no_database(self) -> None:
@@ -189,8 +189,8 @@ class BackendTests(SynchronousTestCase):
         """A backend that is not there is refused with a sentence for the operator."""
         for backend, text in (
             ("mongodb", "storage.mongodb.uri: expected a mongodb:// URI"),
-            ("oracle", "there is no backend 'oracle'; choose memory, sqlite or mongodb"),
-            ("sqlite", "backend sqlite needs a path"),
+            ("oracle", "unknown storage.backend 'oracle': expected memory, sqlite or mongodb"),
+            ("sqlite", "storage.backend sqlite requires storage.sqlite.path"),
         ):
             with self.assertRaisesRegex(ValueError, f"^{re.escape(text)}$"):
                 build_store(backend, ImmediateClock(), QueueLimits())

@@ -31,7 +31,7 @@ class DatabaseFileLockTests(SynchronousTestCase):
     def test_one_at_a_time(self) -> None:
         """Until it is released; nothing but an empty file that others cannot read is left."""
         self.first.take()
-        self.assertEqual(self.refusal(self.second), f"cannot use the database {self.path}: another daemon does")
+        self.assertEqual(self.refusal(self.second), f"cannot use the database {self.path}: another daemon uses it")
         self.first.release()
         self.second.take()
         self.second.release()
@@ -46,7 +46,7 @@ class DatabaseFileLockTests(SynchronousTestCase):
         other.parent.mkdir()
         other.symlink_to(self.path)
         self.first.take()
-        self.assertIn("another daemon does", self.refusal(DatabaseFileLock(other)))
+        self.assertIn("another daemon uses it", self.refusal(DatabaseFileLock(other)))
 
     @pytest.mark.system
     def test_one_that_was_killed(self) -> None:
@@ -63,7 +63,7 @@ class DatabaseFileLockTests(SynchronousTestCase):
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             self.assertEqual(process.stdout.readline(), b"taken\n")
-            self.assertIn("another daemon does", self.refusal(self.first))
+            self.assertIn("another daemon uses it", self.refusal(self.first))
             process.kill()
             process.wait()
             self.first.take()

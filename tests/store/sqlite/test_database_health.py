@@ -309,7 +309,7 @@ class FirstStartTests(SynchronousTestCase):
     def test_on_purpose(self) -> None:
         """Who wants a new one says so; one that is there is not made anew, nor is a log thrown away."""
         self.check()
-        with self.assertRaisesRegex(ValueError, "there is one already"):
+        with self.assertRaisesRegex(ValueError, "it already exists"):
             create_database(self.path)
         self.lose()
         create_database(self.path)

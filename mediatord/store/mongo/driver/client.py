@@ -280,7 +280,7 @@ class ReplicaSetClient:
         tested = OLDEST_TESTED_VERSION <= tuple(built["versionArray"][:2]) <= NEWEST_TESTED_VERSION
         if not tested and not self._warned_of_version:
             self._warned_of_version = True
-            _log.warn("MongoDB {version} is not among the versions this was tested with", version=built["version"])
+            _log.warn("MongoDB {version} is untested with this release of mediatord", version=built["version"])
         # The first command that needs credentials.
         await run.query(build_probe_read())
 

@@ -177,4 +177,4 @@ class OperationErrorLog:
 
     def report_unauthorized(self, hosts: str) -> None:
         if self._authorization_failures.count_occurrence():
-            _log.error("MongoDB at {hosts} rejects the credentials, or they do not allow enough", hosts=hosts)
+            _log.error("MongoDB at {hosts} rejects the credentials, or the user lacks privileges", hosts=hosts)

@@ -50,7 +50,9 @@ class ReplicaSetTLS:
         try:
             self._get_creator(host)
         except (UnicodeError, ValueError):
-            raise ValueError("expected host names without underscores, which no certificate is made for") from None
+            raise ValueError(
+                "TLS cannot verify host names with underscores: expected letters, digits, dots and hyphens"
+            ) from None
 
     def clientConnectionForTLS(self, protocol: Any) -> Any:
         """Create a connection that is closed before any data is sent unless the server is verified."""
@@ -86,13 +88,13 @@ _RFC_2253 = {x509.NameOID.EMAIL_ADDRESS: "emailAddress"}
 def describe_tls_failure(reason: Failure) -> str | None:
     """Describe for an operator why TLS closed a connection; None if it was closed for another reason."""
     if reason.check(VerificationError, CertificateError):
-        return "its certificate is for another name"
+        return "its certificate is for another host name"
     if not isinstance(reason.value, Error):
         return None
     # Fixed texts of OpenSSL, the innermost last.
     texts = [str(one[-1]) for one in reason.value.args[0]] if reason.value.args else []
     if "certificate verify failed" in texts:
-        return "its certificate is not one of the authority, or out of date"
+        return "its certificate is not signed by a trusted authority, or has expired"
     return f"TLS failed: {texts[-1]}" if texts else "TLS failed"
 
 
@@ -106,7 +108,7 @@ def load_ca_certificates(path: str) -> Any:
     try:
         found = x509.load_pem_x509_certificates(pem)
     except ValueError:
-        raise ValueError("tlsCAFile: expected certificates in PEM") from None
+        raise ValueError("tlsCAFile: expected PEM certificates") from None
     return trustRootFromCertificates([Certificate.loadPEM(one.public_bytes(Encoding.PEM)) for one in found])
 
 
@@ -122,10 +124,10 @@ def load_client_certificate(path: str) -> dict[str, Any]:
         certificate, *chain = x509.load_pem_x509_certificates(pem)
         key = load_pem_private_key(pem, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        text = "tlsCertificateKeyFile: expected a certificate and its unencrypted private key in PEM"
+        text = "tlsCertificateKeyFile: expected a PEM certificate and its unencrypted private key"
         raise ValueError(text) from None
     if key.public_key() != certificate.public_key():
-        raise ValueError("tlsCertificateKeyFile: expected a certificate and its own private key")
+        raise ValueError("tlsCertificateKeyFile: the private key does not match the certificate")
     return {"certificate": certificate, "privateKey": key, "extraCertChain": chain}
 
 

@@ -27,30 +27,30 @@ _EXTERNAL = "$external"
 
 _BOOLEAN = "true|false", "true or false"
 _ABSOLUTE_PATH = "(?s)/.*", "the absolute path of a PEM file"
-_ALWAYS_TRUE = "true", "true, since the mediator tries again in any case"
+_ALWAYS_TRUE = "true", "true; the mediator always retries"
 # Patterns of the values, and the same in words.
 _SUPPORTED_OPTIONS = {
-    "replicaSet": (_NAME, "a name of letters, digits, hyphens and underscores"),
+    "replicaSet": (_NAME, "1 to 63 letters, digits, hyphens or underscores"),
     "authSource": (rf"\{_EXTERNAL}|{_NAME}", "a database name"),
-    "authMechanism": (f"{_SCRAM}|{_X509}", f"{_SCRAM} or {_X509}: others are not supported"),
+    "authMechanism": (f"{_SCRAM}|{_X509}", f"{_SCRAM} or {_X509}"),
     "tls": _BOOLEAN,
     "ssl": _BOOLEAN,
     "tlsCAFile": _ABSOLUTE_PATH,
     "tlsCertificateKeyFile": _ABSOLUTE_PATH,
-    "w": ("majority", "majority, or what was acknowledged could be lost"),
-    "journal": ("true", "true, or what was acknowledged could be lost"),
-    "readPreference": ("primary", "primary, or what was acknowledged might not be seen"),
+    "w": ("majority", "majority; other values could lose accepted messages"),
+    "journal": ("true", "true; false could lose accepted messages"),
+    "readPreference": ("primary", "primary; secondaries may lack accepted messages"),
     "retryWrites": _ALWAYS_TRUE,
     "retryReads": _ALWAYS_TRUE,
 }
 _OPTION_NAMES = {name.lower(): name for name in _SUPPORTED_OPTIONS}
-_UNVERIFIED = "would leave the server unverified"
-_OWN_TIMEOUTS = "does nothing, since the mediator has time limits of its own"
+_UNVERIFIED = "is refused: it would disable verification of the server"
+_OWN_TIMEOUTS = "is not supported: the mediator sets its own timeouts"
 _UNSUPPORTED_OPTIONS = {
     "tlsinsecure": _UNVERIFIED,
     "tlsallowinvalidcertificates": _UNVERIFIED,
     "tlsallowinvalidhostnames": _UNVERIFIED,
-    "compressors": "does nothing: there is no compression",
+    "compressors": "is not supported: there is no compression",
     "connecttimeoutms": _OWN_TIMEOUTS,
     "serverselectiontimeoutms": _OWN_TIMEOUTS,
     "sockettimeoutms": _OWN_TIMEOUTS,
@@ -89,15 +89,13 @@ def parse_mongo_uri(text: str) -> MongoConnectionSettings:
     :raise InvalidMongoURI: it is malformed, or part of it would be ignored.
     """
     scheme, found, rest = text.partition("://")
-    _require(
-        scheme != "mongodb+srv", "mongodb+srv:// is not supported: expected mongodb:// with the hosts themselves"
-    )
+    _require(scheme != "mongodb+srv", "mongodb+srv:// is not supported: expected mongodb:// with a list of hosts")
     _require(scheme == "mongodb" and found, "expected a mongodb:// URI")
     is_plain = rest.isascii() and rest.isprintable() and " " not in rest and "#" not in rest
-    _require(is_plain, "expected other than letters, digits and punctuation to be written as %xx")
+    _require(is_plain, "expected spaces, # and non-ASCII characters to be percent-encoded")
     before, _, query = rest.partition("?")
     authority, _, database = before.partition("/")
-    misplaced = "expected /, ? and @ in user name and password to be written as %2F, %3F and %40"
+    misplaced = "expected /, ? and @ in user name and password to be percent-encoded: %2F, %3F, %40"
     _require("@" not in database and "@" not in query, misplaced)
     # Errors below may repeat an option's name, which is no part of a password from here on.
     userinfo, at, host_list = authority.rpartition("@")
@@ -129,27 +127,27 @@ def _require(holds: object, text: str) -> None:
 def _parse_userinfo(text: str) -> tuple[str, str | None]:
     # Some drivers decode a plus sign to a space, others do not.
     is_plain = "@" not in text and "+" not in text and text.count(":") <= 1
-    _require(is_plain, "expected @, : and + in user name and password to be written as %40, %3A and %2B")
+    _require(is_plain, "expected @, : and + in user name and password to be percent-encoded: %40, %3A, %2B")
     user, colon, password = text.partition(":")
     _require(user, "expected a user name before the @")
     return _decode(user, "user name"), _decode(password, "password") if colon else None
 
 
 def _decode(text: str, what: str) -> str:
-    _require(not _STRAY_PERCENT.search(text), f"expected % in the {what} to be written as %25")
+    _require(not _STRAY_PERCENT.search(text), f"expected % in the {what} to be percent-encoded: %25")
     try:
         return unquote(text, errors="strict")
     except UnicodeDecodeError:
-        raise InvalidMongoURI(f"expected the {what} to be UTF-8, written as %xx") from None
+        raise InvalidMongoURI(f"expected the {what} to be percent-encoded UTF-8") from None
 
 
 def _parse_host(text: str) -> tuple[str, int]:
-    _require("%" not in text, "Unix sockets are not supported: expected host:port")
+    _require("%" not in text, "UNIX sockets are not supported: expected host:port")
     # txmongo splits host and port at the first colon.
     _require(not text.startswith("["), "IPv6 addresses are not supported: expected host names")
     host, colon, port = text.rpartition(":") if re.search(r":\d*$", text) else (text, "", "")
     is_host = _HOST_PATTERN.fullmatch(host)
-    _require(is_host, "expected host:port, several separated by commas, before the database name")
+    _require(is_host, "expected a comma-separated list of host:port before the database name")
     # int() rejects thousands of digits with another error.
     is_port = not colon or (len(port) <= len(str(_MAX_PORT)) and 1 <= int(port or 0) <= _MAX_PORT)
     _require(is_port, "expected a port between 1 and 65535")
@@ -157,10 +155,10 @@ def _parse_host(text: str) -> tuple[str, int]:
 
 
 def _check_database(name: str) -> None:
-    _require(name, "expected a database name after the hosts, as in /mediatord: no authentication without")
+    _require(name, "expected a database name after the hosts, such as mongodb://host:27017/mediatord")
     _require(
         re.fullmatch(_NAME, name) and name.lower() not in _RESERVED_DATABASES,
-        "expected a database name of at most 63 letters, digits, - and _, which is not admin, config or local",
+        "expected a database name of 1 to 63 letters, digits, hyphens or underscores, not admin, config or local",
     )
 
 
@@ -173,22 +171,22 @@ def _parse_options(query: str) -> dict[str, str]:
         if key not in _OPTION_NAMES:
             called = f"option {given}" if _OPTION_PATTERN.fullmatch(given) else "an option"
             why = _UNSUPPORTED_OPTIONS.get(key, "is not supported")
-            raise InvalidMongoURI(f"{called} {why}: expected only {', '.join(_SUPPORTED_OPTIONS)}")
+            raise InvalidMongoURI(f"{called} {why}; expected only {', '.join(_SUPPORTED_OPTIONS)}")
         name = _OPTION_NAMES[key]
         pattern, expected = _SUPPORTED_OPTIONS[name]
-        _require(key not in options, f"option {name} is there twice")
+        _require(key not in options, f"option {name} is given twice: expected once")
         options[key] = _decode(value, f"option {name}")
         _require(re.fullmatch(pattern, options[key]), f"option {name}: expected {expected}")
     if "ssl" in options:
         is_same = options.setdefault("tls", options["ssl"]) == options["ssl"]
-        _require(is_same, "options tls and ssl contradict each other")
+        _require(is_same, "options tls and ssl contradict each other: expected only tls")
     return options
 
 
 def _build_tls(options: Mapping[str, str], hosts: Sequence[str]) -> ReplicaSetTLS | None:
     authority, certificate = options.get("tlscafile"), options.get("tlscertificatekeyfile")
     if options.get("tls") != "true":
-        unused = "tlsCAFile and tlsCertificateKeyFile do nothing without tls: expected tls=true"
+        unused = "tlsCAFile and tlsCertificateKeyFile require tls=true"
         _require(not authority and not certificate, unused)
         return None
     try:
@@ -208,21 +206,21 @@ def _get_x509_user(
 ) -> str:
     subject = tls.subject if tls is not None else None
     if subject is None:
-        raise InvalidMongoURI(f"authMechanism={_X509}: expected tls=true and a tlsCertificateKeyFile")
+        raise InvalidMongoURI(f"authMechanism={_X509} requires tls=true and tlsCertificateKeyFile")
     _require(password is None, f"authMechanism={_X509}: expected no password")
     is_external = options.get("authsource", _EXTERNAL) == _EXTERNAL
-    _require(is_external, f"authMechanism={_X509}: expected authSource={_EXTERNAL}, or none")
+    _require(is_external, f"authMechanism={_X509}: expected authSource={_EXTERNAL}, or no authSource")
     return user or subject
 
 
 def _build_credentials(options: Mapping[str, str], user: str | None, password: str | None) -> str:
     """Build the part of the URI before the hosts."""
     has_password = user is None or password
-    _require(has_password, "expected a password beside the user name: no authentication without")
+    _require(has_password, "expected a password after the user name, as in user:password@host")
     is_internal = options.get("authsource") != _EXTERNAL
-    _require(is_internal, f"authSource={_EXTERNAL}: expected authMechanism={_X509}")
+    _require(is_internal, f"authSource={_EXTERNAL} requires authMechanism={_X509}")
     if user is not None and password:
         return f"{quote(user, safe='')}:{quote(password, safe='')}@"
     is_unused = not {"authsource", "authmechanism"} & set(options)
-    _require(is_unused, "authSource and authMechanism do nothing without user name and password")
+    _require(is_unused, "authSource and authMechanism require user name and password")
     return ""
