@@ -20,7 +20,7 @@ from mediatord.store.mongo.driver.uri import parse_mongo_uri
 from mediatord.store.mongo.store import MongoStore
 from tests.mongod import shared_replica_set
 from tests.store.builders import ALICE, BOB, HOUR, NOON
-from tests.store.contract.cluster_base import LONG, ClusterStoreContract, a_node
+from tests.store.contract.cluster_base import LONG, ClusterStoreContract, make_node
 from tests.store.mongo.mongo_test_case import HostClock
 from tests.store.mongo.test_contract import MakesMongo
 
@@ -55,31 +55,31 @@ class ClockTests(MakesMongo, ClusterStoreContract, TestCase):
         """Set the clock, and have the store notice."""
         self.host.ahead = ahead
         with self.assertRaises(ClockSkewError) as caught:
-            await self.cluster.join(a_node("x"), LONG)
+            await self.cluster.join(make_node("x"), LONG)
         refused: ClockSkewError = caught.exception
         return refused
 
     async def test_join(self) -> None:
         """Rejected with the difference; others are not disturbed, and it can join when the clock is right."""
-        await self.neighbour.cluster.join(a_node("b"), LONG)
+        await self.neighbour.cluster.join(make_node("b"), LONG)
         for ahead in (DAYS, MAX_CLOCK_SKEW + ASKING, -MAX_CLOCK_SKEW - ASKING, -DAYS):
             refused = await self.notice(ahead)
             self.assertLess(abs(refused.ahead - ahead), ASKING)
-            self.assertEqual(await self.live(), ["B"])
+            self.assertEqual(await self.list_live_boots(), ["B"])
         for ahead in (MAX_CLOCK_SKEW - ASKING, ASKING - MAX_CLOCK_SKEW):
             self.host.ahead = ahead
-            await self.join("a")
-        self.assertEqual(await self.live(), ["A", "B"])
+            await self.join_nodes("a")
+        self.assertEqual(await self.list_live_boots(), ["A", "B"])
 
     async def test_renew(self) -> None:
         """The lease is not renewed, but lasts."""
-        await self.join("a")
+        await self.join_nodes("a")
         for ahead in (DAYS, -DAYS):
             self.host.ahead = ahead
             with self.assertRaises(ClockSkewError):
                 await self.cluster.renew("A", self.short)
-        await self.outlive()
-        self.assertEqual(await self.live(), ["A"])
+        await self.outlive_lease()
+        self.assertEqual(await self.list_live_boots(), ["A"])
         self.host.ahead = 0
         self.assertIs(await self.cluster.renew("A", LONG), True)
 
@@ -94,12 +94,12 @@ class ClockTests(MakesMongo, ClusterStoreContract, TestCase):
             for turn in ("turn", "other"):
                 self.assertIs(await self.neighbour.cluster.acquire_lease(turn, "B", self.short), True)
                 self.assertIs(await self.cluster.acquire_lease(turn, "A", LONG), False)
-            await self.outlive()
+            await self.outlive_lease()
             self.assertIs(await self.cluster.acquire_lease("turn", "A", LONG), False)
 
     async def test_nothing_expires(self) -> None:
         """Not even before the skew is noticed: the message may have days to go."""
-        await self.put("a", ttl=HOUR)
+        await self.enqueue_ids("a", ttl=HOUR)
         self.clock.advance(2 * HOUR)
         for ahead in (2 * HOUR, -DAYS):
             self.host.ahead = ahead
@@ -111,10 +111,10 @@ class ClockTests(MakesMongo, ClusterStoreContract, TestCase):
         """A message would expire at the wrong time, and not be found by others in time."""
         event = PendingEvent("e", ALICE, BOB, "payload", NOON)
         for ahead in (DAYS, -DAYS):
-            await self.join("a")
+            await self.join_nodes("a")
             await self.notice(ahead)
             for asked in (
-                lambda: self.put("m"),
+                lambda: self.enqueue_ids("m"),
                 lambda: self.store.decentrl.enqueue_event(CommandGuard(b"nonce", NOON + HOUR), event),
                 lambda: self.store.take_due_messages(9),
             ):
@@ -122,21 +122,21 @@ class ClockTests(MakesMongo, ClusterStoreContract, TestCase):
                     await asked()
             self.host.ahead = 0
             self.assertIs(await self.cluster.renew("A", LONG), True)
-            self.assertEqual(await self.waiting(), [])
-            await self.put("m")
-            self.assertEqual(await self.waiting(), ["m"])
+            self.assertEqual(await self.list_waiting(), [])
+            await self.enqueue_ids("m")
+            self.assertEqual(await self.list_waiting(), ["m"])
             self.assertEqual(len(await self.store.acknowledge(ALICE, ["m"])), 1)
 
     async def test_nothing_is_told(self) -> None:
         """Queues are not reported as empty, nor parties as unregistered, because all seems to have expired."""
-        await self.put("m")
+        await self.enqueue_ids("m")
         store, decentrl = self.store, self.store.decentrl
         for ahead in (DAYS, -DAYS):
-            await self.join("a")
+            await self.join_nodes("a")
             await self.notice(ahead)
             self.clock.advance(ahead)
             for asked in (
-                self.waiting,
+                self.list_waiting,
                 lambda: store.get_queue_status(ALICE, None),
                 lambda: store.find_messages(["m"]),
                 lambda: decentrl.registered_until(ALICE),
@@ -147,14 +147,14 @@ class ClockTests(MakesMongo, ClusterStoreContract, TestCase):
             self.host.ahead = 0
             self.clock.advance(-ahead)
             self.assertIs(await self.cluster.renew("A", LONG), True)
-            self.assertEqual(await self.waiting(), ["m"])
+            self.assertEqual(await self.list_waiting(), ["m"])
             self.assertEqual((await store.get_queue_status(ALICE, None)).message_count, 1)
             self.assertEqual([one.id for one in await store.find_messages(["m"])], ["m"])
             self.assertIsNone(await decentrl.registered_until(ALICE))
 
     async def test_nothing_comes_due(self) -> None:
         """Not even before the skew is noticed; the call fails only if a message seems to be due."""
-        await self.put("m", ttl=2 * HOUR, delay=HOUR)
+        await self.enqueue_ids("m", ttl=2 * HOUR, delay=HOUR)
         for ahead in (DAYS, -DAYS):
             self.host.ahead = ahead
             self.assertEqual(await self.store.take_due_messages(9), [])
@@ -168,14 +168,14 @@ class ClockTests(MakesMongo, ClusterStoreContract, TestCase):
 
     async def test_nothing_is_accepted_before_it_is_noticed(self) -> None:
         """After a step of the clock it has to be compared once more."""
-        await self.join("a")
+        await self.join_nodes("a")
         for ahead in (DAYS, -DAYS, MAX_CLOCK_SKEW / 2):
             self.host.ahead = ahead
             with self.assertRaises(StoreUnavailable):
-                await self.put("m")
+                await self.enqueue_ids("m")
         self.assertIs(await self.cluster.renew("A", LONG), True)
-        await self.put("m")
-        self.assertEqual(await self.waiting(), ["m"])
+        await self.enqueue_ids("m")
+        self.assertEqual(await self.list_waiting(), ["m"])
 
 
 class TextTests(SynchronousTestCase):

@@ -24,7 +24,7 @@ from mediatord.store.mongo.schema import LONG_FORM_DIDS
 from mediatord.store.mongo.store import MongoStore
 from tests.mongod import shared_replica_set
 from tests.store import contract
-from tests.store.contract.cluster_base import LONG, ClusterStoreContract, a_node
+from tests.store.contract.cluster_base import LONG, ClusterStoreContract, make_node
 from tests.store.mongo.test_contract import MakesMongo
 
 
@@ -50,7 +50,7 @@ class MakesMongoCluster(MakesMongo):
     short = 0.4
 
     @property
-    def roomy(self) -> float:
+    def long_lease(self) -> float:
         """Long enough for a busy machine as well."""
         return 5.0
 
@@ -117,15 +117,15 @@ class ServerTests(MakesMongoCluster, ClusterStoreContract, TestCase):
 
     async def test_unknown_identity(self) -> None:
         """A node whose record does not have its identity works beside any other."""
-        await self.cluster.join(a_node("a", identity=b"one"), LONG)
+        await self.cluster.join(make_node("a", identity=b"one"), LONG)
         nodes = shared_replica_set().client[self.database]["nodes"]
         nodes.update_one({"_id": "A"}, {"$set": {"identity": b""}})
-        await self.neighbour.cluster.join(a_node("b", identity=b"two"), LONG)
+        await self.neighbour.cluster.join(make_node("b", identity=b"two"), LONG)
         self.assertEqual([node.identity for node in await self.cluster.list_nodes()], [b"", b"two"])
 
     async def test_presence_hangs_on_the_lease(self) -> None:
         """Renewing a lease writes one document, and no presence record."""
-        await self.join("a")
+        await self.join_nodes("a")
         await self.cluster.add_presence("A", [f"did:example:{number}" for number in range(50)])
         before = self.documents("presence")
         self.assertEqual({tuple(sorted(one)) for one in before}, {("_id", "boot", "did")})
@@ -143,7 +143,7 @@ class ServerTests(MakesMongoCluster, ClusterStoreContract, TestCase):
             found = await query(name, *args, **more)
             if name == "lapsed" and not came:
                 came = True
-                await self.neighbour.cluster.join(a_node("a"), LONG)
+                await self.neighbour.cluster.join(make_node("a"), LONG)
                 await self.neighbour.cluster.add_presence("A", ["did:x"])
             return found
 
@@ -154,9 +154,9 @@ class ServerTests(MakesMongoCluster, ClusterStoreContract, TestCase):
     async def test_end_of_many(self) -> None:
         """The records of a node are deleted in batches, and not once the node is back."""
         self.patch(cluster_and_quotas, "_PRESENCE_DELETE_BATCH", 3)
-        await self.neighbour.cluster.join(a_node("a"), self.short)
+        await self.neighbour.cluster.join(make_node("a"), self.short)
         await self.neighbour.cluster.add_presence("A", [f"did:example:{number}" for number in range(10)])
-        await self.outlive()
+        await self.outlive_lease()
         server = self.server_of(self.store)
         transact, pieces = server.transact, 0
 
@@ -164,14 +164,14 @@ class ServerTests(MakesMongoCluster, ClusterStoreContract, TestCase):
             nonlocal pieces
             pieces += 1
             if pieces == 3:
-                await self.neighbour.cluster.join(a_node("a"), LONG)
+                await self.neighbour.cluster.join(make_node("a"), LONG)
             return await transact(name, work)
 
         self.patch(server, "transact", meanwhile)
         self.assertEqual(await self.cluster.drop("A"), 0)
-        self.assertEqual((pieces, await self.live(), len(self.documents("presence"))), (3, ["A"], 4))
+        self.assertEqual((pieces, await self.list_live_boots(), len(self.documents("presence"))), (3, ["A"], 4))
         await self.cluster.drop("A", until=inf)
-        self.assertEqual((pieces, await self.live(), len(self.documents("presence"))), (5, [], 0))
+        self.assertEqual((pieces, await self.list_live_boots(), len(self.documents("presence"))), (5, [], 0))
 
     def server_of(self, store: Any) -> Any:
         """The client of its cluster store."""
@@ -179,7 +179,7 @@ class ServerTests(MakesMongoCluster, ClusterStoreContract, TestCase):
 
     async def test_asked_twice(self) -> None:
         """A connection that is lost during a reply changes no result."""
-        await self.join("a")
+        await self.join_nodes("a")
         servers = shared_replica_set()
         with servers.failpoint("findAndModify", times=1, closeConnection=True):
             self.assertIs(await self.cluster.acquire_lease("turn", "A", LONG), True)

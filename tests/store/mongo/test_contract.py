@@ -35,8 +35,8 @@ class MakesMongo(Base):
         server = ReplicaSetClient(address, CLOCK, observe=ignore_observation, on_up=lambda up: None, connections=2)
         return MongoStore(server, clock, limits, caps=caps, max_nonces=max_nonces)
 
-    def a_neighbour(self) -> IStore:
-        return cast(StoreContract, self).a_store()
+    def make_second_store(self) -> IStore:
+        return cast(StoreContract, self).make_test_store()
 
 
 class MongoEnqueueTests(MakesMongo, contract.EnqueueContract, TestCase): ...

@@ -31,7 +31,7 @@ from tests.store.builders import (
     make_payload,
     make_sqlite_store,
 )
-from tests.store.contract.decentrl_base import an_event
+from tests.store.contract.decentrl_base import make_event
 from tests.store.sqlite import stress_process
 from tests.store.sqlite.operations import SQLiteOperations, find_miscounts, resolve_results
 from tests.store.sqlite.stress_process import INBOX
@@ -132,7 +132,7 @@ class SharedTests(TestCase):
         """Pages that were read begin where they ought to after another process has changed the list."""
         ours, theirs = self.stores
         orders = SQLiteOperations(stress_process.CAPS)
-        events = [an_event(f"e{number}", at=float(number)) for number in range(40)]
+        events = [make_event(f"e{number}", at=float(number)) for number in range(40)]
         await theirs.decentrl.save_events(orders.guard(), ALICE, events[1:])
 
         async def pages() -> list[str]:
@@ -177,16 +177,16 @@ class LockTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.clock, self.path, self.writer = ImmediateClock(), make_database_path(self), HoldableRunner()
-        self.store = self.a_store()
+        self.store = self.make_test_store()
         self.successResultOf(self.store.open())
         self.addCleanup(lambda: self.successResultOf(self.store.close()))
         self.other = connect(self.path)
         self.addCleanup(self.other.close)
 
-    def a_store(self) -> SQLiteStore:
+    def make_test_store(self) -> SQLiteStore:
         return make_sqlite_store(self.clock, self.path, shared=True, write=self.writer, patience=PATIENCE)
 
-    def refused(self, *asked: Deferred[Any]) -> None:
+    def assert_refused(self, *asked: Deferred[Any]) -> None:
         for one in asked:
             self.failureResultOf(one, StoreUnavailable)
 
@@ -209,7 +209,7 @@ class LockTests(SynchronousTestCase):
         asked = [self.store.claim_nonce(b"%d" % number, NOON + 9) for number in range(5)]
         before = self.writer.hops
         self.writer.let_go()
-        self.refused(*asked)
+        self.assert_refused(*asked)
         self.assertEqual(self.writer.hops, before)
         self.other.execute("ROLLBACK")
         self.assertTrue(self.successResultOf(self.store.claim_nonce(b"0", NOON + 9)))

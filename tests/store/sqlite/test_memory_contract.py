@@ -22,7 +22,7 @@ class MakesMemory:
     def make_store(self, clock: IReactorTime, limits: QueueLimits, caps: DecentrlQuotas, max_nonces: int) -> IStore:
         return MemoryStore(clock, limits, caps=caps, max_nonces=max_nonces)
 
-    def a_neighbour(self) -> IStore:
+    def make_second_store(self) -> IStore:
         return self.store
 
 
