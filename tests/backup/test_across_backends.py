@@ -20,7 +20,7 @@ from mediatord.store.mongo.store import MongoStore
 from tests.backup.populated_store import INBOXES, WALLETS, StorePopulator, acknowledge_everything, query_everything
 from tests.mongod import fresh_database
 from tests.store.builders import make_sqlite_store
-from tests.store.mongo.mongo_test_case import CLOCK, MongoTestCase, start_mongod
+from tests.store.mongo.mongo_test_case import CLOCK, MongoTestCase, run_coroutine
 
 ROUNDS = 60
 
@@ -51,7 +51,7 @@ class StoreLocation:
         if isinstance(self._where, Path):
             store: IStore = make_sqlite_store(CLOCK, self._where)
         else:
-            store = MongoStore(self._case.a_server(self._uri()), CLOCK, QueueLimits())
+            store = MongoStore(self._case.make_client(self._uri()), CLOCK, QueueLimits())
         await store.open()
         return store
 
@@ -103,12 +103,12 @@ class BetweenStoresTests(MongoTestCase):
 
     async def round_trip(self, one: StoreLocation, other: StoreLocation, back: StoreLocation) -> None:
         told = await self.filled(one)
-        there = await self.elsewhere(self.moved, one, other, "there")
+        there = await self.run_in_thread(self.moved, one, other, "there")
         self.assertEqual(await self.asked(other), told)
-        again = await self.elsewhere(self.moved, other, back, "again")
+        again = await self.run_in_thread(self.moved, other, back, "again")
         self.assertEqual(records_of(again), records_of(there))
         self.assertEqual(await self.asked(back), told)
-        self.assertFalse([line for line in self.said if "building indexes" in line])
+        self.assertFalse([line for line in self.log_lines if "building indexes" in line])
         await self.goes_on(back)
         await self.goes_on(other)
 
@@ -134,19 +134,19 @@ class BetweenStoresTests(MongoTestCase):
 
     def test_sqlite_mongodb_sqlite(self) -> Deferred[None]:
         """There and back: the same records, the same answers."""
-        return start_mongod(self.round_trip(self.sqlite("a"), self.mongodb(), self.sqlite("b")))
+        return run_coroutine(self.round_trip(self.sqlite("a"), self.mongodb(), self.sqlite("b")))
 
     def test_mongodb_sqlite_mongodb(self) -> Deferred[None]:
         """There and back from the other side."""
-        return start_mongod(self.round_trip(self.mongodb(), self.sqlite("a"), self.mongodb()))
+        return run_coroutine(self.round_trip(self.mongodb(), self.sqlite("a"), self.mongodb()))
 
     def test_sqlite_sqlite(self) -> Deferred[None]:
         """To the same backend."""
-        return start_mongod(self.round_trip(self.sqlite("a"), self.sqlite("b"), self.sqlite("c")))
+        return run_coroutine(self.round_trip(self.sqlite("a"), self.sqlite("b"), self.sqlite("c")))
 
     def test_mongodb_mongodb(self) -> Deferred[None]:
         """Likewise."""
-        return start_mongod(self.round_trip(self.mongodb(), self.mongodb(), self.mongodb()))
+        return run_coroutine(self.round_trip(self.mongodb(), self.mongodb(), self.mongodb()))
 
 
 def records_of(path: Path) -> list[StoreRecord]:

@@ -33,7 +33,7 @@ from mediatord.store.interfaces.store import Account as InterfaceAccount
 from mediatord.store.interfaces.store import StoreUnusable
 from mediatord.store.mongo.store import MongoStore
 from tests.replica_set import ReplicaSet
-from tests.store.mongo.mongo_test_case import ALICE, CLOCK, MongoTestCase, authenticated_server, open_store
+from tests.store.mongo.mongo_test_case import ALICE, CLOCK, MongoTestCase, authenticated_server, start_until_exit
 
 
 class RefusalTests(MongoTestCase):
@@ -61,16 +61,16 @@ class RefusalTests(MongoTestCase):
 
     def refused(self, work: Callable[[], object]) -> Deferred[str]:
         """What is said."""
-        return self.elsewhere(lambda: str(self.assertRaises(BackupError, work)))
+        return self.run_in_thread(lambda: str(self.assertRaises(BackupError, work)))
 
     async def test_what_is_kept_is_in_the_way(self) -> None:
         """An import wants an empty store; what it had is as it was."""
-        store = await self.a_store()
+        store = await self.open_store()
         await store.close()
         said = await self.refused(lambda: self.imported(self.archive))
         self.assertIn("is not empty (1 accounts, 1 recipient DIDs)", said)
         self.assertEqual(self.documents["accounts"].count_documents({}), 1)
-        await (await self.a_store()).close()
+        await (await self.open_store()).close()
 
     def test_what_is_too_large(self) -> None:
         """Is refused before anything is written, whether it is one text or many."""
@@ -87,7 +87,7 @@ class RefusalTests(MongoTestCase):
 
     async def test_daemons_are_in_the_way(self) -> None:
         """One that runs; one that was killed is believed to run until the operator says that it does not."""
-        server = self.a_server()
+        server = self.make_client()
         store = MongoStore(server, CLOCK, QueueLimits())
         await store.open()
         said = await self.refused(lambda: self.imported(self.archive))
@@ -98,7 +98,7 @@ class RefusalTests(MongoTestCase):
         said = await self.refused(lambda: exported(self.uri, self.archive.with_name("c.gz"), offline=True))
         self.assertIn("nodes use the MongoDB database (north)", said)
         await store.cluster.drop("boot", until=float("inf"))
-        await self.elsewhere(self.imported, self.archive, stopped=True)
+        await self.run_in_thread(self.imported, self.archive, stopped=True)
         await store.close()
 
     async def test_a_daemon_refuses_what_is_not_finished(self) -> None:
@@ -110,15 +110,15 @@ class RefusalTests(MongoTestCase):
         def interrupt(done: int) -> None:
             raise Interrupted
 
-        await self.elsewhere(self.assertRaises, Interrupted, self.imported, self.archive, tell=interrupt)
+        await self.run_in_thread(self.assertRaises, Interrupted, self.imported, self.archive, tell=interrupt)
         with self.assertRaises(StoreUnusable) as caught:
-            await MongoStore(self.a_server(), CLOCK, QueueLimits()).open()
+            await MongoStore(self.make_client(), CLOCK, QueueLimits()).open()
         self.assertIn("an import into it is not finished", str(caught.exception))
         self.assertIn("another archive", await self.refused(lambda: self.imported(self.other)))
         said = await self.refused(lambda: exported(self.uri, self.archive.with_name("c.gz")))
         self.assertIn("is not finished", said)
-        await self.elsewhere(self.imported, self.archive)
-        store = MongoStore(self.a_server(), CLOCK, QueueLimits())
+        await self.run_in_thread(self.imported, self.archive)
+        store = MongoStore(self.make_client(), CLOCK, QueueLimits())
         await store.open()
         self.assertEqual(await store.get_account("did:a"), InterfaceAccount("did:a", 1.0))
         await store.close()
@@ -153,7 +153,7 @@ class RefusalTests(MongoTestCase):
 
     async def test_a_server_that_is_away(self) -> None:
         """One line; when it is back, the same command goes on where it had stopped."""
-        servers = open_store(ReplicaSet())
+        servers = start_until_exit(ReplicaSet())
         uri = servers.uri("away")
         with open_mongodb_target(uri, stopped=False) as target:
             target.begin(verify_archive(self.archive).id)
@@ -167,17 +167,17 @@ class RefusalTests(MongoTestCase):
         self.assertIn("does not answer", await self.refused(imported))
         servers.start(0)
         self.patch(mongo_records, "_SERVER_SELECTION_TIMEOUT_MS", 60_000)
-        await self.elsewhere(imported)
+        await self.run_in_thread(imported)
         self.assertEqual(servers.client["away"]["accounts"].count_documents({}), 1)
 
     async def test_a_snapshot_does_not_see_what_comes_later(self) -> None:
         """An export is of the time when it began, however long it takes."""
-        store = await self.a_store()
-        await self.put(store, "before")
+        store = await self.open_store()
+        await self.enqueue_ids(store, "before")
         with open_mongodb_source(self.uri, offline=False, stopped=False) as source:
             counts = source.counts()
             await store.acknowledge(ALICE, ["before"])
-            await self.put(store, "after")
+            await self.enqueue_ids(store, "after")
             found = [record.id for record in source.records() if isinstance(record, MessageRecord)]
             self.assertEqual(source.counts(), counts)
         self.assertEqual(found, ["before"])
@@ -185,7 +185,7 @@ class RefusalTests(MongoTestCase):
 
     async def test_a_forgotten_snapshot(self) -> None:
         """The server keeps no history any more: that is said, with what can be done."""
-        store = await self.a_store()
+        store = await self.open_store()
         await store.close()
         with self.servers.failpoint("find", errorCode=239, times=1):
             said = await self.refused(lambda: exported(self.uri, self.archive.with_name("c.gz")))
@@ -219,11 +219,11 @@ class CredentialTests(MongoTestCase):
                 import_archive(verify_archive(archive), target)
             exported(uri, folder / "b.gz")
 
-        await self.elsewhere(moved)
+        await self.run_in_thread(moved)
         self.assertEqual(list(verify_archive(folder / "b.gz").records()), list(verify_archive(archive).records()))
         wrong = uri.replace("p4ss", "wrong")
         with self.assertRaises(BackupError) as caught:
-            await self.elsewhere(exported, wrong, folder / "c.gz")
+            await self.run_in_thread(exported, wrong, folder / "c.gz")
         self.assertIn("refused: AuthenticationFailed", str(caught.exception))
         self.assertNotIn("wrong", str(caught.exception))
 

@@ -26,7 +26,7 @@ from mediatord.store.sqlite.memory_store import MemoryStore
 from mediatord.wallet.didcomm_socket import make_client_endpoint
 from mediatord.wallet.temporary_daemon import find_free_port
 from tests.integration.daemon import PLENTY, merge_settings
-from tests.store.builders import compare_identities
+from tests.store.builders import enforce_identity
 
 reactor: Any = _reactor
 SECRET = b"what the nodes of this cluster know and nobody else"
@@ -123,7 +123,7 @@ class InProcessClusterTestCase(TestCase):
         create_secret_file(self.directory / "cluster.secret", SECRET)
         self.watch = AdjustableClock()
         self.store: IStore = MemoryStore(cast(Any, self.watch), QueueLimits())
-        compare_identities(self.store.cluster)
+        enforce_identity(self.store.cluster)
         self.url = ""
         self.nodes: list[InProcessNode] = []
         for name in self.names:

@@ -30,7 +30,7 @@ from mediatord.store.interfaces.cluster_and_quotas import ClockSkewError, Cluste
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.sqlite.memory_store import MemoryStore
 from tests.in_memory_mediator import NOW
-from tests.store.builders import compare_identities
+from tests.store.builders import enforce_identity
 
 
 def node(name: str = "ann", boot: str = "aaaa", seal: bytes = b"seal", identity: bytes = b"we") -> ClusterNode:
@@ -331,7 +331,7 @@ class MembershipTests(MembershipTestCase):
 
     def test_another_identity(self) -> None:
         """One line that says what to do, and that was it; later it waits until it may join again."""
-        compare_identities(self.store)
+        enforce_identity(self.store)
         other = node("bea", "bbbb", identity=b"they")
         self.successResultOf(self.store.join(other, 100))
         self.begin()

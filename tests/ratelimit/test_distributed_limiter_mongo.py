@@ -73,7 +73,7 @@ class SharedLimitTests(MongoTestCase):
     patience = 60.0
 
     async def a_node(self) -> QuotaStore:
-        store = MongoStore(self.a_server(), CLOCK, QueueLimits())
+        store = MongoStore(self.make_client(), CLOCK, QueueLimits())
         self.addCleanup(store.close)
         await store.open()
         return QuotaStore(CLOCK, store.cluster, lambda: NODES, secret=b"secret")

@@ -52,9 +52,9 @@ class NonceClaims(Protocol):
 
 class ReferenceDecentrlStore:
     """
-    Everything in order of arrival.
+    Keeps all items in lists, in order of arrival.
 
-    :param answer: calls a function, and returns its result or refusal as a Deferred.
+    :param answer: calls a function, and returns its result or error as a Deferred.
     """
 
     def __init__(
@@ -293,9 +293,9 @@ class _HasID(Protocol):
     def id(self) -> str: ...
 
 
-def _check_ids(items: Sequence[_HasID], there: Sequence[_HasID]) -> None:
+def _check_ids(items: Sequence[_HasID], existing: Sequence[_HasID]) -> None:
     """:raise StoreUnavailable: an id exists, or occurs twice."""
-    if max(Counter(one.id for one in (*there, *items)).values(), default=0) > 1:
+    if max(Counter(one.id for one in (*existing, *items)).values(), default=0) > 1:
         raise StoreUnavailable()
 
 

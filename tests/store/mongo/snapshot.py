@@ -1,7 +1,7 @@
 """
-A MongoDB database with some of everything in it, as this version leaves it, written to a file.
+Snapshots of databases with data of all kinds, one for each schema version.
 
-Databases of released versions are read for good, so a file is written anew only while its version is not released.
+Those of released versions are final: a file is rewritten only until its version is released.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.mongod import fresh_database, shared_replica_set
 from tests.store.mongo.mongo_test_case import ALICE, CLOCK, INBOX
 
 VECTORS = Path(__file__).parents[2] / "vectors"
-# Versions of the schema that there are recordings of, the last being that of today.
+# Schema versions with a snapshot; the last is the current one.
 RECORDED = (1,)
 WALLET, PEER = "did:example:wallet", "did:example:peer"
 FAR = 4_102_444_800.0

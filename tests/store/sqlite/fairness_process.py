@@ -1,5 +1,5 @@
 """
-A process that writes to a database as often as it can, one row a transaction.
+Process that writes to a database as often as it can, one row per transaction.
 
 `python -m tests.store.sqlite.fairness_process DATABASE NAME PROCESSES ROWS`: waits for a line, then writes until each
 of so many processes has written so many rows.
@@ -15,12 +15,12 @@ from mediatord.store.sqlite.executor import SQLiteExecutor
 from tests.store.builders import ImmediateClock, InlineRunner
 
 PATIENCE = 60.0
-# How many of them have written that many rows.
+# Number of processes that have written that many rows.
 DONE = "SELECT count(*) FROM (SELECT 1 FROM written GROUP BY name HAVING count(*) >= ?)"
 
 
 def compete(path: Path, name: str, processes: int, rows: int) -> None:
-    """Write the name of this process again and again."""
+    """Write the name of this process repeatedly."""
     file = SQLiteExecutor(path, ImmediateClock(), lambda kind: InlineRunner(), patience=PATIENCE, shared=True)
     file.open()
     print(flush=True)  # noqa: T201  it is read by who has started this

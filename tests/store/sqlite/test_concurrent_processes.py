@@ -1,4 +1,4 @@
-"""Several processes on one database."""
+"""Concurrent processes on one database."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ PATIENCE = 0.05
 
 @pytest.mark.system
 class StressTests(SynchronousTestCase):
-    """Real processes that want the same at the same time."""
+    """Real processes that compete for the same resources."""
 
-    def prepare(self) -> Path:
-        """A database with accounts and a DID that takes contract requests."""
+    def prepare_database(self) -> Path:
+        """Create a database with accounts, and a DID that accepts contract requests."""
         path = make_database_path(self)
         orders = SQLiteOperations(stress_process.CAPS)
         with closing(open_database(path, None)) as connection:
@@ -54,12 +54,12 @@ class StressTests(SynchronousTestCase):
                 grant_account(connection, did, NOON)
             update_recipients(connection, ALICE, [(INBOX, "add")], 1)
             connection.execute("COMMIT")
-            outcomes = connection.commit_batch(orders.settled())
+            outcomes = connection.commit_batch(orders.prepare_parties())
             self.assertEqual(set(resolve_results(outcomes)), {None})
         return path
 
-    def stress_worker(self, path: Path) -> Counter[tuple[str, Any]]:
-        """What all of them together say they have done; how often each."""
+    def run_workers(self, path: Path) -> Counter[tuple[str, Any]]:
+        """Outcomes reported by all processes, with their counts."""
         command = [sys.executable, "-m", "tests.store.sqlite.stress_process", str(path)]
         children = [
             subprocess.Popen([*command, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -75,10 +75,10 @@ class StressTests(SynchronousTestCase):
         self.assertEqual([child.returncode for child in children], [0] * len(children))
         return Counter((what, item) for one in told for what, items in one.items() for item in items)
 
-    def test_it_all_reconciles(self) -> None:
-        """Nothing is lost, nothing is there twice, and nowhere is more than there may be."""
-        path = self.prepare()
-        done = self.stress_worker(path)
+    def test_outcomes_reconcile(self) -> None:
+        """No message is lost or stored twice, and no limit is exceeded."""
+        path = self.prepare_database()
+        done = self.run_workers(path)
         with closing(open_database(path)) as connection:
             left = [id for (id,) in connection.execute("SELECT id FROM message")]
             self.assertEqual(find_miscounts(connection), [])
@@ -87,21 +87,23 @@ class StressTests(SynchronousTestCase):
             counted = connection.execute("SELECT sum(messages) FROM queue").fetchone()
             self.assertEqual(counted[0] or 0, len(left))
 
-        def told(what: str) -> list[Any]:
+        def count_reported(what: str) -> list[Any]:
             return sorted(item for kind, item in done.elements() if kind == what)
 
-        self.assertEqual(len(told("deposited")), 3 * stress_process.ROUNDS * len(PROCESSES))
-        self.assertEqual(told("deposited"), sorted([*told("evicted"), *told("acknowledged"), *left]))
-        self.assertLessEqual(max(told("waiting")), stress_process.LIMITS.max_messages)
-        self.assertEqual(told("claimed"), list(range(stress_process.NONCES)))
-        self.assertEqual(len(told("registered")), stress_process.MOST_RECIPIENTS)
-        self.assertEqual(len(told("requested")), stress_process.CAPS.requests)
-        self.assertEqual(len(told("taken")), stress_process.TAKEN)
-        self.assertEqual(len(told("joined")), 1)
+        self.assertEqual(len(count_reported("deposited")), 3 * stress_process.ROUNDS * len(PROCESSES))
+        self.assertEqual(
+            count_reported("deposited"), sorted([*count_reported("evicted"), *count_reported("acknowledged"), *left])
+        )
+        self.assertLessEqual(max(count_reported("waiting")), stress_process.LIMITS.max_messages)
+        self.assertEqual(count_reported("claimed"), list(range(stress_process.NONCES)))
+        self.assertEqual(len(count_reported("registered")), stress_process.MOST_RECIPIENTS)
+        self.assertEqual(len(count_reported("requested")), stress_process.CAPS.requests)
+        self.assertEqual(len(count_reported("taken")), stress_process.TAKEN)
+        self.assertEqual(len(count_reported("joined")), 1)
 
 
-class SharedTests(TestCase):
-    """What one process does is seen by another as soon as it is done."""
+class SharedDatabaseTests(TestCase):
+    """Changes by one process are visible to another at once."""
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
         self.clock, self.path = ImmediateClock(), make_database_path(self)
@@ -115,8 +117,8 @@ class SharedTests(TestCase):
         for store in self.stores:
             await store.close()
 
-    async def test_owners(self) -> None:
-        """Who has registered a DID is known everywhere, whatever was known before."""
+    async def test_sees_registrations_of_other_process(self) -> None:
+        """Registrations are visible in all processes, whatever they have cached."""
         ours, theirs = self.stores
         await ours.update_recipients(ALICE, [(INBOX, "add")], max_recipients=9)
         for store in self.stores:
@@ -128,12 +130,12 @@ class SharedTests(TestCase):
         await theirs.move_account(BOB, "did:example:carol")
         self.assertEqual(await ours.find_owner(INBOX), "did:example:carol")
 
-    async def test_pages(self) -> None:
-        """Pages that were read begin where they ought to after another process has changed the list."""
+    async def test_pages_follow_changes_of_other_process(self) -> None:
+        """Pages start correctly after another process has changed the list."""
         ours, theirs = self.stores
         orders = SQLiteOperations(stress_process.CAPS)
         events = [make_event(f"e{number}", at=float(number)) for number in range(40)]
-        await theirs.decentrl.save_events(orders.guard(), ALICE, events[1:])
+        await theirs.decentrl.save_events(orders.make_guard(), ALICE, events[1:])
 
         async def pages() -> list[str]:
             found = [
@@ -145,15 +147,15 @@ class SharedTests(TestCase):
         first, *events = events
         self.assertEqual(await pages(), [event.id for event in events])
         events = [first, *events]
-        await theirs.decentrl.save_events(orders.guard(), ALICE, [first])
+        await theirs.decentrl.save_events(orders.make_guard(), ALICE, [first])
         self.assertEqual(await pages(), [event.id for event in events])
-        await theirs.decentrl.update_tags(orders.guard(), ALICE, [("e3", ("x",))])
+        await theirs.decentrl.update_tags(orders.make_guard(), ALICE, [("e3", ("x",))])
         found = await ours.decentrl.events(ALICE, EventFilter(tags=("x",)), PageRequest(0, 9))
         self.assertEqual([event.id for event in found.items], ["e3"])
         self.assertEqual(await pages(), [event.id for event in events])
 
-    async def test_nonces_are_bounded(self) -> None:
-        """No more nonces are kept than one process alone would keep; what has no room is refused by each."""
+    async def test_number_of_nonces_is_bounded(self) -> None:
+        """All processes together keep no more nonces than one would; both refuse beyond the capacity."""
         for number in range(5):
             self.assertTrue(await self.stores[number % 2].claim_nonce(b"%d" % number, NOON + HOUR))
         for store in self.stores:
@@ -172,50 +174,50 @@ class SharedTests(TestCase):
             self.assertEqual([message.id for message in found], [f"m{number}" for number in range(6)])
 
 
-class LockTests(SynchronousTestCase):
-    """Waiting for another process that writes."""
+class WriteLockTests(SynchronousTestCase):
+    """Waiting for the write lock of another process."""
 
     def setUp(self) -> None:
         self.clock, self.path, self.writer = ImmediateClock(), make_database_path(self), HoldableRunner()
-        self.store = self.make_test_store()
+        self.store = self.make_store()
         self.successResultOf(self.store.open())
         self.addCleanup(lambda: self.successResultOf(self.store.close()))
         self.other = connect(self.path)
         self.addCleanup(self.other.close)
 
-    def make_test_store(self) -> SQLiteStore:
+    def make_store(self) -> SQLiteStore:
         return make_sqlite_store(self.clock, self.path, shared=True, write=self.writer, patience=PATIENCE)
 
-    def assert_refused(self, *asked: Deferred[Any]) -> None:
+    def assert_unavailable(self, *asked: Deferred[Any]) -> None:
         for one in asked:
             self.failureResultOf(one, StoreUnavailable)
 
-    def test_lock_is_waited_for(self) -> None:
-        """A write is done when the other process ends its transaction in time."""
+    def test_waits_for_lock(self) -> None:
+        """A write is done if the other process ends its transaction in time."""
         self.other.execute("BEGIN IMMEDIATE")
         steps: list[str] = []
         self.other.set_trace_callback(steps.append)
         self.writer.hold()
         claimed = self.store.claim_nonce(b"a", NOON + 9)
         self.other.execute("COMMIT")
-        self.writer.let_go()
+        self.writer.release()
         self.assertTrue(self.successResultOf(claimed))
         self.assertEqual(steps, ["COMMIT"])
 
-    def test_all_that_wait_fail_together(self) -> None:
-        """What has waited behind a write that was locked out fails with it, and does not wait as long once more."""
+    def test_waiting_writes_fail_together(self) -> None:
+        """Writes queued behind one that timed out fail with it, without a timeout of their own."""
         self.other.execute("BEGIN IMMEDIATE")
         self.writer.hold()
         asked = [self.store.claim_nonce(b"%d" % number, NOON + 9) for number in range(5)]
-        before = self.writer.hops
-        self.writer.let_go()
-        self.assert_refused(*asked)
-        self.assertEqual(self.writer.hops, before)
+        before = self.writer.calls
+        self.writer.release()
+        self.assert_unavailable(*asked)
+        self.assertEqual(self.writer.calls, before)
         self.other.execute("ROLLBACK")
         self.assertTrue(self.successResultOf(self.store.claim_nonce(b"0", NOON + 9)))
 
     def test_reads_do_not_wait(self) -> None:
-        """While another process writes everything can be read."""
+        """Everything can be read while another process writes."""
         self.successResultOf(self.store.grant(ALICE))
         self.other.execute("BEGIN IMMEDIATE")
         self.assertEqual(self.successResultOf(self.store.list_recipients(ALICE, offset=0, limit=9)), ([], 0))
