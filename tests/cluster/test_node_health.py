@@ -1,4 +1,4 @@
-"""What a process says of itself to those who send it work."""
+"""Health that a process reports to load balancers."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ class NodeHealthTests(SynchronousTestCase):
         self.clock.advance(NOW)
         self.node = NodeHealth(self.clock, NODE_LEASE)
 
-    def test_no_node(self) -> None:
-        """There is nothing that it has to join."""
+    def test_healthy_without_cluster(self) -> None:
+        """Without a cluster there is nothing to join."""
         self.assertEqual(NodeHealth(self.clock).trouble, "")
 
-    def test_until_it_has_joined(self) -> None:
-        """Nobody needs to be sent to a node that has just begun."""
+    def test_unhealthy_until_joined(self) -> None:
+        """A node is unhealthy until it has joined."""
         self.assertEqual(self.node.trouble, NOT_JOINED)
         self.node.joined()
         self.assertEqual(self.node.trouble, "")
 
-    def test_away(self) -> None:
-        """After an outage of the store all are away for a moment, which is no reason to send nobody anywhere."""
+    def test_short_absence_is_healthy(self) -> None:
+        """After a store outage all nodes are absent for a moment, which does not make them unhealthy."""
         self.node.joined()
         self.node.parted()
         self.clock.advance(NODE_LEASE)
@@ -42,15 +42,15 @@ class NodeHealthTests(SynchronousTestCase):
         self.assertEqual(self.node.trouble, "")
 
     def test_clock_set_back(self) -> None:
-        """That makes it no longer."""
+        """A clock set back does not prolong that moment."""
         self.node.joined()
         self.node.parted()
         self.clock.rightNow -= 7200
         self.clock.advance(NODE_LEASE + 1)
         self.assertEqual(self.node.trouble, NOT_JOINED)
 
-    def test_clock_right_again(self) -> None:
-        """What else is in the way is said then, and no longer the clock."""
+    def test_other_reason_after_clock_is_right(self) -> None:
+        """Once the clock is right another reason is reported instead."""
         self.node.joined()
         self.node.clock_differs(ClockSkewError(4320))
         self.node.parted()
@@ -59,8 +59,8 @@ class NodeHealthTests(SynchronousTestCase):
         self.node.clock_agrees()
         self.assertEqual(self.node.trouble, NOT_JOINED)
 
-    def test_clock(self) -> None:
-        """At once, with one warning for each time, whoever it is; and one line when it is over."""
+    def test_wrong_clock(self) -> None:
+        """A wrong clock is reported at once, with one warning for each time, and one line when it is over."""
         for node_health in (self.node, NodeHealth(self.clock)):
             node_health.joined()
             for _ in range(2):

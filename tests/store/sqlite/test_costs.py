@@ -100,7 +100,7 @@ class CostTestCase(SynchronousTestCase):
 class StoredSizeTests(CostTestCase):
     """Size of stored data."""
 
-    def count_pages(self) -> int:
+    def read_database_size(self) -> int:
         """Bytes of the database."""
         ((pages,),) = self.connection.execute("PRAGMA page_count").fetchall()
         ((size,),) = self.connection.execute("PRAGMA page_size").fetchall()
@@ -109,12 +109,12 @@ class StoredSizeTests(CostTestCase):
     def test_long_did_is_stored_once(self) -> None:
         """The DID of an account or a recipient is stored once; all other rows about it are small."""
         dids = [f"did:example:{number:03d}{'x' * 7_900}" for number in range(100)]
-        before = self.count_pages()
+        before = self.read_database_size()
         account_queries.update_recipients(self.connection, ALICE, [(did, "add") for did in dids], 999)
-        registered = self.count_pages()
+        registered = self.read_database_size()
         for did in dids:
             account_queries.grant_account(self.connection, did, NOON)
-        for taken in (registered - before, self.count_pages() - registered):
+        for taken in (registered - before, self.read_database_size() - registered):
             self.assertLess(taken, 1.1 * sum(map(len, dids)))
 
 

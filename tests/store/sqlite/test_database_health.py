@@ -146,7 +146,7 @@ class MissingFileTests(FileTestCase):
 class DamageTests(FileTestCase):
     """Files with wrong content."""
 
-    def fill_to_limit(self) -> int:
+    def fill_database(self) -> int:
         """Store enough for damage to hit something. :return: the size of the file."""
         for number in range(60):
             self.successResultOf(self.enqueue_ids(f"m{number}", size=9000))
@@ -165,7 +165,7 @@ class DamageTests(FileTestCase):
 
     def test_garbage_is_found_at_start(self) -> None:
         """Garbage in the middle, at the end or at the beginning is found at the start, which says what to do."""
-        size = self.fill_to_limit()
+        size = self.fill_database()
         whole = self.path.read_bytes()
         check_store("sqlite", self.path)
         for start in (size // 2, size // 4, size - GARBAGE, 0):
@@ -176,7 +176,7 @@ class DamageTests(FileTestCase):
 
     def test_truncated_file(self) -> None:
         """A truncated file is found at the start, with or without a write-ahead log."""
-        size = self.fill_to_limit()
+        size = self.fill_database()
         whole = self.path.read_bytes()
         for left in (size // 2, size - 4096, 4096, 100):
             self.path.write_bytes(whole[:left])
@@ -206,7 +206,7 @@ class DamageTests(FileTestCase):
 
     def test_damage_found_by_read(self) -> None:
         """Damage found by a read is a fault from then on; nothing is written to the file."""
-        size = self.fill_to_limit()
+        size = self.fill_database()
         self.overwrite_page(size // 2)
         self.store = self.open_store()
         self.assert_unavailable(self.store.fetch_messages(ALICE, None, limit=999, max_bytes=1 << 30))
@@ -221,7 +221,7 @@ class DamageTests(FileTestCase):
 
     def test_file_truncated_while_open(self) -> None:
         """A file truncated while it is open is damaged before anybody reads the missing part."""
-        size = self.fill_to_limit()
+        size = self.fill_database()
         self.store = self.open_store()
         with self.path.open("r+b") as file:
             file.truncate(size // 2)
@@ -231,7 +231,7 @@ class DamageTests(FileTestCase):
 
     def test_vacuum_by_another_program(self) -> None:
         """An intact file that another program has shortened is not damaged, and is checked once."""
-        size = self.fill_to_limit()
+        size = self.fill_database()
         self.store = self.open_store()
         self.successResultOf(self.store.acknowledge(ALICE, self.list_ids()[1:]))
         with closing(sqlite3.connect(self.path)) as connection:
@@ -245,7 +245,7 @@ class DamageTests(FileTestCase):
 
     def test_quick_and_deep_check(self) -> None:
         """An intact file passes both checks; an index without one of its rows fails the deep one."""
-        self.fill_to_limit()
+        self.fill_database()
         with closing(connect_reader(self.path)) as connection:
             self.assertEqual((check_structure(connection), check_integrity(connection)), ([], []))
         with closing(sqlite3.connect(self.path)) as connection:
@@ -259,7 +259,7 @@ class DamageTests(FileTestCase):
 
     def test_check_is_limited_in_time(self) -> None:
         """A check that takes too long ends without a finding."""
-        self.fill_to_limit()
+        self.fill_database()
         with closing(connect_reader(self.path)) as connection:
             connection.set_trace_callback(lambda statement: connection.interrupt())
             self.assertEqual(check_structure(connection, 60), [])
