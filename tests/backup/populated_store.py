@@ -138,16 +138,16 @@ class StorePopulator:
         for person in PEOPLE[:2]:
             waiting = await self.store.decentrl.pending_events(person, None, ALL)
             await self.store.decentrl.acknowledge_events(
-                self._make_guard(), person, [one.id for one in waiting.items[:1]]
+                self._make_guard(), person, [item.id for item in waiting.items[:1]]
             )
 
     async def _update(self, wallet: str, inbox: str, action: RecipientUpdateAction) -> None:
         await self._succeeds(self.store.update_recipients(wallet, [(inbox, action)], max_recipients=100))
 
-    async def _succeeds(self, asked: Any) -> bool:
+    async def _succeeds(self, deferred: Any) -> bool:
         """Whether the operation was not refused."""
         try:
-            await asked
+            await deferred
         except MediatorError:
             return False
         return True
@@ -171,43 +171,45 @@ async def query_everything(
     store: IStore, wallets: Sequence[str] = (*WALLETS, "did:example:rotated")
 ) -> dict[str, Any]:
     """Results of all queries of a store, except for data that a restart changes."""
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for wallet in wallets:
-        told[f"account {wallet}"] = await store.get_account(wallet)
-        told[f"recipients {wallet}"] = await store.list_recipients(wallet, offset=0, limit=1000)
+        results[f"account {wallet}"] = await store.get_account(wallet)
+        results[f"recipients {wallet}"] = await store.list_recipients(wallet, offset=0, limit=1000)
         for inbox in (None, *INBOXES):
-            told[f"status {wallet} {inbox}"] = await store.get_queue_status(wallet, inbox)
+            results[f"status {wallet} {inbox}"] = await store.get_queue_status(wallet, inbox)
             found = await store.fetch_messages(wallet, inbox, limit=10_000, max_bytes=1 << 40)
-            told[f"fetch {wallet} {inbox}"] = [_to_pending(one) for one in found]
-    told["arrived"] = await store.find_arrivals(wallets, ArrivalWindow(0.0, FAR), limit=10_000)
+            results[f"fetch {wallet} {inbox}"] = [_to_pending(one) for one in found]
+    results["arrived"] = await store.find_arrivals(wallets, ArrivalWindow(0.0, FAR), limit=10_000)
     for inbox in INBOXES:
-        told[f"owner {inbox}"] = await store.find_owner(inbox)
+        results[f"owner {inbox}"] = await store.find_owner(inbox)
     sizes, rest = await store.queue_sizes(1000)
-    told["sizes"] = sorted(sizes), rest
-    told["waiting"] = await store.get_queue_totals()
-    told["due"] = await store.find_next_due()
-    told["long forms"] = [await store.recall_did(f"did:peer:4short{number}") for number in range(6)]
-    return told | await _query_decentrl(store)
+    results["sizes"] = sorted(sizes), rest
+    results["waiting"] = await store.get_queue_totals()
+    results["due"] = await store.find_next_due()
+    results["long forms"] = [await store.recall_did(f"did:peer:4short{number}") for number in range(6)]
+    return results | await _query_decentrl(store)
 
 
 async def _query_decentrl(store: IStore) -> dict[str, Any]:
-    told: dict[str, Any] = {}
-    asked = store.decentrl
+    results: dict[str, Any] = {}
+    decentrl = store.decentrl
     for person in PEOPLE:
-        told[f"registered {person}"] = await asked.registered_until(person)
-        told[f"requests {person}"] = await asked.contract_requests(person, ALL)
+        results[f"registered {person}"] = await decentrl.registered_until(person)
+        results[f"requests {person}"] = await decentrl.contract_requests(person, ALL)
         for other in (None, *PEOPLE):
-            told[f"contracts {person} {other}"] = await asked.contracts(person, ContractFilter(did=other), ALL)
-            told[f"pending {person} {other}"] = await asked.pending_events(person, other, ALL)
-            told[f"events {person} {other}"] = await asked.events(person, EventFilter(participant=other), ALL)
-        told[f"unprocessed {person}"] = await asked.events(person, EventFilter(unprocessed_only=True), ALL)
+            results[f"contracts {person} {other}"] = await decentrl.contracts(person, ContractFilter(did=other), ALL)
+            results[f"pending {person} {other}"] = await decentrl.pending_events(person, other, ALL)
+            results[f"events {person} {other}"] = await decentrl.events(person, EventFilter(participant=other), ALL)
+        results[f"unprocessed {person}"] = await decentrl.events(person, EventFilter(unprocessed_only=True), ALL)
         for tag in TAGS:
-            told[f"tagged {person} {tag}"] = await asked.events(person, EventFilter(tags=(tag,)), ALL)
-            told[f"shown {person} {tag}"] = await asked.public_events(person, PublicEventFilter(tags=(tag,)), ALL)
+            results[f"tagged {person} {tag}"] = await decentrl.events(person, EventFilter(tags=(tag,)), ALL)
+            results[f"shown {person} {tag}"] = await decentrl.public_events(
+                person, PublicEventFilter(tags=(tag,)), ALL
+            )
         for channel in CHANNELS:
             wanted = PublicEventFilter(channel_id=channel)
-            told[f"channel {person} {channel}"] = await asked.public_events(person, wanted, ALL)
-    return told
+            results[f"channel {person} {channel}"] = await decentrl.public_events(person, wanted, ALL)
+    return results
 
 
 def _to_pending(message: StoredMessage) -> StoredMessage:
@@ -218,4 +220,4 @@ async def acknowledge_everything(store: IStore, wallets: Sequence[str] = (*WALLE
     """Acknowledge all visible messages, so that only delayed and expired ones still count."""
     for wallet in wallets:
         found = await store.fetch_messages(wallet, None, limit=10_000, max_bytes=1 << 40)
-        await store.acknowledge(wallet, [one.id for one in found])
+        await store.acknowledge(wallet, [item.id for item in found])

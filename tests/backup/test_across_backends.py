@@ -86,9 +86,9 @@ class AcrossBackendsTests(MongoTestCase):
 
     async def query(self, place: StoreLocation) -> dict[str, Any]:
         store = await place.open_store()
-        told = await query_everything(store)
+        results = await query_everything(store)
         await store.close()
-        return told
+        return results
 
     def transfer(self, source: StoreLocation, target: StoreLocation, name: str) -> Path:
         """Export and import; return the archive."""
@@ -102,12 +102,12 @@ class AcrossBackendsTests(MongoTestCase):
         return archive
 
     async def round_trip(self, one: StoreLocation, other: StoreLocation, back: StoreLocation) -> None:
-        told = await self.fill(one)
-        there = await self.run_in_thread(self.transfer, one, other, "there")
-        self.assertEqual(await self.query(other), told)
+        results = await self.fill(one)
+        exported = await self.run_in_thread(self.transfer, one, other, "there")
+        self.assertEqual(await self.query(other), results)
         again = await self.run_in_thread(self.transfer, other, back, "again")
-        self.assertEqual(read_records(again), read_records(there))
-        self.assertEqual(await self.query(back), told)
+        self.assertEqual(read_records(again), read_records(exported))
+        self.assertEqual(await self.query(back), results)
         self.assertFalse([line for line in self.log_lines if "building indexes" in line])
         await self.assert_continues(back)
         await self.assert_continues(other)

@@ -39,9 +39,9 @@ from mediatord.backup.records import (
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 times = st.floats(allow_nan=False)
-somebody = st.builds(AccountRecord, number=st.just(1), did=texts, created_at=times, draft03=st.booleans())
+account_records = st.builds(AccountRecord, number=st.just(1), did=texts, created_at=times, draft03=st.booleans())
 records = st.one_of(
-    somebody,
+    account_records,
     st.builds(RetiredDIDRecord, did=texts),
     st.builds(
         RecipientRecord, number=st.just(1), account=st.just(1), did=texts, place=st.none() | st.integers(1, 99)
@@ -256,11 +256,11 @@ HEADER = b'{"kind":"header","format":"mediatord-store","version":%d}'
     ],
     ids=range(6),
 )
-def test_refuses_other_file(tmp_path: Path, content: bytes, said: str) -> None:
+def test_refuses_other_file(tmp_path: Path, content: bytes, error: str) -> None:
     """Any other file is refused, compressed or not."""
     path = tmp_path / "x"
     path.write_bytes(gzip.compress(content))
-    with pytest.raises(InvalidArchiveError, match=said):
+    with pytest.raises(InvalidArchiveError, match=error):
         verify_archive(path)
     path.write_bytes(content)
     with pytest.raises(InvalidArchiveError, match="not an archive of mediatord"):
@@ -298,13 +298,13 @@ def test_detects_changed_content(archive: Path) -> None:
 
 
 @pytest.mark.parametrize("said", ['"' + "x" * 9999 + '"', "9" * 4000, "[1]"])
-def test_error_does_not_quote_content(said: str, archive: Path) -> None:
+def test_error_does_not_quote_content(text: str, archive: Path) -> None:
     """An error is one short line without payloads."""
     header, *more = read_lines(archive)
-    archive.write_bytes(gzip.compress(header.replace(b'"version":1', b'"version":' + said.encode())))
+    archive.write_bytes(gzip.compress(header.replace(b'"version":1', b'"version":' + text.encode())))
     with pytest.raises(InvalidArchiveError) as version:
         verify_archive(archive)
-    archive.write_bytes(gzip.compress(header + b'{"kind":' + said.encode() + b"}\n"))
+    archive.write_bytes(gzip.compress(header + b'{"kind":' + text.encode() + b"}\n"))
     with pytest.raises(InvalidArchiveError) as kind:
         verify_archive(archive)
     archive.write_bytes(gzip.compress(header + b'{"kind":"retired","did":"d","' + b"x" * 9999 + b'":1}\n'))

@@ -35,8 +35,8 @@ def test_round_trip(mediator_config: Path, backup: Path, tmp_path: Path, capsys:
     new = tmp_path / "new" / "place"
     for _ in range(2):
         assert call("restore", "--from", str(backup), "--dir", str(new), "--json") == 0
-        told = json.loads(capsys.readouterr().out)
-        assert told["records"] == told["store"] and told["store"]["account"] == 1
+        output = json.loads(capsys.readouterr().out)
+        assert output["records"] == output["store"] and output["store"]["account"] == 1
     files = ["mediator.yaml", "keys.jwks", "log.key", "secret", "token"]
     assert {name: (new / name).read_bytes() for name in files} == {
         name: (mediator_config.parent / name).read_bytes() for name in files
@@ -54,14 +54,14 @@ def test_restored_files_belong_to_owner_of_configuration(
     """Files and directories restored by root belong to the owner of the configuration."""
     if os.geteuid() != 0:
         pytest.skip("only root can give files away")
-    nobody = pwd.getpwnam("nobody")
+    other_user = pwd.getpwnam("nobody")
     for path in mediator_config.parent.iterdir():
-        os.chown(path, nobody.pw_uid, nobody.pw_gid)
+        os.chown(path, other_user.pw_uid, other_user.pw_gid)
     new = tmp_path / "new"
     assert call("backup", "--config", str(mediator_config), "--to", str(tmp_path / "b.tar")) == 0
     assert call("restore", "--from", str(tmp_path / "b.tar"), "--dir", str(new)) == 0
-    there = [path for path in (new, *new.iterdir()) if path.stat().st_uid != nobody.pw_uid]
-    assert there == []
+    wrong_owner = [path for path in (new, *new.iterdir()) if path.stat().st_uid != other_user.pw_uid]
+    assert wrong_owner == []
     assert stat.S_IMODE(new.stat().st_mode) == 0o750
 
 
@@ -226,7 +226,7 @@ def test_mongodb(mediator_config: Path, tmp_path: Path, capsys: Capture) -> None
         assert not (tmp_path / "new").exists()
         servers.client.drop_database(name)
         assert call("restore", "--from", str(backup), "--dir", str(tmp_path / "new")) == 0
-        assert [one["did"] for one in servers.client[name]["accounts"].find()] == ["did:a"]
+        assert [document["did"] for document in servers.client[name]["accounts"].find()] == ["did:a"]
         assert load_config(tmp_path / "new" / "mediator.yaml").storage.mongodb.uri == servers.uri(name)
         assert sorted(os.listdir(tmp_path / "new")) == ["keys.jwks", "log.key", "mediator.yaml", "secret", "token"]
 
@@ -237,10 +237,10 @@ def test_nothing_to_read(command: str, tmp_path: Path, capsys: Capture) -> None:
     assert call("init", "--dir", str(tmp_path / "m")) == 0
     capsys.readouterr()
     path = tmp_path / "m" / "mediator.yaml"
-    for backend, told in (("sqlite", "no daemon has stored anything yet"), ("memory", "storage.backend memory: ")):
+    for backend, error in (("sqlite", "no daemon has stored anything yet"), ("memory", "storage.backend memory: ")):
         path.write_text(path.read_text().replace("backend: sqlite", f"backend: {backend}"))
         assert call(command, "--config", str(path), "--to", str(tmp_path / "x")) == 1
-        assert told in one_line(capsys)
+        assert error in one_line(capsys)
     assert os.listdir(tmp_path) == ["m"]
 
 

@@ -58,7 +58,7 @@ def test_refuses_truncated_backup(small_backup: Path) -> None:
 def test_refuses_altered_backup(small_backup: Path) -> None:
     """A bit flipped in any byte is detected or changes nothing."""
     whole, random = small_backup.read_bytes(), Random(1)
-    said = read_contents(small_backup)
+    contents = read_contents(small_backup)
     refused = 0
     for place in range(len(whole)):
         altered = bytearray(whole)
@@ -70,14 +70,14 @@ def test_refuses_altered_backup(small_backup: Path) -> None:
             assert "\n" not in str(error)
             refused += 1
         else:
-            assert read_contents(small_backup) == said
+            assert read_contents(small_backup) == contents
     assert refused > len(whole.replace(b"\0", b""))
 
 
 def write_forged(path: Path, change: Callable[[dict[str, Any], list[tuple[tarfile.TarInfo, bytes]]], None]) -> Path:
     """A backup with valid digests and a forged change."""
     with tarfile.open(path) as tar:
-        members = [(one, tar.extractfile(one).read()) for one in tar.getmembers()]  # type: ignore[union-attr]
+        members = [(member, tar.extractfile(member).read()) for member in tar.getmembers()]  # type: ignore[union-attr]
     manifest = json.loads(members[0][1])
     members = members[2:]
     change(manifest, members)

@@ -81,8 +81,8 @@ def test_continues_after_kills(config: Path, tmp_path: Path, capsys: Capture) ->
     for place, times in (("committed", 0), ("writing", 0), ("committed", 2), ("writing", 1), ("committed", 1)):
         run_and_kill(archive, config, place, times)
     assert call("import", "--config", str(config), "--from", str(archive), "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["equal"] and told["store"]["message"] == MESSAGES
+    output = json.loads(capsys.readouterr().out)
+    assert output["equal"] and output["store"]["message"] == MESSAGES
     again = tmp_path / "b.gz"
     with open_record_source(load_config(config).storage) as store:
         write_archive(again, store.backend, store.records())
@@ -102,15 +102,17 @@ def read_counts(config: Path) -> None:
             assert queues == [(MESSAGES // 2, sizes[0]), (MESSAGES // 2, sizes[1])]
             assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
             assert connection.execute("SELECT value FROM counter WHERE name = 'nonces'").fetchall() == [(1,)]
-        assert sorted(one.name for one in config.parent.iterdir() if "sqlite" in one.name) == [
+        assert sorted(path.name for path in config.parent.iterdir() if "sqlite" in path.name) == [
             "mediator.sqlite3",
             "mediator.sqlite3.lock",
         ]
     else:
         database = shared_replica_set().client[storage.mongodb.uri.rpartition("/")[2].partition("?")[0]]
-        found = [(one["messages"], one["bytes"]) for one in database["recipients"].find().sort("_id", 1)]
+        found = [
+            (document["messages"], document["bytes"]) for document in database["recipients"].find().sort("_id", 1)
+        ]
         assert found == [(MESSAGES // 2, sizes[0]), (MESSAGES // 2, sizes[1])]
-        assert [(one["recipients"], one["places"]) for one in database["accounts"].find()] == [(2, 2)]
+        assert [(document["recipients"], document["places"]) for document in database["accounts"].find()] == [(2, 2)]
 
 
 def test_unfinished_import_blocks_others(config: Path, tmp_path: Path, capsys: Capture) -> None:

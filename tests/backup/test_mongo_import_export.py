@@ -54,10 +54,10 @@ class RefusalTests(MongoTestCase):
         )
 
     def import_into(
-        self, archive: Path, *, stopped: bool = False, tell: ProgressCallback = ignore_progress
+        self, archive: Path, *, stopped: bool = False, report_progress: ProgressCallback = ignore_progress
     ) -> RecordCounts:
         with open_mongodb_target(self.uri, stopped=stopped) as target:
-            return import_archive(verify_archive(archive), target, tell)
+            return import_archive(verify_archive(archive), target, report_progress)
 
     def assert_refused(self, work: Callable[[], object]) -> Deferred[str]:
         """The error text."""
@@ -67,8 +67,8 @@ class RefusalTests(MongoTestCase):
         """An import into a store with data is refused, and the data is unchanged."""
         store = await self.open_store()
         await store.close()
-        said = await self.assert_refused(lambda: self.import_into(self.archive))
-        self.assertIn("is not empty (1 accounts, 1 recipient DIDs)", said)
+        error = await self.assert_refused(lambda: self.import_into(self.archive))
+        self.assertIn("is not empty (1 accounts, 1 recipient DIDs)", error)
         self.assertEqual(self.documents["accounts"].count_documents({}), 1)
         await (await self.open_store()).close()
 
@@ -90,13 +90,15 @@ class RefusalTests(MongoTestCase):
         server = self.make_client()
         store = MongoStore(server, CLOCK, QueueLimits())
         await store.open()
-        said = await self.assert_refused(lambda: self.import_into(self.archive))
-        self.assertIn("a daemon uses the MongoDB database", said)
+        error = await self.assert_refused(lambda: self.import_into(self.archive))
+        self.assertIn("a daemon uses the MongoDB database", error)
         await store.cluster.join(ClusterNode("north", "boot", "tcp:127.0.0.1:9", b"seal"), 3600.0)
-        said = await self.assert_refused(lambda: self.import_into(self.archive, stopped=True))
-        self.assertIn("nodes use the MongoDB database (north)", said)
-        said = await self.assert_refused(lambda: export_store(self.uri, self.archive.with_name("c.gz"), offline=True))
-        self.assertIn("nodes use the MongoDB database (north)", said)
+        error = await self.assert_refused(lambda: self.import_into(self.archive, stopped=True))
+        self.assertIn("nodes use the MongoDB database (north)", error)
+        error = await self.assert_refused(
+            lambda: export_store(self.uri, self.archive.with_name("c.gz"), offline=True)
+        )
+        self.assertIn("nodes use the MongoDB database (north)", error)
         await store.cluster.drop("boot", until=float("inf"))
         await self.run_in_thread(self.import_into, self.archive, stopped=True)
         await store.close()
@@ -117,8 +119,8 @@ class RefusalTests(MongoTestCase):
             await MongoStore(self.make_client(), CLOCK, QueueLimits()).open()
         self.assertIn("an import into it is not finished", str(caught.exception))
         self.assertIn("another archive", await self.assert_refused(lambda: self.import_into(self.other)))
-        said = await self.assert_refused(lambda: export_store(self.uri, self.archive.with_name("c.gz")))
-        self.assertIn("is not finished", said)
+        error = await self.assert_refused(lambda: export_store(self.uri, self.archive.with_name("c.gz")))
+        self.assertIn("is not finished", error)
         await self.run_in_thread(self.import_into, self.archive)
         store = MongoStore(self.make_client(), CLOCK, QueueLimits())
         await store.open()
@@ -190,8 +192,8 @@ class RefusalTests(MongoTestCase):
         store = await self.open_store()
         await store.close()
         with self.servers.failpoint("find", errorCode=239, times=1):
-            said = await self.assert_refused(lambda: export_store(self.uri, self.archive.with_name("c.gz")))
-        self.assertIn("minSnapshotHistoryWindowInSeconds", said)
+            error = await self.assert_refused(lambda: export_store(self.uri, self.archive.with_name("c.gz")))
+        self.assertIn("minSnapshotHistoryWindowInSeconds", error)
         self.assertFalse(self.archive.with_name("c.gz").exists())
 
 

@@ -59,20 +59,20 @@ class RunningDaemonTests(TestCase):
         promised = set(senders.markers(202))
         self.assertGreaterEqual(len(promised), BEFORE)
         backup, archive = self.folder / "b.tar", self.folder / "a.gz"
-        told = await self.run_command("backup", "--config", str(self.daemon.config), "--to", str(backup), "--json")
+        output = await self.run_command("backup", "--config", str(self.daemon.config), "--to", str(backup), "--json")
         await self.run_command("export", "--config", str(self.daemon.config), "--to", str(archive), "--json")
         await deferToThread(senders.join)
         self.assertEqual(len(senders.markers(202)), LETTERS)
         read = verify_archive(archive)
         waiting = [record for record, _ in read.records() if isinstance(record, MessageRecord)]
-        self.assertTrue(len(promised) <= told["records"]["message"] <= len(waiting) <= LETTERS)
+        self.assertTrue(len(promised) <= output["records"]["message"] <= len(waiting) <= LETTERS)
         self.assertEqual(set(await drain_queue(bob)), set(senders.markers(202)))
         self.daemon.stop()
         self.delete_store()
         with self.restore(backup) as daemon:
             found = await drain_queue(bob)
             self.assertLessEqual(promised, set(found))
-            self.assertEqual(len(found), told["records"]["message"])
+            self.assertEqual(len(found), output["records"]["message"])
             self.assertEqual([ids for ids in found.values() if len(ids) > 1], [])
             self.check(daemon)
 
@@ -122,4 +122,4 @@ class MongoDBRunningDaemonTests(RunningDaemonTests):
         """No counter has queued messages."""
         name = self.section["mongodb"]["uri"].rpartition("/")[2].partition("?")[0]
         found = shared_replica_set().client[name]["recipients"].find()
-        self.assertEqual([(one["messages"], one["bytes"]) for one in found], [(0, 0)])
+        self.assertEqual([(item["messages"], item["bytes"]) for item in found], [(0, 0)])

@@ -86,14 +86,14 @@ def test_same_results_after_any_history(seed: int) -> None:
         assert result_of(stores[1].read_ledger()) == accepted
         for seconds in (0.0, 601.0, 7200.0):
             clock.advance(seconds)
-            told = [run(query_everything(store)) for store in stores]
-            assert told[0] == told[1]
+            results = [run(query_everything(store)) for store in stores]
+            assert results[0] == results[1]
             removed = [result_of(store.expire_messages(1000)) for store in stores]
             assert removed[0] == removed[1]
             taken = [result_of(store.take_due_messages(1000)) for store in stores]
             assert taken[0] == taken[1]
-            books = [result_of(store.read_ledger()) for store in stores]
-            assert [(one.didcomm.difference, one.decentrl.difference) for one in books] == [(0, 0), (0, 0)]
+            ledgers = [result_of(store.read_ledger()) for store in stores]
+            assert [(ledger.didcomm.difference, ledger.decentrl.difference) for ledger in ledgers] == [(0, 0), (0, 0)]
         for store in stores:
             store.close()
     finally:
@@ -116,12 +116,15 @@ def test_refuses_other_database(tmp_path: Path) -> None:
     """A database of another version or program is refused and unchanged."""
     path = tmp_path / "s.sqlite3"
     open_database(path, None).close()
-    for pragma, said in (("user_version = 2", "version 2"), ("application_id = 1", "is not a database of mediatord")):
+    for pragma, error in (
+        ("user_version = 2", "version 2"),
+        ("application_id = 1", "is not a database of mediatord"),
+    ):
         with closing(connect(path)) as connection:
             connection.execute(f"PRAGMA {pragma}")
-        with pytest.raises(BackupError, match=said), open_sqlite_source(path):
+        with pytest.raises(BackupError, match=error), open_sqlite_source(path):
             pass
-        with pytest.raises(BackupError, match=said), open_sqlite_target(path) as target:
+        with pytest.raises(BackupError, match=error), open_sqlite_target(path) as target:
             target.begin("archive")
 
 
@@ -136,9 +139,11 @@ def test_counts_that_differ(tmp_path: Path, capsys: Capture) -> None:
         target.begin(read.id)
         target.connection.execute("INSERT INTO retired VALUES ('did:lost')")
     assert call("import", "--config", str(tmp_path / "mediator.yaml"), "--from", str(archive)) == 1
-    told = capsys.readouterr()
-    assert "retired DIDs                  0      1  differs" in told.out
-    assert told.err.startswith("mediatord: the store has 1 retired DIDs instead of 0") and told.err.count("\n") == 1
+    output = capsys.readouterr()
+    assert "retired DIDs                  0      1  differs" in output.out
+    assert (
+        output.err.startswith("mediatord: the store has 1 retired DIDs instead of 0") and output.err.count("\n") == 1
+    )
     assert not path.exists() and make_import_path(path).exists()
     with open_sqlite_target(path) as target, pytest.raises(CountMismatchError):
         import_archive(read, target)
@@ -250,20 +255,20 @@ def test_progress_bar_on_terminal(tmp_path: Path) -> None:
         AccountRecord(number=number, did=f"did:{number}", created_at=1.0, draft03=False) for number in range(1, 2001)
     ]
     write_archive(tmp_path / "a.gz", "sqlite", records)
-    ours, theirs = pty.openpty()
+    controller, terminal = pty.openpty()
     arguments = ["import", "--config", str(tmp_path / "mediator.yaml"), "--from", str(tmp_path / "a.gz"), "--json"]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
     with subprocess.Popen(
-        [sys.executable, "-m", "mediatord", *arguments], stderr=theirs, stdout=subprocess.PIPE, env=environment
+        [sys.executable, "-m", "mediatord", *arguments], stderr=terminal, stdout=subprocess.PIPE, env=environment
     ) as process:
-        os.close(theirs)
+        os.close(terminal)
         shown = b""
         try:
-            while some := os.read(ours, 4096):
+            while some := os.read(controller, 4096):
                 shown += some
         except OSError:  # read errors of a terminal whose other side is closed
             pass
-        told = process.communicate()[0]
-    os.close(ours)
-    assert process.returncode == 0 and told.startswith(b'{"archive"')
+        output = process.communicate()[0]
+    os.close(controller)
+    assert process.returncode == 0 and output.startswith(b'{"archive"')
     assert b"importing" in shown and b"2000/2000" in shown

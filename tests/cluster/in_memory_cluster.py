@@ -169,10 +169,10 @@ class InMemoryNode(InMemoryMediator):
         self._running = False
         self.test_case.network.in_memory_nodes.pop(self.boot, None)
         self.cluster.presence_publisher.stop()
-        life = self.membership._task
+        task = self.membership._task
         self.membership._task = None
-        if life is not None:
-            life.cancel()
+        if task is not None:
+            task.cancel()
         for service in reversed(self.services):
             service.stopService()
 

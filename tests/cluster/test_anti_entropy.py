@@ -44,7 +44,7 @@ class FakeMessageSource:
     """Message source of one protocol, with messages set by the test."""
 
     def __init__(self, *messages: StoredMessage) -> None:
-        self.messages = {one.id: one for one in messages}
+        self.messages = {message.id: message for message in messages}
         self.dids = [BOB]
         self.most = 500
         self.pushed: list[str] = []
@@ -79,7 +79,7 @@ class FakeMessageSource:
     def find(self, ids: Sequence[str]) -> Deferred[list[StoredMessage]]:
         """Messages by id, as many as fit."""
         self.found.append(list(ids))
-        return succeed([self.messages[one] for one in ids if one in self.messages][: self.most])
+        return succeed([self.messages[id_] for id_ in ids if id_ in self.messages][: self.most])
 
     def arrived(self, dids: Sequence[str], window: ArrivalWindow, limit: int) -> Deferred[list[MessageArrival]]:
         """Messages by time and id."""
@@ -87,7 +87,9 @@ class FakeMessageSource:
             return fail(StoreUnavailable())
         self.questions.append((list(dids), window))
         messages = self.messages.values()
-        in_time = [(one.received_at, one.id) for one in messages if window.has(one.received_at, one.id)]
+        in_time = [
+            (message.received_at, message.id) for message in messages if window.has(message.received_at, message.id)
+        ]
         return succeed([MessageArrival(id_, BOB, at) for at, id_ in sorted(in_time)[:limit]])
 
     def push_remote(self, one: StoredMessage, *, by: float = inf) -> bool:
@@ -100,68 +102,70 @@ class FakeMessageSource:
 
 
 class NotificationReceiverTests(SynchronousTestCase):
-    def push_notified(self, shelf: FakeMessageSource, *ids: str) -> list[str]:
+    def push_notified(self, source: FakeMessageSource, *ids: str) -> list[str]:
         """Ids reported as pushed."""
-        return self.successResultOf(Deferred.fromCoroutine(shelf.delivery.push_notified(ids)))
+        return self.successResultOf(Deferred.fromCoroutine(source.delivery.push_notified(ids)))
 
     def test_pushes_messages_found(self) -> None:
         """Messages that exist are pushed; missing and refused ones are left out."""
-        shelf = FakeMessageSource(make_message("a"), make_message("b"), make_message("c"))
-        shelf.stuck = {"b"}
-        self.assertEqual(self.push_notified(shelf, "a", "b", "x"), ["a"])
-        self.assertEqual(shelf.pushed, ["a"])
+        source = FakeMessageSource(make_message("a"), make_message("b"), make_message("c"))
+        source.stuck = {"b"}
+        self.assertEqual(self.push_notified(source, "a", "b", "x"), ["a"])
+        self.assertEqual(source.pushed, ["a"])
 
     def test_repeated_notification_is_answered_alike(self) -> None:
         """A notification repeated because its response was lost gets the same response."""
-        shelf = FakeMessageSource(make_message("a"))
-        self.push_notified(shelf, "a")
-        self.assertEqual(self.push_notified(shelf, "a"), ["a"])
-        self.assertEqual((shelf.pushed, shelf.found), (["a"], [["a"]]))
+        source = FakeMessageSource(make_message("a"))
+        self.push_notified(source, "a")
+        self.assertEqual(self.push_notified(source, "a"), ["a"])
+        self.assertEqual((source.pushed, source.found), (["a"], [["a"]]))
 
     def test_repeated_notification_during_lookup(self) -> None:
         """The same holds while the first one is still looked up."""
-        shelf = FakeMessageSource(make_message("a"))
-        asked: list[Deferred[list[StoredMessage]]] = []
-        shelf.find = lambda ids: asked.append(Deferred()) or asked[-1]  # type: ignore[func-returns-value, method-assign]
-        both = [Deferred.fromCoroutine(shelf.delivery.push_notified(["a"])) for _ in range(2)]
-        for one in asked:
-            one.callback([make_message("a")])
-        self.assertEqual([self.successResultOf(one) for one in both], [["a"], ["a"]])
-        self.assertEqual(shelf.pushed, ["a"])
+        source = FakeMessageSource(make_message("a"))
+        lookups: list[Deferred[list[StoredMessage]]] = []
+        source.find = lambda ids: lookups.append(Deferred()) or lookups[-1]  # type: ignore[func-returns-value, method-assign]
+        both = [Deferred.fromCoroutine(source.delivery.push_notified(["a"])) for _ in range(2)]
+        for lookup in lookups:
+            lookup.callback([make_message("a")])
+        self.assertEqual([self.successResultOf(item) for item in both], [["a"], ["a"]])
+        self.assertEqual(source.pushed, ["a"])
 
     def test_pushes_messages_sent_with_notification(self) -> None:
         """Messages sent with the notification are pushed without the store, unless pushed before."""
-        shelf = FakeMessageSource()
-        shelf.pushed, shelf.stuck = ["a"], {"c"}
-        self.assertEqual(self.push_sent(shelf, "abc", map(make_message, "abc")), ["a", "b"])
-        self.assertEqual((shelf.pushed, shelf.found), (["a", "b"], []))
+        source = FakeMessageSource()
+        source.pushed, source.stuck = ["a"], {"c"}
+        self.assertEqual(self.push_sent(source, "abc", map(make_message, "abc")), ["a", "b"])
+        self.assertEqual((source.pushed, source.found), (["a", "b"], []))
 
     def test_missing_messages_are_read_before_push(self) -> None:
         """Nothing is pushed before missing messages have been read: the order is kept."""
-        shelf = FakeMessageSource(*map(make_message, "abc"))
-        self.assertEqual(self.push_sent(shelf, "abc", map(make_message, "ac")), ["a", "b", "c"])
-        self.assertEqual((shelf.pushed, shelf.found), (["a", "b", "c"], [["a", "b", "c"]]))
+        source = FakeMessageSource(*map(make_message, "abc"))
+        self.assertEqual(self.push_sent(source, "abc", map(make_message, "ac")), ["a", "b", "c"])
+        self.assertEqual((source.pushed, source.found), (["a", "b", "c"], [["a", "b", "c"]]))
 
     def test_expired_message_is_read(self) -> None:
         """A message that has expired on the way is looked up, and so not pushed."""
-        shelf = FakeMessageSource()
-        self.assertEqual(self.push_sent(shelf, "a", [replace(make_message("a"), expires_at=NOW)]), [])
-        self.assertEqual((shelf.pushed, shelf.found), ([], [["a"]]))
+        source = FakeMessageSource()
+        self.assertEqual(self.push_sent(source, "a", [replace(make_message("a"), expires_at=NOW)]), [])
+        self.assertEqual((source.pushed, source.found), ([], [["a"]]))
 
-    def push_sent(self, shelf: FakeMessageSource, ids: Iterable[str], messages: Iterable[StoredMessage]) -> list[str]:
+    def push_sent(
+        self, source: FakeMessageSource, ids: Iterable[str], messages: Iterable[StoredMessage]
+    ) -> list[str]:
         """Ids reported as pushed for a request with messages."""
         clock = Clock()
         clock.advance(NOW)
-        receiver = NotificationReceiver(clock, shelf.delivery, cast(Any, None), cast(Any, None), lambda did: False)
+        receiver = NotificationReceiver(clock, source.delivery, cast(Any, None), cast(Any, None), lambda did: False)
         body = encode_names("hints", {"messages": list(ids)}, list(messages))
         answer = self.successResultOf(Deferred.fromCoroutine(receiver.receive(body)))
         return decode_names("pushed", answer).get("messages", [])
 
     def test_reads_more_than_one_page(self) -> None:
         """Messages that the store does not return at once are requested again."""
-        shelf = FakeMessageSource(*(make_message(str(number)) for number in range(5)))
-        shelf.most = 2
-        self.assertEqual(self.push_notified(shelf, *"01234x"), list("01234"))
+        source = FakeMessageSource(*(make_message(str(number)) for number in range(5)))
+        source.most = 2
+        self.assertEqual(self.push_notified(source, *"01234x"), list("01234"))
 
 
 class AntiEntropyTests(SynchronousTestCase):
@@ -181,54 +185,54 @@ class AntiEntropyTests(SynchronousTestCase):
             "old": SCAN_WINDOW,
             "older": SCAN_WINDOW + 0.1,
         }
-        shelf = FakeMessageSource(*(make_message(name, age=age) for name, age in ages.items()))
-        self.run_round(AntiEntropy(self.clock, [shelf.delivery]))
-        self.assertEqual(shelf.pushed, ["old", "new"])
+        source = FakeMessageSource(*(make_message(name, age=age) for name, age in ages.items()))
+        self.run_round(AntiEntropy(self.clock, [source.delivery]))
+        self.assertEqual(source.pushed, ["old", "new"])
 
     def test_does_not_push_twice(self) -> None:
         """A message pushed here is not pushed again; one that no socket accepted is retried once."""
-        shelf = FakeMessageSource(make_message("a"), make_message("b", age=5))
-        shelf.stuck = {"b"}
-        catch_up = AntiEntropy(self.clock, [shelf.delivery])
+        source = FakeMessageSource(make_message("a"), make_message("b", age=5))
+        source.stuck = {"b"}
+        catch_up = AntiEntropy(self.clock, [source.delivery])
         self.run_round(catch_up)
-        shelf.stuck = set()
+        source.stuck = set()
         self.run_round(catch_up)
-        self.assertEqual(shelf.pushed, ["a", "b"])
+        self.assertEqual(source.pushed, ["a", "b"])
 
     def test_skips_picked_up_messages(self) -> None:
         """Messages that the recipient has picked up are skipped and not looked up."""
-        shelf = FakeMessageSource(make_message("a"), make_message("b"))
-        shelf.picked = frozenset("a")
-        self.run_round(AntiEntropy(self.clock, [shelf.delivery]))
-        self.assertEqual((shelf.pushed, shelf.found), (["b"], [["b"]]))
+        source = FakeMessageSource(make_message("a"), make_message("b"))
+        source.picked = frozenset("a")
+        self.run_round(AntiEntropy(self.clock, [source.delivery]))
+        self.assertEqual((source.pushed, source.found), (["b"], [["b"]]))
 
     def test_forgets_backlogs_beyond_window(self) -> None:
         """
         Backlogs older than the window are forgotten, unless the round failed, as the next one looks further back.
         """
         forgotten: list[float] = []
-        shelf = FakeMessageSource()
-        catch_up = AntiEntropy(self.clock, [shelf.delivery], forgotten.append)
+        source = FakeMessageSource()
+        catch_up = AntiEntropy(self.clock, [source.delivery], forgotten.append)
         self.run_round(catch_up)
         self.assertEqual(forgotten, [NOW - SCAN_WINDOW - MAX_VISIBILITY_DELAY])
-        shelf.dids = [BOB] * 2
-        shelf.is_away = True
+        source.dids = [BOB] * 2
+        source.is_away = True
         self.failureResultOf(Deferred.fromCoroutine(catch_up.scan()), StoreUnavailable)
         self.assertEqual(len(forgotten), 1)
 
     def test_next_round_covers_failed_rounds(self) -> None:
         """The next round covers the windows of rounds that failed or were skipped."""
-        shelf = FakeMessageSource()
-        catch_up = AntiEntropy(self.clock, [shelf.delivery])
+        source = FakeMessageSource()
+        catch_up = AntiEntropy(self.clock, [source.delivery])
         self.run_round(catch_up)
         self.clock.advance(100)
-        shelf.is_away = True
+        source.is_away = True
         self.failureResultOf(Deferred.fromCoroutine(catch_up.scan()), StoreUnavailable)
         self.clock.advance(100)
-        shelf.is_away = False
+        source.is_away = False
         self.run_round(catch_up)
         self.assertEqual(
-            shelf.questions[-1][1], ArrivalWindow(NOW - MAX_VISIBILITY_DELAY, NOW + 200 - MIN_MESSAGE_AGE)
+            source.questions[-1][1], ArrivalWindow(NOW - MAX_VISIBILITY_DELAY, NOW + 200 - MIN_MESSAGE_AGE)
         )
 
     def test_clock_step_extends_window(self) -> None:
@@ -236,8 +240,8 @@ class AntiEntropyTests(SynchronousTestCase):
         for step in (7200.0, 200.0, -7200.0):
             clock = Clock()
             clock.advance(NOW)
-            shelf = FakeMessageSource()
-            catch_up = AntiEntropy(clock, [shelf.delivery])
+            source = FakeMessageSource()
+            catch_up = AntiEntropy(clock, [source.delivery])
             self.run_round(catch_up)
             clock.rightNow += step
             self.run_round(catch_up)
@@ -245,67 +249,67 @@ class AntiEntropyTests(SynchronousTestCase):
             clock.advance(300)
             self.run_round(catch_up)
             self.assertEqual(
-                shelf.questions[-1][1],
+                source.questions[-1][1],
                 ArrivalWindow(NOW + min(step, 0) - MAX_VISIBILITY_DELAY, NOW + 300 - MIN_MESSAGE_AGE),
             )
 
     def test_window_is_bounded(self) -> None:
         """A round looks back no further than needed, however long ago the first one was."""
-        shelf = FakeMessageSource()
-        catch_up = AntiEntropy(self.clock, [shelf.delivery])
+        source = FakeMessageSource()
+        catch_up = AntiEntropy(self.clock, [source.delivery])
         for _ in range(3):
             self.run_round(catch_up)
             self.clock.advance(ANTI_ENTROPY_INTERVAL)
         now = NOW + 2 * ANTI_ENTROPY_INTERVAL
-        self.assertEqual(shelf.questions[-1][1], ArrivalWindow(now - SCAN_WINDOW, now - MIN_MESSAGE_AGE))
+        self.assertEqual(source.questions[-1][1], ArrivalWindow(now - SCAN_WINDOW, now - MIN_MESSAGE_AGE))
 
     def test_reads_in_chunks(self) -> None:
         """Any number of DIDs and messages is read in chunks."""
         self.patch(anti_entropy, "BATCH_SIZE", 7)
-        shelf = FakeMessageSource(*(make_message(str(number), age=29 - number) for number in range(20)))
-        shelf.dids = [f"did:x:{number}" for number in range(2 * 7 + 1)]
-        shelf.most = 3
-        self.run_round(AntiEntropy(self.clock, [shelf.delivery]))
-        self.assertEqual([len(dids) for dids, _ in shelf.questions], [7] * 6 + [1] * 3)
-        self.assertEqual(shelf.pushed, [str(number) for number in range(20)])
-        self.assertEqual(shelf.late, [shelf.messages[str(number)].received_at for number in range(20)])
+        source = FakeMessageSource(*(make_message(str(number), age=29 - number) for number in range(20)))
+        source.dids = [f"did:x:{number}" for number in range(2 * 7 + 1)]
+        source.most = 3
+        self.run_round(AntiEntropy(self.clock, [source.delivery]))
+        self.assertEqual([len(dids) for dids, _ in source.questions], [7] * 6 + [1] * 3)
+        self.assertEqual(source.pushed, [str(number) for number in range(20)])
+        self.assertEqual(source.late, [source.messages[str(number)].received_at for number in range(20)])
 
     def test_many_messages_of_one_time(self) -> None:
         """Messages of the same instant are read completely, and reading ends."""
         self.patch(anti_entropy, "BATCH_SIZE", 7)
         for many, questions in ((20, 3), (21, 4)):
-            shelf = FakeMessageSource(*(make_message(f"{number:02}") for number in range(many)))
-            shelf.stuck = {f"{number:02}" for number in range(14)}
-            self.run_round(AntiEntropy(self.clock, [shelf.delivery]))
-            self.assertEqual(len(shelf.questions), questions)
-            self.assertEqual(shelf.pushed, [f"{number:02}" for number in range(14, many)])
+            source = FakeMessageSource(*(make_message(f"{number:02}") for number in range(many)))
+            source.stuck = {f"{number:02}" for number in range(14)}
+            self.run_round(AntiEntropy(self.clock, [source.delivery]))
+            self.assertEqual(len(source.questions), questions)
+            self.assertEqual(source.pushed, [f"{number:02}" for number in range(14, many)])
 
     def test_looks_up_missing_messages_only(self) -> None:
         """Only messages that were not pushed are read."""
-        shelf = FakeMessageSource(make_message("a"), make_message("b"), make_message("c"))
-        shelf.pushed, shelf.unwanted = ["a"], {"b"}
-        self.run_round(AntiEntropy(self.clock, [shelf.delivery]))
-        self.assertEqual((shelf.found, shelf.pushed), ([["c"]], ["a", "c"]))
+        source = FakeMessageSource(make_message("a"), make_message("b"), make_message("c"))
+        source.pushed, source.unwanted = ["a"], {"b"}
+        self.run_round(AntiEntropy(self.clock, [source.delivery]))
+        self.assertEqual((source.found, source.pushed), ([["c"]], ["a", "c"]))
 
     def test_notification_during_lookup(self) -> None:
         """A notification that arrives during the lookup replaces it."""
-        shelf = FakeMessageSource(make_message("a"))
-        find = shelf.find
+        source = FakeMessageSource(make_message("a"))
+        find = source.find
 
         def find_late(ids: Sequence[str]) -> Deferred[list[StoredMessage]]:
-            shelf.pushed.append("a")
+            source.pushed.append("a")
             return find(ids)
 
-        shelf.find = find_late  # type: ignore[method-assign]
-        self.run_round(AntiEntropy(self.clock, [shelf.delivery]))
-        self.assertEqual(shelf.pushed, ["a"])
+        source.find = find_late  # type: ignore[method-assign]
+        self.run_round(AntiEntropy(self.clock, [source.delivery]))
+        self.assertEqual(source.pushed, ["a"])
 
     def test_no_sockets_no_queries(self) -> None:
         """Without sockets there are no queries."""
-        shelf = FakeMessageSource()
-        shelf.dids = []
-        self.run_round(AntiEntropy(self.clock, [shelf.delivery]))
-        self.assertEqual(shelf.questions, [])
+        source = FakeMessageSource()
+        source.dids = []
+        self.run_round(AntiEntropy(self.clock, [source.delivery]))
+        self.assertEqual(source.questions, [])
 
 
 class LapsedNodeSweepTests(SynchronousTestCase):
@@ -352,9 +356,9 @@ class LapsedNodeSweepTests(SynchronousTestCase):
         """The warning names the node."""
         with capturedLogs() as events:
             self.successResultOf(Deferred.fromCoroutine(self.sweep.sweep()))
-        said = [formatEvent(event) for event in events]
+        log_lines = [formatEvent(event) for event in events]
         self.assertEqual(
-            said,
+            log_lines,
             [
                 "node DEAD (boot dead) is gone; 3 messages requeued",
                 "node LATE (boot late) is gone; 3 messages requeued",

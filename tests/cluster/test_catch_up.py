@@ -92,25 +92,25 @@ class MembershipTests(CatchUpTestCase):
 
     def test_runs_only_as_member(self) -> None:
         """A node searches for missed messages and lapsed nodes only while it is a member."""
-        asked: list[object] = []
+        calls: list[object] = []
 
         def note(*args: object, **options: object) -> Deferred[list[Any]]:
-            asked.append(args)
+            calls.append(args)
             return succeed([])
 
         self.patch(self.store, "find_arrivals", note)
         self.patch(self.store.cluster, "list_lapsed_nodes", note)
         self.open_live_socket(self.a)
-        asked.clear()
+        calls.clear()
         self.a.membership._leave_cluster()
         self.b.membership._leave_cluster()
         self.clock.pump([1.0] * int(SOON))
-        self.assertEqual(asked, [])
+        self.assertEqual(calls, [])
         for node in (self.a, self.b):
             node.membership._joined_at = 0.0
             node.cluster.node_health.joined()
         self.clock.pump([1.0] * int(SOON))
-        self.assertGreater(len(asked), 1)
+        self.assertGreater(len(calls), 1)
 
 
 class RemotePushTests(CatchUpTestCase):
@@ -278,11 +278,11 @@ class BacklogTests(CatchUpTestCase):
         def fail_unavailable(*_: object) -> None:
             raise StoreUnavailable
 
-        asked = self.patch(duplicate_push_prevention, "ArrivalWindow", fail_unavailable)
+        patch = self.patch(duplicate_push_prevention, "ArrivalWindow", fail_unavailable)
         socket = self.b.socket()
         reply = self.bob_at_b.ask(f"{MP}/live-delivery-change", {"live_delivery": True}, socket=socket)
         self.assertEqual(reply.status, 503)
-        asked.restore()
+        patch.restore()
         self.bob_at_b.answer(f"{MP}/live-delivery-change", {"live_delivery": True}, socket=socket)
         socket.frames.clear()
         self.advance(SCAN_WINDOW)
@@ -321,12 +321,12 @@ class LostPushTests(CatchUpTestCase):
 
     def test_one_of_two_sockets_dies(self) -> None:
         """The other socket gets the message though its notification was lost."""
-        dead, socket = self.open_live_socket(self.a), self.open_live_socket(self.b)
+        dying, socket = self.open_live_socket(self.a), self.open_live_socket(self.b)
         self.drop_notifications()
         self.forward(self.a)
-        self.a.base.connections.closed(dead)
+        self.a.base.connections.closed(dying)
         self.advance(SOON)
-        self.assertEqual((len(dead.frames), self.read_texts(socket)), (1, ["hello"]))
+        self.assertEqual((len(dying.frames), self.read_texts(socket)), (1, ["hello"]))
 
     def test_node_dies(self) -> None:
         """The node dies with the socket: the wallet reconnects and fetches the message."""

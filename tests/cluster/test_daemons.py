@@ -48,8 +48,8 @@ class TwoNodeTestCase(InProcessClusterTestCase):
 
     async def forward(self, node: InProcessNode, text: str) -> None:
         """Forward an anonymous message to Bob at this node."""
-        letter = self.make_forward(text)
-        raw = anoncrypt(build_forward(self.bob.did, [letter]), self.bob.mediator.document)
+        forward = self.make_forward(text)
+        raw = anoncrypt(build_forward(self.bob.did, [forward]), self.bob.mediator.document)
         self.assertEqual((await self.bob.post(raw, url=f"{node.url}/didcomm")).status, 202)
 
     def make_forward(self, text: str) -> bytes:
@@ -137,28 +137,28 @@ class RefusalTests(TwoNodeTestCase):
     async def test_another_secret(self) -> None:
         """A node with another secret ends with one line; the others are not affected."""
         create_secret_file(self.directory / "other.secret", b"something else of at least 32 bytes")
-        stranger = self.start_node("c", cluster={"secret_file": str(self.directory / "other.secret")})
-        await self.wait_until(lambda: stranger.fatal_errors)
-        self.assertEqual((stranger.fatal_errors, self.list_live_names()), ([SECRET_DIFFERS], ["a", "b"]))
+        refused_node = self.start_node("c", cluster={"secret_file": str(self.directory / "other.secret")})
+        await self.wait_until(lambda: refused_node.fatal_errors)
+        self.assertEqual((refused_node.fatal_errors, self.list_live_names()), ([SECRET_DIFFERS], ["a", "b"]))
 
     async def test_other_keys(self) -> None:
         """A node with keys of its own, as `mediatord init` creates them, ends with one line that says what to do."""
         create_keys(self.directory / "other.jwks")
-        stranger = self.start_node("c", identity={"keys": str(self.directory / "other.jwks")})
-        await self.wait_until(lambda: stranger.fatal_errors)
-        self.assertEqual((stranger.fatal_errors, self.list_live_names()), ([IDENTITY_DIFFERS], ["a", "b"]))
+        refused_node = self.start_node("c", identity={"keys": str(self.directory / "other.jwks")})
+        await self.wait_until(lambda: refused_node.fatal_errors)
+        self.assertEqual((refused_node.fatal_errors, self.list_live_names()), ([IDENTITY_DIFFERS], ["a", "b"]))
 
     async def test_another_public_url(self) -> None:
         """A node with another public URL, to which its DIDs lead, ends with one line."""
-        stranger = self.start_node("c", public_url="http://127.0.0.1:1")
-        await self.wait_until(lambda: stranger.fatal_errors)
-        self.assertEqual((stranger.fatal_errors, self.list_live_names()), ([IDENTITY_DIFFERS], ["a", "b"]))
+        refused_node = self.start_node("c", public_url="http://127.0.0.1:1")
+        await self.wait_until(lambda: refused_node.fatal_errors)
+        self.assertEqual((refused_node.fatal_errors, self.list_live_names()), ([IDENTITY_DIFFERS], ["a", "b"]))
 
     async def test_same_name(self) -> None:
         """A node with the name of another ends with one line that names the holder."""
-        twin = self.start_node("b")
-        await self.wait_until(lambda: twin.fatal_errors)
-        (line,) = twin.fatal_errors
+        refused_node = self.start_node("b")
+        await self.wait_until(lambda: refused_node.fatal_errors)
+        (line,) = refused_node.fatal_errors
         self.assertEqual(
             line,
             f"node: b is running already, at {self.b.config.cluster.address}; every node needs a name of its own",
@@ -175,12 +175,12 @@ class RefusalTests(TwoNodeTestCase):
 
     def make_crashed_node(self, node: InProcessNode) -> Any:
         """The record that such a daemon left in the store."""
-        (other,) = [one for one in self.successResultOf(self.store.cluster.list_nodes()) if one.name == "a"]
+        (other,) = [item for item in self.successResultOf(self.store.cluster.list_nodes()) if item.name == "a"]
         return type(other)(node.name, "dead", node.config.cluster.address or "", other.seal)
 
     def list_boots(self, name: str) -> list[str]:
         """Boots of the live nodes of this name."""
-        return [one.boot for one in self.successResultOf(self.store.cluster.list_nodes()) if one.name == name]
+        return [item.boot for item in self.successResultOf(self.store.cluster.list_nodes()) if item.name == name]
 
 
 class StoreOutageTests(TwoNodeTestCase):
@@ -230,9 +230,9 @@ class HealthTests(TwoNodeTestCase):
     async def read_detail(self, node: InProcessNode) -> str:
         """Reasons against the node; empty for none."""
         status, body = await self.request(node, "GET", "/health")
-        said = json.loads(body)
-        self.assertEqual((status, said["status"]), (503, "error") if "detail" in said else (200, "ok"))
-        return str(said.get("detail", ""))
+        health = json.loads(body)
+        self.assertEqual((status, health["status"]), (503, "error") if "detail" in health else (200, "ok"))
+        return str(health.get("detail", ""))
 
     async def wait_for_detail(self, node: InProcessNode, detail: str) -> None:
         """Wait until the node reports this."""

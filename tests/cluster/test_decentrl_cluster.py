@@ -69,12 +69,14 @@ class DecentrlClusterTests(InMemoryClusterTestCase):
 
     def test_sockets_at_both_nodes(self) -> None:
         """Sockets at both nodes get the event, each once."""
-        there = self.bob.connect()
+        remote_socket = self.bob.connect()
         self.bob.in_memory = self.a
-        here = self.bob.connect()
+        local_socket = self.bob.connect()
         self.send_event()
         self.advance(2 * SOON)
-        self.assertEqual((self.read_payloads(here), self.read_payloads(there)), (["sealed"], ["sealed"]))
+        self.assertEqual(
+            (self.read_payloads(local_socket), self.read_payloads(remote_socket)), (["sealed"], ["sealed"])
+        )
 
     def test_lost_notification(self) -> None:
         """The event is found by the next round, once."""
@@ -118,39 +120,41 @@ class DecentrlClusterTests(InMemoryClusterTestCase):
     def test_contract_notification_to_one_of_two(self) -> None:
         """A notified node is not notified again."""
         third = self.make_node("c").start()
-        there = self.bob.connect()
+        remote_socket = self.bob.connect()
         self.bob.in_memory = third
-        here = self.bob.connect()
+        local_socket = self.bob.connect()
         self.network.cut = lambda node: node.boot == self.b.boot
         self.bob.in_memory = self.a
         self.bob.befriend(self.alice)
         self.advance(5)
-        self.assertEqual((len(self.read_frames(there)), len(self.read_frames(here))), (0, 1))
+        self.assertEqual((len(self.read_frames(remote_socket)), len(self.read_frames(local_socket))), (0, 1))
         self.network.cut = lambda node: False
         self.advance(SOON)
-        self.assertEqual((len(self.read_frames(there)), len(self.read_frames(here))), (1, 0))
+        self.assertEqual((len(self.read_frames(remote_socket)), len(self.read_frames(local_socket))), (1, 0))
 
     def test_blocked_socket_elsewhere(self) -> None:
         """A push to a socket of another node does not replace one here."""
-        there = self.bob.connect()
+        remote_socket = self.bob.connect()
         self.bob.in_memory = self.a
         self.bob.connect()
         self.network.cut = lambda node: True
         self.send_event()
-        self.assertEqual(self.read_payloads(there), [])
+        self.assertEqual(self.read_payloads(remote_socket), [])
         self.advance(2 * SOON)
-        self.assertEqual(self.read_payloads(there), ["sealed"])
+        self.assertEqual(self.read_payloads(remote_socket), ["sealed"])
 
     def test_blocked_socket_here(self) -> None:
         """A blocked socket gets the event from a later round, though a socket of another node has it."""
-        there = self.bob.connect()
+        remote_socket = self.bob.connect()
         self.bob.in_memory = self.a
-        here = self.bob.connect()
-        here.socket.takes = False
+        local_socket = self.bob.connect()
+        local_socket.socket.takes = False
         self.send_event()
-        here.socket.takes = True
+        local_socket.socket.takes = True
         self.advance(2 * SOON)
-        self.assertEqual((self.read_payloads(here), self.read_payloads(there)), (["sealed"], ["sealed"]))
+        self.assertEqual(
+            (self.read_payloads(local_socket), self.read_payloads(remote_socket)), (["sealed"], ["sealed"])
+        )
 
     def test_backlog_is_not_pushed(self) -> None:
         """Events from before AUTH_SUCCESS are for the client to query."""
@@ -209,14 +213,14 @@ class DecentrlClusterTests(InMemoryClusterTestCase):
         announce = cluster.add_presence
         cluster.add_presence = lambda boot, dids: held.addCallback(lambda _: announce(boot, dids))
         dialogue = InMemoryDecentrlSocket(self.b)
-        said = Deferred.fromCoroutine(dialogue.conversation.handle_message(self.bob.greeting(), False))
+        authenticated = Deferred.fromCoroutine(dialogue.conversation.handle_message(self.bob.greeting(), False))
         self.settle()
         self.send_event("before")
         self.advance(0.5)
         self.assertEqual(dialogue.heard(), [])
         held.callback(None)
         self.settle()
-        self.successResultOf(said)
+        self.successResultOf(authenticated)
         self.assertEqual(dialogue.heard(), [{"type": "AUTH_SUCCESS"}])
         (before,) = self.bob.pending()
         self.assertEqual(before["payload"], "before")
@@ -232,8 +236,8 @@ class DecentrlClusterTests(InMemoryClusterTestCase):
         cluster.add_presence = lambda boot, dids: fail(StoreUnavailable())
         dialogue = InMemoryDecentrlSocket(self.b)
         dialogue.say(self.bob.greeting())
-        (told,) = dialogue.heard()
-        self.assertEqual(told["type"], "AUTH_FAILED")
+        (reply,) = dialogue.heard()
+        self.assertEqual(reply["type"], "AUTH_FAILED")
         self.assertEqual(dialogue.socket.codes, [1013])
         del cluster.add_presence
         dialogue.hang_up()
@@ -247,11 +251,11 @@ class DecentrlClusterTests(InMemoryClusterTestCase):
         announce = cluster.add_presence
         cluster.add_presence = lambda boot, dids: held.addCallback(lambda _: announce(boot, dids))
         dialogue = InMemoryDecentrlSocket(self.b)
-        said = Deferred.fromCoroutine(dialogue.conversation.handle_message(self.bob.greeting(), False))
+        authenticated = Deferred.fromCoroutine(dialogue.conversation.handle_message(self.bob.greeting(), False))
         self.settle()
         dialogue.hang_up()
         held.callback(None)
         self.settle()
-        self.successResultOf(said)
+        self.successResultOf(authenticated)
         self.assertEqual(dialogue.heard(), [])
         self.assertEqual(self.successResultOf(cluster.find_presence([self.bob.did])), [])

@@ -72,7 +72,7 @@ class DIDCommClusterTestCase(InMemoryClusterTestCase):
     def list_presence(self) -> list[str]:
         """Names of the nodes that have sockets of Bob's, by the store."""
         found = self.successResultOf(self.store.cluster.find_presence([self.bob.did]))
-        return sorted(one.node.name if one.node else "?" for one in found)
+        return sorted(item.node.name if item.node else "?" for item in found)
 
 
 class PushTests(DIDCommClusterTestCase):
@@ -99,10 +99,10 @@ class PushTests(DIDCommClusterTestCase):
 
     def test_sockets_at_both_nodes(self) -> None:
         """Sockets at both nodes get the message, each once."""
-        here, there = self.open_live_socket(self.a), self.open_live_socket(self.b)
+        local_socket, remote_socket = self.open_live_socket(self.a), self.open_live_socket(self.b)
         self.forward(self.a)
         self.advance(2 * SOON)
-        self.assertEqual((self.read_texts(here), self.read_texts(there)), (["hello"], ["hello"]))
+        self.assertEqual((self.read_texts(local_socket), self.read_texts(remote_socket)), (["hello"], ["hello"]))
         self.assertEqual(self.list_methods(self.a), ["live"])
 
     def test_no_socket_no_notification(self) -> None:
@@ -235,11 +235,11 @@ class LostNotificationTests(DIDCommClusterTestCase):
 
     def test_pushed_elsewhere_meanwhile(self) -> None:
         """A push to a socket of another node does not replace one here: both get it, each once."""
-        here, there = self.open_live_socket(self.a), self.open_live_socket(self.b)
+        local_socket, remote_socket = self.open_live_socket(self.a), self.open_live_socket(self.b)
         self.network.cut = lambda node: True
         self.forward(self.a)
         self.advance(2 * SOON)
-        self.assertEqual((self.read_texts(here), self.read_texts(there)), (["hello"], ["hello"]))
+        self.assertEqual((self.read_texts(local_socket), self.read_texts(remote_socket)), (["hello"], ["hello"]))
 
 
 class GoingLiveTests(DIDCommClusterTestCase):
@@ -375,8 +375,8 @@ class NodeDeathTests(DIDCommClusterTestCase):
         self.assertEqual(self.a.counter("mediator_messages_stored_total"), before + 1)
         self.assertEqual((self.list_live_names(), self.list_presence()), (["a"], []))
         statuses = [
-            one.status
-            for one in self.successResultOf(
+            item.status
+            for item in self.successResultOf(
                 self.a.store.fetch_messages(self.bob.did, None, limit=9, max_bytes=99_999)
             )
         ]
@@ -400,7 +400,7 @@ class NodeDeathTests(DIDCommClusterTestCase):
         self.b.stop()
         self.assertEqual((self.list_live_names(), self.list_presence()), (["a"], []))
         found = self.successResultOf(self.a.store.fetch_messages(self.bob.did, None, limit=9, max_bytes=99_999))
-        self.assertEqual([one.status for one in found], ["pending"])
+        self.assertEqual([item.status for item in found], ["pending"])
 
     def test_no_notifications_after_stop(self) -> None:
         """A lookup that completes after the node has stopped sends no notifications."""
@@ -485,9 +485,11 @@ class NodeDeathTests(DIDCommClusterTestCase):
     def test_store_outage_for_all(self) -> None:
         """After an outage of any length all nodes are back within 3 s with their sockets, and push nothing again."""
         for seconds in (NODE_LEASE - RENEWAL_INTERVAL, NODE_LEASE + 1, 6 * NODE_LEASE):
-            here, there = self.open_live_socket(self.a), self.open_live_socket(self.b)
+            local_socket, remote_socket = self.open_live_socket(self.a), self.open_live_socket(self.b)
             self.forward(self.a, "before")
-            self.assertEqual((self.read_texts(here), self.read_texts(there)), (["before"], ["before"]))
+            self.assertEqual(
+                (self.read_texts(local_socket), self.read_texts(remote_socket)), (["before"], ["before"])
+            )
             with ExitStack() as outage:
                 for operation in OF_MEMBERS:
                     outage.enter_context(self.a.failing(operation, StoreUnavailable()))
@@ -496,10 +498,10 @@ class NodeDeathTests(DIDCommClusterTestCase):
             self.assertEqual((self.list_live_names(), self.list_presence()), (["a", "b"], ["a", "b"]))
             self.assertEqual([in_memory.base.node_health.trouble for in_memory in self.in_memory_nodes], ["", ""])
             self.forward(self.a, "after")
-            self.assertEqual((self.read_texts(here), self.read_texts(there)), (["after"], ["after"]))
+            self.assertEqual((self.read_texts(local_socket), self.read_texts(remote_socket)), (["after"], ["after"]))
             self.advance(2 * SOON)
-            self.assertEqual((self.read_texts(here), self.read_texts(there)), ([], []))
-            for in_memory, socket in ((self.a, here), (self.b, there)):
+            self.assertEqual((self.read_texts(local_socket), self.read_texts(remote_socket)), ([], []))
+            for in_memory, socket in ((self.a, local_socket), (self.b, remote_socket)):
                 in_memory.base.connections.closed(socket)
             self.advance(1)
 
@@ -512,12 +514,12 @@ class NodeDeathTests(DIDCommClusterTestCase):
         self.advance(UNRENEWED_LEASE_AGE)
         self.assertEqual((again.fatal_errors, self.list_live_names()), ([], ["a", "b"]))
         found = self.successResultOf(self.a.store.fetch_messages(self.bob.did, None, limit=9, max_bytes=99_999))
-        self.assertEqual([one.status for one in found], ["pending"])
+        self.assertEqual([item.status for item in found], ["pending"])
 
     def test_same_name(self) -> None:
         """A second node of the same name is refused with one line; the first one is not affected."""
-        twin = self.make_node("b").start()
-        (line,) = twin.fatal_errors
+        refused_node = self.make_node("b").start()
+        (line,) = refused_node.fatal_errors
         self.assertTrue(line.startswith("node: b is running already"))
         self.advance(NODE_LEASE)
         self.assertEqual((self.list_live_names(), self.b.fatal_errors), (["a", "b"], []))

@@ -47,9 +47,9 @@ class MediatorScenario:
     def forward(self, at: int, text: str) -> None:
         """Forward a message."""
         in_memory = self._houses[at % len(self._houses)]
-        letter = self._wallets[0].letter(text)
+        forward = self._wallets[0].letter(text)
         in_memory.test.assertEqual(
-            in_memory.receive(pack_forward(in_memory, self._wallets[0].did, letter)).status, 202
+            in_memory.receive(pack_forward(in_memory, self._wallets[0].did, forward)).status, 202
         )
 
     def switch_live_mode(self, slot: int, live: bool) -> None:
@@ -102,9 +102,9 @@ class MediatorScenario:
         return self._wallets[0].waiting()
 
     def _read(self, delivered: list[DeliveredMessage]) -> list[str]:
-        for one in delivered:
-            self._names[one.id] = self._wallets[0].open(one.payload).text
-        return [self._names[one.id] for one in delivered]
+        for message in delivered:
+            self._names[message.id] = self._wallets[0].open(message.payload).text
+        return [self._names[message.id] for message in delivered]
 
     def _end_live_period(self, slot: int) -> None:
         """End a period in which a socket was live or not."""
@@ -128,20 +128,20 @@ class EquivalenceTests(InMemoryClusterTestCase):
             at, slot, live = random.randrange(2), random.randrange(SOCKETS), step == "live"
             limit, seconds = random.randrange(1, 4), random.choice((0.1, 2.0, 11.0, 22.0, 40.0))
             cut()
-            for world in (one, two):
+            for scenario in (one, two):
                 if step == "forward":
-                    world.forward(at, f"{number}")
+                    scenario.forward(at, f"{number}")
                 elif step in ("live", "off"):
-                    world.switch_live_mode(slot, live)
+                    scenario.switch_live_mode(slot, live)
                 elif step == "gone":
-                    world.close_socket(slot)
+                    scenario.close_socket(slot)
                 elif step == "fetch":
-                    known = world.fetch(at, limit)
+                    known = scenario.fetch(at, limit)
                 elif step == "ack":
-                    world.acknowledge(at, known[:limit])
+                    scenario.acknowledge(at, known[:limit])
                 else:
-                    world.advance(seconds)
-                world.read_pushes()
+                    scenario.advance(seconds)
+                scenario.read_pushes()
 
     def make_both(self) -> tuple[MediatorScenario, MediatorScenario]:
         """One process, and two nodes."""
@@ -176,11 +176,11 @@ class EquivalenceTests(InMemoryClusterTestCase):
                     self.network.cut = lambda node: lost
 
                 self.run_scenario(random, one, two, cut)
-                for world in (one, two):
-                    world.advance(SCAN_WINDOW + SOON)
-                    world.read_pushes()
+                for scenario in (one, two):
+                    scenario.advance(SCAN_WINDOW + SOON)
+                    scenario.read_pushes()
                 self.assertEqual(two.count_waiting(), one.count_waiting())
-                for there, here, ended in zip(two.pushes, one.pushes, one.ended, strict=True):
-                    self.assertEqual(Counter(there) - Counter(here), Counter())
-                    self.assertLessEqual(set(here) - set(there), ended | one.picked_up)
+                for actual, expected, ended in zip(two.pushes, one.pushes, one.ended, strict=True):
+                    self.assertEqual(Counter(actual) - Counter(expected), Counter())
+                    self.assertLessEqual(set(expected) - set(actual), ended | one.picked_up)
                 self.network.cut = lambda node: False

@@ -41,7 +41,7 @@ class ExclusiveProcessTests(SynchronousTestCase):
         self.store: Any = MemoryStore(self.clock, QueueLimits())
         # Another user keeps the memory store open, or it would be empty each time.
         self.successResultOf(self.store.open())
-        self.said: list[str] = []
+        self.fatal_errors: list[str] = []
         self.gate = RequestGate(self.clock)
         self.gate.startService()
         self.node_health = NodeHealth(self.clock)
@@ -49,7 +49,9 @@ class ExclusiveProcessTests(SynchronousTestCase):
     def make_process(self, boot: str = "aaaa", name: str = "ann") -> ExclusiveStoreLease:
         """A process that requires exclusive use."""
         node = ClusterNode(name, boot, "", b"")
-        alone = ExclusiveStoreLease(self.clock, self.store, node, self.gate, self.node_health, self.said.append)
+        alone = ExclusiveStoreLease(
+            self.clock, self.store, node, self.gate, self.node_health, self.fatal_errors.append
+        )
         alone.startService()
         return alone
 
@@ -94,7 +96,7 @@ class ExclusiveProcessTests(SynchronousTestCase):
             self.run_for(EXCLUSIVE_LEASE)
             self.assertEqual(self.list_boots(), ["aaaa"])
         self.successResultOf(alone.stopService())
-        self.assertEqual((self.list_boots(), self.list_lapsed(), self.said), ([], [], []))
+        self.assertEqual((self.list_boots(), self.list_lapsed(), self.fatal_errors), ([], [], []))
         self.assertEqual(self.clock.getDelayedCalls(), [])
         self.open_process("cccc")
 
@@ -108,7 +110,7 @@ class ExclusiveProcessTests(SynchronousTestCase):
         self.run_for(EXCLUSIVE_POLL_INTERVAL * 2)
         self.assertEqual(str(self.failureResultOf(opening, StoreUnusable).value), TAKEN)
         self.assertFalse(self.is_served())
-        self.assertEqual((self.list_boots(), self.said), (["aaaa"], []))
+        self.assertEqual((self.list_boots(), self.fatal_errors), (["aaaa"], []))
 
     def test_delivery_marks_name_process(self) -> None:
         """Its pushes have its boot, or a second process that opens the store would requeue them."""
@@ -197,10 +199,10 @@ class ExclusiveProcessTests(SynchronousTestCase):
             if taker is not None:
                 self.successResultOf(join(taker, NODE_LEASE))
             self.run_for(EXCLUSIVE_RENEWAL_INTERVAL)
-            self.assertEqual(self.said, [line] if line else [])
+            self.assertEqual(self.fatal_errors, [line] if line else [])
             self.assertEqual(self.list_boots(), [taker.boot] if taker else ["aaaa"])
             self.successResultOf(alone.stopService())
-            self.said.clear()
+            self.fatal_errors.clear()
             if taker is not None:
                 self.successResultOf(self.store.cluster.drop(taker.boot, until=inf))
 
@@ -220,10 +222,10 @@ class ExclusiveProcessTests(SynchronousTestCase):
             self.store.cluster.renew = self.store.cluster.join = lambda *_: fail(ClockSkewError(4320))
             self.run_for(seconds)
             trouble = "the clock of this host is 1 h 12 min ahead of the MongoDB server's"
-            self.assertEqual((self.node_health.trouble, self.said), (trouble, []))
+            self.assertEqual((self.node_health.trouble, self.fatal_errors), (trouble, []))
             self.store.cluster.renew, self.store.cluster.join = really
             self.run_for(EXCLUSIVE_RENEWAL_INTERVAL)
-            self.assertEqual((self.node_health.trouble, self.list_boots(), self.said), ("", ["aaaa"], []))
+            self.assertEqual((self.node_health.trouble, self.list_boots(), self.fatal_errors), ("", ["aaaa"], []))
 
     def test_opens_after_conflict(self) -> None:
         """A store that an earlier process kept from opening opens the next time."""

@@ -55,7 +55,7 @@ class MembershipTestCase(SynchronousTestCase):
         self.store: Any = store.cluster
         self.heard: list[str] = []
         self.seen: list[list[str]] = []
-        self.said: list[str] = []
+        self.fatal_errors: list[str] = []
         self.clock_is_wrong = False
         self.probed: list[str] = []
         self.answering: str | None = None
@@ -77,7 +77,7 @@ class MembershipTestCase(SynchronousTestCase):
             cast(Any, self),
             cast(Any, SimpleNamespace(joined=lambda: None, parted=lambda: None, stop=lambda: self.silence)),
             probe=probe,
-            give_up=self.said.append,
+            give_up=self.fatal_errors.append,
             on_first_join=lambda: None,
             set_live_nodes=self.set_live_nodes,
             is_worker=is_worker,
@@ -98,7 +98,7 @@ class MembershipTestCase(SynchronousTestCase):
 
     def set_live_nodes(self, live: Collection[ClusterNode]) -> None:
         """Recorded."""
-        self.seen.append([one.boot for one in live])
+        self.seen.append([item.boot for item in live])
 
     def clock_differs(self, refused: ClockSkewError) -> None:
         """Recorded."""
@@ -117,7 +117,7 @@ class MembershipTestCase(SynchronousTestCase):
 
     def list_live_boots(self) -> list[str]:
         """Boots of the live nodes."""
-        return [one.boot for one in self.successResultOf(self.store.list_nodes())]
+        return [item.boot for item in self.successResultOf(self.store.list_nodes())]
 
     def pass_time(self, seconds: float) -> None:
         """Let time pass in small steps."""
@@ -194,7 +194,7 @@ class MembershipTests(MembershipTestCase):
         with self.fail_operations("join"):
             self.start()
             self.pass_time(30)
-            self.assertEqual((self.heard, self.said), ([], []))
+            self.assertEqual((self.heard, self.fatal_errors), ([], []))
         self.pass_time(JOIN_RETRY_DELAY)
         self.assertEqual(self.heard, ["joined"])
 
@@ -322,9 +322,9 @@ class MembershipTests(MembershipTestCase):
         """It ends with one line."""
         self.successResultOf(self.store.join(make_node("bea", "bbbb", b"other"), 100))
         self.start()
-        self.assertEqual((self.said, self.heard), ([SECRET_DIFFERS], []))
+        self.assertEqual((self.fatal_errors, self.heard), ([SECRET_DIFFERS], []))
         self.pass_time(NODE_LEASE)
-        self.assertEqual((len(self.said), self.list_live_boots()), (1, ["bbbb"]))
+        self.assertEqual((len(self.fatal_errors), self.list_live_boots()), (1, ["bbbb"]))
         self.successResultOf(self.membership.stopService())
 
     def test_another_secret_later(self) -> None:
@@ -334,7 +334,9 @@ class MembershipTests(MembershipTestCase):
             self.pass_time(NODE_LEASE)
         self.successResultOf(self.store.join(make_node("bea", "bbbb", b"other"), 5 * NODE_LEASE))
         self.pass_time(4 * NODE_LEASE)
-        self.assertEqual((self.said, self.heard, self.list_live_boots()), ([], ["joined", "parted"], ["bbbb"]))
+        self.assertEqual(
+            (self.fatal_errors, self.heard, self.list_live_boots()), ([], ["joined", "parted"], ["bbbb"])
+        )
         self.pass_time(NODE_LEASE + JOIN_RETRY_DELAY)
         self.assertEqual((self.heard[2:], self.list_live_boots()), (["joined"], ["aaaa"]))
 
@@ -344,7 +346,7 @@ class MembershipTests(MembershipTestCase):
         other = make_node("bea", "bbbb", identity=b"they")
         self.successResultOf(self.store.join(other, 100))
         self.start()
-        self.assertEqual((self.said, self.heard, self.list_live_boots()), ([IDENTITY_DIFFERS], [], ["bbbb"]))
+        self.assertEqual((self.fatal_errors, self.heard, self.list_live_boots()), ([IDENTITY_DIFFERS], [], ["bbbb"]))
         self.assertIn("copy keys.jwks", IDENTITY_DIFFERS)
         self.successResultOf(self.membership.stopService())
         self.successResultOf(self.store.drop("bbbb", until=inf))
@@ -354,7 +356,9 @@ class MembershipTests(MembershipTestCase):
             self.pass_time(NODE_LEASE)
         self.successResultOf(self.store.join(other, NODE_LEASE))
         self.pass_time(NODE_LEASE - JOIN_RETRY_DELAY)
-        self.assertEqual((len(self.said), self.heard, self.list_live_boots()), (1, ["joined", "parted"], ["bbbb"]))
+        self.assertEqual(
+            (len(self.fatal_errors), self.heard, self.list_live_boots()), (1, ["joined", "parted"], ["bbbb"])
+        )
         self.pass_time(2 * JOIN_RETRY_DELAY)
         self.assertEqual((self.heard[2:], self.list_live_boots()), (["joined"], ["aaaa"]))
 
@@ -364,7 +368,7 @@ class MembershipTests(MembershipTestCase):
         self.successResultOf(self.store.join(make_node("other-1", "bbbb", b"other"), 100))
         self.membership = self.make_membership(make_node(), is_worker=True)
         self.start()
-        self.assertEqual(self.said, [f"{FOREIGN_NODES}: other-1, other-2"])
+        self.assertEqual(self.fatal_errors, [f"{FOREIGN_NODES}: other-1, other-2"])
 
     def test_renews_on_time(self) -> None:
         """A slow store does not delay renewals."""
@@ -397,7 +401,7 @@ class ClockSkewTests(MembershipTestCase):
         """It ends with one line."""
         with self.make_clock_wrong(4320):
             self.start()
-        (line,) = self.said
+        (line,) = self.fatal_errors
         self.assertTrue(line.startswith("the clock of this host is 1 h 12 min ahead of the MongoDB server's"), line)
         self.assertIn("60 s", line)
         self.pass_time(NODE_LEASE)
@@ -414,7 +418,9 @@ class ClockSkewTests(MembershipTestCase):
             self.assertEqual(self.successResultOf(self.store.find_presence(["did:x"])), [])
             self.assertIs(self.successResultOf(self.store.acquire_lease("turn", "bbbb", 100)), True)
             self.pass_time(2 * NODE_LEASE)
-            self.assertEqual((set(self.heard[3:]), self.list_live_boots(), self.said), ({"clock -100"}, [], []))
+            self.assertEqual(
+                (set(self.heard[3:]), self.list_live_boots(), self.fatal_errors), ({"clock -100"}, [], [])
+            )
             self.assertFalse(self.membership.is_settled)
         self.pass_time(JOIN_RETRY_DELAY)
         self.assertEqual((self.heard[-1], self.list_live_boots()), ("joined", ["aaaa"]))
@@ -439,7 +445,7 @@ class ClockSkewTests(MembershipTestCase):
             self.pass_time(NODE_LEASE + RENEWAL_INTERVAL)
         with self.make_clock_wrong(100):
             self.pass_time(NODE_LEASE)
-            self.assertEqual((set(self.heard[1:]), self.said), ({"clock +100", "parted"}, []))
+            self.assertEqual((set(self.heard[1:]), self.fatal_errors), ({"clock +100", "parted"}, []))
         self.pass_time(JOIN_RETRY_DELAY)
         self.assertEqual((self.heard[-1], self.list_live_boots()), ("joined", ["aaaa"]))
 
@@ -452,7 +458,7 @@ class ClockSkewTests(MembershipTestCase):
             self.successResultOf(self.store.drop("aaaa", until=inf))
         self.successResultOf(self.store.join(make_node("bea", "bbbb", b"other"), 2 * NODE_LEASE))
         self.pass_time(JOIN_RETRY_DELAY)
-        self.assertEqual((self.clock_is_wrong, self.said, self.list_live_boots()), (False, [], ["bbbb"]))
+        self.assertEqual((self.clock_is_wrong, self.fatal_errors, self.list_live_boots()), (False, [], ["bbbb"]))
         with self.make_clock_wrong(100):
             self.pass_time(JOIN_RETRY_DELAY)
             self.assertTrue(self.clock_is_wrong)
@@ -476,7 +482,7 @@ class NodeNameTests(MembershipTestCase):
 
     def assert_refused(self) -> None:
         """It ended with one line that names the node."""
-        (line,) = self.said
+        (line,) = self.fatal_errors
         self.assertTrue(line.startswith("node: ann is running already, at tcp:host=10.0.0.1"), line)
         self.assertNotIn("\n", line)
         self.assertEqual((self.heard, self.dropped), ([], []))
@@ -504,7 +510,7 @@ class NodeNameTests(MembershipTestCase):
                 self.pass_time(UNRENEWED_LEASE_AGE - LEASE_POLL_INTERVAL)
                 self.assertEqual((self.dropped, self.list_live_boots()), ([], ["cccc"]))
                 self.pass_time(LEASE_POLL_INTERVAL)
-                self.assertEqual((self.said, self.heard, self.list_live_boots()), ([], ["joined"], ["aaaa"]))
+                self.assertEqual((self.fatal_errors, self.heard, self.list_live_boots()), ([], ["joined"], ["aaaa"]))
                 self.assertEqual(self.dropped, ["cccc"])
                 self.successResultOf(self.membership.stopService())
                 self.setUp()
@@ -518,7 +524,7 @@ class NodeNameTests(MembershipTestCase):
         self.start()
         self.successResultOf(self.store.drop("cccc", until=inf))
         self.pass_time(LEASE_POLL_INTERVAL)
-        self.assertEqual((self.said, self.heard, self.list_live_boots()), ([], ["joined"], ["aaaa"]))
+        self.assertEqual((self.fatal_errors, self.heard, self.list_live_boots()), ([], ["joined"], ["aaaa"]))
 
     def test_unreachable_holder_renews(self) -> None:
         """It renews its lease, so it is live, though nobody answers at its address."""
@@ -536,7 +542,7 @@ class NodeNameTests(MembershipTestCase):
         self.pass_time(2)
         self.renew_holder()
         self.pass_time(LEASE_POLL_INTERVAL)
-        (line,) = self.said
+        (line,) = self.fatal_errors
         self.assertIn("where this node itself answers", line)
         self.assertNotIn("\n", line)
         self.assertEqual((self.heard, self.dropped, self.list_live_boots()), ([], [], ["cccc"]))
@@ -555,7 +561,7 @@ class NodeNameTests(MembershipTestCase):
         self.assertEqual((self.list_live_boots(), self.heard), (["cccc"], []))
         self.answering = "cccc"
         self.pass_time(LEASE_POLL_INTERVAL)
-        self.assertEqual(len(self.said), 1)
+        self.assertEqual(len(self.fatal_errors), 1)
 
     def test_outage_meanwhile(self) -> None:
         """During an outage nobody could renew: earlier observations do not count."""
@@ -576,7 +582,7 @@ class NodeNameTests(MembershipTestCase):
             self.pass_time(UNRENEWED_LEASE_AGE + LEASE_POLL_INTERVAL)
             self.assertEqual(self.list_live_boots(), ["cccc"])
         self.pass_time(NODE_LEASE)
-        self.assertEqual((self.said, self.heard, self.list_live_boots()), ([], ["joined"], ["aaaa"]))
+        self.assertEqual((self.fatal_errors, self.heard, self.list_live_boots()), ([], ["joined"], ["aaaa"]))
 
     def test_slow_probes(self) -> None:
         """Checks are further apart."""
@@ -587,7 +593,7 @@ class NodeNameTests(MembershipTestCase):
         self.membership = self.build(make_node(), slow)
         self.start()
         self.pass_time(6)
-        self.assertEqual((self.said, self.heard, self.list_live_boots()), ([], ["joined"], ["aaaa"]))
+        self.assertEqual((self.fatal_errors, self.heard, self.list_live_boots()), ([], ["joined"], ["aaaa"]))
 
     def test_another_claimant_was_faster(self) -> None:
         """The name has a new holder, which gets the full time too."""
@@ -596,9 +602,9 @@ class NodeNameTests(MembershipTestCase):
         self.successResultOf(self.store.drop("cccc", until=inf))
         self.successResultOf(self.store.join(make_node(boot="dddd"), NODE_LEASE))
         self.pass_time(UNRENEWED_LEASE_AGE - 0.5)
-        self.assertEqual((self.said, self.list_live_boots()), ([], ["dddd"]))
+        self.assertEqual((self.fatal_errors, self.list_live_boots()), ([], ["dddd"]))
         self.pass_time(1)
-        self.assertEqual((self.said, self.heard, self.list_live_boots()), ([], ["joined"], ["aaaa"]))
+        self.assertEqual((self.fatal_errors, self.heard, self.list_live_boots()), ([], ["joined"], ["aaaa"]))
 
     def test_predecessor(self) -> None:
         """A holder at this node's own address is certainly gone: there is no need to wait."""
@@ -625,8 +631,8 @@ class NodeNameTests(MembershipTestCase):
         self.dropped.clear()
         self.successResultOf(self.store.join(self.holder, 20 * NODE_LEASE))
         self.pass_time(10 * NODE_LEASE)
-        self.assertEqual((len(self.said), self.dropped, self.list_live_boots()), (1, [], ["cccc"]))
-        self.assertTrue(self.said[0].startswith("node: ann is running already"))
+        self.assertEqual((len(self.fatal_errors), self.dropped, self.list_live_boots()), (1, [], ["cccc"]))
+        self.assertTrue(self.fatal_errors[0].startswith("node: ann is running already"))
 
     def test_two_live_nodes(self) -> None:
         """If neither reaches the other, one is refused and the other one is not affected."""
@@ -638,5 +644,5 @@ class NodeNameTests(MembershipTestCase):
         other.startService()
         other.store_opened()
         self.pass_time(60)
-        self.assertEqual((self.dropped, len(self.said), self.list_live_boots()), ([], 1, ["aaaa"]))
+        self.assertEqual((self.dropped, len(self.fatal_errors), self.list_live_boots()), ([], 1, ["aaaa"]))
         self.assertEqual(self.heard, ["joined"])

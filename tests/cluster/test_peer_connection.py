@@ -93,9 +93,9 @@ class ClusterKeysTests(SynchronousTestCase):
         def of(keys: ClusterKeys) -> set[bytes]:
             return {keys.seal, keys.connections, keys.allowances}
 
-        ours = of(KEYS)
-        self.assertEqual(len(ours), 3)
-        self.assertEqual(ours & of(derive_cluster_keys(b"t" * MIN_SECRET_BYTES)), set())
+        own_keys = of(KEYS)
+        self.assertEqual(len(own_keys), 3)
+        self.assertEqual(own_keys & of(derive_cluster_keys(b"t" * MIN_SECRET_BYTES)), set())
         self.assertEqual(repr(KEYS), "ClusterKeys()")
 
     def test_short_secret(self) -> None:
@@ -183,15 +183,15 @@ class HandshakeTests(SynchronousTestCase):
         self.patch(secrets, "token_bytes", lambda count: next(nonces))
         pair = ConnectedPair(self, keys=keys)
         pair.server._key = keys.connections
-        said: dict[str, list[str]] = {"client": [], "server": []}
+        transcript: dict[str, list[str]] = {"client": [], "server": []}
         for number in range(3):
             if number == 2:
                 pair.request(RECORDED["request"].encode())
             for name, (one, other) in zip(("client", "server"), pair.list_sides(), strict=True):
                 data = pair.take_written(one)
-                said[name].append(data.hex())
+                transcript[name].append(data.hex())
                 other.dataReceived(data)
-        self.assertEqual(said, {side: RECORDED[side]["frames"] for side in said})
+        self.assertEqual(transcript, {side: RECORDED[side]["frames"] for side in transcript})
         self.assertEqual(pair.bodies, [RECORDED["request"].encode()])
 
     def test_requests_and_responses(self) -> None:
@@ -230,9 +230,9 @@ class HandshakeTests(SynchronousTestCase):
 
     def test_impostor_cannot_respond(self) -> None:
         """A server without the secret cannot respond."""
-        for said in (bytes(MAC), b"bbbb", b"bbbb" + bytes(MAC), b"x"):
+        for frame in (bytes(MAC), b"bbbb", b"bbbb" + bytes(MAC), b"x"):
             pair = ConnectedPair(self)
-            pair.client.dataReceived(make_frame(HELLO) + make_frame(said))
+            pair.client.dataReceived(make_frame(HELLO) + make_frame(frame))
             self.assertEqual(pair.failures, [PeerCallFailed])
             self.assertTrue(pair.has_ended(pair.client))
 
@@ -252,12 +252,12 @@ class HandshakeTests(SynchronousTestCase):
     def test_replayed_handshake(self) -> None:
         """A recorded handshake fails, as the server has a new nonce for each connection."""
         first, second = ConnectedPair(self), ConnectedPair(self)
-        said = []
+        frames = []
         for _ in range(2):
-            said.append(first.take_written(first.client))
-            first.server.dataReceived(said[-1])
+            frames.append(first.take_written(first.client))
+            first.server.dataReceived(frames[-1])
             first.client.dataReceived(first.take_written(first.server))
-        for data in said:
+        for data in frames:
             second.server.dataReceived(data)
         self.assertEqual(second.refusals, ["seal"])
         self.assertTrue(second.has_ended(second.server))
@@ -443,16 +443,16 @@ class ConnectionLimitTests(SynchronousTestCase):
 
     def test_full(self) -> None:
         """A new client gets a slot; the oldest is closed."""
-        strangers = self.fill_slots()
+        clients = self.fill_slots()
         self.connect_from(2, origin="10.0.1.1")
-        self.assertEqual(self.ended, strangers[:2])
+        self.assertEqual(self.ended, clients[:2])
         self.assertEqual(len(self.server), MAX_UNAUTHENTICATED)
 
     def test_one_address(self) -> None:
         """An address does not take slots of others, however often it connects."""
         (other,) = self.connect_from(origin="10.0.1.1")
-        strangers = self.connect_from(MAX_UNAUTHENTICATED_PER_ADDRESS + 1)
-        self.assertEqual(self.ended, strangers[:1])
+        clients = self.connect_from(MAX_UNAUTHENTICATED_PER_ADDRESS + 1)
+        self.assertEqual(self.ended, clients[:1])
         self.connect_from(MAX_UNAUTHENTICATED)
         self.assertNotIn(other, self.ended)
         self.assertEqual(len(self.server), 1 + MAX_UNAUTHENTICATED_PER_ADDRESS)
@@ -464,13 +464,13 @@ class ConnectionLimitTests(SynchronousTestCase):
 
     def test_busy_connections_keep_slots(self) -> None:
         """A client that waits for a response keeps its slot; if all do there is none."""
-        strangers = self.fill_slots()
-        for one in strangers:
-            one._serving = Deferred()
+        clients = self.fill_slots()
+        for client in clients:
+            client._serving = Deferred()
         self.assertIsNone(self.reserve("10.0.1.1"))
-        strangers[7]._serving = None
+        clients[7]._serving = None
         self.connect_from(origin="10.0.1.1")
-        self.assertEqual(self.ended, [strangers[7]])
+        self.assertEqual(self.ended, [clients[7]])
 
     def test_authenticated_nodes(self) -> None:
         """Nodes take no unauthenticated slots and are not closed for them; they are counted too."""
@@ -604,9 +604,9 @@ class SocketTestCase(TestCase):
 
     async def run_iteration(self) -> None:
         """Run one reactor iteration."""
-        turned: Deferred[None] = Deferred()
-        reactor.callLater(0.005, turned.callback, None)
-        await turned
+        done: Deferred[None] = Deferred()
+        reactor.callLater(0.005, done.callback, None)
+        await done
 
     async def assert_fails(self, kind: type[Exception], calling: PeerClient, node: ClusterNode) -> None:
         """A request fails in exactly this way."""
@@ -743,8 +743,8 @@ class PeerClientTests(SocketTestCase):
         refused, _ = await DeferredList([one.addErrback(lambda failure: failure.type) for one in work], True)
         self.assertIs(refused, PeerCallFailed)
         self.assertEqual(len(held), MAX_CONCURRENT_REQUESTS)
-        for one in held:
-            one.callback(b"{}")
+        for item in held:
+            item.callback(b"{}")
         self.assertEqual(sum(answer == b"{}" for _, answer in await DeferredList(work)), MAX_CONCURRENT_REQUESTS)
 
     async def test_programming_error(self) -> None:
@@ -761,31 +761,31 @@ class PeerClientTests(SocketTestCase):
 class UnauthenticatedPeerTests(SocketTestCase):
     async def test_refused(self) -> None:
         """The server sends an empty frame and closes the connection."""
-        stranger = await self.connect_raw()
-        stranger.send(b"POST /cluster/hints HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
-        await stranger.gone
-        self.assertEqual((stranger.got, self.refusals, self.bodies), (make_frame(b""), ["malformed"], []))
+        client = await self.connect_raw()
+        client.send(b"POST /cluster/hints HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+        await client.gone
+        self.assertEqual((client.got, self.refusals, self.bodies), (make_frame(b""), ["malformed"], []))
 
     async def test_programming_error_before_proof(self) -> None:
         """A programming error ends the connection."""
         self.patch(PeerServerConnection, "hello_received", lambda *args: 1 // 0)
-        stranger = await self.connect_raw()
-        stranger.send(make_frame(HELLO))
-        await stranger.gone
-        self.assertEqual((stranger.got, len(self.flushLoggedErrors(ZeroDivisionError))), (b"", 1))
+        client = await self.connect_raw()
+        client.send(make_frame(HELLO))
+        await client.gone
+        self.assertEqual((client.got, len(self.flushLoggedErrors(ZeroDivisionError))), (b"", 1))
 
     async def test_flood_does_not_exclude_nodes(self) -> None:
         """Any number of open connections from any addresses does not exclude a node."""
         await self.calling.call(self.bea, b"{}")
         self.patch(peer_connection, "MAX_UNAUTHENTICATED", 4)
         self.patch(peer_connection, "MAX_UNAUTHENTICATED_PER_ADDRESS", 2)
-        strangers = [await self.connect_raw() for _ in range(3)]
-        await strangers[0].gone
-        strangers += [await self.connect_raw(f":bindAddress=127.0.0.{number}") for number in (2, 2, 3, 3)]
-        await strangers[1].gone
-        await strangers[2].gone
+        clients = [await self.connect_raw() for _ in range(3)]
+        await clients[0].gone
+        clients += [await self.connect_raw(f":bindAddress=127.0.0.{number}") for number in (2, 2, 3, 3)]
+        await clients[1].gone
+        await clients[2].gone
         self.assertEqual(await self.make_client(KEYS).call(self.bea, b"{}"), b"{}")
-        await strangers[3].gone
+        await clients[3].gone
         for _ in range(8):
             await self.connect_raw()
         self.assertEqual(await self.calling.call(self.bea, b"{}"), b"{}")
@@ -793,9 +793,9 @@ class UnauthenticatedPeerTests(SocketTestCase):
 
     async def test_stop_closes_connections(self) -> None:
         """When the listener stops, open connections are closed."""
-        stranger = await self.connect_raw()
+        client = await self.connect_raw()
         while not len(self.server):
             await self.run_iteration()
         self.server.doStop()
-        await stranger.gone
+        await client.gone
         self.server.doStart()

@@ -80,13 +80,13 @@ class PeersTestCase(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.counts = FakeMetrics()
-        self.asked: list[tuple[ClusterNode, bytes, Deferred[bytes]]] = []
+        self.pending_calls: list[tuple[ClusterNode, bytes, Deferred[bytes]]] = []
         self.peers = PeerQueues(self.clock, self.call, cast(Any, self.counts))
 
     def call(self, node: ClusterNode, body: bytes) -> Deferred[bytes]:
         """Record a request and wait for the test to respond."""
-        self.asked.append((node, body, Deferred()))
-        return self.asked[-1][2]
+        self.pending_calls.append((node, body, Deferred()))
+        return self.pending_calls[-1][2]
 
     def enqueue(
         self,
@@ -107,18 +107,18 @@ class PeersTestCase(SynchronousTestCase):
     def list_requests(self) -> list[list[str]]:
         """Notifications by pending request."""
         self.clock.advance(0)
-        return [decode_names("hints", body)["messages"] for _, body, _ in self.asked]
+        return [decode_names("hints", body)["messages"] for _, body, _ in self.pending_calls]
 
     def respond(self, push: Callable[[NotificationNames], NotificationNames] = push_all) -> None:
         """Respond to the oldest request."""
         self.clock.advance(0)
-        _, body, answer = self.asked.pop(0)
+        _, body, answer = self.pending_calls.pop(0)
         answer.callback(encode_names("pushed", push(decode_names("hints", body))))
 
     def fail_with(self, error: type[Exception]) -> None:
         """Fail the oldest request."""
         self.clock.advance(0)
-        self.asked.pop(0)[2].errback(error())
+        self.pending_calls.pop(0)[2].errback(error())
 
 
 class SendingTests(PeersTestCase):
@@ -148,8 +148,8 @@ class SendingTests(PeersTestCase):
             self.enqueue(name)
         sent: list[str] = []
         while self.list_requests():
-            self.assertLessEqual(len(self.asked[0][1]), MAX_BODY_BYTES)
-            sent += decode_names("hints", self.asked[0][1])["messages"]
+            self.assertLessEqual(len(self.pending_calls[0][1]), MAX_BODY_BYTES)
+            sent += decode_names("hints", self.pending_calls[0][1])["messages"]
             self.respond()
         self.assertEqual(sent, names)
 
@@ -179,7 +179,7 @@ class SendingTests(PeersTestCase):
         self.enqueue_many(3 * MAX_BATCH)
         self.enqueue("x", node=CAL)
         self.clock.advance(0)
-        self.assertEqual([node for node, _, _ in self.asked].count(CAL), 1)
+        self.assertEqual([node for node, _, _ in self.pending_calls].count(CAL), 1)
 
 
 class MessageTests(PeersTestCase):
@@ -193,7 +193,7 @@ class MessageTests(PeersTestCase):
 
     def read_sent(self) -> list[StoredMessage]:
         """Messages in the oldest request."""
-        body = self.asked[0][1]
+        body = self.pending_calls[0][1]
         self.assertLessEqual(len(body), MAX_BODY_BYTES)
         return list(decode_request(body, 0.0)[1].values())
 
@@ -290,13 +290,13 @@ class FailureTests(PeersTestCase):
         self.assertIsNone(self.successResultOf(notification))
         self.assertEqual((self.counts.outcomes, self.counts.took), ({"failed": 1}, []))
         self.clock.advance(60)
-        self.assertEqual(self.asked, [])
+        self.assertEqual(self.pending_calls, [])
 
     def test_later_attempt_succeeds(self) -> None:
         """One successful attempt is enough, also after an invalid response."""
         notification = self.enqueue()
         self.clock.advance(0)
-        self.asked.pop(0)[2].callback(b"<html>")
+        self.pending_calls.pop(0)[2].callback(b"<html>")
         self.clock.advance(RETRY_DELAYS[0])
         self.respond()
         self.assertIs(self.successResultOf(notification), True)
@@ -327,7 +327,7 @@ class FailureTests(PeersTestCase):
         self.assertTrue(all(self.successResultOf(notification) is None for notification in notifications))
         self.assertEqual(self.counts.outcomes, {"failed": 3 * MAX_BATCH})
         self.assertEqual(self.peers.pending, (0, 0))
-        self.asked.clear()
+        self.pending_calls.clear()
         self.assertIsNone(self.successResultOf(self.enqueue("late")))
         self.assertEqual(self.list_requests(), [])
         self.assertNoResult(self.enqueue("other", node=CAL))
@@ -368,7 +368,7 @@ class FailureTests(PeersTestCase):
     def replace(self) -> None:
         """Respond to the oldest request with another boot."""
         self.clock.advance(0)
-        self.asked.pop(0)[2].errback(PeerReplaced("dddd"))
+        self.pending_calls.pop(0)[2].errback(PeerReplaced("dddd"))
 
     def test_node_not_listed(self) -> None:
         """Notifications for a node that the store does not list are given up; one miss may mean that it is new."""
@@ -399,7 +399,7 @@ class FailureTests(PeersTestCase):
         """A request that fails because it is cancelled is not retried."""
         notification = self.enqueue()
         self.list_requests()
-        answer = self.asked[0][2]
+        answer = self.pending_calls[0][2]
         answer._canceller = lambda cancelled: cancelled.errback(PeerCallFailed())
         self.peers.end()
         self.assertIsNone(self.successResultOf(notification))

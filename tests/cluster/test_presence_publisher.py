@@ -26,18 +26,18 @@ class FakePresenceStore:
     """
 
     def __init__(self) -> None:
-        self.there: set[str] = set()
+        self.present: set[str] = set()
         self.calls: list[tuple[str, list[str]]] = []
         self.open: list[Deferred[None]] = []
         self.is_down = self.is_held = False
 
     def add_presence(self, boot: str, dids: Sequence[str]) -> Deferred[None]:
         """Record presence."""
-        return self._apply("announce", dids, self.there.update)
+        return self._apply("announce", dids, self.present.update)
 
     def remove_presence(self, boot: str, dids: Sequence[str]) -> Deferred[None]:
         """Record its removal."""
-        return self._apply("withdraw", dids, self.there.difference_update)
+        return self._apply("withdraw", dids, self.present.difference_update)
 
     def _apply(self, what: str, dids: Sequence[str], how: Any) -> Deferred[None]:
         self.calls.append((what, list(dids)))
@@ -69,7 +69,7 @@ class PresencePublisherTests(SynchronousTestCase):
         self.assertNoResult(known)
         self.ledger.open.pop().callback(None)
         self.successResultOf(known)
-        self.assertEqual(self.ledger.there, {BOB})
+        self.assertEqual(self.ledger.present, {BOB})
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_second_socket_needs_no_write(self) -> None:
@@ -95,7 +95,7 @@ class PresencePublisherTests(SynchronousTestCase):
         self.clock.advance(0)
         self.publisher.remove(BOB)
         self.clock.advance(0)
-        self.assertEqual(self.ledger.there, set())
+        self.assertEqual(self.ledger.present, set())
 
     def test_added_and_removed_at_once(self) -> None:
         """Nothing is written, and the Deferred fires."""
@@ -120,7 +120,7 @@ class PresencePublisherTests(SynchronousTestCase):
         self.assertNoResult(back)
         self.ledger.open.pop().callback(None)
         self.successResultOf(back)
-        self.assertEqual(self.ledger.there, {BOB})
+        self.assertEqual(self.ledger.present, {BOB})
 
     def test_store_outage(self) -> None:
         """The Deferred fails; the presence is written when the store is back."""
@@ -134,7 +134,7 @@ class PresencePublisherTests(SynchronousTestCase):
         self.assertLess(len(self.ledger.calls), 8)
         self.ledger.is_down = False
         self.clock.advance(PUBLISH_RETRY_DELAY)
-        self.assertEqual(self.ledger.there, {BOB})
+        self.assertEqual(self.ledger.present, {BOB})
         self.successResultOf(self.publisher.add(BOB))
 
     def test_uncertain_write_is_removed(self) -> None:
@@ -143,11 +143,11 @@ class PresencePublisherTests(SynchronousTestCase):
         known = self.publisher.add(BOB)
         self.clock.advance(0)
         self.assert_unavailable(known)
-        self.ledger.there.add(BOB)
+        self.ledger.present.add(BOB)
         self.ledger.is_down = False
         self.publisher.remove(BOB)
         self.clock.advance(PUBLISH_RETRY_DELAY)
-        self.assertEqual(self.ledger.there, set())
+        self.assertEqual(self.ledger.present, set())
 
     def test_uncertain_removal_is_repeated(self) -> None:
         """A removal that failed may have been applied: a new socket is announced again."""
@@ -156,12 +156,12 @@ class PresencePublisherTests(SynchronousTestCase):
         self.ledger.is_down = True
         self.publisher.remove(BOB)
         self.clock.advance(0)
-        self.ledger.there.clear()
+        self.ledger.present.clear()
         self.ledger.is_down = False
         known = self.publisher.add(BOB)
         self.clock.advance(PUBLISH_RETRY_DELAY)
         self.successResultOf(known)
-        self.assertEqual(self.ledger.there, {BOB})
+        self.assertEqual(self.ledger.present, {BOB})
 
     def test_slow_store(self) -> None:
         """No Deferred waits longer than a request may take."""
@@ -195,7 +195,7 @@ class PresencePublisherTests(SynchronousTestCase):
         self.publisher.joined()
         self.clock.advance(0)
         self.successResultOf(known)
-        self.assertEqual(self.ledger.there, {BOB, EVE})
+        self.assertEqual(self.ledger.present, {BOB, EVE})
 
     def test_parted(self) -> None:
         """After the lease has ended new sockets wait until the node has joined again."""
@@ -204,11 +204,11 @@ class PresencePublisherTests(SynchronousTestCase):
         self.publisher.parted()
         known = self.publisher.add(BOB)
         self.assertNoResult(known)
-        self.ledger.there.clear()
+        self.ledger.present.clear()
         self.publisher.joined()
         self.clock.advance(0)
         self.successResultOf(known)
-        self.assertEqual(self.ledger.there, {BOB})
+        self.assertEqual(self.ledger.present, {BOB})
 
     def test_parted_during_write(self) -> None:
         """The result of that write does not count."""
@@ -229,9 +229,9 @@ class PresencePublisherTests(SynchronousTestCase):
         self.publisher.remove(BOB)
         self.publisher.add(EVE)
         self.publisher.joined()
-        self.ledger.there.clear()
+        self.ledger.present.clear()
         self.clock.advance(0)
-        self.assertEqual(self.ledger.there, {EVE})
+        self.assertEqual(self.ledger.present, {EVE})
 
     def test_late_result_after_parting(self) -> None:
         """A result from before the lease ended says nothing about the current state."""
@@ -239,11 +239,11 @@ class PresencePublisherTests(SynchronousTestCase):
         self.publisher.add(BOB)
         self.clock.advance(0)
         self.publisher.parted()
-        self.ledger.there.clear()
+        self.ledger.present.clear()
         self.publisher.joined()
         self.ledger.open.pop().callback(None)
         self.clock.advance(0)
-        self.assertEqual(self.ledger.there, {BOB})
+        self.assertEqual(self.ledger.present, {BOB})
 
     def test_programming_error(self) -> None:
         """A programming error is logged, and the write is retried."""
@@ -255,7 +255,7 @@ class PresencePublisherTests(SynchronousTestCase):
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
         self.ledger.add_presence = announce  # type: ignore[method-assign]
         self.clock.advance(PUBLISH_RETRY_DELAY)
-        self.assertEqual(self.ledger.there, {BOB})
+        self.assertEqual(self.ledger.present, {BOB})
 
     def test_stop(self) -> None:
         """Nothing more is written once pending writes have ended."""

@@ -51,40 +51,40 @@ class RecentNodeCacheTests(DIDCommClusterTestCase):
 
     def test_second_socket(self) -> None:
         """A second socket, at another node, gets the message at once and in order."""
-        there = self.open_live_socket(self.c)
+        other_socket = self.open_live_socket(self.c)
         self.forward(self.a, "1")
         self.forward(self.a, "2")
         self.advance(LOOKUP_DELAY)
-        self.assertEqual((self.read_texts(self.socket), self.read_texts(there)), (["1", "2"], ["1", "2"]))
+        self.assertEqual((self.read_texts(self.socket), self.read_texts(other_socket)), (["1", "2"], ["1", "2"]))
 
     def test_moved_socket(self) -> None:
         """A wallet that reconnects at another node gets it there at once; the stale entry is counted."""
         self.b.base.connections.closed(self.socket)
-        there = self.open_live_socket(self.c)
+        other_socket = self.open_live_socket(self.c)
         self.forward(self.a)
         self.advance(LOOKUP_DELAY)
-        self.assertEqual((self.read_texts(there), self.count_stale()), (["hello"], 1))
+        self.assertEqual((self.read_texts(other_socket), self.count_stale()), (["hello"], 1))
         self.assertEqual(
             (self.count_notifications(self.a, "no_session"), self.list_methods(self.a)), (1, ["live", "live"])
         )
         self.forward(self.a, "next")
-        self.assertEqual(self.read_texts(there), ["next"])
+        self.assertEqual(self.read_texts(other_socket), ["next"])
 
     def test_live_after_enqueue(self) -> None:
         """A message stored before is in the status of the wallet, whatever a later lookup says."""
         held = self.hold_lookups()
         self.forward(self.a, "stored")
-        there = self.c.socket()
+        other_socket = self.c.socket()
         reply = InMemoryWallet(self.c, self.bob.identity).answer(
-            f"{MP}/live-delivery-change", {"live_delivery": True}, socket=there
+            f"{MP}/live-delivery-change", {"live_delivery": True}, socket=other_socket
         )
         self.assertEqual(reply.body["message_count"], 2)
-        there.frames.clear()
+        other_socket.frames.clear()
         held.callback(None)
         self.advance(LOOKUP_DELAY)
         self.forward(self.a, "after")
         self.advance(LOOKUP_DELAY)
-        self.assertEqual(self.read_texts(there)[-1], "after")
+        self.assertEqual(self.read_texts(other_socket)[-1], "after")
 
     def test_closed_socket(self) -> None:
         """Without a socket anywhere the message waits, and the next one notifies nobody."""
@@ -108,16 +108,18 @@ class RecentNodeCacheTests(DIDCommClusterTestCase):
         """It is forgotten within a moment, and the wallet is found where it is."""
         self.b.stop()
         self.advance(RENEWAL_INTERVAL)
-        there = self.open_live_socket(self.c)
+        other_socket = self.open_live_socket(self.c)
         failed = self.count_notifications(self.a, "failed")
         self.forward(self.a)
-        self.assertEqual((self.read_texts(there), self.count_notifications(self.a, "failed")), (["hello"], failed))
+        self.assertEqual(
+            (self.read_texts(other_socket), self.count_notifications(self.a, "failed")), (["hello"], failed)
+        )
 
     def test_node_stopped_a_moment_ago(self) -> None:
         """Nothing waits for it."""
         self.b.stop()
-        there = self.open_live_socket(self.c)
-        there.takes = False
+        other_socket = self.open_live_socket(self.c)
+        other_socket.takes = False
         self.forward(self.a)
         self.advance(LOOKUP_DELAY)
         self.assertEqual(self.list_methods(self.a), ["live", "queue"])
@@ -125,11 +127,13 @@ class RecentNodeCacheTests(DIDCommClusterTestCase):
     def test_killed_node(self) -> None:
         """It is kept while its lease lasts, and then forgotten."""
         self.b.freeze()
-        there = self.open_live_socket(self.c)
+        other_socket = self.open_live_socket(self.c)
         self.forward(self.a)
         self.advance(LOOKUP_DELAY)
-        self.assertEqual(self.read_texts(there), ["hello"])
+        self.assertEqual(self.read_texts(other_socket), ["hello"])
         self.advance(NODE_LEASE + RENEWAL_INTERVAL)
         failed = self.count_notifications(self.a, "failed")
         self.forward(self.a, "next")
-        self.assertEqual((self.read_texts(there)[-1], self.count_notifications(self.a, "failed")), ("next", failed))
+        self.assertEqual(
+            (self.read_texts(other_socket)[-1], self.count_notifications(self.a, "failed")), ("next", failed)
+        )

@@ -45,12 +45,12 @@ class FakePresenceStore:
     """Presence lookups, answered by the test."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[list[str], Deferred[list[PresenceRecord]]]] = []
+        self.lookups: list[tuple[list[str], Deferred[list[PresenceRecord]]]] = []
 
     def find_presence(self, dids: Sequence[str]) -> Deferred[list[PresenceRecord]]:
         """Recorded."""
-        self.asked.append((list(dids), Deferred()))
-        return self.asked[-1][1]
+        self.lookups.append((list(dids), Deferred()))
+        return self.lookups[-1][1]
 
 
 class PresenceLookupTests(SynchronousTestCase):
@@ -64,12 +64,12 @@ class PresenceLookupTests(SynchronousTestCase):
         found = {did: self.finder.find(did) for did in ("did:x:a", "did:x:b")}
         again = self.finder.find("did:x:a")
         self.clock.advance(0)
-        ((dids, answer),) = self.store.asked
+        ((dids, answer),) = self.store.lookups
         self.assertEqual(dids, ["did:x:a", "did:x:b"])
-        here = PresenceRecord("did:x:a", ANN.boot, ANN)
-        answer.callback([here])
-        self.assertEqual(self.successResultOf(found["did:x:a"]), [here])
-        self.assertEqual(self.successResultOf(again), [here])
+        record = PresenceRecord("did:x:a", ANN.boot, ANN)
+        answer.callback([record])
+        self.assertEqual(self.successResultOf(found["did:x:a"]), [record])
+        self.assertEqual(self.successResultOf(again), [record])
         self.assertEqual(self.successResultOf(found["did:x:b"]), [])
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
@@ -77,14 +77,14 @@ class PresenceLookupTests(SynchronousTestCase):
         """Queries are small and few; further DIDs share the next one."""
         found = [self.finder.find(f"did:x:{number}") for number in range(MAX_CONCURRENT_LOOKUPS * LOOKUP_BATCH + 3)]
         self.clock.advance(0)
-        self.assertEqual([len(dids) for dids, _ in self.store.asked], [LOOKUP_BATCH] * MAX_CONCURRENT_LOOKUPS)
-        self.store.asked[0][1].callback([])
+        self.assertEqual([len(dids) for dids, _ in self.store.lookups], [LOOKUP_BATCH] * MAX_CONCURRENT_LOOKUPS)
+        self.store.lookups[0][1].callback([])
         self.clock.advance(0)
-        self.assertEqual([len(dids) for dids, _ in self.store.asked], [LOOKUP_BATCH] * MAX_CONCURRENT_LOOKUPS + [3])
-        for _, answer in self.store.asked[1:]:
+        self.assertEqual([len(dids) for dids, _ in self.store.lookups], [LOOKUP_BATCH] * MAX_CONCURRENT_LOOKUPS + [3])
+        for _, answer in self.store.lookups[1:]:
             answer.callback([])
-        for one in found:
-            self.assertEqual(self.successResultOf(one), [])
+        for item in found:
+            self.assertEqual(self.successResultOf(item), [])
 
     def test_order_per_did(self) -> None:
         """The next lookup of a DID waits for the one before; other DIDs do not."""
@@ -92,14 +92,14 @@ class PresenceLookupTests(SynchronousTestCase):
         self.clock.advance(0)
         second, other = self.finder.find("did:x:a"), self.finder.find("did:x:b")
         self.clock.advance(0)
-        self.assertEqual([dids for dids, _ in self.store.asked], [["did:x:a"], ["did:x:b"]])
-        self.store.asked[1][1].callback([])
+        self.assertEqual([dids for dids, _ in self.store.lookups], [["did:x:a"], ["did:x:b"]])
+        self.store.lookups[1][1].callback([])
         self.assertEqual(self.successResultOf(other), [])
-        self.store.asked[0][1].callback([])
+        self.store.lookups[0][1].callback([])
         self.assertEqual(self.successResultOf(first), [])
         self.assertNoResult(second)
         self.clock.advance(0)
-        self.store.asked[2][1].callback([])
+        self.store.lookups[2][1].callback([])
         self.assertEqual(self.successResultOf(second), [])
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
@@ -107,12 +107,12 @@ class PresenceLookupTests(SynchronousTestCase):
         """The lookup fails; the next one queries the store again."""
         found = [self.finder.find("did:x:a"), self.finder.find("did:x:b")]
         self.clock.advance(0)
-        self.store.asked.pop()[1].errback(StoreUnavailable())
-        for one in found:
-            self.failureResultOf(one, StoreUnavailable)
+        self.store.lookups.pop()[1].errback(StoreUnavailable())
+        for item in found:
+            self.failureResultOf(item, StoreUnavailable)
         again = self.finder.find("did:x:a")
         self.clock.advance(0)
-        self.store.asked.pop()[1].callback([])
+        self.store.lookups.pop()[1].callback([])
         self.assertEqual(self.successResultOf(again), [])
 
 
@@ -131,7 +131,7 @@ class RemoteDeliveryTestCase(SynchronousTestCase):
         self.clock = Clock()
         self.clock.advance(NOW)
         self.presence: list[PresenceRecord] | None = []
-        self.asked: list[Deferred[list[PresenceRecord]]] = []
+        self.lookups: list[Deferred[list[PresenceRecord]]] = []
         self.notifications: list[tuple[str, str]] = []
         self.weights: list[int] = []
         self.messages: list[StoredMessage | None] = []
@@ -145,7 +145,7 @@ class RemoteDeliveryTestCase(SynchronousTestCase):
         """Presence by the store."""
         found: Deferred[list[PresenceRecord]] = Deferred()
         if self.presence is None:
-            self.asked.append(found)
+            self.lookups.append(found)
         else:
             found.callback(self.presence)
         return found
@@ -176,7 +176,7 @@ class RemoteDeliveryTestCase(SynchronousTestCase):
 
     def answer_lookup(self, *nodes: ClusterNode) -> None:
         """Answer the oldest lookup."""
-        self.asked.pop(0).callback([PresenceRecord(BOB, node.boot, node) for node in nodes])
+        self.lookups.pop(0).callback([PresenceRecord(BOB, node.boot, node) for node in nodes])
 
     def send(self, name: str = "m") -> Deferred[bool]:
         """Notify of a message for Bob."""
@@ -238,14 +238,14 @@ class RemoteDeliveryTests(RemoteDeliveryTestCase):
         """The message waits; only the store itself logs the outage."""
         self.presence = None
         taken = self.send()
-        self.asked.pop().errback(StoreUnavailable())
+        self.lookups.pop().errback(StoreUnavailable())
         self.assertIs(self.successResultOf(taken), False)
 
     def test_programming_error(self) -> None:
         """A programming error is logged."""
         self.presence = None
         taken = self.send()
-        self.asked.pop().errback(RuntimeError("boom"))
+        self.lookups.pop().errback(RuntimeError("boom"))
         self.assertIs(self.successResultOf(taken), False)
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
 
@@ -278,7 +278,7 @@ class SentMessageTests(RemoteDeliveryTestCase):
         self.messages.clear()
         for size in (MAX_SENT_PAYLOAD_BYTES, MAX_SENT_PAYLOAD_BYTES + 1):
             self.remote_delivery.deliver_message(replace(make_message("m"), payload=bytes(size)))
-        self.assertEqual([one is None for one in self.messages], [False, True])
+        self.assertEqual([message is None for message in self.messages], [False, True])
 
 
 class PendingLookupBytesTests(RemoteDeliveryTestCase):
@@ -297,12 +297,12 @@ class PendingLookupBytesTests(RemoteDeliveryTestCase):
         self.assertIs(self.successResultOf(self.make_large_message("more", 1)), False)
         event = PendingEvent("e", BOB, "did:x:ann", "sealed", NOW)
         self.assertIs(self.successResultOf(self.remote_delivery.deliver_event(event)), False)
-        self.assertEqual((len(self.asked), self.outcomes), (4, ["dropped"] * 2))
+        self.assertEqual((len(self.lookups), self.outcomes), (4, ["dropped"] * 2))
         self.answer_lookup()
         self.assertIs(self.successResultOf(waiting[0]), False)
         self.assertEqual(self.remote_delivery.pending, (3, 3 * size))
         self.assertNoResult(self.make_large_message("again", size))
-        self.assertEqual(len(self.asked), 4)
+        self.assertEqual(len(self.lookups), 4)
 
     def test_one_message_always_fits(self) -> None:
         """However large it is."""
@@ -318,7 +318,7 @@ class PendingLookupBytesTests(RemoteDeliveryTestCase):
         self.assertIs(self.successResultOf(self.make_large_message("more", 0)), False)
         self.clock.advance(MIN_RETRY_DELAY)
         self.assertEqual(self.remote_delivery.pending, (MAX_PENDING, 0))
-        while self.asked:
+        while self.lookups:
             self.answer_lookup()
         self.assertEqual(self.remote_delivery.pending, (0, 0))
         self.set_presence(BEA)
@@ -354,7 +354,7 @@ class CachedPresenceTests(RemoteDeliveryTestCase):
         self.cache_presence(BEA)
         self.assertIs(self.successResultOf(self.send("1")), True)
         self.assertIs(self.successResultOf(self.send("2")), True)
-        self.assertEqual((self.take_sent(), self.asked), ([("bea", "1"), ("bea", "2")], []))
+        self.assertEqual((self.take_sent(), self.lookups), ([("bea", "1"), ("bea", "2")], []))
         self.assertEqual(self.messages, [None] * 3)  # it was sent only to workers of one daemon
         self.clock.advance(LOOKUP_DELAY)
         self.answer_lookup(BEA)
@@ -396,7 +396,7 @@ class CachedPresenceTests(RemoteDeliveryTestCase):
         self.assertIs(self.successResultOf(taken), False)
         self.assertEqual((len(self.take_sent()), self.stale), (1, 1))
         self.send("next")
-        self.assertEqual((self.take_sent(), len(self.asked)), ([], 1))
+        self.assertEqual((self.take_sent(), len(self.lookups)), ([], 1))
 
     def test_late_response(self) -> None:
         """The response of a node that nothing waits for is ignored."""
@@ -453,7 +453,7 @@ class CachedPresenceTests(RemoteDeliveryTestCase):
         self.responses = {"bea": slow}
         taken = self.send()
         self.clock.advance(LOOKUP_DELAY)
-        self.asked.pop().errback(StoreUnavailable())
+        self.lookups.pop().errback(StoreUnavailable())
         self.assertNoResult(taken)
         slow.callback(True)
         self.assertIs(self.successResultOf(taken), True)
@@ -463,7 +463,7 @@ class CachedPresenceTests(RemoteDeliveryTestCase):
         self.cache_presence(BEA)
         self.remote_delivery.set_live_nodes([ANN.boot, CAL.boot])
         self.send()
-        self.assertEqual((self.take_sent(), len(self.asked)), ([], 1))
+        self.assertEqual((self.take_sent(), len(self.lookups)), ([], 1))
 
     def test_many_in_one_iteration(self) -> None:
         """Thousands are sent once each, in order."""
@@ -485,8 +485,8 @@ class CachedPresenceTests(RemoteDeliveryTestCase):
         self.send("late")
         self.assertEqual(self.take_sent(), [("bea", "m")])
         self.remote_delivery.notify_contracts_changed(BOB)
-        for one in self.asked:
-            one.errback(StoreUnavailable())
+        for lookup in self.lookups:
+            lookup.errback(StoreUnavailable())
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
 
@@ -542,7 +542,7 @@ class ContractChangeTests(RemoteDeliveryTestCase):
         """The lookup is retried."""
         self.presence = None
         self.remote_delivery.notify_contracts_changed(BOB)
-        self.asked.pop().errback(StoreUnavailable())
+        self.lookups.pop().errback(StoreUnavailable())
         self.set_presence(BEA)
         self.clock.advance(MIN_RETRY_DELAY)
         self.assertEqual(self.take_sent(), [("bea", BOB)])

@@ -14,18 +14,18 @@ from mediatord.cluster.remote_delivery import MAX_RETRY_DELAY, MIN_RETRY_DELAY, 
 class RetryQueueTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
-        self.said: list[str] = []
-        self.told: list[Collection[str]] = []
+        self.retried: list[str] = []
+        self.accepted: list[Collection[str]] = []
         self.deaf: set[str] = set()
         self.dropped = 0
         self.reminders = ContractChangeRetryQueue(self.clock, self.retry, self.record_drop)
 
-    def retry(self, did: str, told: Collection[str]) -> None:
+    def retry(self, did: str, accepted: Collection[str]) -> None:
         """Accepted at once, or not."""
-        self.said.append(did)
-        self.told.append(told)
+        self.retried.append(did)
+        self.accepted.append(accepted)
         if did in self.deaf:
-            self.reminders.add_failed(did, told)
+            self.reminders.add_failed(did, accepted)
         else:
             self.reminders.record_success()
 
@@ -35,9 +35,9 @@ class RetryQueueTests(SynchronousTestCase):
 
     def retried_after(self, seconds: float) -> list[str]:
         """Retries within so many seconds."""
-        self.said.clear()
+        self.retried.clear()
         self.clock.pump([0.5] * int(seconds * 2))
-        return list(self.said)
+        return list(self.retried)
 
     def test_retries_a_few_at_a_time(self) -> None:
         """Many retries are spread out; successful ones do not wait long."""
@@ -116,25 +116,27 @@ class RetryQueueTests(SynchronousTestCase):
         self.retried_after(4 * MAX_RETRY_DELAY)
         self.reminders.add("a", ["y", "z"])
         self.assertEqual(len(self.reminders), 1)
-        self.told.clear()
-        self.assertEqual((self.retried_after(MIN_RETRY_DELAY), self.told), (["a"], [{"y"}]))
+        self.accepted.clear()
+        self.assertEqual((self.retried_after(MIN_RETRY_DELAY), self.accepted), (["a"], [{"y"}]))
 
     def test_changed_during_retry(self) -> None:
         """The newer change counts: it is not behind because the older one failed."""
         self.deaf = {"b"}
         self.reminders.add("b", ())
         self.retried_after(4 * MAX_RETRY_DELAY + 5)
-        self.told.clear()
+        self.accepted.clear()
         self.reminders.add("a", ["x", "y"])
         self.reminders.add_failed("a", ["y"])
-        self.assertEqual((len(self.reminders), self.retried_after(MIN_RETRY_DELAY), self.told), (2, ["a"], [{"y"}]))
+        self.assertEqual(
+            (len(self.reminders), self.retried_after(MIN_RETRY_DELAY), self.accepted), (2, ["a"], [{"y"}])
+        )
 
     def test_nodes_told_of_both_changes(self) -> None:
         """Of two changes, only nodes that accepted both are not retried."""
         self.reminders.add("a", ["x", "y"])
         self.reminders.add("a", ["y", "z"])
         self.retried_after(MIN_RETRY_DELAY)
-        self.assertEqual(self.told, [{"y"}])
+        self.assertEqual(self.accepted, [{"y"}])
 
     def test_stop(self) -> None:
         """No timer is left."""

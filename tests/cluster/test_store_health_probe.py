@@ -13,70 +13,70 @@ from mediatord.errors import StoreUnavailable
 class StoreHealthProbeTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
-        self.asked: list[Deferred[None]] = []
+        self.pings: list[Deferred[None]] = []
         self.failures = 0
-        self.asking = StoreHealthCheck(self.ping, self.clock.seconds, lambda: self.failures)
+        self.check_store = StoreHealthCheck(self.ping, self.clock.seconds, lambda: self.failures)
 
     async def ping(self) -> None:
         """A slow store."""
-        self.asked.append(Deferred())
-        await self.asked[-1]
+        self.pings.append(Deferred())
+        await self.pings[-1]
 
     def check(self) -> Deferred[None]:
         """Check the store's health."""
-        return Deferred.fromCoroutine(self.asking())
+        return Deferred.fromCoroutine(self.check_store())
 
     def test_first_caller_waits(self) -> None:
         """Later callers wait for the same result."""
         looks = [self.check(), self.check()]
-        self.assertEqual(len(self.asked), 1)
+        self.assertEqual(len(self.pings), 1)
         for look in looks:
             self.assertNoResult(look)
-        self.asked[0].callback(None)
+        self.pings[0].callback(None)
         for look in looks:
             self.successResultOf(look)
 
     def test_recent_success_is_reused(self) -> None:
         """Soon after a success callers do not wait, and the store is probed again."""
         look = self.check()
-        self.asked[0].callback(None)
+        self.pings[0].callback(None)
         self.successResultOf(look)
         self.successResultOf(self.check())
-        self.assertEqual(len(self.asked), 2)
+        self.assertEqual(len(self.pings), 2)
         self.clock.advance(HEALTHY_RESULT_TTL)
         late = self.check()
         self.assertNoResult(late)
-        self.asked[1].callback(None)
+        self.pings[1].callback(None)
         self.successResultOf(late)
-        self.assertEqual(len(self.asked), 2)
+        self.assertEqual(len(self.pings), 2)
 
     def test_failed_operation_invalidates_result(self) -> None:
         """After a failed operation earlier results do not count until the next success."""
         look = self.check()
-        self.asked[0].callback(None)
+        self.pings[0].callback(None)
         self.successResultOf(look)
         self.failures += 1
         look = self.check()
         self.assertNoResult(look)
-        self.asked[1].callback(None)
+        self.pings[1].callback(None)
         self.successResultOf(look)
         self.successResultOf(self.check())
 
     def test_failure_is_reported(self) -> None:
         """A failure is reported to waiting callers and the next one."""
         self.check()
-        self.asked[0].callback(None)
+        self.pings[0].callback(None)
         self.successResultOf(self.check())
-        self.asked[1].errback(StoreUnavailable())
+        self.pings[1].errback(StoreUnavailable())
         looks = [self.check(), self.check()]
-        self.asked[2].errback(StoreUnavailable())
+        self.pings[2].errback(StoreUnavailable())
         for look in looks:
             self.failureResultOf(look, StoreUnavailable)
 
     def test_immediate_failure(self) -> None:
         """A failure counts for the caller, whatever was known before."""
         answers = iter([succeed(None), fail(StoreUnavailable()), succeed(None)])
-        asking = StoreHealthCheck(lambda: next(answers), self.clock.seconds, lambda: 0)
-        self.successResultOf(Deferred.fromCoroutine(asking()))
-        self.failureResultOf(Deferred.fromCoroutine(asking()), StoreUnavailable)
-        self.successResultOf(Deferred.fromCoroutine(asking()))
+        check_store = StoreHealthCheck(lambda: next(answers), self.clock.seconds, lambda: 0)
+        self.successResultOf(Deferred.fromCoroutine(check_store()))
+        self.failureResultOf(Deferred.fromCoroutine(check_store()), StoreUnavailable)
+        self.successResultOf(Deferred.fromCoroutine(check_store()))

@@ -151,17 +151,17 @@ class FakePresencePublisher:
     """Records calls; the test says when presence is published."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, str]] = []
+        self.calls: list[tuple[str, str]] = []
         self.known: Deferred[None] = Deferred()
 
     def add(self, did: str) -> Deferred[None]:
         """Recorded."""
-        self.told.append(("here", did))
+        self.calls.append(("here", did))
         return self.known
 
     def remove(self, did: str) -> None:
         """Recorded."""
-        self.told.append(("gone", did))
+        self.calls.append(("gone", did))
 
 
 class PublishedPresenceTests(SynchronousTestCase):
@@ -193,19 +193,19 @@ class PublishedPresenceTests(SynchronousTestCase):
             self.connections.subscribe(socket, PHONE, "x")
         self.connections.unsubscribe(first, PHONE)
         self.connections.unsubscribe(first, PHONE)
-        self.assertNotIn(("gone", PHONE), self.town.told)
+        self.assertNotIn(("gone", PHONE), self.town.calls)
         self.connections.closed(second)
         self.connections.closed(second)
-        self.assertEqual(self.town.told, [("here", PHONE), ("here", PHONE), ("gone", PHONE)])
+        self.assertEqual(self.town.calls, [("here", PHONE), ("here", PHONE), ("gone", PHONE)])
 
     def test_expected_subscription(self) -> None:
         """A socket that is expected to subscribe is published and not pushed to, also if it never subscribes."""
         socket = self.open_socket()
         self.connections.announce_subscription(socket, PHONE)
-        self.assertEqual((self.town.told, self.connections.subscribers(PHONE)), ([("here", PHONE)], []))
+        self.assertEqual((self.town.calls, self.connections.subscribers(PHONE)), ([("here", PHONE)], []))
         self.assertFalse(self.connections.is_subscribed(socket, PHONE))
         self.connections.closed(socket)
-        self.assertEqual(self.town.told[-1], ("gone", PHONE))
+        self.assertEqual(self.town.calls[-1], ("gone", PHONE))
 
     def test_subscribers_since(self) -> None:
         """Sockets that subscribed after a message can be excluded; repeating a subscription changes nothing."""

@@ -170,16 +170,16 @@ class ConnectionManagerTests(SynchronousTestCase):
 
     def test_failing_listener(self) -> None:
         """All listeners are called for a closed socket, and stopping does not wait for it, if one of them fails."""
-        told: list[Any] = []
+        called: list[Any] = []
 
         def fail(session: Any) -> None:
             raise RuntimeError("broken")
 
         self.connections.on_close(fail)
-        self.connections.on_close(told.append)
+        self.connections.on_close(called.append)
         stopped = self.connections.stopService()
         for socket in (self.immortal, self.plain):
             self.connections.closed(socket)
-        self.assertEqual(told, [self.immortal, self.plain])
+        self.assertEqual(called, [self.immortal, self.plain])
         self.successResultOf(stopped)
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 3)

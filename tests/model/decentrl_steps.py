@@ -21,7 +21,7 @@ PEOPLE = ("ann", "ben", "cyn")
 MOST_LINES = 3
 
 # Some have more to do than others.
-people = st.sampled_from(["ann", "ann", "ben", "ben", "cyn"])
+identity_names = st.sampled_from(["ann", "ann", "ben", "ben", "cyn"])
 texts = st.sampled_from(["x", "x", "y" * 30, "ü" * 30])
 garbage = st.sampled_from([b"", b"{}", b"[]", b"garbage", b'{"header":{},"payload":"","signature":""}', b"\xff"])
 
@@ -101,7 +101,7 @@ class DecentrlSteps(MirroredWallets):
             assert status == 200
             self.friends.add((name, peer))
 
-    @rule(name=people, to=people, payloads=st.lists(texts, min_size=1, max_size=4))
+    @rule(name=identity_names, to=identity_names, payloads=st.lists(texts, min_size=1, max_size=4))
     def send_events(self, name: str, to: str, payloads: list[str]) -> None:
         """Send events to one recipient."""
         for payload in payloads:
@@ -128,9 +128,9 @@ class DecentrlSteps(MirroredWallets):
 
     def list_waiting(self, name: str, sender: str | None = None) -> list[ExpectedEvent]:
         """Pending events of an identity, oldest first."""
-        return [one for one in self.events if one.recipient == name and sender in (None, one.sender)]
+        return [event for event in self.events if event.recipient == name and sender in (None, event.sender)]
 
-    @rule(name=people, sender=st.none() | people, page=st.integers(0, 2), size=st.integers(1, 5))
+    @rule(name=identity_names, sender=st.none() | identity_names, page=st.integers(0, 2), size=st.integers(1, 5))
     def query_pending(self, name: str, sender: str | None, page: int, size: int) -> None:
         wanted = {} if sender is None else {"sender_did": self.decentrl_identities[sender].did}
         pagination = {"page": page, "page_size": size}
@@ -140,31 +140,34 @@ class DecentrlSteps(MirroredWallets):
         waiting = self.list_waiting(name, sender)
         assert reply["payload"]["pagination"]["total"] == len(waiting)
         found = reply["payload"]["pending_events"]
-        assert [self.event_ids[one["id"]] for one in found] == waiting[page * size : (page + 1) * size]
-        for one in found:
-            event = self.event_ids[one["id"]]
-            assert (one["payload"], one["sender_did"]) == (event.payload, self.decentrl_identities[event.sender].did)
+        assert [self.event_ids[item["id"]] for item in found] == waiting[page * size : (page + 1) * size]
+        for item in found:
+            event = self.event_ids[item["id"]]
+            assert (item["payload"], item["sender_did"]) == (
+                event.payload,
+                self.decentrl_identities[event.sender].did,
+            )
 
-    @rule(name=people, data=st.data())
+    @rule(name=identity_names, data=st.data())
     def acknowledge_events(self, name: str, data: st.DataObject) -> None:
         """Own events are removed; foreign and unknown ids have no effect."""
         some = st.lists(st.sampled_from([*list(self.event_ids)[-8:], "unknown"]), max_size=3)
         aliases = data.draw(some)
         new_identity = self.decentrl_identities[name]
         raws = {
-            one.backend: new_identity.command(
-                {"type": "ACKNOWLEDGE_PENDING_EVENTS", "event_ids": self.mediators.get_ids(one, aliases)}
+            mediator.backend: new_identity.command(
+                {"type": "ACKNOWLEDGE_PENDING_EVENTS", "event_ids": self.mediators.get_ids(mediator, aliases)}
             )
-            for one in self.mediators.mediator_fixtures
+            for mediator in self.mediators.mediator_fixtures
         }
         status, _ = self.run_command(raws)
         if self.is_refused(name, status):
             return
         assert status == 200
-        gone = [self.event_ids[one] for one in aliases if one in self.event_ids]
-        self.events = [one for one in self.events if one.recipient != name or one not in gone]
+        gone = [self.event_ids[alias] for alias in aliases if alias in self.event_ids]
+        self.events = [event for event in self.events if event.recipient != name or event not in gone]
 
-    @rule(name=people, data=st.data(), what=st.sampled_from(["publish", "publish", "withdraw", "read"]))
+    @rule(name=identity_names, data=st.data(), what=st.sampled_from(["publish", "publish", "withdraw", "read"]))
     def use_channel(self, name: str, data: st.DataObject, what: str) -> None:
         """Use a public channel."""
         if what == "publish":
@@ -196,16 +199,16 @@ class DecentrlSteps(MirroredWallets):
         alias = data.draw(st.sampled_from([*every, "unknown"]))
         new_identity = self.decentrl_identities[name]
         raws = {
-            one.backend: new_identity.command(
-                {"type": "DELETE_PUBLIC_EVENT", "public_event_id": self.mediators.get_ids(one, [alias])[0]},
+            mediator.backend: new_identity.command(
+                {"type": "DELETE_PUBLIC_EVENT", "public_event_id": self.mediators.get_ids(mediator, [alias])[0]},
                 channel=PUBLIC,
             )
-            for one in self.mediators.mediator_fixtures
+            for mediator in self.mediators.mediator_fixtures
         }
         status, _ = self.run_command(raws)
         if not self.is_refused(name, status):
             assert (status == 200) == (alias in self.published[name])
-            self.published[name] = [one for one in self.published[name] if one != alias]
+            self.published[name] = [event for event in self.published[name] if event != alias]
 
     def read_public(self, name: str) -> None:
         """Everyone reads the channel, without authentication."""
@@ -218,9 +221,14 @@ class DecentrlSteps(MirroredWallets):
             return json.loads(reply.body)
 
         page = self.mediators.ask_all(request)
-        assert sorted(one["id"] for one in page["events"]) == sorted(self.published[name])
+        assert sorted(event["id"] for event in page["events"]) == sorted(self.published[name])
 
-    @rule(name=people, payload=texts, tags=st.lists(st.sampled_from("xy"), max_size=2), wanted=st.sampled_from("xy"))
+    @rule(
+        name=identity_names,
+        payload=texts,
+        tags=st.lists(st.sampled_from("xy"), max_size=2),
+        wanted=st.sampled_from("xy"),
+    )
     def save_event(self, name: str, payload: str, tags: list[str], wanted: str) -> None:
         """Save an event and query saved ones."""
         did = self.decentrl_identities[name].did
@@ -232,15 +240,16 @@ class DecentrlSteps(MirroredWallets):
             assert payload in [one["payload"] for one in reply["payload"]["events"]]
 
     @precondition(lambda self: len(self.lines) < MOST_LINES)
-    @rule(name=people)
+    @rule(name=identity_names)
     def open_decentrl_socket(self, name: str) -> None:
         """Only a registered identity can open a socket."""
         greeting = self.decentrl_identities[name].greeting()
         line = MirroredDecentrlSocket(
-            name, {one.backend: InMemoryDecentrlSocket(one) for one in self.mediators.mediator_fixtures}
+            name,
+            {mediator.backend: InMemoryDecentrlSocket(mediator) for mediator in self.mediators.mediator_fixtures},
         )
-        for one in line.ends.values():
-            one.say(greeting)
+        for value in line.ends.values():
+            value.say(greeting)
         (answer,) = self.mediators.ask_all(lambda one: line.ends[one.backend].heard())
         assert (answer["type"] == "AUTH_SUCCESS") == (name in self.registered)
         self.lines.append(line)
@@ -255,26 +264,28 @@ class DecentrlSteps(MirroredWallets):
     def hang_up(self, line: MirroredDecentrlSocket) -> None:
         """Close a socket."""
         self.lines.remove(line)
-        for one in self.mediators.mediator_fixtures:
-            line.ends[one.backend].conversation.stop()
-            one.hang_up(line.ends[one.backend].socket)
+        for mediator in self.mediators.mediator_fixtures:
+            line.ends[mediator.backend].conversation.stop()
+            mediator.hang_up(line.ends[mediator.backend].socket)
 
     def assert_events_pushed(self, events: list[ExpectedEvent]) -> None:
         """Each socket of a recipient got these events in order, and no other socket got any."""
         for line in self.lines:
             heard = self.mediators.ask_all(partial(_read_frames, line))
-            told = [one for frame in heard if frame["type"] == "PENDING_EVENTS" for one in frame["events"]]
-            assert [self.event_ids[one["id"]] for one in told] == [
-                one for one in events if one.recipient == line.name
+            events_pushed = [
+                event for frame in heard if frame["type"] == "PENDING_EVENTS" for event in frame["events"]
+            ]
+            assert [self.event_ids[event["id"]] for event in events_pushed] == [
+                event for event in events if event.recipient == line.name
             ]
 
-    @rule(name=people, data=st.data(), what=st.sampled_from(["register", "befriend", "malformed"]))
+    @rule(name=identity_names, data=st.data(), what=st.sampled_from(["register", "befriend", "malformed"]))
     def run_small_command(self, name: str, data: st.DataObject, what: str) -> None:
         """Commands with little variation."""
         if what == "register":
             self.register(name)
         elif what == "befriend":
-            self.add_contract(name, data.draw(people))
+            self.add_contract(name, data.draw(identity_names))
         else:
             assert 400 <= self.run_command(data.draw(garbage))[0] < 500
 

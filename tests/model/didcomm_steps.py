@@ -114,13 +114,13 @@ class DIDCommSteps(MirroredWallets):
         payloads = [self.make_payload(size) for size in contents]
         headers = {"delay_milli": delay or None, "expires_time": None if span is None else int(now) + span}
         status, _, _ = self.send_forward(did, payloads, form, sender, self.draw_socket(data), headers)
-        fits = all(len(one) <= LIMITS.max_bytes for one in payloads)
+        fits = all(len(payload) <= LIMITS.max_bytes for payload in payloads)
         fine = self.expected.find_owner(did) is not None and fits and span != 0
         assert status == 202 if fine else 400 <= status < 500, status
         expires = now + (TTL if span is None else span)
-        parcel = ForwardedPayloads(did, payloads, expires, now + delay / 1000 if delay else None)
-        accepted = self.expected.accept([parcel]) if fine else []
-        self.assert_pushed([one for one in accepted if one.due_at is None])
+        forwarded = ForwardedPayloads(did, payloads, expires, now + delay / 1000 if delay else None)
+        accepted = self.expected.accept([forwarded]) if fine else []
+        self.assert_pushed([message for message in accepted if message.due_at is None])
 
     def send_forward(
         self,
@@ -147,11 +147,11 @@ class DIDCommSteps(MirroredWallets):
         status, _, _ = self.send_forward(
             self.mediators.first.did, envelopes, "json", None, self.draw_socket(data), {}
         )
-        fits = all(len(one) <= LIMITS.max_bytes for _, payloads in inner for one in payloads)
+        fits = all(len(payload) <= LIMITS.max_bytes for _, payloads in inner for payload in payloads)
         fine = fits and all(self.expected.find_owner(did) is not None for did, _ in inner)
         assert status == 202 if fine else 400 <= status < 500, status
-        parcels = [ForwardedPayloads(did, payloads, now + TTL) for did, payloads in inner]
-        self.assert_pushed(self.expected.accept(parcels) if fine else [])
+        forwarded_payloads = [ForwardedPayloads(did, payloads, now + TTL) for did, payloads in inner]
+        self.assert_pushed(self.expected.accept(forwarded_payloads) if fine else [])
 
     @rule(name=names, data=st.data())
     def query_status(self, name: str, data: st.DataObject) -> None:
@@ -159,15 +159,15 @@ class DIDCommSteps(MirroredWallets):
         answer = self.request(name, f"{MP}/status-request", {} if did is None else {"recipient_did": did})
         if did is not None and self.expected.find_owner(did) != self.get_did(name):
             assert answer[2] == "not_enrolled", answer
-        elif (told := self.assert_answer(name, answer)) is not None:
-            self.check_status(told["body"], self.expected.list_waiting(self.get_did(name), did))
+        elif (content := self.assert_answer(name, answer)) is not None:
+            self.check_status(content["body"], self.expected.list_waiting(self.get_did(name), did))
 
     def check_status(self, body: dict[str, Any], waiting: list[ExpectedMessage]) -> None:
         """The status counts these messages."""
         assert body["message_count"] == len(waiting)
-        assert body["total_bytes"] == sum(len(one.payload) for one in waiting)
+        assert body["total_bytes"] == sum(len(message.payload) for message in waiting)
         if waiting:
-            times = [one.received_at for one in waiting]
+            times = [message.received_at for message in waiting]
             assert (body["oldest_received_time"], body["newest_received_time"]) == (times[0], times[-1])
 
     @rule(name=names, data=st.data(), limit=st.integers(-1, 6))
@@ -186,13 +186,13 @@ class DIDCommSteps(MirroredWallets):
         else:
             self.check_delivery(answer, self.expected.list_waiting(self.get_did(name), did)[:limit])
 
-    def check_delivery(self, answer: Answer, letters: list[ExpectedMessage]) -> None:
+    def check_delivery(self, answer: Answer, messages: list[ExpectedMessage]) -> None:
         """A delivery has these messages; without any it is a status."""
         status, value, _ = answer
         assert status == 200
-        if letters:
+        if messages:
             assert value["type"] == f"{MP}/delivery"
-            self.learn(value["attachments"], letters)
+            self.learn(value["attachments"], messages)
         else:
             assert (value["type"], value["body"]["message_count"]) == (f"{MP}/status", 0)
 
@@ -202,11 +202,11 @@ class DIDCommSteps(MirroredWallets):
         for one in NAMES[:2]:
             self.fetch_some(one, None, 3, None)
         aliases = data.draw(st.lists(st.sampled_from([*list(self.known)[-12:], "unknown"]), max_size=4))
-        chosen = [self.known[one] for one in aliases if one in self.known]
+        chosen = [self.known[alias] for alias in aliases if alias in self.known]
 
         def body(mediator_fixture: Any) -> dict[str, Any]:
             ids = self.mediators.get_ids(mediator_fixture, aliases)
-            return {"message_id_list": [sha256(one.payload).hexdigest() for one in chosen] if digests else ids}
+            return {"message_id_list": [sha256(item.payload).hexdigest() for item in chosen] if digests else ids}
 
         route = "all" if answered else "none"
         status, value, fault = self.request(name, f"{MP}/messages-received", body, return_route=route)

@@ -74,7 +74,7 @@ class MirroredMediators:
             )
             for one in BACKENDS
         ]
-        self.aliases = {one.backend: IdAliases() for one in self.mediator_fixtures}
+        self.aliases = {mediator.backend: IdAliases() for mediator in self.mediator_fixtures}
 
     @property
     def first(self) -> RestartableMediator:
@@ -86,20 +86,20 @@ class MirroredMediators:
         """Unix seconds, by their clocks."""
         return self.first.clock.seconds()
 
-    def ask_all(self, ask: Callable[[RestartableMediator], Any]) -> Any:
+    def ask_all(self, request: Callable[[RestartableMediator], Any]) -> Any:
         """Send the same request to all; return the common result."""
-        answers = {one.backend: self.aliases[one.backend].replace_in(ask(one)) for one in self.mediator_fixtures}
+        answers = {one.backend: self.aliases[one.backend].replace_in(request(one)) for one in self.mediator_fixtures}
         first = answers[self.first.backend]
         assert all(one == first for one in answers.values()), "\n".join(f"{k}: {v!r}" for k, v in answers.items())
         return first
 
     def get_ids(self, mediator_fixture: RestartableMediator, aliases: list[str]) -> list[str]:
         """Ids of these aliases at one mediator."""
-        return [self.aliases[mediator_fixture.backend].get_id(one) for one in aliases]
+        return [self.aliases[mediator_fixture.backend].get_id(alias) for alias in aliases]
 
     def close(self) -> None:
         """Stop all of them and delete their data."""
-        for one in self.mediator_fixtures:
-            one.stop()
+        for mediator in self.mediator_fixtures:
+            mediator.stop()
         self._fresh.__exit__(None, None, None)
         rmtree(self._directory)

@@ -56,9 +56,9 @@ class MirroredWallets(RuleBasedStateMachine):
         self.expected = ReferenceModel(LIMITS, self.mediators.now)
         self.identities = {name: WalletIdentity.generate(endpoint=self.mediators.first.did) for name in NAMES}
         self.guests = {
-            (name, one.backend): InMemoryWallet(one, identity)
+            (name, mediator.backend): InMemoryWallet(mediator, identity)
             for name, identity in self.identities.items()
-            for one in self.mediators.mediator_fixtures
+            for mediator in self.mediators.mediator_fixtures
         }
         self.names = {identity.did: name for name, identity in self.identities.items()}
         self.sockets: list[MirroredSocket] = []
@@ -79,7 +79,7 @@ class MirroredWallets(RuleBasedStateMachine):
 
     def post(self, raw: bytes, name: str | None = None, socket: MirroredSocket | None = None) -> Answer:
         """Send the same message to all. :param name: wallet that a response is for."""
-        return self.send({one.backend: raw for one in self.mediators.mediator_fixtures}, name, socket)
+        return self.send({mediator.backend: raw for mediator in self.mediators.mediator_fixtures}, name, socket)
 
     def send(self, raws: Mapping[str, bytes], name: str | None, socket: MirroredSocket | None = None) -> Answer:
         """Send a message to each; return the common result."""
@@ -98,20 +98,22 @@ class MirroredWallets(RuleBasedStateMachine):
         if not callable(body):
             return self.post(self.guests[name, "memory"].pack(type_, body, **headers), name, socket)
         packed = {
-            one.backend: self.guests[name, one.backend].pack(type_, body(one), **headers)
-            for one in self.mediators.mediator_fixtures
+            mediator.backend: self.guests[name, mediator.backend].pack(type_, body(mediator), **headers)
+            for mediator in self.mediators.mediator_fixtures
         }
         return self.send(packed, name, socket)
 
-    def learn(self, attachments: Sequence[Mapping[str, Any]], letters: Sequence[ExpectedMessage]) -> None:
+    def learn(self, attachments: Sequence[Mapping[str, Any]], messages: Sequence[ExpectedMessage]) -> None:
         """These attachments are those messages, in this order; their ids are known from now on."""
-        assert [_payload(one["data"]) for one in attachments] == [one.payload for one in letters]
-        self.known.update(zip([str(one["id"]) for one in attachments], letters, strict=True))
+        assert [_payload(attachment["data"]) for attachment in attachments] == [
+            message.payload for message in messages
+        ]
+        self.known.update(zip([str(attachment["id"]) for attachment in attachments], messages, strict=True))
 
-    def assert_pushed(self, letters: Sequence[ExpectedMessage] = ()) -> None:
+    def assert_pushed(self, messages: Sequence[ExpectedMessage] = ()) -> None:
         """Since the last call these messages were pushed: to each live socket that reads, in order, and no others."""
         for socket in self.sockets:
-            due = [one for one in letters if one.account in socket.live and socket.takes]
+            due = [one for one in messages if one.account in socket.live and socket.takes]
             names = [self.names[one.account] for one in due]
 
             def frames(
@@ -124,27 +126,29 @@ class MirroredWallets(RuleBasedStateMachine):
                 )
                 return [self._opened(mediator_fixture, frame, name) for frame, name in zip(taken, names, strict=True)]
 
-            for frame, letter in zip(self.mediators.ask_all(frames), due, strict=True):
-                self.learn(frame["attachments"], [letter])
+            for frame, message in zip(self.mediators.ask_all(frames), due, strict=True):
+                self.learn(frame["attachments"], [message])
 
     def pass_time(self, seconds: int) -> None:
         """Let time pass second by second: messages due together have no guaranteed order."""
         for _ in range(seconds):
-            for one in self.mediators.mediator_fixtures:
-                one.advance(1.0)
+            for mediator in self.mediators.mediator_fixtures:
+                mediator.advance(1.0)
             self.assert_pushed(self.expected.pass_time(1.0))
 
     def open_didcomm_socket(self) -> MirroredSocket:
         """Open a socket at each mediator."""
-        socket = MirroredSocket({one.backend: one.socket() for one in self.mediators.mediator_fixtures})
+        socket = MirroredSocket(
+            {mediator.backend: mediator.socket() for mediator in self.mediators.mediator_fixtures}
+        )
         self.sockets.append(socket)
         return socket
 
     def close_socket(self, socket: MirroredSocket) -> None:
         """Close a socket."""
         self.sockets.remove(socket)
-        for one in self.mediators.mediator_fixtures:
-            one.hang_up(socket.ends[one.backend])
+        for mediator in self.mediators.mediator_fixtures:
+            mediator.hang_up(socket.ends[mediator.backend])
 
     def _read(self, mediator_fixture: RestartableMediator, reply: RequestReply, name: str | None) -> Answer:
         fault = reply.fault.reason if reply.fault else None

@@ -55,7 +55,7 @@ class ReferenceModel:
 
     def __init__(self, limits: QueueLimits, now: float) -> None:
         self.recipients: dict[str, list[str]] = {}
-        self.letters: list[ExpectedMessage] = []
+        self.messages: list[ExpectedMessage] = []
         self.gone: Counter[str] = Counter()
         self._limits = limits
         self._swept = now
@@ -78,34 +78,34 @@ class ReferenceModel:
             self.recipients[account].remove(did)
         return "success"
 
-    def accept(self, parcels: Sequence[ForwardedPayloads]) -> list[ExpectedMessage]:
+    def accept(self, forwarded_payloads: Sequence[ForwardedPayloads]) -> list[ExpectedMessage]:
         """Accept payloads in order; the recipients have them at once."""
-        return [letter for parcel in parcels for letter in self._accept_one(parcel)]
+        return [message for forwarded in forwarded_payloads for message in self._accept_one(forwarded)]
 
     def list_waiting(self, account: str, did: str | None = None) -> list[ExpectedMessage]:
         """Messages visible to an account, oldest first."""
         return [
-            one
-            for one in self.letters
-            if one.account == account and did in (None, one.did) and one.is_visible(self.now)
+            message
+            for message in self.messages
+            if message.account == account and did in (None, message.did) and message.is_visible(self.now)
         ]
 
-    def acknowledge(self, account: str, letters: Iterable[ExpectedMessage]) -> None:
+    def acknowledge(self, account: str, messages: Iterable[ExpectedMessage]) -> None:
         """Remove those messages that are queued for the account."""
-        for one in dict.fromkeys(letters):
-            if one in self.letters and one.account == account:
+        for one in dict.fromkeys(messages):
+            if one in self.messages and one.account == account:
                 self._remove(one, "acknowledged")
 
     def pass_time(self, seconds: float) -> list[ExpectedMessage]:
         """Take delayed messages as due, in order, and remove expired ones if a round of expiry is due."""
         self.now += seconds
-        due = [one for one in self.letters if one.due_at is not None and one.is_visible(self.now)]
+        due = [message for message in self.messages if message.due_at is not None and message.is_visible(self.now)]
         due.sort(key=lambda one: one.due_at or 0.0)
-        for one in due:
-            one.due_at = None
+        for message in due:
+            message.due_at = None
         if self.now - self._swept >= SWEEP:
             self._swept += SWEEP * ((self.now - self._swept) // SWEEP)
-            for one in [one for one in self.letters if one.expires_at <= self.now]:
+            for one in [message for message in self.messages if message.expires_at <= self.now]:
                 self._remove(one, "expired")
         return due
 
@@ -117,24 +117,24 @@ class ReferenceModel:
     def read_difference(self) -> int:
         """Difference of the ledger."""
         left = sum(number for reason, number in self.gone.items() if reason != "accepted")
-        return self.gone["accepted"] - left - len(self.letters)
+        return self.gone["accepted"] - left - len(self.messages)
 
-    def _accept_one(self, parcel: ForwardedPayloads) -> list[ExpectedMessage]:
-        account = self.find_owner(parcel.did)
+    def _accept_one(self, forwarded: ForwardedPayloads) -> list[ExpectedMessage]:
+        account = self.find_owner(forwarded.did)
         assert account is not None
-        times = self.now, parcel.expires_at, parcel.due_at
-        new = [ExpectedMessage(payload, parcel.did, account, *times) for payload in parcel.payloads]
-        queue = [one for one in self.letters if (one.account, one.did) == (account, parcel.did)]
+        times = self.now, forwarded.expires_at, forwarded.due_at
+        new = [ExpectedMessage(payload, forwarded.did, account, *times) for payload in forwarded.payloads]
+        queue = [message for message in self.messages if (message.account, message.did) == (account, forwarded.did)]
         while queue and not self._fits(queue + new):
             self._remove(queue.pop(0), "evicted")
-        self.letters += new
+        self.messages += new
         self.gone["accepted"] += len(new)
         return new
 
-    def _fits(self, letters: Sequence[ExpectedMessage]) -> bool:
-        size = sum(len(one.payload) for one in letters)
-        return len(letters) <= self._limits.max_messages and size <= self._limits.max_bytes
+    def _fits(self, messages: Sequence[ExpectedMessage]) -> bool:
+        size = sum(len(message.payload) for message in messages)
+        return len(messages) <= self._limits.max_messages and size <= self._limits.max_bytes
 
-    def _remove(self, letter: ExpectedMessage, reason: str) -> None:
-        self.letters.remove(letter)
+    def _remove(self, message: ExpectedMessage, reason: str) -> None:
+        self.messages.remove(message)
         self.gone[reason] += 1

@@ -118,9 +118,9 @@ class RestartableMediator(InMemoryMediator):
             self.hang_up(socket)
         for service in (self.didcomm.housekeeping, self.didcomm.lag, self.didcomm.due, self.base.gate):
             gone.append(service.stopService())
-        for one in gone:
-            if isinstance(one, Deferred):
-                self.wait_for(one)
+        for item in gone:
+            if isinstance(item, Deferred):
+                self.wait_for(item)
         self.wait_for(self.store.close())
         self.base.events.stopService()
 
@@ -140,8 +140,8 @@ class RestartableMediator(InMemoryMediator):
         """The mediator's reply to one message."""
         replies: list[RequestReply] = []
         declined: list[None] = []
-        way = self.didcomm.forward_fast_path
-        if socket is None and way.take(raw, peer, replies.append, lambda: declined.append(None)):
+        fast_path = self.didcomm.forward_fast_path
+        if socket is None and fast_path.take(raw, peer, replies.append, lambda: declined.append(None)):
             self.settle(lambda: bool(replies or declined))
             if replies:
                 (reply,) = replies
@@ -154,10 +154,10 @@ class RestartableMediator(InMemoryMediator):
         """Result of a coroutine that takes no time, after all calls that are due."""
         return self.wait_for(Deferred.fromCoroutine(work))
 
-    def wait_for(self, asked: Deferred[T]) -> T:
+    def wait_for(self, deferred: Deferred[T]) -> T:
         """Result of a Deferred."""
         fired: list[Any] = []
-        asked.addBoth(fired.append)
+        deferred.addBoth(fired.append)
         self.settle(lambda: bool(fired))
         (result,) = fired
         if isinstance(result, Failure):
@@ -173,16 +173,18 @@ class RestartableMediator(InMemoryMediator):
     def settle(self, met: Callable[[], bool] = lambda: True) -> None:
         """Run all calls that are due. :param met: condition that has to hold then."""
         until = _REACTOR.seconds() + _SOMETIME
-        quiet = 0
-        while quiet < (_QUIET if self._server else 1):
+        idle_iterations = 0
+        while idle_iterations < (_QUIET if self._server else 1):
             while any(call.getTime() <= self.clock.seconds() for call in self.clock.getDelayedCalls()):
                 self.clock.advance(0)
             busy = self._server is not None and self._server._running
-            quiet = 0 if busy or not met() else quiet + 1
-            assert quiet or (self._server and _REACTOR.seconds() < until), f"{self.backend}: nothing comes of it"
+            idle_iterations = 0 if busy or not met() else idle_iterations + 1
+            assert idle_iterations or (self._server and _REACTOR.seconds() < until), (
+                f"{self.backend}: nothing comes of it"
+            )
             if self._server is not None:
                 due = _REACTOR.timeout()
-                _REACTOR.iterate(0 if quiet else _TURN if due is None else min(due, _TURN))
+                _REACTOR.iterate(0 if idle_iterations else _TURN if due is None else min(due, _TURN))
 
     def _start(self) -> None:
         store = self._make_store()

@@ -48,8 +48,8 @@ class MediatorComparison(DIDCommSteps, DecentrlSteps):
         self.sockets.clear()
         for line in tuple(self.lines):
             self.hang_up(line)
-        for one in self.mediators.mediator_fixtures:
-            one.restart()
+        for mediator in self.mediators.mediator_fixtures:
+            mediator.restart()
         self.expected.restart()
         self.before = self.expected.gone.copy()
 
@@ -63,19 +63,19 @@ class MediatorComparison(DIDCommSteps, DecentrlSteps):
     def ledger_balances(self) -> None:
         """All accepted messages are acknowledged, expired, evicted or queued; the counters of all mediators agree."""
         assert self.expected.read_difference == 0
-        told = self.mediators.ask_all(lambda one: one.base.recorder.metrics.collect_totals())
+        totals = self.mediators.ask_all(lambda one: one.base.recorder.metrics.collect_totals())
         gone = self.expected.gone - self.before
-        assert (told["expired"], told["evicted"]) == (gone["expired"], gone["evicted"])
+        assert (totals["expired"], totals["evicted"]) == (gone["expired"], gone["evicted"])
 
     @rule()
     def stores_agree(self) -> None:
         """The queues hold what they should, and the ledgers of the stores agree."""
         waiting = self.mediators.ask_all(lambda one: one.wait_for(one.store.get_queue_totals()).messages)
-        assert waiting == len(self.expected.letters) + len(self.events)
+        assert waiting == len(self.expected.messages) + len(self.events)
         ledgers = self.mediators.ask_all(lambda one: asdict(one.wait_for(one.store.read_ledger())))
         gone = self.expected.gone
         didcomm = {name: gone[name] for name in ("accepted", "acknowledged", "expired", "evicted")}
-        expected_ledger = {**didcomm, "removed": 0, "withdrawn": 0, "waiting": len(self.expected.letters)}
+        expected_ledger = {**didcomm, "removed": 0, "withdrawn": 0, "waiting": len(self.expected.messages)}
         assert ledgers["didcomm"] == expected_ledger, ledgers
         assert (ledgers["decentrl"]["accepted"], ledgers["decentrl"]["waiting"]) == (self.sent, len(self.events)), (
             ledgers

@@ -51,8 +51,8 @@ class CountingClusterStore:
     def release(self) -> None:
         """Answer everything that was requested so far."""
         held, self.held = self.held, []
-        for one in held:
-            one.callback(None)
+        for item in held:
+            item.callback(None)
 
     @property
     def count_operations(self) -> int:

@@ -97,12 +97,12 @@ class DIDCommTests(SynchronousTestCase):
         self.bob = InMemoryWallet(self.in_memory).enrol()
         self.eve = InMemoryWallet(self.in_memory)
 
-    def forward(self, guest: InMemoryWallet, **headers: Any) -> Any:
+    def forward(self, wallet: InMemoryWallet, **headers: Any) -> Any:
         """The reply to a forward to Bob that this wallet signed or encrypted."""
         attachments = [{"data": {"json": json.loads(self.bob.letter())}}]
         body = {"next": self.bob.did}
         return self.in_memory.receive(
-            guest.pack("https://didcomm.org/routing/2.0/forward", body, attachments=attachments, **headers)
+            wallet.pack("https://didcomm.org/routing/2.0/forward", body, attachments=attachments, **headers)
         )
 
     def test_denied_did_gets_no_account(self) -> None:
@@ -111,7 +111,7 @@ class DIDCommTests(SynchronousTestCase):
         self.assertEqual(self.eve.answer(f"{CM3}/mediate-request").message.type.name, "mediatedeny")
         updates = [{"recipient_did": self.eve.did, "action": action} for action in ("add", "remove")]
         results = self.bob.answer(f"{CM3}/recipient-update", {"updates": updates}).body["updated"]
-        self.assertEqual([one["result"] for one in results], ["client_error", "no_change"])
+        self.assertEqual([result["result"] for result in results], ["client_error", "no_change"])
         (event,) = self.in_memory.events("acct.deny")
         self.assertEqual((event["reason"], event["proto"]), ("policy", "didcomm"))
 
@@ -157,9 +157,9 @@ class DIDCommTests(SynchronousTestCase):
     def test_sockets_of_denied_did_are_closed(self) -> None:
         """Its live sockets are closed when it is denied; others stay open."""
         self.eve.enrol()
-        theirs, ours = self.eve.go_live(), self.bob.go_live()
+        denied_socket, allowed_socket = self.eve.go_live(), self.bob.go_live()
         self.in_memory.reload("didcomm", deny=[self.eve.did])
-        self.assertEqual((theirs.codes, ours.codes), ([1008], []))
+        self.assertEqual((denied_socket.codes, allowed_socket.codes), ([1008], []))
 
     def make_from_prior(self, new: InMemoryWallet) -> str:
         """Token by which Eve's DID announces another DID as its successor."""
@@ -183,11 +183,11 @@ class DIDCommTests(SynchronousTestCase):
         """`allow` is reloaded with `registration`: existing accounts stay."""
         self.in_memory.reload("didcomm", registration="allow-list", allow=[self.eve.did])
         self.assertEqual(self.eve.answer(f"{CM3}/mediate-request").message.type.name, "mediategrant")
-        stranger = InMemoryWallet(self.in_memory)
-        self.assertEqual(stranger.answer(f"{CM3}/mediate-request").message.type.name, "mediatedeny")
+        other = InMemoryWallet(self.in_memory)
+        self.assertEqual(other.answer(f"{CM3}/mediate-request").message.type.name, "mediatedeny")
         self.assertEqual(self.bob.waiting(), 0)
         self.in_memory.reload("didcomm", registration="open", allow=[])
-        self.assertEqual(stranger.answer(f"{CM3}/mediate-request").message.type.name, "mediategrant")
+        self.assertEqual(other.answer(f"{CM3}/mediate-request").message.type.name, "mediategrant")
 
 
 class DecentrlTests(SynchronousTestCase):
@@ -234,18 +234,18 @@ class DecentrlTests(SynchronousTestCase):
     def test_sockets_of_denied_did_are_closed(self) -> None:
         """Its open socket is closed, and none is opened."""
         self.eve.register()
-        theirs, ours = self.eve.connect(), self.ann.connect()
+        denied_socket, allowed_socket = self.eve.connect(), self.ann.connect()
         self.deny()
-        self.assertEqual((theirs.socket.codes, ours.socket.codes), ([1008], []))
+        self.assertEqual((denied_socket.socket.codes, allowed_socket.socket.codes), ([1008], []))
         late = InMemoryDecentrlSocket(self.in_memory)
         late.say(self.eve.greeting())
         self.assertEqual(late.heard(), [{"type": "AUTH_FAILED", "code": "NOT_REGISTERED"}])
 
     def test_reloads_registration_mode(self) -> None:
         """`own` and `allow-list` are reloaded too."""
-        guest = InMemoryIdentity(self.in_memory, "guest", mediator_did="did:web:elsewhere.example")
+        wallet = InMemoryIdentity(self.in_memory, "guest", mediator_did="did:web:elsewhere.example")
         self.in_memory.reload("decentrl", registration="own")
-        self.is_refused(guest.ask("REQUEST_COMMUNICATION_CONTRACT", **guest.registration()))
-        self.in_memory.reload("decentrl", registration="allow-list", allow=[guest.did])
-        guest.register()
+        self.is_refused(wallet.ask("REQUEST_COMMUNICATION_CONTRACT", **wallet.registration()))
+        self.in_memory.reload("decentrl", registration="allow-list", allow=[wallet.did])
+        wallet.register()
         self.is_refused(self.eve.ask("REQUEST_COMMUNICATION_CONTRACT", **self.eve.registration()))

@@ -39,7 +39,7 @@ def round_robin(limit: int) -> Iterator[int]:
 
 def in_bursts(limit: int) -> Iterator[int]:
     """A third of a minute's limit to each in turn."""
-    return (each for each in cycle([0, 1, 2]) for _ in range(limit // 3))
+    return (item for item in cycle([0, 1, 2]) for _ in range(limit // 3))
 
 
 def unevenly(limit: int) -> Iterator[int]:
@@ -266,10 +266,10 @@ class OutageTests(SynchronousTestCase):
         """Nobody waits longer than half a second, and then the store is not used for a second."""
         self.processes.cluster.slow = True
         waiting = [self.processes[0].request() for _ in range(5)]
-        for one in waiting:
-            self.assertNoResult(one)
+        for message in waiting:
+            self.assertNoResult(message)
         self.processes.clock.advance(QUOTA_STORE_TIMEOUT)
-        self.assertEqual([self.successResultOf(one) for one in waiting], [0] * 5)
+        self.assertEqual([self.successResultOf(message) for message in waiting], [0] * 5)
         self.assertEqual(self.successResultOf(self.processes[0].request("did:example:other")), 0)
         self.assertEqual(self.processes.cluster.operations, 1)
         self.processes.clock.advance(QUOTA_STORE_BACKOFF)
@@ -332,12 +332,12 @@ class OutageTests(SynchronousTestCase):
         self.processes.clock.advance(QUOTA_STORE_BACKOFF)
         self.processes[0].request_now()
         self.processes.cluster.slow = True
-        asking = [self.processes[0].request(f"did:example:{number}") for number in range(3)]
-        for one in asking:
-            self.assertNoResult(one)
+        deferreds = [self.processes[0].request(f"did:example:{number}") for number in range(3)]
+        for deferred in deferreds:
+            self.assertNoResult(deferred)
         self.assertEqual(len(self.processes.cluster.held), 3)
         self.processes.cluster.release()
-        self.assertEqual([self.successResultOf(one) for one in asking], [0] * 3)
+        self.assertEqual([self.successResultOf(deferred) for deferred in deferreds], [0] * 3)
         self.assertEqual(self.processes.clock.getDelayedCalls(), [])
 
     def test_programming_error(self) -> None:
@@ -394,18 +394,18 @@ class ConcurrentTests(SynchronousTestCase):
 
     def test_more_than_a_lease(self) -> None:
         """Requests that the first answer does not cover share the next operation."""
-        asked = [self.processes[0].request() for _ in range(45)]
+        deferreds = [self.processes[0].request() for _ in range(45)]
         self.cluster.release()
         self.cluster.release()
-        self.assertEqual([self.successResultOf(one) for one in asked], [0] * 45)
+        self.assertEqual([self.successResultOf(deferred) for deferred in deferreds], [0] * 45)
         self.assertEqual([amount for _, amount in self.cluster.taken], [10, 35])
 
     def test_more_than_the_quota(self) -> None:
         """As many as possible are admitted, the others refused; none is forgotten and nothing is left over."""
-        asked = [process.request() for _ in range(600) for process in self.processes.all]
+        deferreds = [process.request() for _ in range(600) for process in self.processes.all]
         while self.cluster.held:
             self.cluster.release()
-        answers = [self.successResultOf(one) for one in asked]
+        answers = [self.successResultOf(deferred) for deferred in deferreds]
         self.assertEqual(answers.count(0), 600)
         self.assertLess(self.cluster.operations, 60)
 
@@ -698,7 +698,7 @@ class MemoryTests(SynchronousTestCase):
         """A lease returned for a key is not used by its waiting requests too."""
         self.request("asking")
         self.processes.cluster.slow = True
-        asking = Deferred.fromCoroutine(self.share.take("asking", 25))
+        deferreds = Deferred.fromCoroutine(self.share.take("asking", 25))
         self.processes.cluster.slow = False
         for number in range(100):
             self.request(f"{number}")
@@ -707,7 +707,7 @@ class MemoryTests(SynchronousTestCase):
         self.processes.cluster.slow = True
         for _ in range(3):
             self.processes.cluster.release()
-        self.assertEqual(self.successResultOf(asking), 0)
+        self.assertEqual(self.successResultOf(deferreds), 0)
         taken = sum([amount for of, amount in self.processes.cluster.taken if of == key])
         self.assertGreaterEqual(taken - given_back, 1 + 25)
 
@@ -723,7 +723,7 @@ class MemoryTests(SynchronousTestCase):
     def test_keys_in_use_are_kept(self) -> None:
         """Keys with waiting requests, refusals or leases are not dropped for a new one."""
         self.processes.cluster.slow = True
-        asking = [Deferred.fromCoroutine(self.share.take("asking", 1))]
+        deferreds = [Deferred.fromCoroutine(self.share.take("asking", 1))]
         self.processes.cluster.slow = False
         for known in (
             lambda: self.request("refused", 1200),
@@ -736,7 +736,7 @@ class MemoryTests(SynchronousTestCase):
         before = self.processes.cluster.operations
         self.assertGreater(self.request("refused"), 0)
         self.request("left")
-        asking.append(Deferred.fromCoroutine(self.share.take("asking", 1)))
+        deferreds.append(Deferred.fromCoroutine(self.share.take("asking", 1)))
         self.assertEqual(self.processes.cluster.operations, before)
         self.processes.cluster.release()
-        self.assertEqual([self.successResultOf(one) for one in asking], [0, 0])
+        self.assertEqual([self.successResultOf(deferred) for deferred in deferreds], [0, 0])

@@ -60,10 +60,10 @@ class LimiterLoad:
             self._asking.append(Deferred.fromCoroutine(self._request_one(next(self._buckets))))
 
     async def _request_one(self, bucket: SlidingWindowLimiter) -> None:
-        begun = CLOCK.seconds()
-        wait = await resolve_wait(bucket.admit(DID, begun))
+        start = CLOCK.seconds()
+        wait = await resolve_wait(bucket.admit(DID, start))
         now = CLOCK.seconds()
-        self.slowest = max(self.slowest, now - begun)
+        self.slowest = max(self.slowest, now - start)
         if not wait:
             self.list_admitted.append(now)
 
@@ -84,17 +84,17 @@ class DistributedLimiterTests(MongoTestCase):
         """The limit holds in any period; admissions may be earlier by the time an answer took."""
         self.patch(distributed_limiter, "QUOTA_STORE_TIMEOUT", 60.0)
         nodes = [await self.make_node() for _ in range(NODES)]
-        crowds = [
+        loads = [
             LimiterLoad([node.make_limiter(f"limit of {limit}", limit, PERIOD) for node in nodes], limit)
             for limit in (60, 120, 600)
         ]
-        begun = CLOCK.seconds()
-        await gatherResults([Deferred.fromCoroutine(crowd.run(PERIODS * PERIOD)) for crowd in crowds])
-        for crowd in crowds:
-            admitted, limit, late = sorted(crowd.list_admitted), crowd.limit, crowd.slowest
+        start = CLOCK.seconds()
+        await gatherResults([Deferred.fromCoroutine(load.run(PERIODS * PERIOD)) for load in loads])
+        for load in loads:
+            admitted, limit, late = sorted(load.list_admitted), load.limit, load.slowest
             self.assertLessEqual(max_in_a_minute(admitted, PERIOD - late), limit * 1.05, f"{late} s")
             longer = PERIOD + PERIOD / QUOTA_WINDOW_SLOTS + 2 * late
-            fewest = min_in_a_minute(admitted, begun, begun + PERIODS * PERIOD, longer)
+            fewest = min_in_a_minute(admitted, start, start + PERIODS * PERIOD, longer)
             self.assertGreaterEqual(fewest, limit * 0.95, f"{late} s")
 
     async def test_burst_at_all_nodes(self) -> None:

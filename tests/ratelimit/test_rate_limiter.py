@@ -111,8 +111,8 @@ class RateLimiterTests(SynchronousTestCase):
             self.admission.check_before_decryption(PEER, authenticated=False)
         self.count_admitted(*(self.admission.charge_anonymous(PEER) for _ in range(4)))
         self.admission.check_before_decryption(PEER, authenticated=True)
-        for ask in (
+        for check in (
             lambda: self.admission.check_before_decryption(PEER, authenticated=False),
             lambda: self.admission.check_allowance(None, PEER),
         ):
-            self.assertRaises(RateLimitExceeded, ask)
+            self.assertRaises(RateLimitExceeded, check)

@@ -87,13 +87,13 @@ class RefusalReportTests(_ChargeTestCase):
     def test_address(self) -> None:
         """The address is logged, also for a check."""
         self.assertEqual(self.read_refusal(lambda: self.admission.charge_anonymous(PEER)), ("ip", PEER, PEER, 40))
-        asked: tuple[Charge, ...] = (
+        checks: tuple[Charge, ...] = (
             lambda: self.admission.check_allowance(None, PEER),
             lambda: self.admission.check_before_decryption(PEER, authenticated=False),
             lambda: self.admission.check_before_read(PEER, SMALL_REQUEST_BYTES + 1),
         )
-        for ask in asked:
-            self.assertEqual((self.read_wait(ask), self.refusals.pop()), (40, ("ip", PEER, PEER, 40)))
+        for check in checks:
+            self.assertEqual((self.read_wait(check), self.refusals.pop()), (40, ("ip", PEER, PEER, 40)))
 
     def test_reader(self) -> None:
         """The address is logged."""
@@ -205,8 +205,8 @@ class LocalDecisionTests(SynchronousTestCase):
 
     def would_read(self, admission: RateLimiter, peer: str) -> bool:
         """Whether a large envelope would be read."""
-        asked = Deferred.fromCoroutine(admission.check_before_read(peer, SMALL_REQUEST_BYTES + 1))
-        return asked.addErrback(lambda failure: failure.trap(RateLimitExceeded) and True).result is None
+        deferred = Deferred.fromCoroutine(admission.check_before_read(peer, SMALL_REQUEST_BYTES + 1))
+        return deferred.addErrback(lambda failure: failure.trap(RateLimitExceeded) and True).result is None
 
 
 class EvictedKeyTests(SynchronousTestCase):

@@ -46,31 +46,31 @@ class RegistrationLimitTests(SynchronousTestCase):
         return ReloadableMediator(self, limits={**roomy, **limits})
 
     def grant(
-        self, in_memory: InMemoryMediator, guest: InMemoryWallet | None = None, peer: str = PEER
+        self, in_memory: InMemoryMediator, wallet: InMemoryWallet | None = None, peer: str = PEER
     ) -> tuple[InMemoryWallet, RequestReply]:
-        guest = guest or InMemoryWallet(in_memory)
-        return guest, guest.ask(f"{CM3}/mediate-request", socket=FakeSocket(peer))
+        wallet = wallet or InMemoryWallet(in_memory)
+        return wallet, wallet.ask(f"{CM3}/mediate-request", socket=FakeSocket(peer))
 
-    def add_recipients(self, guest: InMemoryWallet, *dids: str, peer: str = PEER) -> RequestReply:
+    def add_recipients(self, wallet: InMemoryWallet, *dids: str, peer: str = PEER) -> RequestReply:
         updates = [{"recipient_did": did, "action": "add"} for did in dids]
-        return guest.ask(f"{CM3}/recipient-update", {"updates": updates}, socket=FakeSocket(peer))
+        return wallet.ask(f"{CM3}/recipient-update", {"updates": updates}, socket=FakeSocket(peer))
 
-    def assert_refused(self, reply: RequestReply, guest: InMemoryWallet, status: int, code: str) -> None:
-        self.assertEqual((reply.status, code_of(reply, guest)), (status, code))
+    def assert_refused(self, reply: RequestReply, wallet: InMemoryWallet, status: int, code: str) -> None:
+        self.assertEqual((reply.status, code_of(reply, wallet)), (status, code))
 
     def test_accounts_per_address(self) -> None:
         """So many a day with any DIDs; existing accounts and other addresses are not affected."""
         in_memory = self.make_mediator(accounts_per_address_per_day=3)
         first, reply = self.grant(in_memory)
         self.assertEqual([reply.status, *(self.grant(in_memory)[1].status for _ in range(2))], [200] * 3)
-        guest, reply = self.grant(in_memory)
-        self.assert_refused(reply, guest, 429, LIMITED)
+        wallet, reply = self.grant(in_memory)
+        self.assert_refused(reply, wallet, 429, LIMITED)
         self.assertEqual(reply.retry_after, DAY)
         self.assertEqual(in_memory.events("limit.hit")[-1]["limit"], "accounts_per_address_per_day")
         self.assertEqual(in_memory.counter("mediator_rejected_total", reason="registration_limited"), 1)
         self.assertEqual(self.grant(in_memory, first)[1].status, 200)
         self.assertEqual(self.add_recipients(first, first.did).status, 200)
-        self.assertEqual(self.grant(in_memory, guest, NEIGHBOUR)[1].status, 200)
+        self.assertEqual(self.grant(in_memory, wallet, NEIGHBOUR)[1].status, 200)
         in_memory.clock.advance(DAY + 1)
         self.assertEqual(self.grant(in_memory)[1].status, 200)
 
@@ -140,8 +140,8 @@ class RegistrationLimitTests(SynchronousTestCase):
         """Beyond the total limits there are no new accounts and registrations from any address; all else works."""
         in_memory = self.make_mediator(accounts=2, registration_bytes=20_000)
         bob, eve = InMemoryWallet(in_memory).enrol(), InMemoryWallet(in_memory).enrol()
-        guest, reply = self.grant(in_memory, peer=NEIGHBOUR)
-        self.assert_refused(reply, guest, 503, FULL)
+        wallet, reply = self.grant(in_memory, peer=NEIGHBOUR)
+        self.assert_refused(reply, wallet, 503, FULL)
         large = [f"did:example:{number}{'x' * 7_900}" for number in range(3)]
         self.assertEqual(self.add_recipients(eve, *large[:2]).status, 200)
         self.assert_refused(self.add_recipients(eve, large[2]), eve, 503, FULL)
@@ -150,7 +150,7 @@ class RegistrationLimitTests(SynchronousTestCase):
         self.assertEqual(in_memory.receive(pack_forward(in_memory, bob.did, bob.letter())).status, 202)
         self.assertEqual(bob.waiting(), 1)
         in_memory.reload("limits", accounts=3)
-        self.assertEqual(self.grant(in_memory, guest)[1].status, 200)
+        self.assertEqual(self.grant(in_memory, wallet)[1].status, 200)
 
     def test_trusted_peers(self) -> None:
         """A trusted peer network has as much more a day as it has requests a minute."""
@@ -220,19 +220,19 @@ class SharedLimitTests(SynchronousTestCase):
     def test_usage_is_read_periodically(self) -> None:
         """The store is queried every few seconds, and local admissions count meanwhile."""
         quota = self.make_process(RegistrationLimits(accounts=5))
-        asked: list[None] = []
+        reads: list[None] = []
         real = self.store.get_account_usage
 
         def account_usage() -> Deferred[AccountUsage]:
-            asked.append(None)
+            reads.append(None)
             return real()
 
         self.store.get_account_usage = account_usage  # type: ignore[method-assign]  # to count
         admitted = [self.is_admitted(quota, f"192.0.2.{number}") for number in range(8)]
-        self.assertEqual((admitted, len(asked)), ([True] * 5 + [False] * 3, 1))
+        self.assertEqual((admitted, len(reads)), ([True] * 5 + [False] * 3, 1))
         self.clock.advance(USAGE_CACHE_SECONDS)
         self.assertTrue(self.is_admitted(quota))
-        self.assertEqual(len(asked), 2)
+        self.assertEqual(len(reads), 2)
 
 
 class AccountExpiryTests(SynchronousTestCase):
@@ -245,8 +245,8 @@ class AccountExpiryTests(SynchronousTestCase):
         """Let days pass, in steps of one housekeeping round."""
         in_memory.clock.pump([3_600.0] * int(days * 24))
 
-    def has_account(self, in_memory: InMemoryMediator, guest: InMemoryWallet) -> bool:
-        return self.successResultOf(in_memory.store.get_account(guest.did)) is not None
+    def has_account(self, in_memory: InMemoryMediator, wallet: InMemoryWallet) -> bool:
+        return self.successResultOf(in_memory.store.get_account(wallet.did)) is not None
 
     def test_unused_account(self) -> None:
         """An account without messages or contact after its first day expires after a week, and is logged."""
@@ -266,7 +266,7 @@ class AccountExpiryTests(SynchronousTestCase):
         self.assertEqual(socket.codes, [])
         self.assertEqual(in_memory.counter("mediator_accounts_expired_total", reason="unused"), 2)
         events = in_memory.events("acct.expire")
-        self.assertEqual([(one["reason"], one["n_removed"]) for one in events], [("unused", 1)] * 2)
+        self.assertEqual([(event["reason"], event["n_removed"]) for event in events], [("unused", 1)] * 2)
         reply = in_memory.receive(pack_forward(in_memory, unused.did, unused.letter()))
         self.assertEqual(reply.status, 400)
         unused.enrol()
@@ -283,9 +283,9 @@ class AccountExpiryTests(SynchronousTestCase):
     def test_idle_account(self) -> None:
         """If configured, used accounts expire after a time without contact, which is recorded once a day."""
         in_memory = self.make_mediator(idle_account_ttl="20d")
-        gone, there = InMemoryWallet(in_memory).enrol(), InMemoryWallet(in_memory).enrol()
-        for guest in (gone, there):
-            self.assertEqual(in_memory.receive(pack_forward(in_memory, guest.did, guest.letter())).status, 202)
+        gone, used = InMemoryWallet(in_memory).enrol(), InMemoryWallet(in_memory).enrol()
+        for wallet in (gone, used):
+            self.assertEqual(in_memory.receive(pack_forward(in_memory, wallet.did, wallet.letter())).status, 202)
         touched: list[str] = []
         real = in_memory.store.record_contact
 
@@ -297,9 +297,9 @@ class AccountExpiryTests(SynchronousTestCase):
         for _ in range(12):
             self.pass_days(in_memory, 2)
             for _ in range(3):
-                there.waiting()
-        self.assertEqual(touched, [there.did] * 12)
-        self.assertEqual([self.has_account(in_memory, one) for one in (gone, there)], [False, True])
+                used.waiting()
+        self.assertEqual(touched, [used.did] * 12)
+        self.assertEqual([self.has_account(in_memory, one) for one in (gone, used)], [False, True])
         self.assertEqual(in_memory.counter("mediator_accounts_expired_total", reason="idle"), 1)
 
     def test_expires_in_small_steps(self) -> None:

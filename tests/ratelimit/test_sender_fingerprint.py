@@ -163,13 +163,13 @@ class EntryPointTests(SynchronousTestCase):
         origins = self.in_memory.base.sender_fingerprints
         network = origins.compute(self.bob.did, PEER, None)
         self.assertEqual(network & SENDER, 0)
-        letter = self.bob.letter
-        short = pack_forward(self.in_memory, self.bob.did, letter())
-        long = pack_forward(self.in_memory, self.bob.did, letter(), letter())
-        delayed = pack_forward(self.in_memory, self.bob.did, letter(), delay_milli=5_000)
+        make_forward = self.bob.letter
+        short = pack_forward(self.in_memory, self.bob.did, make_forward())
+        long = pack_forward(self.in_memory, self.bob.did, make_forward(), make_forward())
+        delayed = pack_forward(self.in_memory, self.bob.did, make_forward(), delay_milli=5_000)
         inner = pack_forward(self.in_memory, self.in_memory.did, short)
         several = pack_forward(
-            self.in_memory, self.in_memory.did, short, pack_forward(self.in_memory, self.bob.did, letter())
+            self.in_memory, self.in_memory.did, short, pack_forward(self.in_memory, self.bob.did, make_forward())
         )
         for raw in (short, long, delayed, inner, several):
             self.assertEqual(self.origin_of(raw), network)

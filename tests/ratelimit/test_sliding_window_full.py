@@ -124,7 +124,7 @@ def test_no_minute_exceeds_the_limit(
         if not window.admit(str(key), now, cost):
             admitted.setdefault(key, []).extend([now] * cost)
         assert window._entry_count == sum(
-            len(turns) // 2 for held in (window._entries, window._shared_entries) for turns in held.values()
+            len(entries) // 2 for held in (window._entries, window._shared_entries) for entries in held.values()
         )
     for moments in admitted.values():
         for start in moments:
@@ -137,9 +137,9 @@ def test_memory_of_all_buckets() -> None:
     try:
         window, now = SlidingWindowLimiter(600), NOW
         before, _ = tracemalloc.get_traced_memory()
-        for turn in range(6):
+        for iteration in range(6):
             for number in range(30_000):
-                window.admit(f"did:example:{number:050d}", now + 9 * turn)
+                window.admit(f"did:example:{number:050d}", now + 9 * iteration)
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

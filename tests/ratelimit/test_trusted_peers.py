@@ -82,11 +82,11 @@ class TrustedPeerTests(SynchronousTestCase):
         self.assertEqual(ann.tell(bert, peer=FRIENDS).status, 429)
         self.assertEqual([ann.tell(bert, peer=STRANGER).status for _ in range(LIMIT + 1)], [200] * LIMIT + [429])
         self.site_fixture.clock.advance(60)
-        elsewhere = ["203.0.113.5", "203.0.113.6"]
-        self.assertEqual([ann.tell(bert, peer=elsewhere[0]).status for _ in range(LIMIT)], [200] * LIMIT)
+        neighbours = ["203.0.113.5", "203.0.113.6"]
+        self.assertEqual([ann.tell(bert, peer=neighbours[0]).status for _ in range(LIMIT)], [200] * LIMIT)
         again = ann.command("sealed", to=bert.did, channel="TWO_WAY_PRIVATE")
         self.assertEqual([self.site_fixture.obey(again, FRIENDS).status for _ in range(2)], [200, 401])
-        self.assertEqual(ann.tell(bert, peer=elsewhere[1]).status, 429)
+        self.assertEqual(ann.tell(bert, peer=neighbours[1]).status, 429)
 
     def test_connections(self) -> None:
         """WebSockets of all its hosts are counted together, other connections per host; a neighbour has fewer."""

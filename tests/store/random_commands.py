@@ -15,9 +15,9 @@ from tests.store.sqlite.operations import PEOPLE, SQLiteOperations, make_contrac
 class RandomCommands:
     """Draws commands of all kinds, many of which are refused or fail."""
 
-    def __init__(self, data: st.DataObject, orders: SQLiteOperations) -> None:
+    def __init__(self, data: st.DataObject, operations: SQLiteOperations) -> None:
         self.draw = data.draw
-        self.operations = orders
+        self.operations = operations
         self.numbers = count()
         self.events: list[tuple[str, str]] = []
 
@@ -32,9 +32,9 @@ class RandomCommands:
         """A guard, mostly one that admits the command."""
         if self.draw(st.integers(0, 3)):
             return None
-        anybody = st.none() | st.sampled_from(PEOPLE)
+        optional_did = st.none() | st.sampled_from(PEOPLE)
         nonce = self.draw(st.sampled_from([b"1", b"2", b""]))
-        return self.operations.make_guard(self.draw(anybody), self.draw(anybody), nonce)
+        return self.operations.make_guard(self.draw(optional_did), self.draw(optional_did), nonce)
 
     def draw_tags(self) -> tuple[str, ...]:
         return tuple(self.draw(st.lists(st.sampled_from(["x", "y", "\u20ac"]), max_size=2)))
@@ -47,39 +47,39 @@ class RandomCommands:
         return StoredEvent(self.draw_id(), self.draw_did(), self.draw_did(), self.draw_text(), self.draw_tags(), at)
 
     def draw_command(self) -> SQLOperation:
-        orders, guard = self.operations, self.draw_guard()
+        operations, guard = self.operations, self.draw_guard()
         kind = self.draw(st.integers(0, 14))
         if kind < 4:
-            return orders.deliver_event(
+            return operations.deliver_event(
                 PendingEvent(self.draw_id(), self.draw_did(), self.draw_did(), self.draw_text(), NOON), guard
             )
         if kind < 7:
             owner, events = self.draw_did(), [self.draw_event() for _ in range(self.draw(st.integers(0, 2)))]
             self.events += [(owner, event.id) for event in events]
-            return orders.save_events(owner, events, guard)
+            return operations.save_events(owner, events, guard)
         if kind < 9 and self.events:
             owner, id = self.draw(st.sampled_from(self.events))
-            return orders.update_tags(owner, [(id, self.draw_tags()), ("unknown", self.draw_tags())], guard)
+            return operations.update_tags(owner, [(id, self.draw_tags()), ("unknown", self.draw_tags())], guard)
         return self.draw_rarer_command(kind, guard)
 
     def draw_rarer_command(self, kind: int, guard: CommandGuard | None) -> SQLOperation:
-        orders, did = self.operations, self.draw_did()
+        operations, did = self.operations, self.draw_did()
         some = [f"i{number}" for number in self.draw(st.lists(st.integers(0, 8), max_size=3))]
         if kind < 10:
             until = NOON + self.draw(st.sampled_from([-1.0, 9.0]))
-            return orders.save_contract(
+            return operations.save_contract(
                 make_contract(self.draw_id(), self.draw(st.none() | st.just(did)), self.draw_did(), until), guard
             )
         if kind == 10:
-            return orders.acknowledge_events(did, some, guard)
+            return operations.acknowledge_events(did, some, guard)
         if kind == 11:
-            return orders.update_tags(did, [(id, self.draw_tags()) for id in some], guard)
+            return operations.update_tags(did, [(id, self.draw_tags()) for id in some], guard)
         if kind == 12:
-            return orders.add_request(ContractRequest(self.draw_id(), self.draw_did(), did, "", ""), guard)
+            return operations.add_request(ContractRequest(self.draw_id(), self.draw_did(), did, "", ""), guard)
         if kind == 13:
-            return orders.acknowledge_requests(did, some, guard)
+            return operations.acknowledge_requests(did, some, guard)
         if some:
-            return orders.unpublish_event(did, some[0], guard)
-        return orders.publish_event(
+            return operations.unpublish_event(did, some[0], guard)
+        return operations.publish_event(
             did, PublicEvent(self.draw_id(), self.draw_text(), self.draw_tags(), 1.0, "", "blog"), guard
         )

@@ -26,8 +26,8 @@ Write = Callable[[IDecentrlStore, CommandGuard], Deferred[Any]]
 PEOPLE = ("did:a", "did:ab", "did:c")
 TAGS = ("", "x", "X", "\u20ac", "tag")
 
-people = st.sampled_from(PEOPLE)
-anybody = st.sampled_from([*PEOPLE, "did:stranger"])
+party_dids = st.sampled_from(PEOPLE)
+any_did = st.sampled_from([*PEOPLE, "did:stranger"])
 spans = st.sampled_from([1.0, 5.0, 20.0, 50.0, 0.0, -1.0])
 texts = st.sampled_from(["x", "", "\0", "\u20ac", "12345", "y" * 20, "z" * 31])
 tags = st.lists(st.sampled_from(TAGS), max_size=3).map(tuple)
@@ -66,14 +66,14 @@ class RandomDecentrlCommands:
         until = self._clock.seconds() + data.draw(spans)
         if data.draw(st.integers(0, 4)) < 4:
             return self.make_open_guard(until)
-        return CommandGuard(data.draw(digests), until, data.draw(st.none() | anybody), data.draw(st.none() | anybody))
+        return CommandGuard(data.draw(digests), until, data.draw(st.none() | any_did), data.draw(st.none() | any_did))
 
     def make_open_guard(self, until: float = 9e9) -> CommandGuard:
         """A guard that admits any command."""
         return CommandGuard(self._draw_id("nonce").encode(), until)
 
     def draw_registration(self, data: st.DataObject) -> Write:
-        return self.make_registration(data.draw(people), data.draw(spans))
+        return self.make_registration(data.draw(party_dids), data.draw(spans))
 
     def make_registration(self, did: str, ttl: float) -> Write:
         """Register a DID."""
@@ -82,7 +82,7 @@ class RandomDecentrlCommands:
         return lambda store, guard: store.save_contract(guard, registration)
 
     def draw_contract(self, data: st.DataObject) -> Write:
-        return self.make_contract(data.draw(people), data.draw(anybody), data.draw(spans), data.draw(digests))
+        return self.make_contract(data.draw(party_dids), data.draw(any_did), data.draw(spans), data.draw(digests))
 
     def make_contract(self, owner: str, peer: str, ttl: float, digest: bytes) -> Write:
         """Save a contract."""
@@ -90,27 +90,27 @@ class RandomDecentrlCommands:
         return lambda store, guard: store.save_contract(guard, contract)
 
     def draw_request(self, data: st.DataObject) -> Write:
-        did = data.draw(people)
-        request = ContractRequest(self._draw_id(f"request {did}", data), data.draw(anybody), did, "request", "key")
+        did = data.draw(party_dids)
+        request = ContractRequest(self._draw_id(f"request {did}", data), data.draw(any_did), did, "request", "key")
         return lambda store, guard: store.request_contract(guard, request)
 
     def draw_request_acknowledgement(self, data: st.DataObject) -> Write:
-        did = data.draw(people)
+        did = data.draw(party_dids)
         ids = self._draw_used_ids(f"request {did}", data)
         return lambda store, guard: store.acknowledge_requests(guard, did, ids)
 
     def draw_delivery(self, data: st.DataObject) -> Write:
-        did, sender, received_at = data.draw(people), data.draw(anybody), self._clock.seconds()
+        did, sender, received_at = data.draw(party_dids), data.draw(any_did), self._clock.seconds()
         event = PendingEvent(self._draw_id(f"pending {did}", data), did, sender, data.draw(texts), received_at)
         return lambda store, guard: store.enqueue_event(guard, event)
 
     def draw_acknowledgement(self, data: st.DataObject) -> Write:
-        did = data.draw(people)
+        did = data.draw(party_dids)
         ids = self._draw_used_ids(f"pending {did}", data)
         return lambda store, guard: store.acknowledge_events(guard, did, ids)
 
     def draw_save(self, data: st.DataObject) -> Write:
-        owner = data.draw(people)
+        owner = data.draw(party_dids)
         return self.make_save(owner, [self._draw_event(owner, data) for _ in range(data.draw(st.integers(0, 3)))])
 
     def make_save(self, owner: str, events: list[StoredEvent]) -> Write:
@@ -122,25 +122,25 @@ class RandomDecentrlCommands:
         return StoredEvent(self._draw_id(owner), PEOPLE[0], owner, "x", (tag,), 1.0)
 
     def draw_tagging(self, data: st.DataObject) -> Write:
-        owner = data.draw(people)
+        owner = data.draw(party_dids)
         updates = [(id, data.draw(tags)) for id in self._draw_used_ids(owner, data)]
         return lambda store, guard: store.update_tags(guard, owner, updates)
 
     def draw_publication(self, data: st.DataObject) -> Write:
-        publisher = data.draw(people)
+        publisher = data.draw(party_dids)
         id = self._draw_id(f"public {publisher}", data)
         event = PublicEvent(id, data.draw(texts), data.draw(tags), data.draw(times), "signature", data.draw(channels))
         return lambda store, guard: store.publish(guard, publisher, event)
 
     def draw_unpublication(self, data: st.DataObject) -> Write:
-        publisher = data.draw(people)
+        publisher = data.draw(party_dids)
         id = self._draw_used_ids(f"public {publisher}", data)[0]
         return lambda store, guard: store.unpublish(guard, publisher, id)
 
     def _draw_event(self, owner: str, data: st.DataObject) -> StoredEvent:
-        people = data.draw(anybody), data.draw(anybody)
+        party_dids = data.draw(any_did), data.draw(any_did)
         id, payload, own_tags, at = self._draw_id(owner, data), data.draw(texts), data.draw(tags), data.draw(times)
-        return StoredEvent(id, *people, payload, own_tags, at, data.draw(st.none() | texts))
+        return StoredEvent(id, *party_dids, payload, own_tags, at, data.draw(st.none() | texts))
 
     def _draw_id(self, kind: str, data: st.DataObject | None = None) -> str:
         """A new id; if `data` may decide, one that was used before now and then."""

@@ -197,7 +197,7 @@ class ReferenceStore:
 
     def enqueue_all(self, deposits: Sequence[EnqueueRequest]) -> Deferred[list[EnqueueResult]]:
         def enqueue() -> list[EnqueueResult]:
-            addressed = [(self._find_queue(one.recipient_did), one) for one in deposits]
+            addressed = [(self._find_queue(deposit.recipient_did), deposit) for deposit in deposits]
             if self._limits.when_full == "refuse":
                 self._refuse_full(addressed)
             ids = [payload.id for _, one in addressed for payload in one.payloads if self._fits(payload)]
@@ -410,8 +410,11 @@ class ReferenceStore:
         coming: dict[_Queue, tuple[MessageVolume, SenderUsage]] = {}
         for queue, one in deposits:
             if queue not in coming:
-                there = self._list(queue)
-                coming[queue] = MessageVolume(len(there), sum(message.size for message in there)), self._usage(queue)
+                queued = self._list(queue)
+                coming[queue] = (
+                    MessageVolume(len(queued), sum(message.size for message in queued)),
+                    self._usage(queue),
+                )
             whole, usage = coming[queue]
             amount = MessageVolume(len(one.payloads), sum(len(payload.data) for payload in one.payloads))
             whole.add(amount.messages, amount.size)
@@ -443,12 +446,12 @@ class ReferenceStore:
             self._usage(queue) if needs_sender_usage(self._limits, origin) else SenderUsage(self._limits, frozenset())
         )
         while True:
-            there = self._list(queue)
-            size = coming.size + sum(message.size for message in there)
-            reason = find_exceeded_limit(self._limits, coming.messages + len(there), size)
+            queued = self._list(queue)
+            size = coming.size + sum(message.size for message in queued)
+            reason = find_exceeded_limit(self._limits, coming.messages + len(queued), size)
 
-            def list_group(group: SenderGroup, there: Sequence[_Message] = there) -> list[_Message]:
-                return [message for message in there if is_from_group(group, message.origin, usage.known)]
+            def list_group(group: SenderGroup, queued: Sequence[_Message] = queued) -> list[_Message]:
+                return [message for message in queued if is_from_group(group, message.origin, usage.known)]
 
             def find_oldest(group: SenderGroup) -> int | None:
                 return next((message.origin for message in list_group(group)), None)

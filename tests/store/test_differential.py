@@ -84,17 +84,17 @@ class StoreComparison(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.assert_same(lambda store: store.close())
 
-    def run_both(self, ask: Callable[[IStore], Deferred[Any]]) -> tuple[Any, Any]:
+    def run_both(self, operation: Callable[[IStore], Deferred[Any]]) -> tuple[Any, Any]:
         """Results of both stores; for a refusal its class."""
         reference, other = self.stores
-        return result_of(ask(reference)), self.get_result(lambda: ask(other))
+        return result_of(operation(reference)), self.get_result(lambda: operation(other))
 
-    def get_result(self, ask: Callable[[], Deferred[Any]]) -> Any:
-        return result_of(ask())
+    def get_result(self, operation: Callable[[], Deferred[Any]]) -> Any:
+        return result_of(operation())
 
-    def assert_same(self, ask: Callable[[IStore], Deferred[Any]]) -> Any:
+    def assert_same(self, operation: Callable[[IStore], Deferred[Any]]) -> Any:
         """Run an operation on both stores and compare."""
-        reference, other = self.run_both(ask)
+        reference, other = self.run_both(operation)
         assert reference == other, f"reference: {reference!r}\nother: {other!r}"
         return reference
 
@@ -111,8 +111,8 @@ class StoreComparison(RuleBasedStateMachine):
     @invariant()
     def ledgers_agree(self) -> None:
         """Both ledgers are equal and balanced after every step."""
-        books = self.assert_same(lambda store: store.read_ledger())
-        assert (books.didcomm.difference, books.decentrl) == (0, MessageLedger()), books
+        ledgers = self.assert_same(lambda store: store.read_ledger())
+        assert (ledgers.didcomm.difference, ledgers.decentrl) == (0, MessageLedger()), ledgers
 
     @rule(did=recipients, contents=st.lists(bodies, max_size=6), ttl=spans, delay=st.none() | spans, origin=origins)
     def enqueue(self, did: str, contents: list[bytes], ttl: float, delay: float | None, origin: int) -> None:
@@ -134,11 +134,11 @@ class StoreComparison(RuleBasedStateMachine):
         return store.enqueue(did, payloads, expires_at=until, origin=origin)
 
     @rule(orders=st.lists(st.tuples(recipients, st.lists(bodies, max_size=2), origins), min_size=2, max_size=4))
-    def enqueue_all(self, orders: list[tuple[str, list[bytes], int]]) -> None:
+    def enqueue_all(self, requests: list[tuple[str, list[bytes], int]]) -> None:
         until = self.clock.seconds() + 20
         deposits = [
             EnqueueRequest(did, tuple(self.make_payloads(contents)), until, origin=origin)
-            for did, contents, origin in orders
+            for did, contents, origin in requests
         ]
         self.assert_same(lambda store: store.enqueue_all(deposits))
 
@@ -244,8 +244,12 @@ class StoreComparison(RuleBasedStateMachine):
         assert lengths[0] == lengths[1] and rest[0] == rest[1], answers
         (reference, none), (other, nothing) = self.run_both(lambda store: store.queue_sizes(99))
         assert (dict(reference), none) == (dict(other), nothing) and none == 0
-        here, there = self.run_both(lambda store: store.get_queue_totals())
-        assert (here.messages, here.bytes, here.recipients) == (there.messages, there.bytes, there.recipients)
+        expected, actual = self.run_both(lambda store: store.get_queue_totals())
+        assert (expected.messages, expected.bytes, expected.recipients) == (
+            actual.messages,
+            actual.bytes,
+            actual.recipients,
+        )
 
     @rule(key=keys, ttl=spans, share=st.sampled_from([1.0, 0.7]), release=st.booleans())
     def claim_nonce(self, key: bytes, ttl: float, share: float, release: bool) -> None:
@@ -288,23 +292,23 @@ class SQLiteStoreComparison(StoreComparison):
         ),
         ttl=spans,
     )
-    def enqueue_concurrently(self, orders: list[tuple[str, list[bytes], bool, int]], ttl: float) -> None:
+    def enqueue_concurrently(self, requests: list[tuple[str, list[bytes], bool, int]], ttl: float) -> None:
         """Many enqueues, some with an id that occurs twice, reach SQLite in one batch."""
         until = self.clock.seconds() + ttl
         whole: list[tuple[str, list[Payload], int]] = []
-        for did, contents, spoiled, origin in orders:
+        for did, contents, spoiled, origin in requests:
             payloads = self.make_payloads(contents)
             whole.append((did, payloads + payloads[:1] if spoiled else payloads, origin))
         reference, sqlite = self.stores
         self.writer.hold()
         blocking = sqlite.ping()
-        asked = [self.enqueue_on(did, payloads, until, origin, sqlite) for did, payloads, origin in whole]
+        deferreds = [self.enqueue_on(did, payloads, until, origin, sqlite) for did, payloads, origin in whole]
         self.writer.release()
         result_of(blocking)
         expected = [
             result_of(self.enqueue_on(did, payloads, until, origin, reference)) for did, payloads, origin in whole
         ]
-        assert [result_of(enqueued) for enqueued in asked] == expected
+        assert [result_of(enqueued) for enqueued in deferreds] == expected
 
     @rule(
         orders=st.lists(
@@ -318,18 +322,18 @@ class SQLiteStoreComparison(StoreComparison):
         ),
         ttl=spans,
     )
-    def mix_concurrently(self, orders: list[tuple[str, str, list[Any]]], ttl: float) -> None:
+    def mix_concurrently(self, requests: list[tuple[str, str, list[Any]]], ttl: float) -> None:
         """Enqueues, removals and marks in one batch have the same results as one after another."""
         until = self.clock.seconds() + ttl
-        asks = [self.make_operation(what, did, items, until) for what, did, items in orders]
+        operations = [self.make_operation(what, did, items, until) for what, did, items in requests]
         reference, sqlite = self.stores
         self.writer.hold()
         blocking = sqlite.ping()
-        asked = [ask(sqlite) for ask in asks]
+        deferreds = [operation(sqlite) for operation in operations]
         self.writer.release()
         result_of(blocking)
-        expected = [result_of(ask(reference)) for ask in asks]
-        assert [result_of(one) for one in asked] == expected
+        expected = [result_of(operation(reference)) for operation in operations]
+        assert [result_of(deferred) for deferred in deferreds] == expected
 
     def make_operation(
         self, what: str, did: str, items: list[Any], until: float
@@ -357,9 +361,9 @@ class MongoStoreComparison(StoreComparison):
         super().teardown()
         self.fresh.__exit__(None, None, None)
 
-    def get_result(self, ask: Callable[[], Deferred[Any]]) -> Any:
+    def get_result(self, operation: Callable[[], Deferred[Any]]) -> Any:
         try:
-            return blockingCallFromThread(IReactorFromThreads(reactor), ask)
+            return blockingCallFromThread(IReactorFromThreads(reactor), operation)
         except MediatorError as error:
             return type(error)
 

@@ -40,9 +40,9 @@ from tests.store.random_decentrl_commands import (
     TAGS,
     RandomDecentrlCommands,
     Write,
-    anybody,
+    any_did,
     channels,
-    people,
+    party_dids,
     spans,
     tags,
     times,
@@ -66,7 +66,7 @@ ALL = PageRequest(0, 99)
 
 bounds = st.none() | times
 parts = st.builds(PageRequest, st.sampled_from([0, 1, 2, 7, 1 << 70]), st.sampled_from([99, 0, 1, 3, 1 << 70]))
-event_filters = st.builds(EventFilter, tags, st.none() | anybody, bounds, bounds, st.booleans())
+event_filters = st.builds(EventFilter, tags, st.none() | any_did, bounds, bounds, st.booleans())
 public_filters = st.builds(PublicEventFilter, tags, bounds, bounds, channels)
 
 # Criteria of event queries, each by itself.
@@ -103,23 +103,23 @@ class DecentrlStoreComparison(RuleBasedStateMachine):
         """The other store, closed."""
         raise NotImplementedError
 
-    def get_result(self, asked: Deferred[Any]) -> Any:
+    def get_result(self, deferred: Deferred[Any]) -> Any:
         """The result of a Deferred; for a refusal its class."""
-        return result_of(asked)
+        return result_of(deferred)
 
     def teardown(self) -> None:
         for did in PEOPLE:
             self.read_all(did)
         self.assert_same(lambda store: store.close())
 
-    def assert_same(self, ask: Callable[[IStore], Deferred[Any]]) -> Any:
+    def assert_same(self, operation: Callable[[IStore], Deferred[Any]]) -> Any:
         """Run an operation on both stores and compare."""
-        reference, other = (self.get_result(ask(store)) for store in self.stores)
+        reference, other = (self.get_result(operation(store)) for store in self.stores)
         assert reference == other, f"reference: {reference!r}\nother: {other!r}"
         return reference
 
-    def read_both(self, ask: Callable[[IDecentrlStore], Deferred[Any]]) -> None:
-        self.assert_same(lambda store: ask(store.decentrl))
+    def read_both(self, operation: Callable[[IDecentrlStore], Deferred[Any]]) -> None:
+        self.assert_same(lambda store: operation(store.decentrl))
 
     def write_both(self, write: Write) -> None:
         guard = self.commands.make_open_guard()
@@ -137,7 +137,7 @@ class DecentrlStoreComparison(RuleBasedStateMachine):
         for _ in range(number):
             self.write_both(self.commands.draw(data))
 
-    @rule(owner=people, did=st.none() | anybody, before=st.none() | spans, after=st.none() | spans, part=parts)
+    @rule(owner=party_dids, did=st.none() | any_did, before=st.none() | spans, after=st.none() | spans, part=parts)
     def list_contracts(
         self, owner: str, did: str | None, before: float | None, after: float | None, part: PageRequest
     ) -> None:
@@ -146,22 +146,22 @@ class DecentrlStoreComparison(RuleBasedStateMachine):
         self.read_both(lambda store: store.contracts(owner, wanted, part))
         self.read_both(lambda store: store.contracts(owner, wanted, ALL))
 
-    @rule(did=people, sender=st.none() | anybody, part=parts)
+    @rule(did=party_dids, sender=st.none() | any_did, part=parts)
     def list_pending(self, did: str, sender: str | None, part: PageRequest) -> None:
         self.read_both(lambda store: store.contract_requests(did, part))
         self.read_both(lambda store: store.pending_events(did, sender, part))
 
-    @rule(owner=people, wanted=event_filters, part=parts)
+    @rule(owner=party_dids, wanted=event_filters, part=parts)
     def list_events(self, owner: str, wanted: EventFilter, part: PageRequest) -> None:
         self.read_both(lambda store: store.events(owner, wanted, part))
         self.read_both(lambda store: store.events(owner, wanted, ALL))
 
-    @rule(publisher=people, wanted=public_filters, part=parts)
+    @rule(publisher=party_dids, wanted=public_filters, part=parts)
     def list_public_events(self, publisher: str, wanted: PublicEventFilter, part: PageRequest) -> None:
         self.read_both(lambda store: store.public_events(publisher, wanted, part))
         self.read_both(lambda store: store.public_events(publisher, wanted, ALL))
 
-    @rule(did=people)
+    @rule(did=party_dids)
     def read_all(self, did: str) -> None:
         """Read all data of an owner, its events by each criterion."""
         for wanted in LOOKS:
@@ -197,8 +197,8 @@ class DecentrlStoreComparison(RuleBasedStateMachine):
             self.read_both(lambda store, did=did: store.pending_events(did, None, ALL))  # type: ignore[misc]
             self.read_both(lambda store, did=did: store.events(did, EventFilter(), ALL))  # type: ignore[misc]
         sizes = [self.get_result(store.queue_sizes(99)) for store in self.stores]
-        books = self.assert_same(lambda store: store.read_ledger())
-        assert (books.didcomm, books.decentrl.difference) == (MessageLedger(), 0), books
+        ledgers = self.assert_same(lambda store: store.read_ledger())
+        assert (ledgers.didcomm, ledgers.decentrl.difference) == (MessageLedger(), 0), ledgers
         assert dict(sizes[0][0]) == dict(sizes[1][0]) and sizes[0][1] == sizes[1][1], sizes
 
 
@@ -219,15 +219,15 @@ class SQLiteDecentrlComparison(DecentrlStoreComparison):
     @rule(data=st.data(), number=st.integers(2, 8))
     def write_concurrently(self, data: st.DataObject, number: int) -> None:
         """Many commands, some of which are refused or fail, reach SQLite in one batch."""
-        asked = [(self.commands.draw(data), self.commands.draw_guard(data)) for _ in range(number)]
+        deferred = [(self.commands.draw(data), self.commands.draw_guard(data)) for _ in range(number)]
         reference, sqlite = self.stores
         self.writer.hold()
         blocking = sqlite.ping()
-        begun = [write(sqlite.decentrl, guard) for write, guard in asked]
+        deferreds = [write(sqlite.decentrl, guard) for write, guard in deferred]
         self.writer.release()
         result_of(blocking)
-        expected = [result_of(write(reference.decentrl, guard)) for write, guard in asked]
-        assert [result_of(one) for one in begun] == expected
+        expected = [result_of(write(reference.decentrl, guard)) for write, guard in deferred]
+        assert [result_of(one) for one in deferreds] == expected
 
 
 class MongoDecentrlComparison(DecentrlStoreComparison):
@@ -243,9 +243,9 @@ class MongoDecentrlComparison(DecentrlStoreComparison):
         store.decentrl = MongoDecentrlStore(server, self.clock, CAPS, NonceCapacity(server, MOST_NONCES), step=1)
         return store
 
-    def get_result(self, asked: Deferred[Any]) -> Any:
+    def get_result(self, deferred: Deferred[Any]) -> Any:
         fired: list[Any] = []
-        asked.addBoth(fired.append)
+        deferred.addBoth(fired.append)
         while not fired:
             due = REACTOR.timeout()
             REACTOR.iterate(0.05 if due is None else due)

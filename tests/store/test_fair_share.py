@@ -74,14 +74,14 @@ class EvictionRule:
         for same in (same_sender, same_network):
             held = sum_volume(self.waiting, same)
             if held.messages and exceeds_share(self.limits, self.limits.share, held.plus(MessageVolume(1, size))):
-                return next(one for one in self.waiting if same(one[0]))
+                return next(message for message in self.waiting if same(message[0]))
         return None
 
     def find_victim_by_rank(self) -> Message:
         """The oldest message of the largest network in the lowest rank that exceeds its reserve."""
         existing = sorted({self.get_rank(of) for of, _ in self.waiting})
-        too_much = [one for one in existing if self.exceeds_reserve(one)]
-        lowest = [one for one in self.waiting if self.get_rank(one[0]) == [*too_much, *existing][0]]
+        too_much = [item for item in existing if self.exceeds_reserve(item)]
+        lowest = [message for message in self.waiting if self.get_rank(message[0]) == [*too_much, *existing][0]]
         most = max(self.get_weight(of) for of, _ in lowest)
         if self.get_weight(lowest[0][0]) == most:
             return lowest[0]
@@ -115,7 +115,7 @@ def test_agrees_with_rule() -> None:
 
                 part = usage.victim(new[0], MessageVolume(1, new[1]), find_oldest)
                 assert part is not None
-                found = next(one for one in waiting if is_from_group(part, one[0], KNOWN))
+                found = next(message for message in waiting if is_from_group(part, message[0], KNOWN))
                 assert found == expected, (limits, waiting, new, part)
                 waiting.remove(found)
                 usage.change(found[0], -1, -found[1])

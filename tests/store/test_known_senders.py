@@ -23,7 +23,7 @@ class KnownSendersTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.senders = KnownSenders()
         self.now = 1_800_000_000.0
-        self.strangers = count(1)
+        self.new_parties = count(1)
 
     def acknowledge(self, *parties: int, later: float = 0.0) -> bool:
         """Acknowledge messages so many seconds later; return whether there is a change to store."""
@@ -75,14 +75,14 @@ class KnownSendersTests(SynchronousTestCase):
         """Any number of new parties replace each other, not known ones."""
         self.make_known(FRIEND)
         for _ in range(10 * MAX_REMEMBERED_SENDERS):
-            self.acknowledge(next(self.strangers), later=1)
+            self.acknowledge(next(self.new_parties), later=1)
         self.assertEqual((self.senders.known, self.list_remembered()), ({FRIEND}, MAX_REMEMBERED_SENDERS))
 
     def test_known_parties_stay(self) -> None:
         """Known parties are not replaced, and some places are left for new ones."""
         self.make_known(FRIEND)
         for _ in range(2 * MAX_REMEMBERED_SENDERS):
-            self.make_known(next(self.strangers))
+            self.make_known(next(self.new_parties))
         self.assertEqual(len(self.senders.known), MAX_KNOWN_SENDERS)
         self.assertIn(FRIEND, self.senders.known)
         self.assertEqual(self.list_remembered(), MAX_REMEMBERED_SENDERS)
@@ -91,7 +91,7 @@ class KnownSendersTests(SynchronousTestCase):
         """Parties idle for a month are replaced, the longest idle first."""
         self.make_known(FRIEND)
         for _ in range(MAX_KNOWN_SENDERS - 1):
-            self.make_known(next(self.strangers))
+            self.make_known(next(self.new_parties))
         self.make_known(2 * FRIEND)
         self.assertIn(FRIEND, self.senders.known)
         self.now += DORMANT_SECONDS

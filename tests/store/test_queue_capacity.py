@@ -15,11 +15,11 @@ class QueueCapacityTests(CommitTestCase):
 
     limits = QueueLimits(max_messages=3, max_bytes=100)
 
-    def enqueue_together(self, *asked: Deferred[EnqueueResult]) -> list[list[tuple[str, str | None]]]:
+    def enqueue_together(self, *deferreds: Deferred[EnqueueResult]) -> list[list[tuple[str, str | None]]]:
         """The messages that each request evicted, after a single commit of all."""
         before = count_wal_commits(self.path)
         self.run_iterations()
-        evicted = [self.successResultOf(enqueued).evicted for enqueued in asked]
+        evicted = [self.successResultOf(enqueued).evicted for enqueued in deferreds]
         self.assertEqual(count_wal_commits(self.path) - before, 1)
         return [[(removed.id, removed.reason) for removed in some] for some in evicted]
 
@@ -50,14 +50,16 @@ class QueueCapacityTests(CommitTestCase):
     def test_several_queues(self) -> None:
         """A full queue among others changes neither their order nor their capacity."""
         self.finish(self.store.update_recipients(ALICE, [("did:z", "add")], max_recipients=9))
-        asked = [self.enqueue_ids(f"m{number}", to=INBOX if number % 2 else "did:z", data=b"") for number in range(9)]
-        evicted = self.enqueue_together(*asked)
+        deferreds = [
+            self.enqueue_ids(f"m{number}", to=INBOX if number % 2 else "did:z", data=b"") for number in range(9)
+        ]
+        evicted = self.enqueue_together(*deferreds)
         self.assertEqual([[id for id, _ in some] for some in evicted[6:]], [["m0"], ["m1"], ["m2"]])
         self.assertEqual(self.list_stored(), ["m3", "m4", "m5", "m6", "m7", "m8"])
 
     def test_failing_request_evicts_nothing(self) -> None:
         """A request that cannot be stored evicts nothing and does not affect the others."""
-        asked = [
+        deferreds = [
             self.enqueue_ids("a"),
             self.enqueue_ids("b"),
             self.enqueue_ids("c", "c", "d"),
@@ -65,8 +67,8 @@ class QueueCapacityTests(CommitTestCase):
             self.enqueue_ids("f"),
         ]
         self.run_iterations()
-        self.failureResultOf(asked.pop(2), StoreUnavailable)
-        evicted = [self.successResultOf(enqueued).evicted for enqueued in asked]
+        self.failureResultOf(deferreds.pop(2), StoreUnavailable)
+        evicted = [self.successResultOf(enqueued).evicted for enqueued in deferreds]
         self.assertEqual([[removed.id for removed in some] for some in evicted], [[], [], [], ["a"]])
         self.assertEqual(self.list_stored(), ["b", "e", "f"])
 
@@ -81,4 +83,4 @@ class LongQueueTests(CommitTestCase):
         for start in range(0, 20_000, 500):
             self.finish(self.enqueue_ids(*[f"m{number}" for number in range(start, start + 500)]))
         enqueued = self.finish(self.store.enqueue(INBOX, [make_payload("last")], expires_at=NOON + 9, origin=7))
-        self.assertEqual([one.id for one in enqueued.evicted], ["m0"])
+        self.assertEqual([message.id for message in enqueued.evicted], ["m0"])

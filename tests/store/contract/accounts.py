@@ -49,8 +49,8 @@ class AccountContract(StoreContract):
         self.assertEqual(await self.store.find_owner(INBOX), ALICE)
         self.assertEqual(await self.store.find_owner(INBOX), ALICE)
         self.assertEqual(await self.store.find_owner(INBOX + "#key-1"), ALICE)
-        for stranger in (OTHER, ALICE, INBOX[:-1], INBOX + "x"):
-            self.assertIsNone(await self.store.find_owner(stranger))
+        for other_did in (OTHER, ALICE, INBOX[:-1], INBOX + "x"):
+            self.assertIsNone(await self.store.find_owner(other_did))
 
     async def test_owner_lookup_follows_updates(self) -> None:
         """The owner is correct as soon as an update is done, for additions and removals."""
@@ -131,7 +131,7 @@ class AccountContract(StoreContract):
         self.assertEqual(await self.list_waiting(ALICE, INBOX), ["a", "b"])
         self.assertEqual(await self.store.list_recipients(ALICE, offset=0, limit=9), ([], 0))
         removed = await self.store.acknowledge(ALICE, ["a", "b"])
-        self.assertEqual([gone.recipient_did for gone in removed], [INBOX, INBOX])
+        self.assertEqual([message.recipient_did for message in removed], [INBOX, INBOX])
         self.assertEqual(await self.store.queue_sizes(9), ([], 0))
 
     async def test_new_owner_gets_new_messages_only(self) -> None:
@@ -151,7 +151,7 @@ class AccountContract(StoreContract):
         await self.enqueue_ids("a", "b")
         await self.update_recipients(ALICE, (INBOX, "remove"), (INBOX, "add"))
         enqueued = await self.enqueue_ids("c", "d")
-        self.assertEqual([gone.id for gone in enqueued.evicted], ["a"])
+        self.assertEqual([message.id for message in enqueued.evicted], ["a"])
         self.assertEqual(await self.list_waiting(ALICE, INBOX), ["b", "c", "d"])
 
     async def test_did_has_one_owner_in_all_forms(self) -> None:
@@ -236,7 +236,7 @@ class AccountContract(StoreContract):
         self.assertEqual(await self.store.list_recipients(CAROL, offset=0, limit=9), ([INBOX], 1))
         found = await self.store.fetch_messages(CAROL, None, limit=1, max_bytes=1000)
         self.assertEqual(found[0].account, CAROL)
-        self.assertEqual([gone.account for gone in await self.store.acknowledge(CAROL, ["a"])], [CAROL])
+        self.assertEqual([message.account for message in await self.store.acknowledge(CAROL, ["a"])], [CAROL])
 
     async def test_refuses_prior_did_after_move(self) -> None:
         """A DID that was rotated away from has nothing and can register nothing (reference 2.3)."""
@@ -290,7 +290,7 @@ class AccountExpiryContract(StoreContract):
         now = self.clock.seconds()
         before = [None if age is None else now - age for age in (unused, idle)]
         expired = await self.store.expire_accounts(limit, unused_before=before[0], idle_before=before[1])
-        return [one.did for one in expired]
+        return [item.did for item in expired]
 
     async def test_expires_unused_account(self) -> None:
         """

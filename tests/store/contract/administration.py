@@ -44,7 +44,7 @@ class AdministrationContract(DecentrlContract):
         while after is not None:
             page = await self.administration.list_entries(did, protocol, after, limit)
             self.assertLessEqual(len(page.entries), limit)
-            found += [one.id for one in page.entries]
+            found += [entry.id for entry in page.entries]
             after = page.after
         return found
 

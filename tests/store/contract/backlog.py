@@ -102,24 +102,24 @@ class BacklogContract(DecentrlContract):
         await self.enqueue_sizes(4, to=OTHER)
         await self.deliver_events(*[new_stored_message_id(self.clock.seconds()) for _ in "ab"])
         await self.store.acknowledge(ALICE, [acknowledged])
-        books = await self.store.read_ledger()
-        self.assertEqual((books.didcomm.waiting, books.decentrl.waiting), (3, 2))
+        ledger = await self.store.read_ledger()
+        self.assertEqual((ledger.didcomm.waiting, ledger.decentrl.waiting), (3, 2))
         for top, sizes in ((0, ()), (1, (2,)), (9, (2, 2, 1))):
             found = await self.store.read_statistics(top)
             self.assertEqual(tuple(number for _, number in found.largest), sizes)
-            self.assertEqual((sum(sizes) + found.other, found.ledger), (5, books))
+            self.assertEqual((sum(sizes) + found.other, found.ledger), (5, ledger))
             backlog = await self.store.read_backlog([NOON], top)
-            self.assertEqual((backlog.messages, backlog.ledger), (5, books))
-            self.assertEqual(sum(one.messages for one in backlog.buckets), 5)
+            self.assertEqual((backlog.messages, backlog.ledger), (5, ledger))
+            self.assertEqual(sum(bucket.messages for bucket in backlog.buckets), 5)
         # Read during concurrent writes.
         writing = [self.enqueue_sizes(1), self.enqueue_sizes(2, to=OTHER)]
         looking = [Deferred.fromCoroutine(one) for one in writing]
         backlog, found = await self.store.read_backlog([NOON], 9), await self.store.read_statistics(1)
-        for books, total in (
-            (backlog.ledger, sum(one.messages for one in backlog.buckets)),
+        for ledger, total in (
+            (backlog.ledger, sum(bucket.messages for bucket in backlog.buckets)),
             (found.ledger, found.largest[0][1] + found.other),
         ):
-            self.assertEqual((books.didcomm.difference, books.decentrl.difference), (0, 0))
-            self.assertEqual((books.didcomm.waiting or 0) + (books.decentrl.waiting or 0), total)
+            self.assertEqual((ledger.didcomm.difference, ledger.decentrl.difference), (0, 0))
+            self.assertEqual((ledger.didcomm.waiting or 0) + (ledger.decentrl.waiting or 0), total)
         for one in looking:
             await one

@@ -25,12 +25,12 @@ class ClusterContract(ClusterStoreContract):
         """A joined node is live for every process; nodes are listed by name, with all their fields."""
         self.assertEqual(await self.cluster.list_nodes(), [])
         await self.cluster.join(make_node("b", address="unix:/run/b.sock"), LONG)
-        await self.neighbour.cluster.join(make_node("a"), LONG)
+        await self.second_store.cluster.join(make_node("a"), LONG)
         expected = [
             ClusterNode("a", "A", "tcp:host=a:port=7070", b"seal"),
             ClusterNode("b", "B", "unix:/run/b.sock", b"seal"),
         ]
-        for store in (self.store, self.neighbour):
+        for store in (self.store, self.second_store):
             self.assertEqual(await store.cluster.list_nodes(), expected)
             self.assertEqual(await store.cluster.list_lapsed_nodes(), [])
 
@@ -49,12 +49,12 @@ class ClusterContract(ClusterStoreContract):
         await self.join_nodes("b")
         await self.outlive_lease()
         self.assertEqual(await self.list_live_boots(), ["B"])
-        self.assertEqual(await self.neighbour.cluster.list_lapsed_nodes(), ["A"])
+        self.assertEqual(await self.second_store.cluster.list_lapsed_nodes(), ["A"])
         self.assertIs(await self.cluster.renew("A", LONG), False)
         self.assertEqual(await self.list_live_boots(), ["B"])
         await self.join_nodes("a")
         self.assertEqual(await self.list_live_boots(), ["A", "B"])
-        self.assertEqual(await self.neighbour.cluster.list_lapsed_nodes(), [])
+        self.assertEqual(await self.second_store.cluster.list_lapsed_nodes(), [])
 
     async def test_renewal_counts_from_now(self) -> None:
         """A renewed lease counts from the renewal, whether longer or shorter than before."""
@@ -67,7 +67,7 @@ class ClusterContract(ClusterStoreContract):
     async def test_refuses_renewal_of_unknown_node(self) -> None:
         """A node that never joined or was dropped cannot renew its lease."""
         await self.join_nodes("a")
-        await self.neighbour.cluster.drop("A", until=inf)
+        await self.second_store.cluster.drop("A", until=inf)
         for boot in ("A", "B", ""):
             self.assertIs(await self.cluster.renew(boot, LONG), False)
         self.assertEqual(await self.list_live_boots(), [])
@@ -78,7 +78,7 @@ class ClusterContract(ClusterStoreContract):
         """A name belongs to one live node; a second claimant is told which, and changes nothing."""
         await self.join_nodes("a")
         with self.assertRaises(NodeNameTaken) as caught:
-            await self.neighbour.cluster.join(make_node("a", boot="A2", address="tcp:host=x:port=1"), LONG)
+            await self.second_store.cluster.join(make_node("a", boot="A2", address="tcp:host=x:port=1"), LONG)
         self.assertEqual(caught.exception.holder, make_node("a"))
         self.assertEqual(await self.read_name_expiry("a"), caught.exception.until)
         self.assertNotIn("\n", str(caught.exception))
@@ -88,7 +88,7 @@ class ClusterContract(ClusterStoreContract):
     async def read_name_expiry(self, name: str) -> float:
         """End of the lease of the live node of this name, as reported to a second claimant."""
         with self.assertRaises(NodeNameTaken) as caught:
-            await self.neighbour.cluster.join(make_node(name, boot="other"), LONG)
+            await self.second_store.cluster.join(make_node(name, boot="other"), LONG)
         until: float = caught.exception.until
         return until
 
@@ -120,7 +120,7 @@ class ClusterContract(ClusterStoreContract):
         await self.join_nodes("a")
         for name in ("a", "b"):
             with self.assertRaises(ClusterSecretMismatch) as caught:
-                await self.neighbour.cluster.join(make_node(name, boot="X", seal=b"other"), LONG)
+                await self.second_store.cluster.join(make_node(name, boot="X", seal=b"other"), LONG)
             self.assertNotIn("other", str(caught.exception))
         self.assertEqual(await self.list_live_boots(), ["A"])
         self.assertNotIn("seal", repr(await self.cluster.list_nodes()))
@@ -133,10 +133,10 @@ class ClusterContract(ClusterStoreContract):
         await self.cluster.join(make_node("b", seal=b"third"), LONG)
         self.assertEqual(await self.cluster.list_nodes(), [make_node("b", seal=b"third")])
 
-    async def collect_refusals(self, asked: Iterable[Deferred[None]]) -> list[type[ClusterJoinError]]:
+    async def collect_refusals(self, deferreds: Iterable[Deferred[None]]) -> list[type[ClusterJoinError]]:
         """The errors of those calls that failed."""
         refused = []
-        for joined in asked:
+        for joined in deferreds:
             try:
                 await joined
             except ClusterJoinError as error:
@@ -145,29 +145,29 @@ class ClusterContract(ClusterStoreContract):
 
     async def test_concurrent_joins_with_one_name(self) -> None:
         """Of concurrent joins with one name one succeeds; with different names all do."""
-        stores = (self.store, self.neighbour)
-        asked = [
+        stores = (self.store, self.second_store)
+        deferreds = [
             stores[number % 2].cluster.join(make_node(name, boot=f"{name}{number}"), LONG)
             for number in range(6)
             for name in ("a", "b")
         ]
-        self.assertEqual(await self.collect_refusals(asked), [NodeNameTaken] * 10)
+        self.assertEqual(await self.collect_refusals(deferreds), [NodeNameTaken] * 10)
         self.assertEqual([node.name for node in await self.cluster.list_nodes()], ["a", "b"])
 
     async def test_concurrent_joins_with_different_secrets(self) -> None:
         """Of nodes with different secrets that start concurrently only those with one of them join."""
-        stores = (self.store, self.neighbour)
-        asked = [
+        stores = (self.store, self.second_store)
+        deferreds = [
             stores[number % 2].cluster.join(make_node(f"n{number}", seal=b"%d" % (number % 2)), LONG)
             for number in range(6)
         ]
-        self.assertEqual(await self.collect_refusals(asked), [ClusterSecretMismatch] * 3)
+        self.assertEqual(await self.collect_refusals(deferreds), [ClusterSecretMismatch] * 3)
         self.assertEqual(len({node.seal for node in await self.cluster.list_nodes()}), 1)
 
     async def test_drop_removes_node(self) -> None:
         """A dropped node is neither live nor lapsed; dropping an unknown node does nothing."""
         await self.join_nodes("a", "b")
-        self.assertEqual(await self.neighbour.cluster.drop("A", until=inf), 0)
+        self.assertEqual(await self.second_store.cluster.drop("A", until=inf), 0)
         self.assertEqual(await self.list_live_boots(), ["B"])
         self.assertEqual(await self.cluster.list_lapsed_nodes(), [])
         for boot in ("A", "unknown", ""):
@@ -183,9 +183,9 @@ class ClusterContract(ClusterStoreContract):
         await self.enqueue_ids("m")
         await self.store.mark_delivered(["m"], node="A")
         await self.outlive_lease()
-        self.assertEqual(await self.neighbour.cluster.list_lapsed_nodes(), ["A"])
+        self.assertEqual(await self.second_store.cluster.list_lapsed_nodes(), ["A"])
         await self.join_nodes("a")
-        self.assertEqual(await self.neighbour.cluster.drop("A"), 0)
+        self.assertEqual(await self.second_store.cluster.drop("A"), 0)
         self.assertEqual(await self.list_live_boots(), ["A", "B"])
         self.assertEqual([place.boot for place in await self.cluster.find_presence(["did:x"])], ["A"])
         self.assertIs(await self.cluster.acquire_lease("turn", "B", LONG), False)
@@ -199,19 +199,19 @@ class ClusterContract(ClusterStoreContract):
         await self.pass_time(self.short / 10)
         self.assertIs(await self.cluster.renew("A", LONG), True)
         self.assertGreater(await self.read_name_expiry("a"), seen)
-        await self.neighbour.cluster.drop("A", until=seen)
+        await self.second_store.cluster.drop("A", until=seen)
         self.assertEqual(await self.list_live_boots(), ["A", "B"])
-        await self.neighbour.cluster.drop("A", until=await self.read_name_expiry("a"))
+        await self.second_store.cluster.drop("A", until=await self.read_name_expiry("a"))
         self.assertEqual(await self.list_live_boots(), ["B"])
 
     async def test_concurrent_drop_and_join(self) -> None:
         """In either order, a node that has joined again is live, with what it announces afterwards."""
-        for turn in range(5):
-            boot = f"boot{turn}"
+        for iteration in range(5):
+            boot = f"boot{iteration}"
             await self.cluster.join(make_node("a", boot=boot), self.short)
             await self.cluster.add_presence(boot, ["did:x", "did:y"])
             await self.outlive_lease()
-            dropped = [self.neighbour.cluster.drop(boot) for _ in range(2)]
+            dropped = [self.second_store.cluster.drop(boot) for _ in range(2)]
             await self.cluster.join(make_node("a", boot=boot), LONG)
             await self.cluster.add_presence(boot, ["did:x"])
             await gatherResults(dropped)
@@ -221,7 +221,7 @@ class ClusterContract(ClusterStoreContract):
 
     async def test_fails_before_open_and_after_close(self) -> None:
         """All operations fail before open and after close."""
-        await self.neighbour.close()
+        await self.second_store.close()
         await self.store.close()
         await self.assert_every_call_fails()
         self.cluster = self.make_test_store().cluster
@@ -229,7 +229,7 @@ class ClusterContract(ClusterStoreContract):
 
     async def assert_every_call_fails(self) -> None:
         cluster = self.cluster
-        for asked in (
+        for deferreds in (
             cluster.join(make_node("a"), LONG),
             cluster.renew("A", LONG),
             cluster.drop("A"),
@@ -243,7 +243,7 @@ class ClusterContract(ClusterStoreContract):
             cluster.return_quota(b"key", 1),
         ):
             with self.assertRaises(StoreUnavailable):
-                await asked
+                await deferreds
 
 
 class ClusterIdentityContract(ClusterStoreContract):
@@ -254,16 +254,16 @@ class ClusterIdentityContract(ClusterStoreContract):
         await self.cluster.join(make_node("a", identity=b"one"), LONG)
         for name in ("a", "b"):
             with self.assertRaises(ClusterIdentityMismatch):
-                await self.neighbour.cluster.join(make_node(name, boot="X", identity=b"two"), LONG)
+                await self.second_store.cluster.join(make_node(name, boot="X", identity=b"two"), LONG)
         with self.assertRaises(ClusterSecretMismatch):
-            await self.neighbour.cluster.join(make_node("b", seal=b"other", identity=b"two"), LONG)
-        await self.neighbour.cluster.join(make_node("b", identity=b"one"), LONG)
+            await self.second_store.cluster.join(make_node("b", seal=b"other", identity=b"two"), LONG)
+        await self.second_store.cluster.join(make_node("b", identity=b"one"), LONG)
         self.assertEqual([node.identity for node in await self.cluster.list_nodes()], [b"one", b"one"])
 
     async def test_accepts_node_without_identity(self) -> None:
         """A node that states no identity may join, and keeps no other node from joining."""
         await self.cluster.join(make_node("a"), LONG)
-        await self.neighbour.cluster.join(make_node("b", identity=b"one"), LONG)
+        await self.second_store.cluster.join(make_node("b", identity=b"one"), LONG)
         await self.cluster.join(make_node("c"), LONG)
         self.assertEqual([node.identity for node in await self.cluster.list_nodes()], [b"", b"one", b""])
 
@@ -279,13 +279,13 @@ class ClusterIdentityContract(ClusterStoreContract):
 class LeaderLeaseContract(ClusterStoreContract):
     """Contract of `IClusterStore` for leader leases."""
 
-    async def acquire(self, boot: str, turn: str = "sweep", lease: float = LONG) -> bool:
-        return await self.cluster.acquire_lease(turn, boot, lease)
+    async def acquire(self, boot: str, lease_name: str = "sweep", lease: float = LONG) -> bool:
+        return await self.cluster.acquire_lease(lease_name, boot, lease)
 
     async def test_one_holder_at_a_time(self) -> None:
         """A lease has one holder, which may acquire it again; leases of other names are independent."""
         self.assertIs(await self.acquire("A"), True)
-        self.assertIs(await self.neighbour.cluster.acquire_lease("sweep", "B", LONG), False)
+        self.assertIs(await self.second_store.cluster.acquire_lease("sweep", "B", LONG), False)
         self.assertIs(await self.acquire("A"), True)
         self.assertIs(await self.acquire("B", "other"), True)
         self.assertIs(await self.acquire("A", "other"), False)
@@ -327,6 +327,6 @@ class LeaderLeaseContract(ClusterStoreContract):
         """Of concurrent claims one succeeds, also when an earlier lease has lapsed."""
         await self.acquire("gone", lease=self.short)
         await self.outlive_lease()
-        stores = (self.store, self.neighbour)
-        asked = [stores[number % 2].cluster.acquire_lease("sweep", f"B{number}", LONG) for number in range(8)]
-        self.assertEqual(sorted(await gatherResults(asked)), [False] * 7 + [True])
+        stores = (self.store, self.second_store)
+        deferreds = [stores[number % 2].cluster.acquire_lease("sweep", f"B{number}", LONG) for number in range(8)]
+        self.assertEqual(sorted(await gatherResults(deferreds)), [False] * 7 + [True])

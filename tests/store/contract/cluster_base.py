@@ -25,11 +25,11 @@ class ClusterStoreContract(StoreContract):
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
         await super().setUp()
         self.cluster = self.store.cluster
-        self.neighbour: IStore = self.make_second_store()
-        await self.neighbour.open()
+        self.second_store: IStore = self.make_second_store()
+        await self.second_store.open()
 
     async def tearDown(self) -> None:  # type: ignore[override]  # trial waits for it
-        await self.neighbour.close()
+        await self.second_store.close()
         await super().tearDown()
 
     @property
@@ -44,7 +44,7 @@ class ClusterStoreContract(StoreContract):
 
     async def list_live_boots(self) -> list[str]:
         """Boots of the live nodes."""
-        return [node.boot for node in await self.neighbour.cluster.list_nodes()]
+        return [node.boot for node in await self.second_store.cluster.list_nodes()]
 
     def outlive_lease(self) -> Deferred[None]:
         """Let a short lease end."""

@@ -16,8 +16,8 @@ class ClusterPresenceContract(ClusterStoreContract):
 
     async def look_up_presence(self, *dids: str) -> list[tuple[str, str, bool]]:
         """DID, boot, and whether the node is live."""
-        found = await self.neighbour.cluster.find_presence(dids)
-        return sorted((one.did, one.boot, one.node is not None) for one in found)
+        found = await self.second_store.cluster.find_presence(dids)
+        return sorted((item.did, item.boot, item.node is not None) for item in found)
 
     async def test_announced_presence_is_shared(self) -> None:
         """Every process finds the nodes that hold sessions of a DID, and their addresses."""
@@ -26,7 +26,7 @@ class ClusterPresenceContract(ClusterStoreContract):
         await self.cluster.add_presence("B", [Y])
         self.assertEqual(await self.look_up_presence(X, Y, Z), [(X, "A", True), (Y, "A", True), (Y, "B", True)])
         self.assertEqual(await self.look_up_presence(X), [(X, "A", True)])
-        self.assertEqual(await self.neighbour.cluster.find_presence([X]), [PresenceRecord(X, "A", make_node("a"))])
+        self.assertEqual(await self.second_store.cluster.find_presence([X]), [PresenceRecord(X, "A", make_node("a"))])
         self.assertEqual(await self.look_up_presence(), [])
         self.assertEqual(await self.look_up_presence(X[:-1], Z, ""), [])
 
@@ -55,19 +55,19 @@ class ClusterPresenceContract(ClusterStoreContract):
         await self.cluster.record_pickups(["a", "b", "a"], LONG)
         await self.cluster.record_pickups(["short", "b"], self.long_lease)
         await self.cluster.record_pickups([], LONG)
-        neighbour = self.neighbour.cluster
-        self.assertEqual(await neighbour.find_picked_up(["a", "b", "c", "short", "a", ""]), {"a", "b", "short"})
-        self.assertEqual(await neighbour.find_picked_up([]), frozenset())
+        second_cluster = self.second_store.cluster
+        self.assertEqual(await second_cluster.find_picked_up(["a", "b", "c", "short", "a", ""]), {"a", "b", "short"})
+        self.assertEqual(await second_cluster.find_picked_up([]), frozenset())
         await self.pass_time(self.long_lease)
-        self.assertEqual(await neighbour.find_picked_up(["a", "b", "short"]), {"a"})
+        self.assertEqual(await second_cluster.find_picked_up(["a", "b", "short"]), {"a"})
         await self.cluster.record_pickups(["b"], LONG)
-        self.assertEqual(await neighbour.find_picked_up(["short", "b"]), {"b"})
+        self.assertEqual(await second_cluster.find_picked_up(["short", "b"]), {"b"})
 
     async def test_records_hundreds_of_pickups(self) -> None:
         """Hundreds of pickups can be recorded at once."""
         ids = [f"m{number}" for number in range(1500)]
         await self.cluster.record_pickups(ids, LONG)
-        self.assertEqual(await self.neighbour.cluster.find_picked_up([*ids, "x"]), frozenset(ids))
+        self.assertEqual(await self.second_store.cluster.find_picked_up([*ids, "x"]), frozenset(ids))
 
     async def test_lapsed_node_has_stale_records(self) -> None:
         """Records of a lapsed node are found without a node; they are live again when it renews."""
@@ -122,7 +122,7 @@ class ClusterDeliveryContract(ClusterStoreContract):
 
     async def list_delivered(self) -> list[str]:
         """Ids of delivered messages."""
-        found = await self.neighbour.fetch_messages(ALICE, None, limit=9, max_bytes=9999)
+        found = await self.second_store.fetch_messages(ALICE, None, limit=9, max_bytes=9999)
         return [message.id for message in found if message.status == "delivered"]
 
     async def open_another_store(self) -> None:
@@ -136,21 +136,21 @@ class ClusterDeliveryContract(ClusterStoreContract):
         await self.join_nodes("a", "b")
         await self.store.mark_delivered(["m", "o"], node="A")
         await self.store.mark_delivered(["n"], node="B")
-        self.assertEqual(await self.neighbour.cluster.drop("A", until=inf), 2)
+        self.assertEqual(await self.second_store.cluster.drop("A", until=inf), 2)
         self.assertEqual(await self.list_delivered(), ["n"])
         self.assertEqual(await self.cluster.drop("A", until=inf), 0)
         gone = await self.store.acknowledge(ALICE, ["m", "n", "o"])
-        self.assertEqual([one.pushes for one in gone], [1, 1, 1])
+        self.assertEqual([item.pushes for item in gone], [1, 1, 1])
 
     async def test_last_push_decides(self) -> None:
         """A message pushed by several nodes is requeued when the last of them is dropped."""
         await self.join_nodes("a", "b")
         await self.store.mark_delivered(["m"], node="A")
-        await self.neighbour.mark_delivered(["m"], node="B")
+        await self.second_store.mark_delivered(["m"], node="B")
         self.assertEqual(await self.cluster.drop("A", until=inf), 0)
         self.assertEqual(await self.list_delivered(), ["m"])
         self.assertEqual(await self.cluster.drop("B", until=inf), 1)
-        self.assertEqual([one.pushes for one in await self.store.acknowledge(ALICE, ["m"])], [2])
+        self.assertEqual([message.pushes for message in await self.store.acknowledge(ALICE, ["m"])], [2])
 
     async def test_drop_ignores_resolved_messages(self) -> None:
         """Messages that were requeued, acknowledged or removed before do not count."""

@@ -138,14 +138,14 @@ class DecentrlContract(StoreContract):
         found = await self.decentrl.public_events(publisher, PublicEventFilter(tags, **wanted), ALL)
         return self.check_total(found.items, found.total)
 
-    async def assert_page_is_limited(self, ask: Callable[[PageRequest], Deferred[Any]]) -> None:
+    async def assert_page_is_limited(self, operation: Callable[[PageRequest], Deferred[Any]]) -> None:
         """Of three items with :data:`LARGE_TEXTS` a page may have any two, but not all."""
         for part in (PageRequest(0, 2), PageRequest(1, 2), PageRequest(2, 9), PageRequest(9, 9)):
-            found = await ask(part)
+            found = await operation(part)
             self.assertEqual((len(found.items), found.total), (len(range(3)[part.offset :][: part.limit]), 3))
         for part in (ALL, PageRequest(0, 3)):
             with self.assertRaises(PayloadTooLarge):
-                await ask(part)
+                await operation(part)
 
     def check_total(self, items: Iterable[Any], total: int) -> list[str]:
         ids = [item.id for item in items]
@@ -155,23 +155,23 @@ class DecentrlContract(StoreContract):
     async def assert_refused(
         self,
         error: type[MediatorError],
-        ask: Callable[[CommandGuard], Deferred[Any]],
+        operation: Callable[[CommandGuard], Deferred[Any]],
         guard: CommandGuard | None = None,
     ) -> None:
         """The operation is refused with this error, and its nonce stays claimed."""
         guard = guard or self.make_guard()
         with self.assertRaises(error) as caught:
-            await ask(guard)
+            await operation(guard)
         self.assertIs(type(caught.exception), error)
         self.assertFalse(await self.store.claim_nonce(guard.nonce, guard.until))
 
-    async def assert_pages(self, ask: Callable[[PageRequest], Deferred[Any]], everything: list[str]) -> None:
+    async def assert_pages(self, operation: Callable[[PageRequest], Deferred[Any]], everything: list[str]) -> None:
         """Every page is a slice of all that matches, and every total is the same."""
         total = len(everything)
         spots = (0, 1, total - 1, total, total + 1, 1 << 62, 1 << 63, 1 << 64, 10**40)
         for offset in spots:
             for limit in (0, 1, 2, total, 1000):
-                found = await ask(PageRequest(offset, limit))
+                found = await operation(PageRequest(offset, limit))
                 self.assertEqual([item.id for item in found.items], everything[offset : offset + limit])
                 self.assertEqual(found.total, total)
                 self.assertIsInstance(found.items, tuple)

@@ -179,8 +179,8 @@ class DecentrlCommunicationContract(DecentrlContract):
         self.assertEqual(await self.list_contracts(did=BOB), ["a", "b"])
         self.assertEqual(await self.list_contracts(did=CAROL), ["c"])
         self.assertEqual(await self.list_contracts(did=ALICE), ["a", "b", "c"])
-        for stranger in (BOB[:-1], BOB.upper(), "", "%"):
-            self.assertEqual(await self.list_contracts(did=stranger), [])
+        for other in (BOB[:-1], BOB.upper(), "", "%"):
+            self.assertEqual(await self.list_contracts(did=other), [])
 
     async def test_expiry_bounds_are_inclusive(self) -> None:
         """Both bounds are inclusive."""

@@ -35,7 +35,7 @@ class DecentrlEventLookupContract(DecentrlContract):
         self, *recipients: str, since: float = NOON, until: float = NOON + HOUR, after: str = "", limit: int = 99
     ) -> list[str]:
         found = await self.decentrl.find_pending_arrivals(recipients, ArrivalWindow(since, until, after), limit=limit)
-        return [one.id for one in found]
+        return [item.id for item in found]
 
     async def test_finds_by_id(self) -> None:
         """Pending events are found by id, complete, in order of arrival, whoever the recipient is."""

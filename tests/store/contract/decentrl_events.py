@@ -40,8 +40,8 @@ class DecentrlEventContract(DecentrlContract):
         await self.save_events(make_event("b", "tag", sender=BOB, recipient=ALICE), owner=BOB)
         self.assertEqual(await self.list_events("tag", participant=ALICE), ["a"])
         self.assertEqual(await self.list_events("tag", participant=ALICE, owner=BOB), ["b"])
-        for stranger in (CAROL, ALICE[:-1], ""):
-            self.assertEqual(await self.list_events(owner=stranger), [])
+        for other in (CAROL, ALICE[:-1], ""):
+            self.assertEqual(await self.list_events(owner=other), [])
 
     async def test_saves_all_or_none(self) -> None:
         """If one event cannot be saved, none is."""
@@ -108,8 +108,8 @@ class DecentrlEventContract(DecentrlContract):
         self.assertEqual(await self.list_events(participant=ALICE), ["a", "b", "c"])
         self.assertEqual(await self.list_events(participant=BOB), ["a", "d"])
         self.assertEqual(await self.list_events(participant=CAROL), ["b", "d"])
-        for stranger in (BOB[:-1], BOB.upper(), "", "%"):
-            self.assertEqual(await self.list_events(participant=stranger), [])
+        for other in (BOB[:-1], BOB.upper(), "", "%"):
+            self.assertEqual(await self.list_events(participant=other), [])
 
     async def test_timestamp_bounds_are_inclusive(self) -> None:
         """Both bounds are inclusive, and fractions count."""
@@ -158,10 +158,10 @@ class DecentrlFilterContract(DecentrlContract):
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
         await super().setUp()
         self.kept: list[tuple[StoredEvent, bool]] = []
-        people = ((ALICE, BOB), (BOB, ALICE), (CAROL, ALICE), (ALICE, CAROL), (CAROL, DAVE))
+        participants = ((ALICE, BOB), (BOB, ALICE), (CAROL, ALICE), (ALICE, CAROL), (CAROL, DAVE))
         tags = ((), ("x",), ("y", "x"), ("z", "z"), ("y",))
         number = 0
-        for (sender, recipient), own_tags, at in product(people, tags, (2.0, 1.0)):
+        for (sender, recipient), own_tags, at in product(participants, tags, (2.0, 1.0)):
             number += 1
             event = make_event(f"e{number:02}", *own_tags, at=at, sender=sender, recipient=recipient)
             self.kept.append((event, sender != ALICE))

@@ -56,9 +56,9 @@ class DecentrlGuardContract(DecentrlContract):
     async def test_nonce_admits_one_command(self) -> None:
         """Of commands with the same nonce one is executed, however they come (DCTRL-0004 5.2)."""
         guard = self.make_guard(ALICE)
-        begun = [self.decentrl.check_guard(guard) for _ in range(3)]
-        begun.append(self.decentrl.save_events(guard, ALICE, [make_event("a")]))
-        outcomes = await DeferredList(begun, consumeErrors=True)
+        deferreds = [self.decentrl.check_guard(guard) for _ in range(3)]
+        deferreds.append(self.decentrl.save_events(guard, ALICE, [make_event("a")]))
+        outcomes = await DeferredList(deferreds, consumeErrors=True)
         self.assertEqual([done for done, _ in outcomes], [True, False, False, False])
         refusals: list[Any] = [refusal for _, refusal in outcomes[1:]]
         self.assertEqual({refusal.type for refusal in refusals}, {DuplicateNonce})

@@ -45,13 +45,13 @@ class DecentrlLifecycleContract(DecentrlContract):
 
     async def test_close_finishes_pending_operations(self) -> None:
         """Operations begun before close complete."""
-        begun = self.decentrl.save_events(self.make_guard(ALICE), ALICE, [make_event("a")])
+        saved = self.decentrl.save_events(self.make_guard(ALICE), ALICE, [make_event("a")])
         await self.store.close()
-        self.assertIsNone(self.successResultOf(begun))
+        self.assertIsNone(self.successResultOf(saved))
 
     async def assert_every_call_fails(self, decentrl: IDecentrlStore) -> None:
         guard, part = self.make_guard(), PageRequest()
-        for asked in (
+        for deferred in (
             decentrl.check_guard(guard),
             decentrl.registered_until(ALICE),
             decentrl.save_contract(guard, make_contract("c", until=NOON)),
@@ -72,4 +72,4 @@ class DecentrlLifecycleContract(DecentrlContract):
             decentrl.public_events(ALICE, PublicEventFilter(), part),
         ):
             with self.assertRaises(StoreUnavailable):
-                await asked
+                await deferred

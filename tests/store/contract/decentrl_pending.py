@@ -174,8 +174,8 @@ class DecentrlPendingContract(DecentrlContract):
         self.assertEqual(await self.list_pending(sender=BOB), ["c", "a"])
         self.assertEqual(await self.list_pending(sender=CAROL), ["b"])
         self.assertEqual(await self.list_pending(), ["c", "b", "a"])
-        for stranger in (ALICE, BOB[:-1], ""):
-            self.assertEqual(await self.list_pending(sender=stranger), [])
+        for other in (ALICE, BOB[:-1], ""):
+            self.assertEqual(await self.list_pending(sender=other), [])
 
     async def test_recipients_are_separate(self) -> None:
         """Events are listed for their recipient only, not even for their sender."""
@@ -202,7 +202,7 @@ class DecentrlPendingContract(DecentrlContract):
         """Events of another recipient cannot be acknowledged, not even by their sender (reference 8)."""
         await self.deliver_events("a", to=ALICE, sender=BOB)
         await self.deliver_events("b", to=BOB, sender=ALICE)
-        self.assertEqual([gone.id for gone in await self.acknowledge_events("a", "b", recipient=BOB)], ["b"])
+        self.assertEqual([event.id for event in await self.acknowledge_events("a", "b", recipient=BOB)], ["b"])
         self.assertEqual(await self.list_pending(), ["a"])
 
     async def test_acknowledges_a_thousand_ids(self) -> None:
@@ -210,7 +210,7 @@ class DecentrlPendingContract(DecentrlContract):
         ids = [f"p{number}" for number in range(30)]
         await self.deliver_events(*ids)
         gone = await self.acknowledge_events(*(f"unknown {number}" for number in range(1500)), *ids[1:])
-        self.assertEqual([one.id for one in gone], ids[1:])
+        self.assertEqual([item.id for item in gone], ids[1:])
         self.assertEqual(await self.list_pending(), ["p0"])
 
     async def test_kept_after_contract_expired(self) -> None:

@@ -53,8 +53,8 @@ class DecentrlPublicContract(DecentrlContract):
         self.assertEqual(await self.list_public("tag"), ["a"])
         self.assertEqual(await self.list_public("tag", publisher=BOB), ["b"])
         self.assertEqual(await self.list_events("tag"), ["c"])
-        for stranger in (CAROL, ALICE[:-1], "", "%"):
-            self.assertEqual(await self.list_public(publisher=stranger), [])
+        for other in (CAROL, ALICE[:-1], "", "%"):
+            self.assertEqual(await self.list_public(publisher=other), [])
 
     async def test_unpublish_removes_event(self) -> None:
         """An unpublished event is gone, and cannot be unpublished again (reference 10.2)."""

@@ -47,9 +47,9 @@ class EnqueueContract(StoreContract):
 
     async def test_recipient_must_match_exactly(self) -> None:
         """A prefix or an extension of a registered DID is another DID (reference 4.3)."""
-        for stranger in (INBOX[:-1], INBOX + "x", INBOX.upper(), INBOX + "%"):
+        for other in (INBOX[:-1], INBOX + "x", INBOX.upper(), INBOX + "%"):
             with self.assertRaises(UnknownRecipient):
-                await self.enqueue_ids("a", to=stranger)
+                await self.enqueue_ids("a", to=other)
         self.assertEqual(await self.list_waiting(ALICE), [])
 
     async def test_empty_request_needs_recipient(self) -> None:
@@ -99,14 +99,16 @@ class EnqueueContract(StoreContract):
                 EnqueueRequest(did, (make_payload(id),), NOON + HOUR)
                 for did, id in zip(spellings, "defg", strict=True)
             ]
-            done = [one for one in await self.store.enqueue_each(deposits[:2]) if isinstance(one, EnqueueResult)]
+            done = [
+                result for result in await self.store.enqueue_each(deposits[:2]) if isinstance(result, EnqueueResult)
+            ]
             done += await self.store.enqueue_all(deposits[2:])
-            self.assertEqual([gone.id for one in done for gone in one.evicted], ["a", "b", "c", "d"])
+            self.assertEqual([message.id for result in done for message in result.evicted], ["a", "b", "c", "d"])
             self.assertEqual(await self.list_waiting(ALICE, SHORT_FORM), ["e", "f", "g"])
             self.assertEqual(await self.store.queue_sizes(9), ([(registered, 3)], 0))
-            books = (await self.store.read_ledger()).didcomm
-            self.assertEqual((books.accepted - before.accepted, books.evicted - before.evicted), (7, 4))
-            self.assertEqual(books.difference, 0)
+            ledger = (await self.store.read_ledger()).didcomm
+            self.assertEqual((ledger.accepted - before.accepted, ledger.evicted - before.evicted), (7, 4))
+            self.assertEqual(ledger.difference, 0)
             await self.store.acknowledge(ALICE, ["e", "f", "g"])
             await self.update_recipients(ALICE, (registered, "remove"))
 
@@ -125,7 +127,7 @@ class EnqueueContract(StoreContract):
         enqueued = await self.enqueue_ids("d", data=b"x" * 700)
         # The first exceeds the number; of the rest, 400 + 200 + 700, one more exceeds the bytes.
         self.assertEqual(
-            [(gone.id, gone.reason) for gone in enqueued.evicted], [("a", "fifo_count"), ("b", "fifo_bytes")]
+            [(message.id, message.reason) for message in enqueued.evicted], [("a", "fifo_count"), ("b", "fifo_bytes")]
         )
         self.assertEqual(await self.list_waiting(), ["c", "d"])
         self.assertEqual(await self.count_messages(), (2, 900))
@@ -140,10 +142,10 @@ class EnqueueContract(StoreContract):
         """A batch beyond the limits evicts everything before it, but nothing of itself."""
         await self.enqueue_ids("a", "b")
         enqueued = await self.enqueue_ids("c", "d", "e", "f")
-        self.assertEqual([gone.id for gone in enqueued.evicted], ["a", "b"])
+        self.assertEqual([message.id for message in enqueued.evicted], ["a", "b"])
         self.assertEqual(await self.list_waiting(), ["c", "d", "e", "f"])
         enqueued = await self.enqueue_ids("g")
-        self.assertEqual([gone.id for gone in enqueued.evicted], ["c", "d"])
+        self.assertEqual([message.id for message in enqueued.evicted], ["c", "d"])
 
     async def test_oversized_message_evicts_only_itself(self) -> None:
         """A message that can never fit is evicted at once, without evicting others."""
@@ -159,7 +161,7 @@ class EnqueueContract(StoreContract):
         """An overfull queue is brought within its limits, even by a message that can never fit."""
         await self.enqueue_payloads(make_payload("a", b"x" * 600), make_payload("b", b"x" * 600))
         enqueued = await self.enqueue_payloads(make_payload("big", b"x" * 1001))
-        self.assertEqual({gone.id for gone in enqueued.evicted}, {"a", "big"})
+        self.assertEqual({message.id for message in enqueued.evicted}, {"a", "big"})
         self.assertEqual(await self.list_waiting(), ["b"])
 
     async def test_limits_are_per_recipient_did(self) -> None:
@@ -174,7 +176,7 @@ class EnqueueContract(StoreContract):
         await self.enqueue_ids("a", delay=600)
         await self.enqueue_ids("b", "c")
         enqueued = await self.enqueue_ids("d")
-        self.assertEqual([gone.id for gone in enqueued.evicted], ["a"])
+        self.assertEqual([message.id for message in enqueued.evicted], ["a"])
         self.clock.advance(600)
         self.assertEqual(await self.list_waiting(), ["b", "c", "d"])
         self.assertEqual(await self.store.take_due_messages(9), [])
@@ -184,7 +186,7 @@ class EnqueueContract(StoreContract):
         await self.enqueue_ids("a", ttl=1)
         await self.enqueue_ids("b", "c")
         self.clock.advance(2)
-        self.assertEqual([gone.id for gone in (await self.enqueue_ids("d")).evicted], ["a"])
+        self.assertEqual([message.id for message in (await self.enqueue_ids("d")).evicted], ["a"])
 
     async def test_evicted_messages_have_push_counts(self) -> None:
         """An evicted message is reported with its number of pushes."""
@@ -192,7 +194,7 @@ class EnqueueContract(StoreContract):
         await self.store.mark_delivered(["a"])
         await self.store.mark_pending(["a"])
         await self.store.mark_delivered(["a"])
-        self.assertEqual([gone.pushes for gone in (await self.enqueue_ids("d")).evicted], [2])
+        self.assertEqual([message.pushes for message in (await self.enqueue_ids("d")).evicted], [2])
 
     async def test_enqueues_several_requests_in_order(self) -> None:
         """Several requests are stored in order, each for its own recipient (reference 4.4)."""
@@ -203,7 +205,7 @@ class EnqueueContract(StoreContract):
                 EnqueueRequest(OTHER, (make_payload("c"),), NOON + HOUR, NOON + 1),
             ]
         )
-        self.assertEqual([[message.id for message in one.messages] for one in enqueued], [["a", "b"], ["c"]])
+        self.assertEqual([[message.id for message in result.messages] for result in enqueued], [["a", "b"], ["c"]])
         self.assertEqual(await self.list_waiting(ALICE), ["a", "b"])
         self.assertEqual(await self.list_waiting(BOB), [])
         self.clock.advance(1)
@@ -226,6 +228,7 @@ class EnqueueContract(StoreContract):
         await self.store.move_account(ALICE, "did:example:alice-2")
         removed = await self.store.remove_messages(["b", "nobody", "b"])
         self.assertEqual(
-            [(one.id, one.account, one.recipient_did) for one in removed], [("b", "did:example:alice-2", INBOX)]
+            [(message.id, message.account, message.recipient_did) for message in removed],
+            [("b", "did:example:alice-2", INBOX)],
         )
         self.assertEqual(await self.list_waiting("did:example:alice-2"), ["a"])

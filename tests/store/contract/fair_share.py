@@ -23,7 +23,9 @@ class FairShareTestCase(StoreContract):
         """Enqueue one message per letter, one after another; return the evicted ids in order."""
         gone: list[str] = []
         for name in names:
-            gone += [one.id for one in (await self.enqueue_ids(name, data=b"x" * size, origin=origin)).evicted]
+            gone += [
+                message.id for message in (await self.enqueue_ids(name, data=b"x" * size, origin=origin)).evicted
+            ]
         return gone
 
     async def make_known(self, *origins: int) -> None:
@@ -108,7 +110,7 @@ class FairShareContract(FairShareTestCase):
         await self.fill("a", make_origin(1, 1), 100)
         await self.fill("ABC", make_origin(2, 2), 300)
         enqueued = await self.enqueue_ids("D", data=b"x" * 299, origin=make_origin(2, 2))
-        self.assertEqual([(gone.id, gone.reason) for gone in enqueued.evicted], [("A", "fifo_bytes")])
+        self.assertEqual([(message.id, message.reason) for message in enqueued.evicted], [("A", "fifo_bytes")])
         self.assertEqual(await self.fill("E", make_origin(3, 3), 100), ["a"])
 
     async def test_evicts_own_down_to_share(self) -> None:
@@ -116,15 +118,15 @@ class FairShareContract(FairShareTestCase):
         await self.fill("abcdef", make_origin(1, 1))
         await self.fill("ABCD", make_origin(2, 2))
         enqueued = await self.enqueue_ids("E", "F", "G", data=b"x", origin=make_origin(2, 2))
-        self.assertEqual([gone.id for gone in enqueued.evicted], ["A", "B", "a"])
-        self.assertEqual({gone.reason for gone in enqueued.evicted}, {"fifo_count"})
+        self.assertEqual([message.id for message in enqueued.evicted], ["A", "B", "a"])
+        self.assertEqual({message.reason for message in enqueued.evicted}, {"fifo_count"})
         self.assertEqual(await self.list_waiting(), [*"bcdefCDEFG"])
 
     async def test_batch_above_share_evicts_by_age(self) -> None:
         """A sender above its share only by the new batch evicts by age."""
         await self.fill("abcdefgh", make_origin(1, 1))
         enqueued = await self.enqueue_ids(*"ABCDEF", data=b"x", origin=make_origin(2, 2))
-        self.assertEqual([gone.id for gone in enqueued.evicted], [*"abcd"])
+        self.assertEqual([message.id for message in enqueued.evicted], [*"abcd"])
 
     async def test_oversized_message_does_not_count(self) -> None:
         """An oversized message, which is evicted at once, counts for no share."""
@@ -159,12 +161,12 @@ class FairShareContract(FairShareTestCase):
         await self.fill("abcde", make_origin(1, 1))
         deposits = [self.make_enqueue_request(name, origin=make_origin(2, 2)) for name in "ABCDEFG"]
         done = await self.store.enqueue_each(deposits)
-        gone = [[one.id for one in each.evicted] for each in done if isinstance(each, EnqueueResult)]
+        gone = [[message.id for message in result.evicted] for result in done if isinstance(result, EnqueueResult)]
         self.assertEqual(gone, [[], [], [], [], [], ["A"], ["B"]])
         both = await self.store.enqueue_all(
             [self.make_enqueue_request("HI", origin=make_origin(2, 2)), self.make_enqueue_request("J")]
         )
-        gone = [[one.id for one in each.evicted] for each in both]
+        gone = [[message.id for message in item.evicted] for item in both]
         self.assertEqual(gone, [["C", "D"], ["a"]])
         self.assertEqual(
             await self.store.read_ledger(), StoreLedger(MessageLedger(accepted=15, evicted=5, waiting=10))
@@ -295,7 +297,7 @@ class SenderReserveContract(FairShareTestCase):
         await self.fill("ABCDEFGH", make_origin(1, 1))
         await self.fill("abcdefghijkl", make_origin(2, 0))
         enqueued = await self.enqueue_ids(*"uvw", data=b"x", origin=make_origin(3, 0))
-        self.assertEqual([gone.id for gone in enqueued.evicted], [*"abc"])
+        self.assertEqual([message.id for message in enqueued.evicted], [*"abc"])
 
     async def test_same_for_batched_requests(self) -> None:
         """Requests that arrive in one batch are treated alike."""
@@ -307,7 +309,7 @@ class SenderReserveContract(FairShareTestCase):
             for number, name in enumerate("abcdefghijklmnop")
         ]
         done = await self.store.enqueue_each(deposits)
-        gone = [one.id for each in done if isinstance(each, EnqueueResult) for one in each.evicted]
+        gone = [message.id for result in done if isinstance(result, EnqueueResult) for message in result.evicted]
         self.assertEqual(gone, [*"abcdef"])
 
     async def test_senders_are_known_per_recipient(self) -> None:
@@ -357,7 +359,7 @@ class SenderReserveRefusalContract(FairShareTestCase):
         with self.assertRaises(QueueFull):
             await self.store.enqueue_all(deposits)
         done = await self.store.enqueue_each(deposits)
-        self.assertEqual([isinstance(one, EnqueueResult) for one in done], [True, False])
+        self.assertEqual([isinstance(result, EnqueueResult) for result in done], [True, False])
 
     async def test_no_known_senders_no_reserve(self) -> None:
         """A recipient without known senders reserves nothing."""
@@ -376,7 +378,7 @@ class NoFairShareContract(FairShareTestCase):
         await self.fill("a", make_origin(1, 1))
         await self.fill("ABC", make_origin(2, 2))
         enqueued = await self.enqueue_ids("D", "E", data=b"x", origin=make_origin(2, 2))
-        self.assertEqual([gone.id for gone in enqueued.evicted], ["a", "A"])
+        self.assertEqual([message.id for message in enqueued.evicted], ["a", "A"])
 
 
 class RefusalContract(FairShareTestCase):
@@ -427,7 +429,7 @@ class RefusalContract(FairShareTestCase):
         done = await self.store.enqueue_each(
             [self.make_enqueue_request("abc", LONG_FORM), self.make_enqueue_request("de", SHORT_FORM)]
         )
-        self.assertEqual([type(one) for one in done], [EnqueueResult, QueueFull])
+        self.assertEqual([type(result) for result in done], [EnqueueResult, QueueFull])
         self.assertEqual(await self.list_waiting(), [*"abc"])
 
     async def test_enqueue_each_stores_requests_that_fit(self) -> None:
@@ -440,7 +442,7 @@ class RefusalContract(FairShareTestCase):
             self.make_enqueue_request("d"),
         ]
         done = await self.store.enqueue_each([*deposits, self.make_enqueue_request("e")])
-        kinds = [type(one) if isinstance(one, MediatorError) else EnqueueResult for one in done]
+        kinds = [type(result) if isinstance(result, MediatorError) else EnqueueResult for result in done]
         self.assertEqual(kinds, [QueueFull, EnqueueResult, UnknownRecipient, EnqueueResult, QueueFull])
         self.assertEqual(await self.list_waiting(), [*"abcd"])
 
@@ -519,7 +521,7 @@ class FairShareRefusalContract(FairShareTestCase):
         """Each request of a batch is checked after those before it."""
         deposits = [self.make_enqueue_request(some, origin=make_origin(1, 1)) for some in ("abc", "de", "f")]
         done = await self.store.enqueue_each(deposits)
-        self.assertEqual([isinstance(one, EnqueueResult) for one in done], [True, False, True])
+        self.assertEqual([isinstance(result, EnqueueResult) for result in done], [True, False, True])
         self.assertEqual(await self.list_waiting(), [*"abcf"])
 
     async def test_unknown_origin_may_fill_queue(self) -> None:

@@ -17,9 +17,9 @@ class LedgerContract(StoreContract):
 
     async def assert_ledger(self, **expected: int) -> None:
         """The ledger has these numbers, all others are 0, and it balances."""
-        books = await self.store.read_ledger()
-        self.assertEqual(books, StoreLedger(didcomm=MessageLedger(**expected)))
-        self.assertEqual(books.didcomm.difference, 0)
+        ledger = await self.store.read_ledger()
+        self.assertEqual(ledger, StoreLedger(didcomm=MessageLedger(**expected)))
+        self.assertEqual(ledger.didcomm.difference, 0)
 
     async def test_starts_empty(self) -> None:
         """An empty store has an empty ledger; accounts and recipients do not count."""
@@ -56,20 +56,20 @@ class LedgerContract(StoreContract):
             EnqueueRequest(INBOX, (make_payload("d"),), NOON + HOUR),
         ]
         done = await self.store.enqueue_each(deposits)
-        self.assertEqual([isinstance(one, EnqueueResult) for one in done], [True, False, False, True])
-        self.assertEqual([isinstance(one, MediatorError) for one in done], [False, True, True, False])
+        self.assertEqual([isinstance(result, EnqueueResult) for result in done], [True, False, False, True])
+        self.assertEqual([isinstance(result, MediatorError) for result in done], [False, True, True, False])
         await self.assert_ledger(accepted=2, waiting=2)
 
     async def test_early_report_matches_result(self) -> None:
         """Results reported before a batch is complete are final, and reported once."""
-        told: list[tuple[int, object]] = []
+        reported: list[tuple[int, object]] = []
         deposits = [
             EnqueueRequest(did, (make_payload(id),), NOON + HOUR)
             for did, id in zip([INBOX, OTHER] * 3, "abcdef", strict=True)
         ]
-        done = await self.store.enqueue_each(deposits, told.extend)
-        self.assertEqual(len({place for place, _ in told}), len(told))
-        self.assertEqual([(place, done[place]) for place, _ in told], told)
+        done = await self.store.enqueue_each(deposits, reported.extend)
+        self.assertEqual(len({place for place, _ in reported}), len(reported))
+        self.assertEqual([(place, done[place]) for place, _ in reported], reported)
 
     async def test_counts_acknowledged(self) -> None:
         """Acknowledgements by id or by digest count; unknown and foreign ids do not."""
@@ -135,13 +135,13 @@ class LedgerContract(StoreContract):
     async def test_all_processes_read_the_same(self) -> None:
         """Every process reads the same ledger."""
         await self.enqueue_ids("a", "b", "c", "d")
-        neighbour = self.make_second_store()
-        await neighbour.open()
-        await neighbour.acknowledge(ALICE, ["b"])
-        for store in (self.store, neighbour):
-            books = await store.read_ledger()
-            self.assertEqual(books.didcomm, MessageLedger(accepted=4, acknowledged=1, waiting=3))
-        await neighbour.close()
+        second_store = self.make_second_store()
+        await second_store.open()
+        await second_store.acknowledge(ALICE, ["b"])
+        for store in (self.store, second_store):
+            ledger = await store.read_ledger()
+            self.assertEqual(ledger.didcomm, MessageLedger(accepted=4, acknowledged=1, waiting=3))
+        await second_store.close()
 
 
 class DecentrlLedgerContract(DecentrlContract):
@@ -156,9 +156,9 @@ class DecentrlLedgerContract(DecentrlContract):
 
     async def assert_ledger(self, **expected: int) -> None:
         """The ledger has these numbers, all others are 0, and it balances."""
-        books = await self.store.read_ledger()
-        self.assertEqual(books, StoreLedger(decentrl=MessageLedger(**expected)))
-        self.assertEqual(books.decentrl.difference, 0)
+        ledger = await self.store.read_ledger()
+        self.assertEqual(ledger, StoreLedger(decentrl=MessageLedger(**expected)))
+        self.assertEqual(ledger.decentrl.difference, 0)
 
     async def test_counts_pending_events_only(self) -> None:
         """Pending events count; contracts, requests and stored events do not."""
@@ -176,9 +176,9 @@ class DecentrlLedgerContract(DecentrlContract):
         await self.deliver_events("c")
         with self.assertRaises(QuotaExceeded):
             await self.deliver_events("d")
-        stranger = PendingEvent("e", ALICE, "did:example:stranger", "", NOON)
+        unauthorized_event = PendingEvent("e", ALICE, "did:example:stranger", "", NOON)
         with self.assertRaises(ContractNotFound):
-            await self.decentrl.enqueue_event(self.make_guard(), stranger)
+            await self.decentrl.enqueue_event(self.make_guard(), unauthorized_event)
         await self.assert_ledger(accepted=3, waiting=3)
 
     async def test_counts_acknowledged_once(self) -> None:
@@ -202,8 +202,8 @@ class DecentrlLedgerContract(DecentrlContract):
         await self.enqueue_ids("m", "n")
         await self.store.acknowledge(ALICE, ["m"])
         await self.deliver_events("a")
-        books = await self.store.read_ledger()
+        ledger = await self.store.read_ledger()
         self.assertEqual(
-            books,
+            ledger,
             StoreLedger(MessageLedger(accepted=2, acknowledged=1, waiting=1), MessageLedger(accepted=1, waiting=1)),
         )

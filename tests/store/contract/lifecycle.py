@@ -45,12 +45,12 @@ class LifecycleContract(StoreContract):
 
     async def test_close_finishes_pending_operations(self) -> None:
         """Operations begun before close complete."""
-        begun = self.store.enqueue(INBOX, [make_payload("a")], expires_at=NOON + 60)
+        enqueued = self.store.enqueue(INBOX, [make_payload("a")], expires_at=NOON + 60)
         await self.store.close()
-        self.assertEqual([message.id for message in self.successResultOf(begun).messages], ["a"])
+        self.assertEqual([message.id for message in self.successResultOf(enqueued).messages], ["a"])
 
     async def assert_every_call_fails(self, store: IStore) -> None:
-        for asked in (
+        for deferred in (
             store.ping(),
             store.table_sizes(),
             store.enqueue(INBOX, [make_payload("a")], expires_at=NOON),
@@ -82,4 +82,4 @@ class LifecycleContract(StoreContract):
             store.prune_nonces(),
         ):
             with self.assertRaises(StoreUnavailable):
-                await asked
+                await deferred

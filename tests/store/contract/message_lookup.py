@@ -30,7 +30,7 @@ class MessageLookupContract(StoreContract):
         self, *accounts: str, since: float = NOON, until: float = NOON + HOUR, after: str = "", limit: int = 99
     ) -> list[str]:
         found = await self.store.find_arrivals(accounts, ArrivalWindow(since, until, after), limit=limit)
-        return [one.id for one in found]
+        return [item.id for item in found]
 
     async def read_pages(self, *accounts: str, limit: int) -> list[MessageArrival]:
         window, found = ArrivalWindow(NOON, NOON + HOUR), list[MessageArrival]()
@@ -129,7 +129,7 @@ class MessageLookupContract(StoreContract):
         await self.enqueue_ids("0")
         for limit in (1, 3, 4, 8):
             found = await self.read_pages(ALICE, limit=limit)
-            self.assertEqual([one.id for one in found], [*"abcdefg0"])
+            self.assertEqual([item.id for item in found], [*"abcdefg0"])
         self.assertEqual(await self.find_arrivals(ALICE, after="e"), [*"fg0"])
         self.assertEqual(await self.find_arrivals(ALICE, after="g", until=NOON + 1), [])
 
@@ -146,7 +146,7 @@ class MessageLookupContract(StoreContract):
         self.assertEqual(found, [MessageArrival(id, ALICE, at) for id in ("last", "late", "later")])
         for limit in (1, 2, 3):
             pages = await self.read_pages(ALICE, limit=limit)
-            self.assertEqual([one.id for one in pages], ["early", "last", "late", "later"])
+            self.assertEqual([page.id for page in pages], ["early", "last", "late", "later"])
         self.assertEqual(await self.find_arrivals(ALICE, since=at + 0.1), [])
         self.assertEqual(await self.find_arrivals(ALICE, since=at - 1, until=at), [])
         self.assertEqual(await self.find_arrivals(BOB), [])

@@ -51,9 +51,9 @@ class NonceCapacityContract(StoreContract):
         outcomes: list[Any] = await DeferredList(
             [self.store.claim_nonce(key, NOON + 60) for key in keys], consumeErrors=True
         )
-        told = [outcome if done else type(outcome.value) for done, outcome in outcomes]
+        results = [outcome if done else type(outcome.value) for done, outcome in outcomes]
         full = ReplayCacheFull
-        self.assertEqual(told, [True, True, True, False, True, True, full, False, full])
+        self.assertEqual(results, [True, True, True, False, True, True, full, False, full])
 
     async def test_share_limits_claims(self) -> None:
         """A claim limited to a share is refused beyond it, whoever holds the others; the rest serves other claims."""

@@ -96,7 +96,7 @@ class PickupContract(StoreContract):
         until = self.clock.seconds() + HOUR
         done = await self.store.acknowledge_once(ALICE, ["b", "a", "unknown"], b"first", until, with_status=True)
         assert done is not None
-        self.assertEqual([one.id for one in done.removed], ["a", "b"])
+        self.assertEqual([message.id for message in done.removed], ["a", "b"])
         self.assertEqual(done.status, await self.store.get_queue_status(ALICE, None))
         self.assertEqual(await self.count_messages(), (2, 5 + len(b'{"ciphertext":"d"}')))
         self.assertIsNone(await self.store.acknowledge_once(ALICE, ["c"], b"first", until, with_status=True))
@@ -105,7 +105,7 @@ class PickupContract(StoreContract):
         digest = sha256(b"12345").hexdigest()
         done = await self.store.acknowledge_once(ALICE, [digest, "d"], b"second", until)
         assert done is not None
-        self.assertEqual(([one.id for one in done.removed], done.status), (["c", "d"], None))
+        self.assertEqual(([message.id for message in done.removed], done.status), (["c", "d"], None))
 
     async def test_concurrent_acknowledge_once(self) -> None:
         """Concurrent calls have results of their own; of those with one nonce the first is executed."""
@@ -118,7 +118,8 @@ class PickupContract(StoreContract):
             ]
         )
         self.assertEqual(
-            [None if one is None else [gone.id for gone in one.removed] for one in done], [["a"], None, [], ["c"]]
+            [None if result is None else [message.id for message in result.removed] for result in done],
+            [["a"], None, [], ["c"]],
         )
         self.assertEqual(await self.list_waiting(), ["b"])
 
@@ -129,15 +130,15 @@ class PickupContract(StoreContract):
         same = sha256(b"same").hexdigest()
         self.assertEqual(await self.store.acknowledge(ALICE, [same.upper(), same[:-1], same + "0"]), [])
         removed = await self.store.acknowledge(ALICE, [same, "b", same])
-        self.assertEqual([gone.id for gone in removed], ["a", "b"])
+        self.assertEqual([message.id for message in removed], ["a", "b"])
         self.assertEqual(await self.list_waiting(), ["c"])
 
     async def test_acknowledges_many_digests(self) -> None:
         """An acknowledgement may have many digests."""
         await self.enqueue_ids("a", data=b"1")
-        strangers = [sha256(b"%d" % number).hexdigest() for number in range(2000, 3200)]
-        removed = await self.store.acknowledge(ALICE, [*strangers, sha256(b"1").hexdigest(), *strangers])
-        self.assertEqual([gone.id for gone in removed], ["a"])
+        unknown_digests = [sha256(b"%d" % number).hexdigest() for number in range(2000, 3200)]
+        removed = await self.store.acknowledge(ALICE, [*unknown_digests, sha256(b"1").hexdigest(), *unknown_digests])
+        self.assertEqual([message.id for message in removed], ["a"])
 
     async def test_acknowledge_ignores_foreign_messages(self) -> None:
         """Another account's messages are removed neither by id nor by digest (reference 6.1)."""
@@ -147,7 +148,7 @@ class PickupContract(StoreContract):
         digest = sha256(b"same").hexdigest()
         for account in ("did:example:nobody", INBOX):
             self.assertEqual(await self.store.acknowledge(account, ["a", "b", digest]), [])
-        self.assertEqual([gone.id for gone in await self.store.acknowledge(BOB, ["a", digest])], ["b"])
+        self.assertEqual([message.id for message in await self.store.acknowledge(BOB, ["a", digest])], ["b"])
         self.assertEqual(await self.list_waiting(ALICE), ["a"])
 
     async def test_acknowledges_in_one_of_several_queues(self) -> None:
@@ -165,13 +166,13 @@ class PickupContract(StoreContract):
         self.assertEqual(await self.store.acknowledge(ALICE, [half]), [])
         await self.store.mark_delivered([half, "a"])
         self.assertEqual(await self.store.mark_pending([half, "a"]), ["a"])
-        self.assertEqual([one.id for one in await self.store.find_messages([half, "a"])], ["a"])
+        self.assertEqual([message.id for message in await self.store.find_messages([half, "a"])], ["a"])
         self.assertEqual(await self.store.find_messages([half]), [])
         for account, did in ((ALICE, half), (half, None), (half, INBOX)):
             self.assertEqual(await self.list_waiting(account, did), [])
             self.assertEqual(await self.store.get_queue_status(account, did), NOTHING)
-        self.assertEqual([one.id for one in await self.store.acknowledge(ALICE, [half, "a"])], ["a"])
-        self.assertEqual([one.id for one in await self.store.remove_messages([half, "b"])], ["b"])
+        self.assertEqual([message.id for message in await self.store.acknowledge(ALICE, [half, "a"])], ["a"])
+        self.assertEqual([message.id for message in await self.store.remove_messages([half, "b"])], ["b"])
 
     async def test_acknowledgement_frees_capacity(self) -> None:
         """Acknowledged messages occupy no capacity, however they were acknowledged."""

@@ -26,7 +26,7 @@ class QuotaContract(ClusterStoreContract):
     async def test_counts_up_to_limit(self) -> None:
         """Uses add up to the limit; a refusal uses nothing."""
         self.assertEqual(await self.use_quota(4), 0.0)
-        self.assertEqual(await self.neighbour.cluster.take_quota(b"key", 4, limit=10, period=LONG), 0.0)
+        self.assertEqual(await self.second_store.cluster.take_quota(b"key", 4, limit=10, period=LONG), 0.0)
         self.assert_wait(await self.use_quota(3), LONG)
         self.assertEqual(await self.use_quota(2), 0.0)
         self.assert_wait(await self.use_quota(1), LONG)
@@ -94,8 +94,8 @@ class QuotaContract(ClusterStoreContract):
 
     async def test_concurrent_uses_stay_within_limit(self) -> None:
         """Concurrent uses of all processes get exactly the limit."""
-        stores = (self.store, self.neighbour)
-        asked = [stores[number % 2].cluster.take_quota(b"key", 1, limit=25, period=LONG) for number in range(60)]
-        self.assertEqual((await gatherResults(asked)).count(0.0), 25)
-        asked = [stores[number % 2].cluster.take_quota(b"lots", 4, limit=25, period=LONG) for number in range(20)]
-        self.assertEqual((await gatherResults(asked)).count(0.0), 6)
+        stores = (self.store, self.second_store)
+        deferreds = [stores[number % 2].cluster.take_quota(b"key", 1, limit=25, period=LONG) for number in range(60)]
+        self.assertEqual((await gatherResults(deferreds)).count(0.0), 25)
+        deferreds = [stores[number % 2].cluster.take_quota(b"lots", 4, limit=25, period=LONG) for number in range(20)]
+        self.assertEqual((await gatherResults(deferreds)).count(0.0), 6)

@@ -40,7 +40,7 @@ class TimingContract(StoreContract):
                 RemovedMessage("second", INBOX, ALICE, 3, NOON, 1, "ttl"),
             ],
         )
-        self.assertEqual([gone.id for gone in await self.store.expire_messages(2)], ["mid"])
+        self.assertEqual([message.id for message in await self.store.expire_messages(2)], ["mid"])
         self.assertEqual(await self.store.expire_messages(2), [])
         self.assertEqual(await self.store.queue_sizes(9), ([(INBOX, 1)], 0))
         self.assertEqual(await self.count_messages(), (1, 1))
@@ -49,14 +49,14 @@ class TimingContract(StoreContract):
         """A message that expired while it was read can be acknowledged, and then does not expire."""
         await self.enqueue_ids("a", ttl=1)
         self.clock.advance(2)
-        self.assertEqual([gone.id for gone in await self.store.acknowledge(ALICE, ["a"])], ["a"])
+        self.assertEqual([message.id for message in await self.store.acknowledge(ALICE, ["a"])], ["a"])
         self.assertEqual(await self.store.expire_messages(9), [])
 
     async def test_message_expired_on_arrival_is_hidden(self) -> None:
         """A message that has expired on arrival is never visible."""
         await self.enqueue_ids("a", ttl=0)
         self.assertEqual(await self.list_waiting(), [])
-        self.assertEqual([gone.id for gone in await self.store.expire_messages(9)], ["a"])
+        self.assertEqual([message.id for message in await self.store.expire_messages(9)], ["a"])
 
     async def test_delayed_message_is_hidden_until_due(self) -> None:
         """A delayed message is hidden until it is due, and then has its place by arrival (reference 4.5)."""
@@ -114,7 +114,7 @@ class TimingContract(StoreContract):
         self.clock.advance(10)
         self.assertEqual(await self.store.take_due_messages(9), [])
         self.assertEqual(await self.list_waiting(), [])
-        self.assertEqual([gone.id for gone in await self.store.expire_messages(9)], ["a"])
+        self.assertEqual([message.id for message in await self.store.expire_messages(9)], ["a"])
 
     async def test_due_message_expired_before_taken_is_skipped(self) -> None:
         """A due message that expired before it was taken is not taken, and not waited for."""

@@ -76,9 +76,9 @@ class MongoDecentrlTestCase(MongoTestCase):
         wrong = []
         for party in self.documents.parties.find():
             counted = _expected_counters(self.documents, party["_id"])
-            said = {name: party.get(name, False) for name in counted}
-            if said != counted:
-                wrong.append(f"{party['did']}: {said} but {counted}")
+            actual = {name: party.get(name, False) for name in counted}
+            if actual != counted:
+                wrong.append(f"{party['did']}: {actual} but {counted}")
         for events, payloads in (("stored_events", "stored_payloads"), ("public_events", "public_payloads")):
             ids = [sorted(self.documents[name].distinct("_id")) for name in (events, payloads)]
             if ids[0] != ids[1]:
@@ -88,12 +88,12 @@ class MongoDecentrlTestCase(MongoTestCase):
 
 def _expected_counters(documents: Database[dict[str, Any]], key: bytes) -> dict[str, int]:
     """The counters that a party should have."""
-    mine = {"party": key}
-    pending = list(documents.pending_events.find(mine))
-    stored = list(documents.stored_events.find(mine))
-    public = list(documents.public_events.find(mine))
-    contracts = documents.contracts.count_documents(mine)
-    requests = documents.contract_requests.count_documents(mine)
+    query = {"party": key}
+    pending = list(documents.pending_events.find(query))
+    stored = list(documents.stored_events.find(query))
+    public = list(documents.public_events.find(query))
+    contracts = documents.contracts.count_documents(query)
+    requests = documents.contract_requests.count_documents(query)
     return {
         "contracts": contracts,
         "requests": requests,
@@ -108,4 +108,4 @@ def _expected_counters(documents: Database[dict[str, Any]], key: bytes) -> dict[
 
 
 def _sum_sizes(found: Sequence[dict[str, Any]]) -> int:
-    return sum(one["size"] + one.get("tags_size", 0) for one in found)
+    return sum(item["size"] + item.get("tags_size", 0) for item in found)

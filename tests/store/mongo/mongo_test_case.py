@@ -74,11 +74,11 @@ def run_coroutine(work: Coroutine[Any, Any, Any]) -> Deferred[Any]:
 
 async def wait_until(holds: Callable[[], bool], seconds: float = SOMETIME) -> float:
     """Wait until a condition holds; return the seconds that it took."""
-    begun = CLOCK.seconds()
+    start = CLOCK.seconds()
     while not holds():
-        assert CLOCK.seconds() - begun < seconds, f"not after {seconds} s"
+        assert CLOCK.seconds() - start < seconds, f"not after {seconds} s"
         await deferLater(CLOCK, 0.02)
-    return CLOCK.seconds() - begun
+    return CLOCK.seconds() - start
 
 
 async def wait_for_recovery(server: ReplicaSetClient) -> None:
@@ -146,8 +146,8 @@ class MongoTestCase(TestCase):
             try:
                 yield
             finally:
-                ours = {f"command.{command}": {"$exists": True}, "command.$db": self.database}
-                for blocked in self.list_operations(ours):
+                query = {f"command.{command}": {"$exists": True}, "command.$db": self.database}
+                for blocked in self.list_operations(query):
                     self.servers.client.admin.command("killOp", op=blocked["opid"])
 
     def list_operations(self, wanted: dict[str, Any]) -> list[dict[str, Any]]:
@@ -207,13 +207,13 @@ class MongoTestCase(TestCase):
     def read_counters(self) -> tuple[int, int]:
         """Messages and bytes by the counters of the recipients."""
         found = list(self.documents["recipients"].find())
-        return sum(one["messages"] for one in found), sum(one["bytes"] for one in found)
+        return sum(item["messages"] for item in found), sum(item["bytes"] for item in found)
 
     def list_queued(self) -> list[str]:
         """Ids of the queued messages, after checking the counters."""
         found = list(self.documents["messages"].find({}, {"size": 1}).sort("seq", 1))
-        self.assertEqual(self.read_counters(), (len(found), sum(one["size"] for one in found)))
-        return [one["_id"] for one in found]
+        self.assertEqual(self.read_counters(), (len(found), sum(item["size"] for item in found)))
+        return [item["_id"] for item in found]
 
     def run_in_thread(self, work: Callable[..., Any], *args: Any, **kw: Any) -> Deferred[Any]:
         """Run a blocking function in a thread."""

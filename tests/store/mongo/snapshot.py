@@ -69,9 +69,11 @@ def read_snapshot(database: Database[dict[str, Any]]) -> dict[str, Any]:
     """Documents and indexes of all collections."""
     found = {}
     for name in sorted(database.list_collection_names()):
-        indexes = [{key: value for key, value in one.items() if key != "v"} for one in database[name].list_indexes()]
+        indexes = [
+            {key: value for key, value in index.items() if key != "v"} for index in database[name].list_indexes()
+        ]
         found[name] = {
-            "indexes": [one for one in indexes if one["name"] != "_id_"],
+            "indexes": [index for index in indexes if index["name"] != "_id_"],
             "documents": list(database[name].find().sort("_id", 1)),
         }
     return found

@@ -63,7 +63,7 @@ class ClockSkewTests(MongoBackend, ClusterStoreContract, TestCase):
         """
         A join is rejected with the difference; other nodes are not disturbed, and it works when the clock is right.
         """
-        await self.neighbour.cluster.join(make_node("b"), LONG)
+        await self.second_store.cluster.join(make_node("b"), LONG)
         for ahead in (DAYS, MAX_CLOCK_SKEW + ASKING, -MAX_CLOCK_SKEW - ASKING, -DAYS):
             refused = await self.set_clock_ahead(ahead)
             self.assertLess(abs(refused.ahead - ahead), ASKING)
@@ -93,9 +93,9 @@ class ClockSkewTests(MongoBackend, ClusterStoreContract, TestCase):
             self.host.ahead = ahead
             self.assertIs(await self.cluster.acquire_lease("turn", "A", LONG), False)
             self.assertIs(await self.cluster.acquire_lease("other", "A", LONG), False)
-            for turn in ("turn", "other"):
-                self.assertIs(await self.neighbour.cluster.acquire_lease(turn, "B", self.short), True)
-                self.assertIs(await self.cluster.acquire_lease(turn, "A", LONG), False)
+            for lease_name in ("turn", "other"):
+                self.assertIs(await self.second_store.cluster.acquire_lease(lease_name, "B", self.short), True)
+                self.assertIs(await self.cluster.acquire_lease(lease_name, "A", LONG), False)
             await self.outlive_lease()
             self.assertIs(await self.cluster.acquire_lease("turn", "A", LONG), False)
 
@@ -107,7 +107,7 @@ class ClockSkewTests(MongoBackend, ClusterStoreContract, TestCase):
             self.host.ahead = ahead
             self.assertEqual(await self.store.expire_messages(9), [])
         self.host.ahead = MAX_CLOCK_SKEW - ASKING
-        self.assertEqual([one.id for one in await self.store.expire_messages(9)], ["a"])
+        self.assertEqual([message.id for message in await self.store.expire_messages(9)], ["a"])
 
     async def test_rejects_new_messages(self) -> None:
         """A message would expire at the wrong time, and not be found by others in time."""
@@ -115,13 +115,13 @@ class ClockSkewTests(MongoBackend, ClusterStoreContract, TestCase):
         for ahead in (DAYS, -DAYS):
             await self.join_nodes("a")
             await self.set_clock_ahead(ahead)
-            for asked in (
+            for deferred in (
                 lambda: self.enqueue_ids("m"),
                 lambda: self.store.decentrl.enqueue_event(CommandGuard(b"nonce", NOON + HOUR), event),
                 lambda: self.store.take_due_messages(9),
             ):
                 with self.assertRaises(StoreUnavailable):
-                    await asked()
+                    await deferred()
             self.host.ahead = 0
             self.assertIs(await self.cluster.renew("A", LONG), True)
             self.assertEqual(await self.list_waiting(), [])
@@ -139,7 +139,7 @@ class ClockSkewTests(MongoBackend, ClusterStoreContract, TestCase):
             await self.join_nodes("a")
             await self.set_clock_ahead(ahead)
             self.clock.advance(ahead)
-            for asked in (
+            for deferred in (
                 self.list_waiting,
                 lambda: store.get_queue_status(ALICE, None),
                 lambda: store.find_messages(["m"]),
@@ -147,13 +147,13 @@ class ClockSkewTests(MongoBackend, ClusterStoreContract, TestCase):
                 lambda: decentrl.check_guard(CommandGuard(b"nonce", NOON + HOUR, ALICE)),
             ):
                 with self.assertRaises(StoreUnavailable):
-                    await asked()
+                    await deferred()
             self.host.ahead = 0
             self.clock.advance(-ahead)
             self.assertIs(await self.cluster.renew("A", LONG), True)
             self.assertEqual(await self.list_waiting(), ["m"])
             self.assertEqual((await store.get_queue_status(ALICE, None)).message_count, 1)
-            self.assertEqual([one.id for one in await store.find_messages(["m"])], ["m"])
+            self.assertEqual([message.id for message in await store.find_messages(["m"])], ["m"])
             self.assertIsNone(await decentrl.registered_until(ALICE))
 
     async def test_nothing_comes_due(self) -> None:
@@ -168,7 +168,7 @@ class ClockSkewTests(MongoBackend, ClusterStoreContract, TestCase):
             with self.assertRaises(StoreUnavailable):
                 await self.store.take_due_messages(9)
         self.host.ahead = MAX_CLOCK_SKEW - ASKING
-        self.assertEqual([one.id for one in await self.store.take_due_messages(9)], ["m"])
+        self.assertEqual([message.id for message in await self.store.take_due_messages(9)], ["m"])
 
     async def test_compares_clocks_after_step(self) -> None:
         """After a step of the clock it has to be compared once more."""
@@ -185,10 +185,10 @@ class ClockSkewTests(MongoBackend, ClusterStoreContract, TestCase):
 class SkewTextTests(SynchronousTestCase):
     def test_describes_skew_for_operator(self) -> None:
         """One line with the direction, and the difference in two units at most."""
-        for ahead, said in (
+        for ahead, text in (
             (4320.4, "1 h 12 min ahead of"),
             (-61.0, "1 min 1 s behind"),
             (DAYS + 3 * 3600 + 59, "4 days 3 h ahead of"),
             (-7200.0, "2 h behind"),
         ):
-            self.assertEqual(str(ClockSkewError(ahead)), f"the clock of this host is {said} the MongoDB server's")
+            self.assertEqual(str(ClockSkewError(ahead)), f"the clock of this host is {text} the MongoDB server's")

@@ -120,7 +120,7 @@ class MongoClusterServerTests(MongoClusterBackend, ClusterStoreContract, TestCas
         await self.cluster.join(make_node("a", identity=b"one"), LONG)
         nodes = shared_replica_set().client[self.database]["nodes"]
         nodes.update_one({"_id": "A"}, {"$set": {"identity": b""}})
-        await self.neighbour.cluster.join(make_node("b", identity=b"two"), LONG)
+        await self.second_store.cluster.join(make_node("b", identity=b"two"), LONG)
         self.assertEqual([node.identity for node in await self.cluster.list_nodes()], [b"", b"two"])
 
     async def test_lease_renewal_writes_one_document(self) -> None:
@@ -143,8 +143,8 @@ class MongoClusterServerTests(MongoClusterBackend, ClusterStoreContract, TestCas
             found = await query(name, *args, **more)
             if name == "lapsed" and not came:
                 came = True
-                await self.neighbour.cluster.join(make_node("a"), LONG)
-                await self.neighbour.cluster.add_presence("A", ["did:x"])
+                await self.second_store.cluster.join(make_node("a"), LONG)
+                await self.second_store.cluster.add_presence("A", ["did:x"])
             return found
 
         self.patch(server, "query", meanwhile)
@@ -154,8 +154,8 @@ class MongoClusterServerTests(MongoClusterBackend, ClusterStoreContract, TestCas
     async def test_deletes_records_in_batches(self) -> None:
         """The records of a node are deleted in batches, and no more once the node is back."""
         self.patch(cluster_and_quotas, "_PRESENCE_DELETE_BATCH", 3)
-        await self.neighbour.cluster.join(make_node("a"), self.short)
-        await self.neighbour.cluster.add_presence("A", [f"did:example:{number}" for number in range(10)])
+        await self.second_store.cluster.join(make_node("a"), self.short)
+        await self.second_store.cluster.add_presence("A", [f"did:example:{number}" for number in range(10)])
         await self.outlive_lease()
         server = self.get_client(self.store)
         transact, pieces = server.transact, 0
@@ -164,7 +164,7 @@ class MongoClusterServerTests(MongoClusterBackend, ClusterStoreContract, TestCas
             nonlocal pieces
             pieces += 1
             if pieces == 3:
-                await self.neighbour.cluster.join(make_node("a"), LONG)
+                await self.second_store.cluster.join(make_node("a"), LONG)
             return await transact(name, work)
 
         self.patch(server, "transact", meanwhile)
@@ -189,26 +189,26 @@ class MongoClusterServerTests(MongoClusterBackend, ClusterStoreContract, TestCas
             self.assertEqual(await self.cluster.find_presence(["did:x"]), [])
         with servers.failpoint("update", times=1, closeConnection=True):
             await self.cluster.add_presence("A", ["did:x"])
-        self.assertEqual([one.boot for one in await self.cluster.find_presence(["did:x"])], ["A"])
+        self.assertEqual([record.boot for record in await self.cluster.find_presence(["did:x"])], ["A"])
 
     async def test_dropped_node_holds_no_locks(self) -> None:
         """A node's open transactions hold no locks once it is dropped."""
-        dead = self.make_second_client()
-        await dead.open()
-        dead.set_session_owner("A")
-        begun: Deferred[None] = Deferred()
+        dead_client = self.make_second_client()
+        await dead_client.open()
+        dead_client.set_session_owner("A")
+        started: Deferred[None] = Deferred()
 
         async def die(transaction: Transaction) -> None:
             await transaction.write(LONG_FORM_DIDS.update({"_id": "short"}, {"long": "theirs"}, upsert=True))
-            begun.callback(None)
+            started.callback(None)
             await Deferred()
 
-        dying = Deferred.fromCoroutine(dead.transact("die", die))
-        await begun
+        dying = Deferred.fromCoroutine(dead_client.transact("die", die))
+        await started
         await self.cluster.drop("A")
         await self.store.remember_did("short", "ours")
         self.assertEqual(await self.store.recall_did("short"), "ours")
         dying.addErrback(lambda failure: failure.trap(CancelledError, StoreUnavailable))
         dying.cancel()
         await dying
-        await dead.close()
+        await dead_client.close()

@@ -33,9 +33,9 @@ class ConcurrentReadTests(MongoTestCase):
         store = await self.open_store(connections=10)
         await store.grant(BOB)
         with self.servers.failpoint("aggregate", times=1, **SLOW):
-            mine: list[Deferred[Any]] = [store.get_queue_status(ALICE, None) for _ in range(3)]
-            mine.append(store.fetch_messages(ALICE, None, limit=1, max_bytes=1))
+            own_reads: list[Deferred[Any]] = [store.get_queue_status(ALICE, None) for _ in range(3)]
+            own_reads.append(store.fetch_messages(ALICE, None, limit=1, max_bytes=1))
             await store.fetch_messages(BOB, None, limit=1, max_bytes=1)
             await store.get_queue_status(BOB, None)
-            self.assertEqual([one for one in mine if one.called], [])
-            await gatherResults(mine)
+            self.assertEqual([read for read in own_reads if read.called], [])
+            await gatherResults(own_reads)

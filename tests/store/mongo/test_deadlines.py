@@ -56,17 +56,17 @@ class DeadlineTestCase(MongoTestCase):
         super().setUp()
         for module in (deadline_module, server_module):
             self.patch(module, "REQUEST_TIME_LIMIT", PATIENCE)
-        self.asked: list[str] = []
+        self.operations: list[str] = []
 
     def observe(self, operation: str, _seconds: float) -> None:
-        self.asked.append(operation)
+        self.operations.append(operation)
 
     async def assert_fails_in_time(self, work: Deferred[Any]) -> None:
         """Check that it fails with StoreUnavailable in time."""
-        begun = CLOCK.seconds()
+        start = CLOCK.seconds()
         with self.assertRaises(StoreUnavailable):
             await work
-        self.assertLess(CLOCK.seconds() - begun, AT_MOST)
+        self.assertLess(CLOCK.seconds() - start, AT_MOST)
 
 
 class RequestDeadlineTests(DeadlineTestCase):
@@ -127,8 +127,8 @@ class RequestDeadlineTests(DeadlineTestCase):
     async def test_does_not_start_operation_just_before_deadline(self) -> None:
         """Operations with hardly any time left are not started, and the server is not blamed."""
         server = await self.open_client(observe=self.observe)
-        gathering = TransactionBatcher(server, at_once=1, bounds=BatchLimits())
-        gathering.start()
+        batcher = TransactionBatcher(server, at_once=1, bounds=BatchLimits())
+        batcher.start()
 
         async def together(run: Operation, works: Sequence[Any], tries: int | None) -> Sequence[Any]:
             raise AssertionError
@@ -137,13 +137,14 @@ class RequestDeadlineTests(DeadlineTestCase):
             raise AssertionError
 
         with make_deadline(PATIENCE - 0.1):
-            for asked in (
+            for deferred in (
                 run_coroutine(server.transact("work", work)),
-                gathering.submit("batch", together, None, ()),
+                batcher.submit("batch", together, None, ()),
             ):
-                await self.assert_fails_in_time(asked)
+                await self.assert_fails_in_time(deferred)
         self.assertEqual(
-            (self.asked, self.availability_changes, server.transactions.has_uncertain_commits), ([], [True], False)
+            (self.operations, self.availability_changes, server.transactions.has_uncertain_commits),
+            ([], [True], False),
         )
 
     async def test_waiting_for_transaction_ends_at_deadline(self) -> None:
@@ -176,8 +177,8 @@ class RequestDeadlineTests(DeadlineTestCase):
                 hasty = store.find_owner(INBOX)
             await deferLater(CLOCK, 0.2)  # the blocked query is its own
             with request_deadline(CLOCK):
-                patient = store.find_owner(INBOX)
-            self.assertEqual(await patient, ALICE)
+                without_deadline = store.find_owner(INBOX)
+            self.assertEqual(await without_deadline, ALICE)
             await self.assert_fails_in_time(hasty)
 
 
@@ -186,8 +187,8 @@ class SharedBatchTests(DeadlineTestCase):
 
     async def make_batcher(self) -> TransactionBatcher:
         """A batcher that runs one batch at a time; works are the seconds that a batch lasts."""
-        gathering = TransactionBatcher(await self.open_client(), at_once=1, bounds=BatchLimits(batch=3))
-        gathering.start()
+        batcher = TransactionBatcher(await self.open_client(), at_once=1, bounds=BatchLimits(batch=3))
+        batcher.start()
         self.batches: list[tuple[int, float]] = []
 
         async def last(run: Operation, works: Sequence[float], tries: int | None) -> Sequence[None]:
@@ -196,43 +197,43 @@ class SharedBatchTests(DeadlineTestCase):
             return [None] * len(works)
 
         self.last: BatchOperation = last
-        return gathering
+        return batcher
 
     async def test_batch_has_earliest_deadline(self) -> None:
         """A batch has the deadline of its earliest request."""
-        gathering = await self.make_batcher()
-        asked = [gathering.submit("free", self.last, 0.0, ())]
+        batcher = await self.make_batcher()
+        deferreds = [batcher.submit("free", self.last, 0.0, ())]
         before = CLOCK.seconds()
         for ago in (0.2, 0.1):
             with make_deadline(ago):
-                asked.append(gathering.submit("request", self.last, 0.0, ()))
+                deferreds.append(batcher.submit("request", self.last, 0.0, ()))
         after = CLOCK.seconds()
-        await gatherResults(asked)
+        await gatherResults(deferreds)
         ((number, deadline),) = self.batches
         self.assertEqual(number, 3)
         self.assertTrue(before - 0.2 <= deadline - PATIENCE <= after - 0.2)
 
     async def test_works_with_less_time_get_own_batch(self) -> None:
         """Works with less time are in a batch of their own, in the order of common keys."""
-        gathering = await self.make_batcher()
+        batcher = await self.make_batcher()
         now = CLOCK.seconds()
-        asked = [gathering.submit("free", self.last, 0.0, ())]
+        deferreds = [batcher.submit("free", self.last, 0.0, ())]
         with make_deadline(0.6):
-            asked.append(gathering.submit("request", self.last, 0.0, ["key"]))
-        asked.append(gathering.submit("after it", self.last, 0.0, ["key"]))
-        asked.append(gathering.submit("free", self.last, 0.0, ()))
-        await gatherResults(asked)
+            deferreds.append(batcher.submit("request", self.last, 0.0, ["key"]))
+        deferreds.append(batcher.submit("after it", self.last, 0.0, ["key"]))
+        deferreds.append(batcher.submit("free", self.last, 0.0, ()))
+        await gatherResults(deferreds)
         self.assertEqual([number for number, _ in self.batches], [2, 1, 1])
         self.assertEqual([deadline >= now + PATIENCE for _, deadline in self.batches], [True, False, True])
-        await gathering.drain()
+        await batcher.drain()
 
     async def test_late_work_takes_no_time_from_others(self) -> None:
         """A request that has hardly any time left takes none from the others."""
-        gathering = await self.make_batcher()
+        batcher = await self.make_batcher()
         with make_deadline(PATIENCE - 0.5):
-            late = gathering.submit("late", self.last, 0.0, ())
+            late = batcher.submit("late", self.last, 0.0, ())
         now = CLOCK.seconds()
-        free = gathering.submit("free", self.last, 0.0, ())
+        free = batcher.submit("free", self.last, 0.0, ())
         await self.assert_fails_in_time(late)
         await free
         ((number, deadline),) = self.batches
@@ -242,7 +243,7 @@ class SharedBatchTests(DeadlineTestCase):
     async def test_waiting_work_is_rejected_at_deadline(self) -> None:
         """A waiting work is rejected in time even if no batch ends and others are before it."""
         self.patch(server_module, "REQUEST_TIME_LIMIT", 10.0)
-        gathering = await self.make_batcher()
+        batcher = await self.make_batcher()
         end: Deferred[None] = Deferred()
 
         async def hang(run: Operation, works: Sequence[float], tries: int | None) -> Sequence[None]:
@@ -250,19 +251,19 @@ class SharedBatchTests(DeadlineTestCase):
             await end
             return [None] * len(works)
 
-        hanging = gathering.submit("hanging", hang, 0.0, ())
+        hanging = batcher.submit("hanging", hang, 0.0, ())
         await wait_until(lambda: bool(self.batches))
-        free = gathering.submit("free", self.last, 0.0, ())
+        free = batcher.submit("free", self.last, 0.0, ())
         late = []
         for ago in (5.5, 5.7, 5.6):
             with make_deadline(ago):
-                late.append(gathering.submit("late", self.last, 0.0, ()))
-        await gatherResults([self.assertFailure(one, StoreUnavailable) for one in late])
+                late.append(batcher.submit("late", self.last, 0.0, ()))
+        await gatherResults([self.assertFailure(item, StoreUnavailable) for item in late])
         self.assertNoResult(hanging)
         end.callback(None)
         await gatherResults([hanging, free])
         self.assertEqual([number for number, _ in self.batches], [1, 1])
-        await gathering.drain()
+        await batcher.drain()
 
     async def test_late_batch_is_stored_not_at_all(self) -> None:
         """Of several payloads that are queued too late none is stored."""
@@ -270,7 +271,7 @@ class SharedBatchTests(DeadlineTestCase):
         payloads = [Payload(id, b"payload", "json") for id in "abc"]
         with self.servers.failpoint("commitTransaction", blockConnection=True, blockTimeMS=SLOW + 1_000):
             with make_deadline(PATIENCE / 2):
-                asked = store.enqueue(INBOX, payloads, expires_at=CLOCK.seconds() + 60)
-            await self.assert_fails_in_time(asked)
+                deferred = store.enqueue(INBOX, payloads, expires_at=CLOCK.seconds() + 60)
+            await self.assert_fails_in_time(deferred)
         await wait_for_recovery(store._client)
         self.assertEqual(self.list_queued(), [])

@@ -49,8 +49,8 @@ class ConcurrentCommandTests(MongoDecentrlTestCase):
 
     async def run_concurrently(self, *writes: Write) -> Counter[type[MediatorError] | None]:
         """Run works on the nodes in turn, concurrently; count the outcomes."""
-        begun = [write(self.node_stores[number % self.nodes]) for number, write in enumerate(writes)]
-        return _count_outcomes(await DeferredList(begun, consumeErrors=True))
+        deferreds = [write(self.node_stores[number % self.nodes]) for number, write in enumerate(writes)]
+        return _count_outcomes(await DeferredList(deferreds, consumeErrors=True))
 
     async def test_quota_of_pending_events(self) -> None:
         """The number of pending events stays within its limit, and accepted ones are stored."""
@@ -171,9 +171,9 @@ class ConcurrentCommandTests(MongoDecentrlTestCase):
         for event in events:
             await self.decentrl.enqueue_event(self.make_guard(), event)
         ids = [event.id for event in events]
-        begun = [node.acknowledge_events(self.make_guard(), ALICE, ids) for node in self.node_stores * 2]
-        removed: list[Any] = [gone for done, gone in await DeferredList(begun) if done]
-        self.assertEqual([one.id for gone in removed for one in gone], ids)
+        deferreds = [node.acknowledge_events(self.make_guard(), ALICE, ids) for node in self.node_stores * 2]
+        removed: list[Any] = [gone for done, gone in await DeferredList(deferreds) if done]
+        self.assertEqual([item.id for message in removed for item in message], ids)
         self.assertEqual(self.find_miscounted(), [])
 
     async def test_nonce_admits_one_command(self) -> None:
@@ -192,8 +192,8 @@ class ConcurrentCommandTests(MongoDecentrlTestCase):
         """On one node the first command gets the nonce."""
         for number in range(5):
             guard = CommandGuard(b"the same %d" % number, NOON + HOUR)
-            begun = [self.decentrl.check_guard(guard) for _ in range(12)]
-            outcomes = [done for done, _ in await DeferredList(begun, consumeErrors=True)]
+            deferreds = [self.decentrl.check_guard(guard) for _ in range(12)]
+            outcomes = [done for done, _ in await DeferredList(deferreds, consumeErrors=True)]
             self.assertEqual(outcomes, [True] + [False] * 11)
 
     async def test_order_of_arrival(self) -> None:

@@ -61,8 +61,8 @@ class FaultTestCase(MongoDecentrlTestCase):
         try:
             yield
         finally:
-            for one in patches:
-                one.restore()
+            for patch in patches:
+                patch.restore()
 
     def list_all_documents(self) -> dict[str, Any]:
         """All documents, nonces included, except the schema, the health probe and the ledger."""
@@ -125,9 +125,9 @@ class UncertainCommitTests(FaultTestCase):
 
     async def test_acknowledged_events_stay_removed(self) -> None:
         """Acknowledged events stay removed, and are reported once even if the undo is uncertain too."""
-        told: list[Sequence[RemovedMessage]] = []
+        reported: list[Sequence[RemovedMessage]] = []
         decentrl = MongoDecentrlStore(
-            self.clients[0], self.clock, self.caps, reporter=UncertainRemovalReporter(told.append)
+            self.clients[0], self.clock, self.caps, reporter=UncertainRemovalReporter(reported.append)
         )
         events = [self.make_pending_event(), self.make_pending_event()]
         for event in events:
@@ -143,11 +143,11 @@ class UncertainCommitTests(FaultTestCase):
             await wait_until(lambda: any("undo of an uncertain commit" in line for line in self.log_lines))
             self.assertEqual(self.documents["nonces"].count_documents({"_id": guard.nonce}), 0)
         await wait_for_recovery(self.clients[0])
-        self.assertEqual([[one.id for one in some] for some in told], [ids[:1]])
+        self.assertEqual([[one.id for one in some] for some in reported], [ids[:1]])
         self.assertEqual((await decentrl.pending_events(ALICE, None, ALL)).items, (events[1],))
         self.assertEqual(await acknowledge(guard), [])
         await self.run_without_reply(acknowledge, self.make_guard(), **DONE_OR_NOT)
-        self.assertEqual((len(told), self.find_miscounted()), (1, []))
+        self.assertEqual((len(reported), self.find_miscounted()), (1, []))
 
     async def test_unpublished_event_stays_deleted(self) -> None:
         """An unpublished event stays deleted, and a repetition says so."""
@@ -160,9 +160,9 @@ class UncertainCommitTests(FaultTestCase):
 
     async def test_failed_acknowledgement_reports_nothing(self) -> None:
         """Events that were not acknowledged are not reported."""
-        told: list[Sequence[RemovedMessage]] = []
+        reported: list[Sequence[RemovedMessage]] = []
         decentrl = MongoDecentrlStore(
-            self.clients[0], self.clock, self.caps, reporter=UncertainRemovalReporter(told.append)
+            self.clients[0], self.clock, self.caps, reporter=UncertainRemovalReporter(reported.append)
         )
         event = self.make_pending_event()
         await decentrl.enqueue_event(self.make_guard(), event)
@@ -171,15 +171,17 @@ class UncertainCommitTests(FaultTestCase):
             self.make_guard(),
             closeConnection=True,
         )
-        self.assertEqual(told, [])
+        self.assertEqual(reported, [])
         self.assertEqual(len(await decentrl.acknowledge_events(self.make_guard(), ALICE, [event.id])), 1)
 
     async def test_rejection_claims_no_nonce(self) -> None:
         """A rejection without a reply has claimed no nonce."""
-        guard, stranger = self.make_guard(), self.make_pending_event(sender="did:example:stranger")
-        await self.run_without_reply(lambda guard: self.decentrl.enqueue_event(guard, stranger), guard, **DONE_OR_NOT)
+        guard, unauthorized_event = self.make_guard(), self.make_pending_event(sender="did:example:stranger")
+        await self.run_without_reply(
+            lambda guard: self.decentrl.enqueue_event(guard, unauthorized_event), guard, **DONE_OR_NOT
+        )
         self.assertEqual(self.list_all_documents(), self.before)
-        await self.assertFailure(self.decentrl.enqueue_event(guard, stranger), ContractNotFound)
+        await self.assertFailure(self.decentrl.enqueue_event(guard, unauthorized_event), ContractNotFound)
 
     async def test_repetition_before_undo_is_not_duplicate(self) -> None:
         """It is not rejected as a duplicate; after the undo it is run."""
@@ -208,8 +210,8 @@ class UncertainCommitTests(FaultTestCase):
         async def do_nothing(_: CommandContext) -> Decision[None]:
             return (), None
 
-        made = PENDING_EVENTS, [event.id]
-        uncertain = MongoGuardedCommand(guard, ALICE, do_nothing, (), made, NOON, b"another token")
+        expected = PENDING_EVENTS, [event.id]
+        uncertain = MongoGuardedCommand(guard, ALICE, do_nothing, (), expected, NOON, b"another token")
         await self.decentrl.enqueue_event(guard, event)
         await self.clients[0].transact("undo", uncertain.undo)
         await self.assertFailure(self.decentrl.enqueue_event(guard, event), DuplicateNonce)
@@ -242,8 +244,10 @@ class RetryTests(FaultTestCase):
     async def test_many_failing_commands_do_not_block_next(self) -> None:
         """Hundreds of commands of one party that fail together do so, and the next one is run."""
         with self.with_short_time_limits(), self.servers.failpoint("find", closeConnection=True):
-            begun = [self.decentrl.enqueue_event(self.make_guard(), self.make_pending_event()) for _ in range(600)]
-            results: list[Any] = await DeferredList(begun, consumeErrors=True)
+            deferreds = [
+                self.decentrl.enqueue_event(self.make_guard(), self.make_pending_event()) for _ in range(600)
+            ]
+            results: list[Any] = await DeferredList(deferreds, consumeErrors=True)
         self.assertEqual({result.type for _, result in results}, {StoreUnavailable})
         await wait_until(lambda: self.clients[0].is_available)
         await self.decentrl.enqueue_event(self.make_guard(), self.make_pending_event())
@@ -257,7 +261,7 @@ class NonceTests(FaultTestCase):
 
     def list_nonces(self) -> list[bytes]:
         """Nonces in the order of their claims."""
-        return [one["_id"] for one in self.documents.nonces.find().sort("seq", 1)]
+        return [document["_id"] for document in self.documents.nonces.find().sort("seq", 1)]
 
     async def test_number_of_nonces_is_bounded(self) -> None:
         """The nonces are bounded, those of rejected commands included; without room a command is not run."""
@@ -324,8 +328,8 @@ class SizeTests(FaultTestCase):
         """The data of running commands is bounded (back-pressure)."""
         payload = "x" * 15_000_000
         events = [self.make_pending_event(f"did:example:{number}", payload=payload) for number in range(9)]
-        begun = [self.decentrl.enqueue_event(self.make_guard(), event) for event in events]
-        results: list[Any] = await DeferredList(begun, consumeErrors=True)
+        deferreds = [self.decentrl.enqueue_event(self.make_guard(), event) for event in events]
+        results: list[Any] = await DeferredList(deferreds, consumeErrors=True)
         outcomes = [result.type for _, result in results]
         self.assertEqual(outcomes, [*[ContractNotFound] * 8, StoreUnavailable])
         await self.assertFailure(self.decentrl.enqueue_event(self.make_guard(), events[-1]), ContractNotFound)

@@ -122,14 +122,14 @@ class LongListTests(MongoDecentrlTestCase):
     async def test_scans_are_bounded(self) -> None:
         """The scans of an owner are bounded; cached positions need none."""
         labels = [EventFilter(("x",), after=float(number)) for number in range(8)]
-        begun = [self.decentrl.events(ALICE, wanted, PageRequest(20, 5)) for wanted in labels]
-        results: list[Any] = await DeferredList(begun, consumeErrors=True)
+        deferreds = [self.decentrl.events(ALICE, wanted, PageRequest(20, 5)) for wanted in labels]
+        results: list[Any] = await DeferredList(deferreds, consumeErrors=True)
         known = next(wanted for wanted, (done, _) in zip(labels, results, strict=True) if done)
         refused = [result for done, result in results if not done]
         self.assertIn(len(refused), range(1, 5))
-        self.assertEqual({(one.type, one.value.retry_after) for one in refused}, {(RateLimitExceeded, 1)})
-        begun = [self.decentrl.events(ALICE, known, PageRequest(20, 5)) for _ in range(8)]
-        self.assertEqual([done for done, _ in await DeferredList(begun, consumeErrors=True)], [True] * 8)
+        self.assertEqual({(item.type, item.value.retry_after) for item in refused}, {(RateLimitExceeded, 1)})
+        deferreds = [self.decentrl.events(ALICE, known, PageRequest(20, 5)) for _ in range(8)]
+        self.assertEqual([done for done, _ in await DeferredList(deferreds, consumeErrors=True)], [True] * 8)
         for wanted in labels:
             expected = self.filter_expected(wanted)
             self.assertEqual(await self.list_ids(wanted, PageRequest(20, 5)), (expected[20:25], len(expected)))

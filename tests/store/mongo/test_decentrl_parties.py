@@ -16,7 +16,7 @@ class PruneTests(MongoDecentrlTestCase):
         """How many registrations were deleted, and the parties that are left."""
         self.clock.advance(seconds)
         dropped = await self.decentrl.drop_expired_registrations()
-        return dropped, sorted(one["did"] for one in self.documents.parties.find())
+        return dropped, sorted(document["did"] for document in self.documents.parties.find())
 
     async def register_did(self, did: str, ttl: float) -> None:
         await self.decentrl.save_contract(
@@ -38,17 +38,17 @@ class PruneTests(MongoDecentrlTestCase):
         """A party with documents stays."""
         decentrl, guard = self.decentrl, self.make_guard
         dids = [f"did:example:{name}" for name in ("agreed", "asked", "mailed", "stored", "published")]
-        agreed, asked, mailed, stored, published = dids
+        agreed, requested, mailed, stored, published = dids
         pending, event = self.make_pending_event(mailed), self.make_stored_event()
         await self.save_contract(agreed)
-        await decentrl.request_contract(guard(), ContractRequest("request", BOB, asked, "", ""))
+        await decentrl.request_contract(guard(), ContractRequest("request", BOB, requested, "", ""))
         await self.save_contract(mailed)
         await decentrl.enqueue_event(guard(), pending)
         await decentrl.save_events(guard(), stored, [event])
         await decentrl.publish(guard(), published, PublicEvent("public", "", (), 1.0, ""))
         await self.register_did(CAROL, 1)
         self.assertEqual(await self.prune(2), (1, sorted(dids)))
-        await decentrl.acknowledge_requests(guard(), asked, ["request"])
+        await decentrl.acknowledge_requests(guard(), requested, ["request"])
         await decentrl.acknowledge_events(guard(), mailed, [pending.id])
         await decentrl.unpublish(guard(), published, "public")
         self.assertEqual(await self.prune(), (0, sorted([agreed, mailed, stored])))

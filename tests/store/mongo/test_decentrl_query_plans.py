@@ -44,31 +44,33 @@ Ask = Callable[[], Deferred[Any]]
 class PlanTestCase(MongoDecentrlTestCase):
     """The server's profiler."""
 
-    async def profile(self, ask: Ask) -> list[dict[str, Any]]:
+    async def profile(self, operation: Ask) -> list[dict[str, Any]]:
         """Operations with their costs."""
         database = self.documents
         database.command("profile", 2)
         try:
-            await ask()
+            await operation()
         finally:
             database.command("profile", 0)
         seen = list(database["system.profile"].find({"ns": {"$ne": f"{self.database}.system.profile"}}))
         database["system.profile"].drop()
         self.assertTrue(seen)
-        for one in seen:
-            self.assertNotIn("COLLSCAN", one.get("planSummary", ""), one["ns"])
+        for entry in seen:
+            self.assertNotIn("COLLSCAN", entry.get("planSummary", ""), entry["ns"])
         return seen
 
-    async def measure_examined(self, ask: Ask) -> tuple[int, int]:
+    async def measure_examined(self, operation: Ask) -> tuple[int, int]:
         """Examined keys and documents."""
-        seen = await self.profile(ask)
-        return sum(one.get("keysExamined", 0) for one in seen), sum(one.get("docsExamined", 0) for one in seen)
+        seen = await self.profile(operation)
+        return sum(entry.get("keysExamined", 0) for entry in seen), sum(
+            entry.get("docsExamined", 0) for entry in seen
+        )
 
     async def assert_examines_little(
-        self, asks: dict[str, Ask], keys: int = KEYS, documents: int = DOCUMENTS
+        self, operations: dict[str, Ask], keys: int = KEYS, documents: int = DOCUMENTS
     ) -> None:
-        for name, ask in asks.items():
-            looked_at = await self.measure_examined(ask)
+        for name, operation in operations.items():
+            looked_at = await self.measure_examined(operation)
             self.assertLessEqual(looked_at[0], keys, name)
             self.assertLessEqual(looked_at[1], documents, name)
 
@@ -101,7 +103,7 @@ class PlanTests(PlanTestCase):
     async def test_contracts_requests_and_pending_events(self) -> None:
         """Pages of contracts, requests and pending events are ranges of an index."""
         decentrl = self.decentrl
-        mine = [f"pending {ALICE} {number}" for number in (1, 3)]
+        pending_ids = [f"pending {ALICE} {number}" for number in (1, 3)]
         await self.assert_examines_little(
             {
                 "registered_until": lambda: decentrl.registered_until(ALICE),
@@ -112,7 +114,7 @@ class PlanTests(PlanTestCase):
                 "contract_requests": lambda: decentrl.contract_requests(ALICE, PART),
                 "pending_events": lambda: decentrl.pending_events(ALICE, None, PART),
                 "of one sender": lambda: decentrl.pending_events(ALICE, PEER, PART),
-                "find_pending": lambda: decentrl.find_pending(mine),
+                "find_pending": lambda: decentrl.find_pending(pending_ids),
             }
         )
         for window in (ArrivalWindow(NOON, NOON + 2), ArrivalWindow(NOON, NOON + 2, "a")):
@@ -198,9 +200,9 @@ class MemoryTests(PlanTestCase):
         for event in self.events:
             await self.decentrl.enqueue_event(self.make_guard(), event)
 
-    async def measure_sent(self, ask: Ask) -> int:
+    async def measure_sent(self, operation: Ask) -> int:
         """Bytes that the server has sent."""
-        return sum([one.get("responseLength", 0) for one in await self.profile(ask)])
+        return sum([entry.get("responseLength", 0) for entry in await self.profile(operation)])
 
     async def test_find_pending_reads_one_extra_batch(self) -> None:
         """Of events that exceed a page, those that fit and one more batch are read."""
@@ -241,8 +243,8 @@ class LongListPlanTests(PlanTestCase):
             walked, _ = await self.measure_examined(self.read_page(wanted, total - 2))
             self.assertGreater(walked, total)
             offsets = (150, 0, total - 2, total // 2, total // 2 + 2, 152)
-            asks = {f"{wanted} {offset}": self.read_page(wanted, offset) for offset in offsets}
-            await self.assert_examines_little(asks, keys=5 * self.step, documents=3 * self.step)
+            operations = {f"{wanted} {offset}": self.read_page(wanted, offset) for offset in offsets}
+            await self.assert_examines_little(operations, keys=5 * self.step, documents=3 * self.step)
 
     async def test_looks_up_rarest_label(self) -> None:
         """Of several labels the rarest is looked up, even the first time."""

@@ -23,12 +23,16 @@ class DurabilityTests(MongoTestCase):
         store = await self.open_store()
         with self.record_commands() as commands:
             await self.run_all_writes(store)
-        commits = [one for one in commands if "commitTransaction" in one]
-        concerns = [{name: one["writeConcern"].get(name) for name in ("w", "j")} for one in commits]
+        commits = [command for command in commands if "commitTransaction" in command]
+        concerns = [{name: commit["writeConcern"].get(name) for name in ("w", "j")} for commit in commits]
         self.assertEqual(concerns, [{"w": "majority", "j": True}] * len(commits))
         self.assertGreaterEqual(len(commits), 4)
-        changes = [one for one in commands if "messages" in (one.get("insert"), one.get("update"), one.get("delete"))]
-        self.assertEqual([one.get("autocommit") for one in changes], [False] * len(changes))
+        changes = [
+            command
+            for command in commands
+            if "messages" in (command.get("insert"), command.get("update"), command.get("delete"))
+        ]
+        self.assertEqual([change.get("autocommit") for change in changes], [False] * len(changes))
         self.assertGreaterEqual(len(changes), 4)
 
     async def run_all_writes(self, store: MongoStore) -> None:
@@ -53,6 +57,6 @@ class DurabilityTests(MongoTestCase):
             self.servers.client.admin.command("profile", 0, slowms=_USUAL)
         # At either end the server may be writing a line for another database.
         whole = log.read_bytes()[begin:].partition(b"\n")[2].rpartition(b"\n")[0]
-        said = whole.decode(errors="replace").splitlines()
-        asked = [json.loads(line).get("attr", {}).get("command", {}) for line in said if '"COMMAND"' in line]
-        found += [one for one in asked if one.get("$db") == self.database or "commitTransaction" in one]
+        log_lines = whole.decode(errors="replace").splitlines()
+        started = [json.loads(line).get("attr", {}).get("command", {}) for line in log_lines if '"COMMAND"' in line]
+        found += [item for item in started if item.get("$db") == self.database or "commitTransaction" in item]

@@ -38,11 +38,11 @@ from tests.store.mongo.mongo_test_case import (
 OTHER = "did:key:z6MkOther"
 
 
-async def gather_results(*asked: Deferred[Any]) -> list[Any]:
+async def gather_results(*deferreds: Deferred[Any]) -> list[Any]:
     """Results of Deferreds; for an error its class."""
-    for one in asked:
-        one.addErrback(lambda failure: failure.trap(MediatorError) and type(failure.value))
-    return await gatherResults(list(asked))
+    for deferred in deferreds:
+        deferred.addErrback(lambda failure: failure.trap(MediatorError) and type(failure.value))
+    return await gatherResults(list(deferreds))
 
 
 class BatchTests(MongoTestCase):
@@ -60,15 +60,17 @@ class BatchTests(MongoTestCase):
         store = await self.open_store(observe=self.observe)
         await self.register(store, OTHER)
         await store.fetch_messages(ALICE, None, limit=1, max_bytes=1)
-        asked = [self.enqueue_ids(store, f"m{number:03}", to=OTHER if number % 3 else INBOX) for number in range(100)]
+        deferreds = [
+            self.enqueue_ids(store, f"m{number:03}", to=OTHER if number % 3 else INBOX) for number in range(100)
+        ]
         before = self.observed["commit"]
-        await gatherResults(asked)
+        await gatherResults(deferreds)
         self.assertLessEqual(self.observed["commit"] - before, 4)
         self.assertEqual(self.observed["enqueue"], 100)
         for did in (INBOX, OTHER):
             found = await store.fetch_messages(ALICE, did, limit=100, max_bytes=10_000)
-            mine = [f"m{number:03}" for number in range(100) if bool(number % 3) == (did == OTHER)]
-            self.assertEqual([message.id for message in found], mine)
+            expected = [f"m{number:03}" for number in range(100) if bool(number % 3) == (did == OTHER)]
+            self.assertEqual([message.id for message in found], expected)
         self.assertEqual(len(self.list_queued()), 100)
 
     async def test_rejected_work_does_not_affect_others(self) -> None:
@@ -94,11 +96,13 @@ class BatchTests(MongoTestCase):
         await gatherResults(
             [self.enqueue_ids(store, "old", data=b"x" * 10), self.enqueue_ids(store, "older", data=b"x" * 10)]
         )
-        asked = [
+        deferreds = [
             self.enqueue_ids(store, id, data=b"x" * size)
             for id, size in (("a", 10), ("b", 10), ("big", 101), ("c", 85), ("d", 1), ("e", 1), ("f", 1), ("g", 1))
         ]
-        evicted = [[(gone.id, gone.reason) for gone in one.evicted] for one in await gatherResults(asked)]
+        evicted = [
+            [(message.id, message.reason) for message in result.evicted] for result in await gatherResults(deferreds)
+        ]
         count, size = "fifo_count", "fifo_bytes"
         self.assertEqual(
             evicted,
@@ -126,8 +130,8 @@ class BatchTests(MongoTestCase):
     async def test_works_on_one_message_run_in_order(self) -> None:
         """Works on the same message are done in order of submission."""
         store = await self.open_store()
-        asked: list[Deferred[Any]] = [self.enqueue_ids(store, "a"), self.enqueue_ids(store, "b")]
-        await gatherResults(asked)
+        deferreds: list[Deferred[Any]] = [self.enqueue_ids(store, "a"), self.enqueue_ids(store, "b")]
+        await gatherResults(deferreds)
         marked = store.mark_delivered(["a"])
         again = store.mark_pending(["a", "b"])
         marked_again = store.mark_delivered(["a"])
@@ -135,16 +139,16 @@ class BatchTests(MongoTestCase):
         late = store.remove_messages(["a", "b"])
         await gatherResults([marked, marked_again])
         self.assertEqual(await again, ["a"])
-        self.assertEqual([(gone.id, gone.pushes) for gone in await removed], [("a", 2)])
-        self.assertEqual([(gone.id, gone.pushes) for gone in await late], [("b", 0)])
+        self.assertEqual([(message.id, message.pushes) for message in await removed], [("a", 2)])
+        self.assertEqual([(item.id, item.pushes) for item in await late], [("b", 0)])
         self.assertEqual(self.list_queued(), [])
 
     async def test_rejects_works_beyond_limit(self) -> None:
         """Works beyond the limit on waiting ones are rejected; running ones do not count."""
-        gathering = TransactionBatcher(
+        batcher = TransactionBatcher(
             await self.open_client(), at_once=1, bounds=BatchLimits(batch=2, waiting=3, waiting_bytes=100)
         )
-        gathering.start()
+        batcher.start()
         done: list[list[str]] = []
 
         async def together(run: Operation, works: Sequence[str], tries: int | None) -> list[None]:
@@ -152,18 +156,18 @@ class BatchTests(MongoTestCase):
             return [None for _ in works]
 
         def submit(work: str, size: int = 0) -> Deferred[None]:
-            return gathering.submit("test", together, work, (), size)
+            return batcher.submit("test", together, work, (), size)
 
-        asked = [submit("a", 99), submit("b"), submit("c", 1)]
+        deferreds = [submit("a", 99), submit("b"), submit("c", 1)]
         refused = [submit("d")]
-        await asked[0]
+        await deferreds[0]
         refused += [submit("e", 100)]
-        asked += [submit("f", 50)]
-        await gathering.drain()
+        deferreds += [submit("f", 50)]
+        await batcher.drain()
         for one in (*refused, submit("g")):
             self.failureResultOf(one, StoreUnavailable)
         self.assertEqual(done, [["a", "b"], ["c", "f"]])
-        await gatherResults(asked)
+        await gatherResults(deferreds)
 
 
 class NodesTests(MongoTestCase):
@@ -182,11 +186,11 @@ class NodesTests(MongoTestCase):
 
         def note(enqueued: EnqueueResult) -> None:
             nonlocal most
-            evicted.extend(gone.id for gone in enqueued.evicted)
+            evicted.extend(message.id for message in enqueued.evicted)
             most = max(most, self.documents["messages"].count_documents({}))
 
-        asked = [self.enqueue_ids(nodes[number % 3], f"m{number:03}").addCallback(note) for number in range(150)]
-        await gatherResults(asked)
+        deferreds = [self.enqueue_ids(nodes[number % 3], f"m{number:03}").addCallback(note) for number in range(150)]
+        await gatherResults(deferreds)
         kept = self.list_queued()
         self.assertEqual((len(kept), most), (self.LIMIT, self.LIMIT))
         self.assertEqual(sorted(kept + evicted), [f"m{number:03}" for number in range(150)])
@@ -205,8 +209,8 @@ class NodesTests(MongoTestCase):
                 await other.mark_delivered([id], node="boot")
                 await node.acknowledge(ALICE, [id])
 
-        asked: list[Deferred[Any]] = [run_coroutine(receive(number, id)) for number, id in enumerate(ids)]
-        await gatherResults([*asked, *(node.expire_messages(50) for node in nodes)])
+        deferreds: list[Deferred[Any]] = [run_coroutine(receive(number, id)) for number, id in enumerate(ids)]
+        await gatherResults([*deferreds, *(node.expire_messages(50) for node in nodes)])
         self.assertEqual(sorted(self.list_queued()), ids[::2])
 
     async def test_did_gets_one_owner(self) -> None:
@@ -295,17 +299,18 @@ class NodesTests(MongoTestCase):
         server = self.make_client()
         first = await self.open_store(server=server)
         with self.servers.failpoint("commitTransaction", blockConnection=True, blockTimeMS=SILENT_MS, times=1):
-            asked = self.enqueue_ids(first, "a")
+            deferreds = self.enqueue_ids(first, "a")
             await wait_until(
                 lambda: any(
-                    "commitTransaction" in one.get("command", {}) for one in self.list_session_operations(server)
+                    "commitTransaction" in operation.get("command", {})
+                    for operation in self.list_session_operations(server)
                 )
             )
             second = await self.open_store()
-            begun = CLOCK.seconds()
+            begin = CLOCK.seconds()
             await self.enqueue_ids(second, "b")
-            self.assertLess(CLOCK.seconds() - begun, AT_MOST)
-            await asked
+            self.assertLess(CLOCK.seconds() - begin, AT_MOST)
+            await deferreds
         self.assertEqual(sorted(self.list_queued()), ["a", "b"])
 
     async def test_deletes_records_of_session_owners(self) -> None:

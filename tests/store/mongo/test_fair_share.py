@@ -57,8 +57,8 @@ class ConcurrentFairShareTests(MongoTestCase):
             payload = Payload(f"m{self.ids:04}", b"x" * size, "json")
             deposits.append(EnqueueRequest(INBOX, (payload,), CLOCK.seconds() + 3600, origin=origin))
         store = self.random.choice(self.stores)
-        asked = [await one.enqueue_each(deposits) for one in (store, self.memory)]
-        one, other = [[_evicted(each) for each in answers] for answers in asked]
+        results = [await one.enqueue_each(deposits) for one in (store, self.memory)]
+        one, other = [[_evicted(answer) for answer in answers] for answers in results]
         self.assertEqual(one, other)
 
     async def acknowledge(self) -> None:
@@ -68,7 +68,7 @@ class ConcurrentFairShareTests(MongoTestCase):
             await one.acknowledge(ALICE, ids)
 
     async def list_waiting(self, store: IStore) -> list[str]:
-        return [one.id for one in await store.fetch_messages(ALICE, None, limit=99, max_bytes=9_999)]
+        return [message.id for message in await store.fetch_messages(ALICE, None, limit=99, max_bytes=9_999)]
 
     async def test_evicts_like_one_node(self) -> None:
         """Nodes evict as a single one would."""
@@ -117,14 +117,14 @@ class ConcurrentFairShareTests(MongoTestCase):
         dids = [f"did:key:z6Mk{number}" for number in range(3)]
         await self.register(store, *dids)
         counted = []
-        for turn, did in enumerate([did for did in dids for _ in range(3)] + [dids[2], dids[0]]):
+        for round_number, did in enumerate([did for did in dids for _ in range(3)] + [dids[2], dids[0]]):
             before = self.aggregations
-            payloads = [Payload(f"{turn}", b"x", "json")]
-            await store.enqueue(did, payloads, expires_at=CLOCK.seconds() + 3600, origin=turn + 1 << 32 | 7)
+            payloads = [Payload(f"{round_number}", b"x", "json")]
+            await store.enqueue(did, payloads, expires_at=CLOCK.seconds() + 3600, origin=round_number + 1 << 32 | 7)
             counted.append(self.aggregations - before)
         self.assertEqual(counted, [0, 0, 1, 0, 0, 1, 0, 0, 1, 0, 1])
 
 
 def _evicted(answer: object) -> object:
     """Ids of evicted messages; of an error its class."""
-    return [one.id for one in answer.evicted] if isinstance(answer, EnqueueResult) else type(answer)
+    return [message.id for message in answer.evicted] if isinstance(answer, EnqueueResult) else type(answer)

@@ -66,8 +66,8 @@ class ConcurrentNodesTests(LedgerTestCase):
                 await store.acknowledge(ALICE, self.list_queued())
         writing = False
         await gatherResults(looking)
-        self.assertEqual({one.difference for one in seen}, {0})
-        self.assertGreater(len({one.accepted for one in seen}), 3)
+        self.assertEqual({entry.difference for entry in seen}, {0})
+        self.assertGreater(len({entry.accepted for entry in seen}), 3)
         last = (await stores[2].read_ledger()).didcomm
         self.assertEqual((last.accepted, last.waiting, last.difference), (240, 0, 0))
         self.assertGreater(last.evicted, 0)
@@ -79,8 +79,8 @@ class ConcurrentNodesTests(LedgerTestCase):
         dids = [f"did:key:z6Mk{number}" for number in range(12)]
         await self.register(store, *dids)
         conflicts = self.record_write_conflicts()
-        for turn in range(10):
-            await gatherResults([self.enqueue_ids(store, f"{turn} {did}", to=did) for did in dids])
+        for iteration in range(10):
+            await gatherResults([self.enqueue_ids(store, f"{iteration} {did}", to=did) for did in dids])
         self.assertEqual(conflicts, [])
         self.assertIn(len(self.list_document_owners()), range(3, 8))
 
@@ -127,10 +127,10 @@ class ConcurrentNodesTests(LedgerTestCase):
 class UncertainCommitTests(LedgerTestCase):
     """Commits with an unknown outcome."""
 
-    async def lose_commit_reply(self, asked: Any) -> None:
+    async def lose_commit_reply(self, deferred: Any) -> None:
         with self.servers.failpoint("commitTransaction", writeConcernError=NO_MAJORITY), self.with_short_time_limit():
             with self.assertRaises(StoreUnavailable):
-                await asked()
+                await deferred()
 
     async def wait_for_undo(self) -> None:
         await wait_for_recovery(self.server)

@@ -15,18 +15,18 @@ LIMITS = QueueLimits(max_messages=100, max_bytes=4 * MAX_PAGE_BYTES)
 
 
 class FindTests(MongoTestCase):
-    async def count_commands(self, ask: Callable[[], Deferred[Any]]) -> list[str]:
+    async def count_commands(self, operation: Callable[[], Deferred[Any]]) -> list[str]:
         """Commands of the server on our collections."""
         self.documents.command("profile", 2)
         try:
-            await ask()
+            await operation()
         finally:
             self.documents.command("profile", 0)
         # The store itself reads the size of the database every few seconds.
-        ours = {"ns": {"$not": {"$regex": "system[.]profile$"}}, "command.dbStats": {"$exists": False}}
-        seen = list(self.documents["system.profile"].find(ours).sort("ts"))
+        query = {"ns": {"$not": {"$regex": "system[.]profile$"}}, "command.dbStats": {"$exists": False}}
+        seen = list(self.documents["system.profile"].find(query).sort("ts"))
         self.documents["system.profile"].drop()
-        return [next(iter(one["command"])) for one in seen]
+        return [next(iter(entry["command"])) for entry in seen]
 
     async def test_one_round_trip(self) -> None:
         """All messages are read in one query, once the recipient DIDs are cached."""
@@ -41,7 +41,7 @@ class FindTests(MongoTestCase):
         ids = [f"{number:02}" for number in reversed(range(20))]
         for id in ids:
             await self.enqueue_ids(store, id, data=b"x" * 1_000_000)
-        self.assertEqual([one.id for one in await store.find_messages(sorted(ids))], ids[:16])
+        self.assertEqual([message.id for message in await store.find_messages(sorted(ids))], ids[:16])
         idle = {"type": "idleCursor", "ns": f"{self.database}.messages"}
         cursors = self.documents.client.admin.aggregate([{"$currentOp": {"idleCursors": True}}, {"$match": idle}])
         self.assertEqual(list(cursors), [])
@@ -51,7 +51,9 @@ class FindTests(MongoTestCase):
         store = await self.open_store(LIMITS)
         for id in "cab":
             await self.enqueue_ids(store, id, data=b"x" * (2_000_000 if id == "a" else 1))
-        self.assertEqual([one.id for one in await store.find_messages(["a", "b", "c", "gone"])], ["c", "a", "b"])
+        self.assertEqual(
+            [message.id for message in await store.find_messages(["a", "b", "c", "gone"])], ["c", "a", "b"]
+        )
 
     async def test_finds_message_of_maximum_size(self) -> None:
         """A message as large as a document can be, and one of a very long DID, are found."""

@@ -52,24 +52,26 @@ class PlanTests(MongoTestCase):
             )
         await store.mark_delivered(ids[::5], node=account)
 
-    async def measure_examined(self, ask: Ask) -> tuple[int, int]:
+    async def measure_examined(self, operation: Ask) -> tuple[int, int]:
         """Examined keys and documents."""
         self.documents.command("profile", 2)
         try:
-            await ask()
+            await operation()
         finally:
             self.documents.command("profile", 0)
         seen = list(self.documents["system.profile"].find({"ns": {"$not": {"$regex": "system[.]profile$"}}}))
         self.documents["system.profile"].drop()
         self.assertTrue(seen)
-        for one in seen:
-            if not one["ns"].endswith((".nodes", ".session_owners", ".ledger")):  # of which there are never many
-                self.assertNotIn("COLLSCAN", one.get("planSummary", ""), one["ns"])
-        return sum(one.get("keysExamined", 0) for one in seen), sum(one.get("docsExamined", 0) for one in seen)
+        for entry in seen:
+            if not entry["ns"].endswith((".nodes", ".session_owners", ".ledger")):  # of which there are never many
+                self.assertNotIn("COLLSCAN", entry.get("planSummary", ""), entry["ns"])
+        return sum(entry.get("keysExamined", 0) for entry in seen), sum(
+            entry.get("docsExamined", 0) for entry in seen
+        )
 
-    async def assert_examined(self, keys: int, documents: int, **asks: Ask) -> None:
-        for name, ask in asks.items():
-            found = await self.measure_examined(ask)
+    async def assert_examined(self, keys: int, documents: int, **operations: Ask) -> None:
+        for name, operation in operations.items():
+            found = await self.measure_examined(operation)
             self.assertLessEqual(found[0], keys, f"keys: {name}")
             self.assertLessEqual(found[1], documents, f"documents: {name}")
 
@@ -181,7 +183,7 @@ class PlanTests(MongoTestCase):
                 KEYS, DOCUMENTS, fetch=lambda: store.fetch_messages(account, None, limit=2, max_bytes=1000)
             )
             found = await store.fetch_messages(account, None, limit=2, max_bytes=1000)
-            self.assertEqual([one.id for one in found], ["fresh 100 1", "fresh 100 2"])
+            self.assertEqual([item.id for item in found], ["fresh 100 1", "fresh 100 2"])
         self.assertEqual((await store.get_queue_status(account, None)).message_count, 4)
         await self.assert_examined(400 + 2 * KEYS, 16, status=lambda: store.get_queue_status(account, None))
 

@@ -21,11 +21,11 @@ class TableSizesTests(MongoTestCase):
         store = await self.open_store()
         complete = await store.table_sizes()
         self.assertGreater(complete["accounts"], 0)
-        query, asked = Operation.query, iter(sorted(complete))
+        query, names = Operation.query, iter(sorted(complete))
 
         async def forget_first(run: Operation, *args: Any, **options: Any) -> list[Document]:
             found = await query(run, *args, **options)
-            if next(asked) == sorted(complete)[0]:
+            if next(names) == sorted(complete)[0]:
                 found[0]["bytes"] = None
             return found
 

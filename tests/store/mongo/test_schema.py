@@ -152,7 +152,7 @@ class IndexTests(SchemaTestCase):
         self.servers.client.admin.command({**hang, "mode": "alwaysOn"})
         try:
             other = self.run_in_thread(self.documents["things"].create_index, [("place", 1)], name="thing_name")
-            await wait_until(lambda: any("buildUUID" in one for one in self.list_index_descriptions()))
+            await wait_until(lambda: any("buildUUID" in index for index in self.list_index_descriptions()))
             opened = self.make_client().open(MongoSchema([THINGS]).prepare)
             await wait_until(lambda: any("rebuilding index thing_name" in line for line in self.log_lines))
         finally:
@@ -172,7 +172,7 @@ class IndexTests(SchemaTestCase):
             for _ in range(2):
                 with self.assertRaises(StoreUnavailable):
                     await self.make_client().open(MongoSchema([THINGS]).prepare)
-                builds += [one["buildUUID"] for one in self.list_index_descriptions() if "buildUUID" in one]
+                builds += [index["buildUUID"] for index in self.list_index_descriptions() if "buildUUID" in index]
         finally:
             self.servers.client.admin.command({**hang, "mode": "off"})
         patience.restore()
@@ -189,7 +189,7 @@ class IndexTests(SchemaTestCase):
         try:
             opened = self.make_client().open(MongoSchema([THINGS]).prepare)
             await wait_until(lambda: self.count_builds() == 1)
-            self.assertIn("thing_end", [one.get("name") for one in self.list_index_descriptions()])
+            self.assertIn("thing_end", [index.get("name") for index in self.list_index_descriptions()])
         finally:
             self.servers.client.admin.command({**hang, "mode": "off"})
         await opened
@@ -212,8 +212,12 @@ class IndexTests(SchemaTestCase):
     def count_builds(self) -> int:
         """Number of builds of our collection."""
         operations = self.servers.client.admin.command("currentOp")["inprog"]
-        commands = [one.get("command", {}) for one in operations if "client" in one]
-        wanted = [one for one in commands if one.get("createIndexes") == "things" and one["$db"] == self.database]
+        commands = [operation.get("command", {}) for operation in operations if "client" in operation]
+        wanted = [
+            command
+            for command in commands
+            if command.get("createIndexes") == "things" and command["$db"] == self.database
+        ]
         return len(wanted)
 
     async def test_keeps_unknown_indexes(self) -> None:
@@ -233,11 +237,11 @@ class IndexTests(SchemaTestCase):
     async def test_does_not_wait_for_missing_reply(self) -> None:
         """A server that does not list its indexes is not awaited."""
         self.patch(schema_module, "_COMMAND_TIMEOUT", 0.3)
-        server, begun = self.make_client(), CLOCK.seconds()
+        server, start = self.make_client(), CLOCK.seconds()
         with self.silence_command("listIndexes"):
             with self.assertRaises(StoreUnavailable):
                 await server.open(MongoSchema([THINGS]).prepare)
-            self.assertLess(CLOCK.seconds() - begun, AT_MOST)
+            self.assertLess(CLOCK.seconds() - start, AT_MOST)
 
     async def test_duplicates_prevent_start(self) -> None:
         """Documents that violate a unique index prevent the start, with an error that names the index."""
@@ -400,18 +404,18 @@ class VersionTests(SchemaTestCase):
             self.assertEqual(self.list_queued(), ["a"])
             await store.close()
         self.assertEqual(self.read_version(), {"_id": "schema", "version": 3, "readable_from": 2})
-        self.assertEqual([one["place"] for one in self.documents["recipients"].find()], ["here"])
+        self.assertEqual([document["place"] for document in self.documents["recipients"].find()], ["here"])
         self.assertEqual(self.documents["counts"].find_one(), {"_id": 1, "n": 1})
 
     async def test_versions_run_side_by_side(self) -> None:
         """Nodes of this version and the next use one database at the same time, in any order of start."""
         for _ in range(2):
-            ours = await self.open_store()
+            current = await self.open_store()
             newer = await self.open_store(migrations=(NAMED,))
             again = await self.open_store()
-            await gatherResults([self.enqueue_ids(store, f"m{n}") for n, store in enumerate((ours, newer, again))])
+            await gatherResults([self.enqueue_ids(store, f"m{n}") for n, store in enumerate((current, newer, again))])
             self.assertEqual(sorted(self.list_queued()), ["m0", "m1", "m2"])
-            for store in (ours, newer, again):
+            for store in (current, newer, again):
                 self.assertEqual(await store.find_owner(INBOX), ALICE)
                 await store.acknowledge(ALICE, ["m0", "m1", "m2"])
                 await store.close()
@@ -445,8 +449,8 @@ class VersionTests(SchemaTestCase):
         self.assertEqual((await store.decentrl.contracts(WALLET, ContractFilter(), PageRequest())).total, 1)
         self.assertEqual((await store.decentrl.events(WALLET, EventFilter(tags=("tag",)), PageRequest())).total, 1)
         self.assertEqual((await store.decentrl.public_events(WALLET, PublicEventFilter(), PageRequest())).total, 1)
-        books = StoreLedger(MessageLedger(accepted=2, waiting=2), MessageLedger(accepted=1, waiting=1))
-        self.assertEqual(await store.read_ledger(), books)
+        ledger = StoreLedger(MessageLedger(accepted=2, waiting=2), MessageLedger(accepted=1, waiting=1))
+        self.assertEqual(await store.read_ledger(), ledger)
 
     async def test_does_not_change_incompatible_version(self) -> None:
         """A database of an incompatible version is not changed."""
@@ -478,4 +482,4 @@ class VersionTests(SchemaTestCase):
             done.append(await run.command(MESSAGES.count()))
 
         await self.open_store(migrations=(MongoMigration(ask, readable_from=1),))
-        self.assertEqual([one["n"] for one in done], [0])
+        self.assertEqual([result["n"] for result in done], [0])

@@ -150,17 +150,17 @@ class StatisticsErrorTests(SpaceTestCase):
 
     async def test_server_without_free_storage(self) -> None:
         """A server without `freeStorage` is queried without it."""
-        store, said = await self.check_with_error(72)
-        self.assertEqual((bool(store.fault_description), said), (True, []))
+        store, log_text = await self.check_with_error(72)
+        self.assertEqual((bool(store.fault_description), log_text), (True, []))
 
     async def test_missing_privilege_is_logged_once(self) -> None:
         """It is logged once; the last known state stays."""
-        store, said = await self.check_with_error(13)
-        self.assertEqual((bool(store.fault_description), len(said)), (True, 1))
-        self.assertIn("may not run dbStats", said[0])
+        store, log_text = await self.check_with_error(13)
+        self.assertEqual((bool(store.fault_description), len(log_text)), (True, 1))
+        self.assertIn("may not run dbStats", log_text[0])
         with self.servers.failpoint("dbStats", times=1, errorCode=13):
             await store.space_limit.check()
-        self.assertEqual(len(said), 1)
+        self.assertEqual(len(log_text), 1)
 
     async def test_check_after_timeout_is_complete(self) -> None:
         """The next check is complete again."""

@@ -56,15 +56,15 @@ class NonceTests(MongoTestCase):
 
     async def test_notices_claims_of_other_nodes(self) -> None:
         """Claims of other nodes are noticed when there are many or when there seems to be no room."""
-        ours, theirs = (MongoStore(self.make_client(), CLOCK, QueueLimits(), max_nonces=4) for _ in range(2))
+        own_store, second = (MongoStore(self.make_client(), CLOCK, QueueLimits(), max_nonces=4) for _ in range(2))
         later = CLOCK.seconds() + 60
-        for store in (ours, theirs):
+        for store in (own_store, second):
             self.addCleanup(store.close)
             await store.open()
-        await ours.claim_nonce(b"a", later)
-        await gatherResults([theirs.claim_nonce(key, later) for key in (b"b", b"c", b"d")])
-        await self.assertFailure(ours.claim_nonce(b"e", later), ReplayCacheFull)
-        self.assertFalse(await ours.claim_nonce(b"b", later))
+        await own_store.claim_nonce(b"a", later)
+        await gatherResults([second.claim_nonce(key, later) for key in (b"b", b"c", b"d")])
+        await self.assertFailure(own_store.claim_nonce(b"e", later), ReplayCacheFull)
+        self.assertFalse(await own_store.claim_nonce(b"b", later))
 
     async def test_release_makes_room(self) -> None:
         """Each release makes room for one claim without a count."""
@@ -77,9 +77,9 @@ class NonceTests(MongoTestCase):
         await self.assertFailure(store.claim_nonce(b"z", later), ReplayCacheFull)
         counts: list[None] = []
 
-        def count(*asked: Any) -> Any:
+        def count(*args: Any) -> Any:
             counts.append(None)
-            return counted(*asked)
+            return counted(*args)
 
         self.patch(store._nonces, "_count", count)
         self.patch(nonces, "_RECOUNT_INTERVAL", HOUR)
@@ -118,14 +118,14 @@ class OverloadTests(MongoTestCase):
     """Work beyond the capacity is rejected, and does not delay the rest."""
 
     async def make_batcher(self, **bounds: int) -> TransactionBatcher:
-        gathering = TransactionBatcher(await self.open_client(), at_once=1, bounds=BatchLimits(**bounds))
-        gathering.start()
+        batcher = TransactionBatcher(await self.open_client(), at_once=1, bounds=BatchLimits(**bounds))
+        batcher.start()
         self.done: list[list[str]] = []
-        return gathering
+        return batcher
 
     async def test_rejects_works_behind_a_late_one(self) -> None:
         """When the oldest work has waited too long, others are rejected, and late ones are not started."""
-        gathering = await self.make_batcher()
+        batcher = await self.make_batcher()
         held: Deferred[None] = Deferred()
 
         async def slow(run: Operation, works: Sequence[str], tries: int | None) -> list[None]:
@@ -134,7 +134,7 @@ class OverloadTests(MongoTestCase):
             return [None for _ in works]
 
         def submit(work: str) -> Deferred[None]:
-            return gathering.submit("test", slow, work, ())
+            return batcher.submit("test", slow, work, ())
 
         first = submit("a")
         await wait_until(lambda: bool(self.done))
@@ -153,7 +153,7 @@ class OverloadTests(MongoTestCase):
 
     async def test_divides_works_that_lose_connection(self) -> None:
         """Works that lose their connection together are divided while there is time."""
-        gathering = await self.make_batcher()
+        batcher = await self.make_batcher()
 
         async def together(run: Operation, works: Sequence[str], tries: int | None) -> list[None]:
             if "bad" in works:
@@ -161,10 +161,10 @@ class OverloadTests(MongoTestCase):
             self.done.append(list(works))
             return [None for _ in works]
 
-        asked = [gathering.submit("test", together, work, ()) for work in ("a", "bad", "b", "c")]
+        deferreds = [batcher.submit("test", together, work, ()) for work in ("a", "bad", "b", "c")]
         with self.assertRaises(StoreUnavailable):
-            await asked.pop(1)
-        await gatherResults(asked)
+            await deferreds.pop(1)
+        await gatherResults(deferreds)
         self.assertEqual(self.done, [["a"], ["b", "c"]])
 
     async def test_large_acknowledgements_are_split(self) -> None:
@@ -173,8 +173,8 @@ class OverloadTests(MongoTestCase):
         observed: Counter[str] = Counter()
         store = await self.open_store(observe=lambda operation, seconds: observed.update([operation]))
         before = observed["commit"]
-        asked = [store.acknowledge(ALICE, [os.urandom(32).hex() for _ in range(10_000)]) for _ in range(10)]
-        self.assertEqual(await gatherResults(asked, consumeErrors=True), [[] for _ in range(10)])
+        deferreds = [store.acknowledge(ALICE, [os.urandom(32).hex() for _ in range(10_000)]) for _ in range(10)]
+        self.assertEqual(await gatherResults(deferreds, consumeErrors=True), [[] for _ in range(10)])
         self.assertGreater(observed["commit"] - before, 1)
 
     async def test_acknowledgement_may_need_several_queries(self) -> None:
@@ -183,9 +183,11 @@ class OverloadTests(MongoTestCase):
         store = await self.open_store()
         ids = [f"m{number:03}" for number in range(30)]
         await gatherResults([self.enqueue_ids(store, id, data=id.encode()) for id in ids])
-        digests = [one["digest"].hex() for one in self.documents["messages"].find({"_id": {"$gte": "m010"}})]
+        digests = [
+            document["digest"].hex() for document in self.documents["messages"].find({"_id": {"$gte": "m010"}})
+        ]
         gone = await store.acknowledge(ALICE, [*digests, *ids[:10]])
-        self.assertEqual([one.id for one in gone], ids)
+        self.assertEqual([item.id for item in gone], ids)
 
 
 class LateOutcomeTests(MongoTestCase):
@@ -193,13 +195,13 @@ class LateOutcomeTests(MongoTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.told: list[tuple[str, str | None]] = []
+        self.reported: list[tuple[str, str | None]] = []
 
     def record_removed(self, removed: Sequence[RemovedMessage]) -> None:
-        self.told += [(one.id, one.reason) for one in removed]
+        self.reported += [(message.id, message.reason) for message in removed]
 
     def record_removed_events(self, removed: Sequence[RemovedMessage]) -> None:
-        self.told += [(f"event {one.id}", one.reason) for one in removed]
+        self.reported += [(f"event {one.id}", one.reason) for one in removed]
 
     async def open_reporting_store(self) -> MongoStore:
         store = MongoStore(
@@ -215,18 +217,18 @@ class LateOutcomeTests(MongoTestCase):
         await self.register(store, INBOX)
         return store
 
-    async def lose_commit_reply(self, asked: Any) -> None:
+    async def lose_commit_reply(self, deferred: Any) -> None:
         with self.servers.failpoint("commitTransaction", writeConcernError=NO_MAJORITY), self.with_short_time_limit():
             with self.assertRaises(StoreUnavailable):
-                await asked()
+                await deferred()
 
     async def test_reports_evictions_of_undone_enqueue(self) -> None:
         """Messages evicted by an enqueue that is undone are reported, but not those of the enqueue."""
         store = await self.open_reporting_store()
         await self.enqueue_ids(store, "a", "b")
         await self.lose_commit_reply(lambda: self.enqueue_ids(store, "c"))
-        await wait_until(lambda: bool(self.told))
-        self.assertEqual((self.told, self.list_queued()), ([("a", "fifo_count")], ["b"]))
+        await wait_until(lambda: bool(self.reported))
+        self.assertEqual((self.reported, self.list_queued()), ([("a", "fifo_count")], ["b"]))
         self.assertTrue(any("1 fifo_count" in line for line in self.log_lines))
 
     async def test_reports_acknowledged_messages(self) -> None:
@@ -234,8 +236,8 @@ class LateOutcomeTests(MongoTestCase):
         store = await self.open_reporting_store()
         await self.enqueue_ids(store, "a", "b")
         await self.lose_commit_reply(lambda: store.acknowledge(ALICE, ["b", "x"]))
-        await wait_until(lambda: bool(self.told))
-        self.assertEqual((self.told, self.list_queued()), ([("b", None)], ["a"]))
+        await wait_until(lambda: bool(self.reported))
+        self.assertEqual((self.reported, self.list_queued()), ([("b", None)], ["a"]))
 
     async def test_reports_acknowledged_events(self) -> None:
         """Acknowledged events are reported apart."""
@@ -246,16 +248,16 @@ class LateOutcomeTests(MongoTestCase):
             CommandGuard(b"2", later), PendingEvent("e", ALICE, BOB, "payload", CLOCK.seconds())
         )
         await self.lose_commit_reply(lambda: decentrl.acknowledge_events(CommandGuard(b"3", later), ALICE, ["e"]))
-        await wait_until(lambda: bool(self.told))
-        self.assertEqual(self.told, [("event e", None)])
+        await wait_until(lambda: bool(self.reported))
+        self.assertEqual(self.reported, [("event e", None)])
 
     async def test_reports_expired_messages(self) -> None:
         """Expired messages are reported."""
         store = await self.open_reporting_store()
         await store.enqueue(INBOX, [Payload("a", b"x", "json")], expires_at=CLOCK.seconds() - 1)
         await self.lose_commit_reply(lambda: store.expire_messages(9))
-        await wait_until(lambda: bool(self.told))
-        self.assertEqual((self.told, self.list_queued()), ([("a", "ttl")], []))
+        await wait_until(lambda: bool(self.reported))
+        self.assertEqual((self.reported, self.list_queued()), ([("a", "ttl")], []))
 
     async def test_due_message_is_due_again(self) -> None:
         """A due message is due again, once."""
@@ -265,7 +267,9 @@ class LateOutcomeTests(MongoTestCase):
         await self.lose_commit_reply(lambda: store.take_due_messages(9))
         await wait_for_recovery(store._client)
         self.assertEqual(self.documents["messages"].count_documents({"wakes_at": {"$exists": True}}), 1)
-        self.assertEqual([(one.id, one.due_at) for one in await store.take_due_messages(9)], [("a", now - 1)])
+        self.assertEqual(
+            [(message.id, message.due_at) for message in await store.take_due_messages(9)], [("a", now - 1)]
+        )
         self.assertEqual(await store.take_due_messages(9), [])
 
 

@@ -107,8 +107,8 @@ class ChurnWorker:
 
 
 def _print_removed(removed: Iterable[RemovedMessage]) -> None:
-    for one in removed:
-        _print_entry("didcomm", LEDGER_ENTRY_BY_REASON[one.reason], 1)
+    for message in removed:
+        _print_entry("didcomm", LEDGER_ENTRY_BY_REASON[message.reason], 1)
 
 
 def _print_entry(protocol: str, entry: str, number: int) -> None:

@@ -68,9 +68,9 @@ class CommitTestCase(SynchronousTestCase):
         """End this reactor iteration and the following ones."""
         self.clock.pump([0, 0, 0])
 
-    def finish(self, asked: Deferred[T]) -> T:
+    def finish(self, deferred: Deferred[T]) -> T:
         self.run_iterations()
-        return self.successResultOf(asked)
+        return self.successResultOf(deferred)
 
     def enqueue_ids(self, *ids: str, to: str = INBOX, data: bytes | None = None) -> Deferred[EnqueueResult]:
         return self.store.enqueue(to, [make_payload(id, data) for id in ids], expires_at=NOON + 3600)

@@ -100,9 +100,9 @@ class SQLiteOperations:
         self.numbers = count()
 
     def _record_write(
-        self, ask: Callable[[IDecentrlStore, CommandGuard], object], guard: CommandGuard | None
+        self, command: Callable[[IDecentrlStore, CommandGuard], object], guard: CommandGuard | None
     ) -> SQLOperation:
-        ask(self.decentrl, guard or self.make_guard())
+        command(self.decentrl, guard or self.make_guard())
         return self.recorder.works.pop()
 
     def make_guard(self, sender: str | None = None, recipient: str | None = None, nonce: bytes = b"") -> CommandGuard:

@@ -84,7 +84,7 @@ class StressWorker:
         found = await self._store.fetch_messages(ALICE, None, limit=1000, max_bytes=1 << 30)
         self._record("waiting", len(found))
         gone = await self._store.acknowledge(ALICE, [message.id for message in found[:2]])
-        self._record("acknowledged", *(one.id for one in gone))
+        self._record("acknowledged", *(item.id for item in gone))
 
     async def _claim_nonces(self) -> None:
         order = Random(self._name).sample(range(NONCES), NONCES)

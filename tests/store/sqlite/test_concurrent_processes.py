@@ -47,14 +47,14 @@ class StressTests(SynchronousTestCase):
     def prepare_database(self) -> Path:
         """Create a database with accounts, and a DID that accepts contract requests."""
         path = make_database_path(self)
-        orders = SQLiteOperations(stress_process.CAPS)
+        operations = SQLiteOperations(stress_process.CAPS)
         with closing(open_database(path, None)) as connection:
             connection.execute("BEGIN")
             for did in (ALICE, BOB):
                 grant_account(connection, did, NOON)
             update_recipients(connection, ALICE, [(INBOX, "add")], 1)
             connection.execute("COMMIT")
-            outcomes = connection.commit_batch(orders.prepare_parties())
+            outcomes = connection.commit_batch(operations.prepare_parties())
             self.assertEqual(set(resolve_results(outcomes)), {None})
         return path
 
@@ -71,9 +71,9 @@ class StressTests(SynchronousTestCase):
             assert child.stdin is not None
             child.stdin.write("\n")
             child.stdin.flush()
-        told = [json.loads(child.communicate(timeout=400)[0]) for child in children]
+        outcomes = [json.loads(child.communicate(timeout=400)[0]) for child in children]
         self.assertEqual([child.returncode for child in children], [0] * len(children))
-        return Counter((what, item) for one in told for what, items in one.items() for item in items)
+        return Counter((what, item) for outcome in outcomes for what, items in outcome.items() for item in items)
 
     def test_outcomes_reconcile(self) -> None:
         """No message is lost or stored twice, and no limit is exceeded."""
@@ -119,27 +119,28 @@ class SharedDatabaseTests(TestCase):
 
     async def test_sees_registrations_of_other_process(self) -> None:
         """Registrations are visible in all processes, whatever they have cached."""
-        ours, theirs = self.stores
-        await ours.update_recipients(ALICE, [(INBOX, "add")], max_recipients=9)
+        first, second = self.stores
+        await first.update_recipients(ALICE, [(INBOX, "add")], max_recipients=9)
         for store in self.stores:
             self.assertEqual(await store.find_owner(INBOX), ALICE)
-        await theirs.update_recipients(ALICE, [(INBOX, "remove")], max_recipients=9)
-        self.assertIsNone(await ours.find_owner(INBOX))
-        await theirs.update_recipients(BOB, [(INBOX, "add")], max_recipients=9)
-        self.assertEqual(await ours.find_owner(INBOX), BOB)
-        await theirs.move_account(BOB, "did:example:carol")
-        self.assertEqual(await ours.find_owner(INBOX), "did:example:carol")
+        await second.update_recipients(ALICE, [(INBOX, "remove")], max_recipients=9)
+        self.assertIsNone(await first.find_owner(INBOX))
+        await second.update_recipients(BOB, [(INBOX, "add")], max_recipients=9)
+        self.assertEqual(await first.find_owner(INBOX), BOB)
+        await second.move_account(BOB, "did:example:carol")
+        self.assertEqual(await first.find_owner(INBOX), "did:example:carol")
 
     async def test_pages_follow_changes_of_other_process(self) -> None:
         """Pages start correctly after another process has changed the list."""
-        ours, theirs = self.stores
-        orders = SQLiteOperations(stress_process.CAPS)
+        own_store, second = self.stores
+        operations = SQLiteOperations(stress_process.CAPS)
         events = [make_event(f"e{number}", at=float(number)) for number in range(40)]
-        await theirs.decentrl.save_events(orders.make_guard(), ALICE, events[1:])
+        await second.decentrl.save_events(operations.make_guard(), ALICE, events[1:])
 
         async def pages() -> list[str]:
             found = [
-                await ours.decentrl.events(ALICE, EventFilter(), PageRequest(offset, 7)) for offset in range(0, 42, 7)
+                await own_store.decentrl.events(ALICE, EventFilter(), PageRequest(offset, 7))
+                for offset in range(0, 42, 7)
             ]
             self.assertEqual({page.total for page in found}, {len(events)})
             return [event.id for page in found for event in page.items]
@@ -147,10 +148,10 @@ class SharedDatabaseTests(TestCase):
         first, *events = events
         self.assertEqual(await pages(), [event.id for event in events])
         events = [first, *events]
-        await theirs.decentrl.save_events(orders.make_guard(), ALICE, [first])
+        await second.decentrl.save_events(operations.make_guard(), ALICE, [first])
         self.assertEqual(await pages(), [event.id for event in events])
-        await theirs.decentrl.update_tags(orders.make_guard(), ALICE, [("e3", ("x",))])
-        found = await ours.decentrl.events(ALICE, EventFilter(tags=("x",)), PageRequest(0, 9))
+        await second.decentrl.update_tags(operations.make_guard(), ALICE, [("e3", ("x",))])
+        found = await own_store.decentrl.events(ALICE, EventFilter(tags=("x",)), PageRequest(0, 9))
         self.assertEqual([event.id for event in found.items], ["e3"])
         self.assertEqual(await pages(), [event.id for event in events])
 
@@ -188,9 +189,9 @@ class WriteLockTests(SynchronousTestCase):
     def make_store(self) -> SQLiteStore:
         return make_sqlite_store(self.clock, self.path, shared=True, write=self.writer, patience=PATIENCE)
 
-    def assert_unavailable(self, *asked: Deferred[Any]) -> None:
-        for one in asked:
-            self.failureResultOf(one, StoreUnavailable)
+    def assert_unavailable(self, *deferreds: Deferred[Any]) -> None:
+        for deferred in deferreds:
+            self.failureResultOf(deferred, StoreUnavailable)
 
     def test_waits_for_lock(self) -> None:
         """A write is done if the other process ends its transaction in time."""
@@ -208,10 +209,10 @@ class WriteLockTests(SynchronousTestCase):
         """Writes queued behind one that timed out fail with it, without a timeout of their own."""
         self.other.execute("BEGIN IMMEDIATE")
         self.writer.hold()
-        asked = [self.store.claim_nonce(b"%d" % number, NOON + 9) for number in range(5)]
+        deferreds = [self.store.claim_nonce(b"%d" % number, NOON + 9) for number in range(5)]
         before = self.writer.calls
         self.writer.release()
-        self.assert_unavailable(*asked)
+        self.assert_unavailable(*deferreds)
         self.assertEqual(self.writer.calls, before)
         self.other.execute("ROLLBACK")
         self.assertTrue(self.successResultOf(self.store.claim_nonce(b"0", NOON + 9)))

@@ -90,11 +90,11 @@ class CostTestCase(SynchronousTestCase):
 
     def count_statements(self, works: Sequence[SQLOperation]) -> int:
         """Number of statements; SQLite traces those of triggers as comments."""
-        told: list[str] = []
-        self.connection.set_trace_callback(told.append)
+        statements: list[str] = []
+        self.connection.set_trace_callback(statements.append)
         self.commit(works)
         self.connection.set_trace_callback(None)
-        return len([statement for statement in told if not statement.startswith("--")])
+        return len([statement for statement in statements if not statement.startswith("--")])
 
 
 class StoredSizeTests(CostTestCase):
@@ -173,27 +173,27 @@ class StatementTests(CostTestCase):
     def test_expiry(self) -> None:
         """Any number of expired messages share statements."""
         self.commit(self.make_enqueues(64))
-        asked = [lambda c: message_writes.expire_messages(c, NOON + HOUR, 60, 1 << 30)]
-        self.assertEqual(self.count_statements(asked), 8)
+        works = [lambda c: message_writes.expire_messages(c, NOON + HOUR, 60, 1 << 30)]
+        self.assertEqual(self.count_statements(works), 8)
 
     def test_one_ledger_write_per_batch(self) -> None:
         """The counts of a batch, of operations of any kind, are written once for both protocols."""
         self.commit(self.make_enqueues(64))
-        orders = SQLiteOperations(DecentrlQuotas())
-        self.commit(orders.prepare_parties())
+        operations = SQLiteOperations(DecentrlQuotas())
+        self.commit(operations.prepare_parties())
         works: list[SQLOperation] = [lambda c: message_writes.expire_messages(c, NOON + HOUR, 1, 1 << 30)]
         for place, enqueue in enumerate(self.make_enqueues(8)):
             event = PendingEvent(f"e{place}", ALICE, BOB, "", NOON)
-            works += [enqueue, orders.deliver_event(event), RemoveOperation([f"{place + 40:032d}"], ALICE, NOON)]
-            works.append(orders.acknowledge_events(ALICE, [f"e{place}"]))
-        told: list[str] = []
-        self.connection.set_trace_callback(told.append)
+            works += [enqueue, operations.deliver_event(event), RemoveOperation([f"{place + 40:032d}"], ALICE, NOON)]
+            works.append(operations.acknowledge_events(ALICE, [f"e{place}"]))
+        statements: list[str] = []
+        self.connection.set_trace_callback(statements.append)
         self.commit(works)
         self.connection.set_trace_callback(None)
-        self.assertEqual(len([statement for statement in told if "INTO ledger" in statement]), 1)
-        books = queue_statistics.read_ledger(self.connection)
-        self.assertEqual(books.didcomm, MessageLedger(accepted=72, acknowledged=8, expired=1, waiting=63))
-        self.assertEqual(books.decentrl, MessageLedger(accepted=8, acknowledged=8))
+        self.assertEqual(len([statement for statement in statements if "INTO ledger" in statement]), 1)
+        ledger = queue_statistics.read_ledger(self.connection)
+        self.assertEqual(ledger.didcomm, MessageLedger(accepted=72, acknowledged=8, expired=1, waiting=63))
+        self.assertEqual(ledger.decentrl, MessageLedger(accepted=8, acknowledged=8))
 
 
 class PageTests(CostTestCase):
@@ -252,7 +252,7 @@ class QueueCacheTests(CostTestCase):
 
         self.commit([change_owner])
         enqueued = self.commit(self.make_enqueues(8))
-        self.assertEqual({message.account for one in enqueued for message in one.messages}, {BOB})
+        self.assertEqual({message.account for result in enqueued for message in result.messages}, {BOB})
         queues = self.connection.execute("SELECT account_id, sum(messages) FROM queue GROUP BY 1").fetchall()
         self.assertEqual(queues, [(1, 8), (2, 8)])
 
@@ -294,7 +294,7 @@ class QueueCacheTests(CostTestCase):
         gc.disable()
         self.addCleanup(gc.enable)
         self.commit(self.make_enqueues(len(DIDS), limits=limits))
-        self.assertEqual([one for one in gc.get_objects() if type(one) is message_writes._EvictionScan], [])
+        self.assertEqual([obj for obj in gc.get_objects() if type(obj) is message_writes._EvictionScan], [])
 
     def test_bounds_cached_known_senders(self) -> None:
         """Known senders are cached for a few queues and read from the database for others."""
@@ -321,12 +321,12 @@ class QueueCacheTests(CostTestCase):
         for did in DIDS:
             known.find(self.connection, [did])
             known.find(self.connection, DIDS[:1])
-        told: list[str] = []
-        self.connection.set_trace_callback(told.append)
+        statements: list[str] = []
+        self.connection.set_trace_callback(statements.append)
         known.find(self.connection, [DIDS[0], DIDS[-1]])
-        self.assertEqual(told, [])
+        self.assertEqual(statements, [])
         known.find(self.connection, [DIDS[1]])
-        self.assertEqual(len(told), 1)
+        self.assertEqual(len(statements), 1)
 
 
 class BatchSizeTests(CommitTestCase):
@@ -380,7 +380,7 @@ class BatchSizeTests(CommitTestCase):
         acknowledged = self.store.acknowledge(ALICE, wanted)
         for _ in range(9):
             self.run_iterations()
-        self.assertEqual([one.id for one in self.successResultOf(acknowledged)], ["m1", "m6"])
+        self.assertEqual([item.id for item in self.successResultOf(acknowledged)], ["m1", "m6"])
         self.assertEqual(self.reader.calls - before, len(DIDS))
 
 
@@ -525,7 +525,7 @@ class AccountCacheTests(SynchronousTestCase):
     """An account is looked up once, and again when it may have changed."""
 
     def setUp(self) -> None:
-        self.asked: list[str] = []
+        self.lookups: list[str] = []
 
     def make_store(self, *, shared: bool = False) -> SQLiteStore:
         """A store with Alice and Bob that records its lookups."""
@@ -541,17 +541,17 @@ class AccountCacheTests(SynchronousTestCase):
     def record_lookup(self, operation: str, _: float) -> None:
         """Record the names of lookups."""
         if operation == "account":
-            self.asked.append(operation)
+            self.lookups.append(operation)
 
     def test_looks_up_once(self) -> None:
         """An account is looked up once if no other process uses the file."""
         for shared, lookups in ((False, 1), (True, 3)):
             store = self.make_store(shared=shared)
-            self.asked = []
+            self.lookups = []
             for _ in range(3):
                 account = self.successResultOf(store.get_account(ALICE))
                 self.assertEqual(account and account.did, ALICE)
-            self.assertEqual(len(self.asked), lookups)
+            self.assertEqual(len(self.lookups), lookups)
 
     def test_changes_are_visible_at_once(self) -> None:
         """Changes through the store are visible at once; absent accounts are not cached."""

@@ -77,7 +77,7 @@ class RestartTests(TestCase):
             [m.status for m in await store.fetch_messages(ALICE, None, limit=9, max_bytes=999)], ["pending"]
         )
         self.assertEqual(await store.mark_pending(["a"]), [])
-        self.assertEqual([gone.pushes for gone in await store.acknowledge(ALICE, ["a"])], [1])
+        self.assertEqual([message.pushes for message in await store.acknowledge(ALICE, ["a"])], [1])
         await store.close()
 
 

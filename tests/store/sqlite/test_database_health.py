@@ -73,9 +73,9 @@ class FileTestCase(SynchronousTestCase):
         """Advance the clock by a second."""
         self.clock.advance(FILE_CHECK_INTERVAL)
 
-    def assert_unavailable(self, *asked: Deferred[Any]) -> None:
-        for one in asked:
-            self.failureResultOf(one, StoreUnavailable)
+    def assert_unavailable(self, *deferreds: Deferred[Any]) -> None:
+        for deferred in deferreds:
+            self.failureResultOf(deferred, StoreUnavailable)
 
 
 class MissingFileTests(FileTestCase):

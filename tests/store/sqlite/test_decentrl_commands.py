@@ -67,11 +67,11 @@ class BatchTests(SynchronousTestCase):
     @given(data=st.data())
     def test_batch_equals_single_commands(self, data: st.DataObject) -> None:
         """Commands have the same outcomes and the same data, one by one or in one batch."""
-        orders = SQLiteOperations(SMALL, MOST_NONCES)
-        draw = RandomCommands(data, orders)
+        operations = SQLiteOperations(SMALL, MOST_NONCES)
+        draw = RandomCommands(data, operations)
         commands = [draw.draw_command() for _ in range(data.draw(st.integers(2, 14)))]
         with closing(create_memory_database()) as alone, closing(create_memory_database()) as together:
-            settled = orders.prepare_parties()
+            settled = operations.prepare_parties()
             for connection in (alone, together):
                 self.assertEqual(resolve_results(connection.commit_batch(settled)), [None] * len(settled))
             one_by_one = [alone.commit_batch([command])[0] for command in commands]
@@ -81,28 +81,28 @@ class BatchTests(SynchronousTestCase):
 
     def test_batch_of_deliveries(self) -> None:
         """Each delivery of a batch has its own outcome, and a quota can be reached within it."""
-        orders = SQLiteOperations(SMALL)
+        operations = SQLiteOperations(SMALL)
 
         def deliver_event(
             id: str, to: str = ALICE, sender: str = BOB, size: int = 0, guard: CommandGuard | None = None
         ) -> SQLOperation:
-            return orders.deliver_event(PendingEvent(id, to, sender, "x" * size, NOON), guard)
+            return operations.deliver_event(PendingEvent(id, to, sender, "x" * size, NOON), guard)
 
         with closing(create_memory_database()) as connection:
-            connection.commit_batch(orders.prepare_parties())
+            connection.commit_batch(operations.prepare_parties())
             outcomes = connection.commit_batch(
                 [
-                    deliver_event("a", size=25, guard=orders.make_guard(nonce=b"same")),
-                    deliver_event("b", guard=orders.make_guard(nonce=b"same")),
+                    deliver_event("a", size=25, guard=operations.make_guard(nonce=b"same")),
+                    deliver_event("b", guard=operations.make_guard(nonce=b"same")),
                     deliver_event("c", sender=STRANGER),
-                    deliver_event("d", to=BOB, sender=CAROL, guard=orders.make_guard(None, BOB)),
-                    deliver_event("e", to=CAROL, guard=orders.make_guard(None, CAROL)),
+                    deliver_event("d", to=BOB, sender=CAROL, guard=operations.make_guard(None, BOB)),
+                    deliver_event("e", to=CAROL, guard=operations.make_guard(None, CAROL)),
                     deliver_event("f", size=6),
                     deliver_event("g", size=5),
                     deliver_event("h", sender=CAROL),
                     deliver_event("i"),
                     deliver_event("j", to=BOB, sender=ALICE),
-                    deliver_event("k", sender=CAROL, to=CAROL, guard=orders.make_guard(None, BOB)),
+                    deliver_event("k", sender=CAROL, to=CAROL, guard=operations.make_guard(None, BOB)),
                 ],
             )
             self.assertEqual(
@@ -126,54 +126,54 @@ class BatchTests(SynchronousTestCase):
 
     def test_registration_counts_for_later_commands(self) -> None:
         """A registration counts for later commands of the same batch, not for earlier ones."""
-        orders = SQLiteOperations(SMALL)
+        operations = SQLiteOperations(SMALL)
         with closing(create_memory_database()) as connection:
             outcomes = connection.commit_batch(
                 [
-                    orders.check_guard(orders.make_guard(CAROL)),
-                    orders.save_contract(make_contract("r", None, CAROL)),
-                    orders.check_guard(orders.make_guard(CAROL, CAROL)),
+                    operations.check_guard(operations.make_guard(CAROL)),
+                    operations.save_contract(make_contract("r", None, CAROL)),
+                    operations.check_guard(operations.make_guard(CAROL, CAROL)),
                 ],
             )
             self.assertEqual(resolve_results(outcomes), [UnauthorizedCommand, None, None])
 
     def test_contract_counts_for_later_commands(self) -> None:
         """So does a contract, among commands of other kinds."""
-        orders = SQLiteOperations(SMALL)
+        operations = SQLiteOperations(SMALL)
         with closing(create_memory_database()) as connection:
             outcomes = connection.commit_batch(
                 [
-                    orders.deliver_event(PendingEvent("a", ALICE, BOB, "", NOON)),
-                    orders.save_events(ALICE, []),
-                    orders.save_contract(make_contract("c", ALICE, BOB)),
-                    orders.save_events(ALICE, []),
-                    orders.deliver_event(PendingEvent("b", ALICE, BOB, "", NOON)),
+                    operations.deliver_event(PendingEvent("a", ALICE, BOB, "", NOON)),
+                    operations.save_events(ALICE, []),
+                    operations.save_contract(make_contract("c", ALICE, BOB)),
+                    operations.save_events(ALICE, []),
+                    operations.deliver_event(PendingEvent("b", ALICE, BOB, "", NOON)),
                 ],
             )
             self.assertEqual(resolve_results(outcomes), [ContractNotFound, None, None, None, None])
 
     def test_runs_in_order(self) -> None:
         """Commands on the same items run in order, whatever is between them."""
-        orders = SQLiteOperations(SMALL)
+        operations = SQLiteOperations(SMALL)
         waiting = PendingEvent("p", ALICE, BOB, "", NOON)
         kept, public = StoredEvent("e", BOB, ALICE, "", ("old",), 1.0), PublicEvent("x", "", (), 1.0, "")
         with closing(create_memory_database()) as connection:
-            connection.commit_batch(orders.prepare_parties())
+            connection.commit_batch(operations.prepare_parties())
             outcomes = connection.commit_batch(
                 [
-                    orders.acknowledge_requests(ALICE, ["q"]),
-                    orders.update_tags(ALICE, [("e", ("early",))]),
-                    orders.add_request(ContractRequest("q", STRANGER, ALICE, "", "")),
-                    orders.save_events(ALICE, [kept]),
-                    orders.publish_event(ALICE, public),
-                    orders.acknowledge_events(ALICE, ["p"]),
-                    orders.deliver_event(waiting),
-                    orders.update_tags(ALICE, [("e", ("new",))]),
-                    orders.acknowledge_requests(ALICE, ["q"]),
-                    orders.unpublish_event(ALICE, "x"),
-                    orders.acknowledge_events(ALICE, ["p"]),
-                    orders.publish_event(ALICE, public),
-                    orders.unpublish_event(ALICE, "x"),
+                    operations.acknowledge_requests(ALICE, ["q"]),
+                    operations.update_tags(ALICE, [("e", ("early",))]),
+                    operations.add_request(ContractRequest("q", STRANGER, ALICE, "", "")),
+                    operations.save_events(ALICE, [kept]),
+                    operations.publish_event(ALICE, public),
+                    operations.acknowledge_events(ALICE, ["p"]),
+                    operations.deliver_event(waiting),
+                    operations.update_tags(ALICE, [("e", ("new",))]),
+                    operations.acknowledge_requests(ALICE, ["q"]),
+                    operations.unpublish_event(ALICE, "x"),
+                    operations.acknowledge_events(ALICE, ["p"]),
+                    operations.publish_event(ALICE, public),
+                    operations.unpublish_event(ALICE, "x"),
                 ],
             )
             self.assertEqual([isinstance(outcome, Exception) for outcome in outcomes], [False] * 13)
@@ -185,24 +185,26 @@ class BatchTests(SynchronousTestCase):
 
     def test_batch_exceeds_statement_limit(self) -> None:
         """A batch may have more commands than fit in one statement."""
-        orders = SQLiteOperations(DecentrlQuotas())
-        people = [f"did:example:{number}" for number in range(150)]
+        operations = SQLiteOperations(DecentrlQuotas())
+        dids = [f"did:example:{number}" for number in range(150)]
         with closing(create_memory_database()) as connection:
-            connection.commit_batch([orders.save_contract(make_contract(f"r{did}", None, did)) for did in people])
-            connection.commit_batch([orders.save_contract(make_contract(f"c{did}", did, ALICE)) for did in people])
+            connection.commit_batch([operations.save_contract(make_contract(f"r{did}", None, did)) for did in dids])
+            connection.commit_batch([operations.save_contract(make_contract(f"c{did}", did, ALICE)) for did in dids])
             deliveries = [
-                orders.deliver_event(PendingEvent(f"p{did}", did, ALICE, did, NOON), orders.make_guard(None, did))
-                for did in people
+                operations.deliver_event(
+                    PendingEvent(f"p{did}", did, ALICE, did, NOON), operations.make_guard(None, did)
+                )
+                for did in dids
             ]
             self.assertEqual(resolve_results(connection.commit_batch(deliveries)), [None] * 150)
             saved = [
-                orders.save_events(
-                    did, [StoredEvent(f"e{did}", did, ALICE, did, (did,), 1.0)], orders.make_guard(did)
+                operations.save_events(
+                    did, [StoredEvent(f"e{did}", did, ALICE, did, (did,), 1.0)], operations.make_guard(did)
                 )
-                for did in people
+                for did in dids
             ]
             self.assertEqual(resolve_results(connection.commit_batch(saved)), [None] * 150)
-            for did in people:
+            for did in dids:
                 found = decentrl_queries.find_pending_page(connection, did, ALICE, ALL)
                 self.assertEqual([event.payload for event in found.items], [did])
                 stored = event_archive_queries.find_stored_events(
@@ -221,7 +223,7 @@ class CommandCommitTests(CommitTestCase):
     def test_one_commit_per_iteration(self) -> None:
         """Commands of one iteration share a commit with each other and the other protocol, refused ones too."""
         decentrl, before = self.store.decentrl, count_wal_commits(self.path)
-        asked: list[Deferred[Any]] = [
+        deferreds: list[Deferred[Any]] = [
             decentrl.save_contract(self.make_guard(b"1"), make_contract("r", None, ALICE)),
             decentrl.save_contract(self.make_guard(b"2", ALICE), make_contract("c", ALICE, BOB)),
             decentrl.enqueue_event(self.make_guard(b"3"), PendingEvent("p", ALICE, BOB, "payload", NOON)),
@@ -231,8 +233,8 @@ class CommandCommitTests(CommitTestCase):
         refused = decentrl.enqueue_event(self.make_guard(b"5"), PendingEvent("q", BOB, ALICE, "payload", NOON))
         again = decentrl.check_guard(self.make_guard(b"5"))
         self.run_iterations()
-        for one in asked:
-            self.successResultOf(one)
+        for deferred in deferreds:
+            self.successResultOf(deferred)
         self.failureResultOf(refused, ContractNotFound)
         self.failureResultOf(again, DuplicateNonce)
         self.assertEqual(count_wal_commits(self.path) - before, 1)
@@ -253,14 +255,14 @@ class CommandCommitTests(CommitTestCase):
         decentrl = self.store.decentrl
         self.finish(decentrl.save_contract(self.make_guard(b"1"), make_contract("c", ALICE, BOB)))
         ids = ["a", "b", "a", "c"]
-        asked = [
+        deferreds = [
             decentrl.enqueue_event(self.make_guard(b"n%d" % number), PendingEvent(id, ALICE, BOB, "", NOON))
             for number, id in enumerate(ids)
         ]
         self.run_iterations()
-        self.failureResultOf(asked.pop(2), StoreUnavailable)
-        for one in asked:
-            self.successResultOf(one)
+        self.failureResultOf(deferreds.pop(2), StoreUnavailable)
+        for deferred in deferreds:
+            self.successResultOf(deferred)
         self.assertTrue(self.finish(self.store.claim_nonce(b"n2", NOON + 1)))
         self.assertFalse(self.finish(self.store.claim_nonce(b"n3", NOON + 1)))
         found = self.finish(decentrl.pending_events(ALICE, None, ALL))
@@ -268,14 +270,14 @@ class CommandCommitTests(CommitTestCase):
 
     def test_page_reads_are_bounded_in_memory(self) -> None:
         """Small pages are read in one batch, the largest ones one at a time to bound memory."""
-        for limit, hops in ((10, 1), (1000, 5)):
+        for limit, calls in ((10, 1), (1000, 5)):
             before = self.reader.calls
-            asked = [self.store.decentrl.events(ALICE, EventFilter(), PageRequest(0, limit)) for _ in range(5)]
-            for _ in asked:
+            deferreds = [self.store.decentrl.events(ALICE, EventFilter(), PageRequest(0, limit)) for _ in range(5)]
+            for _ in deferreds:
                 self.run_iterations()
-            for one in asked:
-                self.successResultOf(one)
-            self.assertEqual(self.reader.calls - before, hops)
+            for deferred in deferreds:
+                self.successResultOf(deferred)
+            self.assertEqual(self.reader.calls - before, calls)
 
     def test_waiting_commands_are_bounded_in_memory(self) -> None:
         """The memory of waiting commands is bounded (back-pressure)."""
@@ -283,16 +285,16 @@ class CommandCommitTests(CommitTestCase):
         self.finish_ignoring_failure(self.store.ping())
         large = "x" * 30_000_000
         event = StoredEvent("e", ALICE, ALICE, large, (), 1.0)
-        asked = [
+        deferreds = [
             self.store.decentrl.save_events(self.make_guard(b"%d" % number), ALICE, [event]) for number in range(4)
         ]
-        for one in asked:
-            self.assertNoResult(one)
+        for deferred in deferreds:
+            self.assertNoResult(deferred)
         public = PublicEvent("x", large, (), 1.0, "")
         self.failureResultOf(self.store.decentrl.publish(self.make_guard(b"9"), ALICE, public), StoreUnavailable)
-        for one in asked:
-            one.addErrback(lambda failure: None)
+        for deferred in deferreds:
+            deferred.addErrback(lambda failure: None)
 
-    def finish_ignoring_failure(self, asked: Deferred[Any]) -> None:
+    def finish_ignoring_failure(self, deferreds: Deferred[Any]) -> None:
         self.run_iterations()
-        asked.addErrback(lambda failure: None)
+        deferreds.addErrback(lambda failure: None)

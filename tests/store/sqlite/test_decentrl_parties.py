@@ -80,13 +80,13 @@ class PartyTests(TestCase):
         request = ContractRequest("q", STRANGER, ALICE, "request", "key")
         await self.store.decentrl.request_contract(self.make_guard(None, ALICE), request)
         event = PendingEvent("p", ALICE, STRANGER, "payload", NOON)
-        for asked in (
+        for deferred in (
             self.store.decentrl.enqueue_event(self.make_guard(None, ALICE), event),
             self.store.decentrl.check_guard(self.make_guard(STRANGER)),
             self.store.decentrl.check_guard(self.make_guard(None, STRANGER)),
         ):
             with self.assertRaises(MediatorError):
-                await asked
+                await deferred
         await self.store.decentrl.events(STRANGER, EventFilter(participant=STRANGER), ALL)
         self.assertEqual(list(self.list_parties()), [ALICE])
 
@@ -161,9 +161,9 @@ class PartyTests(TestCase):
 
     async def test_prunes_any_number(self) -> None:
         """Any number of expired registrations is pruned."""
-        orders = SQLiteOperations(DecentrlQuotas(), 10_000)
+        operations = SQLiteOperations(DecentrlQuotas(), 10_000)
         many = [
-            orders.save_contract(make_contract(f"r{number}", None, f"did:example:{number}", NOON + 10))
+            operations.save_contract(make_contract(f"r{number}", None, f"did:example:{number}", NOON + 10))
             for number in range(2500)
         ]
         with closing(connect(self.path)) as connection:

@@ -37,9 +37,9 @@ class QueryPlanTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.connection = open_database(make_database_path(self))
         self.addCleanup(self.connection.close)
-        self.orders = SQLiteOperations(DecentrlQuotas())
+        self.operations = SQLiteOperations(DecentrlQuotas())
         self.numbers = count()
-        self.run_commands(*self.orders.prepare_parties())
+        self.run_commands(*self.operations.prepare_parties())
 
     def run_commands(self, *commands: SQLOperation) -> None:
         outcomes = self.connection.commit_batch(commands)
@@ -70,22 +70,22 @@ class QueryPlanTests(SynchronousTestCase):
         }
 
     def run_all_commands(self) -> None:
-        orders, connection = self.orders, self.connection
+        operations, connection = self.operations, self.connection
         events = [StoredEvent(f"e{number}", BOB, ALICE, "p", ("x", "y"), float(number)) for number in range(4)]
         public = [PublicEvent(f"x{number}", "e", ("x", "y"), float(number), "s", "blog") for number in range(3)]
         self.run_commands(
-            orders.check_guard(orders.make_guard(ALICE, BOB)),
-            orders.save_contract(make_contract("again", None, ALICE)),
-            orders.save_contract(make_contract("c", ALICE, BOB), orders.make_guard(ALICE)),
-            orders.add_request(ContractRequest("q", STRANGER, ALICE, "", ""), orders.make_guard(None, ALICE)),
-            orders.deliver_event(PendingEvent("p", ALICE, BOB, "", NOON), orders.make_guard(None, ALICE)),
-            orders.deliver_event(PendingEvent("p2", ALICE, CAROL, "", NOON), orders.make_guard(None, ALICE)),
-            orders.acknowledge_events(ALICE, ["p", "unknown"], orders.make_guard(ALICE)),
-            orders.save_events(ALICE, events[:2], orders.make_guard(ALICE)),
-            orders.save_events(ALICE, events[2:], orders.make_guard(ALICE)),
-            orders.update_tags(ALICE, [("e1", ("y", "z")), ("e2", ())], orders.make_guard(ALICE)),
-            *(orders.publish_event(ALICE, one, orders.make_guard(ALICE)) for one in public),
-            orders.unpublish_event(ALICE, "x1", orders.make_guard(ALICE)),
+            operations.check_guard(operations.make_guard(ALICE, BOB)),
+            operations.save_contract(make_contract("again", None, ALICE)),
+            operations.save_contract(make_contract("c", ALICE, BOB), operations.make_guard(ALICE)),
+            operations.add_request(ContractRequest("q", STRANGER, ALICE, "", ""), operations.make_guard(None, ALICE)),
+            operations.deliver_event(PendingEvent("p", ALICE, BOB, "", NOON), operations.make_guard(None, ALICE)),
+            operations.deliver_event(PendingEvent("p2", ALICE, CAROL, "", NOON), operations.make_guard(None, ALICE)),
+            operations.acknowledge_events(ALICE, ["p", "unknown"], operations.make_guard(ALICE)),
+            operations.save_events(ALICE, events[:2], operations.make_guard(ALICE)),
+            operations.save_events(ALICE, events[2:], operations.make_guard(ALICE)),
+            operations.update_tags(ALICE, [("e1", ("y", "z")), ("e2", ())], operations.make_guard(ALICE)),
+            *(operations.publish_event(ALICE, item, operations.make_guard(ALICE)) for item in public),
+            operations.unpublish_event(ALICE, "x1", operations.make_guard(ALICE)),
         )
         decentrl_queries.acknowledge_requests(connection, ALICE, ["q"])
         decentrl_queries.get_registration_expiry(connection, NOON, ALICE)

@@ -132,9 +132,9 @@ class EventPageTests(TestCase):
             stored = [(await decentrl.events(ALICE, one, PageRequest(0, 1))).total for one in (wanted, tagged)]
             return [*stored, (await decentrl.public_events(ALICE, public, PageRequest(0, 1))).total]
 
-        async def assert_change(ask: Callable[[CommandGuard], Deferred[None]], *differences: int) -> None:
+        async def assert_change(write: Callable[[CommandGuard], Deferred[None]], *differences: int) -> None:
             before, edition = await read_totals(), self.read_edition()
-            await ask(self.make_guard())
+            await write(self.make_guard())
             self.assertEqual(await read_totals(), [a + b for a, b in zip(before, differences, strict=True)])
             self.assertNotEqual(self.read_edition(), edition)
 
@@ -255,12 +255,12 @@ class EventPageTests(TestCase):
     def test_timestamps_are_exact(self, time: float) -> None:
         """Timestamps are stored to the last bit."""
         with closing(create_memory_database()) as connection:
-            orders = SQLiteOperations(DecentrlQuotas())
+            operations = SQLiteOperations(DecentrlQuotas())
             commands = [
-                orders.save_contract(make_contract("c", ALICE, BOB)),
-                orders.deliver_event(PendingEvent("p", ALICE, BOB, "", time)),
-                orders.save_events(ALICE, [StoredEvent("e", ALICE, BOB, "", (), time)]),
-                orders.publish_event(ALICE, PublicEvent("x", "", (), time, "")),
+                operations.save_contract(make_contract("c", ALICE, BOB)),
+                operations.deliver_event(PendingEvent("p", ALICE, BOB, "", time)),
+                operations.save_events(ALICE, [StoredEvent("e", ALICE, BOB, "", (), time)]),
+                operations.publish_event(ALICE, PublicEvent("x", "", (), time, "")),
             ]
             self.assertEqual(resolve_results(connection.commit_batch(commands)), [None] * 4)
             reading = PageReadOptions(ALL, PageCursorCache())

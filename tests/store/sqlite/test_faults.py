@@ -102,14 +102,14 @@ class TransactionTests(SynchronousTestCase):
         self.successResultOf(executor.open())
         (pages,) = self.connection.execute("PRAGMA page_count").fetchone()
         self.connection.execute(f"PRAGMA max_page_count = {pages}")
-        begun: list[str] = []
-        self.connection.set_trace_callback(begun.append)
+        statements: list[str] = []
+        self.connection.set_trace_callback(statements.append)
         insert_large_row = ("INSERT INTO did_document VALUES ('short', ?)", ("x" * 100_000,))
         self.failureResultOf(
             executor.write("big", lambda connection: connection.execute(*insert_large_row)), StoreUnavailable
         )
-        self.assertEqual(begun.count("BEGIN IMMEDIATE"), 2)
-        self.assertIn("PRAGMA wal_checkpoint(RESTART)", begun)
+        self.assertEqual(statements.count("BEGIN IMMEDIATE"), 2)
+        self.assertIn("PRAGMA wal_checkpoint(RESTART)", statements)
 
     def test_waits_for_lock(self) -> None:
         """A write waits for a process that holds the lock for a moment, without a daemon too."""
@@ -128,11 +128,11 @@ class TransactionTests(SynchronousTestCase):
         self.addCleanup(other.close)
         self.connection.execute("PRAGMA busy_timeout = 0")
         other.execute("BEGIN IMMEDIATE")
-        begun: list[str] = []
-        self.connection.set_trace_callback(begun.append)
+        statements: list[str] = []
+        self.connection.set_trace_callback(statements.append)
         outcomes = self.connection.commit_batch([make_grant(ALICE), make_grant(BOB)])
         self.assertEqual(self.list_errors(outcomes), [StoreUnavailable] * 2)
-        self.assertEqual(begun, ["BEGIN IMMEDIATE"])
+        self.assertEqual(statements, ["BEGIN IMMEDIATE"])
         other.execute("ROLLBACK")
         self.assertEqual(self.list_errors(self.connection.commit_batch([make_grant(ALICE)])), [None])
 
@@ -141,19 +141,19 @@ class TransactionTests(SynchronousTestCase):
         other = connect(self.path)
         self.addCleanup(other.close)
         self.connection.execute("PRAGMA busy_timeout = 0")
-        begun: list[str] = []
+        statements: list[str] = []
 
         def trace(statement: str) -> None:
-            if begun.count("ROLLBACK") == 1 and statement == "BEGIN IMMEDIATE" and not other.in_transaction:
+            if statements.count("ROLLBACK") == 1 and statement == "BEGIN IMMEDIATE" and not other.in_transaction:
                 other.execute("BEGIN IMMEDIATE")
-            begun.append(statement)
+            statements.append(statement)
 
         self.connection.set_trace_callback(trace)
         works = [make_failing_write(ZeroDivisionError()), make_grant(ALICE), make_grant(BOB)]
         outcomes = self.connection.commit_batch(works)
         self.connection.set_trace_callback(None)
         self.assertEqual(self.list_errors(outcomes), [StoreUnavailable] * 3)
-        self.assertEqual(begun.count("BEGIN IMMEDIATE"), 2)
+        self.assertEqual(statements.count("BEGIN IMMEDIATE"), 2)
 
     def test_failing_read_fails_alone(self) -> None:
         """A read that fails does not affect the others of its batch."""
@@ -228,9 +228,9 @@ class FullDiskTests(SynchronousTestCase):
         """A fault is logged by its kind, without data."""
         free_disk = self.fill_disk()
         with capturedLogs() as events:
-            asked = self.store.enqueue(INBOX, [make_payload(CANARY, CANARY.encode() * 1000)], expires_at=NOON + 9)
+            deferred = self.store.enqueue(INBOX, [make_payload(CANARY, CANARY.encode() * 1000)], expires_at=NOON + 9)
         free_disk()
-        self.failureResultOf(asked, StoreUnavailable)
+        self.failureResultOf(deferred, StoreUnavailable)
         (event,) = (event for event in events if event.get("event") == "store.failed")
         self.assertRegex(formatEvent(event), "OperationalError SQLITE_(FULL|IOERR)")
         self.assertNotIn(CANARY, repr(events))

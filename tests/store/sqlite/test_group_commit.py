@@ -22,11 +22,11 @@ class GroupCommitTests(CommitTestCase):
     def test_one_commit_per_iteration(self) -> None:
         """Operations of one reactor iteration, of any kind, are committed once."""
         before = count_wal_commits(self.path)
-        asked = [self.enqueue_ids(f"m{number}") for number in range(100)]
+        deferreds = [self.enqueue_ids(f"m{number}") for number in range(100)]
         granted = self.store.grant(BOB)
         claimed = self.store.claim_nonce(b"key", NOON + 60)
         self.run_iterations()
-        for enqueued in asked:
+        for enqueued in deferreds:
             self.successResultOf(enqueued)
         self.successResultOf(granted)
         self.assertTrue(self.successResultOf(claimed))
@@ -75,10 +75,10 @@ class GroupCommitTests(CommitTestCase):
     def test_reads_of_an_iteration_share_a_thread_call(self) -> None:
         """All lookups of an iteration take one call of the reading thread."""
         before = self.reader.calls
-        asked = [self.store.find_owner(f"did:example:{number}") for number in range(100)]
-        asked += [self.store.find_owner(INBOX), self.store.find_owner(INBOX)]
+        deferreds = [self.store.find_owner(f"did:example:{number}") for number in range(100)]
+        deferreds += [self.store.find_owner(INBOX), self.store.find_owner(INBOX)]
         self.run_iterations()
-        self.assertEqual([self.successResultOf(owner) for owner in asked], [None] * 100 + [ALICE] * 2)
+        self.assertEqual([self.successResultOf(owner) for owner in deferreds], [None] * 100 + [ALICE] * 2)
         self.assertEqual(self.reader.calls - before, 1)
 
     def test_owner_is_cached(self) -> None:
@@ -105,11 +105,11 @@ class GroupCommitTests(CommitTestCase):
     def test_refused_enqueue_fails_alone(self) -> None:
         """An enqueue to an unknown recipient fails alone, in one transaction with others."""
         before = count_wal_commits(self.path)
-        asked = self.enqueue_ids("a"), self.enqueue_ids("b", to="did:example:nobody"), self.enqueue_ids("c")
+        deferreds = self.enqueue_ids("a"), self.enqueue_ids("b", to="did:example:nobody"), self.enqueue_ids("c")
         self.run_iterations()
-        self.successResultOf(asked[0])
-        self.failureResultOf(asked[1], UnknownRecipient)
-        self.successResultOf(asked[2])
+        self.successResultOf(deferreds[0])
+        self.failureResultOf(deferreds[1], UnknownRecipient)
+        self.successResultOf(deferreds[2])
         self.assertEqual(self.list_stored(), ["a", "c"])
         self.assertEqual(count_wal_commits(self.path) - before, 1)
 
@@ -125,21 +125,21 @@ class GroupCommitTests(CommitTestCase):
     def test_refused_claim_takes_no_extra_commits(self) -> None:
         """A claim beyond the capacity costs the others of its batch no commits of their own."""
         before = count_wal_commits(self.path)
-        asked = self.enqueue_ids("a"), self.store.claim_nonce(b"key", NOON + 60, share=0.0), self.enqueue_ids("c")
+        deferreds = self.enqueue_ids("a"), self.store.claim_nonce(b"key", NOON + 60, share=0.0), self.enqueue_ids("c")
         self.run_iterations()
-        self.successResultOf(asked[0])
-        self.failureResultOf(asked[1], ReplayCacheFull)
-        self.successResultOf(asked[2])
+        self.successResultOf(deferreds[0])
+        self.failureResultOf(deferreds[1], ReplayCacheFull)
+        self.successResultOf(deferreds[2])
         self.assertEqual(self.list_stored(), ["a", "c"])
         self.assertEqual(count_wal_commits(self.path) - before, 1)
 
     def test_failing_operation_is_undone_alone(self) -> None:
         """An operation that the database rejects fails and is undone alone."""
-        asked = self.enqueue_ids("a"), self.enqueue_ids("b", "b"), self.enqueue_ids("c")
+        deferreds = self.enqueue_ids("a"), self.enqueue_ids("b", "b"), self.enqueue_ids("c")
         self.run_iterations()
-        self.successResultOf(asked[0])
-        self.failureResultOf(asked[1], StoreUnavailable)
-        self.successResultOf(asked[2])
+        self.successResultOf(deferreds[0])
+        self.failureResultOf(deferreds[1], StoreUnavailable)
+        self.successResultOf(deferreds[2])
         self.assertEqual(self.list_stored(), ["a", "c"])
 
     def test_close_finishes_pending_operations(self) -> None:
@@ -203,24 +203,24 @@ class BatchLimitTests(CommitTestCase):
     def test_limits_operations_per_batch(self) -> None:
         """A bounded number of operations shares a transaction."""
         before = count_wal_commits(self.path)
-        asked = [self.store.claim_nonce(b"%d" % number, NOON + 9) for number in range(6)]
+        deferreds = [self.store.claim_nonce(b"%d" % number, NOON + 9) for number in range(6)]
         self.run_iterations()
-        self.assertEqual([self.successResultOf(claimed) for claimed in asked], [True] * 6)
+        self.assertEqual([self.successResultOf(claimed) for claimed in deferreds], [True] * 6)
         self.assertEqual(count_wal_commits(self.path) - before, 2)
 
     def test_reports_requests_with_their_batch(self) -> None:
         """Requests enqueued together that take several commits are each reported after their own."""
-        before, told = count_wal_commits(self.path), []
+        before, reported = count_wal_commits(self.path), []
         deposits = [EnqueueRequest(INBOX, (make_payload(id, b"x"),), NOON + 9) for id in "abcdef"]
 
         def record_early(outcomes: Sequence[tuple[int, object]]) -> None:
-            told.append(([place for place, _ in outcomes], count_wal_commits(self.path) - before, done.called))
+            reported.append(([place for place, _ in outcomes], count_wal_commits(self.path) - before, done.called))
 
         done = self.store.enqueue_each(deposits, record_early)
         self.run_iterations()
         stored = self.successResultOf(done)
-        self.assertEqual([one.messages[0].id for one in stored if isinstance(one, EnqueueResult)], list("abcdef"))
-        self.assertEqual(told, [([0, 1, 2, 3], 1, False)])
+        self.assertEqual([item.messages[0].id for item in stored if isinstance(item, EnqueueResult)], list("abcdef"))
+        self.assertEqual(reported, [([0, 1, 2, 3], 1, False)])
 
     def test_failing_listener_does_not_stop_store(self) -> None:
         """The store goes on if the listener raises an exception."""
@@ -238,8 +238,10 @@ class BatchLimitTests(CommitTestCase):
     def test_limits_bytes_per_batch(self) -> None:
         """A bounded number of bytes shares a transaction, but at least one operation."""
         before = count_wal_commits(self.path)
-        asked = [self.enqueue_ids(id, data=b"x" * size) for id, size in (("a", 60), ("b", 60), ("c", 40), ("d", 10))]
-        self.finish(asked[-1])
+        deferreds = [
+            self.enqueue_ids(id, data=b"x" * size) for id, size in (("a", 60), ("b", 60), ("c", 40), ("d", 10))
+        ]
+        self.finish(deferreds[-1])
         self.assertEqual(count_wal_commits(self.path) - before, 3)
         self.finish(self.enqueue_ids("e", data=b"x" * 200))
         self.assertEqual(self.list_stored(), ["a", "b", "c", "d", "e"])
@@ -248,18 +250,18 @@ class BatchLimitTests(CommitTestCase):
         """A read batch is bounded in bytes, though any number of reads may wait."""
         self.finish(self.enqueue_ids("a", data=b"x" * 30))
         before = self.reader.calls
-        asked = [self.store.fetch_messages(ALICE, None, limit=9, max_bytes=50) for _ in range(6)]
-        for _ in asked:
+        deferreds = [self.store.fetch_messages(ALICE, None, limit=9, max_bytes=50) for _ in range(6)]
+        for _ in deferreds:
             self.run_iterations()
-        self.assertEqual([len(self.successResultOf(fetched)) for fetched in asked], [1] * 6)
+        self.assertEqual([len(self.successResultOf(fetched)) for fetched in deferreds], [1] * 6)
         self.assertEqual(self.reader.calls - before, 3)
 
     def test_limits_waiting_operations(self) -> None:
         """Beyond a number of waiting operations more fail at once, until some are done (back-pressure)."""
-        asked = [self.enqueue_ids(f"m{number}") for number in range(6)]
+        deferreds = [self.enqueue_ids(f"m{number}") for number in range(6)]
         self.failureResultOf(self.enqueue_ids("refused"), StoreUnavailable)
         self.run_iterations()
-        for enqueued in asked:
+        for enqueued in deferreds:
             self.successResultOf(enqueued)
         self.finish(self.enqueue_ids("next"))
         self.assertNotIn("refused", self.list_stored())

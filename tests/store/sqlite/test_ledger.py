@@ -49,10 +49,10 @@ class LedgerReadTests(CommitTestCase):
         """Beyond the limit the number waiting is unknown, and so is the balance; up to it they are counted."""
         self.finish(self.enqueue_ids("a", "b", "c"))
         with closing(open_database(self.path)) as connection:
-            books = queue_statistics.read_ledger(connection, most=2)
-            self.assertEqual(books.didcomm, MessageLedger(accepted=3, waiting=None))
-            self.assertIsNone(books.didcomm.difference)
-            self.assertEqual(books.decentrl, MessageLedger())
+            ledgers = queue_statistics.read_ledger(connection, most=2)
+            self.assertEqual(ledgers.didcomm, MessageLedger(accepted=3, waiting=None))
+            self.assertIsNone(ledgers.didcomm.difference)
+            self.assertEqual(ledgers.decentrl, MessageLedger())
             self.assertEqual(queue_statistics.read_ledger(connection, most=3).didcomm.difference, 0)
 
     def test_lost_or_unaccepted_rows_are_a_difference(self) -> None:
@@ -112,8 +112,8 @@ class LedgerWriteTests(CommitTestCase):
         self.failureResultOf(alone, QueueFull)
         self.successResultOf(stored)
         self.assertEqual(self.list_stored(), ["a", "b", "c"])
-        books = self.finish(self.store.read_ledger())
-        self.assertEqual(books, StoreLedger(MessageLedger(accepted=3, waiting=3)))
+        ledgers = self.finish(self.store.read_ledger())
+        self.assertEqual(ledgers, StoreLedger(MessageLedger(accepted=3, waiting=3)))
 
 
 @pytest.mark.system
@@ -123,24 +123,26 @@ class KillTests(SynchronousTestCase):
     def test_ledger_balances_after_kills(self) -> None:
         """After every kill the ledger balances and has all reported outcomes."""
         self.path, seed = make_database_path(self), SystemRandom().randrange(1 << 32)
-        told: Counter[tuple[str, str]] = Counter()
+        reported: Counter[tuple[str, str]] = Counter()
         random = Random(seed)
         for death in range(DEATHS):
             for line in self.run_and_kill(f"{seed}-{death}", random.randrange(100, 400)):
                 protocol, entry, number = line.split()
-                told[protocol, entry] += int(number)
+                reported[protocol, entry] += int(number)
             with closing(open_database(self.path)) as connection:
                 self.assertEqual(find_miscounts(connection), [], f"seed {seed}")
-                books = queue_statistics.read_ledger(connection)
-            self.reconcile("didcomm", books.didcomm, told, seed)
-            self.reconcile("decentrl", books.decentrl, told, seed)
-        for protocol, ledger in (("didcomm", books.didcomm), ("decentrl", books.decentrl)):
+                ledgers = queue_statistics.read_ledger(connection)
+            self.reconcile("didcomm", ledgers.didcomm, reported, seed)
+            self.reconcile("decentrl", ledgers.decentrl, reported, seed)
+        for protocol, ledger in (("didcomm", ledgers.didcomm), ("decentrl", ledgers.decentrl)):
             self.assertGreater(ledger.acknowledged, 0, f"{protocol}, seed {seed}")
 
-    def reconcile(self, protocol: str, ledger: MessageLedger, told: Counter[tuple[str, str]], seed: int) -> None:
+    def reconcile(self, protocol: str, ledger: MessageLedger, reported: Counter[tuple[str, str]], seed: int) -> None:
         self.assertEqual(ledger.difference, 0, f"{protocol}, seed {seed}")
         for entry in LEDGER_ENTRIES:
-            self.assertGreaterEqual(getattr(ledger, entry), told[protocol, entry], f"{protocol} {entry}, seed {seed}")
+            self.assertGreaterEqual(
+                getattr(ledger, entry), reported[protocol, entry], f"{protocol} {entry}, seed {seed}"
+            )
 
     def run_and_kill(self, seed: str, lines: int) -> list[str]:
         """Outcomes reported by a process until it was killed after so many lines."""
@@ -148,8 +150,8 @@ class KillTests(SynchronousTestCase):
         child = subprocess.Popen(command, cwd=Path(__file__).parents[3], stdout=subprocess.PIPE, text=True)
         assert child.stdout is not None
         with child.stdout:
-            told = [child.stdout.readline() for _ in range(lines)]
+            reported = [child.stdout.readline() for _ in range(lines)]
             child.kill()
-            told += child.stdout.readlines()
+            reported += child.stdout.readlines()
         child.wait()
-        return [line for line in told if line.endswith("\n")]
+        return [line for line in reported if line.endswith("\n")]

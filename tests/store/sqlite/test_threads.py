@@ -107,13 +107,13 @@ class ThreadTests(TestCase):
     async def test_close_waits_for_all_threads(self) -> None:
         """Close waits for accepted operations in all threads."""
         await self.open_store()
-        asked = [
+        deferreds = [
             self.store.enqueue(INBOX, [make_payload(f"m{number}")], expires_at=self.make_expiry())
             for number in range(50)
         ]
         owner = self.store.find_owner(INBOX)
         await self.store.close()
-        for enqueued in asked:
+        for enqueued in deferreds:
             self.successResultOf(enqueued)
         self.assertEqual(self.successResultOf(owner), ALICE)
 

@@ -68,11 +68,11 @@ class WriterQueueTests(SynchronousTestCase):
 
     def start_process(self, program: str) -> subprocess.Popen[str]:
         """Another process with its own queue entry, once it has printed a line."""
-        begun = (
+        started = (
             "import sys; from pathlib import Path; from mediatord.store.sqlite.connection import WriteTicketLock; "
         )
         child = subprocess.Popen(
-            [sys.executable, "-c", f"{begun}queue = WriteTicketLock(Path(sys.argv[1])); {program}", str(self.path)],
+            [sys.executable, "-c", f"{started}queue = WriteTicketLock(Path(sys.argv[1])); {program}", str(self.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

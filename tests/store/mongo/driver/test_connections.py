@@ -90,9 +90,9 @@ class GuardedTests(MongoTestCase):
         admin.command("dropUser", "revoked")
         dropped = self.count_drops(server)
         refused = [run_coroutine(server.write("write", BEATING)) for _ in range(20)]
-        for one in refused:
+        for item in refused:
             with self.assertRaises(StoreUnavailable):
-                await one
+                await item
         await wait_until(lambda: not server.is_available)
         self.assertEqual(dropped, [])
         admin.command("createUser", "revoked", **create)

@@ -59,14 +59,14 @@ class ServerTestCase(MongoTestCase):
         self.documents["things"].delete_many({})
 
     def list_documents(self) -> list[Any]:
-        return [one["_id"] for one in self.documents["things"].find().sort("_id", 1)]
+        return [document["_id"] for document in self.documents["things"].find().sort("_id", 1)]
 
     async def assert_fails_in_time(self, work: Coroutine[Any, Any, Any] | Deferred[Any]) -> None:
         """Check that an operation fails with StoreUnavailable in time."""
-        begun = CLOCK.seconds()
+        start = CLOCK.seconds()
         with self.assertRaises(StoreUnavailable):
             await work
-        self.assertLess(CLOCK.seconds() - begun, AT_MOST)
+        self.assertLess(CLOCK.seconds() - start, AT_MOST)
 
     def assert_fails_at_once(self, work: Coroutine[Any, Any, Any]) -> None:
         """Check that an operation fails without waiting."""
@@ -124,9 +124,9 @@ class CommandTests(ServerTestCase):
                     failure.trap(StoreUnavailable) and run_coroutine(self.server.write("w", make_increment(1)))
                 )
             )
-            begun = CLOCK.seconds()
+            start = CLOCK.seconds()
             await slow
-            self.assertLess(CLOCK.seconds() - begun, AT_MOST)
+            self.assertLess(CLOCK.seconds() - start, AT_MOST)
         await self.server.write("write", make_increment(2))
         self.assertEqual(self.list_documents(), [1, 2])
 
@@ -145,8 +145,8 @@ class CommandTests(ServerTestCase):
     async def test_large_and_small_replies_are_complete(self) -> None:
         """Replies of many megabytes and many small ones arrive complete, each for its query."""
         documents = [{"_id": number, "data": bytes([number]) * 3_000_000} for number in range(8)]
-        for one in documents:
-            await self.server.write("write", THINGS.insert([one]))
+        for document in documents:
+            await self.server.write("write", THINGS.insert([document]))
         large = run_coroutine(self.server.query("read", THINGS.find({}, sort={"_id": 1})))
         small = [
             run_coroutine(self.server.query("read", THINGS.find({"_id": number % 8}, projection={"_id": 1})))
@@ -177,20 +177,20 @@ class CommandTests(ServerTestCase):
 
     async def test_close_finishes_running_operations(self) -> None:
         """Running operations finish, and later ones are rejected."""
-        begun = run_coroutine(self.server.write("write", make_increment(1)))
+        deferred = run_coroutine(self.server.write("write", make_increment(1)))
         await self.server.close()
-        self.successResultOf(begun)
+        self.successResultOf(deferred)
         self.assert_fails_at_once(self.server.query("read", THINGS.find({})))
         await self.server.close()
 
     async def test_close_ends_command_without_reply(self) -> None:
         """A command without a reply ends before the close does."""
         with self.silence_command("find"), self.with_short_time_limit():
-            asked = run_coroutine(self.server.query("read", THINGS.find({})))
-            begun = CLOCK.seconds()
+            deferred = run_coroutine(self.server.query("read", THINGS.find({})))
+            start = CLOCK.seconds()
             await self.server.close()
-            self.assertLess(CLOCK.seconds() - begun, AT_MOST)
-            self.failureResultOf(asked, StoreUnavailable)
+            self.assertLess(CLOCK.seconds() - start, AT_MOST)
+            self.failureResultOf(deferred, StoreUnavailable)
 
 
 class TransactionTests(ServerTestCase):
@@ -211,10 +211,10 @@ class TransactionTests(ServerTestCase):
 
     def read_number(self) -> int:
         """The number, after checking that every increment was complete."""
-        there = self.list_documents()
+        documents = self.list_documents()
         found = self.documents["things"].find_one({"_id": 0})
         assert found is not None
-        self.assertEqual(there, list(range(found["number"] + 1)))
+        self.assertEqual(documents, list(range(found["number"] + 1)))
         return int(found["number"])
 
     async def test_transaction_is_durable_and_reads_own_writes(self) -> None:
@@ -310,9 +310,9 @@ class TransactionTests(ServerTestCase):
 
         with self.silence_command("find"), self.with_short_time_limit():
             await self.assert_fails_in_time(self.server.transact("work", write_first))
-        begun = CLOCK.seconds()
+        start = CLOCK.seconds()
         await self.server.transact("count", self.increment)
-        self.assertLess(CLOCK.seconds() - begun, AT_MOST)
+        self.assertLess(CLOCK.seconds() - start, AT_MOST)
         self.assertEqual(self.read_number(), 1)
 
     async def test_aborts_transactions_of_dead_process(self) -> None:
@@ -326,7 +326,9 @@ class TransactionTests(ServerTestCase):
         left = run_coroutine(self.server.transact("work", leave))
         left.addErrback(lambda _: None)
         other = await self.open_client()
-        await wait_until(lambda: any("transaction" in one for one in self.list_session_operations(self.server)))
+        await wait_until(
+            lambda: any("transaction" in operation for operation in self.list_session_operations(self.server))
+        )
         await other.end_sessions("boot 1")
         await other.transact("count", self.increment)
         self.assertEqual(self.read_number(), 1)
@@ -415,7 +417,7 @@ class UnavailableServerTests(ServerTestCase):
         store = await self.open_store(clock=cast(Any, clock), server=server)
         await self.run_in_thread(self.servers.freeze, 0)
         try:
-            asked: list[Deferred[Any]] = [
+            deferreds: list[Deferred[Any]] = [
                 store.enqueue(INBOX, [Payload("a", b"payload", "json")], expires_at=clock.seconds() + HOUR),
                 store.fetch_messages(ALICE, None, limit=1, max_bytes=1),
                 store.fetch_messages(ALICE, None, limit=1, max_bytes=1),
@@ -424,7 +426,7 @@ class UnavailableServerTests(ServerTestCase):
             ]
             await deferLater(CLOCK, 0.3)
             clock.ahead = -HOUR
-            await gatherResults([run_coroutine(self.assert_fails_in_time(one)) for one in asked])
+            await gatherResults([run_coroutine(self.assert_fails_in_time(deferred)) for deferred in deferreds])
             await wait_until(lambda: not server.is_available)
         finally:
             await self.run_in_thread(self.servers.thaw, 0)
@@ -469,13 +471,13 @@ class UnavailableServerTests(ServerTestCase):
         """Closing does not wait for a server that is down."""
         await self.run_in_thread(self.servers.kill, 0)
         try:
-            asked = [run_coroutine(self.server.write("write", make_increment(number))) for number in range(20)]
+            deferreds = [run_coroutine(self.server.write("write", make_increment(number))) for number in range(20)]
             await wait_until(lambda: True)
-            begun = CLOCK.seconds()
+            start = CLOCK.seconds()
             await self.server.close()
-            self.assertLess(CLOCK.seconds() - begun, AT_MOST)
-            for one in asked:
-                self.failureResultOf(one, StoreUnavailable)
+            self.assertLess(CLOCK.seconds() - start, AT_MOST)
+            for deferred in deferreds:
+                self.failureResultOf(deferred, StoreUnavailable)
         finally:
             await self.run_in_thread(self.servers.start, 0)
 
@@ -534,9 +536,9 @@ class CredentialTests(MongoTestCase):
             "createUser", "late", pwd=self.PASSWORD, roles=[{"role": "readWrite", "db": self.database}]
         )
         self.addCleanup(self.servers.client.admin.command, "dropUser", "late")
-        begun = CLOCK.seconds()
+        start = CLOCK.seconds()
         while True:
-            self.assertLess(CLOCK.seconds() - begun, SOMETIME)
+            self.assertLess(CLOCK.seconds() - start, SOMETIME)
             with contextlib.suppress(StoreUnavailable):
                 await server.open()
                 await server.write("write", make_increment(1))

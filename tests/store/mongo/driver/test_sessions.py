@@ -47,7 +47,7 @@ class SessionPoolTests(SynchronousTestCase):
                 self.sessions.quarantine_session(session)
             self.clock.advance(HOUR)
         known = list_session_ids(self.sessions.owner)
-        self.assertEqual([one for one in self.sessions.session_ids if one not in known], [])
+        self.assertEqual([session_id for session_id in self.sessions.session_ids if session_id not in known], [])
 
     def test_keeps_sessions_that_others_can_end(self) -> None:
         """After a peak the sessions that another process would end are used again."""

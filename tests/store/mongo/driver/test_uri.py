@@ -179,10 +179,10 @@ def test_rejects_unreadable_authority(authority: CertificateAuthority, tmp_path:
 
 def test_client_certificate_needs_its_key(authority: CertificateAuthority, tmp_path: Path) -> None:
     """A client certificate needs its own private key."""
-    ours, other = authority.issue("ours"), authority.issue("other")
+    issued, other = authority.issue("ours"), authority.issue("other")
     marker = b"-----BEGIN PRIVATE KEY"
     mixed = tmp_path / "mixed.pem"
-    mixed.write_bytes(ours.read_bytes().split(marker)[0] + marker + other.read_bytes().split(marker)[1])
+    mixed.write_bytes(issued.read_bytes().split(marker)[0] + marker + other.read_bytes().split(marker)[1])
     for path, text in [
         (authority.path, "expected a certificate and its unencrypted private key in PEM"),
         (mixed, "expected a certificate and its own private key"),
